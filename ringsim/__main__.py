@@ -1,5 +1,11 @@
 """``python -m ringsim`` is the command ``ringsim``."""
 
+import os
+import sys
+
+if not sys.flags.safe_path and not __file__.startswith(os.path.join(sys.path[0], "")):
+    sys.path[0] = os.path.dirname(sys.executable)  # as in the command, not the working directory: a random.py there is not for us
+
 from ringsim.cli import main
 
 if __name__ == "__main__":

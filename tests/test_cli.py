@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -112,6 +114,15 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
         captured = capsys.readouterr().err
         assert captured.startswith("ringsim: ")
         assert captured.count("\n") == 1, captured
+
+
+def test_without_torch_a_verb_that_needs_it_says_so_in_a_sentence(trace_file: Path) -> None:
+    hosts = Path(__file__).parent.parent / "docs" / "examples" / "hosts.toml"
+    verbs = [["demo"], ["simulate", str(hosts)], ["trace", "-n", "2", __file__], ["bandwidth"], ["show", str(trace_file)]]
+    program = f"import sys; sys.modules['torch'] = None; from ringsim.cli import main; print([main(words) for words in {verbs}])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[1, 1, 1, 1, 0]\n")
+    assert [line[:32] for line in done.stderr.splitlines()] == ["ringsim: torch must be installed"] * 4
 
 
 @pytest.mark.parametrize(

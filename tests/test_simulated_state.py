@@ -9,6 +9,7 @@ import random
 import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from random import gauss
@@ -119,6 +120,23 @@ def test_a_seed_counts_whether_or_not_anything_was_drawn(what: str) -> None:
 
 
 # -- modes
+
+
+def test_threads_that_simulate_at_once_get_what_each_gets_alone() -> None:
+    def work(number: int) -> tuple[float, list[Any]]:
+        total = torch.full((4,), float(dist.get_rank() + number))
+        for _ in range(20):
+            dist.all_reduce(total)
+        print(number)
+        return total.sum().item(), draw(1)
+
+    def simulate(number: int) -> tuple[ringsim.Trace, list[str]]:
+        trace = ringsim.simulate(work, world_size=3, args=(number,), link=LINK, seed=number)
+        return trace, [*map(repr, trace.results), *trace.output]
+
+    alone = list(map(simulate, range(4)))
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(simulate, range(4))) == alone
 
 
 def test_the_private_questions_are_there() -> None:

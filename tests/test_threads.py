@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -51,14 +52,17 @@ WAITS: dict[str, tuple[bool, Callable[[], object]]] = {  # whether only another 
     "a pipe": (False, lambda: os.read(os.pipe()[0], 1)),
     "a lock of several processes": (False, lambda: held(get_context("fork").Lock()).acquire()),
     "time": (False, lambda: time.sleep(60)),
+    "an event, for a while": (True, lambda: threading.Event().wait(60)),  # as those that look after something do
 }
 
 
-def is_idle(thread: threading.Thread) -> bool:
-    """Tells whether a thread counts as idle, once it sleeps."""
+def look_at(thread: threading.Thread) -> tuple[bool, bool, list[int]]:
+    """Returns whether a thread counts as idle, once it sleeps, and as timed; and the lines of this file at which threads wait."""
     number = os.getpid() if thread is threading.main_thread() else thread.native_id
     assert until(lambda: read(Path(f"/proc/self/task/{number}/stat")).rpartition(")")[2].split()[0] == "S", 10)
-    return thread.ident not in list_threads(LIBRARY).busy
+    said = list_threads(LIBRARY)
+    places = said.idle.values()
+    return thread.ident not in said.busy, thread.ident in said.timed, [place[1] for place in places if place and place[0] == __file__]
 
 
 def report() -> None:
@@ -67,14 +71,17 @@ def report() -> None:
     for name, (expected, wait) in WAITS.items():
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
-        until(lambda: is_idle(thread) is expected, 2)  # noqa: B023 - called at once
-        said[name] = is_idle(thread)
+        until(lambda: look_at(thread)[0] is expected, 2)  # noqa: B023 - called at once
+        said[name] = look_at(thread)
     main = threading.main_thread()
-    for name, limit_s in (("first", None), ("limited", 60)):
-        asker = threading.Thread(target=lambda: said.update({name: is_idle(main)}))  # noqa: B023 - it ends first
+    for name, limit_s, alarm_s in (("first", None, 0), ("limited", 60, 0), ("alarmed", None, 60)):
+        signal.alarm(alarm_s)
+        asker = threading.Thread(target=lambda: said.update({name: look_at(main)[0]}))  # noqa: B023 - it ends first
         asker.start()
         asker.join(limit_s)
-    said["lines"] = [place[1] for place in list_threads(LIBRARY).idle if place is not None and place[0] == __file__]
+    timer = threading.Timer(60, print)
+    timer.start()
+    said["timer"] = look_at(timer)[0]
     print(json.dumps(said), flush=True)
     os._exit(0)
 
@@ -88,14 +95,15 @@ def said() -> dict[str, Any]:
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_thread_is_idle_if_only_another_of_its_process_can_wake_it(wait: str, said: dict[str, Any]) -> None:
-    idle, begin = WAITS[wait]
-    assert said[wait] is idle
+    expected, begin = WAITS[wait]
+    idle, timed, lines = said[wait]
+    assert (idle, timed) == (expected, wait == "an event, for a while")
     place = recv_from if "recv_from" in begin.__code__.co_names else begin
-    assert (place.__code__.co_firstlineno + (place is recv_from) in said["lines"]) is idle
+    assert (place.__code__.co_firstlineno + (place is recv_from) in lines) is idle
 
 
-def test_a_limit_of_the_first_thread_is_the_programs_own(said: dict[str, Any]) -> None:
-    assert (said["first"], said["limited"]) == (True, False)
+def test_a_limit_of_the_first_thread_an_alarm_and_a_timer_are_the_programs_own(said: dict[str, Any]) -> None:
+    assert [said[name] for name in ("first", "limited", "alarmed", "timer")] == [True, False, False, False]
 
 
 if __name__ == "__main__":

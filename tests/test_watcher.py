@@ -57,9 +57,9 @@ def test_who_is_stuck_is_told_and_not_before_its_time(
         assert set(bench.asked) == (set() if after_s == STALL_S else {0, 1})
 
 
-@pytest.mark.parametrize(("idle", "settle_s", "after_s"), [((None,), 0.0, THREADS_S), ((), 0.5, 0.5)])
+@pytest.mark.parametrize(("idle", "settle_s", "after_s"), [({7: None}, 0.0, THREADS_S), ({}, 0.5, 0.5)])
 def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(
-    bench: Bench, idle: tuple[None, ...], settle_s: float, after_s: float
+    bench: Bench, idle: dict[int, None], settle_s: float, after_s: float
 ) -> None:
     bench.watcher = Watcher(bench.records, 2, ask=bench.answer, settle_s=settle_s)
     bench.threads[0] = bench.threads[0]._replace(idle=idle)
@@ -104,7 +104,7 @@ def test_a_rank_that_does_not_answer_is_not_judged(bench: Bench) -> None:
 
 
 def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
-    bench.threads[1] = Threads(bench.threads[1].busy | {7}, idle=())
+    bench.threads[1] = Threads({*bench.threads[1].busy, 7}, {})
     bench.both_receive()
     assert bench.look_for(20.0)[0] is None
     bench.threads[1] = bench.threads[0]  # it has ended: the next question says so
@@ -113,9 +113,9 @@ def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
 
 def test_threads_that_wait_for_each_other_are_named_and_those_that_wake_now_and_then_are_not_judged(bench: Bench) -> None:
     bench.both_receive()
-    waits = bench.threads[0]._replace(idle=((__file__, 3),))
+    waits = bench.threads[0]._replace(idle={8: (__file__, 3)})
     for _ in range(8):  # it has something to do every second
-        bench.threads[0] = waits._replace(busy=waits.busy | {7})
+        bench.threads[0] = waits._replace(busy={*waits.busy, 7})
         assert bench.look_for(0.5)[0] is None
         bench.threads[0] = waits
         assert bench.look_for(0.5)[0] is None
@@ -135,7 +135,7 @@ class TestSilentRank:
     @pytest.fixture(autouse=True)
     def silent(self, bench: Bench) -> None:
         bench.waits(1, "recv", 0)
-        bench.threads[0] = Threads(frozenset(), ((__file__, 3),))
+        bench.threads[0] = Threads((), {7: (__file__, 3)})
 
     def test_is_judged_once_all_sleep_and_its_threads_have_been_asked_twice(self, bench: Bench) -> None:
         bench.process = Process("R", 5)
@@ -150,10 +150,12 @@ class TestSilentRank:
         assert bench.asked.count(0) >= 2
         assert [end["state"] for end in verdict.ends] == ["blocked", "blocked"]
 
-    @pytest.mark.parametrize("how", ["busy", "unknown", "silent"])
+    @pytest.mark.parametrize("how", ["busy", "timed", "unknown", "silent"])
     def test_is_not_judged_while_it_may_go_on(self, bench: Bench, how: str) -> None:
         if how == "busy":
-            bench.threads[0] = Threads(frozenset({7}), ())
+            bench.threads[0] = Threads({7}, {})
+        elif how == "timed":
+            bench.threads[0] = bench.threads[0]._replace(timed={7})
         elif how == "silent":
             bench.silent = {0}
         else:

@@ -28,7 +28,7 @@ class Bench(AbstractContextManager["Bench"]):
         self.states = ["running"] * size
         self.now_s = 100.0
         self.asked: list[int] = []
-        self.threads = dict.fromkeys(range(size), Threads(frozenset({threading.get_ident()}), idle=()))
+        self.threads = dict.fromkeys(range(size), Threads({threading.get_ident()}, {}))
         self.silent: set[int] = set()
         self.process = Process("S", 5)
         self.records = LiveRecords(directory, size)

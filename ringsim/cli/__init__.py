@@ -49,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(error, 2)
     except RingError as error:
         return _say(error, 1)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        return _say('torch must be installed for this, got a Python without it. Install it: README.md, section "Which torch".', 1)
     except KeyboardInterrupt as error:
         return _say(error if isinstance(error, Interrupted) else "interrupted", 130)
     except BrokenPipeError:

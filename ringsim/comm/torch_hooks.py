@@ -61,7 +61,7 @@ FROM_CPP: Final = (
 UNSEEN_ON_GPUS: Final = (
     "Of collectives that C++ issued on GPUs, the end is when the host had issued them: when they were done is not known."
 )
-UNAWAITED: Final = "The end of an operation is recorded in wait(); one awaited otherwise (a CUDA event, is_completed()) stays in flight."
+UNAWAITED: Final = "The end of an operation is recorded in wait(); one awaited otherwise (a CUDA event) stays in flight."
 
 # The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
 _SENDS: Final = {
@@ -442,9 +442,9 @@ class _Hooks:
         self.gpu_times = GpuTimes(recorder.amend, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
         waits = {kind: kind.wait for kind in find_handle_types(Work)}
-        self.late = LateWaits(
-            recorder, lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
-        )
+        self.is_completed: Hook = Work.is_completed
+        self.wait_unseen: Hook = lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
+        self.late = LateWaits(recorder, self.wait_unseen)
         self.originals: dict[Place, Any] = {}  # what stood in torch's places
         self.replacements: dict[Place, Hook] = {
             **program_spans.make_replacements(recorder, self.late.enter_block),
@@ -462,11 +462,7 @@ class _Hooks:
             **{(ProcessGroup, method): functools.partial(self.make_collective, method) for method in METHODS},
             **{(kind, "wait"): functools.partial(self.make_wait, kind.wait) for kind in find_handle_types(Work)},
             (Work, "get_future"): self.make_get_future,
-            **(
-                {(Work, "is_completed"): functools.partial(make_is_completed, recorder.sites, self.pending, checks.refuse)}
-                if checks
-                else {}
-            ),
+            (Work, "is_completed"): lambda: make_is_completed(recorder.sites, self.pending, self.finish, checks.refuse if checks else None),
         }
         for place, make in present(makers).items():  # versions of torch differ in which collectives they have
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))
@@ -501,11 +497,22 @@ class _Hooks:
         """
         for work in list(self.pending):
             try:
-                if work.is_completed() and self.pending.pop(work, None) is not None:
+                if self.is_completed(work) and self.pending.pop(work, None) is not None:
                     self.missing.add(UNAWAITED)
             except RuntimeError:  # it failed, which is for the program to find out
                 continue
         self.say_what_is_missing()
+
+    def finish(self, work: Work) -> None:
+        """Completes the record of an operation that the program has found to be completed; it need not wait any more."""
+        slot = self.pending.pop(work, None)
+        if slot is not None:
+            try:
+                self.wait_unseen(work)
+            except Exception:
+                self.pending[work] = slot  # it failed, which is for the program to find out
+            else:
+                self.recorder.complete_at_once(slot)
 
     def say_what_is_missing(self, *on_gpus: str) -> None:
         """Writes down what could not be recorded, and that of operations on GPUs."""

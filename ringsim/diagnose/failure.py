@@ -26,12 +26,13 @@ import contextlib
 import json
 import linecache
 import os
+import re
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -41,7 +42,7 @@ from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited,
 from ringsim.traces.events import THREAD_FAILED
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.parts import name_cells, rename_places
-from ringsim.traces.recorder import LOST_PEER, Recorder
+from ringsim.traces.recorder import DECORATOR, LOST_PEER, Recorder
 
 __all__ = [
     "IN_VAIN",
@@ -60,6 +61,7 @@ __all__ = [
     "first_failure",
     "impose",
     "indent",
+    "interrupted_once",
     "is_internal",
     "make_error",
     "note_failed_threads",
@@ -83,6 +85,7 @@ _PASSED_ON: Final = "Caught "  # how torch begins an error that it passes on fro
 _OURS: Final = Path(__file__).parent.parent
 _PYTHON: Final = f"{os.path.dirname(os.__file__)}{os.sep}"
 _OF_TORCH: Final = ("Refused", "RunTimeout")  # errors of ringsim in place of torch's own: they end a run as these do
+_CRASHES: Final = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")  # what a process does to itself
 _NO_FAILURE: Final = ("", "0", "None", "False")  # arguments of sys.exit that give exit code 0
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
@@ -146,14 +149,16 @@ def text_of(error: BaseException) -> str:
 
 
 def is_internal(filename: str) -> bool:
-    """Tells whether a frame's file belongs to ringsim, to torch or to Python's own start-up.
+    """Tells whether a frame's file belongs to ringsim, to torch and its decorators, or to Python's own start-up.
 
     Example:
         >>> is_internal(__file__), is_internal("/home/me/torch/train.py")
         (True, False)
     """
     torch = getattr(sys.modules.get("torch"), "__file__", None)
-    return filename.startswith(("<frozen ", f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}"))
+    return filename.endswith(DECORATOR) or filename.startswith(
+        ("<frozen ", f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}")
+    )
 
 
 def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
@@ -290,10 +295,13 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
     for chained in (summary.__cause__, summary.__context__):
         if chained is not None:
             _keep_users_frames(chained)
-    if not theirs:
-        return ""
-    place = next((frame for frame in reversed(theirs) if not frame.filename.startswith(_PYTHON)), theirs[-1])  # json.loads is not the place
-    return errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
+    return _innermost(theirs)
+
+
+def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Returns "file, line n, in function" of the last of some frames that is not Python's own: json.loads is not the place."""
+    place = next((frame for frame in reversed(frames) if not frame.filename.startswith(_PYTHON)), frames[-1] if frames else None)
+    return "" if place is None else errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
@@ -306,7 +314,7 @@ def rename_files(report: Report, names: Mapping[str, str]) -> Report:
     return replace(report, **said)
 
 
-def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> Report:
+def report_death(rank: int, exit_code: int | None, at_ns: int, output: str, crash: str = "") -> Report:
     """Describes the death of a process that raised nothing.
 
     Args:
@@ -314,7 +322,10 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
         exit_code: as in ``subprocess`` (negative: a signal), None if unknown.
         at_ns: when it was reaped.
         output: what the rank had printed; a message of the C++ layer is often its last line.
+        crash: what Python's ``faulthandler`` wrote, innermost frame first.
     """
+    frames = [(file, int(line), name, None) for file, line, name in re.findall(r'File "(.*)", line (\d+) in (.*)', crash)]
+    stack = traceback.StackSummary.from_list([frame for frame in reversed(frames) if not is_internal(frame[0])])
     if exit_code is None:
         text = "its process is gone"
     elif exit_code < 0:
@@ -323,7 +334,26 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
             text += ". It last printed:\n  " + "\n  ".join(last)
     else:
         text = f"its process left with exit code {exit_code} before the worker returned"
-    return Report(rank=rank, error="", text=errors.escape(text), where="", traceback="", at_ns=at_ns)
+    lines = errors.escape("".join(stack.format()).rstrip())
+    return Report(rank=rank, error="", text=errors.escape(text), where=_innermost(stack), traceback=lines, at_ns=at_ns)
+
+
+@contextlib.contextmanager
+def interrupted_once() -> Iterator[None]:
+    """Lets Ctrl-C interrupt the block once: while it clears up, and says what was recorded until then, further ones have no effect."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        signal.default_int_handler(number, frame)
+
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def call_to_end(function: Callable[[], Any]) -> Any:
@@ -360,7 +390,8 @@ def describe_end(report: Report) -> dict[str, Any]:
         state, about = "failed", f"raised {report.error}{f': {text}' if text else ''}"
     else:
         about = report.text.partition(". It last")[0].removeprefix("its process ")
-        state = "killed" if "signal" in about else "exited" if "exit code 0" in about else "failed"
+        by_others = "signal" in about and not any(name in about for name in _CRASHES)
+        state = "killed" if by_others else "exited" if "exit code 0" in about else "failed"
     about += f" ({report.where})" if report.where else ""
     about += f", after {report.after}" if report.after else ""
     about += f", {IN_VAIN} ({report.waited})" if report.waited else ""

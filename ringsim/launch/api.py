@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -131,7 +132,9 @@ def _record(path: Path, world_size: int | None, inject: Sequence[Injection], che
 
 
 def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, ring: bool) -> Kind:
-    """Checks what the ranks are to be like."""
+    """Checks what the ranks are to be like, and that they have a torch to load."""
+    if importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     if world_size is None or not is_integer(world_size) or not 1 <= world_size <= WORLD_SIZE_MAX:
         raise ArgumentError(
             f"world_size must be an integer from 1 to {WORLD_SIZE_MAX}, got {world_size!r}. Say how many ranks to start: world_size=4."

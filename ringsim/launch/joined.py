@@ -58,6 +58,7 @@ SETTLE_S: Final = 0.5  # messages posted before the block are not in the parts: 
 TAKE_OVER_S: Final = 1.0  # how often a rank checks that some rank watches
 _BYE: Final = "bye"
 _LOOK_S: Final = 0.01  # between two looks at a board, once it has taken a while
+_MOST_IDLE: Final = 16  # threads of a rank that are told of
 _LINE_BYTES: Final = 1 << 12  # up to this length a line is written whole or not at all
 
 
@@ -159,7 +160,7 @@ class JoinedWatch:
                 word, _, asker = line.partition(" ")
                 if word == ASK:
                     threads = list_threads(os.path.dirname(torch.__file__))
-                    self._answer(asker, [self._rank, sorted(threads.busy), threads.idle])
+                    self._answer(asker, [self._rank, threads.busy, [*threads.idle.items()][:_MOST_IDLE], threads.timed])
                 elif word == WHERE:
                     self._answer(asker, [self._rank, WHERE, find_place(os.path.dirname(torch.__file__))])
                 elif word in (WAKE, SHUT):
@@ -178,8 +179,8 @@ class JoinedWatch:
         watcher = self._watcher
         dead: list[int] = []
         while not self._stopped.wait(watcher.pause_s) and not self._others_watch():
-            for rank, busy, idle in self._hear():
-                watcher.hear(rank, Threads(frozenset(busy), tuple(place and (place[0], place[1]) for place in idle)))
+            for rank, busy, idle, timed in self._hear():
+                watcher.hear(rank, Threads(busy, {thread: place and (place[0], place[1]) for thread, place in idle}, timed))
             states = [_state_of(pid, ended) for pid, ended in watcher.processes()]
             known, dead = dead, [rank for rank, state in enumerate(states) if state == "killed"]
             if dead != known:

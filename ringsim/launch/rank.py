@@ -15,6 +15,7 @@ A thread reads the channel from the start, so that a rank notices at once when i
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import io
 import linecache
@@ -40,6 +41,7 @@ from ringsim import ring
 from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import call_to_end, note_failed_threads, read_verdict, report_exception
+from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import worlds
 from ringsim.launch.job import HIDE, SHOW, Job, RankConfig, configure_loggers
@@ -131,6 +133,7 @@ def _redirect_output(config: RankConfig) -> None:
     os.close(fd)
     sys.stdout = _line_writer(1)
     sys.stderr = _line_writer(2)
+    faulthandler.enable(config.crash_file.open("w"), all_threads=False)
     change_state(hidden_output=_write_hidden)
 
 
@@ -314,8 +317,11 @@ def _tell_of_threads(say: Callable[[Any], None]) -> None:
 def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
     try:
         return write_result(result, config.result_file)
-    except OSError:  # no room
-        raise
+    except OSError as error:
+        raise RingError(
+            f"the directory of a run must have room for what workers return, got {error} (rank {config.rank} of {config.world_size}). "
+            "Free some space, or set TMPDIR to a directory that has some."
+        ) from None
     except Exception as error:
         raise TypeError(
             f"the result of the worker must be picklable, got a {type(result).__qualname__} ({type(error).__name__}: {error}; "

@@ -104,6 +104,9 @@ class ForkServer:
     def __init__(self) -> None:
         self.environment = start_environment()
         self._lock = threading.Lock()
+        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass  # a caller's standard stream was closed: a socket in its place would be lost where the server gets its own
+        os.close(number)
         self._errors: IO[bytes] = tempfile.TemporaryFile(prefix="ringsim-")  # noqa: SIM115 - open as long as the server
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

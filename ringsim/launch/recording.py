@@ -206,12 +206,14 @@ class Recording:
         return watch
 
     def _say_why(self, recorder: Recorder, error: BaseException, left: dict[str, Any]) -> None:
-        """Writes into its part how this rank ends, in case rank 0 writes no file; a rank that lost a peer says which."""
+        """Writes into its part how this rank ends, in case rank 0 writes no file; one that lost a peer, or waited in vain, says whose."""
         ends = [left["end"]] if left["end"] is not None else []
         if left["lost"]:
             ends = find_culprits(recorder.directory, self._rank, self._world_size)
             for end in ends[:MOST_NOTES]:
                 error.add_note(f"ringsim: rank {end['rank']} {end['about']}")
+        if left["woken"] and (verdict := read_verdict(recorder.directory)) is not None:
+            ends = [end for end in verdict.ends if end["rank"] not in verdict.waiting]  # ranks whose threads wait, and say nothing any more
         if ends and self._own:
             with contextlib.suppress(OSError):  # the disk may be full
                 recorder.set_meta("ends", ends)
@@ -233,10 +235,12 @@ class Recording:
         }
         others = [*find_ends(directory, late), *(end for end in doing if end["rank"] in late)]
         ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
-        woken = read_verdict(directory) if self._watch is not None and not raised_ns else None
-        if woken is not None:  # all caught the error: what they did afterwards does not say why
+        on_their_own = any(words["left"]["raised"] and not words["left"]["woken"] for words in said.values())
+        woken = read_verdict(directory) if self._watch is not None and not on_their_own else None
+        if woken is not None:  # what they did afterwards does not say why
             metadata["given_up_ns"] = woken.at_ns - start_ns
-            ends = woken.ends
+            stood = {end["rank"]: end for end in woken.ends}
+            ends = [*stood.values(), *(end for end in ends if end["rank"] not in stood)]
         if ends:
             metadata["ends"] = ends
         if late:
@@ -286,19 +290,20 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
     """Describes how this rank leaves its block, as plain data for JSON.
 
     Returns:
-        "at_ns": when, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "lost": whether that exception only says that a peer is
-        gone; "end": how the rank ended, as a trace keeps it for ``explain``, None if the rank itself is not to blame.
+        "at_ns": when, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "woken": whether that is a watcher's; "lost": whether it
+        only says that a peer is gone; "end": how the rank ended, as a trace keeps it for ``explain``, None if it is not to blame.
 
     Example:
         >>> tell_end(1, ValueError("no such layer"))["end"]
         {'rank': 1, 'state': 'failed', 'about': 'raised ValueError: no such layer', 'error': 'ValueError'}
     """
     if error is None or isinstance(error, KeyboardInterrupt):
-        return {"at_ns": time.monotonic_ns(), "raised": error is not None, "lost": False, "end": None}
+        return {"at_ns": time.monotonic_ns(), "raised": error is not None, "woken": False, "lost": False, "end": None}
     report = report_exception(rank, error)
     return {
         "at_ns": time.monotonic_ns(),
         "raised": True,
+        "woken": isinstance(error, RingError) and error.imposed,
         "lost": report.is_consequence and not isinstance(error, RingError),
         "end": readable(describe_end(report), lines=True) if report.echo == OWN else None,
     }

@@ -28,6 +28,7 @@ from ringsim.diagnose.failure import (
     describe_unfinished,
     error_of_kind,
     indent,
+    interrupted_once,
     make_error,
     raised_where,
     rename_files,
@@ -101,9 +102,12 @@ class RankOutput:
 
     def _print(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            sys.stdout.write(f"[rank {self._rank}] {line}\n")
-        sys.stdout.flush()  # or a pipe would get it late
+        try:
+            for line in lines:
+                sys.stdout.write(f"[rank {self._rank}] {line}\n")
+            sys.stdout.flush()  # or a pipe would get it late
+        except (OSError, ValueError, AttributeError):  # its reader is gone, its disk full, or it was closed, maybe before Python started
+            self._show = False
 
 
 class Progress:
@@ -138,7 +142,7 @@ class Progress:
                 self._shown = display({"text/plain": text}, raw=True, display_id=True)
             else:
                 self._shown.update({"text/plain": text}, raw=True)
-        elif sys.stderr.isatty():
+        elif sys.stderr is not None and sys.stderr.isatty():  # None: it was closed when Python started
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
             self._shown = True
@@ -178,11 +182,12 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
         Interrupted: the user interrupted the run.
     """
     ranks = get_launcher().get(kind, keep_at=options.keep_at)
-    try:
-        return _Supervisor(ranks, job, options).finish()
-    finally:
-        ranks.close()
-        get_launcher().park(kind)
+    with interrupted_once():
+        try:
+            return _Supervisor(ranks, job, options).finish()
+        finally:
+            ranks.close()
+            get_launcher().park(kind)
 
 
 class _Supervisor:
@@ -232,6 +237,11 @@ class _Supervisor:
         finally:
             self._progress.clear()
         self._settle()
+        if not self._ranks.directory.is_dir():
+            error = RingError(
+                f"the directory of a run must be there to its end, got {self._ranks.directory}, which is gone. Leave it there."
+            )
+            raise self._explained(error)
         if self._verdict is not None and not any(report.waited for report in self._reports.values()):
             first = self._verdict.diagnosis.findings[:1]  # with the user's lines where these waits ended
             named = dict.fromkeys(rank for one in first for finding in (one, *one.consequences) for rank in finding.ranks)
@@ -385,7 +395,11 @@ class _Supervisor:
             if rank not in self._results and rank not in self._reports:
                 code, at_ns = self._ranks.exit_status(rank)
                 self._follow_outputs(last=True)
-                self._reports[rank] = report_death(rank, code, at_ns, self._outputs[rank].text)
+                crash = self._ranks.config.for_rank(rank).crash_file
+                stack = crash.read_text(errors="replace") if crash.exists() else ""
+                self._reports[rank] = rename_files(
+                    report_death(rank, code, at_ns, self._outputs[rank].text, stack), name_cells(self._job.lines)
+                )
             return False
         if what == "ready":
             self._pids[rank] = value

@@ -8,12 +8,13 @@ system call, and the arguments say what can end it.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import struct
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
@@ -26,7 +27,8 @@ __all__ = ["Place", "Threads", "find_place", "list_threads"]
 Place = tuple[str, int]  # a file and a line in it
 
 # A thread with its innermost frame in one of these waits for another thread of its process.
-_IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", "/tqdm/_monitor.py")
+_TQDM: Final = "/tqdm/_monitor.py"  # wakes every 10 s, and never communicates
+_IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", _TQDM)
 _LIBRARY_THREADS: Final = (
     "gloo_",
     "pt_gloo",
@@ -43,8 +45,14 @@ _PRIVATE: Final = 0x80  # FUTEX_PRIVATE_FLAG in Linux's include/uapi/linux/futex
 class Threads(NamedTuple):
     """What a rank says about its threads, ringsim's own apart."""
 
-    busy: frozenset[int]  # those, by ``threading.get_ident()``, that do something or wait in an operation
-    idle: tuple[Place | None, ...]  # the user's lines at which others wait for something in this process; None for no line
+    busy: Collection[int]  # by ``threading.get_ident()``, those that do something, or wait for anything outside of this process
+    idle: Mapping[int, Place | None]  # of each other, the user's line at which it waits; None where there is none
+    timed: Collection[int] = ()  # of these, the ones that may have set a limit, and do something when it is over
+
+    def besides(self, awaiting: Collection[int]) -> Threads:
+        """Returns the same without threads that wait in an operation."""
+        idle = {thread: place for thread, place in self.idle.items() if thread not in awaiting}
+        return Threads(set(self.busy).difference(awaiting), idle, set(self.timed).difference(awaiting))
 
 
 def list_threads(library: str) -> Threads:
@@ -54,20 +62,28 @@ def list_threads(library: str) -> Threads:
         threading.main_thread().ident: os.getpid()
     }  # after a fork, too
     quiet = _is_quiet(numbers.values())
-    sites, busy, idle = _make_sites(library), [], []
+    sites = _make_sites(library)
+    busy: list[int] = []
+    idle: dict[int, Place | None] = {}
+    timed: list[int] = []
     for ident, frame in sys._current_frames().items():
         thread = known.get(ident)
         if ident == threading.get_ident() or (thread is not None and thread.name.startswith(OUR_THREADS)):
             continue
-        in_python = frame.f_code.co_filename.endswith(_IDLE_FILES)
+        file, first = frame.f_code.co_filename, thread is threading.main_thread()
         endless = _waits_without_end(numbers.get(ident))
-        # A limit of the first thread's own is the program's; other threads look after something every now and then.
-        if (in_python and (endless is not False or thread is not threading.main_thread())) or (endless and quiet):
+        if first and signal.getitimer(signal.ITIMER_REAL)[0]:
+            endless = False  # an alarm will end it
+        # A limit of the first thread's own is the program's, and so is a timer; others look after something every now and then.
+        acts = endless is False and (first or isinstance(thread, threading.Timer))
+        if (file.endswith(_IDLE_FILES) and not acts) or (endless and quiet):
             user = sites.find(frame)
-            idle.append(None if user is None or user.f_code.co_filename.endswith(_IDLE_FILES) else _place(user))
+            idle[ident] = None if user is None or user.f_code.co_filename.endswith(_IDLE_FILES) else _place(user)
+            if not endless and not file.endswith(_TQDM):
+                timed.append(ident)
         else:
             busy.append(ident)
-    return Threads(frozenset(busy), tuple(dict.fromkeys(idle)))
+    return Threads(busy, idle, timed)
 
 
 def find_place(library: str) -> Place | None:

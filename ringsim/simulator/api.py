@@ -8,6 +8,7 @@ import functools
 import os
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,17 @@ from greenlet import GreenletExit
 
 from ringsim.compute_costs import PostingCosts, check_costs
 from ringsim.diagnose.explain import explain
-from ringsim.diagnose.failure import Report, call_to_end, describe_end, error_of_kind, impose, make_error, raised_where, report_exception
+from ringsim.diagnose.failure import (
+    Report,
+    call_to_end,
+    describe_end,
+    error_of_kind,
+    impose,
+    interrupted_once,
+    make_error,
+    raised_where,
+    report_exception,
+)
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_seed, check_worker, is_integer, say
@@ -129,7 +140,12 @@ def simulate(
         "constants": _list_constants(semantics, seed, link, topology, compute, injections),
         "versions": {"ringsim": __version__},
     }
-    return _Simulation(packed, _Settings(world_size, link, topology, semantics, compute, seed, injections, record, metadata)).finish()
+    settings = _Settings(world_size, link, topology, semantics, compute, seed, injections, record, metadata)
+    with _ALONE, interrupted_once():
+        return _Simulation(packed, settings).finish()
+
+
+_ALONE: Final = threading.Lock()  # generators of random numbers, the output and modes belong to the process: threads simulate in turn
 
 
 def _check_settings(world_size: Any, seed: Any, link: Any, *, record: Any) -> tuple[int, int]:

@@ -138,6 +138,10 @@ def test_recording_changes_no_bit_of_a_gradient(runs: dict[str, Trace]) -> None:
     assert all(runs["data_parallel"].results)
 
 
+def test_nor_does_it_on_four_ranks() -> None:
+    assert all(ringsim.trace(data_parallel, world_size=4).results)
+
+
 def test_what_python_issues_is_recorded_once(runs: dict[str, Trace]) -> None:
     size = runs["sharded"].world_size
     for rank in range(size):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -97,6 +98,29 @@ def test_the_file_keeps_when_ranks_were_woken_that_caught_it(played: Callable[[s
     ranks, _ = played("both_catch")
     found = results(ranks)
     assert found[0] == ([{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in range(2)], True)
+
+
+@on_ranks(2)
+def waits_for_its_own_thread(directory: str, rank: int) -> str:
+    """Rank 0 is in no operation, and waits for an event that nobody sets."""
+    path, pid = join(directory, rank, 2), torch.tensor([os.getpid()])
+    if rank == 1:
+        dist.recv(pid, 0)
+        with pytest.raises(Deadlock) as caught, ringsim.trace(path):
+            dist.recv(torch.zeros(3), 0)
+        os.kill(int(pid), signal.SIGUSR1)
+        return str(caught.value)
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    dist.send(pid, 1)
+    with ringsim.trace(path) as recording, contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+    return str(recording.trace.explain())
+
+
+def test_the_file_says_what_the_error_says_of_a_rank_whose_threads_wait(played: Callable[[str], Played]) -> None:
+    explained, raised = results(played("waits_for_its_own_thread")[0])
+    assert explained == raised
+    assert "(threading.Event().wait()) for another of its threads, and none of them can go on." in raised
 
 
 @on_ranks(3, "done", name="rank 0 is done")

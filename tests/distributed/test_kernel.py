@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,18 @@ def test_functions_globals_and_classes_of_cells_travel(kernel: Kernel) -> None:
 
 
 # -- what is shown
+
+
+@pytest.mark.parametrize("how", ["%run {}", "get_ipython().safe_execfile('{}', get_ipython().user_ns, raise_exceptions=True)"])
+def test_a_script_runs_in_ipython(kernel: Kernel, tmp_path: Path, how: str) -> None:
+    """By the magic, and by what ``ipython script.py`` calls."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import ringsim, torch\ndef worker():\n    torch.distributed.all_reduce(sums := torch.ones(1))\n    return sums.item()\n"
+        "if __name__ == '__main__':\n    print(ringsim.trace(worker, world_size=2).results)\n"
+    )
+    reply = kernel.run(how.format(script))
+    assert (reply.text, reply.errors) == ("[2.0, 2.0]\n", [])
 
 
 def test_a_trace_is_a_picture_with_words_beside_it(kernel: Kernel) -> None:

@@ -9,6 +9,7 @@ import multiprocessing
 import queue
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -221,6 +222,15 @@ def several_reductions_at_once() -> None:
     for work in reversed(works):
         work.wait()
     assert [float(tensor[0]) for tensor in tensors] == [0, 4, 8]
+
+
+@right(all_reduce=4)
+def asked_until_it_is_done() -> None:
+    value = torch.ones(4)
+    work = dist.all_reduce(value, async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    assert value.tolist() == [4.0] * 4
 
 
 @right(all_reduce=12, reduce=4)
