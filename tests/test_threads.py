@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -73,7 +74,8 @@ def report() -> None:
         until(lambda: look_at(thread)[0] is expected, 2)  # noqa: B023 - called at once
         said[name] = look_at(thread)
     main = threading.main_thread()
-    for name, limit_s in (("first", None), ("limited", 60)):
+    for name, limit_s, alarm_s in (("first", None, 0), ("limited", 60, 0), ("alarmed", None, 60)):
+        signal.alarm(alarm_s)
         asker = threading.Thread(target=lambda: said.update({name: look_at(main)[0]}))  # noqa: B023 - it ends first
         asker.start()
         asker.join(limit_s)
@@ -100,8 +102,8 @@ def test_a_thread_is_idle_if_only_another_of_its_process_can_wake_it(wait: str, 
     assert (place.__code__.co_firstlineno + (place is recv_from) in lines) is idle
 
 
-def test_a_limit_of_the_first_thread_and_a_timer_are_the_programs_own(said: dict[str, Any]) -> None:
-    assert (said["first"], said["limited"], said["timer"]) == (True, False, False)
+def test_a_limit_of_the_first_thread_an_alarm_and_a_timer_are_the_programs_own(said: dict[str, Any]) -> None:
+    assert [said[name] for name in ("first", "limited", "alarmed", "timer")] == [True, False, False, False]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ system call, and the arguments say what can end it.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import struct
@@ -69,9 +70,12 @@ def list_threads(library: str) -> Threads:
         thread = known.get(ident)
         if ident == threading.get_ident() or (thread is not None and thread.name.startswith(OUR_THREADS)):
             continue
-        file, endless = frame.f_code.co_filename, _waits_without_end(numbers.get(ident))
+        file, first = frame.f_code.co_filename, thread is threading.main_thread()
+        endless = _waits_without_end(numbers.get(ident))
+        if first and signal.getitimer(signal.ITIMER_REAL)[0]:
+            endless = False  # an alarm will end it
         # A limit of the first thread's own is the program's, and so is a timer; others look after something every now and then.
-        acts = endless is False and (thread is threading.main_thread() or isinstance(thread, threading.Timer))
+        acts = endless is False and (first or isinstance(thread, threading.Timer))
         if (file.endswith(_IDLE_FILES) and not acts) or (endless and quiet):
             user = sites.find(frame)
             idle[ident] = None if user is None or user.f_code.co_filename.endswith(_IDLE_FILES) else _place(user)
