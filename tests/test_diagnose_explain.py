@@ -224,13 +224,14 @@ NOBODY_CAME = [{"rank": 1, "state": "failed", "about": "raised RendezvousFailed:
         ([{**MINE, "status": 1}, MARK], "buffer_hazard", [], [("buffer_hazard", (0,))]),
         ([{**MINE, "status": 3}, MARK], "buffer_hazard", [], [("buffer_hazard", (0,))]),
         ([{**MINE, "status": 3}, MARK], "invalid_argument", None, []),  # caught, and the program came to its end
+        ([{**MINE, "status": 3}, MARK], "invalid_argument", NOBODY_CAME, [("invalid_argument", (0, 1))]),
         ([{**MINE, "status": 1}, MARK], "invalid_argument", [], [("invalid_argument", (0,))]),
         ([{**MINE, "status": 3}, MARK], "invalid_argument", [], [("invalid_argument", (0, 1))]),
         (UNLIKE, "collective_mismatch", [], [("collective_mismatch", (0, 1))]),
     ],
 )
 def test_what_is_found_in_rows(rows: list[dict[str, Any]], notice: str, ends: Any, found: list[Any]) -> None:
-    said = {} if ends is None else {"ends": ends}
+    said = {} if ends is None else {"ends": ends, "complete": False}
     labels = (word_notice(notice, "the buffer must not be changed.") if notice else "",)
     findings = run_of(*rows, labels=labels, **said).findings
     assert [(one.kind, one.ranks) for one in findings][: len(found) or None] == found

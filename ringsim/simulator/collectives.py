@@ -34,7 +34,7 @@ from ringsim.comm.built import find_refusal, reduce_parts
 from ringsim.comm.collectives import Call
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.diagnose.verdict import name_ranks
-from ringsim.errors import ArgumentError, MessageMismatch
+from ringsim.errors import ArgumentError, MessageMismatch, Refused
 from ringsim.link import Link
 from ringsim.simulator.clock import Rank
 from ringsim.simulator.links import Links, SharedLinks
@@ -42,17 +42,13 @@ from ringsim.simulator.matching import Kind, Operation, SimulatedGroup, check_st
 from ringsim.traces.collectives import make_rounds, same_collective
 from ringsim.traces.events import OP_CODES
 
-__all__ = ["Part", "ReductionRefused", "meet"]
+__all__ = ["Part", "meet"]
 
 _RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 _UNEVEN: Final = ("all_to_all", "all_to_all_single")  # of which every rank may carry another size
 _Way = tuple[int, int, float]  # from, to: places in the group; bytes
 _Round = tuple[list[_Way], int]  # and how many latencies it pays
 _Fault = tuple[type[ArgumentError], str, str]  # kind of error; what is wrong; what to do
-
-
-class ReductionRefused(ArgumentError, RuntimeError):
-    """Torch does not reduce such tensors in such a way; a ``RuntimeError``, too, as on real ranks."""
 
 
 class Part(Operation):
@@ -190,7 +186,7 @@ def _find_fault(parts: Sequence[Part]) -> _Fault | None:
     if not refusal:
         return None
     words = f"op must be one that torch has for {payload.dtype}, got {payload.reduction}: {refusal}"
-    return ReductionRefused, words, "Convert the tensors, or choose another operation"
+    return Refused, words, "Convert the tensors, or choose another operation"
 
 
 def _move(parts: Sequence[Part]) -> _Fault | None:
