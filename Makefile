@@ -62,12 +62,13 @@ lab: $(INSTALLED) ## open the lessons in JupyterLab
 figures: $(INSTALLED) ## draw the pictures of README.md and docs/ again from the committed traces
 	$(BIN)/python figures/make.py
 
-soak: $(INSTALLED) ## look for what grows and for what breaks a reader of files, for hours: not part of the tests
+soak: $(INSTALLED) ## look for what grows, for what breaks a reader of files and for false alarms, for hours: not part of the tests
 	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[soak]'
 	$(BIN)/python -m pytest --hypothesis-profile soak -m "not distributed and not notebooks" --timeout 0 $(TWO_AT_A_TIME)
 	$(BIN)/python benchmarks/soak_files.py
 	$(BIN)/python benchmarks/soak_files.py --atheris
 	$(BIN)/python benchmarks/soak_runs.py
+	$(BIN)/python benchmarks/quiet_runs.py
 
 clean: ## remove caches and build products
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache demo

@@ -1,10 +1,11 @@
-"""Does the watcher ever call a correct program stuck? Programs that only look so, many times, with the machine loaded.
+"""Does ringsim ever end or accuse a correct program? Many times each, with the machine loaded.
 
     python benchmarks/quiet_runs.py [--runs 100] [--poll-ms 2] [--busy PROCESSES]
 
-The programs are those of ``tests/distributed/quiet_programs.py``. The watcher looks ten times as often as by default, and one process that
-does nothing but compute runs beside them for each processor. Prints, for each program, how many runs ended in an alarm, and how many in
-another error or with a result that is not the one that is known beforehand; and exits with 1 where any did.
+The programs are those of ``tests/programs`` that are right, in one run after the other, its scripts, and those that only look stuck, of
+``tests/distributed/test_fault_quiet.py``. The watcher looks ten times as often as by default, and one process that does nothing but compute
+runs beside them for each processor. Prints, for each, how many runs ended in an alarm or in a finding (but for who was late), and how many
+in another error or with a result that is not the one that is known beforehand; and exits with 1 where any did.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from paired import where
 
 from ringsim.errors import RankFailed, RingError, RunTimeout
 from ringsim.launch.api import make_kind
-from ringsim.launch.job import pack_call
+from ringsim.launch.job import Job, Kind, pack_call, pack_script
 from ringsim.launch.ranks import get_launcher
 from ringsim.launch.run import RunOptions, run
 
@@ -33,24 +36,74 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "distributed"))
 TIMEOUT_S = 120.0  # of one operation: a loaded machine is slow
 
 
-class Count(NamedTuple):
-    """What became of the runs of a program.
+@dataclass
+class Program:
+    """A program, and what became of its runs.
 
     Attributes:
-        alarms: runs that the watcher ended.
+        results: what its ranks return; None where that is not compared.
+        alarms: runs that the watcher ended, or in which somebody is accused.
         failures: runs that ended otherwise than they should.
         seconds: how long each of the runs took.
     """
 
-    alarms: int
-    failures: int
-    seconds: list[float]
+    job: Job
+    kind: Kind
+    results: list[Any] | None = None
+    alarms: int = 0
+    failures: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    def repeat(self, poll_s: float) -> str:
+        """Runs it once more; returns what was wrong, "" where nothing was."""
+        from test_fault_quiet import LATE
+
+        start = time.monotonic()
+        try:
+            trace = run(self.job, self.kind, RunOptions(poll_s=poll_s, show=False))
+        except RingError as error:
+            ended_itself = isinstance(error, RankFailed | RunTimeout)
+            self.alarms, self.failures = self.alarms + (not ended_itself), self.failures + ended_itself
+            return f"{type(error).__name__}: {error}"
+        finally:
+            self.seconds.append(time.monotonic() - start)
+        if self.results not in (None, trace.results):
+            self.failures += 1
+            return f"expected {self.results}, got {trace.results}"
+        true = {*LATE, "leaked_request"}  # of ranks that return while a message of theirs is on its way
+        accused = [str(finding) for finding in trace.explain().findings if finding.kind not in true]
+        self.alarms += bool(accused)
+        return "\n".join(accused)
+
+
+def all_programs() -> dict[str, Program]:
+    """Returns what is run, by its name."""
+    import test_fault_quiet as quiet
+    import test_right_programs as right
+
+    def call(size: int, function: Any, *args: Any, results: list[Any] | None = None) -> Program:
+        return Program(pack_call(function, args, {}, seed=0), make_kind(size, "cpu", TIMEOUT_S, ring=True), results)
+
+    return {
+        f"{len(right.PROGRAMS)} right programs": call(right.right_messages.SIZE, right.run_all, list(right.PROGRAMS)),
+        f"{len(quiet.COMPARED)} that look mismatched": call(quiet.SIZE, quiet.all_of_them),
+        **{
+            f"{name}.py": Program(
+                pack_script(str(right.PLACE / "scripts" / f"{name}.py"), [], seed=0), make_kind(size, "cpu", TIMEOUT_S, ring=False)
+            )
+            for name, (size, _) in right.SCRIPTS.items()
+        },
+        **{
+            program.__name__: call(size, program, results=[result(rank, size) for rank in range(size)])
+            for program, (size, result) in quiet.PROGRAMS.items()
+        },
+    }
 
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
     """Keeps processors busy meanwhile."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    processes = [subprocess.Popen([sys.executable, "-I", "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
     finally:
@@ -59,29 +112,8 @@ def busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-def repeat(program: Callable[..., float], size: int, expected: list[float], runs: int, poll_s: float) -> Count:
-    """Runs a program many times."""
-    alarms, failures, seconds = 0, 0, []
-    for number in range(runs):
-        start = time.monotonic()
-        try:
-            trace = run(pack_call(program, (), {}, seed=0), make_kind(size, "cpu", TIMEOUT_S, ring=True), RunOptions(poll_s=poll_s))
-        except RingError as error:
-            ended_itself = isinstance(error, RankFailed | RunTimeout)
-            alarms, failures = alarms + (not ended_itself), failures + ended_itself
-            print(f"  {program.__name__}, run {number}: {type(error).__name__}: {error}", flush=True)
-        else:
-            if trace.results != expected:
-                failures += 1
-                print(f"  {program.__name__}, run {number}: expected {expected}, got {trace.results}", flush=True)
-        seconds.append(time.monotonic() - start)
-    return Count(alarms, failures, seconds)
-
-
 def main() -> int:
     """Prints a table, and tells whether there was an alarm."""
-    from quiet_programs import PROGRAMS
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100, help="of each program (default: 100)")
     parser.add_argument(
@@ -90,18 +122,22 @@ def main() -> int:
     parser.add_argument("--busy", type=int, default=os.cpu_count() or 1, help="processes that compute meanwhile (default: one a processor)")
     options = parser.parse_args()
     print(where())
-    print(f"{options.runs} runs of each, a look every {options.poll_ms:g} ms, {options.busy} busy processes beside them")
-    print(f"  {'program':28}{'ranks':>6}{'alarms':>8}{'failures':>10}{'median s':>10}{'longest s':>11}", flush=True)
-    counts = []
-    with busy(options.busy):
-        for program, (size, result) in PROGRAMS.items():
-            count = repeat(program, size, [result(rank, size) for rank in range(size)], options.runs, options.poll_ms * 1e-3)
-            counts.append(count)
-            median_s, longest_s = statistics.median(count.seconds), max(count.seconds)
-            print(f"  {program.__name__:28}{size:6}{count.alarms:8}{count.failures:10}{median_s:10.2f}{longest_s:11.2f}", flush=True)
-    get_launcher().close()
-    alarms, failures, total = sum(count.alarms for count in counts), sum(count.failures for count in counts), options.runs * len(counts)
-    print(f"alarms: {alarms} of {total} runs; other failures: {failures}")
+    print(f"{options.runs} runs of each, a look every {options.poll_ms:g} ms, {options.busy} busy processes beside them", flush=True)
+    with tempfile.TemporaryDirectory() as early, busy(options.busy):
+        Path(early, "sitecustomize.py").write_text("import torch._dynamo\n")  # DDP, FSDP and DTensor load it: 1 s in each of their ranks
+        os.environ["PYTHONPATH"] = os.pathsep.join([early, os.environ.get("PYTHONPATH", "")])
+        programs = all_programs()
+        for number in range(options.runs):
+            for name, program in programs.items():
+                if wrong := program.repeat(options.poll_ms * 1e-3):
+                    print(f"  {name}, run {number}: {wrong}", flush=True)
+        get_launcher().close()
+    print(f"  {'program':28}{'ranks':>6}{'alarms':>8}{'failures':>10}{'median s':>10}{'longest s':>11}")
+    for name, program in programs.items():
+        median_s, longest_s = statistics.median(program.seconds), max(program.seconds)
+        print(f"  {name:28}{program.kind.world_size:6}{program.alarms:8}{program.failures:10}{median_s:10.2f}{longest_s:11.2f}")
+    alarms, failures = (sum(getattr(program, what) for program in programs.values()) for what in ("alarms", "failures"))
+    print(f"alarms: {alarms} of {options.runs * len(programs)} runs; other failures: {failures}")
     return 1 if alarms or failures else 0
 
 

@@ -179,6 +179,7 @@ def test_a_cause_is_found_in_a_circle() -> None:
         (caught.__code__.co_filename, False),
         (linecache.__file__, False),
         ("<frozen runpy>", True),
+        ("/venv/site-packages/typing_extensions.py", True),  # torch's functions that are deprecated
         ("<stdin>", False),
         ("/home/me/torch/train.py", False),
     ],

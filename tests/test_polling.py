@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 import warnings
@@ -57,10 +58,17 @@ def gives_up_in_time(work: Any) -> None:
         tries += 1
 
 
-def does_something_else(work: Any) -> None:
+def counts(work: Any) -> None:
     tries = 0
     while not work.is_completed():
         tries += 1
+        print("not yet", end="")
+
+
+def does_something_else(work: Any) -> None:
+    tries: list[int] = []
+    while not work.is_completed():
+        tries.append(1)
 
 
 def asks_once(work: Any) -> None:
@@ -68,20 +76,23 @@ def asks_once(work: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "alone", "told"),
+    ("program", "changed", "told"),
     [
-        (passes, True, "refused"),
-        (passes, False, "warned"),  # another thread may wait for it
-        (sleeps, True, "refused"),
-        (asks_all, True, "refused"),
-        (gives_up, True, "warned"),
-        (gives_up_in_time, True, "warned"),
-        (does_something_else, True, "warned"),
-        (asks_once, True, ""),
+        (passes, {}, "refused"),
+        (passes, {"threads": 2}, "warned"),  # another thread may wait for it
+        (passes, {"threads": 2, "_THREADS_S": 0.0}, "refused"),  # but has not for long
+        (passes, {"alarm": 60.0}, "warned"),
+        (sleeps, {}, "refused"),
+        (asks_all, {}, "refused"),
+        (counts, {}, "refused"),
+        (gives_up, {}, "warned"),
+        (gives_up_in_time, {}, "warned"),
+        (does_something_else, {}, "warned"),
+        (asks_once, {}, ""),
     ],
 )
 def test_a_loop_that_nothing_else_ends_is_refused_and_others_are_warned(
-    program: Callable[[Any], None], alone: bool, told: str, monkeypatch: pytest.MonkeyPatch
+    program: Callable[[Any], None], changed: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(rule: str, todo: str) -> NoReturn:
         raise Refused(f"{rule}. {todo}.")
@@ -90,10 +101,14 @@ def test_a_loop_that_nothing_else_ends_is_refused_and_others_are_warned(
     Message.asked = 0
     monkeypatch.setattr(polling, "Work", Message)
     monkeypatch.setattr(polling, "is_message", lambda _: True)
-    monkeypatch.setattr(polling, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(polling, "_WARN_S", 0.0)
+    monkeypatch.setattr(polling, "_THREADS_S", changed.get("_THREADS_S", 60.0))
+    monkeypatch.setattr(signal, "getitimer", lambda _: (changed.get("alarm", 0.0), 0.0))
     monkeypatch.setattr(dist, "get_backend", lambda: "cpu:gloo,cuda:nccl")
-    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()] * (1 if alone else 2))
-    monkeypatch.setattr(Message, "is_completed", polling.make_is_completed(CallSites(lambda _: 0), [work], refuse))  # type: ignore[list-item]
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()] * changed.get("threads", 1))
+    finished: list[Any] = []
+    hook = polling.make_is_completed(CallSites(lambda _: 0), [work], finished.append, refuse)  # type: ignore[list-item]
+    monkeypatch.setattr(Message, "is_completed", hook)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("default")
         if told == "refused":
@@ -102,6 +117,7 @@ def test_a_loop_that_nothing_else_ends_is_refused_and_others_are_warned(
             assert Message.asked <= 3
         else:
             program(work)
+    assert (work in finished) is (Message.asked > 1000)
     assert len(said) == (told == "warned")  # once for each line
     for one in said:
         assert (one.filename, one.lineno) == (__file__, program.__code__.co_firstlineno + 2 - (program in (passes, sleeps)))

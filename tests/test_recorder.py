@@ -291,10 +291,11 @@ def test_ways_through_the_library_are_told_apart() -> None:
             library["via"](way)
         wrapper(library["isend"])
         library["via"](lambda: wrapper(library["isend"]))
+        exec(compile("wrapper(isend)", "/venv/site-packages/runner.py", "exec"), {"wrapper": wrapper, **library})
     events = recorder.read()
-    assert [OP_NAMES[op] for op in events.op] == ["isend", "batch_isend", "isend", "isend", "isend"] * 2
+    assert [OP_NAMES[op] for op in events.op] == ["isend", "batch_isend", *["isend"] * 4] * 2
     here = own.__code__.co_firstlineno
-    assert (events.line - here).tolist() == [8, 8, 1, 4, 4] * 2
+    assert (events.line - here).tolist() == [8, 8, 1, 4, 4, 4] * 2
     called = [f"{__file__}:{here + line} > {__file__}" for line in (9, 10)]
-    assert [events.tables.files[file] for file in events.file] == [__file__] * 3 + called + [__file__] * 3 + called
+    assert [events.tables.files[file] for file in events.file] == [*[__file__] * 3, *called, __file__] * 2
     assert Operation(0, "isend", file=called[0], line=here + 4).place == f"test_recorder.py:{here + 9} > test_recorder.py:{here + 4}"

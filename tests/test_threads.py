@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -51,8 +52,9 @@ WAITS: dict[str, tuple[bool, Callable[[], object]]] = {  # whether only another 
     "a pipe": (False, lambda: os.read(os.pipe()[0], 1)),
     "a lock of several processes": (False, lambda: held(get_context("fork").Lock()).acquire()),
     "time": (False, lambda: time.sleep(60)),
-    "an event, for a while": (True, lambda: threading.Event().wait(60)),  # as those that look after something do
+    "an event, for a while": (True, lambda: threading.Event().wait(60)),
 }
+TIMED = "an event, for a while"  # as those wait that look after something
 
 
 def look_at(thread: threading.Thread) -> tuple[bool, bool, list[int]]:
@@ -70,10 +72,11 @@ def report() -> None:
     for name, (expected, wait) in WAITS.items():
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
-        until(lambda: look_at(thread)[0] is expected, 2)  # noqa: B023 - called at once
+        until(lambda: look_at(thread)[:2] == (expected, name == TIMED), 2)  # noqa: B023 - called at once
         said[name] = look_at(thread)
     main = threading.main_thread()
-    for name, limit_s in (("first", None), ("limited", 60)):
+    for name, limit_s, alarm_s in (("first", None, 0), ("limited", 60, 0), ("alarmed", None, 60)):
+        signal.alarm(alarm_s)
         asker = threading.Thread(target=lambda: said.update({name: look_at(main)[0]}))  # noqa: B023 - it ends first
         asker.start()
         asker.join(limit_s)
@@ -95,13 +98,13 @@ def said() -> dict[str, Any]:
 def test_a_thread_is_idle_if_only_another_of_its_process_can_wake_it(wait: str, said: dict[str, Any]) -> None:
     expected, begin = WAITS[wait]
     idle, timed, lines = said[wait]
-    assert (idle, timed) == (expected, wait == "an event, for a while")
+    assert (idle, timed) == (expected, wait == TIMED)
     place = recv_from if "recv_from" in begin.__code__.co_names else begin
     assert (place.__code__.co_firstlineno + (place is recv_from) in lines) is idle
 
 
-def test_a_limit_of_the_first_thread_and_a_timer_are_the_programs_own(said: dict[str, Any]) -> None:
-    assert (said["first"], said["limited"], said["timer"]) == (True, False, False)
+def test_a_limit_of_the_first_thread_an_alarm_and_a_timer_are_the_programs_own(said: dict[str, Any]) -> None:
+    assert [said[name] for name in ("first", "limited", "alarmed", "timer")] == [True, False, False, False]
 
 
 if __name__ == "__main__":

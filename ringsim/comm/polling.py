@@ -1,6 +1,7 @@
 """Notices a program that asks ``is_completed()`` of a message of Gloo again and again: it stays False until somebody calls ``wait()``.
 
-A loop that nothing else can end is refused at once; where the program may still turn to something else, it is warned.
+A loop that nothing else can end is refused: at once, or after a while where another thread might still wait for the message. Where the
+program may turn to something else, it is warned.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ast
 import functools
 import linecache
 import re
+import signal
 import sys
 import threading
 import time
@@ -26,11 +28,12 @@ from ringsim.traces.recorder import CallSites
 
 __all__ = ["make_is_completed"]
 
-_PATIENCE_S: Final = 1.0
+_WARN_S: Final = 1.0
+_THREADS_S: Final = 3.0  # for another thread to wait in
 _RULE: Final = "is_completed() of a message on Gloo must not be waited for, since it becomes true only in wait()"
 _CURE: Final = "Call wait(), or wait(timedelta(...)) to give up after a while"
 _ASKS: Final = re.compile(r"not [\w.\[\]]+\.is_completed\(\)|not all\(\(?(\w+)\.is_completed\(\) for \1 in [\w.]+\)?\)")
-_IDLES: Final = re.compile(r"pass|\.\.\.|(time\.)?sleep\([\w.]+\)")
+_IDLES: Final = re.compile(r"pass|\.\.\.|(time\.)?sleep\([\w.]+\)|\w+ \+= \d+|print\([^()]*\)")  # and can end no loop
 
 
 def make_is_completed(
@@ -65,17 +68,19 @@ def make_is_completed(
             place = sys._getframe(1).f_code.co_filename, sys._getframe(1).f_lineno
             if place not in endless:
                 endless[place] = _never_ends(*place)
-            if endless[place] and sum(not thread.name.startswith(OUR_THREADS) for thread in threading.enumerate()) == 1:
+            asked_s = time.monotonic() - since_s
+            alone = sum(not thread.name.startswith(OUR_THREADS) for thread in threading.enumerate()) == 1
+            if endless[place] and (alone or asked_s > _THREADS_S) and not signal.getitimer(signal.ITIMER_REAL)[0]:  # an alarm is its limit
                 refuse(f"{_RULE}, got a loop that nothing else ends", _CURE)
-            elif time.monotonic() - since_s > _PATIENCE_S:
-                warnings.warn_explicit(f"{_RULE}, got asked for {_PATIENCE_S:.0f} s. {_CURE}.", UserWarning, *place, registry=warned)
+            elif asked_s > _WARN_S:
+                warnings.warn_explicit(f"{_RULE}, got asked for {_WARN_S:.0f} s. {_CURE}.", UserWarning, *place, registry=warned)
         return False
 
     return is_completed
 
 
 def _never_ends(file: str, line: int) -> bool:
-    """Tells whether a line is the condition of a loop that does nothing but ask whether messages are completed, or sleep."""
+    """Tells whether a line is the condition of a loop that only asks whether messages are completed, sleeps, counts or prints."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):

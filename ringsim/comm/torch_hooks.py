@@ -30,7 +30,7 @@ from torch.distributed import ProcessGroup, Work, distributed_c10d
 
 from ringsim.comm import handed_over, program_spans
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
-from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
+from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_splits, find_tensors, find_unfit
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.comm.polling import make_is_completed
@@ -172,19 +172,22 @@ class _Names:
         """
         try:
             tensors = find_tensors(reading, args, kwargs)
-            payload = self.meet_tensors(reading, group_size, tensors, find_reduction(reading, args, kwargs))
+            splits = find_splits(reading, group_size, args)
+            payload = self.meet_tensors(reading, group_size, tensors, find_reduction(reading, args, kwargs), splits)
             return payload, find_root(reading, args, kwargs), find_unfit(reading, tensors, args)
         except Exception:
             return NONE, NONE, None
 
-    def meet_tensors(self, reading: Reading, group_size: int, tensors: list[torch.Tensor], reduction: str) -> int:
+    def meet_tensors(
+        self, reading: Reading, group_size: int, tensors: list[torch.Tensor], reduction: str, splits: tuple[tuple[int, ...], ...]
+    ) -> int:
         """Numbers what a collective carries."""
         copies = group_size if reading.shards else 1
         strides = [each.stride() for each in tensors if each.layout == torch.strided and not each.is_contiguous()] if reading.raw else []
-        key = (copies, reduction, *strides, *[(tensor.shape, tensor.dtype) for tensor in tensors])
+        key = (copies, reduction, splits, *strides, *[(tensor.shape, tensor.dtype) for tensor in tensors])
         payload = self._of_collectives.get(key)
         if payload is None:
-            payload = self._recorder.payload(*describe(tensors, copies), reduction=reduction, strides=strides)
+            payload = self._recorder.payload(*describe(tensors, copies), reduction=reduction, strides=strides, splits=splits)
             self._of_collectives[key] = payload
         return payload
 
@@ -688,7 +691,8 @@ class _Hooks:
             reading, slot = issued.reading, None
             try:
                 group, ranks = names.groups.get(id(issued.group)) or self.meet_group(issued.group)
-                payload = names.meet_tensors(reading, len(ranks), issued.tensors, "")
+                splits = find_splits(reading, len(ranks), issued.args)
+                payload = names.meet_tensors(reading, len(ranks), issued.tensors, "", splits)
                 post = posts.get(reading) or posts.setdefault(reading, recorder.make_post(reading.op, _COLLECTIVES))
                 slot = post(group, ranks.get(issued.root, NONE), NONE, payload)
             except Exception:

@@ -26,6 +26,7 @@ import contextlib
 import json
 import linecache
 import os
+import re
 import signal
 import sys
 import threading
@@ -41,7 +42,7 @@ from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited,
 from ringsim.traces.events import THREAD_FAILED
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.parts import name_cells, rename_places
-from ringsim.traces.recorder import LOST_PEER, Recorder
+from ringsim.traces.recorder import DECORATOR, LOST_PEER, Recorder
 
 __all__ = [
     "IN_VAIN",
@@ -83,6 +84,8 @@ _TIMED_OUT: Final = "Timed out waiting"  # how Gloo words that
 _PASSED_ON: Final = "Caught "  # how torch begins an error that it passes on from another process or thread
 _OURS: Final = Path(__file__).parent.parent
 _PYTHON: Final = f"{os.path.dirname(os.__file__)}{os.sep}"
+_OF_TORCH: Final = ("Refused", "RunTimeout")  # errors of ringsim in place of torch's own: they end a run as these do
+_CRASHES: Final = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")  # what a process does to itself
 _NO_FAILURE: Final = ("", "0", "None", "False")  # arguments of sys.exit that give exit code 0
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
@@ -122,13 +125,15 @@ def find_cause(error: BaseException) -> Cause:
         Cause(error=ValueError('no such layer'), echo='', after=KeyError('w'), pending=False)
     """
     chain = _chain(error)
-    place = next((index for index, one in enumerate(chain) if _echo_of(one)), None)
+    place = next((index for index, one in enumerate(chain) if _echo_of(one) or isinstance(one, MessageMismatch)), None)
     if place is None:
         return Cause(error, after=_root(error))
     before = chain[place - 1] if place else None
     if before is not None and _was_on_its_way(before, chain[place:]):
         return Cause(before, after=_root(before), pending=True)
     echo = _echo_of(chain[place])
+    if echo == OWN:
+        return Cause(error, after=_root(error))
     if echo == WAIT and any(_raised_inside(one) and _echo_of(one) == OWN for one in chain[place:]):
         return Cause(error, after=_root(error))  # the time-out was caught; something else went wrong with the next operation
     return Cause(error, echo, after=before if before is not None and not _raised_inside(before) else None)
@@ -144,14 +149,16 @@ def text_of(error: BaseException) -> str:
 
 
 def is_internal(filename: str) -> bool:
-    """Tells whether a frame's file belongs to ringsim, to torch or to Python's own start-up.
+    """Tells whether a frame's file belongs to ringsim, to torch and its decorators, or to Python's own start-up.
 
     Example:
         >>> is_internal(__file__), is_internal("/home/me/torch/train.py")
         (True, False)
     """
     torch = getattr(sys.modules.get("torch"), "__file__", None)
-    return filename.startswith(("<frozen ", f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}"))
+    return filename.endswith(DECORATOR) or filename.startswith(
+        ("<frozen ", f"{_OURS}{os.sep}", f"{os.path.dirname(torch or __file__)}{os.sep}")
+    )
 
 
 def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
@@ -176,7 +183,7 @@ def _echo_of(error: BaseException) -> str:
         kinds = [_echo_of(_chain(one)[0]) for one in error.exceptions]
         return kinds[0] if all(kinds) else OWN
     if isinstance(error, RingError):
-        return PEER if error.imposed else OWN
+        return PEER if error.imposed else WAIT if isinstance(error, errors.RunTimeout) else OWN
     text = text_of(error)
     of_torch = isinstance(error, RuntimeError) and (type(error).__module__.startswith("torch.") or _raised_inside(error))
     if not of_torch or text.startswith(_PASSED_ON):
@@ -288,10 +295,13 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
     for chained in (summary.__cause__, summary.__context__):
         if chained is not None:
             _keep_users_frames(chained)
-    if not theirs:
-        return ""
-    place = next((frame for frame in reversed(theirs) if not frame.filename.startswith(_PYTHON)), theirs[-1])  # json.loads is not the place
-    return errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
+    return _innermost(theirs)
+
+
+def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Returns "file, line n, in function" of the last of some frames that is not Python's own: json.loads is not the place."""
+    place = next((frame for frame in reversed(frames) if not frame.filename.startswith(_PYTHON)), frames[-1] if frames else None)
+    return "" if place is None else errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
@@ -304,7 +314,7 @@ def rename_files(report: Report, names: Mapping[str, str]) -> Report:
     return replace(report, **said)
 
 
-def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> Report:
+def report_death(rank: int, exit_code: int | None, at_ns: int, output: str, crash: str = "") -> Report:
     """Describes the death of a process that raised nothing.
 
     Args:
@@ -312,7 +322,10 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
         exit_code: as in ``subprocess`` (negative: a signal), None if unknown.
         at_ns: when it was reaped.
         output: what the rank had printed; a message of the C++ layer is often its last line.
+        crash: what Python's ``faulthandler`` wrote, innermost frame first.
     """
+    frames = [(file, int(line), name, None) for file, line, name in re.findall(r'File "(.*)", line (\d+) in (.*)', crash)]
+    stack = traceback.StackSummary.from_list([frame for frame in reversed(frames) if not is_internal(frame[0])])
     if exit_code is None:
         text = "its process is gone"
     elif exit_code < 0:
@@ -321,7 +334,8 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str) -> R
             text += ". It last printed:\n  " + "\n  ".join(last)
     else:
         text = f"its process left with exit code {exit_code} before the worker returned"
-    return Report(rank=rank, error="", text=errors.escape(text), where="", traceback="", at_ns=at_ns)
+    lines = errors.escape("".join(stack.format()).rstrip())
+    return Report(rank=rank, error="", text=errors.escape(text), where=_innermost(stack), traceback=lines, at_ns=at_ns)
 
 
 @contextlib.contextmanager
@@ -376,7 +390,8 @@ def describe_end(report: Report) -> dict[str, Any]:
         state, about = "failed", f"raised {report.error}{f': {text}' if text else ''}"
     else:
         about = report.text.partition(". It last")[0].removeprefix("its process ")
-        state = "killed" if "signal" in about else "exited" if "exit code 0" in about else "failed"
+        by_others = "signal" in about and not any(name in about for name in _CRASHES)
+        state = "killed" if by_others else "exited" if "exit code 0" in about else "failed"
     about += f" ({report.where})" if report.where else ""
     about += f", after {report.after}" if report.after else ""
     about += f", {IN_VAIN} ({report.waited})" if report.waited else ""
@@ -455,7 +470,7 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
         ("were stopped because of it", ", ".join(f"rank {rank}" for rank in stopped)),
     ):
         text += f"\n  {what}: {told}" if told else ""
-    kind = getattr(errors, first.error, RankFailed) if first.of_ringsim else RankFailed
+    kind = getattr(errors, first.error, RankFailed) if first.of_ringsim and first.error not in _OF_TORCH else RankFailed
     made: RingError = kind(text, rank=first.rank) if issubclass(kind, RankFailed) else kind(text)
     return made
 

@@ -71,6 +71,11 @@ class RankConfig:
         return Path(self.directory, f"rank-{self.rank}.out")
 
     @property
+    def crash_file(self) -> Path:
+        """Where Python writes the line at which the rank crashes."""
+        return Path(self.directory, f"rank-{self.rank}.crash")
+
+    @property
     def result_file(self) -> Path:
         """Where the rank writes what its worker returns."""
         return Path(self.directory, f"rank-{self.rank}.result")

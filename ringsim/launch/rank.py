@@ -15,6 +15,7 @@ A thread reads the channel from the start, so that a rank notices at once when i
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import io
 import linecache
@@ -132,6 +133,7 @@ def _redirect_output(config: RankConfig) -> None:
     os.close(fd)
     sys.stdout = _line_writer(1)
     sys.stderr = _line_writer(2)
+    faulthandler.enable(config.crash_file.open("w"), all_threads=False)
     change_state(hidden_output=_write_hidden)
 
 

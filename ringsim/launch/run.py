@@ -395,7 +395,11 @@ class _Supervisor:
             if rank not in self._results and rank not in self._reports:
                 code, at_ns = self._ranks.exit_status(rank)
                 self._follow_outputs(last=True)
-                self._reports[rank] = report_death(rank, code, at_ns, self._outputs[rank].text)
+                crash = self._ranks.config.for_rank(rank).crash_file
+                stack = crash.read_text(errors="replace") if crash.exists() else ""
+                self._reports[rank] = rename_files(
+                    report_death(rank, code, at_ns, self._outputs[rank].text, stack), name_cells(self._job.lines)
+                )
             return False
         if what == "ready":
             self._pids[rank] = value

@@ -8,6 +8,7 @@ system call, and the arguments say what can end it.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import struct
@@ -25,14 +26,11 @@ __all__ = ["Place", "Threads", "find_place", "list_threads"]
 
 Place = tuple[str, int]  # a file and a line in it
 
-# A thread with its innermost frame in one of these waits for another thread of its process.
 _TQDM: Final = "/tqdm/_monitor.py"  # wakes every 10 s, and never communicates
+# A thread with its innermost frame in one of these waits for another thread of its process.
 _IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", _TQDM)
-_LIBRARY_THREADS: Final = (
-    "gloo_",
-    "pt_gloo",
-    "pt_tcpstore",
-)  # how those of Gloo, and of torch's stores, are called: they end operations only
+# How threads of Gloo and of torch's stores are called: they do nothing but what operations ask for.
+_LIBRARY_THREADS: Final = ("gloo_", "pt_gloo", "pt_tcpstore")
 _FUTEX, _EPOLL, _RECV = range(3)
 _CALLS: Final = {  # numbers of Linux's system calls, by machine
     "x86_64": {"202": _FUTEX, "232": _EPOLL, "281": _EPOLL, "45": _RECV},
@@ -46,7 +44,7 @@ class Threads(NamedTuple):
 
     busy: Collection[int]  # by ``threading.get_ident()``, those that do something, or wait for anything outside of this process
     idle: Mapping[int, Place | None]  # of each other, the user's line at which it waits; None where there is none
-    timed: Collection[int] = ()  # of these, the ones that may have set a limit, and do something when it is over
+    timed: Collection[int] = ()  # of these, the ones that may wake without another of Python's: at a limit, or by a thread of C++
 
     def besides(self, awaiting: Collection[int]) -> Threads:
         """Returns the same without threads that wait in an operation."""
@@ -57,9 +55,8 @@ class Threads(NamedTuple):
 def list_threads(library: str) -> Threads:
     """Returns what the threads of this process do, ringsim's own apart; ``library`` is torch's directory. It does not block."""
     known = {thread.ident: thread for thread in threading.enumerate()}
-    numbers = {thread.ident: thread.native_id for thread in known.values()} | {
-        threading.main_thread().ident: os.getpid()
-    }  # after a fork, too
+    numbers = {thread.ident: thread.native_id for thread in known.values()}
+    numbers[threading.main_thread().ident] = os.getpid()  # Python still has the number from before the fork
     quiet = _is_quiet(numbers.values())
     sites = _make_sites(library)
     busy: list[int] = []
@@ -69,13 +66,16 @@ def list_threads(library: str) -> Threads:
         thread = known.get(ident)
         if ident == threading.get_ident() or (thread is not None and thread.name.startswith(OUR_THREADS)):
             continue
-        file, endless = frame.f_code.co_filename, _waits_without_end(numbers.get(ident))
+        file, first = frame.f_code.co_filename, thread is threading.main_thread()
+        endless = _waits_without_end(numbers.get(ident))
+        if first and signal.getitimer(signal.ITIMER_REAL)[0]:
+            endless = False  # an alarm will end it
         # A limit of the first thread's own is the program's, and so is a timer; others look after something every now and then.
-        acts = endless is False and (thread is threading.main_thread() or isinstance(thread, threading.Timer))
+        acts = endless is False and (first or isinstance(thread, threading.Timer))
         if (file.endswith(_IDLE_FILES) and not acts) or (endless and quiet):
             user = sites.find(frame)
             idle[ident] = None if user is None or user.f_code.co_filename.endswith(_IDLE_FILES) else _place(user)
-            if not endless and not file.endswith(_TQDM):
+            if not (endless and quiet) and not file.endswith(_TQDM):
                 timed.append(ident)
         else:
             busy.append(ident)

@@ -274,7 +274,7 @@ class Watcher:
         if verdict is None and (stuck := self._look_for_stuck(heads, states, now_s, now_ns)) is not None:
             self._compare_s = 0.0  # what disagrees may be why
             verdict = self._compare(states, now_ns) or stuck
-        if self._suspicion is None:
+        if self._suspicion is None or self.pause_s > self._poll_s:
             self.pause_s = max(self.pause_s, min((time.monotonic() - start_s) / SHARE, COMPARE_S))
         return verdict and replace(verdict, diagnosis=self._records.blame(verdict.diagnosis))
 
@@ -307,7 +307,7 @@ class Watcher:
                 self.pause_s = self._poll_s
                 return self._suspect(snapshot, stuck, (), now_s, now_ns)
         there = [rank for rank, state in enumerate(states) if state not in GONE]
-        calm_s = self._calm_for(there, now_s)
+        calm_s = self._calm_for(there, now_s) if unchanged and any(head.awaited for head in heads) else 0.0
         silent = tuple(rank for rank in there if not heads[rank].awaited)
         if calm_s >= STALL_S and silent and all(self._records.state(rank, "running") == "running" for rank in silent):
             snapshot = self._build(["blocked" if rank in silent else state for rank, state in enumerate(states)], now_ns)
@@ -361,10 +361,7 @@ class Watcher:
         return self._judge_stall(snapshot.settle(), tuple(there), patience_s, now_ns)
 
     def _calm_for(self, there: list[int], now_s: float) -> float:
-        """Returns for how long some wait and all use hardly any CPU time; 0 if one does not sleep."""
-        if not any(self._heads[rank].awaited for rank in there):
-            self._calm = None
-            return 0.0
+        """Returns for how long ranks have used hardly any CPU time; 0 if one does not sleep."""
         used_s = [_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in there]
         since_s, before_s = self._calm or (now_s, used_s)
         idle_s = _IDLE_S + _IDLE_SHARE * (now_s - since_s)

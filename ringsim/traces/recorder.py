@@ -83,7 +83,8 @@ _POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it f
 _RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
 _DEMONSTRATION: Final = os.path.join(_RINGSIM, "cli", "demo.py")  # stands for a program of the user's
 _PYTHON: Final = os.path.dirname(os.__file__) + os.sep
-_DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
+_PACKAGES: Final = "-packages" + os.sep  # in the names of site-packages and dist-packages
+DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
 _INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages"))
 
 # Globals rather than variables of a closure, which Python copies at every call.
@@ -358,10 +359,18 @@ class Recorder:
         line = {"name": name, "ranks": ranks} | ({"fresh": True} if fresh else {})
         return self._number("group", (name, ranks, fresh), self.groups, Group(name, ranks), line)
 
-    def payload(self, dtype: str, shape: Sequence[int], size_bytes: int, reduction: str = "", strides: Sequence[Sequence[int]] = ()) -> int:
+    def payload(
+        self,
+        dtype: str,
+        shape: Sequence[int],
+        size_bytes: int,
+        reduction: str = "",
+        strides: Sequence[Sequence[int]] = (),
+        splits: tuple[tuple[int, ...], ...] = (),
+    ) -> int:
         """Numbers what an operation carries; see ``ringsim.traces.events.Payload``."""
-        value = Payload(dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)))
-        line = {key: said for key, said in value._asdict().items() if said or key not in ("reduction", "strides")}
+        value = Payload(dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)), splits)
+        line = {key: said for key, said in value._asdict().items() if said or key not in ("reduction", "strides", "splits")}
         return self._number("payload", value, self.payloads, value, line)
 
     def label(self, name: str) -> int:
@@ -426,8 +435,10 @@ class Recorder:
         return make_events({**columns, "rank": records["thread"]}, tables)
 
     def place_of(self, slot: int) -> str:
-        """Returns where an operation was posted, as " at ring.py:7"."""
+        """Returns where an operation was posted, as " at ring.py:7"; empty if unknown."""
         record = np.frombuffer(self._memory, dtype=RECORD, count=1, offset=slot * 8)[0]
+        if record["file"] == NONE:
+            return ""
         return f" at {os.path.basename(self.files[record['file']])}:{record['line']}"
 
     def complete_times(self) -> None:
@@ -638,7 +649,7 @@ class CallSites:
         if filename.startswith(_RINGSIM) and filename != _DEMONSTRATION:
             return OURS
         of_python = filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)
-        if of_python or filename.startswith(self._libraries) or filename.endswith(_DECORATOR):
+        if of_python or filename.startswith(self._libraries) or filename.endswith(DECORATOR):
             return LIBRARY
         return self._number(filename)
 
@@ -668,10 +679,13 @@ class CallSites:
         key: int | tuple[int, int] = _instruction(frame)
         if key not in self.places and _is_thin(frame.f_code):
             caller = self.find(frame.f_back)
-            key = _instruction(frame), 0 if caller is None else _instruction(caller)
-            if key not in self.places and caller is not None:
-                self._alive.append(caller.f_code)
-                file = self._number(f"{caller.f_code.co_filename}:{caller.f_lineno}{CALLS}{frame.f_code.co_filename}")
+            behind = caller or frame.f_back
+            key = _instruction(frame), 0 if behind is None else _instruction(behind)
+            if key not in self.places and behind is not None:
+                self._alive.append(behind.f_code)
+                name, others = frame.f_code.co_filename, behind.f_code.co_filename
+                if caller is not None and (_PACKAGES not in others or _PACKAGES in name):  # a package that calls back says little, too
+                    file = self._number(f"{others}:{behind.f_lineno}{CALLS}{name}")
         if key not in self.places:
             self._alive.append(frame.f_code)  # first: the key is good only while it lives
             self.places[key] = _join(file, frame)

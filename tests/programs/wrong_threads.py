@@ -130,7 +130,7 @@ def two_threads_with_collectives() -> None:
 def a_segmentation_fault() -> None:
     dist.all_reduce(tensor())  # here
     if dist.get_rank() == 1:
-        ctypes.string_at(0)
+        ctypes.string_at(0)  # here
     dist.all_reduce(tensor())  # here
 
 
@@ -144,7 +144,7 @@ def leaves_without_a_word() -> None:
 @fault("89c", **EASE)
 def aborts() -> None:
     if dist.get_rank() == 1:
-        os.abort()
+        os.abort()  # here
     dist.all_reduce(tensor())  # here
 
 
