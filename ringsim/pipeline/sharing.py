@@ -213,13 +213,12 @@ def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     scaler.scale(parameters[0].new_ones(()))  # a scaler gets its scale on first use, which is the last stage's alone
-    found = [parameter for parameter in parameters if parameter.grad is not None]
-    if not found:  # an empty stage: a scaler wants to see a gradient
-        found = parameters[:1]
-        found[0].grad = torch.zeros_like(found[0])
-    overflowed = torch.tensor(not all(bool(parameter.grad.isfinite().all()) for parameter in found))
+    if all(parameter.grad is None for parameter in parameters):  # an empty stage: a scaler wants to see a gradient
+        parameters[0].grad = torch.zeros_like(parameters[0])
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    overflowed = torch.tensor(not all(bool(gradient.isfinite().all()) for gradient in gradients))
     if any(gather_over_ring(find_ring(), overflowed)):
-        found[0].grad.fill_(math.inf)  # the way in that a scaler leaves open; the gradients of this step are not used
+        gradients[0].fill_(math.inf)  # the way in that a scaler leaves open; the gradients of this step are not used
 
 
 def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
