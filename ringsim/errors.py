@@ -126,8 +126,8 @@ class RendezvousFailed(RingError, RuntimeError):
     """The ranks could not find each other; the message names those present and those missing."""
 
 
-class RunTimeout(RingError):
-    """A run took longer than the limit that it was given."""
+class RunTimeout(RingError, RuntimeError):
+    """A run, or on simulated ranks an operation, took longer than the limit that it was given."""
 
 
 class TraceFileError(RingError):
@@ -143,6 +143,10 @@ class ScheduleError(RingError):
 
 class ArgumentError(RingError, ValueError, RuntimeError):
     """An argument breaks its rule; the message names the argument, the rule and the value."""
+
+
+class Refused(ArgumentError):
+    """An argument of an operation that torch refuses, too: where nobody catches it, the run ends in ``RankFailed``, as there."""
 
 
 class StartsRanks(ArgumentError):

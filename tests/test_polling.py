@@ -58,10 +58,17 @@ def gives_up_in_time(work: Any) -> None:
         tries += 1
 
 
-def does_something_else(work: Any) -> None:
+def counts(work: Any) -> None:
     tries = 0
     while not work.is_completed():
         tries += 1
+        print("not yet", end="")
+
+
+def does_something_else(work: Any) -> None:
+    tries: list[int] = []
+    while not work.is_completed():
+        tries.append(1)
 
 
 def asks_once(work: Any) -> None:
@@ -77,6 +84,7 @@ def asks_once(work: Any) -> None:
         (passes, {"alarm": 60.0}, "warned"),
         (sleeps, {}, "refused"),
         (asks_all, {}, "refused"),
+        (counts, {}, "refused"),
         (gives_up, {}, "warned"),
         (gives_up_in_time, {}, "warned"),
         (does_something_else, {}, "warned"),

@@ -23,6 +23,7 @@ from torch.distributed import ProcessGroup, Work, isend
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ringsim
+from ringsim import comm
 from ringsim.comm import torch_private
 from ringsim.comm.torch_hooks import GROUPS, install, uninstall
 from ringsim.diagnose.snapshot import snapshot_of_events
@@ -164,6 +165,7 @@ def test_what_is_handed_straight_to_a_thread_is_told_by_the_line_that_does_so(re
     call, first = (dist.send, torch.zeros(1), 1), here()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(*call).result(10)
+        pool.submit(comm.send, *call[1:]).result(10)
         list(pool.map(dist.send, call[1:2], call[2:]))
         pool.submit(lambda: dist.send(*call[1:])).result(10)  # has a line of its own
         pool.submit(world.send, [call[1]], 1, 0).result(10)
@@ -173,7 +175,7 @@ def test_what_is_handed_straight_to_a_thread_is_told_by_the_line_that_does_so(re
         thread.start()
         thread.join()
     asyncio.run(in_an_event_loop(*call))
-    lines = [first + there for there in (2, 3, 4, 5, 6, 9, 9)]
+    lines = [first + there for there in (2, 3, 4, 5, 6, 7, 10, 10)]
     first = in_an_event_loop.__code__.co_firstlineno
     assert record().line.tolist() == lines + [first + there for there in (1, 2, 3, 3)]
 

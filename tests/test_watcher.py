@@ -98,7 +98,7 @@ def test_a_message_that_is_there_ends_the_suspicion(bench: Bench) -> None:
 def test_a_rank_that_does_not_answer_is_not_judged(bench: Bench) -> None:
     bench.silent = {1}
     bench.both_receive()
-    assert bench.look_for(20.0)[0] is None
+    assert bench.look_for(20.0, 0.1)[0] is None
     bench.watcher.hear(1, bench.threads[1])
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
 
@@ -106,7 +106,7 @@ def test_a_rank_that_does_not_answer_is_not_judged(bench: Bench) -> None:
 def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
     bench.threads[1] = Threads({*bench.threads[1].busy, 7}, {})
     bench.both_receive()
-    assert bench.look_for(20.0)[0] is None
+    assert bench.look_for(20.0, 0.1)[0] is None
     bench.threads[1] = bench.threads[0]  # it has ended: the next question says so
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
 
@@ -116,9 +116,9 @@ def test_threads_that_wait_for_each_other_are_named_and_those_that_wake_now_and_
     waits = bench.threads[0]._replace(idle={8: (__file__, 3)})
     for _ in range(8):  # it has something to do every second
         bench.threads[0] = waits._replace(busy={*waits.busy, 7})
-        assert bench.look_for(0.5)[0] is None
+        assert bench.look_for(0.5, 0.1)[0] is None
         bench.threads[0] = waits
-        assert bench.look_for(0.5)[0] is None
+        assert bench.look_for(0.5, 0.1)[0] is None
     verdict, after_s = bench.look_for(10.0)
     assert verdict is not None
     assert after_s == pytest.approx(THREADS_S - 0.5, abs=0.3)
@@ -139,14 +139,14 @@ class TestSilentRank:
 
     def test_is_judged_once_all_sleep_and_its_threads_have_been_asked_twice(self, bench: Bench) -> None:
         bench.process = Process("R", 5)
-        assert bench.look_for(5.0)[0] is None
+        assert bench.look_for(5.0, 0.1)[0] is None
         assert bench.asked == []  # who computes is left in peace
         bench.process = Process("S", 5)
-        verdict, after_s = bench.look_for(10.0)
+        verdict, after_s = bench.look_for(10.0, 0.1)
         assert verdict is not None
         assert (verdict.diagnosis.kind, verdict.diagnosis.findings[0].ranks, verdict.ranks) == ("deadlock", (0, 1), (1,))
         assert "but rank 0 waits at test_watcher.py:3 " in verdict.diagnosis.findings[0].message
-        assert after_s == pytest.approx(STALL_S + 0.5, abs=0.2)
+        assert after_s == pytest.approx(STALL_S + 0.5, abs=0.3)
         assert bench.asked.count(0) >= 2
         assert [end["state"] for end in verdict.ends] == ["blocked", "blocked"]
 
@@ -160,13 +160,13 @@ class TestSilentRank:
             bench.silent = {0}
         else:
             bench.writers[0].recorder.close()
-        assert bench.look_for(8.0)[0] is None
+        assert bench.look_for(8.0, 0.1)[0] is None
         assert len(bench.asked) < 15
 
 
 def test_who_has_returned_will_take_part_in_nothing(bench: Bench) -> None:
     bench.waits(0, "barrier", NONE, NONE)
-    assert bench.look_for(10.0)[0] is None
+    assert bench.look_for(10.0, 0.1)[0] is None
     bench.states[1] = "exited"
     verdict, after_s = bench.look_for(10.0)
     assert (kind_of(verdict), after_s) == ("missing_participant", pytest.approx(TICK_S))
@@ -176,7 +176,7 @@ def test_a_message_in_doubt_is_hoped_for_while_a_rank_is_at_work(bench: Bench) -
     bench.writers[0].post("irecv", 0, ANY_SOURCE, 9)
     bench.waits(0, "recv", 1, tag=9)
     bench.writers[1].post("isend", 0, 0, 9)
-    assert bench.look_for(10.0)[0] is None
+    assert bench.look_for(10.0, 0.1)[0] is None
     bench.states[1] = "exited"  # its message may still come from its process
     verdict, after_s = bench.look_for(10.0)
     assert (kind_of(verdict), after_s) == ("peer_exited", pytest.approx(STALL_S, abs=2 * TICK_S))
@@ -216,7 +216,7 @@ class TestStall:
     @pytest.mark.parametrize("state", ["T", "R", "t"])
     def test_not_while_a_rank_is_stopped_or_runs(self, bench: Bench, state: str) -> None:
         bench.process = Process(state, 5)
-        assert bench.look_for(30.0)[0] is None
+        assert bench.look_for(30.0, 0.1)[0] is None
         bench.process = Process("S", 5)
         assert kind_of(bench.look_for(30.0)[0]) == "stalled"
 
@@ -228,7 +228,7 @@ class TestStall:
 
     def test_not_while_a_rank_is_not_blocked(self, bench: Bench, tmp_path: Path) -> None:
         bench.writers[1].act("finish", -1)
-        assert bench.look_for(30.0)[0] is None
+        assert bench.look_for(30.0, 0.1)[0] is None
 
     def test_large_messages_get_longer(self, bench: Bench) -> None:
         payload = bench.writers[0].recorder.payload("uint8", [10**9], 10**9)

@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch.distributed import ReduceOp
 
-from ringsim.errors import ArgumentError
+from ringsim.errors import Refused
 from ringsim.traces.collectives import COLLECTIVES, Collective
 from ringsim.traces.events import NONE, OP_CODES
 
@@ -78,7 +78,7 @@ class Members(ABC):
         return len(self.ranks)
 
     def check(self, what: str, tensor: Any) -> torch.Tensor:
-        """Returns a tensor that the backend can carry, detached from its history; raises ArgumentError for anything else."""
+        """Returns a tensor that the backend can carry, detached from its history; raises Refused for anything else."""
         return check_tensor(what, tensor).detach()
 
     def place_of(self, what: str, global_rank: Any, group_rank: Any) -> int:
@@ -90,22 +90,22 @@ class Members(ABC):
             group_rank: a rank within the group, or None.
 
         Raises:
-            ArgumentError: both or none are given, or the group has no such rank.
+            Refused: both or none are given, or the group has no such rank.
         """
         if (global_rank is None) == (group_rank is None):
             given = "none" if global_rank is None else f"{global_rank} and {group_rank}"
-            raise ArgumentError(f"{what} or group_{what} must be given, one of the two, got {given} ({self.here()}). Give one.")
+            raise Refused(f"{what} or group_{what} must be given, one of the two, got {given} ({self.here()}). Give one.")
         if global_rank is None:
             place = to_index(f"group_{what}", group_rank)
             if not 0 <= place < len(self.ranks):
-                raise ArgumentError(
+                raise Refused(
                     f"group_{what} must be a rank of the group, from 0 to {len(self.ranks) - 1}, got {place} ({self.here()}). "
                     f"Its global ranks are {shorten(self.ranks)}."
                 )
             return place
         rank = to_index(what, global_rank)
         if rank not in self.places:
-            raise ArgumentError(
+            raise Refused(
                 f"{what} must be a global rank of the group, one of {shorten(self.ranks)}, got {rank} ({self.here()}). "
                 f"To count within the group, use group_{what}."
             )
@@ -153,11 +153,11 @@ def shorten(ranks: Sequence[int]) -> str:
 
 
 def to_index(what: str, value: Any) -> int:
-    """Returns an argument as an integer; raises ArgumentError where it is none."""
+    """Returns an argument as an integer; raises Refused where it is none."""
     try:
         return index(value)
     except TypeError:
-        raise ArgumentError(f"{what} must be an integer, got {value!r}. Give a rank's number.") from None
+        raise Refused(f"{what} must be an integer, got {value!r}. Give a rank's number.") from None
 
 
 # -- the table
@@ -333,7 +333,7 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
         group: its group, in which this rank is.
 
     Raises:
-        ArgumentError: an argument breaks its rule.
+        Refused: an argument breaks its rule.
     """
     reading = READINGS[name]
     row, gives, takes = reading.collective, reading.gives, reading.takes
@@ -364,14 +364,14 @@ def _read_side(
     value = arguments[what]
     if not here:
         if form == _LIST and value:
-            raise ArgumentError(f"{what} must be left out on all ranks but the root, got {len(value)} tensors ({group.here()}). Pass None.")
+            raise Refused(f"{what} must be left out on all ranks but the root, got {len(value)} tensors ({group.here()}). Pass None.")
         return ()
     if form == _LIST:
         return check_tensors(group, what, value, group.size())
     if form == _SOME:
         tensors = check_tensors(group, what, [value] if isinstance(value, torch.Tensor) else value)
         if not tensors:
-            raise ArgumentError(f"{what} must be at least one, got an empty list ({group.here()}). Leave the call out on all ranks.")
+            raise Refused(f"{what} must be at least one, got an empty list ({group.here()}). Leave the call out on all ranks.")
         return tensors
     if form == _LISTS:
         rows = enumerate(check_list(group, what, value, group.size()))
@@ -396,18 +396,16 @@ def _cut_evenly(group: Members, whole: torch.Tensor) -> Sequence[torch.Tensor]:
 def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     """Returns the rows of a tensor that belong to each rank: as many as are given, or equally many."""
     if tensor.dim() == 0:
-        raise ArgumentError(f"{what} must have a first dimension to be cut along, got a number ({group.here()}). Reshape it to (1,).")
+        raise Refused(f"{what} must have a first dimension to be cut along, got a number ({group.here()}). Reshape it to (1,).")
     length, count = tensor.shape[0], group.size()
     if not sizes and length % count:
-        raise ArgumentError(
+        raise Refused(
             f"the first dimension of {what} must be a multiple of the {count} ranks, got {length} ({group.here()}). "
             f"Give {what}_split_sizes."
         )
     rows = [int(size) for size in sizes] if sizes else [length // count] * count
     if len(rows) != count or min(rows) < 0 or sum(rows) != length:
-        raise ArgumentError(
-            f"{what}_split_sizes must be {count} lengths that add up to {length}, got {rows} ({group.here()}). Count them again."
-        )
+        raise Refused(f"{what}_split_sizes must be {count} lengths that add up to {length}, got {rows} ({group.here()}). Count them again.")
     return list(tensor.split(rows))
 
 
@@ -415,9 +413,9 @@ def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Se
 
 
 def check_tensor(what: str, tensor: Any) -> torch.Tensor:
-    """Returns an argument that is a tensor; raises ArgumentError for any other."""
+    """Returns an argument that is a tensor; raises Refused for any other."""
     if not isinstance(tensor, torch.Tensor):
-        raise ArgumentError(f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: torch.tensor(value).")
+        raise Refused(f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: torch.tensor(value).")
     return tensor
 
 
@@ -431,24 +429,22 @@ def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> to
         meta: whether it may be on the meta device as well.
 
     Raises:
-        ArgumentError: it is no tensor, or another kind of tensor.
+        Refused: it is no tensor, or another kind of tensor.
     """
     tensor = check_tensor(what, tensor)
     if not (tensor.is_cpu or (meta and tensor.is_meta)) or tensor.layout is not torch.strided or tensor.is_quantized:
         kind = f"a {tensor.layout} tensor on {tensor.device}" + (" (quantized)" if tensor.is_quantized else "")
         device = "the CPU or the meta device" if meta else "the CPU"
-        raise ArgumentError(f"{what} must be a dense tensor on {device} {where}, got {kind}. Convert it: tensor.cpu().to_dense().")
+        raise Refused(f"{what} must be a dense tensor on {device} {where}, got {kind}. Convert it: tensor.cpu().to_dense().")
     return tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
 
 
 def check_list(group: Members, what: str, values: Any, count: int | None = None) -> list[Any]:
-    """Returns an argument as a list, of ``count`` entries where that is given; raises ArgumentError for anything else."""
+    """Returns an argument as a list, of ``count`` entries where that is given; raises Refused for anything else."""
     if not isinstance(values, list | tuple):
-        raise ArgumentError(f"{what} must be a list, got {type(values).__name__} ({group.here()}). Put the values into a list.")
+        raise Refused(f"{what} must be a list, got {type(values).__name__} ({group.here()}). Put the values into a list.")
     if count is not None and len(values) != count:
-        raise ArgumentError(
-            f"{what} must have {count} entries, got {len(values)} ({group.here()}). Fill it up: one for each rank, in order."
-        )
+        raise Refused(f"{what} must have {count} entries, got {len(values)} ({group.here()}). Fill it up: one for each rank, in order.")
     return list(values)
 
 
@@ -461,7 +457,7 @@ def _check_together(reading: Reading, call: Call) -> None:
     """Checks that the tensors of a call fit together: one dtype, and shapes or numbers of elements that belong to each other.
 
     Raises:
-        ArgumentError: they do not.
+        Refused: they do not.
     """
     group, here, given, taken = call.group, call.group.here, call.given, call.taken
     (gives, gives_form), (takes, takes_form) = reading.gives, reading.takes
@@ -469,7 +465,7 @@ def _check_together(reading: Reading, call: Call) -> None:
     for what, tensors in ((gives, given), (takes, taken)):
         for place, tensor in enumerate(tensors):
             if tensor.dtype != like.dtype:
-                raise ArgumentError(
+                raise Refused(
                     f"{what}[{place}] must be {like.dtype} as the other tensors of the call, got {tensor.dtype} ({here()}). "
                     "Make them alike."
                 )
@@ -478,17 +474,17 @@ def _check_together(reading: Reading, call: Call) -> None:
     if _WHOLE in (gives_form, takes_form):
         (what, whole), (other, part) = ((gives, given[0]), (takes, taken[0]))[:: 1 if gives_form == _WHOLE else -1]
         if whole.numel() != part.numel() * group.size():
-            raise ArgumentError(
+            raise Refused(
                 f"{what} must have {group.size()} times the {part.numel()} elements of {other}, got {whole.numel()} ({here()}). "
                 "Make it so large."
             )
         if whole is taken[0] and not whole.is_contiguous() and whole.shape[0] % group.size():
-            raise ArgumentError(f"{what} must be contiguous, got strides {whole.stride()} ({here()}). Pass tensor.contiguous().")
+            raise Refused(f"{what} must be contiguous, got strides {whole.stride()} ({here()}). Pass tensor.contiguous().")
     elif reading.collective.family in ("reduce_scatter", "all_to_all"):
         place = group.rank() if reading.collective.family == "all_to_all" else 0
         gift, room = call.inputs[group.rank()].numel(), call.outputs[place].numel()
         if gift != room:
-            raise ArgumentError(
+            raise Refused(
                 f"{takes} must have a place for the {gift} elements that this rank gives itself, got one for {room} ({here()}). "
                 "Make both the same."
             )
@@ -497,7 +493,7 @@ def _check_together(reading: Reading, call: Call) -> None:
         for place, tensor in enumerate(many):
             shape = few[place % len(few)].shape
             if tensor.shape != shape:
-                raise ArgumentError(
+                raise Refused(
                     f"{what}[{place}] must have the shape {tuple(shape)} of the other tensor of the call, got {tuple(tensor.shape)} "
                     f"({here()}). Make them alike."
                 )
@@ -511,15 +507,15 @@ def check_batch(p2p_op_list: Any, here: str) -> list[tuple[str, Any]]:
         here: which rank this is, for errors.
 
     Raises:
-        ArgumentError: it is no list of ``P2POp`` of one group.
+        Refused: it is no list of ``P2POp`` of one group.
     """
     if not isinstance(p2p_op_list, list) or not p2p_op_list:
-        raise ArgumentError(f"p2p_op_list must be a list of at least one P2POp, got {p2p_op_list!r} ({here}). Use ringsim.comm.P2POp.")
+        raise Refused(f"p2p_op_list must be a list of at least one P2POp, got {p2p_op_list!r} ({here}). Use ringsim.comm.P2POp.")
     for each in p2p_op_list:
         if getattr(getattr(each, "op", None), "__name__", "") not in ("isend", "irecv"):
-            raise ArgumentError(f"p2p_op_list must hold P2POps of isend and irecv, got {each!r} ({here}). Use ringsim.comm.P2POp.")
+            raise Refused(f"p2p_op_list must hold P2POps of isend and irecv, got {each!r} ({here}). Use ringsim.comm.P2POp.")
         if each.group is not p2p_op_list[0].group:
-            raise ArgumentError(f"all P2POps of a batch must have one group, got two ({here}). Make a batch for each group.")
+            raise Refused(f"all P2POps of a batch must have one group, got two ({here}). Make a batch for each group.")
     return [(each.op.__name__, each) for each in p2p_op_list]
 
 
@@ -604,6 +600,24 @@ def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     place = 1 if reading.in_place else 2
     value = args[place] if len(args) > place else kwargs.get("opts", kwargs.get("root", 0))
     return int(getattr(value, "rootRank", value))
+
+
+def find_splits(reading: Reading, group_size: int, args: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
+    """Returns how many bytes an all_to_all gives to each rank of its group, and how many it takes from each; nothing of other calls.
+
+    Example:
+        >>> find_splits(METHODS["alltoall_base"], 2, (torch.zeros(4), torch.zeros(4), [1, 3], []))
+        ((8, 8), (4, 12))
+    """
+    if reading.collective.family != "all_to_all":
+        return ()
+    return tuple(_split_bytes(args[side], args[2 + side] if len(args) > 2 + side else (), group_size) for side in (1, 0))
+
+
+def _split_bytes(given: Any, rows: Any, group_size: int) -> tuple[int, ...]:
+    if not isinstance(given, torch.Tensor):
+        return tuple(each.nbytes for each in given)
+    return tuple(given.nbytes // max(len(given), 1) * count for count in rows) if rows else (given.nbytes // group_size,) * group_size
 
 
 def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ringsim.comm.torch_private import Place
 from ringsim.traces.events import NONE
@@ -27,7 +26,7 @@ def make_replacements(sites: CallSites) -> dict[Place, Callable[..., Any]]:
     start = threading.Thread.start
     submit: Callable[..., Any] = ThreadPoolExecutor.submit
     to_thread: Callable[..., Any] = asyncio.to_thread
-    started: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
+    started: dict[int, int] = {}  # by the id of a thread, for a subclass may have its own idea of equality
     running = threading.local()  # `place` is where that was handed over which the thread runs
 
     def run(place: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -47,13 +46,12 @@ def make_replacements(sites: CallSites) -> dict[Place, Callable[..., Any]]:
         place, me = getattr(running, "place", NONE), threading.get_ident()
         if place != NONE:
             return place
-        return next((started.get(thread, NONE) for thread in threading.enumerate() if thread.ident == me), NONE)
+        return next((started.get(id(thread), NONE) for thread in threading.enumerate() if thread.ident == me), NONE)
 
     @functools.wraps(start)
     def start_thread(self: threading.Thread) -> None:
         frame = sites.find(sys._getframe(1))
-        if frame is not None:
-            started[self] = sites.place(frame)
+        started[id(self)] = NONE if frame is None else sites.place(frame)
         start(self)
 
     @functools.wraps(submit)

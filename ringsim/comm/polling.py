@@ -33,7 +33,7 @@ _THREADS_S: Final = 3.0  # for another thread to wait in
 _RULE: Final = "is_completed() of a message on Gloo must not be waited for, since it becomes true only in wait()"
 _CURE: Final = "Call wait(), or wait(timedelta(...)) to give up after a while"
 _ASKS: Final = re.compile(r"not [\w.\[\]]+\.is_completed\(\)|not all\(\(?(\w+)\.is_completed\(\) for \1 in [\w.]+\)?\)")
-_IDLES: Final = re.compile(r"pass|\.\.\.|(time\.)?sleep\([\w.]+\)")
+_IDLES: Final = re.compile(r"pass|\.\.\.|(time\.)?sleep\([\w.]+\)|\w+ \+= \d+|print\([^()]*\)")  # and can end no loop
 
 
 def make_is_completed(
@@ -80,7 +80,7 @@ def make_is_completed(
 
 
 def _never_ends(file: str, line: int) -> bool:
-    """Tells whether a line is the condition of a loop that does nothing but ask whether messages are completed, or sleep."""
+    """Tells whether a line is the condition of a loop that only asks whether messages are completed, sleeps, counts or prints."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):

@@ -71,7 +71,8 @@ def explain(trace: Trace) -> Diagnosis:
     calls = find_collective_mismatches(events.select(is_recorded_whole(trace)))
     caught = _find_caught(trace)
     notices, orders = find_notices(events), find_order_mismatches(snapshot)
-    if not (messages or calls or orders or judged.findings) and len(ends) == size and all(end.state == "exited" for end in ends.values()):
+    went_well = trace.metadata.get("complete") is True and all(end.state == "exited" for end in ends.values())
+    if went_well and not (messages or calls or orders or judged.findings):
         notices = tuple(one for one in notices if one.kind != "invalid_argument")  # the program caught the error, and it did no harm
     causes = [*notices, *messages[:1], *calls, *orders]
     findings = _gathered(_under(_distinct(causes), [_renamed(one) for one in judged.findings]))

@@ -84,6 +84,7 @@ _TIMED_OUT: Final = "Timed out waiting"  # how Gloo words that
 _PASSED_ON: Final = "Caught "  # how torch begins an error that it passes on from another process or thread
 _OURS: Final = Path(__file__).parent.parent
 _PYTHON: Final = f"{os.path.dirname(os.__file__)}{os.sep}"
+_OF_TORCH: Final = ("Refused", "RunTimeout")  # errors of ringsim in place of torch's own: they end a run as these do
 _CRASHES: Final = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")  # what a process does to itself
 _NO_FAILURE: Final = ("", "0", "None", "False")  # arguments of sys.exit that give exit code 0
 _ERRORS: Final[dict[str, type[RingError]]] = {
@@ -124,13 +125,15 @@ def find_cause(error: BaseException) -> Cause:
         Cause(error=ValueError('no such layer'), echo='', after=KeyError('w'), pending=False)
     """
     chain = _chain(error)
-    place = next((index for index, one in enumerate(chain) if _echo_of(one)), None)
+    place = next((index for index, one in enumerate(chain) if _echo_of(one) or isinstance(one, MessageMismatch)), None)
     if place is None:
         return Cause(error, after=_root(error))
     before = chain[place - 1] if place else None
     if before is not None and _was_on_its_way(before, chain[place:]):
         return Cause(before, after=_root(before), pending=True)
     echo = _echo_of(chain[place])
+    if echo == OWN:
+        return Cause(error, after=_root(error))
     if echo == WAIT and any(_raised_inside(one) and _echo_of(one) == OWN for one in chain[place:]):
         return Cause(error, after=_root(error))  # the time-out was caught; something else went wrong with the next operation
     return Cause(error, echo, after=before if before is not None and not _raised_inside(before) else None)
@@ -180,7 +183,7 @@ def _echo_of(error: BaseException) -> str:
         kinds = [_echo_of(_chain(one)[0]) for one in error.exceptions]
         return kinds[0] if all(kinds) else OWN
     if isinstance(error, RingError):
-        return PEER if error.imposed else OWN
+        return PEER if error.imposed else WAIT if isinstance(error, errors.RunTimeout) else OWN
     text = text_of(error)
     of_torch = isinstance(error, RuntimeError) and (type(error).__module__.startswith("torch.") or _raised_inside(error))
     if not of_torch or text.startswith(_PASSED_ON):
@@ -467,7 +470,7 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
         ("were stopped because of it", ", ".join(f"rank {rank}" for rank in stopped)),
     ):
         text += f"\n  {what}: {told}" if told else ""
-    kind = getattr(errors, first.error, RankFailed) if first.of_ringsim else RankFailed
+    kind = getattr(errors, first.error, RankFailed) if first.of_ringsim and first.error not in _OF_TORCH else RankFailed
     made: RingError = kind(text, rank=first.rank) if issubclass(kind, RankFailed) else kind(text)
     return made
 

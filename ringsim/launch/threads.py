@@ -26,14 +26,11 @@ __all__ = ["Place", "Threads", "find_place", "list_threads"]
 
 Place = tuple[str, int]  # a file and a line in it
 
-# A thread with its innermost frame in one of these waits for another thread of its process.
 _TQDM: Final = "/tqdm/_monitor.py"  # wakes every 10 s, and never communicates
+# A thread with its innermost frame in one of these waits for another thread of its process.
 _IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", _TQDM)
-_LIBRARY_THREADS: Final = (
-    "gloo_",
-    "pt_gloo",
-    "pt_tcpstore",
-)  # how those of Gloo, and of torch's stores, are called: they end operations only
+# How threads of Gloo and of torch's stores are called: they do nothing but what operations ask for.
+_LIBRARY_THREADS: Final = ("gloo_", "pt_gloo", "pt_tcpstore")
 _FUTEX, _EPOLL, _RECV = range(3)
 _CALLS: Final = {  # numbers of Linux's system calls, by machine
     "x86_64": {"202": _FUTEX, "232": _EPOLL, "281": _EPOLL, "45": _RECV},
@@ -47,7 +44,7 @@ class Threads(NamedTuple):
 
     busy: Collection[int]  # by ``threading.get_ident()``, those that do something, or wait for anything outside of this process
     idle: Mapping[int, Place | None]  # of each other, the user's line at which it waits; None where there is none
-    timed: Collection[int] = ()  # of these, the ones that may have set a limit, and do something when it is over
+    timed: Collection[int] = ()  # of these, the ones that may wake without another of Python's: at a limit, or by a thread of C++
 
     def besides(self, awaiting: Collection[int]) -> Threads:
         """Returns the same without threads that wait in an operation."""
@@ -58,9 +55,8 @@ class Threads(NamedTuple):
 def list_threads(library: str) -> Threads:
     """Returns what the threads of this process do, ringsim's own apart; ``library`` is torch's directory. It does not block."""
     known = {thread.ident: thread for thread in threading.enumerate()}
-    numbers = {thread.ident: thread.native_id for thread in known.values()} | {
-        threading.main_thread().ident: os.getpid()
-    }  # after a fork, too
+    numbers = {thread.ident: thread.native_id for thread in known.values()}
+    numbers[threading.main_thread().ident] = os.getpid()  # Python still has the number from before the fork
     quiet = _is_quiet(numbers.values())
     sites = _make_sites(library)
     busy: list[int] = []
@@ -79,7 +75,7 @@ def list_threads(library: str) -> Threads:
         if (file.endswith(_IDLE_FILES) and not acts) or (endless and quiet):
             user = sites.find(frame)
             idle[ident] = None if user is None or user.f_code.co_filename.endswith(_IDLE_FILES) else _place(user)
-            if not endless and not file.endswith(_TQDM):
+            if not (endless and quiet) and not file.endswith(_TQDM):
                 timed.append(ident)
         else:
             busy.append(ident)

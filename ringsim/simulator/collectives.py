@@ -34,7 +34,7 @@ from ringsim.comm.built import find_refusal, reduce_parts
 from ringsim.comm.collectives import Call
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.diagnose.verdict import name_ranks
-from ringsim.errors import ArgumentError, MessageMismatch
+from ringsim.errors import ArgumentError, MessageMismatch, Refused
 from ringsim.link import Link
 from ringsim.simulator.clock import Rank
 from ringsim.simulator.links import Links, SharedLinks
@@ -42,17 +42,13 @@ from ringsim.simulator.matching import Kind, Operation, SimulatedGroup, check_st
 from ringsim.traces.collectives import make_rounds, same_collective
 from ringsim.traces.events import OP_CODES
 
-__all__ = ["Part", "ReductionRefused", "meet"]
+__all__ = ["Part", "meet"]
 
 _RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 _UNEVEN: Final = ("all_to_all", "all_to_all_single")  # of which every rank may carry another size
 _Way = tuple[int, int, float]  # from, to: places in the group; bytes
 _Round = tuple[list[_Way], int]  # and how many latencies it pays
 _Fault = tuple[type[ArgumentError], str, str]  # kind of error; what is wrong; what to do
-
-
-class ReductionRefused(ArgumentError, RuntimeError):
-    """Torch does not reduce such tensors in such a way; a ``RuntimeError``, too, as on real ranks."""
 
 
 class Part(Operation):
@@ -127,7 +123,8 @@ def meet(part: Part, links: Links) -> None:
     if met is None:
         met = meetings.open[number] = []
     else:
-        _compare(part, met[0])
+        for other in met if part.name in _UNEVEN else met[:1]:
+            _compare(part, other)
     meetings.calls[part.place] = number + 1
     met.append(part)
     if len(met) < len(meetings.calls):
@@ -146,15 +143,20 @@ def meet(part: Part, links: Links) -> None:
 
 def _compare(mine: Part, theirs: Part) -> None:
     """Raises MessageMismatch where what two ranks call does not belong together."""
-    if mine.name == theirs.name and mine.kind is theirs.kind and mine.root == theirs.root:
+    uneven = mine.name in _UNEVEN
+    if mine.name == theirs.name and mine.kind is theirs.kind and mine.root == theirs.root and not uneven:
         return
     if not same_collective(mine.name, theirs.name):
         words = f"one operation, got {mine.name} here and {theirs.name}"
     elif mine.root != theirs.root:
         words = f"one root, got root {mine.root} here and root {theirs.root}"
+    elif uneven:
+        words = _unfit(mine, theirs) or _unfit(theirs, mine)
+        if not words:
+            return
     else:
         payloads = mine.kind.payload, theirs.kind.payload
-        what = "" if mine.name in _UNEVEN else disagreement(*payloads)
+        what = disagreement(*payloads)
         if not what or (what == "shape" and mine.name != theirs.name):
             return
         words = f"one {what}, got {describe_payload(payloads[0])} here and {describe_payload(payloads[1])}"
@@ -166,6 +168,17 @@ def _compare(mine: Part, theirs: Part) -> None:
     raise MessageMismatch(message)
 
 
+def _unfit(one: Part, other: Part) -> str:
+    """Says what is wrong with what a rank gives another in an all_to_all, which may differ from pair to pair; empty where nothing is."""
+    given, taken = one.call.inputs[other.place], other.call.outputs[one.place]
+    if given.nbytes != taken.nbytes:
+        numbers = one.rank.number, other.rank.number
+        return "as many bytes given as taken, got {:,} that rank {} gives rank {}, which takes {:,}".format(
+            given.nbytes, *numbers, taken.nbytes
+        )
+    return "" if given.dtype == taken.dtype or not given.nbytes else f"one dtype, got {given.dtype} given and {taken.dtype} taken"
+
+
 def _find_fault(parts: Sequence[Part]) -> _Fault | None:
     """Returns what is wrong with a reduction, None where nothing is."""
     payload = parts[0].kind.payload
@@ -173,7 +186,7 @@ def _find_fault(parts: Sequence[Part]) -> _Fault | None:
     if not refusal:
         return None
     words = f"op must be one that torch has for {payload.dtype}, got {payload.reduction}: {refusal}"
-    return ReductionRefused, words, "Convert the tensors, or choose another operation"
+    return Refused, words, "Convert the tensors, or choose another operation"
 
 
 def _move(parts: Sequence[Part]) -> _Fault | None:

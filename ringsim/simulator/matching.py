@@ -25,6 +25,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -161,7 +162,7 @@ class Operation:
         """Blocks until the operation is done, for ``timeout`` (seconds, or a ``timedelta``) of virtual time at most; returns True.
 
         Raises:
-            RunTimeout: the limit has passed; the operation goes on.
+            RunTimeout: the limit has passed. After that of a message, its two ranks have no connection in the group any more, as with Gloo.
         """
         clock = self.rank.clock
         if clock.measures:
@@ -200,6 +201,8 @@ class Operation:
             if self.done_s <= clock.now:
                 return
             self.waiting = False
+            self.close_record(ERROR)
+            self.break_off()
             raise RunTimeout(
                 f"the operation must be done within {limit_s:g} s of virtual time, got none by then (rank {self.rank.number}, "
                 f"{self.describe()}). Raise the limit, or look at whoever should answer."
@@ -209,6 +212,9 @@ class Operation:
     def describe(self) -> str:
         """Returns the operation in words."""
         raise NotImplementedError
+
+    def break_off(self) -> None:
+        """Does what follows from a limit that has passed; nothing, where the operation is no message."""
 
     def complete(self, time_s: float) -> None:
         """Says when the operation is done, and wakes its rank if it waits for that."""
@@ -284,6 +290,12 @@ class Message(Operation):
         self.arrives_s: float | None = None
         self.entry: _Entry | None = None
 
+    def break_off(self) -> None:
+        """Closes the connection in the group, as Gloo does."""
+        self.channel.connection.is_open = False
+        for channel in self.channel.connection.channels:
+            channel.kind = None  # the next message is looked at more closely
+
     def arrive(self, time_s: float) -> None:
         """Completes a send and its recv: the message has arrived."""
         self.met.complete(time_s)  # type: ignore[union-attr]  # what has begun has met its recv
@@ -306,12 +318,22 @@ class Message(Operation):
         return f"{'send to' if self.sends else 'recv from'} {self.peer}, tag {self.tag}"
 
 
+@dataclass
+class Connection:
+    """What two ranks have in a group, until a limit closes it."""
+
+    channels: list[Channel] = field(default_factory=list)
+    is_open: bool = True
+
+
 class Channel:
     """What goes from one rank of a group to another with one tag, in order; from ANY_SOURCE, the recvs from anybody."""
 
-    __slots__ = ("dst", "group", "kind", "src", "tag", "waiting")
+    __slots__ = ("connection", "dst", "group", "kind", "src", "tag", "waiting")
 
-    def __init__(self, group: SimulatedGroup, src: int, dst: int, tag: int) -> None:
+    def __init__(self, group: SimulatedGroup, src: int, dst: int, tag: int, connection: Connection) -> None:
+        self.connection = connection
+        connection.channels.append(self)
         self.group, self.src, self.dst, self.tag = group, src, dst, tag
         self.waiting: deque[Message] = deque()  # for their other side: all sends, or all recvs
         self.kind: Kind | None = None  # of the message that was posted last, which the next one usually shares
@@ -330,6 +352,7 @@ class Rendezvous:
         self._carry = links.carry
         self._posted = 0  # how many have had to wait for their other side
         self._channels: dict[tuple[SimulatedGroup, int, int, int], Channel] = {}
+        self._connections: defaultdict[tuple[SimulatedGroup, int, int], Connection] = defaultdict(Connection)
         self._hears_anybody = False  # whether a recv from anybody was ever posted
 
     def channel_of(self, group: SimulatedGroup, src: int, dst: int, tag: int) -> Channel:
@@ -337,7 +360,7 @@ class Rendezvous:
         key = (group, src, dst, tag if self.by_tag else 0)
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = Channel(*key)
+            channel = self._channels[key] = Channel(*key, self._connections[group, min(src, dst), max(src, dst)])
             self._hears_anybody |= src == ANY_SOURCE
         return channel
 

@@ -20,13 +20,13 @@ from ringsim.comm.collectives import Call, describe, name_of_reduction, to_index
 from ringsim.comm.objects import OBJECTS
 from ringsim.comm.torch_hooks import GROUPS
 from ringsim.compute_costs import PostingCosts
-from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.errors import ArgumentError, Refused, RendezvousFailed, RingError
 from ringsim.faults import make_failure
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.simulator.collectives import Part, meet
 from ringsim.simulator.links import Links
 from ringsim.simulator.matching import Channel, Kind, Message, Operation, Rendezvous, SimulatedGroup, check_tensor
-from ringsim.traces.events import ANY_SOURCE, NONE, OP_CODES, Payload
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["SimulatedRank", "World"]
@@ -238,7 +238,7 @@ class SimulatedRank(Rank, Membership, Backend):
 
     def _everybody(self) -> SimulatedGroup:
         if not self._joined:
-            raise RingError(f"the process group must exist, got a call after destroy_process_group ({self.here()}). Initialize it again.")
+            raise Refused(f"the process group must exist, got a call after destroy_process_group ({self.here()}). Initialize it again.")
         return self.everybody
 
     def _exists(self, group: Any) -> bool:
@@ -294,6 +294,9 @@ class SimulatedRank(Rank, Membership, Backend):
             channel = self._open(sends, tensor, peer, group, tag, group_peer)
         kind = channel.kind
         if kind is None or type(tensor) is not Tensor or tensor.dtype is not kind.dtype or tensor.shape != kind.shape:
+            if not channel.connection.is_open:
+                closed = f"the connection to rank {channel.dst if sends else channel.src} must be open, got one that a limit has closed"
+                raise Refused(f"{closed} ({self.here()}). Make a new group after a time-out.")
             check_tensor("tensor", tensor)
             kind = channel.kind = self.world.kind_of((tensor,))
         if self.hooked:
@@ -316,14 +319,19 @@ class SimulatedRank(Rank, Membership, Backend):
                 f"{op} must be called on a group that this rank is in, got one that it is not in ({self.here()}). "
                 "Call it on the group's ranks only."
             )
-        check_tensor("tensor", tensor)
         if not sends and peer is None and group_peer is None:
             other = ANY_SOURCE
         else:
             other = self._peer(what, group, peer, group_peer)
         number = to_index("tag", tag)
         if not 0 <= number < _TAG_END:
-            self._refuse(f"tag must be from 0 to 2**31 - 1, got {number} ({self.here()}). Choose another.")
+            self._refuse(f"tag must be from 0 to 2**31 - 1, got {number} ({self.here()}). Choose another.", op, group, other)
+        try:
+            check_tensor("tensor", tensor)
+        except Refused as error:
+            if not isinstance(tensor, Tensor):
+                raise
+            self._refuse(str(error), op, group, other)
         src, dst = (self.number, other) if sends else (other, self.number)
         channel = self.world.matcher.channel_of(group, src, dst, number)
         if group_peer is None:
@@ -334,16 +342,21 @@ class SimulatedRank(Rank, Membership, Backend):
         """Returns the global rank of the other side, which must be another member."""
         try:
             peer = group.ranks[group.place_of(what, global_rank, group_rank)]
-        except ArgumentError as error:
+        except Refused as error:
+            if global_rank in self.everybody.places:
+                raise
             self._refuse(str(error))
         if peer == self.number:
             self._refuse(f"{what} must be another rank, got this rank itself ({self.here()}). Copy the tensor instead.")
         return peer
 
-    def _refuse(self, message: str) -> NoReturn:
+    def _refuse(self, message: str, op: str = "", group: SimulatedGroup | None = None, peer: int = NONE) -> NoReturn:
         """Raises ArgumentError for a message that cannot be sent or received, and records it, as on torch."""
         if self._records:
-            self.recorder.notice("invalid_argument", message)
+            where = NONE if group is None else group.number, peer
+            if group is not None:
+                self.recorder.complete(self._posts[OP_CODES[op]](*where, NONE, NONE), ERROR)
+            self.recorder.notice("invalid_argument", message, *where)
         raise ArgumentError(message)
 
     # -- what may go wrong

@@ -156,7 +156,7 @@ class Trace:
         resolve("to_otf2")(self, directory)
 
     def plot_ring(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure."""
+        """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure that ``look`` describes."""
         axes: Axes = resolve("plot_ring")(self, ax=ax, **look)
         return axes
 
@@ -166,6 +166,7 @@ class Trace:
         Args:
             step: of a pipeline's trace, which step, from 0; None for the last one.
             ax: where to draw.
+            **look: size, theme and so on of the new figure, see `Style`.
 
         Returns:
             The axes.
@@ -177,7 +178,7 @@ class Trace:
         return axes
 
     def plot_bandwidth(self, *, curve: Bandwidths | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws the bandwidth and the time that each message achieved; ``curve``, a measured table, stands behind them."""
+        """Draws what bandwidth and time each message achieved; ``curve``, a measured table, stands behind them, ``look`` the figure's."""
         axes: Axes = resolve("plot_bandwidth")(self, curve=curve, ax=ax, **look)
         return axes
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rank_server import free_port
+from rank_server import RankServer, free_port, results
 
 import ringsim
 from ringsim import comm
@@ -109,10 +109,17 @@ def test_a_script_that_starts_its_ranks_is_told_to_leave_n_out(script: Path, cap
     assert "all joined" not in said.out
 
 
-def test_the_ranks_that_a_script_starts_are_recorded(script: Path) -> None:
-    words = [sys.executable, "-m", "ringsim", "trace", str(script), str(free_port()), "fork", "spawn"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=script.parent, check=True)
-    assert "tutorial.py starts its own ranks" in done.stdout
-    assert "all joined" in done.stdout
+def trace_script(directory: Path, *words: str) -> str:
+    """Runs the command line in this process; returns what it printed."""
+    os.chdir(directory)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main(["trace", *words]) == 0
+    return said.getvalue()
+
+
+def test_the_ranks_that_a_script_starts_are_recorded(script: Path, server: RankServer) -> None:
+    (said,) = results(server.run(trace_script, [(script.parent, str(script), str(free_port()), "fork", "spawn")], limit_s=60))
+    assert "tutorial.py starts its own ranks" in said
+    assert "all joined" in said
     messages = ringsim.load(script.with_suffix(".ringtrace")).to_pandas("messages")
     assert messages[["src", "dst", "size_bytes"]].values.tolist() == [[0, 1, 12]]
