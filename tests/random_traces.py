@@ -14,13 +14,12 @@ INT32 = st.integers(NONE, 2**31 - 1)
 TIME = st.one_of(st.integers(0, 1000), st.integers(0, 2**63 - 1))
 WORDS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=8)  # a file gives the others back written out
 LENGTHS = st.lists(st.integers(0, 2**40), max_size=3).map(tuple)
+ROWS = st.lists(LENGTHS, max_size=2).map(tuple)
 
 tables = st.builds(
     Tables,
     groups=st.lists(st.builds(Group, WORDS, st.lists(st.integers(0, WORLD_SIZE - 1)).map(tuple)), max_size=3).map(tuple),
-    payloads=st.lists(
-        st.builds(Payload, WORDS, LENGTHS, st.integers(NONE, 2**50), WORDS, st.lists(LENGTHS, max_size=2).map(tuple)), max_size=3
-    ).map(tuple),
+    payloads=st.lists(st.builds(Payload, WORDS, LENGTHS, st.integers(NONE, 2**50), WORDS, ROWS, ROWS), max_size=3).map(tuple),
     labels=st.lists(WORDS, max_size=3).map(tuple),
     files=st.lists(WORDS, max_size=3).map(tuple),
 )

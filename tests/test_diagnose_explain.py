@@ -111,7 +111,14 @@ def test_refused_operation_takes_no_place() -> None:
     assert Trace(make_events(columns, events.tables), {"world_size": 2}).explain().findings == ()
 
 
-def collectives(*calls: dict[str, Any], payloads: tuple[Payload, ...] = (SUM, MAX, FLOAT4, TURNED)) -> Diagnosis:
+UNLIKE_PARTS = (
+    Payload("float32", (8,), 32, splits=((8, 24), (16, 8))),
+    Payload("float32", (8,), 32, splits=((8, 16), (24, 16))),
+    Payload("int32", (8,), 32, splits=((8,),)),  # nothing that splits can be
+)
+
+
+def collectives(*calls: dict[str, Any], payloads: tuple[Payload, ...] = (SUM, MAX, FLOAT4, TURNED, *UNLIKE_PARTS)) -> Diagnosis:
     """Each call is one event; all of them went through."""
     rows = [{"group": 0, "payload": 0, "peer": -1, "post_ns": 0, "wait_ns": 0, "done_ns": 1, **call} for call in calls]
     for row in rows:
@@ -130,13 +137,16 @@ def collectives(*calls: dict[str, Any], payloads: tuple[Payload, ...] = (SUM, MA
         ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 1}, "reduction"),
         ({"op": "all_reduce"}, {"op": "all_reduce", "payload": 3}, "reduction"),
         ({"op": "broadcast", "peer": 0, "payload": 3}, {"op": "broadcast", "peer": 0, "payload": 3}, ""),
-        ({"op": "all_to_all"}, {"op": "all_to_all", "payload": 0}, ""),
+        ({"op": "all_to_all", "payload": 4}, {"op": "all_to_all", "payload": 5}, ""),
+        ({"op": "all_to_all", "payload": 4}, {"op": "all_to_all", "payload": 4}, "rank 0 gives rank 1 24 bytes, which takes 16."),
+        ({"op": "all_to_all", "payload": 4}, {"op": "all_to_all", "payload": 6}, "dtype"),
         ({"op": "all_gather"}, {"op": "all_gather_into_tensor"}, ""),
     ],
 )
 def test_collectives_that_disagree(first: dict[str, Any], second: dict[str, Any], what: str) -> None:
     diagnosis = collectives({"rank": 0, **first}, {"rank": 1, **second})
-    assert [finding.message.rpartition("the ")[2] for finding in diagnosis.findings] == ([f"{what} differs."] if what else [])
+    said = what if what.startswith("rank ") else f"the {what} differs."
+    assert [finding.message.rpartition(": ")[2] for finding in diagnosis.findings] == ([said] if what else [])
     assert [finding.kind for finding in diagnosis.findings] == ["collective_mismatch"] * bool(what)
 
 

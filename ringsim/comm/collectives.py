@@ -602,6 +602,24 @@ def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return int(getattr(value, "rootRank", value))
 
 
+def find_splits(reading: Reading, group_size: int, args: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
+    """Returns how many bytes an all_to_all gives to each rank of its group, and how many it takes from each; nothing of other calls.
+
+    Example:
+        >>> find_splits(METHODS["alltoall_base"], 2, (torch.zeros(4), torch.zeros(4), [1, 3], []))
+        ((8, 8), (4, 12))
+    """
+    if reading.collective.family != "all_to_all":
+        return ()
+    return tuple(_split_bytes(args[side], args[2 + side] if len(args) > 2 + side else (), group_size) for side in (1, 0))
+
+
+def _split_bytes(given: Any, rows: Any, group_size: int) -> tuple[int, ...]:
+    if not isinstance(given, torch.Tensor):
+        return tuple(each.nbytes for each in given)
+    return tuple(given.nbytes // max(len(given), 1) * count for count in rows) if rows else (given.nbytes // group_size,) * group_size
+
+
 def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Returns how a call reduces, such as "SUM"; empty if it does not."""
     if not reading.collective.reduces:

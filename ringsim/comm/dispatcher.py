@@ -46,6 +46,7 @@ class Issued(NamedTuple):
     Attributes:
         reading: which one it is.
         group: where.
+        args: the others.
         tensors: those that its size is reckoned from.
         made: those that it fills.
         root: the group rank of its root, NONE where it has none.
@@ -54,6 +55,7 @@ class Issued(NamedTuple):
 
     reading: Reading
     group: ProcessGroup
+    args: tuple[Any, ...]
     tensors: list[torch.Tensor]
     made: list[torch.Tensor]
     root: int
@@ -97,6 +99,7 @@ class Dispatcher:
             if listener is None or getattr(elsewhere, "now", False):
                 return hand_on(keys & below, *args)
             try:
+                others = args[:group_at] + args[group_at + 1 :]
                 tensors = find_tensors(reading, args[:group_at], {})
                 real = all(map(_holds_data, tensors))
                 root = NONE if root_at is None else int(args[root_at])
@@ -105,7 +108,8 @@ class Dispatcher:
                 real = False
             if not real:
                 return hand_on(keys & below, *args)
-            return listener(Issued(reading, group, tensors, tree_leaves(args[0]), root, functools.partial(hand_on, keys & below, *args)))
+            go_on = functools.partial(hand_on, keys & below, *args)
+            return listener(Issued(reading, group, others, tensors, tree_leaves(args[0]), root, go_on))
 
         return kernel
 

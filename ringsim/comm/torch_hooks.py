@@ -30,7 +30,7 @@ from torch.distributed import ProcessGroup, Work, distributed_c10d
 
 from ringsim.comm import handed_over, program_spans
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
-from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_tensors, find_unfit
+from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_splits, find_tensors, find_unfit
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.comm.polling import make_is_completed
@@ -172,19 +172,22 @@ class _Names:
         """
         try:
             tensors = find_tensors(reading, args, kwargs)
-            payload = self.meet_tensors(reading, group_size, tensors, find_reduction(reading, args, kwargs))
+            splits = find_splits(reading, group_size, args)
+            payload = self.meet_tensors(reading, group_size, tensors, find_reduction(reading, args, kwargs), splits)
             return payload, find_root(reading, args, kwargs), find_unfit(reading, tensors, args)
         except Exception:
             return NONE, NONE, None
 
-    def meet_tensors(self, reading: Reading, group_size: int, tensors: list[torch.Tensor], reduction: str) -> int:
+    def meet_tensors(
+        self, reading: Reading, group_size: int, tensors: list[torch.Tensor], reduction: str, splits: tuple[tuple[int, ...], ...]
+    ) -> int:
         """Numbers what a collective carries."""
         copies = group_size if reading.shards else 1
         strides = [each.stride() for each in tensors if each.layout == torch.strided and not each.is_contiguous()] if reading.raw else []
-        key = (copies, reduction, *strides, *[(tensor.shape, tensor.dtype) for tensor in tensors])
+        key = (copies, reduction, splits, *strides, *[(tensor.shape, tensor.dtype) for tensor in tensors])
         payload = self._of_collectives.get(key)
         if payload is None:
-            payload = self._recorder.payload(*describe(tensors, copies), reduction=reduction, strides=strides)
+            payload = self._recorder.payload(*describe(tensors, copies), reduction=reduction, strides=strides, splits=splits)
             self._of_collectives[key] = payload
         return payload
 
@@ -441,7 +444,8 @@ class _Hooks:
         self.open_batches: dict[int, list[tuple[int, Begun | None]]] = {}  # thread: slots posted since _start_coalescing, on which GPU
         self.gpu_times = GpuTimes(recorder.amend, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
-        waits = {kind: kind.wait for kind in find_handle_types(Work)}
+        self.hidden = False  # from torch.compile
+        self.waits = waits = {kind: kind.wait for kind in find_handle_types(Work)}
         self.is_completed: Hook = Work.is_completed
         self.wait_unseen: Hook = lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
         self.late = LateWaits(recorder, self.wait_unseen)
@@ -462,6 +466,7 @@ class _Hooks:
             **{(ProcessGroup, method): functools.partial(self.make_collective, method) for method in METHODS},
             **{(kind, "wait"): functools.partial(self.make_wait, kind.wait) for kind in find_handle_types(Work)},
             (Work, "get_future"): self.make_get_future,
+            (torch, "compile"): self.make_compile,
             (Work, "is_completed"): lambda: make_is_completed(recorder.sites, self.pending, self.finish, checks.refuse if checks else None),
         }
         for place, make in present(makers).items():  # versions of torch differ in which collectives they have
@@ -686,7 +691,8 @@ class _Hooks:
             reading, slot = issued.reading, None
             try:
                 group, ranks = names.groups.get(id(issued.group)) or self.meet_group(issued.group)
-                payload = names.meet_tensors(reading, len(ranks), issued.tensors, "")
+                splits = find_splits(reading, len(ranks), issued.args)
+                payload = names.meet_tensors(reading, len(ranks), issued.tensors, "", splits)
                 post = posts.get(reading) or posts.setdefault(reading, recorder.make_post(reading.op, _COLLECTIVES))
                 slot = post(group, ranks.get(issued.root, NONE), NONE, payload)
             except Exception:
@@ -757,6 +763,19 @@ class _Hooks:
             return result
 
         return wait
+
+    def make_compile(self) -> Hook:
+        """Keeps the compiler out of these functions, from when there is one: it fails at some of what they ask of groups and handles."""
+        torchs = torch.compile
+
+        def compile_(*args: Any, **kwargs: Any) -> Any:
+            if not self.hidden:
+                self.hidden = True
+                places = [place for place in self.originals if place[0] is ProcessGroup or place[0] in self.waits]
+                put({(owner, name): torch.compiler.disable(vars(owner)[name]) for owner, name in places})
+            return torchs(*args, **kwargs)
+
+        return compile_
 
     def make_get_future(self) -> Hook:
         """Makes the hook for ``get_future``: whoever waits for the future does so in C++, as for collectives that C++ issues."""

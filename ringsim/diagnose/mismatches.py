@@ -10,7 +10,8 @@ still be refused, and then it never was; a program may catch the error and try a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import itertools
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -45,6 +46,7 @@ _MOST_CALLS: Final = 4
 _MARK: Final = OP_CODES["mark"]
 _BLOCKING: Final = [code for name, code in OP_CODES.items() if name in ("send", "recv", "send_object_list", "recv_object_list")]
 _NEW_GROUP: Final = OP_CODES["new_group"]
+_UNEVEN: Final = [code for name, code in OP_CODES.items() if name in COLLECTIVES and COLLECTIVES[name].uneven]
 _SAME_CALLS: Final = "Let all ranks of a group call the same collectives, with the same arguments, in one order."
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
 _EFFECTS: Final = {
@@ -232,11 +234,35 @@ def _call_findings(
         group = int(events.group[event[index]])
         earliest[group] = min(int(place[index]), earliest.get(group, int(place[index])))
     findings = []
+    for first_of, both, what in _find_unfit_splits(events, event, call):
+        if place[first_of] < earliest.get(int(events.group[event[first_of]]), len(place)):
+            earliest[int(events.group[event[first_of]])] = -1
+            operations = tuple(operation_of(events, int(one)) for one in event[both])
+            findings.append(_call_finding(operations, int(place[first_of]) + count_before(events, int(event[first_of])), what))
     for group, its in earliest.items():
         some = [index for index in wrong.tolist() if events.group[event[index]] == group and place[index] == its]
-        operations = tuple(operation_of(events, int(one)) for one in (mine[some[0]], *event[some]))
-        findings.append(_call_finding(operations, its + count_before(events, int(event[some[0]])), said[number[some[0]]]))
+        if some:
+            operations = tuple(operation_of(events, int(one)) for one in (mine[some[0]], *event[some]))
+            findings.append(_call_finding(operations, its + count_before(events, int(event[some[0]])), said[number[some[0]]]))
     return tuple(findings)
+
+
+def _find_unfit_splits(events: Events, event: Ints, call: Ints) -> Iterator[tuple[int, list[int], str]]:
+    """Yields each all_to_all in which a rank gives another more or less than it takes: its first index, those of both, and what differs."""
+    uneven = np.flatnonzero(np.isin(events.op[event], _UNEVEN))
+    order = uneven[np.argsort(call[uneven], kind="stable")]
+    for its in np.split(order, np.flatnonzero(np.diff(call[order])) + 1) if len(order) else ():
+        members = events.tables.groups[events.group[event[its[0]]]].ranks
+        known: dict[int, tuple[int, int, tuple[tuple[int, ...], ...]]] = {}
+        for index, payload, rank in zip(its.tolist(), events.payload[event[its]].tolist(), events.rank[event[its]].tolist(), strict=True):
+            splits = events.tables.payloads[payload].splits if payload != NONE else ()
+            if rank in members and [len(side) for side in splits] == [len(members)] * 2:
+                known[rank] = index, members.index(rank), splits
+        for (one, (mine, place, gives)), (other, (theirs, target, takes)) in itertools.permutations(known.items(), 2):
+            if gives[0][target] != takes[1][place]:
+                what = f"rank {one} gives rank {other} {count(gives[0][target], 'byte')}, which takes {takes[1][place]:,}"
+                yield int(its[0]), [mine, theirs], what
+                break
 
 
 def _call_difference(events: Events, op: int, other_op: int, payload: int, other_payload: int, root: int, other_root: int) -> str:
@@ -251,7 +277,7 @@ def _call_difference(events: Events, op: int, other_op: int, payload: int, other
     if op == _NEW_GROUP:
         return "members" if mine.shape != theirs.shape else ""
     if OP_NAMES[op] in COLLECTIVES and COLLECTIVES[OP_NAMES[op]].uneven:
-        return ""
+        return "dtype" if mine.dtype != theirs.dtype and min(mine.size_bytes, theirs.size_bytes) > 0 else ""
     what = disagreement(mine, theirs)
     if what == "shape" and op != other_op:  # spellings that take the same elements in other shapes
         return ""
@@ -261,7 +287,8 @@ def _call_difference(events: Events, op: int, other_op: int, payload: int, other
 def _call_finding(operations: tuple[Operation, ...], place: int, what: str) -> Finding:
     said = ", ".join(f"rank {one.rank} calls {one}{f' with root {one.peer}' if what == 'root' else ''}" for one in operations[:_MOST_CALLS])
     more = f" and {count(len(operations) - _MOST_CALLS, 'more rank')} otherwise still" if len(operations) > _MOST_CALLS else ""
-    message = f"{said}{more} as collective {place + 1} of group {operations[0].group}: the {what} differ{'' if what == 'members' else 's'}."
+    differs = what if what.startswith("rank ") else f"the {what} differ{'' if what == 'members' else 's'}"
+    message = f"{said}{more} as collective {place + 1} of group {operations[0].group}: {differs}."
     kind = "group_order_mismatch" if operations[0].op == "new_group" else "collective_mismatch"
     return Finding(
         kind, tuple(sorted(one.rank for one in operations)), operations, message, SAME_GROUPS if "group" in kind else _SAME_CALLS

@@ -123,7 +123,8 @@ def meet(part: Part, links: Links) -> None:
     if met is None:
         met = meetings.open[number] = []
     else:
-        _compare(part, met[0])
+        for other in met if part.name in _UNEVEN else met[:1]:
+            _compare(part, other)
     meetings.calls[part.place] = number + 1
     met.append(part)
     if len(met) < len(meetings.calls):
@@ -142,15 +143,20 @@ def meet(part: Part, links: Links) -> None:
 
 def _compare(mine: Part, theirs: Part) -> None:
     """Raises MessageMismatch where what two ranks call does not belong together."""
-    if mine.name == theirs.name and mine.kind is theirs.kind and mine.root == theirs.root:
+    uneven = mine.name in _UNEVEN
+    if mine.name == theirs.name and mine.kind is theirs.kind and mine.root == theirs.root and not uneven:
         return
     if not same_collective(mine.name, theirs.name):
         words = f"one operation, got {mine.name} here and {theirs.name}"
     elif mine.root != theirs.root:
         words = f"one root, got root {mine.root} here and root {theirs.root}"
+    elif uneven:
+        words = _unfit(mine, theirs) or _unfit(theirs, mine)
+        if not words:
+            return
     else:
         payloads = mine.kind.payload, theirs.kind.payload
-        what = "" if mine.name in _UNEVEN else disagreement(*payloads)
+        what = disagreement(*payloads)
         if not what or (what == "shape" and mine.name != theirs.name):
             return
         words = f"one {what}, got {describe_payload(payloads[0])} here and {describe_payload(payloads[1])}"
@@ -160,6 +166,17 @@ def _compare(mine: Part, theirs: Part) -> None:
     )
     mine.refuse("collective_mismatch", message)
     raise MessageMismatch(message)
+
+
+def _unfit(one: Part, other: Part) -> str:
+    """Says what is wrong with what a rank gives another in an all_to_all, which may differ from pair to pair; empty where nothing is."""
+    given, taken = one.call.inputs[other.place], other.call.outputs[one.place]
+    if given.nbytes != taken.nbytes:
+        numbers = one.rank.number, other.rank.number
+        return "as many bytes given as taken, got {:,} that rank {} gives rank {}, which takes {:,}".format(
+            given.nbytes, *numbers, taken.nbytes
+        )
+    return "" if given.dtype == taken.dtype or not given.nbytes else f"one dtype, got {given.dtype} given and {taken.dtype} taken"
 
 
 def _find_fault(parts: Sequence[Part]) -> _Fault | None:

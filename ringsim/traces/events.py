@@ -114,6 +114,7 @@ class Payload(NamedTuple):
 
     ``reduction`` is how an operation combines what the ranks have, such as "SUM"; empty elsewhere, and in files of ringsim 0.1.0.
     ``strides`` are those of the tensors of a collective that sees them as they lie in memory, where they are not contiguous.
+    ``splits`` are, of an all_to_all, the bytes given to each rank of its group and those taken from each.
     """
 
     dtype: str
@@ -121,6 +122,7 @@ class Payload(NamedTuple):
     size_bytes: int
     reduction: str = ""
     strides: tuple[tuple[int, ...], ...] = ()
+    splits: tuple[tuple[int, ...], ...] = ()
 
 
 class Tables(NamedTuple):
@@ -240,8 +242,7 @@ def write_tables(tables: Tables) -> dict[str, Any]:
 
 def _write_payload(payload: Payload) -> dict[str, Any]:
     entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
-    entry |= {"reduction": payload.reduction} if payload.reduction else {}
-    return entry | ({"strides": payload.strides} if payload.strides else {})
+    return entry | {name: said for name in ("reduction", "strides", "splits") if (said := getattr(payload, name))}
 
 
 def read_tables(value: Any) -> Tables:
@@ -282,11 +283,11 @@ def read_payload(entry: Any) -> Payload:
     size_bytes = entry.get("size_bytes")
     if type(size_bytes) is not int or not NONE <= size_bytes <= _INT64_MAX:
         raise ValueError("the size of a payload is not a number of bytes")
-    shape, strides = _naturals(entry.get("shape"), "the shape of a payload"), entry.get("strides", [])
-    if not isinstance(strides, list):
-        raise ValueError("the strides of a payload are not a list")
-    strides = tuple(_naturals(one, "the strides of a tensor") for one in strides)
-    return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")), strides)
+    shape, rows = _naturals(entry.get("shape"), "the shape of a payload"), [entry.get(name, []) for name in ("strides", "splits")]
+    if not all(isinstance(one, list) for one in rows):
+        raise ValueError("the strides or splits of a payload are not a list")
+    strides, splits = (tuple(_naturals(one, "the strides or splits of a payload") for one in lists) for lists in rows)
+    return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")), strides, splits)
 
 
 def readable(value: Any, *, lines: bool = False) -> Any:

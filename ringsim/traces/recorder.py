@@ -359,10 +359,18 @@ class Recorder:
         line = {"name": name, "ranks": ranks} | ({"fresh": True} if fresh else {})
         return self._number("group", (name, ranks, fresh), self.groups, Group(name, ranks), line)
 
-    def payload(self, dtype: str, shape: Sequence[int], size_bytes: int, reduction: str = "", strides: Sequence[Sequence[int]] = ()) -> int:
+    def payload(
+        self,
+        dtype: str,
+        shape: Sequence[int],
+        size_bytes: int,
+        reduction: str = "",
+        strides: Sequence[Sequence[int]] = (),
+        splits: tuple[tuple[int, ...], ...] = (),
+    ) -> int:
         """Numbers what an operation carries; see ``ringsim.traces.events.Payload``."""
-        value = Payload(dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)))
-        line = {key: said for key, said in value._asdict().items() if said or key not in ("reduction", "strides")}
+        value = Payload(dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)), splits)
+        line = {key: said for key, said in value._asdict().items() if said or key not in ("reduction", "strides", "splits")}
         return self._number("payload", value, self.payloads, value, line)
 
     def label(self, name: str) -> int:

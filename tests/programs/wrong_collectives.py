@@ -134,6 +134,13 @@ def the_last_batch_is_smaller() -> None:
     dist.all_gather([torch.empty_like(batch) for _ in range(2)], batch)  # here
 
 
+@fault("75d", **EASE)
+def parts_to_exchange_that_disagree() -> None:
+    """What a rank takes is not what it gives."""
+    splits = [1, 3]
+    dist.all_to_all_single(tensor(), tensor(), splits, splits)  # here
+
+
 @fault("76a", **EASE)
 def gathered_by_nobody() -> None:
     dist.gather(tensor(), None, 0)  # here
