@@ -6,6 +6,7 @@ import io
 import pickle
 import sys
 import threading
+import types
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,21 @@ def test_a_local_function_travels_with_what_it_captures() -> None:
     assert job.call is not None
     worker, args, kwargs = pickle.loads(job.call)
     assert worker(*args, **kwargs) == 22
+
+
+def test_a_function_travels_whose_module_was_loaded_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pytest loads files of tests with ``--import-mode=importlib``; with what it uses of another such file."""
+    with monkeypatch.context() as patch:
+        for name, text in (
+            ("", ""),
+            (".helpers", "def one(): return 1"),
+            (".test_it", "from strange.helpers import one\ndef two(): return one() + 1"),
+        ):
+            module = types.ModuleType(f"strange{name}")
+            patch.setitem(sys.modules, module.__name__, module)
+            exec(text, vars(module))
+        job = pack_call(module.two, (), {}, seed=0)
+    assert pickle.loads(job.call or b"")[0]() == 2
 
 
 def test_what_cannot_be_pickled_is_named_with_the_line_that_uses_it() -> None:

@@ -444,7 +444,8 @@ class _Hooks:
         self.open_batches: dict[int, list[tuple[int, Begun | None]]] = {}  # thread: slots posted since _start_coalescing, on which GPU
         self.gpu_times = GpuTimes(recorder.amend, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
-        waits = {kind: kind.wait for kind in find_handle_types(Work)}
+        self.hidden = False  # from torch.compile
+        self.waits = waits = {kind: kind.wait for kind in find_handle_types(Work)}
         self.is_completed: Hook = Work.is_completed
         self.wait_unseen: Hook = lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
         self.late = LateWaits(recorder, self.wait_unseen)
@@ -465,6 +466,7 @@ class _Hooks:
             **{(ProcessGroup, method): functools.partial(self.make_collective, method) for method in METHODS},
             **{(kind, "wait"): functools.partial(self.make_wait, kind.wait) for kind in find_handle_types(Work)},
             (Work, "get_future"): self.make_get_future,
+            (torch, "compile"): self.make_compile,
             (Work, "is_completed"): lambda: make_is_completed(recorder.sites, self.pending, self.finish, checks.refuse if checks else None),
         }
         for place, make in present(makers).items():  # versions of torch differ in which collectives they have
@@ -761,6 +763,19 @@ class _Hooks:
             return result
 
         return wait
+
+    def make_compile(self) -> Hook:
+        """Keeps the compiler out of these functions, from when there is one: it fails at some of what they ask of groups and handles."""
+        torchs = torch.compile
+
+        def compile_(*args: Any, **kwargs: Any) -> Any:
+            if not self.hidden:
+                self.hidden = True
+                places = [place for place in self.originals if place[0] is ProcessGroup or place[0] in self.waits]
+                put({(owner, name): torch.compiler.disable(vars(owner)[name]) for owner, name in places})
+            return torchs(*args, **kwargs)
+
+        return compile_
 
     def make_get_future(self) -> Hook:
         """Makes the hook for ``get_future``: whoever waits for the future does so in C++, as for collectives that C++ issues."""

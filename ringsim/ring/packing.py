@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import itertools
 import os
 import sys
 import types
@@ -30,6 +31,7 @@ def pack_worker(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
             and the line that uses it.
     """
     values, named = check_call(args, kwargs)
+    _add_strangers(getattr(worker, "__module__", None) or "__main__")
     try:
         packed: bytes = cloudpickle.dumps((worker, values, named))
     except Exception as error:
@@ -37,6 +39,26 @@ def pack_worker(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     if len(packed) > _LARGE_BYTES:
         _warn_large(worker, values, named, len(packed))
     return packed
+
+
+def _add_strangers(name: str) -> None:
+    """Lets a module travel that ranks could not import, with those beside it: pytest loads files by path (``--import-mode=importlib``)."""
+    if name == "__main__" or _can_be_imported(name):
+        return
+    package = name.partition(".")[0]
+    for other, module in list(sys.modules.items()):
+        if other.partition(".")[0] == package and isinstance(module, types.ModuleType) and not _can_be_imported(other):
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _can_be_imported(name: str) -> bool:
+    places = None
+    for part in itertools.accumulate(name.split("."), "{}.{}".format):
+        spec = next((spec for finder in sys.meta_path if (spec := finder.find_spec(part, places)) is not None), None)
+        if spec is None:
+            return False
+        places = spec.submodule_search_locations
+    return True
 
 
 def _captures(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any, int | None]]:

@@ -152,7 +152,7 @@ def test_mixing_with_torchs_own_class_needs_torchs_own_names() -> None:
 
 
 def compile_both() -> list[Any]:
-    """Compiles the same function with torch's names and with ringsim's, in one graph each."""
+    """Compiles the same functions with torch's names and with ringsim's: one in a graph, and one that is broken into several."""
     results = []
     for library in (native, dist):
 
@@ -161,13 +161,25 @@ def compile_both() -> list[Any]:
             library.all_reduce(x)
             return x + 1
 
+        def broken(x: torch.Tensor, library: Any = library) -> torch.Tensor:
+            x = x * 3
+            library.reduce(x, 0)
+            return x + 1
+
         torch._dynamo.reset()
-        results.append(torch.compile(step, backend="eager", fullgraph=True)(torch.ones(2)).tolist())
+        results += [
+            torch.compile(step, backend="eager", fullgraph=True)(torch.ones(1)).item(),
+            torch.compile(broken, backend="eager")(torch.ones(1)).item(),
+        ]
     return results
 
 
 def test_compiler_follows_as_it_follows_torch() -> None:
-    assert ringsim.trace(compile_both, world_size=1).results == [[[3.0, 3.0]] * 2]
+    trace = ringsim.trace(compile_both, world_size=1)
+    assert trace.results == [[3.0, 4.0] * 2]
+    frame = trace.to_pandas()
+    assert frame.op.tolist() == ["all_reduce", "reduce"] * 2
+    assert frame.file.str.endswith(__file__).all()
 
 
 def cost_ns(function: Any, *args: Any, **kwargs: Any) -> float:

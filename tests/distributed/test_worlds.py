@@ -118,7 +118,7 @@ def trace_script(directory: Path, *words: str) -> str:
 
 
 def test_the_ranks_that_a_script_starts_are_recorded(script: Path, server: RankServer) -> None:
-    (said,) = results(server.run(trace_script, [(script.parent, str(script), str(free_port()), "fork", "spawn")]))
+    (said,) = results(server.run(trace_script, [(script.parent, str(script), str(free_port()), "fork", "spawn")], limit_s=60))
     assert "tutorial.py starts its own ranks" in said
     assert "all joined" in said
     messages = ringsim.load(script.with_suffix(".ringtrace")).to_pandas("messages")
