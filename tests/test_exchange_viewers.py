@@ -346,6 +346,7 @@ def test_what_a_file_of_the_profiler_lacks_is_named(tmp_path: Path) -> None:
     for change, said in (
         ({"distributedInfo": {}}, "names no rank"),
         ({"distributedInfo": {**about, "backend": "nccl"}}, "only those on Gloo"),
+        (json.loads(json.dumps(PROFILED).replace("[[6]]", "[[1" + "0" * 30 + "]]")), "payload .* whole numbers|number of bytes"),
         ({"traceEvents": [{**event, "args": {}} for event in PROFILED["traceEvents"]]}, "record_shapes=True"),
     ):
         path.write_text(json.dumps({**PROFILED, **change}))

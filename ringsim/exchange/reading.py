@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ringsim.errors import RingError, TraceFileError
-from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Group, Tables, make_events, read_word
+from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Tables, make_events, read_tables, write_tables
 from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
 
@@ -89,6 +89,7 @@ class Rows:
     """Events that become a trace; they may be added in any order.
 
     Example:
+        >>> from ringsim.traces.events import Group
         >>> rows = Rows()
         >>> rows.add(1, "recv", 500, peer=0, group=Group("world", (0, 1)), done_ns=900)
         >>> rows.add(0, "send", 400, peer=1, group=Group("world", (0, 1)), done_ns=700)
@@ -127,12 +128,7 @@ class Rows:
         for name in ("post_ns", "wait_ns", "done_ns"):
             columns[name] = [value if value == NONE and name != "post_ns" else value - first for value in columns[name]]
         groups, payloads, labels, files = (tuple(self._numbers[name]) for name in _NAMED)
-        tables = Tables(
-            groups=tuple(Group(read_word(name), ranks) for name, ranks in groups),
-            payloads=tuple(one._replace(dtype=read_word(one.dtype), reduction=read_word(one.reduction)) for one in payloads),
-            labels=tuple(map(read_word, labels)),
-            files=tuple(map(read_word, files)),
-        )
+        tables = read_tables(write_tables(Tables(groups, payloads, labels, files)))  # which checks every number, and every word
         events = make_events(columns_of(columns), tables)
         check_run(events, metadata)
         return Trace(events, metadata)
