@@ -64,7 +64,7 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
             data = file.read(min(whole.st_size if stat.S_ISREG(whole.st_mode) else MAX_BYTES, MAX_BYTES) + 1)  # room is made for all of it
     except (OSError, ValueError, MemoryError) as error:  # ValueError: a null character in the path
         rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
-        reason = getattr(error, "strerror", None) or error or "more than there is memory for"
+        reason = getattr(error, "strerror", None) or str(error) or "more than there is memory for"
         raise TraceFileError(f"A file to import must {rule}, got {os.fsdecode(path)}: {reason}. Check the path.") from error
     if data[:2] == b"\x1f\x8b":
         with reading(path, "packed by gzip"):
