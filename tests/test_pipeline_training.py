@@ -40,12 +40,15 @@ from ringsim.pipeline import (
     forward_stage,
     gradient_report,
     partition_model,
+    pipeline_state_dict,
     recv_activation,
     recv_gradient,
     send_activation,
     send_gradient,
+    share_overflow,
     single_process_step,
     train_step_pipeline,
+    weighted_loss,
 )
 from ringsim.pipeline.messages import HEADER_TAG, PAYLOAD_TAG, Route, _send
 from ringsim.schedules import SCHEDULE_NAMES, interleaved_1f1b, looped_bfs, make_schedule
@@ -232,7 +235,82 @@ def evaluate_only(case: Case) -> float:
     return worst
 
 
-@pytest.mark.parametrize("do", [accumulate, optimise, freeze, evaluate_only])
+def weigh(case: Case) -> float:
+    """A batch that does not divide, by samples and by tokens, one microbatch all ignored: as the whole batch at once."""
+    (tokens,), (target,) = make_microbatches(Case(1))
+    tokens, target = tokens.repeat(5, 1)[:7], target.repeat(5, 1)[:7]
+    worst = 0.0
+    for weights, more in (("samples", {}), ("tokens", {}), ("tokens", {"schedule": "zb_h1", "checkpoint": True})):
+        target = target.clone()
+        target[2:4] = -100 if weights == "tokens" else 1
+        model = make_model(case)
+        logits = model(tokens)
+        each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
+        expected = each.sum() / (target != -100).sum() if weights == "tokens" else sum_by_sample(each, target)
+        expected.backward()
+        reference, inputs, targets = gradients(model), tokens.split(2), target.split(2)
+        model.zero_grad()
+        loss_fn = weighted_loss(targets, weights)
+        loss = train_step_pipeline(model, inputs, targets, loss_fn=loss_fn, **more)
+        assert eval_step_pipeline(model, inputs, targets, loss_fn=loss_fn) == pytest.approx(loss, rel=1e-12)
+        worst = max(worst, abs(loss - expected.item()), difference(gradients(model), reference))
+    return worst
+
+
+def sum_by_sample(each: Tensor, target: Tensor) -> Tensor:
+    """The mean over samples of each microbatch's mean over its tokens."""
+    means = [part.sum() / (kept != -100).sum() * len(part) for part, kept in zip(each.split(2), target.split(2), strict=True)]
+    return torch.stack(means).sum() / len(each)
+
+
+def scale_up(case: Case) -> float:
+    """A GradScaler a rank, as one in a single process: gradients overflow on one stage, all skip the step; an empty stage goes along."""
+    reference, model = make_model(case).float(), make_model(case).float()
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2) for _ in range(2)]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (reference, model)]
+    cut = [0] * (len(ringsim.current_ring().ranks) - 1) + [case.num_layers]
+    spoilt = "blocks.0.attention.out.weight"  # on one rank alone
+    for step in range(5):
+        data = make_microbatches(Case(seed=step))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        scalers[0].scale(torch.stack([cross_entropy(reference(x), y) for x, y in zip(*data, strict=True)]).mean()).backward()
+        train_step_pipeline(model, *data, partition=cut, loss_fn=lambda y, target: scalers[1].scale(cross_entropy(y, target)))
+        for each in (reference, model):
+            grad = dict(each.named_parameters())[spoilt].grad
+            if step == 1 and grad is not None:
+                grad[0, 0] = float("inf")
+        share_overflow(model, scalers[1])
+        for scaler, optimizer in zip(scalers, optimizers, strict=True):
+            scaler.unscale_(optimizer)
+        norm = clip_grad_norm_pipeline(model, 0.1)
+        expected_norm = float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1))
+        assert norm == pytest.approx(expected_norm, rel=1e-5, nan_ok=True)
+        for scaler, optimizer in zip(scalers, optimizers, strict=True):
+            scaler.step(optimizer)
+            scaler.update()
+        assert scalers[0].get_scale() == scalers[1].get_scale() == 2.0 ** (20, 19, 19, 20, 20)[step]
+    return 0.0
+
+
+def gather(case: Case) -> float:
+    """Every rank changes its part; afterwards all have the whole of it, buffers and repeated layers included."""
+    worst = 0.0
+    for name in ("1f1b", "zb_v"):
+        shared = nn.Linear(3, 3)
+        model = nn.Sequential(shared, nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3), shared, nn.Linear(3, 3), nn.ReLU())
+        part = pipeline_state_dict(model, gather=False, schedule=name)
+        due = {key: torch.full_like(value, len(key)) for key, value in model.state_dict().items()}
+        due |= {f"4.{each}": due[f"0.{each}"] for each in ("weight", "bias")}
+        for key, value in part.items():
+            value.copy_(due[key])
+        whole = pipeline_state_dict(model, schedule=name)
+        assert list(whole) == list(due)
+        worst = max(worst, difference({key: value.double() for key, value in whole.items()}, due))
+    return worst
+
+
+@pytest.mark.parametrize("do", [accumulate, optimise, freeze, evaluate_only, weigh, scale_up, gather])
 def test_what_a_training_loop_does_equals_a_single_process(do: Callable[[Case], float]) -> None:
     for size, tied in ((2, True), (3, False)):
         assert max(simulate(do, size, Case(tied=tied)).results) < TOLERANCES[torch.float64], size

@@ -57,9 +57,12 @@ Training::
     train_step_pipeline_afab  the same, for a causal language model and AFAB
     eval_step_pipeline        the loss alone, without gradients
     clip_grad_norm_pipeline   gradient clipping over all stages
+    pipeline_state_dict       the trained model, whole again, or one rank's part of it
     new_replica_group         the ranks of one stage, where several pipelines share out a batch
     average_gradients         the mean of their gradients
     cross_entropy             the loss of a step when no other is given
+    weighted_loss             one for microbatches of different sizes
+    share_overflow            tells all stages' GradScalers of an overflow
     forward_stage             the forward pass of one stage
     backward_stage            its backward pass
     backward_input            the first half of that: the gradient that is sent back
@@ -102,15 +105,16 @@ _CONTENTS: Final = {
     name: f"ringsim.{module}"
     for module, names in {
         "pipeline.adapters": "Adapter Announced adapter_of",
+        "pipeline.checkpoints": "pipeline_state_dict",
         "pipeline.executor": "rehearse",
         "pipeline.generation": "generate",
         "pipeline.messages": "recv_activation recv_gradient send_activation send_gradient",
         "pipeline.partition": "get_stage_layers partition_model",
         "pipeline.reports": "GradientReport boundary_shapes check_gradient_flow check_single_rank compare_gradients compare_losses "
         "gradient_report single_process_step",
-        "pipeline.sharing": "average_gradients clip_grad_norm_pipeline new_replica_group",
+        "pipeline.sharing": "average_gradients clip_grad_norm_pipeline new_replica_group share_overflow",
         "pipeline.stage": "Stage backward_input backward_stage backward_weight build_stages flop_costs forward_stage tied_parameters",
-        "pipeline.training": "cross_entropy eval_step_pipeline train_step_pipeline train_step_pipeline_afab",
+        "pipeline.training": "cross_entropy eval_step_pipeline train_step_pipeline train_step_pipeline_afab weighted_loss",
         "pipeline.transformer": "SmallTransformer",
         "plot.steps": "plot_schedule",
         "schedules": "make_schedule",
@@ -132,6 +136,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.adapters import Adapter as Adapter
     from ringsim.pipeline.adapters import Announced as Announced
     from ringsim.pipeline.adapters import adapter_of as adapter_of
+    from ringsim.pipeline.checkpoints import pipeline_state_dict as pipeline_state_dict
     from ringsim.pipeline.executor import rehearse as rehearse
     from ringsim.pipeline.generation import generate as generate
     from ringsim.pipeline.messages import recv_activation as recv_activation
@@ -151,6 +156,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.sharing import average_gradients as average_gradients
     from ringsim.pipeline.sharing import clip_grad_norm_pipeline as clip_grad_norm_pipeline
     from ringsim.pipeline.sharing import new_replica_group as new_replica_group
+    from ringsim.pipeline.sharing import share_overflow as share_overflow
     from ringsim.pipeline.stage import Stage as Stage
     from ringsim.pipeline.stage import backward_input as backward_input
     from ringsim.pipeline.stage import backward_stage as backward_stage
@@ -163,6 +169,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.training import eval_step_pipeline as eval_step_pipeline
     from ringsim.pipeline.training import train_step_pipeline as train_step_pipeline
     from ringsim.pipeline.training import train_step_pipeline_afab as train_step_pipeline_afab
+    from ringsim.pipeline.training import weighted_loss as weighted_loss
     from ringsim.pipeline.transformer import SmallTransformer as SmallTransformer
     from ringsim.plot.steps import plot_schedule as plot_schedule
     from ringsim.schedules import make_schedule as make_schedule

@@ -20,6 +20,7 @@ Data parallel around pipelines: several rings in one world, each with the whole 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -40,6 +41,7 @@ __all__ = [
     "gather_over_ring",
     "new_replica_group",
     "pass_back",
+    "share_overflow",
     "sum_over",
 ]
 
@@ -189,6 +191,34 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
     return norm
+
+
+def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
+    """Makes the ``GradScaler`` of every rank skip a step, and lower its scale, if gradients overflowed on any of them.
+
+    Every rank of the ring calls it after each step, before ``scaler.unscale_`` or ``scaler.step``; it blocks until all have. Scalers that
+    began alike then stay alike. If gradients are averaged over several rings, call it before.
+
+    Args:
+        model: the whole model; parameters of other ranks have no gradient here.
+        scaler: this rank's, one for each rank, made with the same arguments.
+
+    Example:
+        >>> model, scaler = nn.Linear(1, 1, bias=False), torch.amp.GradScaler("cpu", init_scale=4.0)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> scaler.scale(model(torch.full((1,), 1e38)).sum()).backward()
+        >>> share_overflow(model, scaler)
+        >>> scaler.step(optimizer), scaler.update(), scaler.get_scale()
+        (None, None, 2.0)
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    scaler.scale(parameters[0].new_ones(()))  # a scaler gets its scale on first use, which is the last stage's alone
+    if all(parameter.grad is None for parameter in parameters):  # an empty stage: a scaler wants to see a gradient
+        parameters[0].grad = torch.zeros_like(parameters[0])
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    overflowed = torch.tensor(not all(bool(gradient.isfinite().all()) for gradient in gradients))
+    if any(gather_over_ring(find_ring(), overflowed)):
+        gradients[0].fill_(math.inf)  # the way in that a scaler leaves open; the gradients of this step are not used
 
 
 def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ from ringsim.schedules.engine import validate
 from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.schedule import Schedule
 
-__all__ = ["cross_entropy", "eval_step_pipeline", "train_step_pipeline", "train_step_pipeline_afab"]
+__all__ = ["cross_entropy", "eval_step_pipeline", "train_step_pipeline", "train_step_pipeline_afab", "weighted_loss"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -59,6 +60,49 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100)
+
+
+_WEIGHTS: Final[dict[str, Callable[[Tensor], int]]] = {"samples": len, "tokens": lambda target: int((target != -100).sum())}
+
+
+def weighted_loss(targets: Sequence[Tensor], weights: str | Callable[[Tensor], float] = "samples", loss_fn: Loss = cross_entropy) -> Loss:
+    """Returns a loss for microbatches that differ in size, with which a step is that of the whole batch at once.
+
+    A step gives every microbatch the same say. With this loss, a sample (or token) has the same say in whichever microbatch it stands. It
+    makes no message; pass it as ``loss_fn`` to a step and to the reports.
+
+    Args:
+        targets: those of all microbatches of the step, as passed to it.
+        weights: "samples"; "tokens", which counts the targets other than -100; or a function from a microbatch's target to its weight, 0
+            or more: what ``loss_fn`` divides by when it takes its mean.
+        loss_fn: the mean loss of a microbatch, from logits and target; it is not called for a weight of 0.
+
+    Returns:
+        ``loss_fn`` times the microbatch's weight, divided by the mean weight.
+
+    Raises:
+        ArgumentError: ``weights`` is another word, a weight is negative or not finite, or all are 0.
+
+    Example:
+        >>> model, x, y = nn.Linear(2, 3), torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1])
+        >>> targets = y.split(2)  # 2, 2 and 1
+        >>> loss = train_step_pipeline(nn.Sequential(model), x.split(2), targets, loss_fn=weighted_loss(targets))
+        >>> abs(loss - cross_entropy(model(x), y).item()) < 1e-6
+        True
+    """
+    weigh = _WEIGHTS.get(weights) if isinstance(weights, str) else weights
+    if weigh is None:
+        raise ArgumentError(f'weights must be "samples", "tokens" or a function, got {weights!r}. Choose what counts the same everywhere.')
+    found = [float(weigh(target)) for target in targets]
+    if not all(0 <= each < math.inf for each in found) or not sum(found) > 0:
+        raise ArgumentError(f"weights must be 0 or more, and not all 0, got {found}. Leave out a step in which nothing counts.")
+    mean = sum(found) / len(found)
+
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        weight = float(weigh(target))
+        return loss_fn(logits, target) * (weight / mean) if weight else (logits * 0).sum()  # the mean over nothing is NaN
+
+    return loss
 
 
 def train_step_pipeline(

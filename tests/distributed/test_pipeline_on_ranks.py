@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -35,6 +36,7 @@ from ringsim.pipeline import (
     clip_grad_norm_pipeline,
     generate,
     new_replica_group,
+    pipeline_state_dict,
     recv_activation,
     rehearse,
     send_activation,
@@ -130,6 +132,41 @@ def test_a_rehearsed_step_takes_the_times_that_were_asked_for_or_longer(trace: r
     assert (step.end - step.start >= asked_ns).all()
     messages = trace.to_pandas("messages")
     assert (messages["size_bytes"] == 64).sum() >= len(evaluate(REHEARSED).messages)
+
+
+# -- checkpoints
+
+
+def train_on(directory: Path, first: int, source: str) -> dict[str, Tensor]:
+    """Two steps of AdamW on a tied model, from a checkpoint after the first two; with the functions of the document."""
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    model = make_model(Case(tied=True, seed=first))  # after the first launch one with other weights
+    optimizer = torch.optim.AdamW(scope["own_parameters"](model), lr=0.01)
+    if first:
+        scope["load"](directory / "0", model, optimizer)
+    for step in range(first, first + 2):
+        optimizer.zero_grad()
+        train_step_pipeline(model, *make_microbatches(Case(seed=step)))
+        optimizer.step()
+    scope["save"](directory / str(first), model, optimizer)
+    return {key: tensor.clone() for key, tensor in pipeline_state_dict(model).items()}
+
+
+def test_training_goes_on_from_a_checkpoint_with_another_number_of_stages(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+    (source,) = [block.partition("\n```")[0] for block in text.split("```python\n") if "def own_parameters" in block]
+    ringsim.trace(train_on, world_size=SIZE, args=(tmp_path, 0, source))
+    on_two = ringsim.trace(train_on, world_size=2, args=(tmp_path, 2, source)).results
+    reference = make_model(Case(tied=True))
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=0.01)
+    for step in range(4):
+        optimizer.zero_grad()
+        single_process(reference, *make_microbatches(Case(seed=step)))
+        optimizer.step()
+    for whole in on_two:
+        assert list(whole) == list(reference.state_dict())
+        assert difference(whole, reference.state_dict()) < 1e-9
 
 
 # -- worlds that are made by hand
