@@ -1,4 +1,4 @@
-"""A million damaged trace files, and everything that reads them: does anything but an answer or an error of ringsim's come out?
+"""A million damaged files of each kind, and everything that reads them: does anything but an answer or an error of ringsim's come out?
 
     python benchmarks/soak_files.py [--inputs 1000000] [--seed 0] [--draw]
     python benchmarks/soak_files.py --atheris [--inputs 1000000]      # pip install '.[soak]': choices that reach new lines are kept
@@ -27,19 +27,24 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 REPORT_EVERY_S = 30.0
 ROUND = 50_000  # inputs of a fuzzer's process
+MOST_BYTES = 6 * 2**30  # of addresses, of which torch takes two thirds
 LIMIT_S = 120  # for one input, on the wall's clock: the machine may be busy with other things
 
 
 def soak(inputs: int, seed: int, *, draw: bool) -> int:
     """Reads damaged files of many seeds; returns how many let an error out that is not ringsim's."""
+    from test_exchange_viewers import HARMED, read_harmed
     from trace_mutations import load_damaged, mutate, real_files
 
     wholes, failures, loaded, slowest_s = real_files(), 0, 0, 0.0
+    others = Path(tempfile.mkdtemp())
     begin = last = time.monotonic()
     for number in range(seed, seed + inputs):
         start = time.monotonic()
         try:
             loaded += load_damaged(mutate(wholes, random.Random(number).randint), draw=draw)
+            for name in HARMED:
+                read_harmed(name, others / name, random.Random(f"{name}{number}").randint)
         except Exception:  # whatever it is, it is the finding
             failures += 1
             print(f"seed {number}:\n{traceback.format_exc()}", flush=True)
@@ -108,6 +113,7 @@ def main() -> int:
     parser.add_argument("--corpus", help=argparse.SUPPRESS)
     options = parser.parse_args()
     mpl.use("agg")
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     if options.corpus:
         fuzz(options.inputs, options.corpus)
     if options.atheris:

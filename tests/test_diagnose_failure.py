@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import linecache
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ from ringsim.diagnose.failure import (
     find_cause,
     impose,
     is_internal,
+    note_failed_threads,
     raise_verdict,
     read_verdict,
+    report_death,
     report_exception,
     write_verdict,
 )
@@ -31,6 +35,7 @@ from ringsim.diagnose.verdict import judge
 from ringsim.errors import Deadlock
 from ringsim.traces.events import Group
 from ringsim.traces.findings import KINDS, Operation
+from ringsim.traces.recorder import Recorder
 
 LOST = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4182"
 TIMED_OUT = "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 300ms for recv operation to complete"
@@ -205,3 +210,33 @@ def test_the_error_carries_the_diagnosis_that_the_watcher_made(tmp_path: Path) -
     assert error.diagnosis == diagnosis
     assert str(error) == str(diagnosis)
     raise_verdict(tmp_path, 2)  # it is not about that rank
+
+
+def test_what_ends_a_thread_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for a way to end it, and what merely follows from others."""
+    monkeypatch.setattr(threading, "excepthook", print)
+    recorder = Recorder(None, 0, 1, now=time.monotonic_ns, who=threading.get_ident)
+    stop = note_failed_threads(recorder)
+    for error in (SystemExit(3), impose("deadlock", "ranks wait for each other"), ValueError("no more batches")):
+        thread = threading.Thread(target=fail_with, args=(error,))
+        thread.start()
+        thread.join()
+    stop()
+    assert threading.excepthook is print
+    (label,) = recorder.labels
+    assert label.startswith("! thread_failed: raised ValueError: no more batches (")
+
+
+def fail_with(error: BaseException) -> None:
+    raise error
+
+
+def test_a_crash_has_a_line() -> None:
+    written = "Fatal Python error: Aborted\n\nStack (most recent call first):\n"
+    written += "".join(
+        f'  File "{file}", line {line} in {name}\n' for file, line, name in [(linecache.__file__, 3, "f"), ("t.py", 7, "step")]
+    )
+    report = report_death(1, -6, 0, "what(): size", f'{written}  File "{error_of_kind.__code__.co_filename}", line 9 in main\n')
+    assert (report.where, report.text.splitlines()[-1].strip()) == ("t.py, line 7, in step", "what(): size")
+    assert [word for word in ("step", "f\n", "main") if word in f"{report.traceback}\n"] == ["step", "f\n"]
+    assert describe_end(report)["state"] == "failed"

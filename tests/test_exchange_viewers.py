@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import json
 import math
+import pickle
 import random
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from trace_mutations import DATA, flip, read_in_full
 import ringsim
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError, TraceFileError
-from ringsim.exchange import read_chakra, read_chrome, read_goal, read_otf2, read_perfetto, read_profiler
+from ringsim.exchange import read_chakra, read_chrome, read_flight_recorder, read_goal, read_otf2, read_perfetto, read_profiler
 from ringsim.exchange.programs import Step, make_programs, replay
 from ringsim.exchange.slices import place_apart, place_nested
 from ringsim.simulator.schedules import simulate_schedule
@@ -45,6 +46,7 @@ READERS: dict[str, Callable[..., Trace]] = {
     "chakra": read_chakra,
     "otf2": read_otf2,
     "profiler": read_profiler,
+    "flight recorder": read_flight_recorder,
 }
 
 
@@ -165,6 +167,13 @@ PROFILED: dict[str, Any] = {
     ],
 }  # fmt: skip
 
+ENTRY: dict[str, Any] = {
+    "record_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "time_created_ns": 5,
+    "input_sizes": [[2]], "output_sizes": [[2]], "input_dtypes": ["Float"], "frames": [{"name": "f", "filename": "x.py", "line": 3}],
+}  # fmt: skip
+DUMPED = {"version": "2.10", "pg_config": {"0": {"ranks": "[0, 1]"}}, "entries": [
+    ENTRY, {**ENTRY, "record_id": 1, "profiling_name": "nccl:send 0->1", "is_p2p": True}]}  # fmt: skip
+
 
 def test_what_others_wrote_becomes_spans_and_messages(tmp_path: Path) -> None:
     path = tmp_path / "theirs.json"
@@ -236,6 +245,10 @@ def test_blocking_calls_of_mpi_are_read(tmp_path: Path) -> None:
 def write_small(name: str, path: Path) -> None:
     if name == "profiler":
         path.write_text(json.dumps(PROFILED))
+    elif name == "flight recorder":
+        path.mkdir(exist_ok=True)
+        (path / "dump_0").write_text(json.dumps(DUMPED))
+        (path / "dump_1").write_bytes(pickle.dumps(DUMPED))
     else:
         export(small(), name, path)
 
@@ -247,17 +260,25 @@ def harm(path: Path, choose: Callable[[int, int], int]) -> None:
     file.write_bytes(flip(file.read_bytes(), choose))
 
 
-@pytest.mark.parametrize("name", [*VIEWERS, *PROGRAMS, "profiler"])
-@given(data=st.data())
-def test_damage_gives_one_error(tmp_path: Path, data: st.DataObject, name: str) -> None:
-    write_small(name, tmp_path / "run")
-    harm(tmp_path / "run", lambda low, high: data.draw(st.integers(low, high)))
+def read_harmed(name: str, path: Path, choose: Callable[[int, int], int]) -> None:
+    """Writes a file of a kind, harms it, and reads it. Any error but ringsim's own comes out of here."""
+    write_small(name, path)
+    harm(path, choose)
     try:
-        trace = take_in(name, tmp_path / "run")
+        trace = take_in(name, path)
     except TraceFileError as error:
         assert str(error).isprintable()  # noqa: PT017  # whether it is raised depends on the damage
     else:
         read_in_full(trace, draw=False)
+
+
+HARMED = (*VIEWERS, *PROGRAMS, "profiler", "flight recorder")
+
+
+@pytest.mark.parametrize("name", HARMED)
+@given(data=st.data())
+def test_damage_gives_one_error(tmp_path: Path, data: st.DataObject, name: str) -> None:
+    read_harmed(name, tmp_path / "run", lambda low, high: data.draw(st.integers(low, high)))
 
 
 READ_HARMED = """

@@ -214,8 +214,15 @@ def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     broken, binary = tmp_path / "broken.toml", tmp_path / "binary.toml"
     broken.write_text("[ring]\nranks = \n")
     binary.write_bytes(b"\xff\xfe")
+    long_ones = []
+    for number, (value, words) in enumerate(
+        {"9" * 5000: "must be TOML, got", "[" * 5000: "must be TOML, got", "9" * 400: "a whole number"}.items()
+    ):
+        long_ones.append((tmp_path / f"{number}.toml", words))
+        long_ones[-1][0].write_text(f"[ring]\nranks = {value}\n[model]\n[link]\n[schedule]\n")
     for file, code, words in (
         (broken, 2, "at line 2"),
+        *((file, 2, words) for file, words in long_ones),
         (binary, 1, "readable text"),
         (tmp_path / "missing.toml", 1, "No such file"),
         (tmp_path, 1, "directory"),

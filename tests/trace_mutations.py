@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -86,13 +87,30 @@ def write_columns(columns: dict[str, Any]) -> bytes:
 # --- damage -----------------------------------------------------------------------------------------------------------------------------
 
 
+ODD_TOKENS: Final = (
+    b"9" * 400,
+    b"9" * 5000,
+    b"-1",
+    b"1e999",
+    b"9223372036854775808",
+    b"null",
+    b'""',
+    b"[]",
+    b"[" * 100_000,
+    b'"\\u202e\\n"',
+)
+
+
 def flip(data: bytes, choose: Choose) -> bytes:
-    """Changes up to four bytes, or leaves some out, or doubles them."""
+    """Changes up to four bytes, or leaves some out, or doubles them, or puts something odd in the place of a number or word."""
     damaged = bytearray(data)
     for _ in range(choose(1, 4)):
         place = choose(0, len(damaged) - 1)
-        what = choose(0, 5)
-        if what == 0:
+        what = choose(0, 6)
+        if what == 6 and (tokens := list(re.finditer(rb'-?\d+|"[^"]*"', damaged))):
+            start, end = tokens[choose(0, len(tokens) - 1)].span()
+            damaged[start:end] = ODD_TOKENS[choose(0, len(ODD_TOKENS) - 1)]
+        elif what == 0:
             del damaged[place : place + choose(1, 16)]
         elif what == 1:
             damaged[place:place] = damaged[place : place + choose(1, 64)]

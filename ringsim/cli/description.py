@@ -28,7 +28,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.errors import LONGEST_S, ArgumentError, RingError, ScheduleError
+from ringsim.errors import LONGEST_S, ArgumentError, RingError, ScheduleError, is_number, say
 from ringsim.faults import Degrade, Injection, Jitter, Slow, check_injections, degraded_by, slowed_by
 from ringsim.link import Link
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
@@ -104,12 +104,12 @@ class TomlTable:
     def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
         """Returns a whole number of ``least`` or more."""
         rule = f"a whole number from {least}"
-        value = self._read(key, default, rule, lambda value: isinstance(value, int) and _is_number(value) and value >= least)
+        value = self._read(key, default, rule, lambda value: isinstance(value, int) and is_number(value) and value >= least)
         return int(self._check_size(key, value))
 
     def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
         """Returns a number of ``least`` or more."""
-        value = self._read(key, default, f"a number from {least:g}", lambda value: _is_number(value) and value >= least)
+        value = self._read(key, default, f"a number from {least:g}", lambda value: is_number(value) and value >= least)
         return float(self._check_size(key, value))
 
     def truth(self, key: str, default: bool) -> bool:
@@ -125,7 +125,7 @@ class TomlTable:
         value = self._read(key, default, "", lambda _: True)
         if value not in names:
             near = get_close_matches(value, names, 1) if isinstance(value, str) else []
-            raise self.wrong(key, f"one of {', '.join(names)}", repr(value), f"Did you mean {near[0]!r}?" if near else "Change the line.")
+            raise self.wrong(key, f"one of {', '.join(names)}", say(value), f"Did you mean {near[0]!r}?" if near else "Change the line.")
         return str(value)
 
     def has(self, what: str, units: Units) -> bool:
@@ -143,7 +143,7 @@ class TomlTable:
         if not isinstance(value, list):
             return self._measure(key, value, unit, units)
         if not value:
-            raise self.wrong(key, "a number, or a list with one for each stage", repr(value))
+            raise self.wrong(key, "a number, or a list with one for each stage", say(value))
         return tuple(self._measure(key, one, unit, units) for one in value)
 
     def finish(self) -> None:
@@ -166,7 +166,7 @@ class TomlTable:
             hint = f"It has {near[0]}; is that meant?" if near else "Add the line."
             raise ArgumentError(f"{self.name} must have {key}, got none ({self.file}). {hint}")
         if not fits(value):
-            raise self.wrong(key, rule, repr(value))
+            raise self.wrong(key, rule, say(value))
         return value
 
     def _find_quantity(self, what: str, units: Units, is_needed: bool) -> tuple[str, Any, Fraction] | None:
@@ -185,24 +185,20 @@ class TomlTable:
         return None
 
     def _measure(self, key: str, value: Any, unit: Fraction, units: Units) -> float:
-        if not _is_number(value) or not value >= 0:
-            raise self.wrong(key, "a number from 0", repr(value))
+        if not is_number(value) or not value >= 0:
+            raise self.wrong(key, "a number from 0", say(value))
         if units is TIME and value * float(unit) > LONGEST_S:
-            raise self.wrong(key, "285 years or less, since a trace counts ns", repr(value))
+            raise self.wrong(key, "285 years or less, since a trace counts ns", say(value))
         return float(Fraction(self._check_size(key, value)) * unit)
 
     def _check_size(self, key: str, value: Any) -> Any:
         if value > _LARGEST:
-            raise self.wrong(key, f"{_LARGEST:g} or less", repr(value))
+            raise self.wrong(key, f"{_LARGEST:g} or less", say(value))
         return value
 
 
 def _keys(what: str, units: Units) -> dict[str, Fraction]:
     return {f"{what}_{unit}": factor for unit, factor in units.items()}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -266,7 +262,7 @@ def read_description(file: Path) -> Description:
         raise RingError(f"the description must be a readable text file, got {error}. Look at its name.") from None
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: numbers of 5,000 digits, a thousand brackets
         raise ArgumentError(f"the description must be TOML, got {error} ({file}). Look at that line.") from None
     return _describe(TomlTable("the description", str(file), tables))
 

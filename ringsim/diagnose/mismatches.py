@@ -73,7 +73,7 @@ def disagreement(mine: Payload, theirs: Payload) -> str:
         return ""
     if mine.dtype != theirs.dtype:
         return "dtype"
-    if mine.reduction != theirs.reduction:
+    if mine.reduction != theirs.reduction and mine.reduction and theirs.reduction:  # of what C++ issues it is not known
         return "reduction"
     shape, other = (tuple(size for size in payload.shape if size != 1) for payload in (mine, theirs))
     return "shape" if shape != other and len(shape) > 1 and len(other) > 1 else ""

@@ -18,8 +18,9 @@ from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.traces.value import count
 
-__all__ = ["SAME_GROUPS", "blame_threads", "judge", "name_ranks", "wait_text", "waiting_text", "waits_text"]
+__all__ = ["IN_A_THREAD", "SAME_GROUPS", "blame_threads", "judge", "name_ranks", "wait_text", "waiting_text", "waits_text"]
 
+IN_A_THREAD: Final = "a thread of rank"
 SAME_GROUPS: Final = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
 _MOST_WAITS: Final = 4  # of a circle that are spelled out
 _STATE_WORDS: Final = {
@@ -90,7 +91,7 @@ def blame_threads(findings: Sequence[Finding], failed: Mapping[int, str]) -> tup
         its = [one for one in left if one.kind == "stalled" or rank in one.ranks or any(rank == each.peer for each in one.operations)]
         if its:
             echoes = tuple(echo for one in its for echo in (replace(one, consequences=()), *one.consequences))
-            blamed.append(Finding("rank_failed", (rank,), (), f"a thread of rank {rank} {about}.", consequences=echoes))
+            blamed.append(Finding("rank_failed", (rank,), (), f"{IN_A_THREAD} {rank} {about}.", consequences=echoes))
             left = [one for one in left if one not in its]
     return (*blamed, *left)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,10 +60,11 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
     """Returns the content of a file, unpacked if it is gzipped; raises TraceFileError if it cannot be read, or is larger than 1 GiB."""
     try:
         with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+            whole = os.fstat(file.fileno())
+            data = file.read(min(whole.st_size if stat.S_ISREG(whole.st_mode) else MAX_BYTES, MAX_BYTES) + 1)  # room is made for all of it
+    except (OSError, ValueError, MemoryError) as error:  # ValueError: a null character in the path
         rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or str(error) or "more than there is memory for"
         raise TraceFileError(f"A file to import must {rule}, got {os.fsdecode(path)}: {reason}. Check the path.") from error
     if data[:2] == b"\x1f\x8b":
         with reading(path, "packed by gzip"):

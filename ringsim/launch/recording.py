@@ -29,7 +29,7 @@ from ringsim import provenance
 from ringsim.comm import torch_hooks
 from ringsim.comm.backend import get_backend_object
 from ringsim.comm.log import interrupt_log, resume_log
-from ringsim.diagnose.failure import OWN, describe_end, error_of_kind, note_failed_threads, read_verdict, report_exception
+from ringsim.diagnose.failure import describe_end, error_of_kind, note_failed_threads, read_verdict, report_exception
 from ringsim.errors import RingError
 from ringsim.launch.joined import JoinedWatch, make_board
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
@@ -291,7 +291,7 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
 
     Returns:
         "at_ns": when, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "woken": whether that is a watcher's; "lost": whether it
-        only says that a peer is gone; "end": how the rank ended, as a trace keeps it for ``explain``, None if it is not to blame.
+        only says that a peer is gone; "end": how the rank ended, as a trace keeps it for ``explain``, None if it did not fail.
 
     Example:
         >>> tell_end(1, ValueError("no such layer"))["end"]
@@ -305,7 +305,7 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
         "raised": True,
         "woken": isinstance(error, RingError) and error.imposed,
         "lost": report.is_consequence and not isinstance(error, RingError),
-        "end": readable(describe_end(report), lines=True) if report.echo == OWN else None,
+        "end": readable(describe_end(report), lines=True),
     }
 
 

@@ -36,6 +36,7 @@ from ringsim.diagnose.failure import (
     write_verdict,
 )
 from ringsim.diagnose.snapshot import operation_of
+from ringsim.diagnose.verdict import IN_A_THREAD
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
 from ringsim.launch.job import HIDE, SHOW, Job, Kind
 from ringsim.launch.ranks import RankSet, get_launcher
@@ -372,7 +373,9 @@ class _Supervisor:
             lost = all(report.is_consequence for report in self._reports.values()) and bool(error.diagnosis.edges)
             if lost or not self._reports or error.diagnosis.kind == "stalled":  # no report says why, or a limit ended it
                 error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
-            error.args = (f"{error}{self._last_of_the_dead(error.trace)}",)
+            first = error.diagnosis.findings[0].message if error.diagnosis.findings else ""
+            before = f"\n  after {first.removesuffix('.')}" if first.startswith(IN_A_THREAD) and self._reports else ""
+            error.args = (f"{error}{before}{self._last_of_the_dead(error.trace)}",)
         return error
 
     def _last_of_the_dead(self, trace: Trace) -> str:

@@ -46,7 +46,8 @@ def _add_strangers(name: str) -> None:
     if name == "__main__" or _can_be_imported(name):
         return
     package = name.partition(".")[0]
-    for other, module in list(sys.modules.items()):
+    loaded: dict[str, object] = dict(sys.modules)  # anything can be put there
+    for other, module in loaded.items():
         if other.partition(".")[0] == package and isinstance(module, types.ModuleType) and not _can_be_imported(other):
             cloudpickle.register_pickle_by_value(module)
 

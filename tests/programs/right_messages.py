@@ -447,6 +447,23 @@ def fetched_ahead() -> None:
     thread.join()
 
 
+@right(send=3, recv=3)
+def sent_by_a_timer() -> None:
+    """All ranks sleep for longer than it takes to tell that one is stuck, and rank 1 is in no operation."""
+    rank, _, _ = place()
+    if rank != 1:
+        dist.recv(torch.zeros(2), 1)
+        return
+
+    def send_all() -> None:
+        for peer in (0, 2, 3):
+            dist.send(torch.zeros(2), peer)
+
+    timer = threading.Timer(4.2, send_all)
+    timer.start()
+    timer.join()
+
+
 @right(all_reduce=4)
 def another_program_is_run() -> None:
     words = subprocess.run(["echo", str(dist.get_rank())], capture_output=True, text=True, check=True).stdout
