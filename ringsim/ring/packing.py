@@ -45,8 +45,9 @@ def _add_strangers(name: str) -> None:
     """Lets a module travel that ranks could not import, with those beside it: pytest loads files by path (``--import-mode=importlib``)."""
     if name == "__main__" or _can_be_imported(name):
         return
-    package, modules = name.partition(".")[0], dict[str, Any](sys.modules)  # in which libraries put what is none
-    for other, module in modules.items():
+    package = name.partition(".")[0]
+    loaded: dict[str, object] = dict(sys.modules)  # anything can be put there
+    for other, module in loaded.items():
         if other.partition(".")[0] == package and isinstance(module, types.ModuleType) and not _can_be_imported(other):
             cloudpickle.register_pickle_by_value(module)
 

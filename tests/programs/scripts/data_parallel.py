@@ -1,8 +1,9 @@
-"""The example of DistributedDataParallel, as torch's notes have it."""
+"""The example of DistributedDataParallel, as torch's notes on torchrun have it."""
 
 import torch
 import torch.distributed as dist
 from torch import nn, optim
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 
 
@@ -17,6 +18,7 @@ class ToyModel(nn.Module):
         return self.net2(self.relu(self.net1(x)))
 
 
+@record
 def demo_basic():
     dist.init_process_group("gloo")
     model = DDP(ToyModel())
