@@ -14,12 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_cases import PROMPTS, TOKENS, generate_all, one_by_one, settings_for, small_model
-from small_models import KINDS, build
+from small_models import KINDS, MORE, build
+from small_models import tokens as make_tokens
 from torch import nn
 
 import ringsim
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, ScheduleError
-from ringsim.pipeline import SmallTransformer, generate
+from ringsim.pipeline import SmallTransformer, build_stages, check_single_rank, generate
 from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 from ringsim.schedules.costs import Time
 from ringsim.schedules.engine import Run
@@ -67,6 +68,20 @@ def test_models_of_transformers(kind: str) -> None:
     assert len({tuple(row) for row in due}) == len(PROMPTS)
     trace = simulate(lambda: [generate(build(kind, **wide), PROMPTS, 5, **each) for each in settings], 3)
     assert trace.results == [[due] * len(settings)] * 3
+
+
+@pytest.mark.parametrize("kind", MORE)
+def test_more_models_of_transformers(kind: str) -> None:
+    ids, masks = make_tokens(2, 9), [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])]
+    model = build(kind, initializer_range=0.3)
+    for mask in masks[:1] if "moe" in kind else masks:  # experts that padding alone goes to have gradients of 0, or none
+        target = ids if mask is None else ids.masked_fill(mask == 0, -100)
+        assert check_single_rank(model, [range(1), range(1, 3)], [ids], [target], attention_masks=None if mask is None else [mask])
+    assert build_stages(model, [range(3)])[0].attention_widths() == [16] * 3
+    if kind != "bert":
+        due = one_by_one(model, PROMPTS[:3], 5)
+        assert len({tuple(row) for row in due}) == 3
+        assert simulate(lambda: generate(build(kind, initializer_range=0.3), PROMPTS[:3], 5), 2).results == [due] * 2
 
 
 def test_drawn_tokens_do_not_depend_on_stages_or_batches() -> None:

@@ -138,6 +138,18 @@ def test_bfloat16_travels_as_it_is() -> None:
     assert {payload.dtype for payload in trace.events.tables.payloads} == {"bfloat16", "int64", "float64"}  # headers, and the loss
 
 
+def test_autocast_is_that_of_a_single_process() -> None:
+    def train(step: Callable[..., float]) -> tuple[float, dict[str, Tensor]]:
+        model = make_model(Case(dtype=torch.float32))
+        with torch.autocast("cpu", torch.bfloat16):
+            return step(model, *make_microbatches(Case())), gradients(model)
+
+    expected, reference = train(single_process)
+    for loss, held in simulate(train, 2, train_step_pipeline).results:
+        assert loss == pytest.approx(expected, rel=1e-6)
+        assert difference(held, reference) < 1e-5
+
+
 SHAPES = [(2, 6), (2, 6), (1, 9), (3, 4)]  # microbatches of several sizes
 INPUTS = [tokens(*shape, seed=index) for index, shape in enumerate(SHAPES)]
 MASKS = [torch.ones_like(ids) for ids in INPUTS]

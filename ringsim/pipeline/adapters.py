@@ -33,7 +33,10 @@ from ringsim.pipeline.transformer import KeyValueCache, causal_mask
 __all__ = [
     "Adapter",
     "Announced",
+    "BertAdapter",
     "GPT2Adapter",
+    "GPTNeoXAdapter",
+    "GemmaAdapter",
     "LlamaAdapter",
     "OPTAdapter",
     "SequentialAdapter",
@@ -280,7 +283,7 @@ class _TransformersAdapter(_PathAdapter):
 
 
 class LlamaAdapter(_TransformersAdapter):
-    """``LlamaForCausalLM`` and models built like it: ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM``.
+    """``LlamaForCausalLM`` and models built like it: Mistral, Phi-3, Qwen 2 and 3, with experts or without.
 
     Rotary positions: every layer gets the tables of cosines and sines.
     """
@@ -301,13 +304,84 @@ class LlamaAdapter(_TransformersAdapter):
             **super().context(model, hidden, announced),
             "attention_mask": _causal_masks(model, hidden, announced),
             "position_ids": positions,
-            "position_embeddings": _rotary_tables(model, hidden, positions),
+            "position_embeddings": _rotary_tables(model.model.rotary_emb, hidden, positions),
         }
 
     def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
         """Returns the hidden states after one layer, with the mask of its kind."""
         mask = context["attention_mask"][getattr(layer, "attention_type", "full_attention")]
-        return layer(hidden, **{**context, "attention_mask": mask})
+        found = layer(hidden, **{**context, "attention_mask": mask})
+        return found[0] if isinstance(found, tuple) else found
+
+
+class GemmaAdapter(LlamaAdapter):
+    """``Gemma2ForCausalLM`` and ``Gemma3ForCausalLM``: capped logits; in Gemma 3, rotary tables of their own for layers with a window."""
+
+    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns the embedding of the tokens, made larger."""
+        hidden = super().embed(model, token_ids, announced)
+        if hasattr(model.model, "rotary_emb_local"):  # Gemma 3, whose embedding does it itself
+            return hidden
+        return hidden * torch.tensor(model.config.hidden_size**0.5, dtype=hidden.dtype)  # rounded, as the model does
+
+    def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
+        """Returns what Llama's layers get, with Gemma 3's two rotary tables."""
+        context = dict(super().context(model, hidden, announced))
+        if hasattr(model.model, "rotary_emb_local"):
+            context["position_embeddings_global"] = context.pop("position_embeddings")
+            context["position_embeddings_local"] = _rotary_tables(model.model.rotary_emb_local, hidden, context["position_ids"])
+        return context
+
+    def head(self, model: Any, hidden: Tensor) -> Tensor:
+        """Returns the logits, capped if the configuration says so."""
+        logits, cap = super().head(model, hidden), model.config.final_logit_softcapping
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+class BertAdapter(_PathAdapter):
+    """``BertForMaskedLM``: an encoder, in which tokens attend to those ahead too. It does not generate."""
+
+    _layers = "bert.encoder.layer"
+    _first = ("bert.embeddings",)
+    _last = ("cls",)
+    _width = "attention.self.all_head_size"
+
+    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns embedding plus those of position and of the first kind of token."""
+        return model.bert.embeddings(token_ids, position_ids=announced.position_ids)
+
+    def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
+        """Returns the mask of padding."""
+        mask = announced.attention_mask
+        if mask is None and model.config.is_decoder:
+            mask = hidden.new_ones(hidden.shape[:2])  # what makes it causal
+        if mask is not None:
+            mask = model.bert.get_extended_attention_mask(mask, hidden.shape[:2], dtype=hidden.dtype)
+        return {"attention_mask": mask}
+
+    def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+        """Returns the hidden states after one layer."""
+        return layer(hidden, **context)[0]
+
+
+class GPTNeoXAdapter(_TransformersAdapter):
+    """``GPTNeoXForCausalLM``. Rotary positions for a part of each head."""
+
+    _layers = "gpt_neox.layers"
+    _first = ("gpt_neox.embed_in", "gpt_neox.emb_dropout")
+    _last = ("gpt_neox.final_layer_norm", "embed_out")
+    _width = "attention.dense.in_features"
+
+    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns the embedding of the tokens."""
+        return model.gpt_neox.emb_dropout(model.gpt_neox.embed_in(token_ids))
+
+    def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
+        """Returns rotary tables, the mask, and the cache under its name here."""
+        context = dict(super().context(model, hidden, announced))
+        context["layer_past"] = context.pop("past_key_values")
+        positions = announced.positions(hidden.shape[1], hidden.device)
+        return {**context, "position_embeddings": _rotary_tables(model.gpt_neox.rotary_emb, hidden, positions)}
 
 
 class GPT2Adapter(_TransformersAdapter):
@@ -363,9 +437,8 @@ class _Seen:
         return self._num_seen + cache_position.shape[0], 0
 
 
-def _rotary_tables(model: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def _rotary_tables(rotary: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the cosines and sines of the tokens' places, each of shape (batch or 1, tokens, rotated part of a head)."""
-    rotary = model.model.rotary_emb
     if hidden.is_meta:  # transformers asks for autocast there, which torch lacks for tensors without data
         table = hidden.new_empty(*positions.shape, 2 * len(rotary.inv_freq))
         return table, table
@@ -384,19 +457,30 @@ def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str,
         "cache_position": announced.places(hidden.shape[1], hidden.device),
         "past_key_values": _Seen(announced.num_seen(hidden.shape[1])),
     }
+    kinds = getattr(model.config, "layer_types", None)
+    if not kinds and getattr(model.config, "sliding_window", None):  # all layers have a window
+        return {"full_attention": create_sliding_window_causal_mask(**wanted)}
     masks = {"full_attention": create_causal_mask(**wanted)}
-    if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
+    if "sliding_attention" in (kinds or ()):
         masks["sliding_attention"] = create_sliding_window_causal_mask(**wanted)
     return masks
 
 
 # By the name of the class: the class itself would need transformers.
 _ADAPTERS: Final[dict[str, Adapter]] = {
+    "BertForMaskedLM": BertAdapter(),
     "GPT2LMHeadModel": GPT2Adapter(),
+    "GPTNeoXForCausalLM": GPTNeoXAdapter(),
+    "Gemma2ForCausalLM": GemmaAdapter(),
+    "Gemma3ForCausalLM": GemmaAdapter(),
     "LlamaForCausalLM": LlamaAdapter(),
+    "MistralForCausalLM": LlamaAdapter(),
     "OPTForCausalLM": OPTAdapter(),
+    "Phi3ForCausalLM": LlamaAdapter(),
     "Qwen2ForCausalLM": LlamaAdapter(),
+    "Qwen2MoeForCausalLM": LlamaAdapter(),
     "Qwen3ForCausalLM": LlamaAdapter(),
+    "Qwen3MoeForCausalLM": LlamaAdapter(),
     "Sequential": SequentialAdapter(),
     "SmallTransformer": SmallTransformerAdapter(),
 }

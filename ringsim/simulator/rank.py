@@ -294,11 +294,15 @@ class SimulatedRank(Rank, Membership, Backend):
             channel = self._open(sends, tensor, peer, group, tag, group_peer)
         kind = channel.kind
         if kind is None or type(tensor) is not Tensor or tensor.dtype is not kind.dtype or tensor.shape != kind.shape:
-            if not channel.connection.is_open:
-                closed = f"the connection to rank {channel.dst if sends else channel.src} must be open, got one that a limit has closed"
-                raise Refused(f"{closed} ({self.here()}). Make a new group after a time-out.")
             check_tensor("tensor", tensor)
-            kind = channel.kind = self.world.kind_of((tensor,))
+            kind = self.world.kind_of((tensor,))
+            other = channel.dst if sends else channel.src
+            if not channel.connection.is_open:  # as Gloo refuses: the operation is posted, and fails
+                if self._records:
+                    self.recorder.complete(self._posts[op](channel.group.number, other, tag, kind.number), ERROR)
+                closed = f"the connection to rank {other} must be open, got one that a limit has closed"
+                raise Refused(f"{closed} ({self.here()}). Make a new group after a time-out.")
+            channel.kind = kind
         if self.hooked:
             self._before_operation()
         slots: tuple[Any, ...] = ()

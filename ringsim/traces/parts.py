@@ -190,7 +190,7 @@ class PartReader:
         watched = _may_change(records)
         self._watched, self._seen = slots[watched], records[watched]
         changed = written & np.logical_or.reduce([was[name] != records[name] for name in ("status", "wait_ns", "peer")])
-        return self._drop_damage(slots[changed], records[changed])
+        return self._drop_damage(slots[changed], records.compress(changed))
 
     def _read_changes(self, file: int) -> tuple[Ints, Ints, Ints]:
         """Returns the slots that are watched or new, how they looked, and how they look.
@@ -210,7 +210,7 @@ class PartReader:
         records[again[there]] = now
         kept = np.ones(len(slots), dtype=bool)
         kept[again[~there]] = False
-        return slots[kept], was[kept], records[kept]
+        return slots[kept], was.compress(kept), records.compress(kept)
 
     def _read_new(self, file: int) -> Ints:
         """Returns the records behind the last that was seen, up to the last by now; a bookmark is one, without a status."""
@@ -236,7 +236,7 @@ class PartReader:
         if self.world_size is not None:
             sane &= records["peer"] < (self.world_size if self.rank < self.world_size else 0)
         self.unreadable += int(np.count_nonzero(~sane))
-        return Batch(slots[sane], records[sane])
+        return Batch(slots[sane], records.compress(sane))
 
     def read_names(self) -> None:
         """Reads what is new in the names file; ``advance`` does it, too."""

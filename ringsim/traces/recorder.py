@@ -427,8 +427,8 @@ class Recorder:
         """Returns what was written to memory, ordered by rank; where ``rank`` is given, what it wrote."""
         records = np.frombuffer(self._memory, dtype=RECORD, count=min(self._claim() // _WORDS, len(self._memory) // RECORD_BYTES))
         wanted = records["status"] != 0
-        records = records[wanted if rank is None else wanted & (records["thread"] == rank)]
-        records = records[np.argsort(records["thread"], kind="stable")]
+        records = records.compress(wanted if rank is None else wanted & (records["thread"] == rank))
+        records = records.take(np.argsort(records["thread"], kind="stable"))  # faster than by an index
         columns: dict[str, Any] = {name: records[name] for name in RECORD.names or () if name != "thread"}
         groups = tuple(Group(read_word(group.name), group.ranks) for group in self.groups)
         tables = Tables(groups, tuple(self.payloads), tuple(map(read_word, self.labels)), tuple(map(read_word, self.files)))
