@@ -605,19 +605,26 @@ def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def find_splits(reading: Reading, group_size: int, args: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
     """Returns how many bytes an all_to_all gives to each rank of its group, and how many it takes from each; nothing of other calls.
 
+    Nothing, too, of a call that torch refuses on its own rank: nobody meets it.
+
     Example:
         >>> find_splits(METHODS["alltoall_base"], 2, (torch.zeros(4), torch.zeros(4), [1, 3], []))
         ((8, 8), (4, 12))
+        >>> find_splits(METHODS["alltoall_base"], 2, (torch.zeros(4), torch.zeros(4), [1, 2], []))
+        ()
     """
     if reading.collective.family != "all_to_all":
         return ()
-    return tuple(_split_bytes(args[side], args[2 + side] if len(args) > 2 + side else (), group_size) for side in (1, 0))
+    both = tuple(_split_bytes(args[side], args[2 + side] if len(args) > 2 + side else (), group_size) for side in (1, 0))
+    return both if all(both) else ()
 
 
 def _split_bytes(given: Any, rows: Any, group_size: int) -> tuple[int, ...]:
     if not isinstance(given, torch.Tensor):
-        return tuple(each.nbytes for each in given)
-    return tuple(given.nbytes // max(len(given), 1) * count for count in rows) if rows else (given.nbytes // group_size,) * group_size
+        return tuple(each.nbytes for each in given) if len(given) == group_size else ()
+    length = len(given)
+    rows = rows or (() if length % group_size else (length // group_size,) * group_size)
+    return tuple(given.nbytes // max(length, 1) * count for count in rows) if len(rows) == group_size and sum(rows) == length else ()
 
 
 def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
