@@ -40,6 +40,7 @@ LEFT_BEHIND_AFTER_S = 2.0  # a process that is ending gets this long to do so
 WAITING = ("ringsim-server", "ringsim-parked")  # what the fork server and fresh ranks call themselves: they may stay for the next call
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests come first, then those on real ranks, then the lessons: what breaks everything breaks early."""
     for item in items:
