@@ -80,7 +80,8 @@ OWN: Final = ""
 PEER: Final = "peer"  # a wait of this rank ended because others failed or can never go on
 WAIT: Final = "wait"  # a wait reached its limit: the diagnosis of the wait says more than the error
 IN_VAIN: Final = "and waited in vain on its way out"
-_TIMED_OUT: Final = "Timed out waiting"  # how Gloo words that
+GRACE_S: Final = 0.5  # after a rank has failed, the others have this long to fail or finish by themselves
+_TIMED_OUT: Final = ("Timed out waiting", "Operation timed out!")  # how Gloo words that, of messages and of collectives
 _PASSED_ON: Final = "Caught "  # how torch begins an error that it passes on from another process or thread
 _OURS: Final = Path(__file__).parent.parent
 _PYTHON: Final = f"{os.path.dirname(os.__file__)}{os.sep}"
@@ -188,7 +189,7 @@ def _echo_of(error: BaseException) -> str:
     of_torch = isinstance(error, RuntimeError) and (type(error).__module__.startswith("torch.") or _raised_inside(error))
     if not of_torch or text.startswith(_PASSED_ON):
         return OWN
-    return PEER if any(words in text for words in LOST_PEER) else WAIT if _TIMED_OUT in text else OWN
+    return PEER if any(words in text for words in LOST_PEER) else WAIT if any(words in text for words in _TIMED_OUT) else OWN
 
 
 def _raised_inside(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from ringsim import provenance
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import (
+    GRACE_S,
     Report,
     Verdict,
     clear_verdict,
@@ -48,7 +49,6 @@ from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_fil
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
-GRACE_S: Final = 0.5  # after a rank has failed, the others have this long to fail or finish by themselves
 _SHOWN: Final = 4  # ranks whose lines an error shows
 QUIET_S: Final = 2.0  # shorter runs need no progress line
 _EVERY_S: Final = 0.5  # between two changes of the progress line

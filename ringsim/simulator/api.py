@@ -20,6 +20,7 @@ from greenlet import GreenletExit
 from ringsim.compute_costs import PostingCosts, check_costs
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import (
+    GRACE_S,
     Report,
     call_to_end,
     describe_end,
@@ -343,6 +344,8 @@ class _Simulation:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 if not isinstance(error, GreenletExit):
+                    if not self._reports:
+                        self._clock.until_s = self._clock.now + GRACE_S
                     self._reports.append(report_exception(rank.number, _explain_torch(error, rank), self._clock.now_ns))
                 with contextlib.suppress(RingError):  # the first error counts
                     self._isolation.leave()

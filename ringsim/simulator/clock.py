@@ -14,6 +14,7 @@ Where nobody is due, nobody can ever go on.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -63,11 +64,13 @@ class Clock:
         now_ns: the same in nanoseconds, as a trace counts it.
         current: the rank that runs.
         cores: what the ranks share, None where each has its own.
+        until_s: the time at which the run ends, whatever is due later.
         polls: how often ranks have asked in vain whether something is done, since an operation was posted.
     """
 
     def __init__(self, isolation: Isolation, *, measures: bool = False) -> None:
         self.now, self.now_ns, self.polls = 0.0, 0, 0
+        self.until_s = math.inf
         self.cores: Cores | None = None
         self.measures = measures
         self.current = self._outside = Rank(-1, 0, self)
@@ -124,7 +127,7 @@ class Clock:
         if time_s > _LAST_S:
             self._refuse(time_s)
         while self.now < time_s:
-            if not self._ready and (not self._times or self._times[0] > time_s):
+            if not self._ready and (not self._times or self._times[0] > time_s) and time_s <= self.until_s:
                 self.set(time_s)
                 return
             self.at(time_s, self.current.resume)
@@ -203,6 +206,9 @@ class Clock:
             while ready:
                 ready.popleft()()
             if not times:
+                return
+            if times[0] > self.until_s:
+                self.set(self.until_s)
                 return
             self.set(heappop(times))
             ready.extend(later.pop(self.now))

@@ -300,8 +300,10 @@ class SimulatedRank(Rank, Membership, Backend):
             if not channel.connection.is_open:  # as Gloo refuses: the operation is posted, and fails
                 if self._records:
                     self.recorder.complete(self._posts[op](channel.group.number, other, tag, kind.number), ERROR)
-                closed = f"the connection to rank {other} must be open, got one that a limit has closed"
-                raise Refused(f"{closed} ({self.here()}). Make a new group after a time-out.")
+                what = f"the connection to rank {other} must be open, got one that a limit has closed"
+                closed = Refused(f"{what} ({self.here()}). Make a new group after a time-out.")
+                closed.imposed = True
+                raise closed
             channel.kind = kind
         if self.hooked:
             self._before_operation()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import signal
 import sys
@@ -10,11 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fault_programs import SLOW_S, die_within, fault, large
+from fault_programs import SHORT_S, SLOW_S, die_within, fault, large
 
 import ringsim
 
 LONG_S = 30  # longer than any run of these is allowed to take
+OWN_LIMIT = dt.timedelta(seconds=0.3)
 SHORT = {"limit_s": 2.0}  # for programs that only a limit ends
 
 
@@ -87,6 +89,20 @@ def nobody_receives_and_the_peer_computes() -> None:
     if dist.get_rank() == 0:
         dist.send(tensor(), 1)  # here
     time.sleep(LONG_S)
+
+
+@fault("6c", within_s=None)
+def a_limit_on_a_message_passes_and_the_peer_computes() -> None:
+    if dist.get_rank() == 0:
+        dist.irecv(tensor(), 1).wait(OWN_LIMIT)  # here
+    ringsim.compute(SHORT_S)
+
+
+@fault("6d", within_s=None)
+def a_limit_on_a_collective_passes_and_the_peer_computes() -> None:
+    if dist.get_rank() == 0:
+        dist.all_reduce(tensor(), async_op=True).wait(OWN_LIMIT)  # here
+    ringsim.compute(SHORT_S)
 
 
 @fault("7a")
