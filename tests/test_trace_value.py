@@ -104,9 +104,10 @@ def test_every_reached_name_exists() -> None:
         assert callable(lazy.resolve(name))
 
 
-def test_reading_and_matching_import_nothing_heavy() -> None:
+def test_reading_and_matching_and_the_command_line_import_nothing_heavy() -> None:
     code = """
 import sys
+import ringsim.cli
 from ringsim.traces.events import OP_CODES, make_events
 from ringsim.traces.files import load, save
 from ringsim.traces.value import Trace

@@ -28,7 +28,6 @@ from ringsim import provenance
 from ringsim.cli.verb import Verbs, add_verb
 from ringsim.environment import discover
 from ringsim.errors import ArgumentError, RingError
-from ringsim.plot.charts import FIGURES
 from ringsim.traces.bandwidths import Bandwidths
 from ringsim.traces.bandwidths import load as load_table
 from ringsim.traces.units import bytes_text
@@ -312,6 +311,8 @@ def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> s
         when = f", measured {table.metadata['date']}" if table.metadata.get("date") else ", measured"
         return f"up to {best:.3g} GB/s ({pattern} {src} -> {dst}){half}{when}"
     if backend == "nccl" and not facts.gpus:
+        from ringsim.plot.charts import FIGURES  # with Matplotlib, which most commands need not load
+
         rates = [figure.bandwidth_gb_per_s for figure in FIGURES if figure.bandwidth_gb_per_s is not None]
         return f"not measurable here; published: {min(rates):g} to {max(rates):g} GB/s, depending on the link (docs/bandwidth.md)"
     return MEASURE[backend]
