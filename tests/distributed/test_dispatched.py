@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -53,24 +52,10 @@ def data_parallel() -> bool:
         return all(map(torch.equal, recorded, train(3)))
 
 
-def functional() -> list[float]:
-    import torch.distributed._functional_collectives as functional
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+def functional() -> None:
+    import torch.distributed._functional_collectives as functional_collectives
 
-    size = dist.get_world_size()
-    found = [float(functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD).sum())]
-    mesh = init_device_mesh("cpu", (size,))
-    whole = distribute_tensor(torch.ones(4 * size, 2), mesh, [Shard(0)]).redistribute(mesh, [Replicate()])
-    return [*found, float(whole.to_local().sum())]
-
-
-def sharded() -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model = fully_shard(nn.Linear(8, 8), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    model(torch.randn(2, 8)).sum().backward()
+    assert float(functional_collectives.all_reduce(torch.ones(3), "sum", dist.group.WORLD).sum()) == 3 * dist.get_world_size()
 
 
 class Slow(torch.autograd.Function):
@@ -102,7 +87,6 @@ def overlapping() -> None:
 WORKERS: dict[str, Callable[[], Any]] = {
     "data_parallel": data_parallel,
     "functional": functional,
-    "sharded": sharded,
     "overlapping": overlapping,
 }
 
@@ -110,11 +94,6 @@ WORKERS: dict[str, Callable[[], Any]] = {
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Trace]:
     return {name: ringsim.trace(worker, world_size=3) for name, worker in WORKERS.items()}
-
-
-def ops_of(trace: Trace, rank: int) -> Counter[str]:
-    frame = trace.to_pandas()
-    return Counter(frame[(frame["rank"] == rank) & (frame["kind"] == "collective")]["op"])
 
 
 def test_buckets_are_recorded_once_with_their_bytes(runs: dict[str, Trace]) -> None:
@@ -136,19 +115,6 @@ def test_buckets_are_recorded_once_with_their_bytes(runs: dict[str, Trace]) -> N
 
 def test_recording_changes_no_bit_of_a_gradient(runs: dict[str, Trace]) -> None:
     assert all(runs["data_parallel"].results)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_nor_does_it_on_two_or_four_ranks(ranks: int) -> None:
-    assert all(ringsim.trace(data_parallel, world_size=ranks).results)
-
-
-def test_what_python_issues_is_recorded_once(runs: dict[str, Trace]) -> None:
-    size = runs["sharded"].world_size
-    for rank in range(size):
-        assert ops_of(runs["sharded"], rank) == {"all_gather_single": 1, "reduce_scatter_single": 1}
-        assert ops_of(runs["functional"], rank) == {"all_reduce": 1, "scatter": 1, "all_gather_coalesced": 1}
-    assert runs["functional"].results == [[3.0 * size, 8.0 * size]] * size
 
 
 def test_a_program_waits_where_its_functional_collective_does(runs: dict[str, Trace]) -> None:
@@ -177,20 +143,13 @@ def unequal() -> None:
     dist.barrier()
 
 
-def on_one_rank() -> None:
-    if dist.get_rank() == 0:
-        train(1)
-    dist.barrier()
-
-
-@pytest.mark.parametrize(("worker", "op"), [(unequal, "all_reduce"), (on_one_rank, "all_gather")])
-def test_a_rank_that_waits_in_cpp_is_seen_to_wait(worker: Callable[[], Any], op: str) -> None:
+def test_a_rank_that_waits_in_cpp_is_seen_to_wait() -> None:
     with pytest.raises(MessageMismatch) as caught:
-        ringsim.trace(worker, world_size=2, limit_s=60)
+        ringsim.trace(unequal, world_size=2, limit_s=60)
     (finding,) = caught.value.diagnosis.findings
     assert caught.value.trace.explain().findings == (finding,), "live as afterwards"
     assert (finding.kind, finding.ranks) == ("collective_mismatch", (0, 1))
-    assert {operation.op for operation in finding.operations} == {op, "barrier"}
+    assert {operation.op for operation in finding.operations} == {"all_reduce", "barrier"}
     assert {operation.file for operation in finding.operations} == {__file__}
 
 

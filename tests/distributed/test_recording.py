@@ -159,34 +159,6 @@ def test_collectives_issued_from_python_are_seen(server: RankServer, tmp_path: P
     assert trace.metadata["not_recorded"] == []
 
 
-def pipeline(directory: str, rank: int) -> float | None:
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
-    path = join(directory, rank, 2)
-    torch.manual_seed(rank)
-    stage = PipelineStage(torch.nn.Linear(4, 4), rank, 2, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, 3, loss_fn=torch.nn.functional.mse_loss)
-    x, losses = torch.ones(6, 4), []
-    with ringsim.trace(path):
-        if rank == 0:
-            schedule.step(x)  # step
-        else:
-            schedule.step(target=x, losses=losses)
-    return float(sum(losses)) if losses else None
-
-
-def test_a_pipeline_of_torch_is_seen(server: RankServer, tmp_path: Path) -> None:
-    trace, _ = run(server, pipeline, tmp_path)
-    rows = [row for row in messages(trace) if row[6][0] == "float32"]  # the others are about shapes
-    activations = [row for row in rows if row[2:4] == (0, 1)]
-    gradients = [row for row in rows if row[2:4] == (1, 0)]
-    assert len(activations) == len(gradients) == 3
-    assert {row[6] for row in rows} == {("float32", (2, 4), 32)}
-    assert {row[:2] for row in rows} <= {("isend", "irecv"), ("batch_isend", "batch_irecv")}  # versions of torch differ
-    assert set(lines(trace, 0)) == {line_of("step")}
-    assert trace.unmatched == []
-
-
 def handles(directory: str, rank: int) -> list[float]:
     path = join(directory, rank, 2)
     tensor = torch.full((4,), float(rank))
