@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
-from pictures import assert_within, boxes, drawn, legend, spans, title, words
+from pictures import boxes, drawn, legend, spans, title, words
 from synthetic import UNIT_MS, Story, add_step, known, many_events, pipeline, trace_of
 
 from ringsim import Link, simulate_schedule
@@ -23,7 +24,7 @@ from ringsim.errors import ArgumentError
 from ringsim.pipeline import plot_schedule
 from ringsim.plot import layout as looks
 from ringsim.plot import schedule_run as pictures
-from ringsim.plot.layout import MOST_ARROWS, OPERATION_LOOKS, choose_messages, make_bars, merge_short, time_range
+from ringsim.plot.layout import MOST_ARROWS, OPERATION_LOOKS, choose_messages, make_bars, merge_ranks, merge_short, time_range
 from ringsim.plot.schedule_run import BOUNDS, measure_shares, plot_overlay
 from ringsim.plot.steps import ACTION_LOOKS, picture_step, shows_step, step_picture
 from ringsim.plot.timeline import plot_timeline, timeline_picture
@@ -168,15 +169,6 @@ def test_every_kind_of_trace_can_be_drawn(trace: Trace, said: str | None) -> Non
         assert spans(ax, FIRST_SPAN) == [(0, 10)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 8])
-def test_few_messages_all_have_an_arrow_and_no_words_are_cut_off(world_size: int) -> None:
-    trace = pipeline(world_size)
-    ax = plot_timeline(trace)
-    assert sum(len(group.X) for group in arrows(ax)) == len(trace.messages)
-    assert "Arrows:" not in words(ax)
-    assert_within(ax)
-
-
 def test_many_events_are_merged_and_counted() -> None:
     trace = many_events(60_000)
     bars, ax = make_bars(trace), plot_timeline(trace)
@@ -185,6 +177,24 @@ def test_many_events_are_merged_and_counted() -> None:
     assert 50 < shown <= MOST_ARROWS
     assert f"Arrows: {shown:,} of {len(trace.messages):,} messages" in words(ax)
     assert sum(len(group.get_paths()) for group in drawn(ax.collections, "density-").values()) < len(bars) / 1.2
+
+
+def test_many_ranks_share_rows_and_arrows_come_from_the_whole_time() -> None:
+    """A row a rank would be finer than a pixel: stripes, and 10 s of textures for 1,000 ranks."""
+    trace = many_events(12_000, world_size=600)
+    bars, axis, ax = make_bars(trace), looks.TimeAxis.of(trace.events), plot_timeline(trace)
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert (names[0], names[-1]) == ("ranks 0–15", "ranks 576–591"), "every second row has its name"
+    assert "A row is 16 ranks: the height is the share of their time." in words(ax)
+    assert not [group for group in ax.collections if isinstance(group, PolyCollection) and group.get_hatch()]
+    times = np.concatenate([group.X for group in arrows(ax)])
+    assert np.histogram(times, bins=4, range=(0, axis.at(axis.last_ns).item()))[0].min() >= 20
+    slot_ns = axis.slot_ns * 4
+    density = merge_ranks(bars, axis.first_ns, slot_ns, 16, 600)
+    for first, ranks in ((0, 16), (592, 8)):
+        lasts = (bars.end_ns - bars.start_ns)[(bars.rank >= first) & (bars.rank < first + ranks)]
+        assert density.share[density.rank == first].sum() * ranks * slot_ns == pytest.approx(lasts.sum())
+    assert ((density.top - density.bottom).max(), density.top.max()) <= (1, 1)
 
 
 def test_each_name_of_a_span_has_a_look_and_is_written_where_there_is_room() -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -181,43 +181,48 @@ EDGE: Final = 0.42  # from the middle of a row, which is 1 high, to the first an
 MARKS: Final = 0.17  # height of the strip for marks
 OPERATIONS: Final = 0.32  # height of the two lanes for sends and recvs, where there are spans above them
 GAP: Final = 0.03
+LEAST_ROW_POINTS: Final = 4.0  # a row a rank is at least so high
+MERGED_ROW_POINTS: Final = 12.0  # and one of several ranks
 
 
 @dataclass(frozen=True)
 class Rows:
     """The lanes of a row, as distances of their edges from its middle; y grows downwards, rank 0 has its middle at 0.
 
-    ``marks`` has the upper and lower edge of the strip for marks.
+    ``marks`` has the upper and lower edge of the strip for marks. ``ranks`` is how many ranks share a row.
     """
 
     top: Ints
     bottom: Ints
     marks: tuple[float, float]
+    ranks: int = 1
 
     @classmethod
-    def of(cls, trace: Trace, bars: Bars) -> Rows:
-        """Divides a row among what occurs in the trace."""
+    def of(cls, trace: Trace, bars: Bars, ax: Axes) -> Rows:
+        """Divides a row among what occurs in the trace; rows too low to be read are merged, 2, 4, 8 ... ranks in one."""
         has_marks = bool((trace.events.kind == MARK).any())
         has_operations = bool((bars.lane >= bars.depths).any())
         top = -EDGE + (MARKS + GAP if has_marks else 0)
         split = EDGE - OPERATIONS if has_operations and bars.depths else top if has_operations else EDGE
         span_edges = np.linspace(top, split - GAP if has_operations else split, bars.depths + 1)
-        middle = (split + EDGE) / 2
+        middle, height = (split + EDGE) / 2, row_points(ax, trace.world_size)
         return cls(
             top=np.concatenate([span_edges[:-1], [split, middle + GAP / 2, split]]),
             bottom=np.concatenate([span_edges[1:], [middle - GAP / 2, EDGE, EDGE]]),
             marks=(-EDGE, -EDGE + MARKS),
+            ranks=1 if height >= LEAST_ROW_POINTS else 2 ** math.ceil(math.log2(MERGED_ROW_POINTS / height)),
         )
 
     def boxes(self, rank: Ints, lane: Ints | int, start: Ints, end: Ints, low: Ints | float = 0.0, high: Ints | float = 1.0) -> Ints:
         """Corners of boxes, shape (boxes, 4, 2); ``low`` and ``high`` are shares of the lane's height, counted from its lower edge."""
         height = self.bottom[lane] - self.top[lane]
-        lower, upper = rank + self.bottom[lane] - low * height, rank + self.bottom[lane] - high * height
+        row = rank // self.ranks
+        lower, upper = row + self.bottom[lane] - low * height, row + self.bottom[lane] - high * height
         return np.stack([start, lower, start, upper, end, upper, end, lower], axis=-1).reshape(-1, 4, 2)
 
     def middle(self, rank: Ints, lane: Ints | int) -> Ints:
         """Heights of the middle of a lane, in the rows of the ranks."""
-        height: Ints = rank + (self.top[lane] + self.bottom[lane]) / 2
+        height: Ints = rank // self.ranks + (self.top[lane] + self.bottom[lane]) / 2
         return height
 
 
@@ -226,7 +231,7 @@ LEAST_HEIGHT: Final = 0.2  # share of a lane that a slot with anything in it tak
 
 @dataclass(frozen=True, eq=False)
 class Density:
-    """What short bars add up to: columns, one row for each (rank, lane, slot, look) that occurs.
+    """What bars add up to: columns, one row for each (rank, lane, slot, look) that occurs; of ranks in one row, the first stands for all.
 
     Together they take ``share`` of the slot; drawn from ``bottom`` to ``top``, as shares of the lane's height.
     """
@@ -247,31 +252,46 @@ def merge_short(bars: Bars, first_ns: int, slot_ns: float) -> tuple[Ints, Densit
         A mask of the bars at least a slot long, and what the others add up to: their time is the sum of ``share`` times ``slot_ns``.
     """
     long = bars.end_ns - bars.start_ns >= slot_ns
-    short = ~long
-    if not short.any():
-        return long, Density(*np.zeros((7, 0), dtype=np.int64))
-    start, end = (bars.start_ns[short] - first_ns) / slot_ns, (bars.end_ns[short] - first_ns) / slot_ns
-    slot = np.floor(start).astype(np.int64)
-    first_part = np.minimum(end, slot + 1) - start
-    rest = end - start - first_part  # reaches into the next slot, never further
-    spills = rest > 0
-    columns = np.stack([bars.rank[short], bars.lane[short], slot, bars.look[short]]).astype(np.int64)
-    columns = np.concatenate([columns, columns[:, spills] + np.array([[0], [0], [1], [0]])], axis=1)
+    return long, _stack(*_add_up(bars, ~long, first_ns, slot_ns), LEAST_HEIGHT)
+
+
+def merge_ranks(bars: Bars, first_ns: int, slot_ns: float, ranks: int, world_size: int) -> Density:
+    """Adds up all bars of ``ranks`` ranks at a time: ``share`` is that of the time of all of them."""
+    together = replace(bars, rank=bars.rank // ranks * ranks)
+    columns, share = _add_up(together, np.ones(len(bars), dtype=bool), first_ns, slot_ns)
+    return _stack(columns, share / np.minimum(ranks, world_size - columns[0]), 0.0)
+
+
+def _add_up(bars: Bars, which: Ints, first_ns: int, slot_ns: float) -> tuple[Ints, Ints]:
+    """Cuts bars at the edges of slots; returns (rank, lane, slot, look) in ascending order, and the share of the slot that each takes."""
+    start, end = (bars.start_ns[which] - first_ns) / slot_ns, (bars.end_ns[which] - first_ns) / slot_ns
+    first = np.floor(start).astype(np.int64)
+    pieces = np.maximum(np.ceil(end).astype(np.int64) - first, 1)
+    bar = np.repeat(np.arange(len(first)), pieces)
+    slot = first[bar] + np.arange(len(bar)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    part = np.minimum(end[bar], slot + 1) - np.maximum(start[bar], slot)
+    columns = np.stack([bars.rank[which][bar], bars.lane[which][bar], slot, bars.look[which][bar]]).astype(np.int64)
+    if not len(bar):
+        return columns, part
     sizes = tuple(columns.max(axis=1) + 1)
-    keys, which = np.unique(np.ravel_multi_index(tuple(columns), sizes), return_inverse=True)
-    rank, lane, slot, look = np.unravel_index(keys, sizes)
-    share = np.bincount(which, weights=np.concatenate([first_part, rest[spills]]))
-    # What shares a slot is stacked, and stacks higher than the lane are shrunk.
-    height = np.maximum(share, LEAST_HEIGHT)
-    begins = np.append(True, (np.diff(rank) != 0) | (np.diff(lane) != 0) | (np.diff(slot) != 0))
+    keys, place = np.unique(np.ravel_multi_index(tuple(columns), sizes), return_inverse=True)
+    return np.stack(np.unravel_index(keys, sizes)), np.bincount(place, weights=part)
+
+
+def _stack(columns: Ints, share: Ints, least: float) -> Density:
+    """Stacks what shares a slot, each at least ``least`` high; stacks higher than the lane are shrunk."""
+    rank, lane, slot, look = columns
+    begins = np.append(True, (np.diff(rank) != 0) | (np.diff(lane) != 0) | (np.diff(slot) != 0))[: len(rank)]
     stack = np.cumsum(begins) - 1
+    height = np.maximum(share, least)
     height /= np.maximum(np.bincount(stack, weights=height), 1.0)[stack]
     running = np.cumsum(height)
     top = np.clip(running - (running - height)[begins][stack], 0, 1)
-    return long, Density(rank, lane, slot, look, share, np.clip(top - height, 0, 1), top)
+    return Density(rank, lane, slot, look, share, np.clip(top - height, 0, 1), top)
 
 
 SLOTS: Final = 1600  # pixels, about: what is shorter is merged with its neighbours
+MERGED_SLOTS: Final = 400  # the same where ranks are merged
 LATE_START: Final = 0.15  # share of the time before the first event from which on the axis begins there
 
 
@@ -376,9 +396,8 @@ def draw_bars(ax: Axes, bars: Bars, which: Ints, rows: Rows, axis: TimeAxis) -> 
         draw_boxes(ax, corners, look, gid=f"boxes-{number}", linewidth=linewidth, zorder=2 if number in (POSTED, UNWAITED) else 3)
 
 
-def draw_density(ax: Axes, density: Density, rows: Rows, axis: TimeAxis) -> None:
-    """Draws what the short bars add up to."""
-    slot = axis.slot_ns / axis.unit_ns
+def draw_density(ax: Axes, density: Density, rows: Rows, slot: float) -> None:
+    """Draws what bars add up to, in slots as wide as ``slot`` on the axis."""
     for number in np.unique(density.look).tolist():
         some = density.look == number
         start = density.slot[some] * slot
@@ -436,13 +455,17 @@ MOST_ARROWS: Final = 160
 HEAD_POINTS: Final = 1.0  # width of the shaft, by which matplotlib measures the head
 
 
-def choose_messages(trace: Trace, most: int = MOST_ARROWS) -> Ints:
-    """Picks the messages that get an arrow: all whose recv is done, or at most ``most``, of each way as many, evenly in time."""
+def choose_messages(trace: Trace, most: int = MOST_ARROWS, ranks: int = 1) -> Ints:
+    """Picks the messages that get an arrow: all whose recv is done, or at most ``most``, evenly in time, of each way as many.
+
+    A way leads from one row to another, and a row has ``ranks`` ranks; what stays in one gets no arrow.
+    """
     messages, events = trace.messages, trace.events
-    done = np.flatnonzero(events.done_ns[messages.recv] != NONE)
+    src, dst = messages.src.astype(np.int64) // ranks, messages.dst // ranks
+    done = np.flatnonzero((events.done_ns[messages.recv] != NONE) & ((src != dst) | (ranks == 1)))
     if len(done) <= most:
         return done
-    ends = messages.src[done].astype(np.int64) * trace.world_size + messages.dst[done]
+    ends = src[done] * trace.world_size + dst[done]
     _, ways, sizes = np.unique(ends, return_inverse=True, return_counts=True)
     in_time = done[np.lexsort((events.post_ns[messages.send[done]], ways))]
     each = max(most // len(sizes), 1)
@@ -455,13 +478,13 @@ def choose_messages(trace: Trace, most: int = MOST_ARROWS) -> Ints:
 def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAxis) -> int:
     """Draws arrows from where sends were posted to where their recvs were done; returns how many."""
     messages, events = trace.messages, trace.events
-    chosen = choose_messages(trace)
+    chosen = choose_messages(trace, ranks=rows.ranks)
     if len(chosen) == 0:
         return 0
     src, dst = messages.src[chosen], messages.dst[chosen]
     x, y = axis.at(events.post_ns[messages.send[chosen]]), rows.middle(src, send_lane)
     to_x, to_y = axis.at(events.done_ns[messages.recv[chosen]]), rows.middle(dst, send_lane + 1)
-    far = abs(dst - src) > 1  # an arrow across many rows steps back
+    far = abs(dst // rows.ranks - src // rows.ranks) > 1  # an arrow across many rows steps back
     for some, colour, zorder, gid in ((far, "#8C8C8C", 4.0, "arrows-far"), (~far, INK, 4.5, "arrows")):
         if some.any():
             ax.quiver(

@@ -9,7 +9,9 @@ from matplotlib.lines import Line2D
 
 from ringsim.plot import style
 from ringsim.plot.layout import (
+    MERGED_SLOTS,
     OPERATION_LOOKS,
+    SLOTS,
     UNFINISHED,
     Bars,
     Rows,
@@ -21,6 +23,7 @@ from ringsim.plot.layout import (
     draw_span_names,
     look_of,
     make_bars,
+    merge_ranks,
     merge_short,
     prepare_rows,
     row_points,
@@ -102,22 +105,33 @@ def timeline_picture(trace: Trace) -> style.Picture:
 def _draw(trace: Trace, ax: Axes) -> None:
     axis = TimeAxis.of(trace.events)
     bars = make_bars(trace)
-    rows = Rows.of(trace, bars)
+    rows = Rows.of(trace, bars, ax)
     length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
-    prepare_rows(ax, [f"rank {rank}" for rank in range(trace.world_size)], length, axis.label)
-    for rank in range(0, trace.world_size if trace.world_size <= MOST_STRIPES else 0, 2):
-        ax.axhspan(rank - 0.5, rank + 0.5, color="#F7F7F7", linewidth=0, zorder=0)
+    firsts = range(0, trace.world_size, rows.ranks)
+    lasts = [min(first + rows.ranks, trace.world_size) - 1 for first in firsts]
+    names = [f"rank {first}" if first == last else f"ranks {first}–{last}" for first, last in zip(firsts, lasts, strict=True)]
+    prepare_rows(ax, names, length, axis.label)
+    for row in range(0, len(names) if len(names) <= MOST_STRIPES else 0, 2):
+        ax.axhspan(row - 0.5, row + 0.5, color="#F7F7F7", linewidth=0, zorder=0)
 
-    long, density = merge_short(bars, axis.first_ns, axis.slot_ns)
-    draw_density(ax, density, rows, axis)
-    draw_bars(ax, bars, np.flatnonzero(long), rows, axis)
+    if rows.ranks > 1:
+        slot_ns = axis.slot_ns * SLOTS / MERGED_SLOTS
+        density = merge_ranks(bars, axis.first_ns, slot_ns, rows.ranks, trace.world_size)
+    else:
+        slot_ns = axis.slot_ns
+        long, density = merge_short(bars, axis.first_ns, slot_ns)
+        draw_bars(ax, bars, np.flatnonzero(long), rows, axis)
+    draw_density(ax, density, rows, slot_ns / axis.unit_ns)
     draw_open_ends(ax, bars, rows, axis)
-    draw_span_names(ax, trace, bars, rows, axis)
+    if rows.ranks == 1:
+        draw_span_names(ax, trace, bars, rows, axis)
     _draw_marks(ax, trace, rows, axis)
     arrows = draw_arrows(ax, trace, rows, bars.depths, axis)
 
     notes = []
-    if len(density.rank):
+    if rows.ranks > 1:
+        notes.append(f"A row is {rows.ranks} ranks: the height is the share of their time.")
+    elif len(density.rank):
         pixel = f"a pixel ({time_text(axis.slot_ns)})" if axis.slot_ns >= 1 else "a pixel"
         merged = f"{int((~long).sum()):,} of {count(len(bars), 'bar')}"
         notes.append(f"Shorter than {pixel} and merged: {merged}; the height is the share of the time.")
@@ -178,13 +192,13 @@ def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
     if len(marks) == 0:
         return
     marks = marks[np.lexsort((events.post_ns[marks], events.rank[marks]))]
-    x, rank = axis.at(events.post_ns[marks]), events.rank[marks]
+    x, rank = axis.at(events.post_ns[marks]), events.rank[marks] // rows.ranks
     top, bottom = rows.marks
     ax.vlines(x, rank + top, rank + bottom, colors=style.INK, linewidths=1.2, zorder=5, gid="marks")
     ax.scatter(x, rank + bottom, s=12, marker="v", c=style.INK, linewidths=0, zorder=5)
     right, per_point = ax.get_xlim()[1], style.per_point(ax)
     until = np.append(np.where(rank[1:] == rank[:-1], x[1:], right), right)
-    size = min(style.letters(MARK_NAME_SIZE), (bottom - top) * row_points(ax, trace.world_size) * 0.95)
+    size = min(style.letters(MARK_NAME_SIZE), (bottom - top) * row_points(ax, -(-trace.world_size // rows.ranks)) * 0.95)
     named = 0
     for index, at, end in zip(marks.tolist(), x.tolist(), until.tolist(), strict=True):
         label = int(events.label[index])
@@ -194,7 +208,7 @@ def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
         if not name or size < style.least(5, MARK_NAME_SIZE) or named == MOST_MARK_NAMES:
             continue
         width = (len(name) * 0.6 * size + 5) * per_point
-        row = int(events.rank[index]) + (top + bottom) / 2
+        row = int(events.rank[index]) // rows.ranks + (top + bottom) / 2
         if at + width <= end:
             ax.text(at + 4 * per_point, row, name, fontsize=size, va="center_baseline", zorder=7)
             named += 1
