@@ -41,13 +41,44 @@ def ring_all_reduce(elements: int) -> list[float]:
     return torch.cat(chunks).tolist()
 
 
+def tree_all_reduce(elements: int) -> list[float]:
+    """The same through a binomial tree: to rank 0, and back."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total, theirs = torch.full((elements,), float(rank)), torch.empty(elements)
+    hops = [1 << step for step in range((size - 1).bit_length())]
+    for hop in hops:
+        if rank % (2 * hop) == hop:
+            dist.send(total, rank - hop)
+        elif rank % (2 * hop) == 0 and rank + hop < size:
+            dist.recv(theirs, rank + hop)
+            total += theirs
+    for hop in reversed(hops):
+        if rank % (2 * hop) == hop:
+            dist.recv(total, rank - hop)
+        elif rank % (2 * hop) == 0 and rank + hop < size:
+            dist.send(total, rank + hop)
+    return total.tolist()
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 64])
-def test_a_ring_all_reduce_takes_what_its_formula_says(size: int) -> None:
-    trace = simulated(ring_all_reduce, size, 4 * size)
-    assert trace.results == [[float(sum(range(size)))] * 4 * size] * size
-    assert trace.metadata["end_ns"] * 1e-9 == pytest.approx(2 * (size - 1) * (ALPHA + 16 * BETA), abs=1e-9)
-    built_in = simulated(lambda: dist.all_reduce(torch.zeros(4 * size)), size)
-    assert built_in.makespan_s == pytest.approx(trace.makespan_s, abs=2e-9)
+@pytest.mark.parametrize(("how", "a_rank"), [(ring_all_reduce, 4000), (tree_all_reduce, 4)])
+def test_an_all_reduce_takes_what_its_messages_take(how: Callable[[int], list[float]], a_rank: int, size: int) -> None:
+    """Of much a ring, of little a tree; of two or three ranks the ring has no more steps, and moves less."""
+    elements, by_ring = a_rank * size, how is ring_all_reduce or size < 4
+    trace = simulated(ring_all_reduce if by_ring else how, size, elements)
+    assert trace.results == [[float(sum(range(size)))] * elements] * size
+    steps, moved = (2 * (size - 1), 4 * a_rank) if by_ring else (2 * (size - 1).bit_length(), 4 * elements)
+    assert trace.metadata["end_ns"] * 1e-9 == pytest.approx(steps * (ALPHA + moved * BETA), abs=steps * 1e-9)
+    built_in = simulated(lambda: dist.all_reduce(torch.zeros(elements)), size)
+    assert built_in.makespan_s == pytest.approx(trace.makespan_s, abs=steps * 1e-9)
+    assert built_in.metadata["algorithms"] == {f"all_reduce: {'ring' if by_ring else 'tree'}": 1}
+    shared = simulated(lambda: dist.all_reduce(torch.zeros(elements)), size, link=None, topology=FullBisection(LINK))
+    assert shared.makespan_s == pytest.approx(trace.makespan_s, abs=steps * 1e-9)
+
+
+def test_a_small_all_reduce_of_many_ranks_is_quick() -> None:
+    trace = simulated(lambda: dist.all_reduce(torch.zeros(1024)), 1024, link=ringsim.Link(10e-6, 8e-11))
+    assert trace.makespan_s == pytest.approx(20 * (10e-6 + 4096 * 8e-11), rel=1e-3)
 
 
 @pytest.mark.parametrize("size", [4, 16])

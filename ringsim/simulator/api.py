@@ -10,6 +10,7 @@ import pickle
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -444,7 +445,7 @@ class _Simulation:
         """Writes down the operations that wait for their other side, where nothing was recorded before."""
         if self._settings.record:
             return
-        groups = [self._world.everybody, *self._pairs, *(making.group for making in self._world.made)]
+        groups = self._groups()
         waiting = sorted(self._world.matcher.waiting(), key=lambda message: message.number)
         parts = [part for group in groups if group.meetings for met in group.meetings.open.values() for part in met]
         parts += [part for making in self._world.made for part in making.waiting if part.waiting]
@@ -454,6 +455,10 @@ class _Simulation:
             slot = self._recorder.post_for(each.rank.number, frame, each.op, *numbers)
             if each.waiting and slot is not None:
                 self._recorder.wait(slot)
+
+    def _groups(self) -> list[SimulatedGroup]:
+        """Returns all groups."""
+        return [self._world.everybody, *self._pairs, *(making.group for making in self._world.made)]
 
     def _explained(self, error: Any) -> Any:
         """Gives an error what was recorded until then, and why it came to that, as far as can be told from it."""
@@ -476,6 +481,9 @@ class _Simulation:
         if self._isolation.shared_draws:
             names = " and ".join(self._isolation.shared_draws)
             metadata["notes"].append(f"ranks drew from the streams of {names} that they share, by functions imported by name")
+        algorithms: Counter[str] = sum((group.meetings.algorithms for group in self._groups() if group.meetings), Counter())
+        if algorithms:
+            metadata["algorithms"] = dict(sorted(algorithms.items()))
         metadata["ends"], metadata["end_ns"] = self._ends(), self._clock.now_ns
         if self._given_up_ns is not None:
             metadata["given_up_ns"] = self._given_up_ns

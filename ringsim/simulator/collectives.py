@@ -5,12 +5,15 @@ done, by what a common algorithm takes over the links that there are; S is the s
 
 | collective | how |
 |---|---|
-| all_reduce | 2 (N - 1) steps of S / N, each rank to the next one |
+| all_reduce | a ring, 2 (N - 1) steps of S / N, each rank to the next one; or, if that takes less time, a tree: a reduce and a broadcast |
 | reduce_scatter, all_gather | N - 1 such steps |
 | all_to_all | N - 1 steps of S / N; in step k each rank to the one k places on |
 | broadcast, reduce | log2 N steps of S, as in a tree |
 | gather, scatter | the bytes of N - 1 parts of S / N, one after the other, and one latency |
 | barrier | log2 N steps of 0 bytes |
+
+So a small all_reduce of many ranks goes through a tree, whose latencies are few, and a large one round the ring, which moves least. The
+trace counts both under ``algorithms`` in its metadata.
 
 Where each pair of ranks has a link of its own, a collective meets only others of its group, which wait for its last byte. The time is
 then a formula: a step takes as long as the slowest link from a member to the next one.
@@ -24,6 +27,8 @@ Source:
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -39,12 +44,12 @@ from ringsim.link import Link
 from ringsim.simulator.clock import Rank
 from ringsim.simulator.links import Links, SharedLinks
 from ringsim.simulator.matching import Kind, Operation, SimulatedGroup, check_storage, describe_payload
-from ringsim.traces.collectives import make_rounds, same_collective
+from ringsim.traces.collectives import COLLECTIVES, make_rounds, same_collective
 from ringsim.traces.events import OP_CODES
 
 __all__ = ["Part", "meet"]
 
-_RINGS: Final = ("all_reduce", "all_gather", "reduce_scatter")
+_RING, _TREE = "all_reduce: ring", "all_reduce: tree"
 _UNEVEN: Final = ("all_to_all", "all_to_all_single")  # of which every rank may carry another size
 _Way = tuple[int, int, float]  # from, to: places in the group; bytes
 _Round = tuple[list[_Way], int]  # and how many latencies it pays
@@ -106,6 +111,7 @@ class Meetings:
         self.open: dict[int, list[Part]] = {}  # by the number of the collective: the parts of those that have come, in order
         self.free_s = 0.0  # when the bytes of the last one have left, where the links are the group's own
         self.links: tuple[Link, ...] = ()  # the different links from each member to the next one, once somebody has asked
+        self.algorithms: Counter[str] = Counter()  # how often each was chosen, where there is a choice
 
 
 def meet(part: Part, links: Links) -> None:
@@ -299,10 +305,12 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
     size_bytes = max(part.kind.size_bytes for part in parts)
     if len(parts) == 1:
         _complete(parts, now_s)
-    elif isinstance(links, SharedLinks) and size_bytes > 0:
-        _go_through(parts, links, _list_rounds(parts, size_bytes))
+        return
+    how = _choose(first.name, size_bytes, first.group, links)
+    if isinstance(links, SharedLinks) and size_bytes > 0:
+        _go_through(parts, links, _list_rounds(parts, how, size_bytes))
     else:
-        _complete(parts, _take_turn(first.name, size_bytes, first.group, links, now_s))
+        _complete(parts, _take_turn(how, size_bytes, first.group, now_s))
 
 
 def _complete(parts: Sequence[Part], time_s: float) -> None:
@@ -310,29 +318,47 @@ def _complete(parts: Sequence[Part], time_s: float) -> None:
         part.complete(time_s)
 
 
-def _take_turn(name: str, size_bytes: int, group: SimulatedGroup, links: Links, now_s: float) -> float:
-    """Returns when a collective is done over links that only its group uses."""
+def _choose(name: str, size_bytes: int, group: SimulatedGroup, links: Links) -> str:
+    """Returns by what algorithm a collective goes: an all_reduce by the quicker one, which is counted, any other by its name."""
     ranks, meetings = group.ranks, group.meetings
     if not meetings.links:
         pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
         meetings.links = tuple(dict.fromkeys(links.link_of(rank, succ) for rank, succ in pairs))
-    latencies, moved_bytes = _count_steps(name, len(ranks), size_bytes)
-    start_s = max(now_s, meetings.free_s)
+    if COLLECTIVES[name].family != "all_reduce":
+        return name
+    how = min((_RING, _TREE), key=lambda one: _alone_s(one, size_bytes, group))  # of equals the ring
+    meetings.algorithms[how] += 1
+    return how
+
+
+def _alone_s(how: str, size_bytes: int, group: SimulatedGroup) -> float:
+    """Returns how long a collective takes on links that nobody else uses."""
+    latencies, moved_bytes = _count_steps(how, len(group.ranks), size_bytes)
+    links: Sequence[Link] = group.meetings.links
+    return max(latencies * link.alpha_s + moved_bytes * link.beta_s_per_byte for link in links)
+
+
+def _take_turn(how: str, size_bytes: int, group: SimulatedGroup, now_s: float) -> float:
+    """Returns when a collective is done over links that only its group uses."""
+    meetings = group.meetings
+    moved_bytes = _count_steps(how, len(group.ranks), size_bytes)[1]
+    start_s: float = max(now_s, meetings.free_s)
     meetings.free_s = start_s + max(moved_bytes * link.beta_s_per_byte for link in meetings.links)
-    end_s: float = start_s + max(latencies * link.alpha_s + moved_bytes * link.beta_s_per_byte for link in meetings.links)
-    return end_s
+    return start_s + _alone_s(how, size_bytes, group)
 
 
-def _count_steps(name: str, count: int, size_bytes: int) -> tuple[int, float]:
+def _count_steps(how: str, count: int, size_bytes: int) -> tuple[int, float]:
     """Returns how many latencies follow each other, and how many bytes a link takes in all."""
     hops, others = (count - 1).bit_length(), (count - 1) * size_bytes / count
-    if name.startswith("all_reduce"):
+    if how == _RING:
         return 2 * (count - 1), 2 * others
-    if name in ("broadcast", "reduce"):
+    if how == _TREE:
+        return 2 * hops, 2 * hops * size_bytes
+    if how in ("broadcast", "reduce"):
         return hops, hops * size_bytes
-    if name in ("gather", "scatter"):
+    if how in ("gather", "scatter"):
         return 1, others
-    if name in ("barrier", "monitored_barrier"):
+    if how in ("barrier", "monitored_barrier"):
         return hops, 0
     return count - 1, others
 
@@ -360,15 +386,16 @@ def _go_through(parts: Sequence[Part], links: SharedLinks, rounds: Iterator[_Rou
     go_on(parts[0].rank.clock.now)
 
 
-def _list_rounds(parts: Sequence[Part], size_bytes: int) -> Iterator[_Round]:
+def _list_rounds(parts: Sequence[Part], how: str, size_bytes: int) -> Iterator[_Round]:
     """Yields what a collective moves, for `_go_through`."""
-    name, count = parts[0].name, len(parts)
-    if name.startswith(_RINGS):
-        latencies, moved_bytes = _count_steps(name, count, size_bytes)
+    count, root = len(parts), parts[0].root
+    if how == _RING or how.startswith(("all_gather", "reduce_scatter")):
+        latencies, moved_bytes = _count_steps(how, count, size_bytes)
         yield [(place, (place + 1) % count, moved_bytes) for place in range(count)], latencies
         return
-    one_by_one = name in ("gather", "scatter")
-    for number, messages in enumerate(make_rounds(name, count, parts[0].root, size_bytes)):
+    one_by_one = how in ("gather", "scatter")
+    rounds = (make_rounds(name, count, max(root, 0), size_bytes) for name in (("reduce", "broadcast") if how == _TREE else (how,)))
+    for number, messages in enumerate(itertools.chain.from_iterable(rounds)):
         ways = [(source, to, _amount(parts, source, to, amount)) for source, to, amount in messages]
         yield ways, int(not one_by_one or number == count - 2)
 
