@@ -41,7 +41,7 @@ _VARIABLES: Final = {
     "port": "MASTER_PORT",
 }
 _ELASTIC: Final = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}  # torchrun started this process, whatever started torchrun
-_MPI: Final = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_")
+_MPI: Final = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "PMIX_")
 _AZURE_PORT: Final = 6105  # DeepSpeed's for several machines on Azure ML, and for one
 _AZURE_PORT_OF_ONE: Final = 54965
 _FIRST_PORT, _PORTS = 20000, 10000  # ports made from a job's number: below those that Linux assigns by itself (32768 and up)
@@ -178,7 +178,7 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
         node = read.text("AZ_BATCH_MASTER_NODE") or ""
         head, port = node.rpartition(":")[0] or node or None, _AZURE_PORT  # the port in the variable is that of Azure Batch
     elif training is not None:
-        head = head or _sagemaker_head(training)
+        head = head or _sagemaker_head(training) or _sagemaker_head(f'{{"hosts": {read.text("SM_HOSTS")}}}')
         read.seen["SM_TRAINING_ENV"] = "{...}"  # it holds kilobytes of settings
     else:
         port = _port_of_name(read.text("PMIX_NAMESPACE"))
@@ -188,18 +188,22 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
 
 
 def _sagemaker_head(training: str) -> str | None:
-    """Returns the first machine that SageMaker's settings name."""
+    """Returns the first machine that SageMaker's settings name; some only list all machines."""
     try:
         settings = json.loads(training)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    head = settings.get("master_hostname") if isinstance(settings, dict) else None
+    if not isinstance(settings, dict):
+        return None
+    hosts = settings.get("hosts")
+    head = settings.get("master_hostname") or (hosts[0] if isinstance(hosts, list) and hosts else None)
     return head if isinstance(head, str) and head else None
 
 
 def _read_mpich(environ: Mapping[str, str]) -> Facts | None:
-    """Hydra, the launcher of MPICH, Intel MPI and MVAPICH, also tells each rank its number on its machine."""
-    return _read_pmi(environ, "mpich") if {"MPI_LOCALRANKID", "HYDI_CONTROL_FD"} & environ.keys() else None
+    """The launchers of MPICH, Intel MPI and MVAPICH2 also tell each rank its number on its machine."""
+    own = {"HYDI_CONTROL_FD", "MPI_LOCALRANKID", "MPI_RANKID", "MV2_COMM_WORLD_RANK"}
+    return _read_pmi(environ, "mpich") if own & environ.keys() else None
 
 
 def _read_any_pmi(environ: Mapping[str, str]) -> Facts | None:
@@ -209,9 +213,10 @@ def _read_any_pmi(environ: Mapping[str, str]) -> Facts | None:
 
 def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
     read = _Reader(environ)
-    rank, world_size = read.whole("PMI_RANK", "PMIX_RANK"), read.whole("PMI_SIZE", low=1)
-    local_rank = read.whole("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
-    local_size = read.whole("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE", low=1)
+    rank = read.whole("MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_RANKID")
+    world_size = read.whole("MV2_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_NRANKS", low=1)
+    local_rank = read.whole("MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
+    local_size = read.whole("MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE", low=1)
     alone = world_size is not None and (world_size == local_size or world_size == 1)
     advice = "Say it at the start: mpiexec -genv MASTER_ADDR HOST ..., where HOST is the machine that rank 0 runs on."
     port = _port_of_name(read.text("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID"))

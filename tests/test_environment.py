@@ -123,6 +123,13 @@ OF_TORCHRUN_IN_SLURM = {name: value for name, value in environ("torchrun_in_slur
          {key: getattr(discover(environ=environ("slurm_two_nodes", 3)), key) for key in ("port", "head_ip")} | {"world_size": 8}),
         # Two machines with one task each, in which something other than torchrun starts four ranks.
         ({}, {**OF_TORCHRUN_IN_SLURM, **HAND, "RANK": "3", "WORLD_SIZE": "4"}, {"rank": 3, "world_size": 4, "rule": "torchrun"}),
+        # What Platform MPI sets, and what DeepSpeed's benchmarks read of it: no size.
+        ({}, {"MPI_RANKID": "3", "MPI_NRANKS": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
+         {"rank": 3, "world_size": 4, "local_rank": 1, "rule": "mpich"}),
+        ({}, {"MPI_RANKID": "3", "MPI_LOCALRANKID": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h"}, {"rank": 3, "world_size": 4}),
+        # SageMaker's document shows settings without the first machine's name, beside SM_HOSTS.
+        ({}, environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV='{"hosts": ["algo-1", "algo-2"]}'), {"head_ip": "algo-1"}),
+        ({}, environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV="{}"), {"head_ip": "algo-1", "rank": 2}),
         # What only looks like Azure ML.
         ({}, environ("azureml_one_node", 0, DLTS_JOB_ID="7"), {"rule": "openmpi"}),
     ],
@@ -159,9 +166,9 @@ NO_LAUNCHER = "no launcher started this process"
         (environ("openmpi5_two_nodes", MASTER_ADDR=None), "OMPI_COMM_WORLD_SIZE=4.*OMPI_COMM_WORLD_LOCAL_SIZE=2"),
         (environ("mpich4_two_nodes", MASTER_ADDR=None), "mpiexec -genv MASTER_ADDR HOST"),
         (environ("azureml_two_nodes", AZ_BATCH_MASTER_NODE=None), "Set MASTER_ADDR to the machine of rank 0"),
-        *((environ("sagemaker_two_nodes", 0, SM_TRAINING_ENV=settings),
+        *((environ("sagemaker_two_nodes", 0, SM_TRAINING_ENV=settings, SM_HOSTS=None),
            rf"head_ip {SAID}, got SM_TRAINING_ENV=\{{\.\.\.\}}, OMPI_COMM_WORLD_RANK=0")
-          for settings in ("{}", "[]", "not JSON", '{"master_hostname": 7}')),
+          for settings in ("{}", "[]", "not JSON", '{"master_hostname": 7}', '{"hosts": []}', '{"hosts": [7]}')),
         (environ("openmpi41", OMPI_COMM_WORLD_LOCAL_RANK=None), f"local_rank {SAID}.* Set LOCAL_RANK on every rank. Or pass local_rank"),
         (environ("slurm_two_nodes", SLURM_LOCALID=None), f"local_rank {SAID}, got SLURM_STEP_ID=0, SLURM_PROCID=0"),
         (environ("slurm_pmix", SLURM_STEP_ID=None, SLURM_STEPID=None), f"world_size, local_rank and head_ip {SAID}, got PMIX_RANK=0"),

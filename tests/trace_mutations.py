@@ -107,7 +107,7 @@ def flip(data: bytes, choose: Choose) -> bytes:
     for _ in range(choose(1, choose(1, 4))):
         place = choose(0, len(damaged) - 1)
         what = choose(0, 8)
-        if what >= 5 and (tokens := list(re.finditer(rb'-?\d+|"[^"]*"', damaged))):
+        if what >= 5 and (tokens := list(re.finditer(rb'-?\d+|"[^"]*"', bytes(damaged)))):
             start, end = tokens[choose(0, len(tokens) - 1)].span()
             damaged[start:end] = ODD_TOKENS[choose(0, len(ODD_TOKENS) - 1)] if what == 5 else tokens[choose(0, len(tokens) - 1)][0]
         elif what == 0:

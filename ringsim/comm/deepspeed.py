@@ -18,6 +18,7 @@ from typing import Any
 
 from ringsim import comm
 from ringsim.comm import deepspeed_names
+from ringsim.comm.backend import TorchBackend as TorchBackend
 from ringsim.comm.backend import set_backend as _set_backend
 from ringsim.comm.deepspeed_names import OPERATIONS, get_all_ranks_from_group
 from ringsim.comm.functions import MANAGING
@@ -31,7 +32,16 @@ globals().update({name: getattr(deepspeed_names, name) for name in _QUESTIONS})
 __all__ = [
     *OPERATIONS,
     *_QUESTIONS,
-    *("ProcessGroup", "destroy_process_group", "get_global_rank", "get_rank", "get_world_size", "is_available", "is_initialized"),
+    *(
+        "ProcessGroup",
+        "TorchBackend",
+        "destroy_process_group",
+        "get_global_rank",
+        "get_rank",
+        "get_world_size",
+        "is_available",
+        "is_initialized",
+    ),
     *("configure", "get_comm_operation_count", "get_logged_comm_ops", "has_comm_data", "log_summary", "new_group", "reset_log"),
     *("set_backend", "timed_op"),
 ]

@@ -26,19 +26,25 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ringsim.comm.backend import TORCH
+from ringsim.comm.backend import TORCH, set_backend
 from ringsim.comm.bootstrap import Card, build_default_group, meet
 from ringsim.comm.built import Handle
 from ringsim.comm.collectives import make_signature
-from ringsim.comm.functions import FUNCTIONS, P2POp
+from ringsim.comm.functions import FUNCTIONS
 from ringsim.comm.log import configure
 from ringsim.environment import Discovery, discover
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.state import get_state
 
 __all__ = [
-    *("OPERATIONS", "ReduceOp", "enable_symm_mem_for_group", "get_all_ranks_from_group", "get_local_rank", "get_local_rank_from_launcher"),
-    *("get_world_group", "get_world_rank_from_launcher", "get_world_size_from_launcher", "has_all_gather_into_tensor"),
+    *("OPERATIONS", "ReduceOp", "enable_symm_mem_for_group", "get_accelerator", "get_all_ranks_from_group", "get_local_rank"),
+    *(
+        "get_local_rank_from_launcher",
+        "get_world_group",
+        "get_world_rank_from_launcher",
+        "get_world_size_from_launcher",
+        "has_all_gather_into_tensor",
+    ),
     *("has_all_reduce_coalesced", "has_coalescing_manager", "has_reduce_scatter_tensor", "in_aml", "in_aws_sm", "in_dlts"),
     *("init_distributed", "initialize_mesh_device", "mpi_discovery", "patch_aml_env_for_torch_nccl_backend"),
     *("patch_aws_sm_env_for_torch_nccl_backend", "to_torch"),
@@ -103,6 +109,7 @@ _SPELLINGS: Final = {  # by name: DeepSpeed's arguments, in torch's order, witho
     "all_to_all": (f"output_tensor_list, input_tensor_list, {_REST}",),
     "barrier": (f"{_REST}, device_ids=None",),
     "monitored_barrier": ("group=None, timeout=None, wait_all_ranks=False",),
+    "batch_isend_irecv": ("p2p_op_list",),
 }
 _EXTRAS: Final = {"allgather_fn": ("debug",), "reduce_scatter_fn": ("prof", "debug")}  # arguments of the log; others have all three
 
@@ -127,17 +134,6 @@ def _make_operation(name: str, arguments: str, native: str = "") -> Callable[...
     named.__module__, named.__signature__ = "ringsim.comm.deepspeed", signature
     named.__doc__ = f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by DeepSpeed's arguments."
     return operation
-
-
-def batch_isend_irecv(p2p_op_list: list[Any], prof: bool = False, log_name: str = "batch_isend_irecv", debug: Any = None) -> Any:
-    """Begins several sends and receives. An entry is a ``P2POp``, or has ``op`` (a name), ``tensor``, ``peer``, ``group`` and ``tag``."""
-
-    def read(each: Any) -> Any:
-        op = FUNCTIONS[each.op if isinstance(each.op, str) else each.op.__name__]
-        return P2POp(op, each.tensor, each.peer, each.group, each.tag)
-
-    entries = [each if isinstance(each, dist.P2POp) else read(each) for each in p2p_op_list]
-    return FUNCTIONS["batch_isend_irecv"](entries, prof=prof, log_name=log_name, debug=debug)
 
 
 def all_gather_coalesced(
@@ -185,7 +181,6 @@ OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
     **{name: _make_operation(name, *row) for name, row in _SPELLINGS.items()},
     "all_gather_coalesced": all_gather_coalesced,
     "all_reduce_coalesced": all_reduce_coalesced,
-    "batch_isend_irecv": batch_isend_irecv,
 }
 
 
@@ -228,6 +223,57 @@ def get_world_group() -> Any:
     return dist.group.WORLD if get_state().backend is None else None
 
 
+class Accelerator:
+    """This process's GPU, or its processor, by the questions that DeepSpeed's programs ask of it."""
+
+    def communication_backend_name(self) -> str:
+        """Returns "nccl" where there are GPUs and torch has it, else "gloo"."""
+        return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+    def current_device_name(self) -> str:
+        """Returns the device that is current, as torch writes it."""
+        return self.device_name(torch.cuda.current_device() if torch.cuda.is_available() else None)
+
+    def device_count(self) -> int:
+        """Returns how many GPUs there are; 1 without any."""
+        return torch.cuda.device_count() or 1
+
+    def device_name(self, device_index: int | None = None) -> str:
+        """Returns the device of that number, as torch writes it."""
+        if not torch.cuda.is_available():
+            return "cpu"
+        return "cuda" if device_index is None else f"cuda:{device_index}"
+
+    def set_device(self, device_index: int) -> None:
+        """Makes a GPU the current one."""
+        if torch.cuda.is_available():
+            torch.cuda.set_device(device_index)
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Waits until the GPU is done."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize(device_index)
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        """Returns the memory of the GPU, or of the machine, in bytes."""
+        if torch.cuda.is_available():
+            return int(torch.cuda.get_device_properties(device_index).total_memory)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+_ACCELERATOR: Final = Accelerator()
+
+
+def get_accelerator() -> Accelerator:
+    """Returns what DeepSpeed's programs ask for the device they run on.
+
+    Example:
+        >>> torch.empty(2, device=get_accelerator().device_name()).is_cuda == torch.cuda.is_available()
+        True
+    """
+    return _ACCELERATOR
+
+
 def get_all_ranks_from_group(group: Any = None) -> list[int]:
     """Returns the global ranks of a group, in the group's order; of all ranks for None.
 
@@ -259,8 +305,7 @@ def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[st
         mesh_shape: how many ranks there are in each dimension.
         mesh_dim_names: what the dimensions are called.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return init_device_mesh(device, mesh_shape, mesh_dim_names=mesh_dim_names)
+    return init_device_mesh(get_accelerator().device_name(), mesh_shape, mesh_dim_names=mesh_dim_names)
 
 
 def enable_symm_mem_for_group(group_name: str) -> None:
@@ -311,7 +356,7 @@ def init_distributed(
     Every process calls it, and each is blocked until all have. Afterwards torch's five variables are set in the environment.
 
     Args:
-        dist_backend: what torch calls it, "gloo" or "nccl"; None for NCCL where there are GPUs, else Gloo.
+        dist_backend: what torch calls it, "gloo" or "nccl"; "mpi" for ringsim's own; None for NCCL where there are GPUs, else Gloo.
         auto_mpi_discovery: whether MPI may be asked where no launcher says who this process is.
         distributed_port: where rank 0 listens, unless the launcher or MASTER_PORT says so; 29500 stands for "no wish".
         verbose: whether to say, through ``logging``, what was found.
@@ -344,10 +389,14 @@ def init_distributed(
         )
     if not isinstance(timeout, timedelta):
         raise ArgumentError(f"timeout must be a datetime.timedelta, got {timeout!r}. Write timedelta(minutes=10).")
+    if backend is TORCH and dist_backend == "mpi":
+        backend = set_backend("mpi")
     if backend is not TORCH:
-        backend.init_process_group(dist_backend, timeout=timeout)
+        backend.init_process_group(dist_backend, timeout=timeout, rank=rank, world_size=world_size)
+        if dist_backend == "mpi":
+            _set(discover(rank=backend.get_rank(), world_size=backend.get_world_size()), verbose)
         return
-    name = dist_backend or ("nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo")
+    name = dist_backend or get_accelerator().communication_backend_name()
     if init_method is not None:
         dist.init_process_group(name, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size)
         return

@@ -214,7 +214,12 @@ MANAGING: Final[dict[str, FunctionType]] = {  # those that say who is there
 
 
 _SIGNATURE: Final = inspect.signature(dist.P2POp)
-_ORIGINALS: Final[dict[Any, Any]] = {FUNCTIONS[name]: getattr(dist.distributed_c10d, name) for name in ("isend", "irecv")}
+_OURS: Final = ("ringsim.comm", "ringsim.comm.deepspeed")
+
+
+def _find_original(op: Any) -> Any:
+    """Returns torch's function for one of ours, whoever's arguments that takes; any other value as it is."""
+    return getattr(dist.distributed_c10d, op.__name__, op) if getattr(op, "__module__", "") in _OURS else op
 
 
 class P2POp(dist.P2POp):
@@ -227,12 +232,12 @@ class P2POp(dist.P2POp):
 
     def __new__(cls, op: Any, *args: Any, **kwargs: Any) -> P2POp:
         """Checks the arguments as torch does."""
-        made: P2POp = dist.P2POp.__new__(cls, _ORIGINALS.get(op, op), *args, **kwargs)
+        made: P2POp = dist.P2POp.__new__(cls, _find_original(op), *args, **kwargs)
         return made
 
     def __init__(self, op: Any, *args: Any, **kwargs: Any) -> None:
         """Takes torch's arguments; peers are found by the current backend."""
-        op = _ORIGINALS.get(op, op)
+        op = _find_original(op)
         backend = get_state().backend
         if backend is None or isinstance(backend, TorchBackend):
             super().__init__(op, *args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import datetime as dt
 import json
+import os
 import sys
 import time
 import warnings
@@ -18,6 +19,7 @@ from conformance import run_rules
 
 import ringsim
 from ringsim import comm as dist
+from ringsim.comm import deepspeed
 from ringsim.errors import ArgumentError, MessageMismatch, RendezvousFailed, RingError, RunTimeout
 from ringsim.ring import initialize_distributed
 from ringsim.state import get_state
@@ -35,6 +37,21 @@ def keep_the_rules(directory: str) -> None:
     join()
     run_rules(dist, directory, {})
     dist.destroy_process_group()
+
+
+def come_from_deepspeed(directory: str) -> None:
+    dist.set_backend("torch")
+    deepspeed.init_distributed("mpi", verbose=False, timeout=dt.timedelta(seconds=20))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert dist.cdb.name == "mpi"
+    assert [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")] == [str(each) for each in (rank, size, rank)]
+    assert {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    total = torch.tensor([rank + 1.0])
+    deepspeed.all_reduce(total)
+    assert total.item() == size * (size + 1) / 2
+    dist.destroy_process_group()
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
 
 
 def record(directory: str) -> None:

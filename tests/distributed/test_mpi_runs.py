@@ -18,9 +18,21 @@ import ringsim
 pytestmark = pytest.mark.timeout(150)
 SCRIPT = str(Path(__file__).with_name("mpi_jobs.py"))
 JOBS = {  # by world size, the jobs of one launch: one begins where the other has left MPI; one that fails ends all ranks
-    1: ["keep_the_rules", "go_round_alone", "log"],
+    1: ["come_from_deepspeed", "keep_the_rules", "go_round_alone", "log"],
     2: ["go_round", "leave"],
-    3: ["keep_the_rules", "record", "go_round", "refuse", "log", "live_twice", "mismatch", "disagree", "torch_only", "leave_well"],
+    3: [
+        "come_from_deepspeed",
+        "keep_the_rules",
+        "record",
+        "go_round",
+        "refuse",
+        "log",
+        "live_twice",
+        "mismatch",
+        "disagree",
+        "torch_only",
+        "leave_well",
+    ],
     4: ["two_rings", "miss"],
 }
 Runs = Callable[[int], tuple[Path, "subprocess.CompletedProcess[str]"]]
