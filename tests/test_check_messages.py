@@ -514,16 +514,6 @@ def test_an_answer_for_one_size_alone_does_not_pass() -> None:
     assert result.world_size != 3
 
 
-def test_pair_groups_draws_the_groups_of_the_answer() -> None:
-    result = verdict(check.pair_groups, lambda n: [(0, rank) for rank in range(1, n)])
-    assert result.trace is not None
-    assert result.trace.metadata["ring_groups"] == [["ring:0>1", [0, 1]]]
-    assert "image/png" in result.trace._repr_mimebundle_()[0]
-    strange = verdict(check.pair_groups, lambda n: [(-1, 10**9)] if n > 1 else [])
-    assert strange.trace is not None
-    assert strange.trace.metadata["ring_groups"] == []
-
-
 def test_the_same_seed_draws_the_same() -> None:
     def fails_late(n: int) -> list[tuple[int, int]]:
         return pairs(n) if n < 5 else []
@@ -624,8 +614,3 @@ def test_the_verdict_states_the_bytes() -> None:
     assert len(set(sent)) == 1
     assert len(sent) == size
     assert result.reason.endswith(f"each sent 2 * {size - 1}/{size} * {sent[0] * size // (2 * (size - 1))} = {sent[0]} bytes.")
-
-
-def test_names_are_drawn() -> None:
-    reasons = {verdict(check.timed_op, lambda function: function, seed).reason for seed in range(5)}
-    assert len(reasons) > 1

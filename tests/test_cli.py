@@ -69,7 +69,7 @@ def test_explain_says_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("html", b"<!doctype html>")])
+@pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("html", b"<!DOCTYPE html>")])
 def test_show_draws_into_the_file_that_is_named(trace_file: Path, tmp_path: Path, ending: str, begins: bytes) -> None:
     assert main(["show", str(trace_file), "-o", str(tmp_path / f"new/picture.{ending}")]) == 0
     assert (tmp_path / f"new/picture.{ending}").read_bytes().startswith(begins)
@@ -176,15 +176,6 @@ def test_targets_are_the_letters_after_the_inputs() -> None:
             assert task.decode([row[0], *next_row]) in text
             assert row[1:] == next_row[:-1]
     assert task.encode(text) == task.text.tolist()
-
-
-def test_each_step_draws_its_own_the_same_everywhere() -> None:
-    task, elsewhere = make_task(), make_task()
-    steps = [torch.stack(task.microbatches(step)[0]) for step in range(3)]
-    assert [torch.equal(one, torch.stack(elsewhere.microbatches(step)[0])) for step, one in enumerate(steps)] == [True] * 3
-    assert not torch.equal(steps[0], steps[1])
-    for mine, other in zip(task.model.parameters(), elsewhere.model.parameters(), strict=True):
-        assert torch.equal(mine, other)
 
 
 def test_one_process_learns() -> None:

@@ -16,99 +16,13 @@ from part_writer import Writer
 
 from ringsim.diagnose import waitfor
 from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot, snapshot_of_events
-from ringsim.diagnose.waitfor import analyse, find_cycle, hindering
+from ringsim.diagnose.waitfor import analyse, find_cycle
 from ringsim.launch.watcher import LiveRecords
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE, Group
+from ringsim.traces.events import ANY_SOURCE, NONE, Group
 from ringsim.traces.findings import Operation
 from ringsim.traces.parts import read_parts
 
-DEAD = ("failed", "killed")
-GONE = (*DEAD, "exited")
 CALLS = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "new_group")
-
-
-def goes_on(world: Snapshot, free: set[int], rank: int, one: Posted) -> bool:
-    """Tells whether an operation can finish while only ``free`` ranks act, as the rules say it of one operation."""
-    peer, ranks = one.operation.peer, range(len(world.ranks))
-    if one.operation.kind == COLLECTIVE:
-        theirs = {other.rank: other for other in one.entered}
-        members = one.operation.shape if one.operation.op == "new_group" else one.group.ranks
-        others = [member for member in members if member != rank and member in ranks]
-        return all(
-            (world.ranks[member].state not in DEAD and waitfor.meets(one.operation, theirs[member])) if member in theirs else member in free
-            for member in others
-        )
-    if peer == ANY_SOURCE:
-        others = [member for member in one.group.ranks if member != rank]
-        return one.matched or not others or any(member in free or member not in ranks for member in others)
-    if peer == NONE or peer not in ranks:
-        return True
-    return world.ranks[peer].state not in DEAD if one.matched else peer in free
-
-
-def stuck_by_the_rules(world: Snapshot) -> tuple[int, ...]:
-    free = {rank for rank, view in enumerate(world.ranks) if view.state not in (*GONE, "blocked")}  # in Python, if in nothing else
-    changed = True
-    while changed:
-        helped = {
-            rank
-            for rank, view in enumerate(world.ranks)
-            if view.awaited and rank not in free and all(goes_on(world, free, rank, one) for one in view.awaited)
-        }
-        free |= helped
-        changed = bool(helped)
-    return tuple(rank for rank, view in enumerate(world.ranks) if view.awaited and rank not in free)
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> Snapshot:
-    """Ranks in any state, blocked in anything; calls of a collective in which some members share what they know, and others do not."""
-    size = draw(st.integers(1, 5))
-    some = st.lists(st.integers(0, size), unique=True, min_size=1).map(lambda ranks: tuple(sorted(ranks)))  # rank `size` is outside
-    groups = [Group("world", tuple(range(size))), *(Group(f"group {number}", draw(some)) for number in range(2))]
-    calls = []
-    for group in groups:
-        entered = draw(st.lists(st.sampled_from(group.ranks), unique=True))
-        made = [Operation(rank, draw(st.sampled_from(CALLS)), group=group.name) for rank in entered if rank < size]
-        made = [Operation(one.rank, one.op, group=group.name, shape=draw(some)) if one.op == "new_group" else one for one in made]
-        calls.append((group, tuple(made)))
-    views = []
-    for rank in range(size):
-        state = draw(st.sampled_from(["blocked", "blocked", "blocked", "running", "exited", "killed", "failed", "stopped"]))
-        posted = []
-        for _ in range(draw(st.integers(1, 3))):
-            group, made = draw(st.sampled_from(calls))
-            mine = [one for one in made if one.rank == rank]
-            if mine and draw(st.booleans()):
-                known = made if draw(st.booleans()) else tuple(one for one in made if one.rank != rank)
-                posted.append(Posted(mine[0], group, awaited=True, entered=known))
-            else:
-                peer = draw(st.one_of(st.integers(0, size - 1), st.sampled_from([NONE, ANY_SOURCE, size])))
-                operation = Operation(rank, draw(st.sampled_from(["send", "recv"])), peer, 0, group.name)
-                posted.append(Posted(operation, group, awaited=draw(st.integers(0, 4)) > 0, counterparts=draw(st.integers(0, 3)) // 3))
-        views.append(RankSnapshot(state, tuple(posted)))
-    return Snapshot(tuple(views))
-
-
-@given(worlds())
-def test_it_finds_what_the_rules_say(world: Snapshot) -> None:
-    stuck = analyse(world)
-    expected = stuck_by_the_rules(world)
-    assert (stuck.ranks if stuck is not None else ()) == expected
-    if stuck is None:
-        return
-    out = {rank for rank, view in enumerate(world.ranks) if view.state in GONE or (view.state == "blocked" and not view.awaited)}
-    able = set(range(len(world.ranks))) - set(expected) - out
-    found = [(link.rank, id(link.posted), link.peers) for link in stuck.hindrances]
-    assert [entry[:2] for entry in found] == [
-        (rank, id(one)) for rank in expected for one in world.ranks[rank].awaited if not goes_on(world, able, rank, one)
-    ]
-    for link in stuck.hindrances:
-        assert link.peers == tuple(sorted(set(link.peers)))
-        assert not (set(link.peers) - {one.rank for one in link.posted.entered}) & able  # who called something else may act, and yet
-        assert set(link.peers) <= set(hindering(world, link.rank, link.posted))
-    edges = {(link.rank, peer) for link in stuck.hindrances for peer in link.peers}
-    assert all((one, other) in edges for one, other in pairwise([*stuck.cycle, *stuck.cycle[:1]]))
 
 
 def view(rank: int, *waits: tuple[str, int], **more: Any) -> RankSnapshot:

@@ -110,9 +110,7 @@ def bench() -> Iterator[Bench]:
         yield made
 
 
-@pytest.mark.parametrize(
-    ("anybody", "apart", "at_once"), [(False, False, False), (True, True, False), (True, False, False), (True, False, True)]
-)
+@pytest.mark.parametrize(("anybody", "apart", "at_once"), [(False, False, False), (True, True, False), (True, False, True)])
 @given(data=st.data(), order=st.randoms(use_true_random=False))
 def test_the_watcher_tells_who_never_finishes(anybody: bool, apart: bool, at_once: bool, data: st.DataObject, order: Any) -> None:
     programs = data.draw(programs_of_messages(WORLDS, anybody=anybody, apart=apart, at_once=at_once))
@@ -165,7 +163,7 @@ def test_drawn_programs_end_in_all_ways(collectives: bool) -> None:
     ends: Counter[str] = Counter()
     ended: list[Programs] = []
 
-    @settings(max_examples=200, database=None, derandomize=True)  # one draw, the same in every run
+    @settings(max_examples=80, database=None, derandomize=True)  # one draw, the same in every run
     @given(programs_of_messages(SOME_GROUPS, collectives=collectives))
     def count(programs: Programs) -> None:
         machine = run_to_the_end(programs, SOME_GROUPS)
@@ -177,4 +175,4 @@ def test_drawn_programs_end_in_all_ways(collectives: bool) -> None:
 
     count()
     assert len(ends) == 3
-    assert min(ends.values()) > 20, ends
+    assert min(ends.values()) > 8, ends

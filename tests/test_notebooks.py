@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -69,10 +70,13 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
     notebook = json.loads(lesson.read_text())
     *chapters, glossary = (source(cell) for cell in cells(lesson, "markdown"))
     text = "\n".join([*chapters, glossary])
+    code = [source(cell) for cell in cells(lesson, "code")]
+    first, magic, _ = "".join(code).partition("%%ring")
+    assert not magic or "%load_ext ringsim" in first, "the kernel of these tests may have it from another lesson"
     assert [part for part in PARTS if not re.search(part, text, re.MULTILINE)] == []
     assert text.count("<details>") == text.count("</details>")
     words = [word for line in re.findall(r"^\| \*\*(.+?)\*\* \|", glossary, re.MULTILINE) for word in line.split(", ")]
-    used = " ".join([*chapters, *(source(cell) for cell in cells(lesson, "code"))]).lower()
+    used = " ".join([*chapters, *code]).lower()
     assert words
     assert [word for word in words if word not in used] == [], "words of the glossary that do not occur"
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -87,24 +91,38 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
 # -- run in a kernel
 
 
-@cache
-def executed(lesson: Path) -> tuple[dict[str, Cell], frozenset[int]]:
-    """Runs a lesson; returns its code cells with their outputs, and the processes that its kernel had started."""
-    notebook = nbformat.read(lesson, as_version=4)
-    client = NotebookClient(notebook, timeout=CELL_S, resources={"metadata": {"path": str(lesson.parent)}})
+@pytest.fixture(scope="module", autouse=True)
+def client() -> Iterator[NotebookClient]:
+    """A kernel for all lessons of this process, one after the other; nothing outlives it."""
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=CELL_S, resources={"metadata": {"path": str(LESSONS[0].parent)}})
     # nbclient 0.11 answers Output widgets over the socket on which it waits for the cell's reply, and then sometimes sleeps through the
     # reply until its time-out. Left unanswered, a slider's output is shown under the cell, where it is looked at like any other.
     client.comm_open_handlers.clear()
-    with client.setup_kernel():
-        for index, cell in enumerate(notebook.cells):
-            client.execute_cell(cell, index)
+    with client.setup_kernel(env={**os.environ, "MPLBACKEND": "agg"}):
+        CLIENTS.append(client)
+        yield client
         pid = client.km.provisioner.pid
-        started = frozenset({pid, *descendants(pid)})
-    return {cell.id: cell for cell in notebook.cells if cell.cell_type == "code"}, started
+        started = {pid, *descendants(pid)}
+    assert until(lambda: all(gone(pid) for pid in started), 3.0)
+
+
+CLIENTS: list[NotebookClient] = []  # that of this process
+
+
+@cache
+def executed(lesson: Path) -> dict[str, Cell]:
+    """Runs a lesson, with none of the names of the one before it; returns its code cells with their outputs."""
+    (client,) = CLIENTS
+    client.nb = nbformat.read(lesson, as_version=4)
+    client.reset_execution_trackers()
+    client.kc.execute("get_ipython().reset(new_session=True)", silent=True)
+    for index, cell in enumerate(client.nb.cells):
+        client.execute_cell(cell, index)
+    return {cell.id: cell for cell in client.nb.cells if cell.cell_type == "code"}
 
 
 def outputs(lesson: Path) -> Iterator[tuple[str, Cell]]:
-    for name, cell in executed(lesson)[0].items():
+    for name, cell in executed(lesson).items():
         for output in cell["outputs"]:
             yield name, output
 
@@ -118,9 +136,10 @@ def verdict(lesson: Path, cell: str) -> str:
 
 @each_lesson
 def test_lesson_runs_and_leaves_nothing_behind(lesson: Path) -> None:
-    _, started = executed(lesson)  # a cell that raises raises here
-    assert len(started) > 1, "the kernel started no rank"
-    assert until(lambda: all(gone(pid) for pid in started), 3.0)
+    executed(lesson)  # a cell that raises raises here
+    kernel = CLIENTS[0].km.provisioner.pid
+    assert "ringsim-server" in descendants(kernel).values(), "the kernel started no rank"
+    assert until(lambda: not any(name.startswith("ringsim-rank") for name in descendants(kernel).values()), 3.0)
     assert [name for name, output in outputs(lesson) if output["output_type"] == "error"] == []
     warnings = [output["text"] for _, output in outputs(lesson) if output["output_type"] == "stream" and output["name"] == "stderr"]
     assert warnings == []

@@ -123,15 +123,6 @@ def test_more_stages_than_layers_and_fewer_prompts_than_stages() -> None:
     assert simulate(few, 4).results == [due] * 4
 
 
-def test_half_precision_travels_as_it_is() -> None:
-    def worker() -> list[list[int]]:
-        return generate(small_model().bfloat16(), PROMPTS, 5, batch_size=1)  # batches of one: rounding depends on the batch
-
-    trace = simulate(worker, 2)
-    assert trace.results == [worker()] * 2
-    assert {payload.dtype for payload in trace.events.tables.payloads} == {"bfloat16", "int64"}
-
-
 def test_the_model_stays_in_the_mode_it_was_in_and_dropout_is_off() -> None:
     def worker() -> tuple[bool, bool]:
         torch.manual_seed(3)
@@ -258,14 +249,6 @@ def test_the_ring_takes_as_long_as_its_plan_and_sends_as_much(size: int, batch_s
             idle_s = (size - 1) * (7e-3 + (rounds - 1) * 4e-3)
             for stage in measure_stage_use(trace):
                 assert (stage.idle_s, stage.prefill_s, stage.decode_s) == pytest.approx((idle_s, 7e-3, 3e-3))
-
-
-def test_use_of_a_ring_without_delays_is_the_closed_form() -> None:
-    for size, turns, async_comm in ((2, 1, True), (2, 2, False), (3, 2, False), (3, 5, True)):
-        use, settings = steady_use(size, turns, async_comm), {"num_inner_iterations": turns, "async_comm": async_comm}
-        tokens = 2 + 2 * use.numerator * size
-        for stage in measure_stage_use(simulate(generate_all, size, [settings], tokens, compute=ByToken(3e-3, 3e-3))):
-            assert (stage.decode_use, stage.prefill_s, stage.decode_s) == pytest.approx((float(use), 0.003, 0.003))
 
 
 SETTINGS = [(stages, turns, async_comm) for stages, async_comm in product(range(1, 7), (False, True)) for turns in range(1, 2 * stages + 3)]

@@ -131,13 +131,6 @@ def test_a_schedule_in_another_order_stands_still_there() -> None:
             simulate(train_all, 2, [case], semantics="grouped")
 
 
-def test_bfloat16_travels_as_it_is() -> None:
-    wanted = [Case(dtype=torch.bfloat16, seed=2, options={"schedule": name}) for name in ("gpipe", "zb_v")]
-    trace = simulate(train_all, 2, wanted)
-    assert complaints(wanted, trace.results) == []
-    assert {payload.dtype for payload in trace.events.tables.payloads} == {"bfloat16", "int64", "float64"}  # headers, and the loss
-
-
 def test_autocast_is_that_of_a_single_process() -> None:
     def train(step: Callable[..., float]) -> tuple[float, dict[str, Tensor]]:
         model = make_model(Case(dtype=torch.float32))

@@ -145,18 +145,13 @@ def test_a_notebook_gets_the_whole_picture_in_our_style(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DRAWN)
-def test_a_picture_goes_where_it_is_told_and_is_whole(kind: str) -> None:
+def test_a_picture_goes_where_it_is_told_and_in_a_column_it_is_whole_with_few_sizes_of_letters(kind: str) -> None:
     figure, (other, own) = plt.subplots(1, 2, figsize=(14, 4))
     assert DRAWN[kind](ax=own) is own
     assert figure.axes == [other, own]
     assert not other.has_data()
     assert plt.get_fignums() == [figure.number]
     plt.close(figure)
-    assert_within(DRAWN[kind]())
-
-
-@pytest.mark.parametrize("kind", DRAWN)
-def test_a_compact_picture_has_the_width_of_a_column_and_few_sizes_of_letters(kind: str) -> None:
     ax = DRAWN[kind](figsize=(3.3, None), compact=True)
     assert ax.figure.get_figwidth() == 3.3
     assert_within(ax)
@@ -166,11 +161,14 @@ def test_a_compact_picture_has_the_width_of_a_column_and_few_sizes_of_letters(ki
     assert ax.get_title(loc="left") == ""
 
 
+def test_a_picture_is_as_dark_as_it_is_told_or_as_the_users_others() -> None:
+    with plt.style.context("dark_background"):
+        grounds = [DRAWN["ring"](**look).figure.get_facecolor() for look in ({"theme": "dark"}, {}, {"theme": "light"})]
+    assert [mpl.colors.to_hex(ground) for ground in grounds] == ["#15181c", "#000000", "#ffffff"]
+
+
 @pytest.mark.parametrize("kind", DRAWN)
 def test_words_and_ground_of_a_dark_picture_differ(kind: str) -> None:
-    with plt.style.context("dark_background"):
-        grounds = [DRAWN[kind](**look).figure.get_facecolor() for look in ({"theme": "dark"}, {}, {"theme": "light"})]
-    assert [mpl.colors.to_hex(ground) for ground in grounds] == ["#15181c", "#000000", "#ffffff"]
     for text in DRAWN[kind](theme="dark").figure.findobj(mpl.text.Text):
         patch = text.get_bbox_patch()
         behind = patch.get_facecolor() if patch is not None and mpl.colors.to_rgba(patch.get_facecolor())[3] else "#15181c"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
-from pictures import assert_within, boxes, drawn, legend, spans, title, words
+from pictures import boxes, drawn, legend, spans, title, words
 from synthetic import UNIT_MS, Story, add_step, known, many_events, pipeline, trace_of
 
 from ringsim import Link, simulate_schedule
@@ -167,15 +167,6 @@ def test_every_kind_of_trace_can_be_drawn(trace: Trace, said: str | None) -> Non
     if said and "ran for" in said:  # a late start moves the axis and says so
         assert ax.get_xlabel() == "time since the first event (ms), which came 1 s after the start of the run"
         assert spans(ax, FIRST_SPAN) == [(0, 10)]
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 8])
-def test_few_messages_all_have_an_arrow_and_no_words_are_cut_off(world_size: int) -> None:
-    trace = pipeline(world_size)
-    ax = plot_timeline(trace)
-    assert sum(len(group.X) for group in arrows(ax)) == len(trace.messages)
-    assert "Arrows:" not in words(ax)
-    assert_within(ax)
 
 
 def test_many_events_are_merged_and_counted() -> None:

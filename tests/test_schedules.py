@@ -44,7 +44,6 @@ from ringsim.schedules.engine import (
     Run,
     Semantics,
     Send,
-    TimedMessage,
     Wait,
     evaluate,
     run_programs,
@@ -308,8 +307,6 @@ def test_both_ways_to_say_a_bubble() -> None:
 
 # -- evaluated, lowered to messages, checked and refused
 
-Programs = list[list[Operation]]
-
 
 def blocking(*posts: Operation) -> list[Operation]:
     """Writes each post with its wait: a program of blocking sends and receives, and computations between them."""
@@ -319,11 +316,6 @@ def blocking(*posts: Operation) -> list[Operation]:
         if not isinstance(post, Compute):
             program.append(Wait(len(program) - 1))
     return program
-
-
-def together(*posts: Operation) -> list[Operation]:
-    """Writes all posts, then the waits for all of them."""
-    return [*posts, *(Wait(position) for position in range(len(posts)))]
 
 
 def test_a_message_travels_when_both_sides_are_posted() -> None:
@@ -359,79 +351,6 @@ def test_a_partner_that_has_ended_makes_no_circle() -> None:
     assert [stuck.rank for stuck in run.cycle] == [0, 1]
     alone = run_programs([blocking(Receive(1)), [Compute(1)]])
     assert ([stuck.rank for stuck in alone.blocked], alone.cycle) == ([0], ())
-
-
-def test_tags_and_order_decide_who_meets() -> None:
-    crossed = [together(Send(1, tag="a"), Send(1, tag="b")), together(Receive(0, tag="b"), Receive(0, tag="a"))]
-    assert {(message.send, message.receive) for message in run_programs(crossed).messages} == {(0, 1), (1, 0)}
-    in_order = [together(Send(1), Send(1)), together(Receive(0), Receive(0))]
-    assert {(message.send, message.receive) for message in run_programs(in_order).messages} == {(0, 0), (1, 1)}
-    one_by_one = [blocking(Send(1, tag="a"), Send(1, tag="b")), blocking(Receive(0, tag="b"), Receive(0, tag="a"))]
-    assert [stuck.rank for stuck in run_programs(one_by_one).cycle] == [0, 1]
-
-
-def draw(evaluation: Evaluation) -> list[str]:
-    """Draws one character a unit of time: the microbatch of a forward, = in a backward, . where nothing is done."""
-    rows = []
-    for rank in range(evaluation.schedule.num_ranks):
-        units = ["."] * int(evaluation.makespan)
-        for action, start, end in evaluation.get_computations(rank):
-            units[int(start) : int(end)] = ([str(action.microbatch)] if action.kind == "F" else ["="]) * int(end - start)
-        rows.append("".join(units))
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("name", "ahead", "semantics", "drawing"),
-    [
-        # A receive that blocks: a message starts when its receiver has nothing else to do.
-        ("gpipe", 0, "rendezvous", ["012............==.==.==", "..0.1.2.....==.==.==...", "....0.1.2======........"]),
-        # Posted one computation ahead, it travels meanwhile: the fill and the drain pay once each.
-        ("gpipe", 1, "rendezvous", ["012..........======", "..012.....======...", "....012======......"]),
-        ("gpipe", 1, "buffered", ["012..........======", "..012.....======...", "....012======......"]),
-        # 1F1B pays for every microbatch, whoever waits for whom.
-        ("1f1b", 0, "rendezvous", ["012........==...==..==", "..0.1...==.2.==..==...", "....0==.1==..2==......"]),
-        ("1f1b", 1, "rendezvous", ["012........==.==...==", "..01....==2==...==...", "....0==1==..2==......"]),
-        ("1f1b", 1, "buffered", ["012........==.==...==", "..01....==2==...==...", "....0==1==..2==......"]),
-    ],
-)
-def test_messages_that_take_time_drawn(name: str, ahead: int, semantics: Semantics, drawing: list[str]) -> None:
-    assert draw(evaluate(lower(make_schedule(name, 3, 3), ahead=ahead), Costs(latency=1), semantics)) == drawing
-
-
-def test_times_of_messages() -> None:
-    #           0    1    2    3    4    5    6    7    8    9
-    # rank 0    0F0  .    .    .    .    .    .    .    0B0 ---      0B0 needs the gradient, which travels from 6 to 8
-    # rank 1    .    .    .    1F0  1B0 --- ...                      1F0 waits for the activation, which travels from 1 to 3
-    evaluation = evaluate(make_schedule("1f1b", 2, 1), Costs(latency=2))
-    forward, backward = parse_action("0SEND_F0"), parse_action("1SEND_B0")
-    assert evaluation.messages == (TimedMessage(backward, 1, 0, 6, 8), TimedMessage(forward, 0, 1, 1, 3))
-    assert {str(action): (start, end) for row in evaluation.actions for action, start, end in row} == {
-        "0F0": (0, 1),
-        "0SEND_F0": (1, 3),
-        "0RECV_B0": (0, 8),
-        "0B0": (8, 10),
-        "1RECV_F0": (0, 3),
-        "1F0": (3, 4),
-        "1B0": (4, 6),
-        "1SEND_B0": (6, 8),
-    }
-    assert (evaluation.makespan, evaluation.busy, evaluation.idle, evaluation.span_idle) == (10, (3, 3), (7, 7), (7, 0))
-
-
-def test_live_activations_over_time() -> None:
-    evaluation = evaluate(make_schedule("1f1b", 2, 3))
-    assert draw(evaluation) == ["01..==2==.==", ".0==1==2==.."]
-    assert evaluation.list_live(0) == [(0, 1), (1, 2), (6, 1), (6, 2), (9, 1), (12, 0)]
-    assert evaluation.peak_live == (2, 1)
-    split = evaluate(Schedule("split", 1, (0,), (tuple(map(parse_action, "0F0 0I0 0W0".split())),)), Costs(1, 2, 4))
-    assert split.list_live(0) == [(0, 1), (7, 0)]  # held until the weights have their gradients
-
-
-def test_costs_by_stage_and_of_a_whole_backward() -> None:
-    costs = Costs(forward=[1, 2], input=(3, 4), weight=5, backward=None)
-    assert [costs.get_duration(Action(1, kind, 0)) for kind in "FIWB"] == [2, 4, 5, 9]
-    assert Costs(backward=[7, 8]).get_duration(Action(1, "B", 0)) == 8
 
 
 ONE_F_ONE_B = typed((0, 1), 2, "0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
