@@ -37,7 +37,8 @@ RANK_VARIABLES = (
     *("TORCHELASTIC_", "SLURM_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "GLOO_", "NCCL_", "TORCH_DISTRIBUTED_", "RINGSIM_"),
 )
 LEFT_BEHIND_AFTER_S = 2.0  # a process that is ending gets this long to do so
-WAITING = ("ringsim-server", "ringsim-parked")  # what the fork server and fresh ranks call themselves: they may stay for the next call
+# What the fork server, fresh ranks and a browser call themselves: they may stay for the next call, or the next test.
+WAITING = ("ringsim-server", "ringsim-parked", "chrom")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -69,7 +69,7 @@ def test_explain_says_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("html", b"<!doctype html>")])
+@pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("html", b"<!DOCTYPE html>")])
 def test_show_draws_into_the_file_that_is_named(trace_file: Path, tmp_path: Path, ending: str, begins: bytes) -> None:
     assert main(["show", str(trace_file), "-o", str(tmp_path / f"new/picture.{ending}")]) == 0
     assert (tmp_path / f"new/picture.{ending}").read_bytes().startswith(begins)

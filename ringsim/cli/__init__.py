@@ -15,6 +15,7 @@ VERBS = (
     demo.add_generate,
     traces.add_trace,
     traces.add_show,
+    traces.add_open,
     traces.add_figures,
     traces.add_explain,
     measure.add_parser,

@@ -7,7 +7,8 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable
+import webbrowser
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,7 @@ from ringsim.cli.verb import Verbs, add_verb, write_picture, write_pictures
 from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks
 from ringsim.launch.job import CHECKS
 from ringsim.traces.lazy import Style
+from ringsim.view.html import to_html
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -188,7 +190,7 @@ def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "--out",
         type=Path,
         metavar="DIR|FILE",
-        help=f"draw ring.png and timeline.png into a directory, or the timeline into a file ({', '.join(PICTURES)})",
+        help=f"draw ring.png and timeline.png into a directory, or the timeline into a file ({', '.join(PICTURES)}); .html is interactive",
     )
     parser.add_argument(
         "--json", action="store_true", help="print numbers instead of words: the run, and a row for each operation and group"
@@ -213,7 +215,7 @@ def run_show(options: argparse.Namespace) -> int:
     trace = ringsim.load(options.file)
     print(json.dumps(_numbers(trace), indent=2) if options.json else trace.summary())
     if out is not None and out.suffix in PICTURES and not out.is_dir():
-        print(f"wrote {write_picture(trace.plot_timeline(), out)}")
+        print(f"wrote {write_page([trace], out) if out.suffix == '.html' else write_picture(trace.plot_timeline(), out)}")
     elif out is not None:
         for written in write_pictures(trace, options.out):
             print(f"wrote {written}")
@@ -222,6 +224,33 @@ def run_show(options: argparse.Namespace) -> int:
             raise ArgumentError(f"The ending of --export must be one of {', '.join(EXPORTS)}, got {path.suffix!r} ({path}). Choose one.")
         getattr(trace, EXPORTS[path.suffix])(path)
         print(f"wrote {path}")
+    return 0
+
+
+def write_page(traces: Sequence[Trace], file: Path) -> Path:
+    """Writes traces as an interactive page; its directory is created if necessary. Returns the file."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RingError(f"the page must be writable to {file}, got {error}. Choose another place with -o.") from None
+    to_html(traces, file)
+    return file
+
+
+def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the verb."""
+    parser = add_verb(verbs, "open", "show trace files in the browser: zoom, hover, search, play", "ringsim open run.ringtrace", run_open)
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a trace file (.ringtrace), or several, on one axis")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="where to write the page (default: FILE.html)")
+    parser.add_argument("--no-browser", action="store_true", help="only write the page")
+
+
+def run_open(options: argparse.Namespace) -> int:
+    """Writes the page of trace files and opens it; returns the exit code."""
+    file = write_page([ringsim.load(path) for path in options.files], options.out or options.files[0].with_suffix(".html"))
+    print(f"wrote {file}")
+    if not options.no_browser and not webbrowser.open(file.resolve().as_uri()):
+        print("no browser was found: open that file in one")
     return 0
 
 

@@ -47,17 +47,12 @@ def write_picture(axes: Axes, file: Path) -> Path:
     """
     import matplotlib.pyplot as plt
 
-    from ringsim.plot.style import figure_svg, save_figure
+    from ringsim.plot.style import save_figure
 
     figure = cast("Figure", axes.figure)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if file.suffix == ".html":
-            image = figure_svg(figure)
-            page = f"<!doctype html><meta charset='utf-8'><title>ringsim</title>{image[image.index('<svg') :]}"
-            file.write_text(page, encoding="utf-8")
-        else:
-            save_figure(figure, file, dpi=figure.dpi)
+        save_figure(figure, file, dpi=figure.dpi)
     except (OSError, ValueError) as error:
         raise RingError(f"the picture must be writable to {file}, got {error}. Choose another place with -o.") from None
     finally:

@@ -155,6 +155,10 @@ class Trace:
         """Writes the trace as an archive of OTF2, for Vampir and Scalasca; ``ringsim.exchange.otf2`` says what is in it."""
         resolve("to_otf2")(self, directory)
 
+    def to_html(self, path: str | PathLike[str]) -> None:
+        """Writes the trace as one interactive page, usually ``*.html``: zoom, hover, search, play; it needs no network."""
+        resolve("to_html")(self, path)
+
     def plot_ring(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure that ``look`` describes."""
         axes: Axes = resolve("plot_ring")(self, ax=ax, **look)

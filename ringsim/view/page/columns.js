@@ -1,0 +1,192 @@
+// What Python wrote, as typed arrays; which bars lie beside which; and what an operation did when.
+
+// What fills a bar: its name, its colour on light and on dark ground, and a texture, so that nothing is told by colour alone.
+const STATES = [
+  { name: "posted, not waited for yet", light: "#dcdcdc", dark: "#474c54", texture: "" },
+  { name: "transfer", light: "#0072b2", dark: "#3d9be0", texture: "" },
+  { name: "blocked: late sender", light: "#d55e00", dark: "#ee7a1c", texture: "/" },
+  { name: "blocked: late receiver", light: "#e69f00", dark: "#f0b429", texture: "\\" },
+  { name: "blocked, other side unknown", light: "#9a9a9a", dark: "#7d838c", texture: "|" },
+  { name: "collective", light: "#cc79a7", dark: "#d98cb7", texture: "-" },
+  { name: "never waited for", light: "#f4f4f4", dark: "#2c3036", texture: "-" },
+  { name: "never finished", light: "#f7d9c8", dark: "#5a2f1c", texture: "x" },
+  { name: "failed", light: "#222222", dark: "#e6e6e6", texture: "x" },
+];
+const [POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE, UNWAITED, UNFINISHED, FAILED] = STATES.keys();
+const SPANS = STATES.length; // the states after it are spans, by the number of their name
+const SPAN_LOOKS = [
+  ["#9ad2f4", "#2f6a8e", ""], ["#f6ee96", "#7d7423", "/"], ["#8ad0bb", "#2a7561", "|"], ["#cfcfcf", "#565c65", "\\"],
+  ["#b9d7ee", "#3a5f7a", "-"], ["#efe3b0", "#6b6432", "x"], ["#b5ddd0", "#3b6a5d", "\\"], ["#e2e2e2", "#6a7079", "/"],
+];
+for (const [light, dark, texture] of SPAN_LOOKS) STATES.push({ name: "span", light, dark, texture });
+
+const MOST_LANES = { span: 4, operation: 6 }; // what needs more shares the last one
+const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
+
+/** Turns base64 into bytes. */
+function fromBase64(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
+  return bytes;
+}
+
+/** Reads one trace from gzip: the length of a head, the head in JSON, and its columns. */
+async function readRun(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const buffer = await new Response(stream).arrayBuffer();
+  const length = new DataView(buffer).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const events = head.counts.reduce((sum, count) => sum + count, 0);
+  const columns = {};
+  let at = 4 + length;
+  for (const { name, type } of head.columns) {
+    const size = ARRAYS[type].BYTES_PER_ELEMENT * events;
+    columns[name] = new ARRAYS[type](buffer.slice(at, at + size)); // a copy: columns of other widths stand before it
+    at += size;
+  }
+  return new Run(head, columns, events);
+}
+
+/** One trace: columns by event, ordered by rank and post; times in ns from the first event, NaN for none. */
+class Run {
+  constructor(head, columns, size) {
+    this.head = head;
+    this.size = size;
+    this.ranks = head.counts.length;
+    this.columns = columns;
+    this.kinds = head.ops.map(([, kind]) => kind);
+    this.first = [0];
+    for (const count of head.counts) this.first.push(this.first.at(-1) + count);
+    this.rank = new Int32Array(size);
+    this.post = new Float64Array(size);
+    this.wait = new Float64Array(size);
+    this.done = new Float64Array(size);
+    for (let rank = 0; rank < this.ranks; rank++) {
+      let time = 0;
+      for (let i = this.first[rank]; i < this.first[rank + 1]; i++) {
+        time += columns.post[i];
+        this.rank[i] = rank;
+        this.post[i] = time;
+        this.wait[i] = columns.wait[i] < 0 ? NaN : time + columns.wait[i];
+        this.done[i] = columns.done[i] < 0 ? NaN : time + columns.done[i];
+      }
+    }
+    this.end = 1;
+    for (const times of [this.post, this.wait, this.done]) for (const time of times) if (time > this.end) this.end = time;
+    const stems = new Map(); // spans whose names differ in numbers alone look alike
+    this.looks = head.labels.map((label) => {
+      const stem = label.replace(/[\d.…]+/g, "");
+      if (!stems.has(stem)) stems.set(stem, SPANS + (stems.size % SPAN_LOOKS.length));
+      return stems.get(stem);
+    });
+    this.lane = new Uint8Array(size); // the number of an event's lane
+    this.lanes = Array.from({ length: this.ranks }, (_, rank) => this.layOut(rank));
+    this.flags = head.findings.map((finding) => ({ ...finding, event: finding.events[0] ?? -1 }));
+  }
+
+  kind(i) { return this.kinds[this.columns.op[i]]; }
+  op(i) { return this.head.ops[this.columns.op[i]][0]; }
+  partner(i) { return this.columns.partner[i] ? i + this.columns.partner[i] : -1; }
+  label(i) { return this.columns.label[i] < 0 ? "" : this.head.labels[this.columns.label[i]]; }
+  group(i) { return this.columns.group[i] < 0 ? "" : this.head.groups[this.columns.group[i]]; }
+  payload(i) { return this.columns.payload[i] < 0 ? null : this.head.payloads[this.columns.payload[i]]; }
+  bytes(i) { return Math.max(0, this.payload(i)?.[2] ?? 0); }
+  endOf(i) { return Number.isNaN(this.done[i]) ? this.end : this.done[i]; }
+  isMessage(i) { const kind = this.kind(i); return kind === "send" || kind === "recv"; }
+  isOperation(i) { return this.isMessage(i) || this.kind(i) === "collective"; }
+
+  bandOf(i) { return this.kind(i) === "span" ? "span" : "operation"; }
+
+  /** Returns the number of bytes a second of a message or collective that was waited for, NaN for others. */
+  rate(i) {
+    const other = this.partner(i);
+    const begin = other < 0 ? this.post[i] : Math.max(this.post[i], this.post[other]);
+    return this.bytes(i) > 0 && this.done[i] > begin ? (this.bytes(i) / (this.done[i] - begin)) * 1e9 : NaN;
+  }
+
+  /** Returns where a rank was: "train.py:12", "" where that is not known. */
+  place(i) {
+    const file = this.columns.file[i];
+    return file < 0 ? "" : `${this.head.files[file].split("/").at(-1)}:${this.columns.line[i]}`;
+  }
+
+  /** Says what an event is, in one line. */
+  text(i) {
+    const kind = this.kind(i);
+    if (kind === "span" || kind === "mark") return this.label(i) || kind;
+    const peer = this.columns.peer[i];
+    if (kind === "collective") return this.op(i);
+    return `${this.op(i)} ${kind === "send" ? "to" : "from"} ${peer >= 0 ? peer : "any rank"}`;
+  }
+
+  /** Calls `each(from, until, state)` for the parts of an event's bar. */
+  parts(i, each) {
+    const kind = this.kind(i);
+    const post = this.post[i], wait = this.wait[i], done = this.done[i], end = this.endOf(i);
+    if (kind === "span") return each(post, end, this.looks[this.columns.label[i]] ?? SPANS);
+    const waited = !Number.isNaN(wait), finished = !Number.isNaN(done);
+    if (this.columns.status[i] === this.head.error) return each(post, end, FAILED);
+    if (!waited) return each(post, end, !finished ? UNWAITED : kind === "collective" ? COLLECTIVE : POSTED);
+    if (wait > post) each(post, wait, POSTED);
+    if (!finished) return each(wait, end, UNFINISHED);
+    if (kind === "collective") return each(wait, done, COLLECTIVE);
+    const other = this.partner(i);
+    if (other < 0) return each(wait, done, BLOCKED);
+    const met = Math.min(Math.max(this.post[other], wait), done);
+    if (met > wait) each(wait, met, kind === "send" ? LATE_RECEIVER : LATE_SENDER);
+    if (done > met) each(met, done, TRANSFER);
+  }
+
+  /** Puts a rank's bars into lanes, each behind the one before it; spans that are nested lie in lanes of their own. */
+  layOut(rank) {
+    const bands = { span: [], operation: [] }, order = [];
+    this.marks ??= [];
+    for (let i = this.first[rank]; i < this.first[rank + 1]; i++) (this.kind(i) === "mark" ? this.marks : order).push(i);
+    if (order.some((i, k) => k && this.post[i] < this.post[order[k - 1]])) order.sort((a, b) => this.post[a] - this.post[b]); // threads
+    for (const i of order) {
+      const band = this.bandOf(i), lanes = bands[band];
+      let lane = lanes.find((one) => one.end <= this.post[i]);
+      if (!lane) {
+        if (lanes.length < MOST_LANES[band]) lanes.push({ events: [], begins: [], ends: [], end: 0 });
+        lane = lanes.at(-1);
+      }
+      lane.end = Math.max(lane.end, this.endOf(i));
+      this.lane[i] = lanes.indexOf(lane);
+      lane.events.push(i);
+      lane.begins.push(this.post[i]);
+      lane.ends.push(lane.end);
+    }
+    return bands;
+  }
+
+  /** Calls `each(event)` for the bars of a lane between two times. */
+  between(lane, from, until, each) {
+    for (let k = firstAbove(lane.ends, from); k < lane.events.length && lane.begins[k] <= until; k++) each(lane.events[k]);
+  }
+}
+
+/** Returns the first place of an ascending list whose value is at least `value`. */
+function firstAbove(list, value) {
+  let low = 0, high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (list[middle] < value) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+
+/** Returns a time in ns with a unit that fits: "1.25 ms". */
+function timeText(ns, digits = 3) {
+  const [size, unit] = UNITS.find(([size]) => Math.abs(ns) >= size) ?? UNITS[3];
+  return `${Number((ns / size).toPrecision(digits))} ${unit}`;
+}
+
+/** Returns a number of bytes as "64 KiB". */
+function bytesText(bytes) {
+  const power = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, bytes)) / 10)));
+  return `${Number((bytes / 1024 ** power).toPrecision(4))} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}

@@ -1,0 +1,407 @@
+// Pointer, wheel, keys, search and playing: what changes what is shown.
+
+const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows in ten seconds
+const TABS = ["selection", "findings", "statistics", "bandwidth", "table"];
+const KEYS = [
+  ["W, S or Ctrl+wheel", "zoom in and out"], ["A, D or Shift+wheel", "earlier, later"], ["wheel", "more ranks"], ["+, -", "taller rows, lower rows"],
+  ["F", "the whole run"], ["drag", "move; with Shift: zoom to a box; on the ruler: measure"], ["arrow keys", "the next event, or the rank above and below"],
+  ["Enter", "the other side of a message; in the search: the next hit"], ["M", "set a mark"], ["space", "play"], [", and .", "the message before, the next one"],
+  ["/", "search"], ["Esc", "clear"],
+];
+
+class View {
+  constructor(root, runs) {
+    this.root = root;
+    this.runs = runs;
+    const part = (name) => root.querySelector(`[data-part="${name}"]`);
+    this.part = part;
+    this.timeline = new Timeline(part("bars"), part("overlay"), part("overview"), runs);
+    this.ring = new RingPicture(part("ring"), this.timeline);
+    this.which = 0; // the run that panels tell of
+    this.speed = 3;
+    this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
+    this.describeRuns();
+    this.listen();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => this.setTheme(event.matches));
+    new ResizeObserver(() => this.layOut()).observe(part("stage"));
+    this.setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
+    this.layOut();
+    this.restore();
+  }
+
+  describeRuns() {
+    const heads = this.runs.map(({ head }, number) => (this.runs.length > 1 ? `${"ABCDEFGH"[number]}: ` : "") + `${head.title} · ${head.source}`);
+    this.part("source").textContent = heads.join("  |  ");
+    const used = new Set();
+    for (const run of this.runs) for (let i = 0; i < Math.min(run.size, 200000); i++) if (run.kind(i) !== "span") run.parts(i, (_, __, state) => used.add(state));
+    const legend = STATES.slice(0, SPANS).map((state, number) => [state, number]).filter(([, number]) => used.has(number));
+    this.part("legend").replaceChildren(...legend.map(([state, number]) => {
+      const swatch = make("span", { class: "swatch", "data-state": `${number}` }, state.texture || "\u00a0");
+      return make("span", {}, swatch, ` ${state.name}`);
+    }));
+    this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
+    this.part("tabs").replaceChildren(...TABS.map((tab) => make("button", {
+      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => { this.tab = tab; this.drawPanel(); },
+    }, tab)));
+    this.part("which").replaceChildren(...this.runs.map((_, number) => make("option", { value: `${number}` }, `run ${"ABCDEFGH"[number]}`)));
+    this.part("which").hidden = this.runs.length < 2;
+  }
+
+  setTheme(dark) {
+    this.root.dataset.theme = dark ? "dark" : "light";
+    this.timeline.setTheme(dark);
+    for (const swatch of this.root.querySelectorAll(".swatch")) swatch.style.backgroundColor = this.timeline.colours[Number(swatch.dataset.state)];
+    this.draw();
+  }
+
+  layOut() {
+    const { clientWidth, clientHeight } = this.part("stage");
+    if (clientWidth < 50 || clientHeight < 50) return;
+    this.timeline.resize(clientWidth, clientHeight);
+    this.draw();
+  }
+
+  /** Draws everything at the next frame, once. */
+  draw() {
+    if (this.waiting || !this.timeline.width) return;
+    this.waiting = requestAnimationFrame(() => {
+      this.waiting = 0;
+      const begin = performance.now();
+      this.timeline.draw();
+      this.frame = performance.now() - begin;
+      this.ring.draw(this.which);
+      clearTimeout(this.later);
+      this.later = setTimeout(() => { this.later = 0; this.drawPanel(); this.remember(); }, 120); // once it has come to rest
+    });
+  }
+
+  // -- panels
+
+  drawPanel() {
+    const { timeline } = this, run = this.runs[this.which], panel = this.part("panel");
+    for (const button of this.part("tabs").children) button.setAttribute("aria-selected", `${button.id === `tab-${this.tab}`}`);
+    panel.setAttribute("aria-labelledby", `tab-${this.tab}`);
+    const { from, until } = timeline;
+    if (this.tab === "selection") {
+      const one = timeline.selected;
+      panel.replaceChildren(...(one ? card(one.run, one.event, (target) => this.select(target, true))
+        : [make("p", {}, "Click a bar, or walk with the arrow keys."), make("pre", {}, run.head.summary)]));
+    } else if (this.tab === "findings") {
+      panel.replaceChildren(...(run.flags.length ? run.flags.map((flag) => this.finding(run, flag)) : [make("p", {}, "Nothing wrong was found in this run.")]));
+    } else if (this.tab === "statistics") {
+      panel.replaceChildren(statisticsTable(run, Math.max(0, from), Math.min(timeline.end, until)));
+    } else if (this.tab === "bandwidth") {
+      const canvas = make("canvas", { role: "img", "aria-label": "bandwidth against size of the messages in view" });
+      panel.replaceChildren(canvas, make("p", {}, "Messages (dots) and collectives (squares) in view. Where a rank waited late, the bandwidth is a lower bound."));
+      drawBandwidth(canvas, timeline, run);
+    } else {
+      panel.replaceChildren(visibleTable(timeline));
+    }
+  }
+
+  finding(run, flag) {
+    const jump = make("button", { type: "button", disabled: flag.event < 0, onclick: () => this.select({ run, event: flag.event }, true) }, "show");
+    return make("div", { class: "finding" }, make("h3", {}, flag.kind.replaceAll("_", " "), " ", ...(flag.event < 0 ? [] : [jump])), make("p", {}, flag.text));
+  }
+
+  /** Selects an event, and says so to readers of screens; `reveals` brings it into view. */
+  select(one, reveals = false) {
+    this.timeline.selected = one;
+    if (one) {
+      this.which = this.runs.indexOf(one.run);
+      this.part("which").value = `${this.which}`;
+      if (reveals) this.timeline.reveal(one);
+      if (reveals || this.timeline.head === 0) this.timeline.head = one.run.post[one.event];
+      this.tab = "selection";
+      this.part("live").textContent = `rank ${one.run.rank[one.event]}: ${one.run.text(one.event)}, ${describe(one.run, one.event).slice(1, 4).map((fact) => fact.join(" ")).join(", ")}`;
+    }
+    this.draw();
+  }
+
+  // -- the pointer
+
+  listen() {
+    const stage = this.part("stage"), { timeline } = this;
+    stage.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
+    stage.addEventListener("pointerdown", (event) => this.onDown(event));
+    stage.addEventListener("pointermove", (event) => this.onMove(event));
+    stage.addEventListener("pointerup", (event) => this.onUp(event));
+    stage.addEventListener("pointercancel", () => this.pointers.clear());
+    stage.addEventListener("pointerleave", () => { timeline.hovered = null; this.part("tip").hidden = true; });
+    stage.addEventListener("keydown", (event) => this.onKey(event));
+    this.pointers = new Map();
+    this.part("overview").addEventListener("pointerdown", (event) => {
+      const jump = ({ offsetX }) => {
+        const time = ((offsetX - GUTTER) / (timeline.overview.width - GUTTER)) * timeline.end, half = (timeline.until - timeline.from) / 2;
+        timeline.show(time - half, time + half);
+        this.draw();
+      };
+      event.target.setPointerCapture(event.pointerId);
+      event.target.onpointermove = jump;
+      event.target.onpointerup = () => { event.target.onpointermove = null; };
+      jump(event);
+    });
+    const search = this.part("search");
+    search.addEventListener("input", () => this.search(search.value));
+    search.addEventListener("keydown", (event) => {
+      event.stopPropagation();
+      if (event.key === "Enter") this.nextHit(event.shiftKey ? -1 : 1);
+      if (event.key === "Escape") { search.value = ""; this.search(""); stage.focus(); }
+    });
+    const act = { fit: () => this.fit(), in: () => this.zoom(0.5), out: () => this.zoom(2), play: () => this.play(), before: () => this.step(false),
+      next: () => this.step(true), theme: () => this.setTheme(!timeline.dark) };
+    for (const button of this.root.querySelectorAll("[data-act]")) button.addEventListener("click", act[button.dataset.act]);
+    this.part("speed").addEventListener("input", (event) => { this.speed = Number(event.target.value); });
+    this.part("which").addEventListener("change", (event) => { this.which = Number(event.target.value); this.draw(); this.drawPanel(); });
+  }
+
+  onWheel(event) {
+    event.preventDefault();
+    const { timeline } = this, by = event.deltaY || event.deltaX;
+    const tall = timeline.rows.length * timeline.rowHeight > timeline.height - RULER;
+    if (event.ctrlKey || event.metaKey || (!event.shiftKey && !tall && Math.abs(event.deltaY) >= Math.abs(event.deltaX))) {
+      timeline.zoom(Math.exp(by * 0.002), timeline.time(Math.max(GUTTER, event.offsetX)));
+    } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      this.pan((by / timeline.width) * 0.7);
+    } else timeline.scroll(event.deltaY);
+    this.draw();
+  }
+
+  onDown(event) {
+    const { timeline } = this;
+    this.pointers.set(event.pointerId, event);
+    event.currentTarget.setPointerCapture(event.pointerId);
+    const begin = { x: event.offsetX, y: event.offsetY, from: timeline.from, until: timeline.until, top: timeline.top, time: timeline.time(event.offsetX) };
+    this.drag = { ...begin, mode: event.offsetY < RULER ? "measure" : event.shiftKey ? "box" : "move", moved: false };
+  }
+
+  onMove(event) {
+    const { timeline, drag } = this;
+    if (!this.pointers.has(event.pointerId)) return this.hover(event);
+    if (this.pointers.size === 2) return this.pinch(event);
+    this.pointers.set(event.pointerId, event);
+    const [dx, dy] = [event.offsetX - drag.x, event.offsetY - drag.y];
+    drag.moved ||= Math.hypot(dx, dy) > 4;
+    if (!drag.moved) return;
+    if (drag.mode === "move") {
+      const by = (dx / (timeline.width - GUTTER)) * (drag.until - drag.from);
+      timeline.show(drag.from - by, drag.until - by);
+      timeline.top = drag.top;
+      timeline.scroll(-dy);
+      this.draw();
+    } else {
+      timeline.tape = [drag.time, timeline.time(event.offsetX)];
+      timeline.drawOverlay();
+    }
+  }
+
+  pinch(event) {
+    const { timeline } = this, width = () => { const [a, b] = [...this.pointers.values()]; return Math.max(20, Math.abs(a.offsetX - b.offsetX)); };
+    const before = width();
+    this.pointers.set(event.pointerId, event);
+    const [a, b] = [...this.pointers.values()];
+    timeline.zoom(before / width(), timeline.time((a.offsetX + b.offsetX) / 2));
+    this.drag.moved = true;
+    this.draw();
+  }
+
+  onUp(event) {
+    const { timeline, drag } = this;
+    this.pointers.delete(event.pointerId);
+    if (!drag) return;
+    if (!drag.moved) {
+      const flag = event.offsetY < RULER ? timeline.flags().find(({ x }) => Math.abs(x - event.offsetX) < 7) : null;
+      timeline.tape = null;
+      if (flag) return this.select({ run: flag.run, event: flag.event }, true);
+      timeline.head = Math.max(0, timeline.time(event.offsetX));
+      this.select(timeline.hit(event.offsetX, event.offsetY));
+    } else if (drag.mode === "box") {
+      const [from, until] = [...timeline.tape].sort((a, b) => a - b);
+      timeline.tape = null;
+      timeline.show(from, until);
+    }
+    this.draw();
+  }
+
+  hover(event) {
+    const { timeline } = this, one = timeline.hit(event.offsetX, event.offsetY), tip = this.part("tip");
+    const same = one?.event === timeline.hovered?.event && one?.run === timeline.hovered?.run;
+    this.mouse = event.offsetX;
+    tip.hidden = !one;
+    if (one) {
+      if (!same) {
+        const facts = describe(one.run, one.event).slice(0, 9).map(([name, text]) => `${name}: ${text}`);
+        tip.textContent = [one.run.text(one.event), ...facts, reason(one.run, one.event)].filter(Boolean).join("\n");
+      }
+      tip.style.left = `${Math.min(event.offsetX + 14, timeline.width - tip.offsetWidth - 4)}px`;
+      tip.style.top = `${Math.min(event.offsetY + 14, timeline.height - tip.offsetHeight - 4)}px`;
+    }
+    if (same) return;
+    timeline.hovered = one;
+    timeline.drawOverlay();
+  }
+
+  // -- keys
+
+  onKey(event) {
+    const { timeline } = this;
+    const act = {
+      w: () => this.zoom(0.7), s: () => this.zoom(1 / 0.7), a: () => this.pan(-0.15), d: () => this.pan(0.15), f: () => this.fit(),
+      "+": () => timeline.setRowHeight(timeline.rowHeight * 1.25), "-": () => timeline.setRowHeight(timeline.rowHeight / 1.25),
+      m: () => timeline.notes.push(timeline.head), " ": () => this.play(), ",": () => this.step(false), ".": () => this.step(true),
+      "/": () => this.part("search").focus(), escape: () => this.clear(), enter: () => this.goAcross(),
+      arrowright: () => this.walk(1), arrowleft: () => this.walk(-1), arrowdown: () => this.changeRow(1), arrowup: () => this.changeRow(-1),
+    }[event.key.toLowerCase()];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act();
+    this.draw();
+  }
+
+  zoom(factor) {
+    const { timeline } = this;
+    timeline.zoom(factor, this.mouse > GUTTER ? timeline.time(this.mouse) : (timeline.from + timeline.until) / 2);
+    this.draw();
+  }
+
+  pan(share) {
+    const { timeline } = this, by = share * (timeline.until - timeline.from);
+    timeline.show(timeline.from + by, timeline.until + by);
+    this.draw();
+  }
+
+  fit() {
+    this.timeline.fit();
+    this.draw();
+  }
+
+  clear() {
+    Object.assign(this.timeline, { selected: null, tape: null, notes: [] });
+    this.part("search").value = "";
+    this.search("");
+  }
+
+  /** Walks to the next event of the selected one's rank. */
+  walk(by) {
+    const { timeline } = this, one = timeline.selected;
+    if (!one) return this.changeRow(0);
+    const event = one.event + by, { run } = one;
+    if (event >= run.first[run.rank[one.event]] && event < run.first[run.rank[one.event] + 1]) this.select({ run, event }, true);
+  }
+
+  /** Goes to the event of the rank above or below that was there at the same time. */
+  changeRow(by) {
+    const { timeline } = this, one = timeline.selected;
+    const row = one ? timeline.rowOf(one.run, one.run.rank[one.event]) + by : Math.max(0, timeline.rowAt(RULER));
+    const target = timeline.rows[row];
+    if (!target || target.run.first[target.rank] === target.run.first[target.rank + 1]) return;
+    const time = one ? one.run.post[one.event] : timeline.from, { run, rank } = target;
+    const posts = run.post.subarray(run.first[rank], run.first[rank + 1]);
+    const event = run.first[rank] + Math.max(0, firstAbove(posts, time + 1) - 1);
+    this.select({ run, event }, true);
+  }
+
+  goAcross() {
+    const one = this.timeline.selected;
+    if (one && one.run.partner(one.event) >= 0) this.select({ run: one.run, event: one.run.partner(one.event) }, true);
+  }
+
+  // -- search
+
+  search(text) {
+    const { timeline } = this;
+    this.hits = [];
+    timeline.found = null;
+    if (text.trim()) {
+      const test = parseSearch(text);
+      timeline.found = new Map();
+      for (const run of this.runs) {
+        const found = new Set();
+        for (let i = 0; i < run.size; i++) if (test(run, i)) found.add(i);
+        timeline.found.set(run, found);
+        for (const event of found) this.hits.push({ run, event });
+      }
+      this.hits.sort((a, b) => a.run.post[a.event] - b.run.post[b.event]);
+    }
+    this.part("hits").textContent = text.trim() ? `${this.hits.length.toLocaleString("en")} found` : "";
+    this.draw();
+  }
+
+  nextHit(by) {
+    if (!this.hits?.length) return;
+    this.hit = ((this.hits.indexOf(this.timeline.selected) + by + this.hits.length) % this.hits.length + this.hits.length) % this.hits.length;
+    this.select(this.hits[this.hit], true);
+  }
+
+  // -- playing
+
+  play() {
+    this.playing = !this.playing;
+    this.part("play").textContent = this.playing ? "❚❚" : "▶";
+    this.part("play").setAttribute("aria-label", this.playing ? "pause" : "play");
+    if (!this.playing) return;
+    const { timeline } = this;
+    if (timeline.head < timeline.from || timeline.head >= Math.min(timeline.until, timeline.end)) timeline.head = Math.max(0, timeline.from);
+    let last = performance.now();
+    const tick = (now) => {
+      if (!this.playing) return;
+      timeline.head += ((now - last) / 10000) * SPEEDS[this.speed] * (timeline.until - timeline.from);
+      last = now;
+      if (timeline.head >= Math.min(timeline.until, timeline.end)) this.play();
+      timeline.drawOverlay();
+      this.ring.draw(this.which);
+      requestAnimationFrame(tick);
+    };
+    requestAnimationFrame(tick);
+  }
+
+  /** Goes to the next message, or the one before. */
+  step(forward) {
+    const { timeline } = this;
+    timeline.head = this.ring.traffic[this.which].step(timeline.head, forward);
+    if (timeline.head < timeline.from || timeline.head > timeline.until) {
+      const half = (timeline.until - timeline.from) / 2;
+      timeline.show(timeline.head - half, timeline.head + half);
+    }
+    this.draw();
+  }
+
+  // -- a link that keeps the view
+
+  remember() {
+    const { timeline } = this, one = timeline.selected;
+    const words = [`t=${Math.round(timeline.from)},${Math.round(timeline.until)}`, `h=${Math.round(timeline.head)}`];
+    if (one) words.push(`e=${this.runs.indexOf(one.run)},${one.event}`);
+    try {
+      history.replaceState(null, "", `#${words.join("&")}`);
+    } catch {
+      // a frame without an origin of its own has no address to change
+    }
+  }
+
+  restore() {
+    const words = new URLSearchParams(location.hash.slice(1)), numbers = (name) => (words.get(name) ?? "").split(",").map(Number);
+    const [from, until] = numbers("t"), [head] = numbers("h"), [number, event] = numbers("e");
+    if (until > from) this.timeline.show(from, until);
+    if (head > 0) this.timeline.head = head;
+    if (this.runs[number] && event >= 0 && event < this.runs[number].size) this.select({ run: this.runs[number], event });
+    this.draw();
+  }
+}
+
+/** Shows the runs of a page. */
+async function start() {
+  const root = document.querySelector(".ringsim");
+  try {
+    const packed = [...document.querySelectorAll('script[type="application/x-ringsim"]')];
+    const runs = await Promise.all(packed.map((one) => readRun(fromBase64(one.textContent.trim()))));
+    root.classList.add("ready");
+    window.ringsim = new View(root, runs);
+  } catch (error) {
+    root.querySelector('[data-part="live"]').textContent = `The view cannot be shown: ${error.message}`;
+    root.classList.add("failed");
+    throw error;
+  }
+}
+
+start();

@@ -1,0 +1,148 @@
+// What is on its way at one moment, round the ring; of many ranks, who sent how much to whom.
+
+const MOST_ON_RING = 48; // ranks; more are shown as a matrix
+
+/** Finds what messages a run has, by the time of their sends. */
+class Traffic {
+  constructor(run) {
+    this.run = run;
+    this.sends = [];
+    for (let i = 0; i < run.size; i++) if (run.kind(i) === "send" && run.partner(i) >= 0) this.sends.push(i);
+    this.sends.sort((a, b) => run.post[a] - run.post[b]);
+    this.begins = this.sends.map((send) => run.post[send]);
+    let latest = 0;
+    this.ends = this.sends.map((send) => (latest = Math.max(latest, run.endOf(run.partner(send)))));
+  }
+
+  /** Calls `each(send, recv)` for the messages that were on their way at some moment between two. */
+  between(from, until, each) {
+    for (let k = firstAbove(this.ends, from); k < this.sends.length && this.begins[k] <= until; k++) {
+      const send = this.sends[k], recv = this.run.partner(send);
+      if (this.run.endOf(recv) >= from) each(send, recv);
+    }
+  }
+
+  /** Returns the time at which the next message is sent, or the one before. */
+  step(time, forward) {
+    const place = forward ? firstAbove(this.begins, time + 1) : firstAbove(this.begins, time) - 1;
+    return this.begins[Math.min(Math.max(0, place), this.begins.length - 1)] ?? time;
+  }
+
+  /** Returns the bytes and the number of messages of each edge in a window, by "src>dst". */
+  edges(from, until) {
+    const edges = new Map();
+    this.between(from, until, (send, recv) => {
+      const key = `${this.run.rank[send]}>${this.run.rank[recv]}`;
+      const edge = edges.get(key) ?? { src: this.run.rank[send], dst: this.run.rank[recv], bytes: 0, count: 0 };
+      edge.bytes += this.run.bytes(send);
+      edge.count += 1;
+      edges.set(key, edge);
+    });
+    return [...edges.values()];
+  }
+}
+
+class RingPicture {
+  constructor(canvas, timeline) {
+    Object.assign(this, { canvas, timeline });
+    this.traffic = timeline.runs.map((run) => new Traffic(run));
+  }
+
+  draw(number = 0) {
+    const size = this.canvas.clientWidth || 300, ratio = devicePixelRatio || 1;
+    this.canvas.width = this.canvas.height = size * ratio;
+    const context = this.canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    context.textAlign = "center";
+    const traffic = this.traffic[number], { from, until } = this.timeline;
+    const key = `${from},${until},${number}`;
+    if (key !== this.key) [this.key, this.edges] = [key, traffic.edges(from, until)];
+    if (traffic.run.ranks > MOST_ON_RING) this.drawMatrix(context, traffic.run.ranks, size);
+    else this.drawRing(context, traffic, size);
+  }
+
+  place(rank, ranks, size) {
+    const angle = (2 * Math.PI * rank) / ranks - Math.PI / 2;
+    return [size / 2 + size * 0.38 * Math.cos(angle), size / 2 + size * 0.38 * Math.sin(angle)];
+  }
+
+  /** Returns a point on the way from one rank to another: a curve, so that both directions can be told apart. */
+  onWay(src, dst, share, ranks, size) {
+    const [x0, y0] = this.place(src, ranks, size), [x1, y1] = this.place(dst, ranks, size);
+    const [bendX, bendY] = [(x0 + x1) / 2 + (y1 - y0) * 0.12, (y0 + y1) / 2 - (x1 - x0) * 0.12];
+    const rest = 1 - share;
+    return [rest * rest * x0 + 2 * rest * share * bendX + share * share * x1, rest * rest * y0 + 2 * rest * share * bendY + share * share * y1];
+  }
+
+  drawRing(context, traffic, size) {
+    const { run } = traffic, { ranks } = run, view = this.timeline;
+    const most = Math.max(1, ...this.edges.map((edge) => edge.bytes));
+    for (const { src, dst, bytes } of this.edges) {
+      context.strokeStyle = view.muted;
+      context.lineWidth = 1 + (4 * bytes) / most;
+      context.globalAlpha = 0.6;
+      context.beginPath();
+      for (let share = 0; share <= 1.001; share += 0.1) context.lineTo(...this.onWay(src, dst, share, ranks, size));
+      context.stroke();
+      context.globalAlpha = 1;
+      if (this.edges.length <= 16) {
+        context.fillStyle = view.muted;
+        const [x, y] = this.onWay(src, dst, 0.5, ranks, size);
+        context.fillText(bytesText(bytes), x, y - 7);
+      }
+    }
+    for (let rank = 0; rank < ranks; rank++) {
+      const [x, y] = this.place(rank, ranks, size), radius = ranks > 24 ? 8 : 13;
+      context.fillStyle = view.stripe;
+      context.strokeStyle = view.ink;
+      context.lineWidth = view.selected?.run === run && run.rank[view.selected.event] === rank ? 3 : 1.2;
+      context.beginPath();
+      context.arc(x, y, radius, 0, 2 * Math.PI);
+      context.fill();
+      context.stroke();
+      context.fillStyle = view.ink;
+      context.fillText(rank, x, y + 0.5);
+    }
+    traffic.between(view.head, view.head, (send, recv) => {
+      const begin = run.post[send], end = run.endOf(recv);
+      const [x, y] = this.onWay(run.rank[send], run.rank[recv], Math.min(1, (view.head - begin) / Math.max(1, end - begin)), ranks, size);
+      context.fillStyle = view.dark ? "#8cc8ff" : "#0072b2";
+      context.strokeStyle = view.ground;
+      context.lineWidth = 1.5;
+      context.beginPath();
+      context.arc(x, y, 6, 0, 2 * Math.PI);
+      context.fill();
+      context.stroke();
+    });
+    context.fillStyle = view.muted;
+    context.fillText(timeText(view.head, 5), size / 2, size / 2);
+  }
+
+  /** Draws who sent how much to whom: rows send, columns receive. */
+  drawMatrix(context, ranks, size) {
+    const view = this.timeline, side = size - 40, most = Math.max(1, ...this.edges.map((edge) => edge.bytes));
+    context.fillStyle = view.stripe;
+    context.fillRect(36, 20, side, side);
+    const cells = Math.min(ranks, Math.floor(side)), sums = new Map(); // no more cells than pixels
+    for (const { src, dst, bytes } of this.edges) {
+      const cell = Math.floor((src * cells) / ranks) * cells + Math.floor((dst * cells) / ranks);
+      sums.set(cell, Math.max(sums.get(cell) ?? 0, bytes));
+    }
+    for (const [cell, bytes] of sums) {
+      context.fillStyle = view.colours[TRANSFER];
+      context.globalAlpha = 0.25 + (0.75 * bytes) / most;
+      const width = Math.max(1.5, side / cells);
+      context.fillRect(36 + ((cell % cells) * side) / cells, 20 + (Math.floor(cell / cells) * side) / cells, width, width);
+    }
+    context.globalAlpha = 1;
+    context.fillStyle = view.muted;
+    context.fillText(`to rank 0 … ${ranks - 1}`, 36 + side / 2, 9);
+    context.save();
+    context.translate(12, 20 + side / 2);
+    context.rotate(-Math.PI / 2);
+    context.fillText(`from rank 0 … ${ranks - 1}, darkest: ${bytesText(most)}`, 0, 0);
+    context.restore();
+  }
+}

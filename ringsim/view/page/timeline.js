@@ -1,0 +1,472 @@
+// The timeline: ranks as rows, drawn as pixels of our own; above them the ruler, below them the whole run, over them what is selected.
+
+const GUTTER = 76, RULER = 34; // pixels left of the rows and above them, for names and times
+const [LEAST_ROW, FULL_ROW] = [3, 96]; // heights
+const MOST_ARROWS = 400, MOST_NAMES = 400; // more would be grey
+const MOST_BARS = 30000; // drawn one by one; of more the pyramid is drawn where its bins are no wider than a pixel
+const MOST_PIXELS = 4e6; // of the canvas: a screen with more gets larger ones
+
+/** Returns a colour "#rrggbb" as a pixel of an ImageData, mixed with another: `share` 255 is the colour alone. */
+function pixel(colour, ground, share = 255) {
+  const mix = (at) => {
+    const [over, under] = [colour, ground].map((one) => parseInt(one.slice(at, at + 2), 16));
+    return Math.round(under + ((over - under) * share) / 255);
+  };
+  return ((255 << 24) | (mix(5) << 16) | (mix(3) << 8) | mix(1)) >>> 0;
+}
+
+class Timeline {
+  /**
+   * @param canvas for the bars.
+   * @param overlay a canvas above it, for what changes with the pointer.
+   * @param overview a canvas for the whole run.
+   * @param runs one trace or more, drawn on one axis: rank 0 of each, rank 1 of each, and so on.
+   */
+  constructor(canvas, overlay, overview, runs) {
+    Object.assign(this, { canvas, overlay, overview, runs });
+    this.pyramids = runs.map((run) => new Pyramid(run));
+    this.end = Math.max(...runs.map((run) => run.end));
+    this.begin = Math.min(...runs.map((run) => run.post.reduce((least, post) => Math.min(least, post), run.end)));
+    if (this.begin < 0.3 * this.end) this.begin = 0; // times count from the start of the run; what comes before it was recorded is left out
+    this.top = 0;
+    this.fit();
+    this.rows = [];
+    for (let rank = 0; rank < Math.max(...runs.map((run) => run.ranks)); rank++) {
+      for (const [number, run] of runs.entries()) if (rank < run.ranks) this.rows.push({ run, number, rank });
+    }
+    this.selected = this.hovered = null; // {run, event}
+    this.head = 0; // the playhead's time
+    this.tape = null; // [from, until], measured
+    this.notes = []; // marks of the user: times
+    this.found = null; // the events that a search left, as a Set by run
+    this.setTheme(false);
+  }
+
+  setTheme(dark) {
+    this.dark = dark;
+    this.ground = dark ? "#15181c" : "#ffffff";
+    this.stripe = dark ? "#1a1e23" : "#f7f8fa";
+    this.ink = dark ? "#e6e6e6" : "#222222";
+    this.muted = dark ? "#9aa2ad" : "#5f5f5f";
+    this.colours = STATES.map((state) => state[dark ? "dark" : "light"]);
+    this.pixels = [this.ground, this.stripe].map((ground) =>
+      this.colours.map((colour) => Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, ground, share))));
+  }
+
+  resize(width, height) {
+    [this.width, this.height] = [width, height];
+    const ratio = Math.min(devicePixelRatio || 1, Math.sqrt(MOST_PIXELS / Math.max(1, width * height)));
+    this.ratio = ratio;
+    for (const canvas of [this.canvas, this.overlay]) {
+      canvas.width = Math.max(1, Math.round(width * ratio));
+      canvas.height = Math.max(1, Math.round(height * ratio));
+    }
+    this.overview.width = width;
+    this.overview.height = 48;
+    if (!this.rowHeight) this.rowHeight = Math.min(FULL_ROW, Math.max(LEAST_ROW, Math.floor((height - RULER) / this.rows.length)));
+    this.scroll(0);
+  }
+
+  // -- where what is
+
+  x(time) { return GUTTER + ((time - this.from) / (this.until - this.from)) * (this.width - GUTTER); }
+  time(x) { return this.from + ((x - GUTTER) / (this.width - GUTTER)) * (this.until - this.from); }
+  y(row) { return RULER + row * this.rowHeight - this.top; }
+  rowAt(y) { return y < RULER ? -1 : Math.floor((y - RULER + this.top) / this.rowHeight); }
+  rowOf(run, rank) { return this.rows.findIndex((row) => row.run === run && row.rank === rank); }
+
+  /** Returns the upper and the lower end of a lane's bars in a row, in pixels from the row's top. */
+  laneSpan(row, band, lane) {
+    const pad = this.rowHeight >= 12 ? 2 : 0, inner = this.rowHeight - 2 * pad;
+    const lanes = row.run.lanes[row.rank];
+    const both = lanes.span.length && lanes.operation.length;
+    const [low, high] = !both ? [0, inner] : band === "span" ? [0, inner * 0.55] : [inner * 0.55, inner];
+    const share = (high - low) / Math.max(1, lanes[band].length);
+    return [pad + low + lane * share, pad + low + (lane + 1) * share];
+  }
+
+  zoom(factor, time = (this.from + this.until) / 2) {
+    const span = Math.min(this.end * 1.2, Math.max(10, (this.until - this.from) * factor));
+    const share = (time - this.from) / (this.until - this.from);
+    this.show(time - share * span, time + (1 - share) * span);
+  }
+
+  /** Shows the whole run. */
+  fit() { this.show(this.begin, this.end + 0.005 * (this.end - this.begin)); }
+
+  /** Shows a stretch of time; never only what lies outside the run. */
+  show(from, until) {
+    const span = until - from;
+    from = Math.min(Math.max(from, -0.1 * span), Math.max(this.end - 0.5 * span, -0.1 * span));
+    [this.from, this.until] = [from, from + span];
+  }
+
+  scroll(by) {
+    this.top = Math.min(Math.max(0, this.top + by), Math.max(0, this.rows.length * this.rowHeight - (this.height - RULER)));
+  }
+
+  setRowHeight(height) {
+    const row = (this.top + (this.height - RULER) / 2) / this.rowHeight;
+    this.rowHeight = Math.min(FULL_ROW * 2, Math.max(LEAST_ROW, height));
+    this.top = row * this.rowHeight - (this.height - RULER) / 2;
+    this.scroll(0);
+  }
+
+  /** Brings an event into view, without changing how much time is shown unless the event is out of all proportion. */
+  reveal({ run, event }) {
+    const begin = run.post[event], end = run.endOf(event);
+    let span = this.until - this.from;
+    if (end - begin > span || end - begin < span / 200) span = Math.max(20 * (end - begin), this.end / 1e6, 100);
+    if (begin < this.from || end > this.until || span !== this.until - this.from) {
+      this.show((begin + end) / 2 - span / 2, (begin + end) / 2 + span / 2);
+    }
+    const y = this.y(this.rowOf(run, run.rank[event]));
+    if (y < RULER || y + this.rowHeight > this.height) this.scroll(y - this.height / 2);
+  }
+
+  /** Returns the event under a point, the innermost of nested ones, or null. */
+  hit(x, y) {
+    const row = this.rows[this.rowAt(y)];
+    if (!row || x < GUTTER) return null;
+    const slack = (3 * (this.until - this.from)) / (this.width - GUTTER), time = this.time(x);
+    const inside = y - this.y(this.rowAt(y));
+    let best = null, distance = Infinity;
+    for (const band of BANDS) {
+      for (const [number, lane] of row.run.lanes[row.rank][band].entries()) {
+        const [low, high] = this.laneSpan(row, band, number);
+        const away = inside < low ? low - inside : inside > high ? inside - high : 0;
+        if (away > (this.rowHeight < 12 ? this.rowHeight : 1)) continue;
+        row.run.between(lane, time - slack, time + slack, (event) => {
+          const from = row.run.post[event], until = row.run.endOf(event);
+          const off = away * slack + (time < from ? from - time : time > until ? time - until : 0);
+          if (off <= distance && (!this.found || this.found.get(row.run).has(event))) [best, distance] = [event, off];
+        });
+      }
+    }
+    return best === null ? null : { run: row.run, event: best };
+  }
+
+  // -- bars
+
+  draw() {
+    const { width, height } = this.canvas, ratio = this.ratio;
+    const context = this.canvas.getContext("2d");
+    if (this.image?.width !== width || this.image?.height !== height) {
+      this.image = new ImageData(width, height);
+      this.buffer = new Uint32Array(this.image.data.buffer);
+    }
+    this.buffer.fill(pixel(this.ground, this.ground));
+    this.names = [];
+    const left = Math.round(GUTTER * ratio);
+    const perPixel = (this.until - this.from) / (width - left);
+    const first = Math.max(0, this.rowAt(RULER)), last = Math.min(this.rows.length - 1, this.rowAt(this.height - 1));
+    const many = this.countBars(first, last) > MOST_BARS;
+    for (let index = first; index <= last; index++) {
+      const row = this.rows[index], stripe = index % 2;
+      const [top, bottom] = [this.y(index), this.y(index + 1)].map((y) => Math.round(y * ratio));
+      if (stripe) this.fill(0, width, top, bottom, pixel(this.stripe, this.stripe));
+      const pyramid = this.pyramids[row.number];
+      const coarse = many && perPixel >= pyramid.binTime;
+      for (const band of BANDS) {
+        if (coarse) this.drawBins(row, index, band, pyramid, left, perPixel, stripe);
+        else this.drawBars(row, index, band, left, stripe);
+      }
+    }
+    this.fill(0, width, 0, Math.round(RULER * ratio), pixel(this.ground, this.ground));
+    context.putImageData(this.image, 0, 0);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.drawNames(context, first, last);
+    this.drawRuler(context);
+    this.drawOverlay();
+    this.drawOverview();
+  }
+
+  /** Counts the bars in view. */
+  countBars(first, last) {
+    let bars = 0;
+    for (let index = first; index <= last; index++) {
+      const { run, rank } = this.rows[index];
+      for (const band of BANDS) {
+        for (const { begins, ends } of run.lanes[rank][band]) bars += Math.max(0, firstAbove(begins, this.until) - firstAbove(ends, this.from));
+      }
+    }
+    return bars;
+  }
+
+  fill(x0, x1, y0, y1, colour) {
+    const { width, height } = this.canvas;
+    [x0, x1] = [Math.max(0, x0), Math.min(width, x1)];
+    for (let y = Math.max(Math.round(RULER * this.ratio), y0); y < Math.min(height, y1); y++) {
+      this.buffer.fill(colour, y * width + x0, y * width + Math.max(x0, x1));
+    }
+  }
+
+  /** Draws a band of a row from the pyramid: one line of pixels, repeated. */
+  drawBins(row, index, band, pyramid, left, perPixel, stripe) {
+    const lanes = row.run.lanes[row.rank][band];
+    if (!lanes.length) return;
+    const level = Math.min(pyramid.depth - 1, Math.floor(Math.log2(perPixel / pyramid.binTime)));
+    const at = pyramid.offset(row.rank, BANDS.indexOf(band), level), bins = pyramid.bins >> level;
+    const state = pyramid.state[level], share = pyramid.share[level];
+    const width = this.canvas.width, perBin = pyramid.binTime * 2 ** level;
+    const [low] = this.laneSpan(row, band, 0), [, high] = this.laneSpan(row, band, lanes.length - 1);
+    const y0 = Math.round((this.y(index) + low) * this.ratio), y1 = Math.max(y0 + 1, Math.round((this.y(index) + high) * this.ratio));
+    const line = new Uint32Array(width);
+    const colours = this.pixels[stripe];
+    for (let x = left; x < width; x++) {
+      const bin = Math.floor((this.from + (x - left) * perPixel) / perBin);
+      if (bin >= 0 && bin < bins && share[at + bin]) line[x] = colours[state[at + bin]][share[at + bin]];
+    }
+    const empty = pixel(stripe ? this.stripe : this.ground, this.ground);
+    for (let x = left; x < width; x++) line[x] ||= empty;
+    const shown = line.subarray(left);
+    for (let y = Math.max(Math.round(RULER * this.ratio), y0); y < Math.min(this.canvas.height, y1); y++) this.buffer.set(shown, y * width + left);
+  }
+
+  /** Draws a band of a row bar by bar. */
+  drawBars(row, index, band, left, stripe) {
+    const { run, rank } = row, ratio = this.ratio, width = this.canvas.width;
+    const scale = (width - left) / (this.until - this.from);
+    const found = this.found?.get(run);
+    for (const [number, lane] of run.lanes[rank][band].entries()) {
+      const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * ratio));
+      const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
+      run.between(lane, this.from, this.until, (event) => {
+        const dim = found && !found.has(event);
+        run.parts(event, (from, until, state) => {
+          const x0 = Math.max(left, Math.round(left + (from - this.from) * scale));
+          const x1 = Math.max(x0 + 1, Math.min(width, Math.round(left + (until - this.from) * scale)));
+          this.fill(x0, x1, low, bottom, this.pixels[stripe][state][dim ? 50 : 255]);
+          if (x1 - x0 > 5 && bottom - low > 5 && !dim) this.drawTexture(x0, x1, low, bottom, STATES[state].texture, stripe, state);
+        });
+        const begin = this.x(Math.max(run.post[event], this.from)), end = this.x(Math.min(run.endOf(event), this.until));
+        if (end - begin > 24 && bottom - low > 8 * ratio && this.names.length < MOST_NAMES && !dim) {
+          this.names.push([run.text(event), begin + 3, (low + bottom) / 2 / ratio, end - begin - 6]);
+        }
+      });
+    }
+  }
+
+  /** Draws a texture into a bar: fine lines, a little lighter than it. */
+  drawTexture(x0, x1, y0, y1, texture, stripe, state) {
+    if (!texture) return;
+    const ink = this.pixels[stripe][state][170], width = this.canvas.width, top = Math.round(RULER * this.ratio);
+    for (let y = Math.max(top, y0); y < Math.min(this.canvas.height, y1); y++) {
+      for (let x = x0; x < x1; x++) {
+        const hit = (texture === "/" && (x + y) % 6 === 0) || (texture === "\\" && (x - y + 6e6) % 6 === 0) || (texture === "|" && x % 5 === 0)
+          || (texture === "-" && y % 4 === 0) || (texture === "x" && ((x + y) % 8 === 0 || (x - y + 8e6) % 8 === 0));
+        if (hit) this.buffer[y * width + x] = ink;
+      }
+    }
+  }
+
+  /** Writes the names of ranks, and of bars that are wide enough. */
+  drawNames(context, first, last) {
+    context.textBaseline = "middle";
+    context.font = "11px system-ui, sans-serif";
+    context.fillStyle = this.dark ? "#f4f4f4" : "#111111";
+    for (const [text, x, y, room] of this.names) {
+      const fits = Math.floor(room / 6.5);
+      if (fits >= 2) context.fillText(text.length > fits ? `${text.slice(0, fits - 1)}…` : text, x, y);
+    }
+    context.fillStyle = this.ground;
+    context.fillRect(0, RULER, GUTTER - 2, this.height);
+    context.fillStyle = this.ink;
+    const each = Math.max(1, Math.ceil(13 / (this.rowHeight * this.runs.length))) * this.runs.length;
+    for (let index = first; index <= last; index++) {
+      const { rank, number } = this.rows[index];
+      if (this.rowHeight >= 13 || index % each === 0) {
+        const which = this.runs.length > 1 ? ` ${"ABCDEFGH"[number]}` : "";
+        context.fillText(`rank ${rank}${this.rowHeight >= 13 ? which : ""}`, 8, Math.max(RULER + 7, this.y(index) + this.rowHeight / 2));
+      }
+    }
+  }
+
+  drawRuler(context) {
+    const step = niceStep((this.until - this.from) / Math.max(2, (this.width - GUTTER) / 110));
+    context.fillStyle = context.strokeStyle = this.muted;
+    context.lineWidth = 1;
+    context.beginPath();
+    const digits = Math.max(3, Math.ceil(Math.log10(Math.max(1, Math.abs(this.until) / step))) + 1);
+    for (let tick = Math.max(0, Math.ceil(this.from / step)) * step; tick <= this.until; tick += step) {
+      const x = Math.round(this.x(tick)) + 0.5;
+      context.moveTo(x, RULER - 6);
+      context.lineTo(x, RULER);
+      context.fillText(timeText(tick, digits), x + 3, 9);
+    }
+    context.stroke();
+  }
+
+  /** Draws the whole run small, with the part that is shown. */
+  drawOverview() {
+    const { width, height } = this.overview, context = this.overview.getContext("2d");
+    const image = new ImageData(width, height), buffer = new Uint32Array(image.data.buffer);
+    buffer.fill(pixel(this.stripe, this.stripe));
+    const lines = Math.min(this.rows.length * BANDS.length, height);
+    for (let line = 0; line < lines; line++) {
+      const row = this.rows[Math.floor((line * this.rows.length) / lines)];
+      const pyramid = this.pyramids[row.number], band = line % BANDS.length;
+      const perPixel = this.end / (width - GUTTER);
+      const level = Math.max(0, Math.min(pyramid.depth - 1, Math.floor(Math.log2(perPixel / pyramid.binTime))));
+      const at = pyramid.offset(row.rank, band, level), bins = pyramid.bins >> level;
+      for (let x = GUTTER; x < width; x++) {
+        const bin = Math.floor(((x - GUTTER) * perPixel) / (pyramid.binTime * 2 ** level));
+        if (bin >= bins || !pyramid.share[level][at + bin]) continue;
+        const colour = this.pixels[1][pyramid.state[level][at + bin]][pyramid.share[level][at + bin]];
+        for (let y = Math.floor((line * height) / lines); y < Math.floor(((line + 1) * height) / lines); y++) buffer[y * width + x] = colour;
+      }
+    }
+    context.putImageData(image, 0, 0);
+    const [x0, x1] = [this.from, this.until].map((time) => GUTTER + (Math.min(Math.max(0, time), this.end) / this.end) * (width - GUTTER));
+    context.fillStyle = this.dark ? "rgb(0 0 0 / 0.5)" : "rgb(255 255 255 / 0.6)";
+    context.fillRect(GUTTER, 0, x0 - GUTTER, height);
+    context.fillRect(x1, 0, width - x1, height);
+    context.strokeStyle = this.ink;
+    context.strokeRect(x0 + 0.5, 0.5, Math.max(2, x1 - x0 - 1), height - 1);
+    context.fillStyle = this.muted;
+    context.font = "11px system-ui, sans-serif";
+    context.fillText("whole run", 8, height / 2);
+  }
+
+  // -- what lies over the bars
+
+  drawOverlay() {
+    const context = this.overlay.getContext("2d");
+    context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    context.clearRect(0, 0, this.width, this.height);
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    this.drawTape(context);
+    this.drawFlags(context);
+    context.save();
+    context.beginPath();
+    context.rect(GUTTER, RULER, this.width, this.height);
+    context.clip();
+    this.drawMarks(context);
+    for (const one of this.messagesInView()) this.drawArrow(context, one, 1, 0.55);
+    for (const one of [this.hovered, this.selected]) {
+      if (!one) continue;
+      this.outline(context, one, one === this.selected ? 2.5 : 1.5);
+      if (one.run.partner(one.event) >= 0) {
+        this.outline(context, { run: one.run, event: one.run.partner(one.event) }, 1.5);
+        this.drawArrow(context, one, 2, 1);
+      }
+    }
+    context.restore();
+    this.drawLine(context, this.head, this.ink, "");
+    for (const [index, time] of this.notes.entries()) this.drawLine(context, time, "#009e73", `M${index + 1}`);
+  }
+
+  drawLine(context, time, colour, name) {
+    if (time < this.from || time > this.until) return;
+    context.strokeStyle = context.fillStyle = colour;
+    context.lineWidth = 1;
+    context.beginPath();
+    context.moveTo(Math.round(this.x(time)) + 0.5, 4);
+    context.lineTo(Math.round(this.x(time)) + 0.5, this.height);
+    context.stroke();
+    if (name) context.fillText(name, this.x(time) + 3, 8);
+  }
+
+  /** Draws what was measured between two moments. */
+  drawTape(context) {
+    if (!this.tape) return;
+    const [x0, x1] = this.tape.map((time) => this.x(time)).sort((a, b) => a - b);
+    context.fillStyle = this.dark ? "rgb(120 180 255 / 0.18)" : "rgb(0 114 178 / 0.12)";
+    context.fillRect(x0, 0, x1 - x0, this.height);
+    context.fillStyle = this.ink;
+    context.fillText(timeText(Math.abs(this.tape[1] - this.tape[0]), 4), x0 + 4, RULER + 10);
+  }
+
+  /** Draws a flag on the ruler for each finding. */
+  drawFlags(context) {
+    for (const { x, kind } of this.flags()) {
+      context.fillStyle = kind.startsWith("late") || kind === "straggler" ? "#b36b00" : "#c62828";
+      context.beginPath();
+      context.moveTo(x, RULER - 2);
+      context.lineTo(x - 5, RULER - 13);
+      context.lineTo(x + 5, RULER - 13);
+      context.fill();
+    }
+  }
+
+  /** Returns the findings that have a place in what is shown, with where their flags stand. */
+  flags() {
+    const flags = this.runs.flatMap((run) => run.flags.filter((flag) => flag.event >= 0).map((flag) => ({ ...flag, run, x: this.x(run.post[flag.event]) })));
+    return flags.filter(({ x }) => x >= GUTTER && x <= this.width);
+  }
+
+  drawMarks(context) {
+    context.strokeStyle = this.ink;
+    context.lineWidth = 1;
+    for (const run of this.runs) {
+      if (run.marks.length > 5000) continue;
+      for (const event of run.marks) {
+        const x = this.x(run.post[event]), y = this.y(this.rowOf(run, run.rank[event]));
+        if (x < GUTTER || x > this.width || y < 0 || y > this.height) continue;
+        context.strokeRect(x - 2.5, y + this.rowHeight / 2 - 2.5, 5, 5);
+      }
+    }
+  }
+
+  /** Returns the sends of the messages in view, none where they are too many. */
+  messagesInView() {
+    const sends = [];
+    for (let index = Math.max(0, this.rowAt(RULER)); index <= this.rowAt(this.height - 1) && index < this.rows.length; index++) {
+      const { run, rank } = this.rows[index];
+      for (const lane of run.lanes[rank].operation) {
+        if (firstAbove(lane.begins, this.until) - firstAbove(lane.ends, this.from) > 2 * MOST_ARROWS) return [];
+        run.between(lane, this.from, this.until, (event) => {
+          if (run.kind(event) === "send" && run.partner(event) >= 0) sends.push({ run, event });
+        });
+        if (sends.length > MOST_ARROWS) return [];
+      }
+    }
+    return sends;
+  }
+
+  /** Returns the upper and the lower end of an event's bar on the canvas. */
+  placeOf(run, event) {
+    const row = this.rowOf(run, run.rank[event]), y = this.y(row);
+    if (run.kind(event) === "mark") return [y, y + this.rowHeight];
+    return this.laneSpan(this.rows[row], run.bandOf(event), run.lane[event]).map((inside) => y + inside);
+  }
+
+  middleOf(run, event) {
+    const [low, high] = this.placeOf(run, event);
+    return (low + high) / 2;
+  }
+
+  /** Draws a message from its send to the end of its recv. */
+  drawArrow(context, { run, event }, thick, alpha) {
+    const other = run.partner(event);
+    const [send, recv] = run.kind(event) === "send" ? [event, other] : [other, event];
+    const [x0, y0] = [this.x(run.post[send]), this.middleOf(run, send)], [x1, y1] = [this.x(run.endOf(recv)), this.middleOf(run, recv)];
+    const angle = Math.atan2(y1 - y0, x1 - x0);
+    context.globalAlpha = alpha;
+    context.strokeStyle = context.fillStyle = this.dark ? "#8cc8ff" : "#004f7d";
+    context.lineWidth = thick;
+    context.beginPath();
+    context.moveTo(x0, y0);
+    context.lineTo(x1, y1);
+    context.stroke();
+    context.beginPath();
+    context.moveTo(x1, y1);
+    for (const side of [2.7, -2.7]) context.lineTo(x1 + 8 * Math.cos(angle + side), y1 + 8 * Math.sin(angle + side));
+    context.fill();
+    context.globalAlpha = 1;
+  }
+
+  outline(context, { run, event }, thick) {
+    const [low, high] = this.placeOf(run, event), x = this.x(run.post[event]);
+    context.strokeStyle = this.ink;
+    context.lineWidth = thick;
+    context.strokeRect(x - 1, low - 1, Math.max(3, this.x(run.endOf(event)) - x + 2), high - low + 1);
+  }
+}
+
+/** Returns the next of 1, 2, 5, 10, 20 ... that is not below a number. */
+function niceStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= least);
+}

@@ -1,0 +1,254 @@
+"""The interactive page in a real browser: Debian's Chromium, headless, with nothing reachable."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import Story, pipeline
+from test_hostile_names import hostile_file
+
+import ringsim
+from ringsim.view import html
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install chromium"),
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.timeout(120),
+]
+READY = "window.ringsim && window.ringsim.frame !== undefined"
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Opens the page of traces. In the end nothing was complained about, and nothing asked for but the file."""
+    said: list[str] = []
+    context = browser.new_context(viewport={"width": 1200, "height": 700})
+    monkeypatch.setattr(html, "MOST_PICTURED", 20)  # drawing the still picture takes longer than all the rest
+
+    def open_it(*traces: Any, fragment: str = "") -> Any:
+        html.to_html(traces, tmp_path / "run.html")
+        page = context.new_page()
+        page.on("console", lambda message: said.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("request", lambda request: said.append(request.url) if not request.url.startswith(("data:", "file:")) else None)
+        page.goto((tmp_path / "run.html").as_uri() + fragment)
+        until(page, READY)
+        return page
+
+    yield open_it
+    context.close()
+    assert said == []
+
+
+def until(page: Any, condition: str) -> None:
+    """Waits for a condition; the page's policy forbids what Playwright would do for that."""
+    deadline = time.monotonic() + 30
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
+
+
+def two_that_meet() -> Story:
+    """Rank 1 receives from 1 ms on what rank 0 sends at 4 ms; a second message goes the other way."""
+    story = Story(2)
+    story.op(0, "span", (0, -1, 4), label="compute", microbatch=3)
+    story.op(0, "send", (4, 4, 6), peer=1, group="world", tag=7, size_bytes=4096)
+    story.op(0, "recv", (6, 6, 8), peer=1, group="world", tag=8, size_bytes=64)
+    story.op(1, "recv", (1, 1, 6), peer=0, group="world", tag=7, size_bytes=4096)
+    story.op(1, "send", (7, 7, 8), peer=0, group="world", tag=8, size_bytes=64)
+    return story
+
+
+def text(page: Any, part: str) -> str:
+    """Returns what a part of the page says, once the page has come to rest."""
+    until(page, "!window.ringsim.waiting && !window.ringsim.later")
+    shown: str = page.locator(f'[data-part="{part}"]').inner_text()
+    return shown
+
+
+def at(page: Any, rank: int, event: int) -> tuple[float, float]:
+    """Returns where on the page the middle of an event's bar is."""
+    script = """([event]) => {
+        const { timeline } = window.ringsim, [run] = timeline.runs, box = timeline.canvas.getBoundingClientRect();
+        return [box.x + timeline.x((run.post[event] + run.endOf(event)) / 2), box.y + timeline.middleOf(run, event)];
+    }"""
+    x, y = page.evaluate(script, [event])
+    return x, y
+
+
+def test_hovering_and_clicking_tell_what_an_event_was(open_page: Open) -> None:
+    page = open_page(two_that_meet().trace())
+    page.mouse.move(*at(page, 1, 3))
+    assert text(page, "tip").split("\n")[0] == "recv from 0"
+    assert "blocked: late sender: 3 ms" in text(page, "tip")
+    assert "Rank 1 waited 3 ms because rank 0 sent later." in text(page, "tip")
+    page.mouse.click(*at(page, 1, 3))
+    until(page, "window.ringsim.timeline.selected?.event === 3")
+    page.get_by_text("go there").wait_for()
+    panel = text(page, "panel")
+    for said in ("transfer\n2 ms", "tag\n7", "float32[1024], 4 KiB", "bandwidth\n0.00205 GB/s", "send to 1"):
+        assert said in panel
+    page.get_by_text("go there").click()
+    until(page, "window.ringsim.timeline.selected.event === 1")
+
+
+def test_wheel_drag_and_keys_move_the_window(open_page: Open) -> None:
+    page = open_page(two_that_meet().trace())
+    window = "[window.ringsim.timeline.from, window.ringsim.timeline.until]"
+    whole = page.evaluate(window)
+    x, y = at(page, 0, 1)
+    time = "window.ringsim.timeline.time({})"
+    page.mouse.move(x, y)
+    under = page.evaluate(time.format(x))
+    page.mouse.wheel(0, -400)
+    until(page, f"window.ringsim.timeline.until < {whole[1]}")
+    assert page.evaluate(time.format(x)) == pytest.approx(under, abs=whole[1] / 500)  # it zooms at the pointer, to a pixel or two
+    before = page.evaluate(window)
+    page.mouse.down()
+    page.mouse.move(x - 100, y, steps=3)
+    page.mouse.up()
+    after = page.evaluate(window)
+    assert after[0] > before[0]
+    assert after[1] - after[0] == pytest.approx(before[1] - before[0])
+    page.locator('[data-part="stage"]').press("f")
+    assert page.evaluate(window) == whole
+    for key, holds in (
+        ("w", lambda old, new: new[1] - new[0] < old[1] - old[0]),
+        ("s", lambda old, new: new[1] - new[0] > old[1] - old[0]),
+        ("d", lambda old, new: new[0] > old[0]),
+        ("a", lambda old, new: new[0] < old[0]),
+    ):
+        before = page.evaluate(window)
+        page.locator('[data-part="stage"]').press(key)
+        assert holds(before, page.evaluate(window)), key
+
+
+def test_arrow_keys_walk_and_say_where_they_are(open_page: Open) -> None:
+    page = open_page(two_that_meet().trace())
+    stage = page.locator('[data-part="stage"]')
+    stage.press("ArrowRight")
+    walked = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Enter", "Escape"):
+        walked.append(page.evaluate("window.ringsim.timeline.selected.event"))
+        said = text(page, "live")
+        stage.press(key)
+    assert walked == [0, 1, 2, 3, 1]  # rank 0 from event to event; below it what rank 1 did then; the other side of that
+    assert said.startswith("rank 0: send to 1, from 4 ms")
+    assert page.evaluate("window.ringsim.timeline.selected") is None
+
+
+def test_search_finds_and_leaves_the_rest_pale(open_page: Open) -> None:
+    page = open_page(two_that_meet().trace())
+    for query, found in (("recv", 2), ("rank:1 size>100", 1), ("tag:7", 2), ("compute", 1), ("microbatch:3 op:span", 1), ("nothing", 0)):
+        page.locator('[data-part="search"]').fill(query)
+        assert text(page, "hits") == f"{found} found", query
+    page.locator('[data-part="search"]').fill("tag:8")
+    page.locator('[data-part="search"]').press("Enter")
+    assert page.evaluate("window.ringsim.timeline.selected.event") in (2, 4)
+
+
+def test_playing_moves_the_line_and_steps_go_from_message_to_message(open_page: Open) -> None:
+    page = open_page(two_that_meet().trace())
+    head = "window.ringsim.timeline.head"
+    page.get_by_label("next message").click()
+    assert page.evaluate(head) == 4e6
+    page.get_by_label("next message").click()
+    assert page.evaluate(head) == 7e6
+    page.get_by_label("message before").click()
+    assert page.evaluate(head) == 4e6
+    page.get_by_label("play", exact=True).click()
+    until(page, f"{head} > 4.05e6")
+    page.get_by_label("pause").click()
+    assert not page.evaluate("window.ringsim.playing")
+
+
+def test_panels_count_what_is_in_the_window(open_page: Open) -> None:
+    page = open_page(two_that_meet().trace(), fragment="#t=0,5000000")
+    page.get_by_role("tab", name="statistics").click()
+    assert "send\tworld\t1\t4 KiB" in text(page, "panel")
+    page.get_by_role("tab", name="table").click()
+    assert text(page, "panel").count("compute") == 1
+    page.get_by_role("tab", name="bandwidth").click()
+    page.get_by_label("bandwidth against size").wait_for()
+
+
+def test_a_flag_leads_to_the_finding(open_page: Open) -> None:
+    story = Story(2)
+    for rank in range(2):
+        story.op(rank, "span", (0, -1, 50), label="compute")
+        story.op(rank, "recv", (50 + rank, 50 + rank, -1), peer=1 - rank, group="world", tag=0, size_bytes=4)
+    page = open_page(story.trace())
+    assert "rank 0 waits" in text(page, "panel")
+    x = page.evaluate("window.ringsim.timeline.flags()[0].x")
+    box = page.locator('[data-part="stage"]').bounding_box()
+    page.mouse.click(box["x"] + x, box["y"] + 26)
+    until(page, "window.ringsim.timeline.selected?.run.kind(window.ringsim.timeline.selected.event) === 'recv'")
+
+
+def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> None:
+    page = open_page(pipeline(4), pipeline(2), fragment="#t=1000000,3000000&h=2000000&e=1,5")
+    timeline = "window.ringsim.timeline"
+    assert page.evaluate(f"[{timeline}.from, {timeline}.until, {timeline}.head]") == [1e6, 3e6, 2e6]
+    assert page.evaluate(f"[{timeline}.runs.indexOf({timeline}.selected.run), {timeline}.selected.event]") == [1, 5]
+    assert page.evaluate(f"{timeline}.rows.map((row) => [row.number, row.rank])") == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [0, 3]]
+
+
+def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
+    """The pixels of the bars, from events one by one and from bins, beside the times."""
+    page = open_page(two_that_meet().trace())
+    script = """([event, share]) => {
+        const { timeline } = window.ringsim, [run] = timeline.runs;
+        timeline.draw();
+        const x = timeline.x(run.post[event] + share * (run.endOf(event) - run.post[event])), [low, high] = timeline.placeOf(run, event);
+        const { ratio } = timeline, at = Math.round((low + high) / 2 * ratio) * timeline.canvas.width + Math.round(x * ratio);
+        const states = STATES.map((state, number) => number).filter((state) => timeline.pixels.some((stripe) =>
+            [255, 170].some((share) => stripe[state][share] === timeline.buffer[at])));
+        return states.map((state) => STATES[state].name);
+    }"""
+    for most in (30000, -1):
+        page.evaluate(f"window.ringsim.timeline.countBars = () => {30000 - most}")
+        assert page.evaluate(script, [3, 0.3]) == ["blocked: late sender"]
+        assert page.evaluate(script, [3, 0.8]) == ["transfer"]
+        assert page.evaluate(script, [0, 0.5]) == ["span"]
+
+
+def test_a_hostile_trace_is_only_shown(open_page: Open, tmp_path: Path) -> None:
+    page = open_page(ringsim.load(hostile_file(tmp_path / "hostile.ringtrace", "pipeline")))
+    page.locator('[data-part="stage"]').press("ArrowRight")
+    page.get_by_role("tab", name="table").click()
+    assert page.locator("script").count() == 2  # the data and the program
+
+
+def test_it_works_in_a_frame_that_may_nothing_but_run_scripts(open_page: Open, browser: Any, tmp_path: Path) -> None:
+    open_page(two_that_meet().trace())
+    (tmp_path / "frame.html").write_text('<iframe sandbox="allow-scripts" src="run.html" width="1000" height="600"></iframe>')
+    page = browser.new_page()
+    page.goto((tmp_path / "frame.html").as_uri())
+    frame = page.frames[1]
+    until(frame, READY)
+    assert frame.evaluate("window.ringsim.runs[0].size") == 5
+    page.close()
+
+
+def test_printers_and_browsers_without_scripts_get_the_still_picture(open_page: Open) -> None:
+    page = open_page(two_that_meet().trace())
+    picture = page.locator("img")
+    assert not picture.is_visible()
+    page.emulate_media(media="print")
+    assert picture.is_visible()
