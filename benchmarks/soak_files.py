@@ -1,10 +1,10 @@
-"""A million damaged files of each kind, and everything that reads them: does anything but an answer or an error of ringsim's come out?
+"""A million damaged files of all kinds, and everything that reads them: does anything but an answer or an error of ringsim's come out?
 
-    python benchmarks/soak_files.py [--inputs 1000000] [--seed 0] [--draw]
+    python benchmarks/soak_files.py [--inputs 1000000] [--seed 0]
     python benchmarks/soak_files.py --atheris [--inputs 1000000]      # pip install '.[soak]': choices that reach new lines are kept
 
-Prints each failure with the seed that repeats it (``--seed SEED --inputs 1``), and how many files loaded. The damage is that of
-``tests/test_trace_files.py``.
+Prints the first failure of a round with the kind and number that repeat it (``read_many`` of ``tests/test_damaged_files.py``), and how many
+files loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import random
 import resource
 import subprocess
 import sys
@@ -26,37 +25,33 @@ import matplotlib as mpl
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 REPORT_EVERY_S = 30.0
+TURN = 100  # files of a kind before the next kind has its turn
 ROUND = 50_000  # inputs of a fuzzer's process
 MOST_BYTES = 6 * 2**30  # of addresses, of which torch takes two thirds
 LIMIT_S = 120  # for one input, on the wall's clock: the machine may be busy with other things
 
 
-def soak(inputs: int, seed: int, *, draw: bool) -> int:
-    """Reads damaged files of many seeds; returns how many let an error out that is not ringsim's."""
-    from test_exchange_viewers import HARMED, read_harmed
-    from trace_mutations import load_damaged, mutate, real_files
+def soak(inputs: int, seed: int) -> int:
+    """Reads damaged files of all kinds in turns; returns how many rounds let an error out that is not ringsim's."""
+    from test_damaged_files import KINDS, read_many
 
-    wholes, failures, loaded, slowest_s = real_files(), 0, 0, 0.0
-    others = Path(tempfile.mkdtemp())
+    failures = loaded = done = 0
     begin = last = time.monotonic()
-    for number in range(seed, seed + inputs):
-        start = time.monotonic()
-        try:
-            loaded += load_damaged(mutate(wholes, random.Random(number).randint), draw=draw)
-            for name in HARMED:
-                read_harmed(name, others / name, random.Random(f"{name}{number}").randint)
-        except Exception:  # whatever it is, it is the finding
-            failures += 1
-            print(f"seed {number}:\n{traceback.format_exc()}", flush=True)
-        now = time.monotonic()
-        slowest_s = max(slowest_s, now - start)
-        if now - last > REPORT_EVERY_S or number == seed + inputs - 1:
-            last, memory_mb = now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            print(
-                f"{number - seed + 1:,} files in {now - begin:.0f} s, {loaded:,} loaded, {failures} failures, "
-                f"slowest {slowest_s:.2f} s, most memory {memory_mb:.0f} MB",
-                flush=True,
-            )
+    with tempfile.TemporaryDirectory() as directory:
+        for first in range(seed, seed + inputs // len(KINDS) + 1, TURN):
+            for name in KINDS:
+                try:
+                    loaded += read_many(name, Path(directory, name), range(first, first + TURN))
+                except AssertionError:
+                    failures += 1
+                    print(traceback.format_exc(), flush=True)
+            done += TURN * len(KINDS)
+            if time.monotonic() - last > REPORT_EVERY_S or done >= inputs:
+                last, memory_mb = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                print(
+                    f"{done:,} files in {last - begin:.0f} s, {loaded:,} loaded, {failures} failures, most memory {memory_mb:.0f} MB",
+                    flush=True,
+                )
     return failures
 
 
@@ -107,8 +102,7 @@ def main() -> int:
     """Runs what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="how many files (default: a million)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first file")
-    parser.add_argument("--draw", action="store_true", help="draw those that load, too: a hundred times slower")
+    parser.add_argument("--seed", type=int, default=0, help="number of the first file of each kind")
     parser.add_argument("--atheris", action="store_true", help="let atheris make the choices")
     parser.add_argument("--corpus", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -118,7 +112,7 @@ def main() -> int:
         fuzz(options.inputs, options.corpus)
     if options.atheris:
         return soak_with_atheris(options.inputs)
-    return 1 if soak(options.inputs, options.seed, draw=options.draw) else 0
+    return 1 if soak(options.inputs, options.seed) else 0
 
 
 if __name__ == "__main__":

@@ -260,27 +260,6 @@ def harm(path: Path, choose: Callable[[int, int], int]) -> None:
     file.write_bytes(flip(file.read_bytes(), choose))
 
 
-def read_harmed(name: str, path: Path, choose: Callable[[int, int], int]) -> None:
-    """Writes a file of a kind, harms it, and reads it. Any error but ringsim's own comes out of here."""
-    write_small(name, path)
-    harm(path, choose)
-    try:
-        trace = take_in(name, path)
-    except TraceFileError as error:
-        assert str(error).isprintable()  # noqa: PT017  # whether it is raised depends on the damage
-    else:
-        read_in_full(trace, draw=False)
-
-
-HARMED = (*VIEWERS, *PROGRAMS, "profiler", "flight recorder")
-
-
-@pytest.mark.parametrize("name", HARMED)
-@given(data=st.data())
-def test_damage_gives_one_error(tmp_path: Path, data: st.DataObject, name: str) -> None:
-    read_harmed(name, tmp_path / "run", lambda low, high: data.draw(st.integers(low, high)))
-
-
 READ_HARMED = """
 import sys
 from ringsim.errors import TraceFileError

@@ -89,7 +89,7 @@ def test_groups_built_and_messages_sent_are_told_apart() -> None:
     assert len(patches(plot_ring(some.trace()), "group-")) == 4
 
 
-@pytest.mark.parametrize("world_size", range(1, 17))
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 12, 16])
 def test_neighbouring_groups_never_look_alike_and_no_words_overlap(world_size: int) -> None:
     ax = plot_ring(ring_trace(world_size, both_ways=world_size % 2 == 0))
     assert_apart(assert_within(ax))

@@ -174,8 +174,8 @@ def allowed(name: str, num_ranks: int, num_microbatches: int) -> bool:
 
 @pytest.mark.parametrize(("theirs", "name", "num_chunks"), SAME)
 def test_order_is_that_of_torch(theirs: str, name: str, num_chunks: int) -> None:
-    for num_ranks in (1, 2, 3, 4, 6):
-        for num_microbatches in (1, 2, 3, 4, 6, 8, 9, 13):
+    for num_ranks in (1, 2, 3, 4):
+        for num_microbatches in (1, 2, 3, 4, 6, 8, 13):
             if allowed(name, num_ranks, num_microbatches):
                 rows = get_schedule_ops(theirs, num_ranks, num_microbatches, num_stages_per_rank=num_chunks)
                 text = "\n".join(",".join("" if action is None else str(action) for action in row) for row in rows)

@@ -102,14 +102,14 @@ ODD_TOKENS: Final = (
 
 
 def flip(data: bytes, choose: Choose) -> bytes:
-    """Changes up to four bytes, or leaves some out, or doubles them, or puts something odd in the place of a number or word."""
+    """Changes a few bytes, leaves some out, doubles them, or puts another number or word of the file, or an odd one, in place of one."""
     damaged = bytearray(data)
-    for _ in range(choose(1, 4)):
+    for _ in range(choose(1, choose(1, 4))):
         place = choose(0, len(damaged) - 1)
-        what = choose(0, 6)
-        if what == 6 and (tokens := list(re.finditer(rb'-?\d+|"[^"]*"', damaged))):
+        what = choose(0, 8)
+        if what >= 5 and (tokens := list(re.finditer(rb'-?\d+|"[^"]*"', bytes(damaged)))):
             start, end = tokens[choose(0, len(tokens) - 1)].span()
-            damaged[start:end] = ODD_TOKENS[choose(0, len(ODD_TOKENS) - 1)]
+            damaged[start:end] = ODD_TOKENS[choose(0, len(ODD_TOKENS) - 1)] if what == 5 else tokens[choose(0, len(tokens) - 1)][0]
         elif what == 0:
             del damaged[place : place + choose(1, 16)]
         elif what == 1:

@@ -10,7 +10,6 @@ Source:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,11 +19,10 @@ from ringsim import comm
 from ringsim.comm import deepspeed_names
 from ringsim.comm.backend import TorchBackend as TorchBackend
 from ringsim.comm.backend import set_backend as _set_backend
+from ringsim.comm.deepspeed_log import describe
 from ringsim.comm.deepspeed_names import OPERATIONS, get_all_ranks_from_group
 from ringsim.comm.functions import MANAGING
 from ringsim.comm.log import log_summary as gather_summary
-from ringsim.comm.log_table import LogRow
-from ringsim.traces.units import bytes_text
 
 _QUESTIONS = [name for name in deepspeed_names.__all__ if name not in ("OPERATIONS", "to_torch")]
 globals().update(OPERATIONS)
@@ -32,18 +30,9 @@ globals().update({name: getattr(deepspeed_names, name) for name in _QUESTIONS})
 __all__ = [
     *OPERATIONS,
     *_QUESTIONS,
-    *(
-        "ProcessGroup",
-        "TorchBackend",
-        "destroy_process_group",
-        "get_global_rank",
-        "get_rank",
-        "get_world_size",
-        "is_available",
-        "is_initialized",
-    ),
+    *("ProcessGroup", "destroy_process_group", "get_global_rank", "get_rank", "get_world_size", "is_available", "is_initialized"),
     *("configure", "get_comm_operation_count", "get_logged_comm_ops", "has_comm_data", "log_summary", "new_group", "reset_log"),
-    *("set_backend", "timed_op"),
+    *("TorchBackend", "set_backend", "timed_op"),
 ]
 
 
@@ -115,71 +104,21 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
 
     Returns:
         None, or a dictionary with DeepSpeed's keys: ``summary`` and ``straggler_analysis`` by name and size in bytes, and ``metadata``.
-        There, Gbps are 10**9 bits a second. Unlike DeepSpeed's, a value is of all ranks, and a latency is of one operation.
+        Unlike DeepSpeed's, a value is of all ranks, and a latency is of one operation.
     """
     table = gather_summary(show_straggler=show_straggler)
     if not return_dict:
         return None
-    joined = is_initialized()
-    cells: dict[tuple[str, int], list[LogRow]] = {}
-    for row in table.rows:
-        cells.setdefault((row.name, row.size_bytes), []).append(row)
-    summary: dict[str, dict[int, Any]] = {}
-    stragglers: dict[str, dict[int, Any]] = {}
-    for (name, size_bytes), rows in cells.items():
-        summary.setdefault(name, {})[size_bytes] = _as_summary(rows)
-        stragglers.setdefault(name, {})[size_bytes] = _as_straggler(rows)
+    summary, stragglers = describe(table)
     return {
         "summary": summary,
         "straggler_analysis": stragglers if show_straggler else None,
         "metadata": {
             "world_size": table.world_size,
-            "rank": get_rank() if joined else 0,
+            "rank": get_rank() if is_initialized() else 0,
             "timestamp": datetime.now(UTC).isoformat(),
         },
     }
-
-
-def _as_summary(rows: list[LogRow]) -> dict[str, Any]:
-    """Says with DeepSpeed's words what was logged under one name and size, on whatever groups."""
-    count = sum(row.count for row in rows)
-    return {
-        "count": count,
-        "total_latency_ms": sum(row.total_us for row in rows) * 1e-3,
-        "avg_latency_ms": _mean(rows, [_latency_us(row) for row in rows]) * 1e-3,
-        "tput_avg_gbps": _mean(rows, [row.algbw_gb_per_s for row in rows]) * 8,
-        "busbw_avg_gbps": _mean(rows, [row.busbw_gb_per_s for row in rows]) * 8,
-        **_size(rows[0]),
-    }
-
-
-def _as_straggler(rows: list[LogRow]) -> dict[str, Any]:
-    count = sum(row.count for row in rows)
-    latency_us = _mean(rows, [_latency_us(row) for row in rows])
-    straggler_us = min(_mean(rows, [row.straggler_mean_us for row in rows]), latency_us)
-    return {
-        "count": count,
-        "total_comm_lat_ms": (latency_us - straggler_us) * count * 1e-3,
-        "total_straggler_ms": straggler_us * count * 1e-3,
-        "avg_comm_lat_ms": (latency_us - straggler_us) * 1e-3,
-        "avg_straggler_ms": straggler_us * 1e-3,
-        **_size(rows[0]),
-    }
-
-
-def _latency_us(row: LogRow) -> float:
-    """Returns the mean latency; that of the first operations where there are no others."""
-    return row.first_mean_us if math.isnan(row.mean_us) else row.mean_us
-
-
-def _mean(rows: list[LogRow], values: list[float]) -> float:
-    """Returns the mean of what is known, each row counting as often as it has operations; 0 where nothing is known."""
-    known = [(row.count, value) for row, value in zip(rows, values, strict=True) if not math.isnan(value)]
-    return sum(count * value for count, value in known) / sum(count for count, _ in known) if known else 0.0
-
-
-def _size(row: LogRow) -> dict[str, Any]:
-    return {"msg_size_bytes": row.size_bytes, "msg_size_str": bytes_text(row.size_bytes)}
 
 
 def __getattr__(name: str) -> Any:

@@ -31,6 +31,7 @@ import inspect
 import io
 import json
 import logging
+import math
 import os
 import shutil
 import socket
@@ -52,6 +53,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim.comm import torch_hooks
 from ringsim.comm.backend import TORCH, Backend
+from ringsim.comm.deepspeed_log import write_line, write_table
 from ringsim.comm.functions import find
 from ringsim.comm.log_table import LogTable, is_operation, make_rows
 from ringsim.comm.torch_private import default_store
@@ -76,9 +78,10 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.parts import join_events, read_parts
 from ringsim.traces.recorder import Recorder, label_in_force
-from ringsim.traces.units import bytes_text, time_text
+from ringsim.traces.units import bytes_text, rate_text, time_text
 
 _SWITCHES: Final = ("enabled", "prof_all", "verbose", "debug")
+_STYLES: Final = ("ringsim", "deepspeed")
 _LOGGER: Final = logging.getLogger("ringsim.comm")
 _ANY_WORLD: Final = 1 << 16  # a recorder of our own may begin before this rank knows how many there are
 _OPEN: Final = (1 << 63) - 1  # the end of a period that has not ended
@@ -109,13 +112,15 @@ def read_settings(
     else:
         section = getattr(getattr(deepspeed_config, "comms_config", None), "comms_logger", {})
     if not isinstance(section, Mapping):
-        section = {name: getattr(section, name, None) for name in (*_SWITCHES, "prof_ops")}
-    given = {"enabled": enabled, "prof_all": prof_all, "verbose": verbose, "debug": debug, "prof_ops": prof_ops}
+        section = {name: getattr(section, name, None) for name in (*_SWITCHES, "prof_ops", "style")}
+    given = {"enabled": enabled, "prof_all": prof_all, "verbose": verbose, "debug": debug, "prof_ops": prof_ops, "style": None}
     merged = {name: section.get(name) if value is None else value for name, value in given.items()}
     settings: dict[str, Any] = {name: value for name, value in merged.items() if value is not None}
     for name in _SWITCHES:
         if not isinstance(settings.get(name, True), bool):
             raise ArgumentError(f"{name} must be True or False, got {settings[name]!r} (configure). Leave it out to keep it as it is.")
+    if settings.get("style", "ringsim") not in _STYLES:
+        raise ArgumentError(f'style must be "ringsim" or "deepspeed", got {settings["style"]!r} (configure). Leave it out for ringsim\'s.')
     if "prof_ops" in settings:
         names = settings["prof_ops"]
         if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
@@ -238,6 +243,7 @@ class LogOptions:
     prof_ops: frozenset[str] = frozenset()  # names of operations, or of the log, that are selected
     verbose: bool = False  # whether a line is written through ``logging`` for each selected operation
     debug: bool = False  # whether the name of the function that calls is added to the name in the log
+    style: str = "ringsim"  # whose lines and table are written
     records: Records | None = None  # where the operations are recorded now, None while the log is stopped
     periods: Periods = ()  # when all operations were selected, of what is recorded there
     kept: tuple[_Segment, ...] = ()  # what was recorded before, elsewhere
@@ -283,28 +289,36 @@ def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], 
     if log.debug and debug is None:
         frame = recorder.sites.find(sys._getframe(1))
         debug = "an unknown function" if frame is None else frame.f_code.co_name
-    label = label_in_force.set(recorder.label(f"{name} in {debug}" if log.debug else name))
+    if log.debug:
+        name += f" | [Caller Func: {debug}]" if log.style == "deepspeed" else f" in {debug}"
+    label = label_in_force.set(recorder.label(name))
     try:
         return run()
     finally:
         label_in_force.reset(label)
         if log.verbose:
-            _write_lines(recorder, before)
+            _write_lines(log.style, recorder, before)
 
 
-def _write_lines(recorder: Recorder, before: int) -> None:
-    """Logs a line for each operation that this thread has posted since the bookmark ``before``."""
+def _write_lines(style: str, recorder: Recorder, before: int) -> None:
+    """Logs a line for each operation that this thread has posted since the bookmark ``before``; in DeepSpeed's style rank 0 alone does."""
+    if style == "deepspeed" and _find_place()[0] != 0:
+        return
     for record in recorder.records_since(before):
         op, status = OP_NAMES[record["op"]], int(record["status"])
         name = recorder.labels[record["label"]] if record["label"] >= 0 else op
         group = recorder.groups[record["group"]] if record["group"] >= 0 else Group("", (0,))
         size_bytes = recorder.payloads[record["payload"]].size_bytes if record["payload"] >= 0 else 0
+        took_ns = float(record["done_ns"] - record["post_ns"]) if status == OK else math.nan
+        algbw = algbw_gb_per_s(size_bytes, took_ns * 1e-3)
+        busbw = busbw_gb_per_s(op, size_bytes, took_ns * 1e-3, len(group.ranks))
+        if style == "deepspeed":
+            _LOGGER.info("[Rank 0] %s", write_line(name, took_ns * 1e-6, size_bytes, algbw, busbw))
+            continue
         words: list[str] = [f"{name}: {op}" if name != op else op, group.name, bytes_text(size_bytes)]
         if status == OK:
-            took_ns = int(record["done_ns"] - record["post_ns"])
-            algbw = algbw_gb_per_s(size_bytes, took_ns * 1e-3)
-            busbw = busbw_gb_per_s(op, size_bytes, took_ns * 1e-3, len(group.ranks))
-            words += [time_text(took_ns), *([f"algbw {algbw:.3f} GB/s, busbw {busbw:.3f} GB/s"] if algbw == algbw else [])]
+            rates = (("algbw", algbw), ("busbw", busbw))
+            words += [time_text(took_ns), *(f"{what} {rate_text(rate)}" for what, rate in rates if not math.isnan(rate))]
         else:
             words.append("posted" if status < OK else "failed")
         _LOGGER.info("%s", ", ".join(words))
@@ -325,7 +339,7 @@ def configure(
 
     Args:
         deepspeed_config: a DeepSpeed configuration, as an object or a dictionary, whose ``comms_logger`` section gives the settings below;
-            arguments override it.
+            arguments override it. In its ``style``, "deepspeed" asks for DeepSpeed's lines and table instead of "ringsim"'s.
         enabled: True starts the log, False stops it. While it is stopped, operations run as if it had never existed.
         prof_all: whether to log every operation, including those called without ``ringsim.comm``. True unless set.
         prof_ops: what to log when ``prof_all`` is False: operations (``"all_reduce"``) or names given as ``log_name``. Empty unless set.
@@ -599,6 +613,12 @@ def _unpack(data: bytes) -> Logged:
         return make_events(columns, read_tables(facts["tables"])), arrays["first"], facts
 
 
+def _find_place() -> tuple[int, int]:
+    """Returns this rank, and how many there are; those of a world of one without a process group."""
+    backend = get_state().backend or TORCH
+    return (backend.get_rank(), backend.get_world_size()) if backend.is_initialized() else (0, 1)
+
+
 @overload
 def log_summary(show_straggler: bool = False, return_dict: Literal[False] = False) -> LogTable: ...
 
@@ -641,7 +661,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogT
     """
     state = get_state()
     backend = state.backend or TORCH
-    rank, world_size = (backend.get_rank(), backend.get_world_size()) if backend.is_initialized() else (0, 1)
+    rank, world_size = _find_place()
     segment = _read_own()
     facts = {
         "rank": rank,
@@ -660,7 +680,8 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogT
             table = _gather_by_objects(backend, mine, world_size)
     table = replace(table, show_straggler=show_straggler)
     if rank == 0:
-        sys.stdout.write(f"{table}\n")
+        log = state.log or state.stopped_log
+        sys.stdout.write(f"{write_table(table) if log is not None and log.style == 'deepspeed' else table}\n")
         sys.stdout.flush()
     return table.to_dict() if return_dict else table
 

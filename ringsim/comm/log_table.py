@@ -12,7 +12,7 @@ import numpy as np
 from ringsim.traces.collectives import algbw_gb_per_s, busbw_gb_per_s
 from ringsim.traces.events import ERROR, IN_FLIGHT, MARK, NONE, OK, OP_NAMES, RECV, SEND, SPAN, Events, Ints
 from ringsim.traces.matching import match, split_waits
-from ringsim.traces.units import bytes_text
+from ringsim.traces.units import bytes_text, rate_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,8 +81,8 @@ _SHOWN = (
     ("p10 us", "p10_us", 9, 1),
     ("p90 us", "p90_us", 9, 1),
     ("first us", "first_mean_us", 10, 1),
-    ("algbw GB/s", "algbw_gb_per_s", 12, 3),
-    ("busbw GB/s", "busbw_gb_per_s", 12, 3),
+    ("algbw", "algbw_gb_per_s", 14, 0),
+    ("busbw", "busbw_gb_per_s", 14, 0),
 )
 _STRAGGLER = ("straggler us", "straggler_mean_us", 14, 1)
 
@@ -104,8 +104,8 @@ class LogTable:
         >>> table = LogTable((row,), world_size=4, ranks=(0, 1, 2, 3))
         >>> print(table)
         Communication of 4 ranks
-        operation       size     n   count   total ms   mean us median us   p10 us   p90 us  first us  algbw GB/s  busbw GB/s
-        all_reduce     1 MiB     4      10      5.400     500.0     490.0    450.0    600.0     900.0       2.140       3.210
+        operation       size     n   count   total ms   mean us median us   p10 us   p90 us  first us         algbw         busbw
+        all_reduce     1 MiB     4      10      5.400     500.0     490.0    450.0    600.0     900.0     2.14 GB/s     3.21 GB/s
         >>> table.to_dict()["summary"]["all_reduce"][1 << 20][0]["median_us"]
         490.0
     """
@@ -146,7 +146,7 @@ class LogTable:
         return cls(rows, value["world_size"], tuple(value["ranks"]), tuple(value["notes"]), value["show_straggler"])
 
     def __str__(self) -> str:
-        """Returns the table as text, with the unit in each heading; ``>=`` before a bandwidth that is a lower bound."""
+        """Returns the table as text, with the unit in the heading or the cell; ``>=`` before a bandwidth that is a lower bound."""
         shown = (*_SHOWN, _STRAGGLER) if self.show_straggler else _SHOWN
         head = f"Communication of {self.world_size} rank{'' if self.world_size == 1 else 's'}"
         names = [row.name if row.name == row.op else f"{row.name} ({row.op})" for row in self.rows]
@@ -166,7 +166,9 @@ def _cell(row: LogRow, heading: str, field: str, decimals: int) -> str:
     value = getattr(row, field) * (1e-3 if heading.endswith(" ms") else 1)
     if math.isnan(value):
         return "-"
-    return f"{'>= ' if row.lower_bound and field.endswith('gb_per_s') else ''}{value:,.{decimals}f}"
+    if field.endswith("gb_per_s"):
+        return f"{'>= ' if row.lower_bound else ''}{rate_text(value)}"
+    return f"{value:,.{decimals}f}"
 
 
 _LATE = 0.5  # a program that lets more than this share of an operation pass before it waits may have come after its end

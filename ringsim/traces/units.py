@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["bytes_text", "time_text", "time_unit"]
+__all__ = ["bytes_text", "rate_text", "time_text", "time_unit"]
 
 BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+RATE_UNITS: Final = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"), (1e-9, "B/s"))
 TIME_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 
 
@@ -57,6 +58,17 @@ def time_text(length_ns: float) -> str:
     """
     factor, name = time_unit(length_ns)
     return f"{_short(length_ns / factor)} {name}"
+
+
+def rate_text(gb_per_s: float) -> str:
+    """Writes a bandwidth, given in GB/s of 10**9 bytes, with the unit that suits it.
+
+    Example:
+        >>> rate_text(2.14), rate_text(0.00021), rate_text(0)
+        ('2.14 GB/s', '210 kB/s', '0 B/s')
+    """
+    factor, name = next((unit for unit in RATE_UNITS if gb_per_s >= unit[0]), RATE_UNITS[-1])
+    return f"{_short(gb_per_s / factor)} {name}"
 
 
 def _short(value: float) -> str:

@@ -122,6 +122,41 @@ def test_times_are_the_formulas_and_a_verbose_log_writes_lines(caplog: pytest.Lo
     assert len(lines) == 4
 
 
+def log_as_deepspeed_does() -> None:
+    dist.configure({"comms_logger": {"enabled": True, "verbose": True, "debug": True, "style": "deepspeed"}})
+    for _ in range(2):
+        dist.all_reduce(torch.zeros(1000))
+    dist.barrier(log_name="end")
+    dist.log_summary(show_straggler=True)
+    dist.configure({"comms_logger": {"style": "ringsim"}}, debug=False)
+    dist.all_reduce(torch.zeros(1))
+    dist.log_summary()
+
+
+def test_the_log_is_written_as_deepspeed_does_where_that_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="ringsim.comm"):
+        printed = [line.split() for line in ringsim.simulate(log_as_deepspeed_does, world_size=2, link=LINK).output[0].splitlines()]
+    line = (
+        "[Rank 0] comm op: {} | [Caller Func: log_as_deepspeed_does] | time (ms): {} | msg size: {} | algbw (Gbps): {} | busbw (Gbps): {}"
+    )
+    reduced = line.format("all_reduce", "6.00", "3.91 KB", "0.0053", "0.0053")  # two steps of 1 ms and 2,000 bytes
+    told = [record.getMessage() for record in caplog.records]
+    assert told[:-2] == [reduced] * 2 + [line.format("end", "1.00", "0B", "-", "-")]
+    assert told[-2:] == ["all_reduce, world, 4 B, 2 ms, algbw 2 kB/s, busbw 2 kB/s"] * 2  # of each rank
+    name = ["|", "[Caller", "Func:", "log_as_deepspeed_does]"]
+    head = ["Comm.", "Op", "Message", "Size", "Count", "Total"]
+    first, second = (number for number, words in enumerate(printed) if words[:6] == head)
+    rows = [
+        ["all_reduce", *name],
+        ["3.91", "KB", "2", "12.00", "6.00", "0.0053", "0.0053"],
+        ["end", *name],
+        ["0B", "1", "1.00", "1.00", "-", "-"],
+    ]
+    assert printed[first + 1 : second - 3] == rows
+    assert printed[second + 1 : second + 3] == [["all_reduce", *name], ["3.91", "KB", "2", "12.00", "0.00", "6.00", "0.00"]]
+    assert [words[-4:] for words in printed if words[:3] == ["all_reduce", "4", "B"]] == [["2", "kB/s", "2", "kB/s"]]  # never 0.000 GB/s
+
+
 # -- in a job of two ranks, one part after the other
 
 

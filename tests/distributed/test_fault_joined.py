@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,30 +162,6 @@ def test_a_rank_that_takes_over_leaves_nothing_behind(played: Callable[[str], Pl
 
 
 @on_ranks(2)
-def unlike(directory: str, rank: int) -> str:
-    path = join(directory, rank, 2)
-
-    def exchange() -> None:
-        fresh = dist.new_group([0, 1])
-        if rank == 0:
-            dist.send(torch.zeros(4), 1, group=fresh)
-        else:
-            dist.recv(torch.zeros(5), 0, group=fresh)
-        dist.recv(torch.zeros(4), 1 - rank, group=fresh, tag=rank)
-
-    with pytest.raises(MessageMismatch) as caught, ringsim.trace(path):
-        exchange()
-    return str(caught.value)
-
-
-def test_both_sides_hear_that_they_disagree(played: Callable[[str], Played]) -> None:
-    ranks, _ = played("unlike")
-    heard = results(ranks)
-    assert heard[0] == heard[1]
-    assert "rank 0 sends float32[4]" in heard[0]
-
-
-@on_ranks(2)
 def blocks_from_the_start(directory: str, rank: int) -> str:
     """A block around everything: what disagrees is found, at the latest when all have left it."""
     dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2)
@@ -247,28 +222,6 @@ def test_ranks_that_nothing_else_reaches_are_ended_and_leave_their_parts(played:
     assert [each.how for each in ranks] == ["killed", "killed"]
     assert all(each.took_s < 20 for each in ranks)
     assert [finding.kind for finding in ringsim.load(folder / "run.ringtrace").explain().findings] == ["deadlock"]
-
-
-@on_ranks(2)
-def one_computes(directory: str, rank: int) -> None:
-    path = join(directory, rank, 2)
-    short = dist.new_group([0, 1], timeout=timedelta(seconds=1))
-    with contextlib.suppress(RuntimeError), ringsim.trace(path):
-        if rank == 0:
-            dist.recv(torch.zeros(3), 1, group=short)
-        end = time.monotonic() + 5  # rank 0 waits for 1 s in vain, and then for 2 s for the other one
-        while time.monotonic() < end:
-            sum(range(1000))  # here
-
-
-def test_who_waited_in_vain_says_where_the_other_one_was_at_work(played: Callable[[str], Played]) -> None:
-    """0.1.0 knew only that the other one was busy with something that no span names."""
-    ranks, folder = played("one_computes")
-    results(ranks)
-    lines = range(one_computes.__code__.co_firstlineno, one_computes.__code__.co_firstlineno + 10)
-    (finding,) = ringsim.load(folder / "run.ringtrace").explain().findings
-    assert (finding.kind, finding.ranks) == ("stalled", (0,))
-    assert any(f"computing at test_fault_joined.py:{line}" in finding.message for line in lines)
 
 
 @on_ranks(3)

@@ -96,10 +96,9 @@ def run_case(case: Case) -> Ended:
 
 
 @pytest.fixture(scope="module")
-def ended(nothing_left_behind: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
+def ended(nothing_left_behind: None) -> Callable[..., Ended]:
     """Returns how a program ended."""
     ringsim.trace(time.monotonic, world_size=2)  # the first run loads torch: none of those that a limit must end
-    CASES["makes_its_groups_anew"].options["args"] = (str(tmp_path_factory.mktemp("stores")),)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         runs = {name: pool.submit(run_case, case) for name, case in CASES.items()}
     return lambda worker: runs[worker if isinstance(worker, str) else worker.__name__].result()
@@ -118,11 +117,6 @@ def two_of_four() -> None:
     if rank < 2:
         dist.recv(tensor(), 1 - rank)  # here
     time.sleep(20)  # the others compute, and would for long
-
-
-@on_ranks(2, (Deadlock, "deadlock", {0, 1}))
-def from_anybody() -> None:
-    dist.recv(tensor())  # here
 
 
 @on_ranks(2, (PeerExited, "peer_exited", {0, 1}, "Not proved"))
@@ -306,14 +300,6 @@ def destroys_its_groups(op: str) -> None:
         dist.barrier()  # here
     else:
         dist.recv(torch.zeros(4), 2)  # here
-
-
-@on_ranks(2, (RankFailed, "stalled", {0}, "rank 1 is stopped by a signal"), timeout_s=2)
-def stops() -> None:
-    """The limit of an operation ends it."""
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    dist.recv(tensor(), 1)  # here
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.expected])
@@ -542,20 +528,6 @@ def test_a_rank_that_no_longer_records_is_not_taken_for_stuck(ended: Callable[..
     stopped = [f"Recording of rank {rank} stopped: the maximum of 600 records was reached." for rank in STOPS]
     assert [note.partition(" What")[0] for note in trace.metadata["notes"] if note.startswith("Recording")] == stopped
     assert not {finding.kind for finding in trace.explain().findings} - {"late_sender", "late_receiver", "straggler"}
-
-
-@on_ranks(2, ring=False)
-def makes_its_groups_anew(folder: str = "") -> float:
-    rank, size, total = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), torch.ones(1)
-    for attempt in range(3):  # each with a store of its own: in one that lives on, torch may read the addresses of the groups before
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store-{attempt}", rank=rank, world_size=size)
-        dist.all_reduce(total)
-        dist.destroy_process_group()
-    return float(total)
-
-
-def test_groups_that_are_made_anew_are_there(ended: Callable[..., Ended]) -> None:
-    assert ended(makes_its_groups_anew).trace.results == [8.0, 8.0]
 
 
 # -- random programs of messages: the run ends with a verdict where the machine says so, and only there

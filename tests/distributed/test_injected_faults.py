@@ -71,28 +71,6 @@ def test_slow_rank_computes_longer_and_each_draws_its_own_jitter() -> None:
         assert trace.results[rank] == [slowed_by(inject, rank) * draw() for _ in range(8)][5:]
 
 
-def test_slow_rank_trains_slowly() -> None:
-    def worker() -> None:
-        import torch
-        from torch import nn
-
-        from ringsim.pipeline import train_step_pipeline
-
-        class Nap(nn.Module):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                ringsim.compute(0.002)
-                return x * 1.0
-
-        model = nn.Sequential(nn.Linear(8, 8), Nap(), nn.Linear(8, 8), Nap())
-        train_step_pipeline(model, [torch.ones(2, 8)] * 4, [torch.zeros(2, dtype=torch.int64)] * 4, partition=[2, 2])
-
-    frame = ringsim.trace(worker, world_size=2, inject=[ringsim.Slow(1, 10)]).to_pandas()
-    forward = frame[frame.label == "forward"]
-    took_s = (forward.done_ns - forward.post_ns) * 1e-9
-    assert (took_s[forward["rank"] == 1] >= 0.020).all()
-    assert took_s[forward["rank"] == 1].median() > 3 * took_s[forward["rank"] == 0].median()
-
-
 def test_degraded_link_is_slow_one_way_and_carries_the_same() -> None:
     trace = ringsim.trace(_talk, world_size=2, args=(20, 1 << 18), inject=[ringsim.Degrade(0, 1, 30)], check="full")
     assert trace.results == [[float(number) for number in range(20)]] * 2
@@ -118,8 +96,8 @@ def test_degraded_link_slows_batched_messages_too() -> None:
     assert np.median(_transfers(trace, 1)) > 5 * np.median(_transfers(trace, 2))
 
 
-@pytest.mark.parametrize("at_op", [0, 3])
-def test_failing_rank_raises_in_place_of_its_operation_on_both_clocks(at_op: int) -> None:
+def test_failing_rank_raises_in_place_of_its_operation_on_both_clocks() -> None:
+    at_op = 3
     with pytest.raises(RankFailed, match=f"rank 1 of 2 was made to fail in place of its operation {at_op}") as real:
         ringsim.trace(_talk, world_size=2, args=(4, 8), inject=[ringsim.Fail(1, at_op)])
     with pytest.raises(RankFailed) as virtual:

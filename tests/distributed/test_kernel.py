@@ -126,26 +126,6 @@ def test_a_script_runs_in_ipython(kernel: Kernel, tmp_path: Path, how: str) -> N
     assert (reply.text, reply.errors) == ("[2.0, 2.0]\n", [])
 
 
-def test_a_trace_is_a_picture_with_words_beside_it(kernel: Kernel) -> None:
-    kernel.run(
-        "def neighbours():\n"
-        "    import torch\n"
-        "    from torch import distributed as dist\n"
-        "    ring = ringsim.current_ring()\n"
-        "    sent = dist.isend(torch.zeros(2), ring.succ, group=ring.succ_group)\n"
-        "    dist.recv(torch.empty(2), ring.pred, group=ring.pred_group)\n"
-        "    sent.wait()"
-    )
-    (shown,) = kernel.run("ringsim.trace(neighbours, world_size=4)").shown
-    assert_picture(shown, "Trace of 4 ranks (measured, gloo", "Trace of 4 ranks that exchanged 4 messages in ")
-
-
-def test_a_check_shows_its_text_and_the_failing_picture(kernel: Kernel) -> None:
-    text, picture = kernel.run("ringsim.check.hello(lambda numbers: 7, seed=1)").shown
-    assert text["data"]["text/plain"].startswith("check.hello: not yet (3 ranks, seed 1)\n  All 3 ranks returned 7")
-    assert_picture(picture, "Trace of 3 ranks", "Trace of 3 ranks")
-
-
 def test_ring_magic_runs_the_cell_on_every_rank(kernel: Kernel) -> None:
     kernel.run("base = 100\nlarge = object()\nclass Box:\n    large = 3")
     reply = kernel.run("%%ring -n 3\nprint('rank', ring.rank, 'sends to', ring.succ)\nbox = Box()\nbase + ring.rank + box.large")

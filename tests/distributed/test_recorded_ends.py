@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,10 +27,8 @@ CASES = [  # which rank leaves, how, when, and the kind and the words of the fin
     (1, "raises", "before they wait", "rank_failed", f"rank 1 {RAISED}"),
     (1, "exits", "while they wait", "peer_exited", r"but rank 1 left with sys.exit\(0\)"),
     (1, "dies", "while they wait", "peer_exited", DIED),
-    (1, "dies", "before they wait", "peer_exited", DIED),
     (1, "is done", "before they wait", "peer_exited", "but rank 1 has left the recorded block"),
     (0, "raises", "while they wait", "rank_failed", f"rank 0 {RAISED}"),
-    (0, "raises", "before they wait", "rank_failed", f"rank 0 {RAISED}"),
 ]
 
 
@@ -64,10 +61,10 @@ def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list
 
 @pytest.fixture(scope="module")
 def ended(server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, list[Ended]]]:
-    """Four cases at once, three ranks each, which have a second to answer: where each left its file, and how its ranks ended."""
+    """Three cases at once, three ranks each, which have a second to answer: where each left its file, and how its ranks ended."""
     places = [tmp_path_factory.mktemp("case") for _ in CASES]
     asked = [(str(place), rank, *case[:3]) for place, case in zip(places, CASES, strict=True) for rank in range(3)]
-    found = [end for some in (asked[:12], asked[12:]) for end in server.run(ends_early, some, limit_s=60)]
+    found = [end for some in (asked[:9], asked[9:]) for end in server.run(ends_early, some, limit_s=60)]
     return [(place, found[3 * number : 3 * number + 3]) for number, place in enumerate(places)]
 
 
@@ -88,28 +85,9 @@ def test_the_file_says_who_ended_and_why(ended: list[tuple[Path, list[Ended]]], 
     assert [note.startswith(f"ringsim: rank {who} ") for note in notes] == [True, True]
 
 
-SCRIPT = """
-import time, torch, torch.distributed as dist, ringsim
-dist.init_process_group("gloo")
-with ringsim.trace("run.ringtrace"):
-    if dist.get_rank() == 1:
-        time.sleep(0.5)
-        raise ValueError("boom")
-    dist.recv(torch.zeros(3), 1)
-"""
-
-
 def says_who_raised(path: str | Path) -> bool:
     (finding,) = ringsim.load(path).explain().findings
     return finding.kind == "rank_failed" and finding.message.startswith("rank 1 raised ValueError: boom (")
-
-
-def test_torchrun_does_not_end_rank_0_before_the_file_is_there(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=80).returncode != 0
-    assert (tmp_path / "run.ringtrace").exists()
-    assert says_who_raised(tmp_path / "run.ringtrace")
 
 
 def ended_at_work(directory: str, rank: int) -> None:

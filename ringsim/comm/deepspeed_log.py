@@ -1,0 +1,128 @@
+"""The log as DeepSpeed writes it: the dictionary and the table of ``log_summary``, and the line of an operation.
+
+Gbps are 10**9 bits a second, and a KB is 1024 bytes, as there. Unlike there, a value is of all ranks, and a latency is of one operation.
+
+Source:
+    DeepSpeed, ``deepspeed/utils/comms_logging.py``: keys, headings and the form of a line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from ringsim.comm.log_table import LogRow, LogTable
+from ringsim.traces.units import BYTE_UNITS
+
+__all__ = ["describe", "write_line", "write_table"]
+
+Cells = dict[str, dict[int, dict[str, Any]]]  # by name and size in bytes
+
+_SUMMARY: Final = {  # headings and keys
+    "Count": "count",
+    "Total Latency(ms)": "total_latency_ms",
+    "Avg Latency(ms)": "avg_latency_ms",
+    "tput_avg (Gbps)": "tput_avg_gbps",
+    "busbw_avg (Gbps)": "busbw_avg_gbps",
+}
+_STRAGGLERS: Final = {
+    "Count": "count",
+    "Total comm lat(ms)": "total_comm_lat_ms",
+    "Total straggler(ms)": "total_straggler_ms",
+    "Avg comm lat(ms)": "avg_comm_lat_ms",
+    "Avg straggler(ms)": "avg_straggler_ms",
+}
+_RULE: Final = 31
+_WIDTH: Final = 20
+
+
+def describe(table: LogTable) -> tuple[Cells, Cells]:
+    """Returns what DeepSpeed calls ``summary`` and ``straggler_analysis``; rows of several group sizes are one.
+
+    Example:
+        >>> row = LogRow("all_reduce", "all_reduce", 4, 1 << 20, 10, 0, 0, 4, 900.0, 5400.0, 500.0, 490.0, 450.0, 600.0, 500.0, 0.0, 20.0,
+        ...              2.14, 3.21, False)
+        >>> summary, stragglers = describe(LogTable((row,)))
+        >>> summary["all_reduce"][1 << 20]["avg_latency_ms"], stragglers["all_reduce"][1 << 20]["avg_straggler_ms"]
+        (0.5, 0.02)
+    """
+    cells: dict[tuple[str, int], list[LogRow]] = {}
+    for row in table.rows:
+        cells.setdefault((row.name, row.size_bytes), []).append(row)
+    summary: Cells = {}
+    stragglers: Cells = {}
+    for (name, size_bytes), rows in cells.items():
+        count = sum(row.count for row in rows)
+        size = {"msg_size_bytes": size_bytes, "msg_size_str": _size_text(size_bytes)}
+        latency_us = _mean(rows, [row.first_mean_us if math.isnan(row.mean_us) else row.mean_us for row in rows])
+        straggler_us = min(_mean(rows, [row.straggler_mean_us for row in rows]), latency_us)
+        summary.setdefault(name, {})[size_bytes] = {
+            "count": count,
+            "total_latency_ms": sum(row.total_us for row in rows) * 1e-3,
+            "avg_latency_ms": latency_us * 1e-3,
+            "tput_avg_gbps": _mean(rows, [row.algbw_gb_per_s for row in rows]) * 8,
+            "busbw_avg_gbps": _mean(rows, [row.busbw_gb_per_s for row in rows]) * 8,
+            **size,
+        }
+        stragglers.setdefault(name, {})[size_bytes] = {
+            "count": count,
+            "total_comm_lat_ms": (latency_us - straggler_us) * count * 1e-3,
+            "total_straggler_ms": straggler_us * count * 1e-3,
+            "avg_comm_lat_ms": (latency_us - straggler_us) * 1e-3,
+            "avg_straggler_ms": straggler_us * 1e-3,
+            **size,
+        }
+    return summary, stragglers
+
+
+def _mean(rows: Sequence[LogRow], values: Sequence[float]) -> float:
+    """Returns the mean of what is known, each row counting as often as it has operations; 0 where nothing is known."""
+    known = [(row.count, value) for row, value in zip(rows, values, strict=True) if not math.isnan(value)]
+    return sum(count * value for count, value in known) / sum(count for count, _ in known) if known else 0.0
+
+
+def write_table(table: LogTable) -> str:
+    """Returns DeepSpeed's table as text, with that of stragglers where the log's has their column."""
+    summary, stragglers = describe(table)
+    lines = [*_write_cells(summary, _SUMMARY)]
+    if table.show_straggler:
+        lines += ["_" * _RULE, "Breakdown with straggler effect", "-" * _RULE, *_write_cells(stragglers, _STRAGGLERS)]
+    return "\n".join([*lines, *(f"note: {note}" for note in table.notes)])
+
+
+def _write_cells(cells: Cells, columns: dict[str, str]) -> Iterator[str]:
+    def write(*texts: str) -> str:
+        return "".join(f"{text:<{_WIDTH}}" for text in texts)
+
+    yield write("Comm. Op", "Message Size", *columns)
+    for name, sizes in cells.items():
+        yield name
+        for _, cell in sorted(sizes.items()):
+            yield write(
+                "", cell["msg_size_str"], *(_number(math.nan if "gbps" in key and not cell[key] else cell[key]) for key in columns.values())
+            )
+
+
+def write_line(name: str, took_ms: float, size_bytes: int, algbw_gb_per_s: float, busbw_gb_per_s: float) -> str:
+    """Returns the line of an operation; NaN is written as "-".
+
+    Example:
+        >>> write_line("all_reduce", 0.125, 4096, 0.0328, 0.0000061)
+        'comm op: all_reduce | time (ms): 0.12 | msg size: 4.0 KB | algbw (Gbps): 0.26 | busbw (Gbps): 4.9e-05'
+    """
+    cells = ("time (ms)", took_ms), ("msg size", size_bytes), ("algbw (Gbps)", algbw_gb_per_s * 8), ("busbw (Gbps)", busbw_gb_per_s * 8)
+    texts = (f"{what}: {_size_text(size_bytes) if what == 'msg size' else _number(value)}" for what, value in cells)
+    return " | ".join((f"comm op: {name}", *texts))
+
+
+def _number(value: float) -> str:
+    """Two decimals, as in DeepSpeed, or as many as it takes not to be 0."""
+    if math.isnan(value):
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.2f}" if value == 0 or value >= 0.01 else f"{value:.2g}"
+
+
+def _size_text(size_bytes: int) -> str:
+    power = max(size_bytes.bit_length() - 1, 0) // 10
+    return f"{round(size_bytes / 1024**power, 2)} {BYTE_UNITS[power].replace('i', '')}" if size_bytes else "0B"

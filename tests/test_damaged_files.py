@@ -1,0 +1,136 @@
+"""Twenty thousand damaged files, of each kind that ringsim reads: each is refused with one error of ours, or says all that it can say.
+
+Within little memory. `make soak` reads a million (benchmarks/soak_files.py).
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from matplotlib.figure import Figure
+from test_bandwidths import damage_table
+from test_exchange_viewers import READERS, take_in, write_small
+from test_trace_parts import two_ranks
+from trace_mutations import DATA, Choose, change_meta, flip, mutate, read_in_full, real_files
+
+from ringsim.cli.description import read_description
+from ringsim.errors import RingError
+from ringsim.schedules import make_schedule
+from ringsim.schedules.schedule import from_csv, from_text, to_csv, to_text
+from ringsim.traces import bandwidths
+from ringsim.traces.files import load
+from ringsim.traces.parts import read_run
+from ringsim.traces.value import Trace
+
+INPUTS = 20_000  # of all kinds together
+SLOW = {"trace": 600, "parts of a run": 400, "bandwidths": 600}  # kinds that take longer get fewer of them
+ASKED = 20  # of so many that load one is asked for everything that it can say, which takes longer than reading it,
+DRAWN = 1000  # and of so many one is drawn
+MEMORY_BYTES = 2 * 2**30  # more than what is here already: a reader of files of 5 kB that needs it has been led astray
+
+WHOLES = real_files()
+FOREIGN = [name for name in READERS if name != "otf2"]  # which its own library in C reads: in a process of its own
+DESCRIPTION = Path(__file__).parent.parent / "docs" / "examples" / "pipeline.toml"
+
+
+def damage(data: bytes, choose: Choose) -> bytes:
+    """Damages the bytes, or the values that they stand for."""
+    with suppress(ValueError):  # it is not JSON
+        return change_meta(data, choose) if choose(0, 1) else flip(data, choose)
+    return flip(data, choose)
+
+
+class Kind(NamedTuple):
+    """What is read: how to write one, to damage it, to read it, and to ask it for everything."""
+
+    write: Callable[[Path], Any]
+    read: Callable[[Path], Any]
+    ask: Callable[[Any, bool], Any] = lambda trace, draw: read_in_full(trace, draw=draw)
+    damage: Callable[[bytes, Choose], bytes] = damage
+
+
+def write_run(path: Path) -> None:
+    path.mkdir()
+    two_ranks(path)
+    (path / "run.json").write_text('{"run_id": "r1", "world_size": 2, "start_ns": 1000000000, "notes": ["n"]}')
+
+
+def ask_table(table: bandwidths.Bandwidths, draw: bool) -> None:
+    assert table.describe()
+    assert repr(table)
+    assert len(table.to_pandas()) == len(table)
+    assert set(table.fits) <= set(table.series())
+    if draw:
+        table.plot(ax=Figure().add_subplot())
+
+
+STEP = make_schedule("interleaved_1f1b", 2, 4, num_chunks=2)
+KINDS = {
+    "trace": Kind(lambda path: path.touch(), load, damage=lambda _, choose: mutate(WHOLES, choose)),
+    "parts of a run": Kind(write_run, lambda path: Trace(*read_run(path))),
+    "bandwidths": Kind(
+        lambda path: path.write_bytes((DATA / "bandwidth-gloo.json").read_bytes()), bandwidths.load, ask_table, damage_table
+    ),
+    "description": Kind(lambda path: path.write_bytes(DESCRIPTION.read_bytes()), read_description, lambda found, _: found.schedule),
+    "schedule as text": Kind(
+        lambda path: path.write_text(to_text(STEP)), lambda path: from_text(path.read_text("latin-1")), lambda found, _: to_csv(found)
+    ),
+    "schedule as csv": Kind(
+        lambda path: path.write_text(to_csv(STEP)), lambda path: from_csv(path.read_text("latin-1")), lambda found, _: to_text(found)
+    ),
+} | {name: Kind(lambda path, name=name: write_small(name, path), lambda path, name=name: take_in(name, path)) for name in FOREIGN}
+
+
+def read_damaged(kind: Kind, path: Path, whole: list[tuple[Path, bytes]], choose: Choose) -> bool:
+    """Damages one file of what was written, reads it all, and puts the file back; any error but one of ours comes out of here."""
+    file, content = whole[choose(0, len(whole) - 1)]
+    file.write_bytes(kind.damage(content, choose))
+    try:
+        found = kind.read(path)
+    except RingError as error:
+        assert str(error).isprintable()  # noqa: PT017  # whether it is raised depends on the damage
+        return False
+    finally:
+        if len(whole) > 1:
+            file.write_bytes(content)
+    if choose(1, ASKED) == 1:
+        with suppress(RingError):
+            kind.ask(found, choose(1, DRAWN // ASKED) == 1)
+    return True
+
+
+def read_many(name: str, path: Path, numbers: range) -> int:
+    """Reads damaged files of a kind, one for each number; returns how many loaded."""
+    if not path.exists():
+        KINDS[name].write(path)
+    whole = [(file, file.read_bytes()) for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file()]
+    loaded = 0
+    for number in numbers:
+        try:
+            loaded += read_damaged(KINDS[name], path, whole, random.Random(f"{name} {number}").randint)
+        except Exception as error:
+            raise AssertionError(f"{name}, number {number}: {error!r}") from error
+    return loaded
+
+
+@pytest.fixture(autouse=True)
+def limited_memory() -> Iterator[None]:
+    """What asks for much memory gets none here, so that it shows."""
+    statm = Path("/proc/self/statm")
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if statm.exists():
+        resource.setrlimit(resource.RLIMIT_AS, (int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY_BYTES, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_damage_gives_one_error(tmp_path: Path, name: str) -> None:
+    count = SLOW.get(name) or (INPUTS - sum(SLOW.values())) // (len(KINDS) - len(SLOW)) + 1
+    assert 0 < read_many(name, tmp_path / "x", range(count)) <= count
