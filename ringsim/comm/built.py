@@ -19,7 +19,7 @@ from ringsim.comm.backend import FALLBACK_TAG, Backend, run_collective
 from ringsim.comm.collectives import READINGS, Call, OpaqueGroup, for_receiving, for_sending, name_of_reduction
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
-from ringsim.traces.events import ERROR
+from ringsim.traces.events import ERROR, OK
 from ringsim.traces.recorder import Recorder
 
 __all__ = [
@@ -144,20 +144,17 @@ class Handle:
             True.
         """
         with self._lock:
-            recorder = self._recorder if self._recorder is get_state().recorder else None
-            if recorder is None:
-                self._wait(timeout)
-                return True
-            for slot in self._slots:
+            recorder: Any = self._recorder if self._recorder is get_state().recorder else None
+            slots = [] if recorder is None else self._slots
+            for slot in slots:
                 recorder.wait(slot)
+            status = ERROR
             try:
                 self._wait(timeout)
-            except BaseException:
-                for slot in self._slots:
-                    recorder.complete(slot, ERROR)
-                raise
-            for slot in self._slots:
-                recorder.complete(slot)
+                status = OK
+            finally:
+                for slot in slots:
+                    recorder.complete(slot, status)
             self._recorder = None
         return True
 
