@@ -16,7 +16,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from ringsim.comm.backend import FALLBACK_TAG, Backend, run_collective
-from ringsim.comm.collectives import READINGS, Call, OpaqueGroup, for_receiving, for_sending, name_of_reduction
+from ringsim.comm.collectives import READINGS, Call, OpaqueGroup, for_receiving, for_sending, name_function, name_of_reduction
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
 from ringsim.traces.events import ERROR, OK
@@ -410,11 +410,9 @@ def _collective(name: str) -> Callable[..., Any]:
         handle: Handle | None = run_collective(backend, built, name, *args, **kwargs)
         return handle
 
-    first = inspect.Parameter("backend", inspect.Parameter.POSITIONAL_ONLY)
-    parameters = [first, *READINGS[name].signature.parameters.values()]
-    by_messages.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it from any callable
-    by_messages.__doc__ = f"``{name}`` by messages; the arguments are torch's."
-    return by_messages
+    parameters = [inspect.Parameter("backend", inspect.Parameter.POSITIONAL_ONLY), *READINGS[name].signature.parameters.values()]
+    doc = f"``{name}`` by messages; the arguments are torch's."
+    return name_function(by_messages, name, doc, inspect.Signature(parameters))  # type: ignore[no-any-return]
 
 
 BUILT: Final[dict[str, Callable[..., Any]]] = {  # by name: functions of a backend and torch's arguments

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -37,7 +38,7 @@ from ringsim.comm.backend import TorchBackend as TorchBackend
 from ringsim.comm.backend import set_backend as _set_backend
 from ringsim.comm.bootstrap import Card, build_default_group, meet
 from ringsim.comm.built import Handle
-from ringsim.comm.collectives import make_signature
+from ringsim.comm.collectives import make_signature, name_function
 from ringsim.comm.deepspeed_log import describe
 from ringsim.comm.functions import FUNCTIONS, MANAGING
 from ringsim.comm.log import configure, find_place
@@ -125,11 +126,8 @@ def _make_operation(name: str, arguments: str, native: str = "") -> Callable[...
         values = [to_torch(bound.arguments[each.name]) for each in own]
         return FUNCTIONS[native](*values, **{extra: bound.arguments.get(extra, default) for extra, default in extras.items()})
 
-    named: Any = operation
-    named.__name__ = named.__qualname__ = name
-    named.__module__, named.__signature__ = "ringsim.comm.deepspeed", signature
-    named.__doc__ = f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by DeepSpeed's arguments."
-    return operation
+    doc = f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by DeepSpeed's arguments."
+    return name_function(operation, name, doc, signature)  # type: ignore[no-any-return]
 
 
 def all_gather_coalesced(
@@ -284,9 +282,7 @@ class Accelerator:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-_ACCELERATOR: Final = Accelerator()
-
-
+@cache
 def get_accelerator() -> Accelerator:
     """Returns what DeepSpeed's programs ask for the device they run on.
 
@@ -294,7 +290,7 @@ def get_accelerator() -> Accelerator:
         >>> torch.empty(2, device=get_accelerator().device_name()).is_cuda == torch.cuda.is_available()
         True
     """
-    return _ACCELERATOR
+    return Accelerator()
 
 
 def get_all_ranks_from_group(group: Any = None) -> list[int]:
