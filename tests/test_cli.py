@@ -145,9 +145,9 @@ def test_generate_refuses_before_it_starts_a_rank(arguments: list[str], code: in
     [
         ({}, False, "rank, world_size, local_rank, head_ip and port must come from a launcher or from arguments, got nothing"),
         (
-            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
             True,
-            "rank 1 of 2, local rank 0, head 10.0.0.1:29500: found by torchrun from RANK=1, WORLD_SIZE=2",
+            "rank 1 of 2, local rank 0, head 127.0.0.1:29500: found by torchrun from RANK=1, WORLD_SIZE=2",
         ),
         ({"RANK": "1"}, False, "torchrun's variables must be set together, got RANK=1 and no WORLD_SIZE"),
     ],

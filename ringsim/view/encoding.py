@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ringsim.diagnose.snapshot import read_end_ns
 from ringsim.errors import escape
 from ringsim.provenance import footer
 from ringsim.traces.events import ERROR, IN_FLIGHT, KIND_NAMES, NONE, OP_KINDS, OP_NAMES, Events, Ints
@@ -53,6 +54,7 @@ def pack(trace: Trace) -> bytes:
         "title": _title(trace),
         "source": footer(trace.metadata),
         "summary": trace.summary(),
+        "end": min(read_end_ns(trace.metadata) or 0, 2**53) if (events.status == IN_FLIGHT).any() else 0,  # stuck until then
         "counts": np.bincount(events.rank, minlength=trace.world_size).tolist(),
         "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
         "groups": [escape(group.name, lines=False) for group in events.tables.groups],

@@ -9,7 +9,7 @@ const STATES = [
   { name: "blocked, other side unknown", light: "#9a9a9a", dark: "#7d838c", texture: "|" },
   { name: "collective", light: "#cc79a7", dark: "#d98cb7", texture: "-" },
   { name: "never waited for", light: "#f4f4f4", dark: "#2c3036", texture: "-" },
-  { name: "never finished", light: "#f7d9c8", dark: "#5a2f1c", texture: "x" },
+  { name: "never finished", light: "#f0a58c", dark: "#8a3a22", texture: "x" },
   { name: "failed", light: "#222222", dark: "#e6e6e6", texture: "x" },
 ];
 const [POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE, UNWAITED, UNFINISHED, FAILED] = STATES.keys();
@@ -73,7 +73,7 @@ class Run {
         this.done[i] = columns.done[i] < 0 ? NaN : time + columns.done[i];
       }
     }
-    this.end = 1;
+    this.end = Math.max(1, head.end);
     for (const times of [this.post, this.wait, this.done]) for (const time of times) if (time > this.end) this.end = time;
     const stems = new Map(); // spans whose names differ in numbers alone look alike
     this.looks = head.labels.map((label) => {
@@ -115,7 +115,9 @@ class Run {
   /** Says what an event is, in one line. */
   text(i) {
     const kind = this.kind(i);
-    if (kind === "span" || kind === "mark") return this.label(i) || kind;
+    const microbatch = this.columns.microbatch[i];
+    if (kind === "mark") return this.label(i) || kind;
+    if (kind === "span") return (this.label(i) || kind) + (microbatch < 0 ? "" : ` ${microbatch}`);
     const peer = this.columns.peer[i];
     if (kind === "collective") return this.op(i);
     return `${this.op(i)} ${kind === "send" ? "to" : "from"} ${peer >= 0 ? peer : "any rank"}`;
@@ -175,6 +177,12 @@ function firstAbove(list, value) {
     if (list[middle] < value) low = middle + 1; else high = middle;
   }
   return low;
+}
+
+/** Tells whether black letters can be read on a colour. */
+function isBright(colour) {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  return 0.3 * red + 0.59 * green + 0.11 * blue > 128;
 }
 
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];

@@ -101,7 +101,7 @@ class View {
 
   finding(run, flag) {
     const jump = make("button", { type: "button", disabled: flag.event < 0, onclick: () => this.select({ run, event: flag.event }, true) }, "show");
-    return make("div", { class: "finding" }, make("h3", {}, flag.kind.replaceAll("_", " "), " ", ...(flag.event < 0 ? [] : [jump])), make("p", {}, flag.text));
+    return make("div", { class: "finding" }, make("h2", {}, flag.kind.replaceAll("_", " "), " ", ...(flag.event < 0 ? [] : [jump])), make("p", {}, flag.text));
   }
 
   /** Selects an event, and says so to readers of screens; `reveals` brings it into view. */

@@ -52,11 +52,11 @@ function reason(run, event) {
 function card(run, event, goTo) {
   const facts = (which) => make("dl", {}, ...describe(run, which).flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
   const other = run.partner(event);
-  const parts = [make("h3", {}, run.text(event)), facts(event)];
+  const parts = [make("h2", {}, run.text(event)), facts(event)];
   const why = reason(run, event);
   if (why) parts.push(make("p", {}, why));
   if (other >= 0) {
-    parts.push(make("h3", {}, run.text(other), " ", make("button", { type: "button", onclick: () => goTo({ run, event: other }) }, "go there")), facts(other));
+    parts.push(make("h2", {}, run.text(other), " ", make("button", { type: "button", onclick: () => goTo({ run, event: other }) }, "go there")), facts(other));
   }
   return parts;
 }

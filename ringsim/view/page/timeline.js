@@ -241,7 +241,9 @@ class Timeline {
         });
         const begin = this.x(Math.max(run.post[event], this.from)), end = this.x(Math.min(run.endOf(event), this.until));
         if (end - begin > 24 && bottom - low > 8 * ratio && this.names.length < MOST_NAMES && !dim) {
-          this.names.push([run.text(event), begin + 3, (low + bottom) / 2 / ratio, end - begin - 6]);
+          let ground;
+          run.parts(event, (from, until, state) => { if (ground === undefined && until > this.from) ground = this.colours[state]; });
+          this.names.push([run.text(event), begin + 3, (low + bottom) / 2 / ratio, end - begin - 6, ground]);
         }
       });
     }
@@ -264,8 +266,8 @@ class Timeline {
   drawNames(context, first, last) {
     context.textBaseline = "middle";
     context.font = "11px system-ui, sans-serif";
-    context.fillStyle = this.dark ? "#f4f4f4" : "#111111";
-    for (const [text, x, y, room] of this.names) {
+    for (const [text, x, y, room, ground] of this.names) {
+      context.fillStyle = isBright(ground) ? "#111111" : "#f6f6f6";
       const fits = Math.floor(room / 6.5);
       if (fits >= 2) context.fillText(text.length > fits ? `${text.slice(0, fits - 1)}…` : text, x, y);
     }
