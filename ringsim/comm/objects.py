@@ -18,7 +18,7 @@ import torch
 
 from ringsim.comm.backend import Backend
 from ringsim.comm.built import BUILT, find_own, source_of
-from ringsim.comm.collectives import Members, check_list, make_signature, root_of
+from ringsim.comm.collectives import Members, check_list, make_signature, name_function, root_of
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_CODES
 
@@ -125,11 +125,8 @@ def _operation(arguments: str, outside: int | None = None) -> Callable[[Callable
             members = backend.enter(name, bound.arguments["group"])
             return outside if members is None else inside(_Call(backend, members, bound.arguments))
 
-        named: Any = function
-        named.__name__, named.__doc__ = name, inside.__doc__
         parameters = [Parameter("backend", Parameter.POSITIONAL_OR_KEYWORD), *signature.parameters.values()]
-        named.__signature__ = signature.replace(parameters=parameters)
-        OBJECTS[name] = function
+        OBJECTS[name] = name_function(function, name, inside.__doc__, signature.replace(parameters=parameters))
         return inside
 
     return make
