@@ -44,38 +44,6 @@ from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.parts import name_cells, rename_places
 from ringsim.traces.recorder import DECORATOR, LOST_PEER, Recorder
 
-__all__ = [
-    "IN_VAIN",
-    "OWN",
-    "PEER",
-    "WAIT",
-    "Cause",
-    "Report",
-    "Verdict",
-    "call_to_end",
-    "clear_verdict",
-    "describe_end",
-    "describe_unfinished",
-    "error_of_kind",
-    "find_cause",
-    "first_failure",
-    "impose",
-    "indent",
-    "interrupted_once",
-    "is_internal",
-    "make_error",
-    "note_failed_threads",
-    "place_text",
-    "raise_verdict",
-    "raised_where",
-    "read_verdict",
-    "rename_files",
-    "report_death",
-    "report_exception",
-    "text_of",
-    "write_verdict",
-]
-
 OWN: Final = ""
 PEER: Final = "peer"  # a wait of this rank ended because others failed or can never go on
 WAIT: Final = "wait"  # a wait reached its limit: the diagnosis of the wait says more than the error

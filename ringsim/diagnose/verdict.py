@@ -18,22 +18,6 @@ from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.traces.value import count
 
-__all__ = [
-    "IN_A_THREAD",
-    "SAME_GROUPS",
-    "Counterpart",
-    "advise",
-    "advise_in_collective",
-    "blame_threads",
-    "find_counterpart",
-    "judge",
-    "mismatch_text",
-    "name_ranks",
-    "wait_text",
-    "waiting_text",
-    "waits_text",
-]
-
 IN_A_THREAD: Final = "a thread of rank"
 SAME_GROUPS: Final = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
 _MOST_WAITS: Final = 4  # of a circle that are spelled out
