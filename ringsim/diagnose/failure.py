@@ -246,7 +246,6 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
 
 
 def _name(error: BaseException) -> str:
-    """Returns an exception with its place in one line."""
     text, where = text_of(error).partition("\n")[0], _users_place(error)
     return type(error).__name__ + (f": {text}" if text else "") + (f" ({where})" if where else "")
 

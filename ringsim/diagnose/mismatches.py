@@ -94,7 +94,6 @@ def _settled_pairs(events: Events, settled: Ints) -> tuple[Ints, Ints]:
 
 
 def _member_of(events: Events, calls: CollectiveCalls) -> Ints:
-    """Numbers the members of groups that collectives are of."""
     return number_rows(events.group[calls.event], events.rank[calls.event])
 
 

@@ -131,7 +131,6 @@ def _ended(snapshot: Snapshot, rank: int) -> tuple[float, bool]:
 
 
 def _circles(stuck: Stuck) -> list[tuple[int, ...]]:
-    """Returns disjoint circles, shortest first."""
     left = list(stuck.hindrances)
     circles = []
     cycle = stuck.cycle

@@ -95,8 +95,6 @@ def to_otf2(trace: Trace, directory: str | PathLike[str]) -> None:
 
 
 class _Archive:
-    """An archive that is being written."""
-
     def __init__(self, archive: Any, trace: Trace) -> None:
         import otf2
 
@@ -274,8 +272,6 @@ def read_otf2(directory: str | PathLike[str]) -> Trace:
 
 
 class _Reader:
-    """An archive that is being read."""
-
     def __init__(self, archive: Any) -> None:
         import otf2
 
