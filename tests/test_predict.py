@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,7 +124,10 @@ DOUBT = "doubtful constants: messages had one size only: all of their time count
 
 def test_every_prediction_says_what_makes_its_constants_doubtful() -> None:
     """In words where it is printed, and briefly in the line under its pictures."""
-    step = {"args": (make_schedule("1f1b", 2, 8), Costs(0.001, backward=0.002)), "kwargs": {"size_bytes": SIZE_BYTES, "steps": 2}}
+    step: dict[str, Any] = {
+        "args": (make_schedule("1f1b", 2, 8), Costs(0.001, backward=0.002)),
+        "kwargs": {"size_bytes": SIZE_BYTES, "steps": 2},
+    }
     real = recorded("1f1b", 2, Costs(forward=0.001, backward=0.002))
     virtual = predict(rehearse, world_size=2, from_trace=real, **step)
     by_name = predict("1f1b", world_size=4, from_trace=real)
@@ -162,11 +166,12 @@ def test_a_schedule_is_predicted_by_name_or_as_it_is() -> None:
     assert named.makespan == predict(same, world_size=8, from_trace=real).makespan
     assert predict("1f1b", world_size=16, from_trace=real).makespan == scale(real, world_size=16).makespan
     assert predict("1f1b", world_size=4, from_trace=split).makespan > predict("zb_h1", world_size=4, from_trace=split).makespan
-    for asked, world_size, says in [
+    wrong: list[tuple[Any, int, str]] = [
         ("zb_h1", 4, "a step whose backward is split, as that of zb_h1 is, got '1f1b'"),
         (same, 4, "world_size must be the schedule's number of ranks, 8, got 4"),
         (7, 4, "must be a function, a Schedule or its name, got 7"),
-    ]:
+    ]
+    for asked, world_size, says in wrong:
         with pytest.raises(ArgumentError, match=says):
             predict(asked, world_size=world_size, from_trace=real)
     with pytest.raises(ArgumentError, match="args and kwargs must be left out with a schedule"):

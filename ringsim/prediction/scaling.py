@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -31,6 +31,19 @@ from ringsim.traces.steps import StageActions, count_steps, find_step, in_step
 from ringsim.traces.value import Trace, check_trace
 
 __all__ = ["predict", "scale"]
+
+
+@overload
+def predict(
+    worker_or_schedule: Schedule | str, *, world_size: int, from_trace: Trace, args: Sequence[Any] = (), kwargs: None = None
+) -> ScheduleRun: ...
+
+
+@overload
+def predict(
+    worker_or_schedule: Callable[..., Any], *, world_size: int, from_trace: Trace, args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Trace: ...  # fmt: skip
 
 
 def predict(
@@ -163,7 +176,7 @@ def _predict_schedule(schedule: Schedule | str, trace: Trace, world_size: int) -
     return _time_step(trace, schedule, made.num_stages, **counts)
 
 
-def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: int | None) -> ScheduleRun:
+def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: Any) -> ScheduleRun:
     """Times a schedule of so many stages with what a trace tells; ``counts`` go with a name."""
     calibration = calibrate(trace)
     sizes = np.unique(trace.events.size_bytes[trace.messages.send[in_step(trace.events, 0)[trace.messages.send]]])
@@ -185,9 +198,8 @@ def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: in
 
 def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
     """Returns the costs of many stages from those of a few, each with the time between two computations."""
-    columns = (found.forward, found.input, found.weight)
-    backward = None if found.backward is None else _spread(found.backward, stages, apart)
-    return Costs(*(_spread(times, stages, apart) for times in columns), backward)
+    forward, of_input, weight = (_spread(times, stages, apart) for times in (found.forward, found.input, found.weight))
+    return Costs(forward, of_input, weight, None if found.backward is None else _spread(found.backward, stages, apart))
 
 
 def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
