@@ -25,9 +25,11 @@ from ringsim.traces.parts import read_parts
 CALLS = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "new_group")
 
 
-def view(rank: int, *waits: tuple[str, int], **more: Any) -> RankSnapshot:
-    world = Group("world", (0, 1, 2, 3))
-    return RankSnapshot("blocked", tuple(Posted(Operation(rank, op, peer=peer, tag=0), world, awaited=True, **more) for op, peer in waits))
+WORLD, PAIR = Group("world", (0, 1, 2, 3)), Group("pair", (0, 1))
+
+
+def view(rank: int, *waits: tuple[str, int], group: Group = WORLD, **more: Any) -> RankSnapshot:
+    return RankSnapshot("blocked", tuple(Posted(Operation(rank, op, peer=peer, tag=0), group, awaited=True, **more) for op, peer in waits))
 
 
 def calls(rank: int, op: str, *entered: tuple[int, str]) -> RankSnapshot:
@@ -36,7 +38,7 @@ def calls(rank: int, op: str, *entered: tuple[int, str]) -> RankSnapshot:
 
 def makes(rank: int, members: tuple[int, ...], *entered: tuple[int, tuple[int, ...]]) -> RankSnapshot:
     others = tuple(Operation(other, "new_group", shape=theirs) for other, theirs in entered)
-    mine = Posted(Operation(rank, "new_group", shape=members), Group("world", (0, 1, 2, 3)), awaited=True, entered=others)
+    mine = Posted(Operation(rank, "new_group", shape=members), WORLD, awaited=True, entered=others)
     return RankSnapshot("blocked", (mine,))
 
 
@@ -58,7 +60,9 @@ RUNS, LEFT, KILLED = RankSnapshot("running"), RankSnapshot("exited"), RankSnapsh
         ((calls(0, "barrier", (1, "barrier")), calls(1, "barrier", (0, "barrier")), RUNS, RUNS), (), ()),
         ((calls(0, "barrier", (1, "barrier")), calls(1, "barrier", (0, "barrier")), LEFT, RUNS), (0, 1), ()),
         ((calls(0, "barrier", (1, "all_reduce")), calls(1, "all_reduce", (0, "barrier")), RUNS, RUNS), (0, 1), (0, 1)),
+        ((view(0, ("recv", ANY_SOURCE), group=PAIR), LEFT, RUNS, view(3, ("recv", ANY_SOURCE))), (0,), ()),  # anybody of its own group
         ((makes(0, (0, 1)), RUNS, LEFT, LEFT), (), ()),  # the members alone
+        ((makes(0, (0, 1)), LEFT, makes(2, (2, 3)), RUNS), (0,), ()),
         ((makes(0, (0, 1), (1, (1, 2))), makes(1, (1, 2), (0, (0, 1))), RUNS), (0,), ()),  # rank 2 may yet make [1, 2] with rank 1
         ((view(0, ("send", 7)), view(1, ("recv", -1))), (), ()),  # peers out of the world are nobody's fault
         (tuple(view(rank, ("recv", peer)) for rank, peer in enumerate([1, 2, 3, 0, 5, 4, 0])), tuple(range(7)), (4, 5)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ringsim
 from ringsim.comm import set_backend
 from ringsim.comm.backend import Backend
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
@@ -41,6 +43,14 @@ GOOD: dict[str, Any] = {
     "timeout_s": 30,
     "ring_ranks": None,
 }
+
+
+def test_names_and_arguments_are_those_of_the_document() -> None:
+    parameters = list(inspect.signature(initialize_distributed).parameters.values())
+    assert [each.name for each in parameters[:6]] == ["head_ip", "port", "world_size", "rank", "local_rank", "comm_device"]
+    assert {each.kind for each in parameters[:6]} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    for name in ("get_pipeline_parallel_pred_group", "get_pipeline_parallel_succ_group", "get_comm_device", "suppress_output"):
+        assert list(inspect.signature(getattr(ringsim, name)).parameters) == (["rank"] if name == "suppress_output" else [])
 
 
 def test_good_arguments_come_back() -> None:
@@ -103,6 +113,18 @@ def test_a_gpu_that_is_not_there_opens_nothing(has_gpu: bool, local_rank: int, w
     monkeypatch.setattr(groups, "meet", lambda *_: pytest.fail("nobody must be met without a GPU"))
     with pytest.raises(ArgumentError, match=words):
         initialize_distributed("127.0.0.1", 29500, 3, local_rank, local_rank, "gpu")
+
+
+def test_local_rank_chooses_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anybody is met: NCCL takes the current device."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: (chosen.append(device), 1 / 0)[0])
+    with pytest.raises(ZeroDivisionError):
+        initialize_distributed("127.0.0.1", 29500, 8, 6, 2, "gpu")
+    assert chosen == [2]
 
 
 def test_cuda_is_never_touched_for_cpu() -> None:

@@ -18,8 +18,7 @@ from rank_server import RankServer, free_port, results
 
 from ringsim.comm import deepspeed
 from ringsim.comm import deepspeed as dist
-from ringsim.comm.deepspeed import TorchBackend
-from ringsim.comm.deepspeed_names import get_accelerator
+from ringsim.comm.deepspeed import TorchBackend, get_accelerator
 
 pytestmark = pytest.mark.timeout(90)
 
