@@ -25,14 +25,7 @@ import torch.distributed as dist
 from ringsim.comm.backend import TORCH, Backend, get_backend_object
 from ringsim.environment import HERE, discover
 from ringsim.errors import ArgumentError, RingError
-from ringsim.ring.groups import (
-    RingArguments,
-    all_pairs,
-    build_on_backend,
-    build_on_torch,
-    check_ring_arguments,
-    pair_name,
-)
+from ringsim.ring.groups import RingArguments, all_pairs, build_on_backend, build_on_torch, check_ring_arguments, pair_name
 from ringsim.ring.printing import restore_output, suppress_output
 from ringsim.state import change_state, get_state
 
