@@ -197,6 +197,15 @@ def test_many_ranks_share_rows_and_arrows_come_from_the_whole_time() -> None:
     assert ((density.top - density.bottom).max(), density.top.max()) <= (1, 1)
 
 
+def test_rows_of_a_pixel_are_plain_and_leave_no_gap() -> None:
+    """Textures, outlines and gaps would beat with the pixels."""
+    ax = plot_schedule(make_schedule("gpipe", 300, 1))
+    low = [group for group in ax.collections if isinstance(group, PolyCollection)]
+    assert low
+    assert not any(group.get_hatch() for group in low)
+    assert {(top % 1, bottom % 1) for _, _, top, bottom in boxes(ax, "actions-F-0")} == {(0.5, 0.5)}
+
+
 def test_each_name_of_a_span_has_a_look_and_is_written_where_there_is_room() -> None:
     mark = (0, "mark", (0, -1, -1), {"label": "a mark takes no look", "status": 2})
     ax = plot_timeline(story_of(1, mark, *((0, f"name {number}", (number, number + 1), {}) for number in range(10))))
