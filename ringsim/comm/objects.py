@@ -187,9 +187,7 @@ def gather_object(call: _Call) -> None:
     call.collect(target, lambda data, parts: call.run("gather", data, parts, root))
 
 
-@_operation(
-    "scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None, weights_only=False",
-)
+@_operation("scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None, weights_only=False")
 def scatter_object_list(call: _Call) -> None:
     """Puts each rank's object of the root's list first in its own list. The root is rank 0 where none is given."""
     target = call.given["scatter_object_output_list"]
