@@ -41,7 +41,7 @@ MUTATIONS = {
         "test_diagnose_analyse.py test_golden.py",
     ),
     "schedule 1F1B": Mutation(
-        "ringsim/schedules/linear.py",
+        "ringsim/schedules/phases.py",
         '        warm_up = min(p - 1 - rank, m)\n        rows.append([(warm_up, "F"), (m - warm_up, "F B"), (warm_up, "B")])',
         '        warm_up = min(p - rank, m)\n        rows.append([(warm_up, "F"), (m - warm_up, "F B"), (warm_up, "B")])',
         "test_schedules.py test_golden.py",

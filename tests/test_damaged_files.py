@@ -97,8 +97,7 @@ def read_damaged(kind: Kind, path: Path, whole: list[tuple[Path, bytes]], choose
         assert str(error).isprintable()  # noqa: PT017  # whether it is raised depends on the damage
         return False
     finally:
-        if len(whole) > 1:
-            file.write_bytes(content)
+        file.write_bytes(content)
     if choose(1, ASKED) == 1:
         with suppress(RingError):
             kind.ask(found, choose(1, DRAWN // ASKED) == 1)

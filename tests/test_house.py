@@ -176,6 +176,18 @@ def test_links_and_pictures_of_the_documents_exist() -> None:
     assert missing == []
 
 
+def test_tests_that_the_specification_names_exist() -> None:
+    rows = [
+        line for line in (ROOT / "docs" / "specification.md").read_text().splitlines() if line.startswith("| ") and "shown by" not in line
+    ]
+    assert len(rows) > 50
+    sources = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(\w+)`", row)
+        assert named, row
+        assert [name for file, name in named if f"\ndef {name}(" not in sources.get(file, "")] == [], row
+
+
 # -- lessons
 
 

@@ -34,7 +34,7 @@ from ringsim.schedules.generation import (
     steady_use,
     time_generation,
 )
-from ringsim.traces.events import NONE, OK, OP_CODES, RECV, SEND, SPAN, Tables, make_events
+from ringsim.traces.events import COLLECTIVE, NONE, OK, OP_CODES, RECV, SEND, SPAN, Tables, make_events
 from ringsim.traces.steps import measure_stage_use
 from ringsim.traces.value import Trace
 
@@ -240,6 +240,7 @@ def test_the_ring_takes_as_long_as_its_plan_and_sends_as_much(size: int, batch_s
             for job in planned
         }
         messages = trace.to_pandas("messages")
+        assert not (trace.events.kind == COLLECTIVE).any(), "nobody waits for all"
         announced = messages["tag"] == 1
         assert announced.sum() == 2 * (size - 1)
         assert len(messages) == count_messages(size, rounds_now * turns, num_tokens) + 2 * (size - 1) + (size - 1)  # and the results

@@ -45,7 +45,7 @@ from ringsim.pipeline import (
 )
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
 from ringsim.pipeline.messages import HEADER_SIZE, Header, Payload
-from ringsim.pipeline.stage import Stage, count_stage_flops, forward_stage
+from ringsim.pipeline.stage import Stage, backward_stage, count_stage_flops, forward_stage
 from ringsim.schedules.partition import by_sizes
 from ringsim.state import get_state
 
@@ -521,6 +521,26 @@ def test_a_wrong_cut_is_seen_in_one_process() -> None:
     verdicts = {row.parameter: row.verdict for row in report.rows}
     assert verdicts["blocks.1.attention.out.weight"] == "missing"
     assert verdicts["blocks.2.attention.out.weight"] == "different"
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(
+    "keep", [lambda x: x.detach().requires_grad_(True), lambda x: x.clone().requires_grad_(True)], ids=["detach", "clone"]
+)
+def test_what_is_kept_must_be_what_went_forward(keep: Callable[[Tensor], Tensor], requires_grad: bool) -> None:
+    """At the edge of a stage there is no graph to be severed: what was received has none."""
+    stage, received = nn.Linear(3, 2), torch.ones(2, 3, requires_grad=requires_grad)
+    kept = keep(received)
+    if not kept.is_leaf:  # the clone of a tensor that requires a gradient already
+        with pytest.raises(ArgumentError, match="a leaf of"):
+            forward_stage(stage, kept)
+        return
+    y = forward_stage(stage, kept)
+    expected = torch.ones(2, 2) @ stage.weight
+    torch.testing.assert_close(backward_stage(kept, y, torch.ones(2, 2)), expected)
+    other = keep(received)
+    other_y = forward_stage(stage, keep(received))  # another tensor than the one that was kept
+    assert backward_stage(other, other_y, torch.ones(2, 2)) is None
 
 
 def test_gradient_flow_names_what_was_not_reached() -> None:

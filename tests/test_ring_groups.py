@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import subprocess
@@ -16,9 +17,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ringsim
+from ringsim import comm as dist
 from ringsim.comm import set_backend
 from ringsim.comm.backend import Backend
-from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.errors import ArgumentError, Deadlock, RendezvousFailed, RingError
 from ringsim.ring import (
     current_ring,
     destroy_distributed,
@@ -41,6 +44,14 @@ GOOD: dict[str, Any] = {
     "timeout_s": 30,
     "ring_ranks": None,
 }
+
+
+def test_names_and_arguments_are_those_of_the_document() -> None:
+    parameters = list(inspect.signature(initialize_distributed).parameters.values())
+    assert [each.name for each in parameters[:6]] == ["head_ip", "port", "world_size", "rank", "local_rank", "comm_device"]
+    assert {each.kind for each in parameters[:6]} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    for name in ("get_pipeline_parallel_pred_group", "get_pipeline_parallel_succ_group", "get_comm_device", "suppress_output"):
+        assert list(inspect.signature(getattr(ringsim, name)).parameters) == (["rank"] if name == "suppress_output" else [])
 
 
 def test_good_arguments_come_back() -> None:
@@ -103,6 +114,18 @@ def test_a_gpu_that_is_not_there_opens_nothing(has_gpu: bool, local_rank: int, w
     monkeypatch.setattr(groups, "meet", lambda *_: pytest.fail("nobody must be met without a GPU"))
     with pytest.raises(ArgumentError, match=words):
         initialize_distributed("127.0.0.1", 29500, 3, local_rank, local_rank, "gpu")
+
+
+def test_local_rank_chooses_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anybody is met: NCCL takes the current device."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: (chosen.append(device), 1 / 0)[0])
+    with pytest.raises(ZeroDivisionError):
+        initialize_distributed("127.0.0.1", 29500, 8, 6, 2, "gpu")
+    assert chosen == [2]
 
 
 def test_cuda_is_never_touched_for_cpu() -> None:
@@ -220,6 +243,26 @@ def test_all_ranks_ask_for_the_same_groups_and_keep_their_own(rings: list[list[i
     assert sorted(name for name, _, _ in asked[0]) == sorted({name for name, _, _ in asked[0]})
     assert len(asked[0]) == sum(len(ring) > 1 for ring in rings)  # as many edges as ranks in rings of two or more
     assert {timeout for _, _, timeout in asked[0]} <= {timedelta(seconds=7)}
+
+
+@pytest.mark.parametrize(("size", "exchanges"), [(1, 0), (2, 2), (3, 3), (4, 2), (5, 3), (64, 2), (65, 3)])
+def test_pairs_connect_edge_by_edge(size: int, exchanges: int) -> None:
+    """As on NCCL whoever comes first waits; an exchange is a message and an all_reduce of two, three latencies in all."""
+
+    def in_order() -> None:
+        ring = current_ring()
+        groups.connect(ring.rank, ring.ranks, (ring.pred_group, ring.succ_group), torch.zeros(1), dist)
+
+    def all_receive_first() -> None:
+        ring = current_ring()
+        for other, group in ((ring.pred, ring.pred_group), (ring.succ, ring.succ_group)):
+            (dist.recv if other == ring.pred else dist.send)(torch.zeros(1), other, group=group)
+
+    link = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.0)
+    assert ringsim.simulate(in_order, world_size=size, link=link).makespan_s == 3 * exchanges
+    if size > 2:
+        with pytest.raises(Deadlock):
+            ringsim.simulate(all_receive_first, world_size=size, link=link)
 
 
 def test_the_world_is_joined_and_left_with_the_ring() -> None:

@@ -391,7 +391,15 @@ def test_uninstalling_puts_the_same_objects_back(tmp_path: Path) -> None:
     assert get_state().recorder is None
 
 
-@pytest.mark.parametrize(("owner", "name"), [*torch_private.REPLACED, *torch_private.ASKED])
+PLACES = [value for value in vars(torch_private).values() if isinstance(value, tuple) and isinstance(value[-1], str)]  # what is replaced
+ASKED = [
+    *((dist.distributed_c10d, name) for name in ("_get_default_store", "_world")),
+    *((ProcessGroup, name) for name in ("_get_backend", "_get_sequence_number_for_group")),
+    *((Work, name) for name in ("_get_op_type", "_source_rank")),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), [*PLACES, *ASKED])
 def test_torch_has_the_private_names_that_are_used_and_may_lack_each(
     owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,9 +22,8 @@ import ringsim
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.traces.events import NONE
 from ringsim.traces.value import Trace
-from ringsim.view import encoding
-from ringsim.view.encoding import pack
-from ringsim.view.html import to_html
+from ringsim.view import html
+from ringsim.view.html import pack, to_html
 
 
 def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -76,7 +75,7 @@ def test_an_event_takes_few_bytes() -> None:
 
 
 def test_of_very_many_names_the_numbers_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "MOST_LABELS", 2)
+    monkeypatch.setattr(html, "MOST_LABELS", 2)
     story = Story(1)
     for number in range(3):
         story.op(0, "span", (number, -1, number + 0.5), label=f"compute 0.{number} s")

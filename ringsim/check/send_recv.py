@@ -15,11 +15,7 @@ from ringsim.traces.value import Trace, count
 
 __all__ = ["no_deadlock"]
 
-WAYS: Final = {
-    "order": ("send", "recv"),
-    "isend": ("isend", "irecv", "send", "recv"),
-    "batch": ("batch_isend", "batch_irecv"),
-}
+WAYS: Final = {"order": ("send", "recv"), "isend": ("isend", "irecv", "send", "recv"), "batch": ("batch_isend", "batch_irecv")}
 _WORLD_SIZES: Final = (3, 2, 4, 5)
 _STUCK: Final = ("deadlock", "peer_exited", "tag_mismatch", "group_mismatch")
 _WAY_HINTS: Final = {

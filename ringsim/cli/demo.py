@@ -120,9 +120,7 @@ def _generate(options: argparse.Namespace, turns: int, async_comm: bool) -> Trac
     """Runs the demonstration; reading prompts takes a stage twice as long as decoding."""
     decode_s = options.job_ms / 1000
     return ringsim.trace(
-        generation_worker,
-        world_size=options.ranks,
-        args=(options.ranks, options.tokens, turns, async_comm, 2 * decode_s, decode_s),
+        generation_worker, world_size=options.ranks, args=(options.ranks, options.tokens, turns, async_comm, 2 * decode_s, decode_s)
     )
 
 

@@ -262,9 +262,7 @@ class TorchBackend(Backend):
     get_group_rank = staticmethod(dist.get_group_rank)
     isend = staticmethod(dist.isend)
     irecv = staticmethod(dist.irecv)
-    # DeepSpeed's benchmarks ask the class of this name for torch's own functions.
-    get_all_gather_function = staticmethod(lambda: dist.all_gather_into_tensor)
-    get_reduce_scatter_function = staticmethod(lambda: dist.reduce_scatter_tensor)
+    get_all_gather_function = staticmethod(lambda: dist.all_gather_into_tensor)  # DeepSpeed's benchmarks ask for it
 
     def init_process_group(self, *args: Any, **kwargs: Any) -> None:
         """Calls torch's, or what stands in its place: in ranks that have a world already, what joins it."""

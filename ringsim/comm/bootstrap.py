@@ -24,11 +24,11 @@ import errno
 import ipaddress
 import json
 import os
-import queue
 import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -49,25 +49,22 @@ class BackgroundCall(Generic[T]):
     """Runs a call in a thread that can be left behind, even when the process ends: some of torch's calls obey no time limit."""
 
     def __init__(self, call: Callable[[], T]) -> None:
-        self._outcome: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+        self._future: Future[T] = Future()
         # threading.Thread would wait here until the new thread runs: with many ranks on few cores, that is a turn of all of them.
         _thread.start_new_thread(self._run, (call,))
 
     def result(self, limit_s: float) -> T:
         """Returns what the call returned, or raises what it raised; TimeoutError where it has not ended within ``limit_s``, and goes on."""
         try:
-            value, error = self._outcome.get(timeout=max(limit_s, 0.0))
-        except queue.Empty:
-            raise TimeoutError(f"no answer within {limit_s:.1f} s") from None
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]  # no error: it returned a T
+            return self._future.result(max(limit_s, 0.0))
+        except TimeoutError as error:
+            raise TimeoutError(str(error) or f"no answer within {limit_s:.1f} s") from None
 
     def _run(self, call: Callable[[], T]) -> None:
         try:
-            self._outcome.put((call(), None))
+            self._future.set_result(call())
         except Exception as error:
-            self._outcome.put((None, error))
+            self._future.set_exception(error)
 
 
 _READERS_GRACE_S = 1.0  # a host that failed stays this long at most, for the others to read why

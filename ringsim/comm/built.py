@@ -16,10 +16,10 @@ import torch
 from torch.distributed import ReduceOp
 
 from ringsim.comm.backend import FALLBACK_TAG, Backend, run_collective
-from ringsim.comm.collectives import READINGS, Call, OpaqueGroup, for_receiving, for_sending, name_of_reduction
+from ringsim.comm.collectives import READINGS, Call, OpaqueGroup, for_receiving, for_sending, name_function, name_of_reduction
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
-from ringsim.traces.events import ERROR
+from ringsim.traces.events import ERROR, OK
 from ringsim.traces.recorder import Recorder
 
 __all__ = [
@@ -144,20 +144,17 @@ class Handle:
             True.
         """
         with self._lock:
-            recorder = self._recorder if self._recorder is get_state().recorder else None
-            if recorder is None:
-                self._wait(timeout)
-                return True
-            for slot in self._slots:
+            recorder: Any = self._recorder if self._recorder is get_state().recorder else None
+            slots = [] if recorder is None else self._slots
+            for slot in slots:
                 recorder.wait(slot)
+            status = ERROR
             try:
                 self._wait(timeout)
-            except BaseException:
-                for slot in self._slots:
-                    recorder.complete(slot, ERROR)
-                raise
-            for slot in self._slots:
-                recorder.complete(slot)
+                status = OK
+            finally:
+                for slot in slots:
+                    recorder.complete(slot, status)
             self._recorder = None
         return True
 
@@ -413,11 +410,9 @@ def _collective(name: str) -> Callable[..., Any]:
         handle: Handle | None = run_collective(backend, built, name, *args, **kwargs)
         return handle
 
-    first = inspect.Parameter("backend", inspect.Parameter.POSITIONAL_ONLY)
-    parameters = [first, *READINGS[name].signature.parameters.values()]
-    by_messages.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it from any callable
-    by_messages.__doc__ = f"``{name}`` by messages; the arguments are torch's."
-    return by_messages
+    parameters = [inspect.Parameter("backend", inspect.Parameter.POSITIONAL_ONLY), *READINGS[name].signature.parameters.values()]
+    doc = f"``{name}`` by messages; the arguments are torch's."
+    return name_function(by_messages, name, doc, inspect.Signature(parameters))  # type: ignore[no-any-return]
 
 
 BUILT: Final[dict[str, Callable[..., Any]]] = {  # by name: functions of a backend and torch's arguments

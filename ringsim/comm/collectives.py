@@ -39,7 +39,7 @@ from ringsim.traces.events import NONE, OP_CODES
 __all__ = [
     *("METHODS", "READINGS", "Call", "Members", "OpaqueGroup", "Reading", "check_batch", "check_dense", "check_list", "describe"),
     *("find_reduction", "find_root", "find_tensors", "find_unfit", "for_receiving", "for_sending", "has_gaps", "is_plain"),
-    *("make_signature", "name_of_reduction", "read_call", "root_of", "shorten", "to_index"),
+    *("make_signature", "name_function", "name_of_reduction", "read_call", "root_of", "shorten", "to_index"),
 ]
 
 
@@ -182,6 +182,13 @@ def make_signature(arguments: str, total: Any = ReduceOp.SUM) -> inspect.Signatu
     defaults, kind = {**_DEFAULTS, "SUM": total}, inspect.Parameter.POSITIONAL_OR_KEYWORD
     pairs = (each.partition("=") for each in arguments.split(", "))
     return inspect.Signature([inspect.Parameter(name, kind, default=defaults[default]) for name, _, default in pairs])
+
+
+def name_function(function: Any, name: str, doc: str | None, signature: inspect.Signature, module: str | None = None) -> Any:
+    """Gives a function that was made the name, docstring, signature and module of one that was written; returns it."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__, function.__signature__, function.__module__ = doc, signature, module or function.__module__
+    return function
 
 
 class Reading:

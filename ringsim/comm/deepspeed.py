@@ -1,39 +1,187 @@
 """``deepspeed.comm`` on ringsim: ``from ringsim.comm import deepspeed as dist`` instead of ``from deepspeed import comm as dist``.
 
 Names, arguments, ``ReduceOp`` and the form of ``log_summary(return_dict=True)`` are DeepSpeed's; ``ringsim.comm`` itself keeps to torch
-where the two differ. What carries the messages, and what is logged, is the same for both. Names that DeepSpeed has not are those of
+where the two differ. What carries the messages, and what is logged, is the same for both. Names that are not here are those of
 ``ringsim.comm``.
 
+Operations bear torch's names, but do not take quite torch's arguments: ``tensor`` where torch says ``input``, ``prof``, ``log_name`` and
+``debug`` by position too, ranks always global. ``op`` is either library's ``ReduceOp``. All ranks of a group call a collective, in the same
+order; it blocks where ``async_op`` is false, else it returns a handle. The questions may be asked by any rank at any time; none blocks.
+
+Where torch's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) are not all set, ``init_distributed`` and its like set
+them, as DeepSpeed's do: programs written for it read ``LOCAL_RANK`` afterwards. Nothing else of ringsim changes the environment unasked.
+
 Source:
-    DeepSpeed, ``deepspeed/comm/comm.py``: names, arguments, and the keys of the summary.
+    DeepSpeed, ``deepspeed/comm/comm.py`` and ``utils.py``: names, arguments and their defaults, and which variables are set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+import inspect
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from functools import cache
+from typing import Any, Final
 
-from ringsim import comm
-from ringsim.comm import deepspeed_names
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ringsim.comm.backend import TORCH, get_backend_object
 from ringsim.comm.backend import TorchBackend as TorchBackend
 from ringsim.comm.backend import set_backend as _set_backend
+from ringsim.comm.bootstrap import Card, build_default_group, meet
+from ringsim.comm.built import Handle
+from ringsim.comm.collectives import make_signature, name_function
 from ringsim.comm.deepspeed_log import describe
-from ringsim.comm.deepspeed_names import OPERATIONS, get_all_ranks_from_group
-from ringsim.comm.functions import MANAGING
-from ringsim.comm.log import log_summary as gather_summary
+from ringsim.comm.functions import FUNCTIONS, MANAGING
+from ringsim.comm.log import configure, find_place
+from ringsim.comm.log import log_summary as _log_summary
+from ringsim.environment import Discovery, discover
+from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.state import get_state
 
-_QUESTIONS = [name for name in deepspeed_names.__all__ if name not in ("OPERATIONS", "to_torch")]
+
+class ReduceOp(Enum):
+    """How values are reduced, as DeepSpeed numbers it; each member stands for the one of torch that has its name."""
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+    BAND = 4
+    BOR = 5
+    BXOR = 6
+    AVG = 7
+    UNUSED = 8
+
+
+def to_torch(op: Any) -> Any:
+    """Returns torch's ``ReduceOp`` for DeepSpeed's; any other value as it is.
+
+    Raises:
+        ArgumentError: torch has none of that name.
+
+    Example:
+        >>> to_torch(ReduceOp.MAX) == dist.ReduceOp.MAX, to_torch(dist.ReduceOp.MIN) == dist.ReduceOp.MIN
+        (True, True)
+    """
+    if not isinstance(op, ReduceOp):
+        return op
+    if op is ReduceOp.UNUSED:
+        raise ArgumentError("op must be a reduction, got ReduceOp.UNUSED. Choose ReduceOp.SUM or another.")
+    return getattr(dist.ReduceOp, op.name)
+
+
+# -- operations
+
+
+_REST: Final = "group=None, async_op=False"
+_SPELLINGS: Final = {  # by name: DeepSpeed's arguments, in torch's order, without those of the log; torch's name, where it differs
+    "send": ("tensor, dst, group=None, tag=0",),
+    "recv": ("tensor, src=None, group=None, tag=0",),
+    "isend": ("tensor, dst, group=None, tag=0",),
+    "irecv": ("tensor, src=None, group=None, tag=0",),
+    "broadcast": (f"tensor, src, {_REST}",),
+    "broadcast_object_list": ("object_list, src, group=None, device=None",),
+    "all_gather": (f"tensor_list, tensor, {_REST}",),
+    "all_gather_object": ("object_list, obj, group=None",),
+    "all_gather_into_tensor": (f"output_tensor, tensor, {_REST}",),
+    "allgather_fn": (f"output_tensor, input_tensor, {_REST}", "all_gather_into_tensor"),
+    "gather": (f"tensor, gather_list=None, dst=0, {_REST}",),
+    "scatter": (f"tensor, scatter_list=None, src=0, {_REST}",),
+    "all_reduce": (f"tensor, op=SUM, {_REST}",),
+    "inference_all_reduce": (f"tensor, op=SUM, {_REST}", "all_reduce"),
+    "reduce": (f"tensor, dst, op=SUM, {_REST}",),
+    "reduce_scatter": (f"output, input_list, op=SUM, {_REST}",),
+    "reduce_scatter_tensor": (f"output_tensor, tensor, op=SUM, {_REST}",),
+    "reduce_scatter_fn": (f"output_tensor, tensor, op=SUM, {_REST}", "reduce_scatter_tensor"),
+    "all_to_all_single": (f"output, tensor, output_split_sizes=None, input_split_sizes=None, {_REST}",),
+    "all_to_all": (f"output_tensor_list, input_tensor_list, {_REST}",),
+    "barrier": (f"{_REST}, device_ids=None",),
+    "monitored_barrier": ("group=None, timeout=None, wait_all_ranks=False",),
+    "batch_isend_irecv": ("p2p_op_list",),
+}
+_EXTRAS: Final = {"allgather_fn": ("debug",), "reduce_scatter_fn": ("prof", "debug")}  # arguments of the log; others have all three
+
+
+def _make_operation(name: str, arguments: str, native: str = "") -> Callable[..., Any]:
+    """Makes DeepSpeed's function: it binds the arguments, and calls that of ``ringsim.comm``."""
+    native = native or name
+    extras = {"prof": False, "log_name": native, "debug": None}
+    own = list(make_signature(arguments, ReduceOp.SUM).parameters.values())
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    added = [inspect.Parameter(extra, kind, default=extras[extra]) for extra in _EXTRAS.get(name, extras)]
+    signature = inspect.Signature([*own, *added])
+
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = [to_torch(bound.arguments[each.name]) for each in own]
+        return FUNCTIONS[native](*values, **{extra: bound.arguments.get(extra, default) for extra, default in extras.items()})
+
+    doc = f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by DeepSpeed's arguments."
+    return name_function(operation, name, doc, signature)  # type: ignore[no-any-return]
+
+
+def all_gather_coalesced(
+    output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], group: Any = None, async_op: bool = False
+) -> Handle | None:
+    """Does ``all_gather_into_tensor`` for each pair; torch's function of this name takes lists of lists.
+
+    Raises:
+        ArgumentError: the lists differ in length.
+    """
+    if len(output_tensors) != len(input_tensors):
+        raise ArgumentError(
+            f"output_tensors must be as many as input_tensors, got {len(output_tensors)} and {len(input_tensors)} (all_gather_coalesced). "
+            "Pass one output for each input."
+        )
+    pairs = zip(output_tensors, input_tensors, strict=True)
+    works = [FUNCTIONS["all_gather_into_tensor"](output, each, group, True, log_name="all_gather_coalesced") for output, each in pairs]
+    return _wait_for_all(works, output_tensors, async_op)
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[torch.Tensor],
+    op: Any = ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    prof: bool = False,
+    log_name: str = "all_reduce",
+    debug: Any = None,
+) -> Handle | None:
+    """Reduces each of several tensors, all under way together."""
+    works = [FUNCTIONS["all_reduce"](tensor, to_torch(op), group, True, prof=prof, log_name=log_name, debug=debug) for tensor in tensors]
+    return _wait_for_all(works, tensors, async_op)
+
+
+def _wait_for_all(works: list[Any], results: Sequence[torch.Tensor], async_op: bool) -> Handle | None:
+    """Returns one handle for several, or waits for them."""
+    handle = Handle(works, results=results)
+    if async_op:
+        return handle
+    handle.wait()
+    return None
+
+
+OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
+    **{name: _make_operation(name, *row) for name, row in _SPELLINGS.items()},
+    "all_gather_coalesced": all_gather_coalesced,
+    "all_reduce_coalesced": all_reduce_coalesced,
+}
+
+
 globals().update(OPERATIONS)
-globals().update({name: getattr(deepspeed_names, name) for name in _QUESTIONS})
-__all__ = [
-    *OPERATIONS,
-    *_QUESTIONS,
-    *("ProcessGroup", "destroy_process_group", "get_global_rank", "get_rank", "get_world_size", "is_available", "is_initialized"),
-    *("configure", "get_comm_operation_count", "get_logged_comm_ops", "has_comm_data", "log_summary", "new_group", "reset_log"),
-    *("TorchBackend", "set_backend", "timed_op"),
-]
+
+
+# -- groups, and questions
 
 
 @dataclass(frozen=True)
@@ -54,26 +202,6 @@ class ProcessGroup:
         return len(self.ranks)
 
 
-def is_available() -> bool:
-    """Returns True."""
-    return True
-
-
-def is_initialized() -> bool:
-    """Returns whether the ranks are joined."""
-    return bool(MANAGING["is_initialized"]())
-
-
-def get_rank(group: Any = None) -> int:
-    """Returns this rank's number within a group; its global rank for None."""
-    return int(MANAGING["get_rank"](group))
-
-
-def get_world_size(group: Any = None) -> int:
-    """Returns how many ranks a group has; of all for None."""
-    return int(MANAGING["get_world_size"](group))
-
-
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
     """Returns the global rank of a member of a group; of the group of all for None."""
     return get_all_ranks_from_group(group)[group_rank]
@@ -84,15 +212,337 @@ def new_group(ranks: Sequence[int] | None) -> Any:
     return MANAGING["new_group"](ranks)
 
 
-def destroy_process_group(group: Any = None) -> None:
-    """Ends a group, or for None the job; every member calls it when its messages are done."""
-    MANAGING["destroy_process_group"](group)
-
-
 def set_backend(backend: Any = None) -> None:
     """Makes another backend the current one, as ``ringsim.comm.set_backend`` does; with None, as in DeepSpeed, it stays."""
     if backend is not None:
         _set_backend(backend)
+
+
+def has_reduce_scatter_tensor() -> bool:
+    """Returns whether the backend has ``reduce_scatter_tensor`` itself; where it has not, it is built from messages."""
+    return get_backend_object().supports("reduce_scatter_tensor")
+
+
+def has_all_gather_into_tensor() -> bool:
+    """Returns whether the backend has ``all_gather_into_tensor`` itself; where it has not, it is built from messages."""
+    return get_backend_object().supports("all_gather_into_tensor")
+
+
+def has_all_reduce_coalesced() -> bool:
+    """Returns whether the backend has ``all_reduce_coalesced`` itself; where it has not, it is built from messages."""
+    return get_backend_object().supports("all_reduce_coalesced")
+
+
+def has_coalescing_manager() -> bool:
+    """Returns whether operations can be put together by torch's coalescing manager."""
+    return get_state().backend is None and hasattr(dist, "_coalescing_manager")
+
+
+def get_world_group() -> Any:
+    """Returns the group of all ranks.
+
+    Raises:
+        RingError: there is none yet.
+    """
+    _check_joined()
+    return dist.group.WORLD if get_state().backend is None else None
+
+
+class Accelerator:
+    """This process's GPU, or its processor, by the questions that DeepSpeed's programs ask of it."""
+
+    def communication_backend_name(self) -> str:
+        """Returns "nccl" where there are GPUs and torch has it, else "gloo"."""
+        return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+    def device_count(self) -> int:
+        """Returns how many GPUs there are; 1 without any."""
+        return torch.cuda.device_count() or 1
+
+    def device_name(self, device_index: int | None = None) -> str:
+        """Returns the device of that number, as torch writes it."""
+        if not torch.cuda.is_available():
+            return "cpu"
+        return "cuda" if device_index is None else f"cuda:{device_index}"
+
+    def empty_cache(self) -> None:
+        """Gives memory of the GPU back that torch keeps for later."""
+        torch.cuda.empty_cache()  # does nothing without one
+
+    def set_device(self, device_index: int) -> None:
+        """Makes a GPU the current one."""
+        if torch.cuda.is_available():
+            torch.cuda.set_device(device_index)
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Waits until the GPU is done."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize(device_index)
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        """Returns the memory of the GPU, or of the machine, in bytes."""
+        if torch.cuda.is_available():
+            return int(torch.cuda.get_device_properties(device_index).total_memory)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@cache
+def get_accelerator() -> Accelerator:
+    """Returns what DeepSpeed's programs ask for the device they run on.
+
+    Example:
+        >>> torch.empty(2, device=get_accelerator().device_name()).is_cuda == torch.cuda.is_available()
+        True
+    """
+    return Accelerator()
+
+
+def get_all_ranks_from_group(group: Any = None) -> list[int]:
+    """Returns the global ranks of a group, in the group's order; of all ranks for None.
+
+    Raises:
+        RingError: there is no process group yet.
+    """
+    _check_joined()
+    backend = get_backend_object()
+    return list(range(backend.get_world_size())) if group is None else list(backend.get_process_group_ranks(group))
+
+
+def get_local_rank() -> int:
+    """Returns this process's number on its machine: what ``LOCAL_RANK`` says, the ring, or the launcher.
+
+    Raises:
+        RingError: nothing says it.
+    """
+    said = os.environ.get("LOCAL_RANK", "")
+    if said.isdecimal():
+        return int(said)
+    ring = get_state().ring
+    return discover(ask_mpi=False).local_rank if ring is None else ring.local_rank
+
+
+def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> DeviceMesh:
+    """Returns a mesh of all ranks. All ranks call it; it blocks until all have.
+
+    Args:
+        mesh_shape: how many ranks there are in each dimension.
+        mesh_dim_names: what the dimensions are called.
+    """
+    return init_device_mesh(get_accelerator().device_name(), mesh_shape, mesh_dim_names=mesh_dim_names)
+
+
+def enable_symm_mem_for_group(group_name: str) -> None:
+    """Passes on to torch: allows symmetric memory on a group, where torch and the GPUs can."""
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group as enable
+
+    enable(group_name)  # type: ignore[arg-type]  # a string by another name
+
+
+def get_local_rank_from_launcher() -> int:
+    """Returns ``LOCAL_RANK``, or what Open MPI says instead; 0 where neither is set."""
+    return int(os.environ.get("LOCAL_RANK") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or 0)
+
+
+def get_world_rank_from_launcher() -> int:
+    """Returns ``RANK``, or what Open MPI says instead; 0 where neither is set."""
+    return int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)
+
+
+def get_world_size_from_launcher() -> int:
+    """Returns ``WORLD_SIZE``, or what Open MPI says instead; 1 where neither is set."""
+    return int(os.environ.get("WORLD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE") or 1)
+
+
+def _check_joined() -> None:
+    if not get_backend_object().is_initialized():
+        raise RingError("the process group must exist before it is used, got none. Call init_distributed first.")
+
+
+# -- the start
+
+TORCH_DISTRIBUTED_DEFAULT_PORT: Final = 29500
+_LOGGER: Final = logging.getLogger("ringsim.comm")
+_FIVE: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_TIMEOUT: Final = timedelta(minutes=10)
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT,
+    verbose: bool = True,
+    timeout: timedelta = _TIMEOUT,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Joins this process to the others in the default process group. Harmless where there is one already.
+
+    Every process calls it, and each is blocked until all have. Afterwards torch's five variables are set in the environment.
+
+    Args:
+        dist_backend: what torch calls it, "gloo" or "nccl"; "mpi" for ringsim's own; None for NCCL where there are GPUs, else Gloo.
+        auto_mpi_discovery: whether MPI may be asked where no launcher says who this process is.
+        distributed_port: where rank 0 listens, unless the launcher or MASTER_PORT says so; 29500 stands for "no wish".
+        verbose: whether to say, through ``logging``, what was found.
+        timeout: limit for finding each other, and of every operation.
+        init_method: a URL for ``torch.distributed.init_process_group``; None to find the others by the environment.
+        dist_init_required: False to raise instead, where there is no process group.
+        config: a DeepSpeed configuration, or its dictionary; its section "comms_logger" goes to ``configure``.
+        rank: this process's number, -1 to find it.
+        world_size: how many there are, -1 to find it.
+
+    Raises:
+        ArgumentError: an argument breaks its rule.
+        RendezvousFailed: the processes did not find each other.
+        RingError: nothing says who this process is, or ``dist_init_required`` is False and there is no process group.
+
+    Example:
+        >>> init_distributed("gloo", rank=0, world_size=1, verbose=False)
+        >>> dist.get_world_size()
+        1
+        >>> dist.destroy_process_group()
+    """
+    if config is not None:
+        configure(config)
+    backend = get_backend_object()
+    if backend.is_initialized():
+        return
+    if dist_init_required is False:
+        raise RingError(
+            "the process group must exist where dist_init_required is False, got none. Call init_process_group first, or leave it out."
+        )
+    if not isinstance(timeout, timedelta):
+        raise ArgumentError(f"timeout must be a datetime.timedelta, got {timeout!r}. Write timedelta(minutes=10).")
+    if backend is TORCH and dist_backend == "mpi":
+        backend = _set_backend("mpi")
+    if backend is not TORCH:
+        backend.init_process_group(dist_backend, timeout=timeout, rank=rank, world_size=world_size)
+        if dist_backend == "mpi":
+            _set(discover(rank=backend.get_rank(), world_size=backend.get_world_size()), verbose)
+        return
+    name = dist_backend or get_accelerator().communication_backend_name()
+    if init_method is not None:
+        dist.init_process_group(name, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size)
+        return
+    wishes: dict[str, Any] = {key: value for key, value in (("rank", rank), ("world_size", world_size)) if value >= 0}
+    if distributed_port != TORCH_DISTRIBUTED_DEFAULT_PORT and "MASTER_PORT" not in os.environ:
+        wishes["port"] = distributed_port
+    found = discover(**wishes, ask_mpi=auto_mpi_discovery)
+    found.export()
+    if verbose:
+        _LOGGER.info("init_distributed: %s", found)
+    _join(name, found, timeout)
+
+
+def _join(name: str, found: Discovery, timeout: timedelta) -> None:
+    """Meets the others at rank 0, which listens on its own address alone, and builds the default group."""
+    card = Card(found.world_size, "gpu" if name == "nccl" else "cpu", tuple(range(found.world_size)))
+    rendezvous = meet(found.head_ip, found.port, found.rank, found.world_size, card, timeout.total_seconds())
+    failure = None
+    try:
+        build_default_group(rendezvous, found.rank, found.world_size, name, timeout)
+    except (RuntimeError, ValueError) as error:
+        failure = error
+    try:
+        why = None if failure is None else f"rank {found.rank} must build its process group, got {failure}"
+        rendezvous.roll.finish(time.monotonic() + timeout.total_seconds(), why)
+    except RendezvousFailed as error:
+        raise error from failure
+
+
+def mpi_discovery(distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True) -> None:
+    """Sets torch's five variables from what MPI's launcher says, or else MPI itself.
+
+    Every process that ``mpirun`` has started calls it; it blocks only where MPI itself must be asked (mpi4py).
+
+    Args:
+        distributed_port: where rank 0 is to listen.
+        verbose: whether to say, through ``logging``, what was found.
+
+    Raises:
+        RingError: no launcher started this process, or it disagrees with the process group that exists.
+    """
+    found = discover(port=distributed_port, environ=_without_torchs())
+    backend = get_backend_object()
+    if backend.is_initialized() and (backend.get_rank(), backend.get_world_size()) != (found.rank, found.world_size):
+        raise RingError(
+            f"MPI must number the ranks as the process group does, got rank {found.rank} of {found.world_size} from {found.rule} "
+            f"(rank {backend.get_rank()} of {backend.get_world_size()}). Leave mpi_discovery out: there is a process group."
+        )
+    _set(found, verbose)
+
+
+def in_aml() -> bool:
+    """Returns whether this process runs in Azure ML."""
+    return "AZUREML_EXPERIMENT_ID" in os.environ
+
+
+def in_aws_sm() -> bool:
+    """Returns whether this process runs in Amazon SageMaker."""
+    return "SM_TRAINING_ENV" in os.environ
+
+
+def in_dlts() -> bool:
+    """Returns whether this process runs in a DLTS cluster."""
+    return "DLTS_JOB_ID" in os.environ
+
+
+def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool = True) -> None:
+    """Sets torch's five variables, and ``NCCL_SOCKET_IFNAME``, from those of Azure ML. It does not block.
+
+    Args:
+        master_port: where rank 0 listens, where there are several machines and MASTER_PORT is not set.
+        verbose: whether to say, through ``logging``, what was found.
+
+    Raises:
+        RingError: this is not Azure ML, or its variables are set by half.
+    """
+    found = _find("azureml", "AZUREML_EXPERIMENT_ID")
+    if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") != str(found.world_size):
+        found = replace(found, port=int(os.environ.get("MASTER_PORT", master_port)))
+    _set(found, verbose)
+    before = os.environ.get("NCCL_SOCKET_IFNAME")
+    os.environ["NCCL_SOCKET_IFNAME"] = "^docker0,lo"
+    if verbose:
+        _LOGGER.info("NCCL_SOCKET_IFNAME: %s before, now %s", before or "not set", os.environ["NCCL_SOCKET_IFNAME"])
+
+
+def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
+    """Sets torch's five variables from those of SageMaker; an address and port that are set already stay. It does not block.
+
+    Args:
+        verbose: whether to say, through ``logging``, what was found.
+
+    Raises:
+        RingError: this is not SageMaker, or its variables are set by half.
+    """
+    _set(_find("sagemaker", "SM_TRAINING_ENV", "MASTER_ADDR", "MASTER_PORT"), verbose)
+
+
+def _find(rule: str, variable: str, *kept: str) -> Discovery:
+    """Discovers who this process is by one launcher's own variables, and those of torch that are ``kept``."""
+    if variable not in os.environ or "OMPI_COMM_WORLD_RANK" not in os.environ:
+        raise RingError(
+            f"{variable} and OMPI_COMM_WORLD_RANK must be set, got {'one' if variable in os.environ else 'none'} of them "
+            f"(environment, {rule}). Call this in a job of that service, or init_distributed, which finds out where it is."
+        )
+    return discover(environ=_without_torchs(*kept))
+
+
+def _without_torchs(*kept: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _FIVE or name in kept}
+
+
+def _set(found: Discovery, verbose: bool) -> None:
+    variables = found.export()
+    if verbose:
+        _LOGGER.info("set from %s: %s", found.rule, ", ".join(f"{name}={value}" for name, value in variables.items()))
+
+
+# -- the log, and all else
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
@@ -106,18 +556,14 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
         None, or a dictionary with DeepSpeed's keys: ``summary`` and ``straggler_analysis`` by name and size in bytes, and ``metadata``.
         Unlike DeepSpeed's, a value is of all ranks, and a latency is of one operation.
     """
-    table = gather_summary(show_straggler=show_straggler)
+    table = _log_summary(show_straggler=show_straggler)
     if not return_dict:
         return None
     summary, stragglers = describe(table)
     return {
         "summary": summary,
         "straggler_analysis": stragglers if show_straggler else None,
-        "metadata": {
-            "world_size": table.world_size,
-            "rank": get_rank() if is_initialized() else 0,
-            "timestamp": datetime.now(UTC).isoformat(),
-        },
+        "metadata": {"world_size": table.world_size, "rank": find_place()[0], "timestamp": datetime.now(UTC).isoformat()},
     }
 
 
@@ -125,4 +571,11 @@ def __getattr__(name: str) -> Any:
     """Returns what ``ringsim.comm`` has under a name that DeepSpeed has not; ``cdb``, the current backend, is one."""
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(comm, name)
+    return getattr(sys.modules["ringsim.comm"], name)
+
+
+__all__ = [  # what `from ringsim.comm.deepspeed import *` brings
+    *(name for name, value in globals().items() if getattr(value, "__module__", "") == __name__ and not name.startswith("_")),
+    *("TorchBackend", "configure", "destroy_process_group", "get_comm_operation_count", "get_logged_comm_ops", "get_rank"),
+    *("get_world_size", "has_comm_data", "is_available", "is_initialized", "reset_log", "timed_op"),
+]

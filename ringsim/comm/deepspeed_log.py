@@ -19,22 +19,10 @@ __all__ = ["describe", "write_line", "write_table"]
 
 Cells = dict[str, dict[int, dict[str, Any]]]  # by name and size in bytes
 
-_SUMMARY: Final = {  # headings and keys
-    "Count": "count",
-    "Total Latency(ms)": "total_latency_ms",
-    "Avg Latency(ms)": "avg_latency_ms",
-    "tput_avg (Gbps)": "tput_avg_gbps",
-    "busbw_avg (Gbps)": "busbw_avg_gbps",
-}
-_STRAGGLERS: Final = {
-    "Count": "count",
-    "Total comm lat(ms)": "total_comm_lat_ms",
-    "Total straggler(ms)": "total_straggler_ms",
-    "Avg comm lat(ms)": "avg_comm_lat_ms",
-    "Avg straggler(ms)": "avg_straggler_ms",
-}
-_RULE: Final = 31
 _WIDTH: Final = 20
+_SUMMARY: Final = ("Count", "Total Latency(ms)", "Avg Latency(ms)", "tput_avg (Gbps)", "busbw_avg (Gbps)")  # in the order of the keys
+_STRAGGLERS: Final = ("Count", "Total comm lat(ms)", "Total straggler(ms)", "Avg comm lat(ms)", "Avg straggler(ms)")
+_BREAKDOWN: Final = ("_" * 31, "Breakdown with straggler effect", "-" * 31)
 
 
 def describe(table: LogTable) -> tuple[Cells, Cells]:
@@ -85,23 +73,20 @@ def _mean(rows: Sequence[LogRow], values: Sequence[float]) -> float:
 def write_table(table: LogTable) -> str:
     """Returns DeepSpeed's table as text, with that of stragglers where the log's has their column."""
     summary, stragglers = describe(table)
-    lines = [*_write_cells(summary, _SUMMARY)]
-    if table.show_straggler:
-        lines += ["_" * _RULE, "Breakdown with straggler effect", "-" * _RULE, *_write_cells(stragglers, _STRAGGLERS)]
-    return "\n".join([*lines, *(f"note: {note}" for note in table.notes)])
+    more = (*_BREAKDOWN, *_write_cells(stragglers, _STRAGGLERS)) if table.show_straggler else ()
+    return "\n".join([*_write_cells(summary, _SUMMARY), *more, *(f"note: {note}" for note in table.notes)])
 
 
-def _write_cells(cells: Cells, columns: dict[str, str]) -> Iterator[str]:
+def _write_cells(cells: Cells, headings: Sequence[str]) -> Iterator[str]:
     def write(*texts: str) -> str:
         return "".join(f"{text:<{_WIDTH}}" for text in texts)
 
-    yield write("Comm. Op", "Message Size", *columns)
+    yield write("Comm. Op", "Message Size", *headings)
     for name, sizes in cells.items():
         yield name
         for _, cell in sorted(sizes.items()):
-            yield write(
-                "", cell["msg_size_str"], *(_number(math.nan if "gbps" in key and not cell[key] else cell[key]) for key in columns.values())
-            )
+            values = (math.nan if "gbps" in key and not value else value for key, value in cell.items())
+            yield write("", cell["msg_size_str"], *(_number(value) for _, value in zip(headings, values, strict=False)))
 
 
 def write_line(name: str, took_ms: float, size_bytes: int, algbw_gb_per_s: float, busbw_gb_per_s: float) -> str:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from ringsim.comm.backend import TORCH, Backend, TorchBackend
 from ringsim.comm.built import BUILT, find_own
+from ringsim.comm.collectives import name_function
 from ringsim.comm.objects import OBJECTS
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state, process
@@ -125,11 +126,8 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
         # Asked for anew: in ranks with a world of ringsim's own, init_process_group is replaced.
         return getattr(dist, name, torchs)(*args, **kwargs) if process.unchanged else _run(name, signature, args, kwargs, None)
 
-    function: Any = communicate if logged else manage
-    function.__name__ = function.__qualname__ = name
-    function.__module__ = "ringsim.comm"
-    function.__doc__ = (native or FALLBACKS[name]).__doc__
-    function.__signature__ = _with_extras(signature) if logged else signature
+    shown = _with_extras(signature) if logged else signature
+    function = name_function(communicate if logged else manage, name, (native or FALLBACKS[name]).__doc__, shown, "ringsim.comm")
     function.__annotations__ = {each.name: each.annotation for each in signature.parameters.values() if each.annotation is not each.empty}
     if signature.return_annotation is not signature.empty:
         function.__annotations__["return"] = signature.return_annotation
@@ -245,18 +243,12 @@ class P2POp(dist.P2POp):
         given = _SIGNATURE.bind(op, *args, **kwargs)
         given.apply_defaults()
         arguments = given.arguments
-        if (arguments["peer"] is None) == (arguments["group_peer"] is None):
-            raise ArgumentError(
-                f"peer must be given once, got peer={arguments['peer']!r} and group_peer={arguments['group_peer']!r} (P2POp). "
-                "Give one of them."
-            )
+        peer, place = arguments["peer"], arguments["group_peer"]
+        if (peer is None) == (place is None):
+            raise ArgumentError(f"peer must be given once, got peer={peer!r} and group_peer={place!r} (P2POp). Give one of them.")
         self.op, self.tensor, self.group, self.tag = op, arguments["tensor"], arguments["group"], arguments["tag"]
-        if arguments["peer"] is None:
-            self.group_peer = arguments["group_peer"]
-            self.peer = backend.get_global_rank(self.group, self.group_peer)
-        else:
-            self.peer = arguments["peer"]
-            self.group_peer = backend.get_group_rank(self.group, self.peer)
+        self.peer = backend.get_global_rank(self.group, place) if peer is None else peer
+        self.group_peer = backend.get_group_rank(self.group, peer) if place is None else place
 
     def __repr__(self) -> str:
         return f"P2POp({self.op.__name__} peer={self.peer}, tag={self.tag}, {tuple(self.tensor.shape)}, {self.tensor.dtype})"

@@ -52,11 +52,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim.comm import torch_hooks
-from ringsim.comm.backend import TORCH, Backend
+from ringsim.comm.backend import Backend, get_backend_object
+from ringsim.comm.collectives import describe
 from ringsim.comm.deepspeed_log import write_line, write_table
 from ringsim.comm.functions import find
 from ringsim.comm.log_table import LogTable, is_operation, make_rows
-from ringsim.comm.torch_private import default_store
+from ringsim.comm.torch_private import default_store, tree_leaves
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import change_state, get_state
 from ringsim.traces.collectives import algbw_gb_per_s, busbw_gb_per_s
@@ -302,7 +303,7 @@ def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], 
 
 def _write_lines(style: str, recorder: Recorder, before: int) -> None:
     """Logs a line for each operation that this thread has posted since the bookmark ``before``; in DeepSpeed's style rank 0 alone does."""
-    if style == "deepspeed" and _find_place()[0] != 0:
+    if style == "deepspeed" and find_place()[0] != 0:
         return
     for record in recorder.records_since(before):
         op, status = OP_NAMES[record["op"]], int(record["status"])
@@ -506,7 +507,7 @@ def _leave_to_wait(recorder: Recorder, result: Any, slot: int) -> bool:
 
 def _number_group(recorder: Recorder, group: Any) -> int:
     """Numbers the group of a call: one of this rank alone if there is no process group."""
-    backend = get_state().backend or TORCH
+    backend = get_backend_object()
     if not backend.is_initialized():
         return recorder.group("", [0])
     if group is None:
@@ -516,20 +517,9 @@ def _number_group(recorder: Recorder, group: Any) -> int:
 
 def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
     """Numbers the payload of a call: its first argument that is a tensor, or holds some."""
-    tensors: list[torch.Tensor] = next(filter(None, (list(_find_tensors(value)) for value in given.values())), [])
-    if not tensors:
-        return NONE
-    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    shape = list(tensors[0].shape) if len(tensors) == 1 else [sum(tensor.numel() for tensor in tensors)]
-    return recorder.payload(str(tensors[0].dtype).removeprefix("torch."), shape, size_bytes)
-
-
-def _find_tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _find_tensors(each)
+    arguments = ([leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)] for value in given.values())
+    tensors = next(filter(None, arguments), None)
+    return NONE if tensors is None else recorder.payload(*describe(tensors, 1))
 
 
 # -- all ranks together
@@ -613,9 +603,9 @@ def _unpack(data: bytes) -> Logged:
         return make_events(columns, read_tables(facts["tables"])), arrays["first"], facts
 
 
-def _find_place() -> tuple[int, int]:
-    """Returns this rank, and how many there are; those of a world of one without a process group."""
-    backend = get_state().backend or TORCH
+def find_place() -> tuple[int, int]:
+    """Returns this rank, and how many there are; 0 and 1 without a process group."""
+    backend = get_backend_object()
     return (backend.get_rank(), backend.get_world_size()) if backend.is_initialized() else (0, 1)
 
 
@@ -660,8 +650,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogT
         DeepSpeed, ``deepspeed.comm.log_summary``: name and arguments.
     """
     state = get_state()
-    backend = state.backend or TORCH
-    rank, world_size = _find_place()
+    rank, world_size = find_place()
     segment = _read_own()
     facts = {
         "rank": rank,
@@ -677,7 +666,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogT
         table = _gather(store, mine, rank, world_size)
     else:
         with pause_log():
-            table = _gather_by_objects(backend, mine, world_size)
+            table = _gather_by_objects(get_backend_object(), mine, world_size)
     table = replace(table, show_straggler=show_straggler)
     if rank == 0:
         log = state.log or state.stopped_log

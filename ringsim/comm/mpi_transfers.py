@@ -185,7 +185,8 @@ class MpiHandle(Handle):
                 return False
             if status is not None:
                 self._source = status.Get_source()
-                self._check_size(status.Get_count(self._mpi.BYTE))
+                if (size_bytes := status.Get_count(self._mpi.BYTE)) != self._size_bytes:
+                    self._error = self._mismatch(f"a message of {size_bytes} bytes from rank {self._ranks[self._source]}")
         except self._mpi.Exception as error:
             self._error = self._explain(error)
             self._error.__cause__ = error
@@ -201,10 +202,6 @@ class MpiHandle(Handle):
         self._request = self._finish = self._keep = None
         self._over = True
         self._under_way.pop(self, None)
-
-    def _check_size(self, size_bytes: int) -> None:
-        if size_bytes != self._size_bytes:
-            self._error = self._mismatch(f"a message of {size_bytes} bytes from rank {self._ranks[self._source]}")
 
     def _mismatch(self, message: str) -> MessageMismatch:
         return MessageMismatch(
@@ -535,7 +532,8 @@ def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
     """Returns the bytes to be filled for what is taken, shape (bytes), and what brings them there; None where they are there already."""
     taken = call.taken
-    if len(taken) == 1 and is_plain(taken[0]) and not any(_share_memory(taken[0], each) for each in call.given):  # which MPI forbids
+    storages = {each.untyped_storage().data_ptr() for each in call.given}  # which MPI forbids to be filled
+    if len(taken) == 1 and is_plain(taken[0]) and taken[0].untyped_storage().data_ptr() not in storages:
         return _as_bytes(taken[0]), None
     sizes = [tensor.nbytes for tensor in taken]
     flat = torch.empty(sum(sizes), dtype=torch.uint8)
@@ -547,7 +545,3 @@ def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
             tensor.copy_(plain)
 
     return flat, bring
-
-
-def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -18,7 +18,7 @@ import torch
 
 from ringsim.comm.backend import Backend
 from ringsim.comm.built import BUILT, find_own, source_of
-from ringsim.comm.collectives import Members, check_list, make_signature, root_of
+from ringsim.comm.collectives import Members, check_list, make_signature, name_function, root_of
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_CODES
 
@@ -125,11 +125,8 @@ def _operation(arguments: str, outside: int | None = None) -> Callable[[Callable
             members = backend.enter(name, bound.arguments["group"])
             return outside if members is None else inside(_Call(backend, members, bound.arguments))
 
-        named: Any = function
-        named.__name__, named.__doc__ = name, inside.__doc__
         parameters = [Parameter("backend", Parameter.POSITIONAL_OR_KEYWORD), *signature.parameters.values()]
-        named.__signature__ = signature.replace(parameters=parameters)
-        OBJECTS[name] = function
+        OBJECTS[name] = name_function(function, name, inside.__doc__, signature.replace(parameters=parameters))
         return inside
 
     return make
@@ -190,9 +187,7 @@ def gather_object(call: _Call) -> None:
     call.collect(target, lambda data, parts: call.run("gather", data, parts, root))
 
 
-@_operation(
-    "scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None, weights_only=False",
-)
+@_operation("scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None, weights_only=False")
 def scatter_object_list(call: _Call) -> None:
     """Puts each rank's object of the root's list first in its own list. The root is rank 0 where none is given."""
     target = call.given["scatter_object_output_list"]

@@ -1,7 +1,7 @@
 """The private names of torch that the communication layer uses, all of them here, and what is done where a version of torch lacks one.
 
-``REPLACED`` are functions that recording or checking puts others in place of, and takes back; one that is missing is left out. The rest is
-only asked: a missing name means the answer that does no harm.
+The places are of functions that recording or checking puts others in place of, and takes back; one that is missing is left out. The rest
+is only asked: a missing name means the answer that does no harm.
 """
 
 from __future__ import annotations
@@ -26,15 +26,6 @@ CHECK_NOT_SELF: Final[Place] = (distributed_c10d, "_check_not_self_rank")
 DESCRIBE_CALL: Final[Place] = (c10d_logger, "_get_msg_dict")  # what torch's log says of a call that failed
 START_COALESCING: Final[Place] = (ProcessGroup, "_start_coalescing")
 END_COALESCING: Final[Place] = (ProcessGroup, "_end_coalescing")
-REPLACED: Final = (NEW_GROUP, SET_DEFAULT, WARN_OUTSIDER, CHECK_NOT_SELF, DESCRIBE_CALL, START_COALESCING, END_COALESCING)
-ASKED: Final[tuple[Place, ...]] = (
-    (distributed_c10d, "_get_default_store"),
-    (distributed_c10d, "_world"),
-    (ProcessGroup, "_get_backend"),
-    (ProcessGroup, "_get_sequence_number_for_group"),
-    (Work, "_get_op_type"),
-    (Work, "_source_rank"),
-)
 
 _MESSAGE_TYPES: Final = (12, 13, 14)  # send, recv and recv from any source
 

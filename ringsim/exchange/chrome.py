@@ -32,18 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ringsim.errors import TraceFileError
 from ringsim.exchange.reading import Rows, read_bytes, reading
-from ringsim.exchange.slices import (
-    BLOCKED,
-    COLUMNS,
-    RUN,
-    Boxes,
-    Slice,
-    describe_row,
-    make_lanes,
-    make_name,
-    pack_run,
-    unpack_run,
-)
+from ringsim.exchange.slices import BLOCKED, COLUMNS, RUN, Boxes, Slice, describe_row, make_lanes, make_name, pack_run, unpack_run
 from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, KIND_NAMES, MARK, NONE, OK, OPS, Group, Payload, Tables, parse_json
 from ringsim.traces.files import write_whole
 

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import pickle
+import pickletools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -126,7 +127,13 @@ class _Unpickler(pickle.Unpickler):
 
 def _parse(data: bytes) -> dict[str, Any]:
     try:
-        dump = parse_json(data) if data.lstrip()[:1] == b"{" else _Unpickler(io.BytesIO(data)).load()
+        if data.lstrip()[:1] == b"{":
+            dump = parse_json(data)
+        else:
+            # Python 3.11 prints a SystemError of its own where a bytearray is larger than memory: none is made.
+            if b"\x96" in data and any(code.name == "BYTEARRAY8" for code, _, _ in pickletools.genops(data)):
+                raise ValueError("it holds something else than containers, words and numbers (bytearray)")
+            dump = _Unpickler(io.BytesIO(data)).load()
     except pickle.UnpicklingError as error:
         raise ValueError(str(error)) from error
     if not isinstance(dump, dict) or not str(dump.get("version", "")).startswith("2."):

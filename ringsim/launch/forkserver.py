@@ -100,6 +100,9 @@ class Server:
         if not text:
             return False
         message = json.loads(text)
+        if message["do"] == "answer":
+            self._control.send(text)
+            return True
         family = self._sets.get(message["set"])
         if message["do"] == "fork":
             self._fork(message, fds)

@@ -40,18 +40,7 @@ from ringsim.comm.torch_private import default_store
 from ringsim.diagnose.failure import clear_verdict, describe_unfinished, raise_verdict, read_verdict, write_verdict
 from ringsim.errors import RingError
 from ringsim.launch.threads import Threads, find_place, list_threads
-from ringsim.launch.watcher import (
-    ANSWER_S,
-    ASK,
-    SHUT,
-    WAKE,
-    WAKE_S,
-    WHERE,
-    LiveRecords,
-    Watcher,
-    look_at,
-    shut_connections,
-)
+from ringsim.launch.watcher import ANSWER_S, ASK, SHUT, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, look_at, shut_connections
 from ringsim.state import OUR_THREADS, get_state
 
 SETTLE_S: Final = 0.5  # messages posted before the block are not in the parts: give them time to arrive

@@ -29,6 +29,9 @@ from ringsim.launch.job import Kind, RankConfig, start_environment
 
 EXIT_S: Final = 5.0  # a killed process is gone long before
 START_S: Final = 120.0  # for an interpreter with torch, on a busy machine
+ANSWER_S: Final = 10.0  # a fork server that has not answered by then is stuck, or stopped
+_QUESTION: Final = json.dumps({"do": "answer"}).encode()
+_ANSWER_BYTES: Final = 64
 PARKED_S: Final = 60.0  # parked ranks that no call has taken after this long are ended
 PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory: about 10 MB each
 
@@ -119,6 +122,8 @@ class ForkServer:
                 start_new_session=True,  # Ctrl-C at the terminal is for the launcher
             )
         os.register_at_fork(after_in_child=self._control.close)  # or the server would not see the end of this process
+        self._start_s, self._has_answered = time.monotonic(), False
+        self._control.send(_QUESTION)  # answered once it has started
 
     @property
     def alive(self) -> bool:
@@ -130,6 +135,28 @@ class ForkServer:
         """What the server printed; it prints only when something is wrong."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
+
+    def answers(self) -> bool:
+        """Returns whether the server goes on: one that has answered before does so within ``ANSWER_S``; one that starts has its time."""
+        with self._lock:
+            try:
+                if not self._has_answered:
+                    self._control.settimeout(0)
+                    self._has_answered = bool(self._control.recv(_ANSWER_BYTES))
+                self._control.settimeout(ANSWER_S)
+                self._control.send(_QUESTION)
+                return bool(self._control.recv(_ANSWER_BYTES))
+            except BlockingIOError:
+                return time.monotonic() < self._start_s + START_S
+            except OSError:
+                return False
+            finally:
+                self._control.settimeout(None)
+
+    def kill(self) -> None:
+        """Ends a server that is stuck, and with it every rank."""
+        self._process.kill()
+        self.close()
 
     def send(self, message: dict[str, object], fds: list[int] | None = None) -> None:
         """Sends one message; a server that is gone is no error here: the channels of its ranks are closed."""
@@ -309,6 +336,8 @@ class Launcher:
     def _get_forked(self, kind: Kind, keep_at: Path | None) -> ForkedRanks:
         with self._lock:
             parked, self._parked = self._parked, None
+            if self._server is not None and self._server.alive and not self._server.answers():
+                self._server.kill()
             if parked is not None:
                 if keep_at is None and parked.kind == kind and parked.take():
                     return parked

@@ -40,7 +40,7 @@ from ringsim.diagnose.snapshot import operation_of
 from ringsim.diagnose.verdict import IN_A_THREAD
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
 from ringsim.launch.job import HIDE, SHOW, Job, Kind
-from ringsim.launch.ranks import RankSet, get_launcher
+from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
 from ringsim.launch.watcher import ANSWER_S, ASK, OVER, POLL_S, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, has_proc, look_at
 from ringsim.traces.events import COLLECTIVE
@@ -257,6 +257,11 @@ class _Supervisor:
             raise self._explained(error)
         if len(self._results) < self._size:
             missing = [rank for rank in range(self._size) if rank not in self._results]
+            if self._options.limit_s is None or self._elapsed_s < self._options.limit_s:
+                up = f"{len(self._pids)} of {self._size} by then"
+                raise self._explained(
+                    RingError(f"ranks must come up within {START_S:g} s, got {up}. Call again; look at what else runs here.")
+                )
             error = RunTimeout(
                 f"the run must end within limit_s={self._options.limit_s:g} s, got no result from ranks {missing} of {self._size} by then"
                 f"{'' if len(self._loaded) == self._size else ': they were still being started'}. "
@@ -283,7 +288,7 @@ class _Supervisor:
         """Follows the ranks until all have answered, or waiting longer makes no sense."""
         open_channels = list(self._ranks.channels)
         grace_ends: float | None = None
-        next_follow = 0.0
+        next_follow, started = 0.0, time.monotonic()
         pause_s = self._watch_for_stuck_ranks(0.0)
         while open_channels and len(self._results) + len(self._reports) < self._size:
             for channel in wait(open_channels, timeout=pause_s):
@@ -304,6 +309,8 @@ class _Supervisor:
                     grace_ends = None
             if self._reports and grace_ends is None:
                 grace_ends = now + GRACE_S
+            if len(self._pids) < self._size and not self._reports and now > started + START_S:
+                break
             if (deadline is not None and now > deadline) or (grace_ends is not None and now > grace_ends):
                 break
 

@@ -105,7 +105,6 @@ _CONTENTS: Final = {
     name: f"ringsim.{module}"
     for module, names in {
         "pipeline.adapters": "Adapter Announced adapter_of",
-        "pipeline.checkpoints": "pipeline_state_dict",
         "pipeline.executor": "rehearse",
         "pipeline.generation": "generate",
         "pipeline.messages": "recv_activation recv_gradient send_activation send_gradient",
@@ -114,19 +113,18 @@ _CONTENTS: Final = {
         "gradient_report single_process_step",
         "pipeline.sharing": "average_gradients clip_grad_norm_pipeline new_replica_group share_overflow",
         "pipeline.stage": "Stage backward_input backward_stage backward_weight build_stages flop_costs forward_stage tied_parameters",
-        "pipeline.training": "cross_entropy eval_step_pipeline train_step_pipeline train_step_pipeline_afab weighted_loss",
+        "pipeline.training": "cross_entropy eval_step_pipeline pipeline_state_dict train_step_pipeline train_step_pipeline_afab "
+        "weighted_loss",
         "pipeline.transformer": "SmallTransformer",
         "plot.steps": "plot_schedule",
         "schedules": "make_schedule",
         "schedules.costs": "Costs",
         "schedules.engine": "Evaluation evaluate validate",
         "schedules.generation": "can_finish steady_use",
-        "schedules.linear": "gpipe one_f_one_b zb_h1 zb_h2",
-        "schedules.looped": "interleaved_1f1b looped_bfs",
         "schedules.lowering": "lower",
         "schedules.partition": "by_count by_weight",
+        "schedules.phases": "dualpipe_v gpipe interleaved_1f1b looped_bfs one_f_one_b zb_h1 zb_h2 zb_v",
         "schedules.schedule": "Action Schedule from_csv from_text parse_action to_csv to_text",
-        "schedules.vee": "dualpipe_v zb_v",
     }.items()
     for name in names.split()
 }
@@ -136,7 +134,6 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.adapters import Adapter as Adapter
     from ringsim.pipeline.adapters import Announced as Announced
     from ringsim.pipeline.adapters import adapter_of as adapter_of
-    from ringsim.pipeline.checkpoints import pipeline_state_dict as pipeline_state_dict
     from ringsim.pipeline.executor import rehearse as rehearse
     from ringsim.pipeline.generation import generate as generate
     from ringsim.pipeline.messages import recv_activation as recv_activation
@@ -167,6 +164,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.stage import tied_parameters as tied_parameters
     from ringsim.pipeline.training import cross_entropy as cross_entropy
     from ringsim.pipeline.training import eval_step_pipeline as eval_step_pipeline
+    from ringsim.pipeline.training import pipeline_state_dict as pipeline_state_dict
     from ringsim.pipeline.training import train_step_pipeline as train_step_pipeline
     from ringsim.pipeline.training import train_step_pipeline_afab as train_step_pipeline_afab
     from ringsim.pipeline.training import weighted_loss as weighted_loss
@@ -179,15 +177,17 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.schedules.engine import validate as validate
     from ringsim.schedules.generation import can_finish as can_finish
     from ringsim.schedules.generation import steady_use as steady_use
-    from ringsim.schedules.linear import gpipe as gpipe
-    from ringsim.schedules.linear import one_f_one_b as one_f_one_b
-    from ringsim.schedules.linear import zb_h1 as zb_h1
-    from ringsim.schedules.linear import zb_h2 as zb_h2
-    from ringsim.schedules.looped import interleaved_1f1b as interleaved_1f1b
-    from ringsim.schedules.looped import looped_bfs as looped_bfs
     from ringsim.schedules.lowering import lower as lower
     from ringsim.schedules.partition import by_count as by_count
     from ringsim.schedules.partition import by_weight as by_weight
+    from ringsim.schedules.phases import dualpipe_v as dualpipe_v
+    from ringsim.schedules.phases import gpipe as gpipe
+    from ringsim.schedules.phases import interleaved_1f1b as interleaved_1f1b
+    from ringsim.schedules.phases import looped_bfs as looped_bfs
+    from ringsim.schedules.phases import one_f_one_b as one_f_one_b
+    from ringsim.schedules.phases import zb_h1 as zb_h1
+    from ringsim.schedules.phases import zb_h2 as zb_h2
+    from ringsim.schedules.phases import zb_v as zb_v
     from ringsim.schedules.schedule import Action as Action
     from ringsim.schedules.schedule import Schedule as Schedule
     from ringsim.schedules.schedule import from_csv as from_csv
@@ -195,8 +195,6 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.schedules.schedule import parse_action as parse_action
     from ringsim.schedules.schedule import to_csv as to_csv
     from ringsim.schedules.schedule import to_text as to_text
-    from ringsim.schedules.vee import dualpipe_v as dualpipe_v
-    from ringsim.schedules.vee import zb_v as zb_v
 else:  # hidden from them, so that they report a misspelt name
 
     def __getattr__(name: str) -> Any:

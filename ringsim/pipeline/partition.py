@@ -68,12 +68,7 @@ def _run(part: Stage, x: Tensor) -> tuple[float, Tensor]:
 
 
 def partition_model(
-    model: nn.Module,
-    num_stages: int,
-    by: str | Sequence[int] = "count",
-    *,
-    sample: Tensor | None = None,
-    adapter: Adapter | None = None,
+    model: nn.Module, num_stages: int, by: str | Sequence[int] = "count", *, sample: Tensor | None = None, adapter: Adapter | None = None
 ) -> list[range]:
     """Cuts a model's layers into contiguous ranges, one for each stage.
 

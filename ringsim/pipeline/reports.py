@@ -377,12 +377,7 @@ class Boundary(NamedTuple):
 
 
 def boundary_shapes(
-    model: nn.Module,
-    partition: Sequence[range],
-    sample: Tensor,
-    *,
-    attention_mask: Tensor | None = None,
-    adapter: Adapter | None = None,
+    model: nn.Module, partition: Sequence[range], sample: Tensor, *, attention_mask: Tensor | None = None, adapter: Adapter | None = None
 ) -> list[Boundary]:
     """Runs the stages one after the other, and returns what passes between them.
 

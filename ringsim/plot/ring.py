@@ -153,11 +153,7 @@ def communication_graph(trace: Trace) -> nx.MultiDiGraph:
     sends = events.kind == SEND
     sent = sends & (events.status == OK)
     sent[trace.messages.send[events.status[trace.messages.recv] == OK]] = True
-    graph = nx.MultiDiGraph(
-        ring=ring,
-        unfinished=int((sends & ~sent).sum()),
-        collectives=int((events.kind == COLLECTIVE).sum()),
-    )
+    graph = nx.MultiDiGraph(ring=ring, unfinished=int((sends & ~sent).sum()), collectives=int((events.kind == COLLECTIVE).sum()))
     known = {piece.get("rank"): piece for piece in trace.metadata.get("ranks", [])}
     for rank in range(trace.world_size):
         graph.add_node(rank, pid=known.get(rank, {}).get("pid"))

@@ -19,10 +19,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ringsim.errors import ScheduleError, is_integer, is_one_of, say
-from ringsim.schedules.linear import gpipe, one_f_one_b, zb_h1, zb_h2
-from ringsim.schedules.looped import interleaved_1f1b, looped_bfs
+from ringsim.schedules.phases import dualpipe_v, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b, zb_h1, zb_h2, zb_v
 from ringsim.schedules.schedule import Schedule, check_size
-from ringsim.schedules.vee import dualpipe_v, zb_v
 
 __all__ = [
     "SCHEDULE_NAMES",

@@ -1,7 +1,7 @@
 """The interactive view of a run: one HTML file that needs no network, no server and no library.
 
-``encoding`` turns a trace into bytes, ``html`` puts them into a page with the program that shows them. The program is the JavaScript in
-``page/``: plain functions and classes on Canvas 2D, one file a subject, put behind one another in the order of ``html.PROGRAM``::
+``html`` turns a trace into bytes and puts them into a page with the program that shows them. The program is the JavaScript in ``page/``:
+plain functions and classes on Canvas 2D, one file a subject, put behind one another in the order of ``html.PROGRAM``::
 
     columns.js   reads the bytes; lanes, in which bars do not overlap; what an operation did when
     pyramid.js   which state fills most of each bin of time, by halves: what to draw of a million events

@@ -1,26 +1,42 @@
-"""The view as one HTML file: the program, its style and the traces, and nothing from anywhere else."""
+"""The view as one HTML file: the program, its style and the traces, and nothing from anywhere else.
+
+A trace is a head in JSON, then columns of numbers, each as narrow as its values allow.
+
+Times are differences: an event's ``post`` from that of the event before it on its rank, its ``wait`` and ``done`` from its ``post``. Most
+fit into two or four bytes and look alike, so that gzip leaves 5 to 10 bytes an event. No name stands in the page as such, and none can be
+taken for markup: the whole is base64.
+"""
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
+import json
+import re
+import struct
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.errors import ArgumentError
+import numpy as np
+
+from ringsim.diagnose.snapshot import read_end_ns
+from ringsim.errors import ArgumentError, escape
+from ringsim.provenance import footer
+from ringsim.traces.events import ERROR, IN_FLIGHT, KIND_NAMES, NONE, OP_KINDS, OP_NAMES, Events, Ints
 from ringsim.traces.lazy import resolve
-from ringsim.view.encoding import pack
 
 if TYPE_CHECKING:
     from os import PathLike
 
+    from ringsim.traces.findings import Finding, Operation
     from ringsim.traces.value import Trace
 
-__all__ = ["to_html"]
+__all__ = ["pack", "to_html"]
 
 PROGRAM: Final = ("columns.js", "pyramid.js", "timeline.js", "ring.js", "panels.js", "main.js")
 MOST_RUNS: Final = 8
@@ -92,3 +108,126 @@ def _picture(trace: Trace) -> str:
     except ImportError:
         return ""
     return f'<img alt="{html.escape(trace.describe())}" src="data:image/png;base64,{base64.b64encode(png).decode("ascii")}">'
+
+
+MOST_LABELS: Final = 4096  # of different spans; where there are more, the numbers in them are left out
+_WIDTHS: Final = ("<i1", "<i2", "<i4")
+_LEVEL: Final = 6  # of gzip: higher ones take three times as long for a hundredth
+
+
+def pack(trace: Trace) -> bytes:
+    """Returns a trace as the view reads it.
+
+    Args:
+        trace: any trace.
+
+    Returns:
+        gzip of: the length of the head (uint32), the head as JSON, and its ``columns`` one behind the other, little endian.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> from ringsim.traces.value import Trace
+        >>> packed = pack(Trace(make_events({"rank": [0], "op": [OP_CODES["barrier"]], "post_ns": [5]}), {"world_size": 1}))
+        >>> gzip.decompress(packed)[4:22]
+        b'{"title":"1 rank",'
+    """
+    events = trace.events
+    labels, label = _stems(events)
+    columns = {name: _narrow(values) for name, values in _columns(trace, label).items()}
+    head = {
+        "title": _title(trace),
+        "source": footer(trace.metadata),
+        "summary": trace.summary(),
+        "end": min(read_end_ns(trace.metadata) or 0, 2**53) if (events.status == IN_FLIGHT).any() else 0,  # stuck until then
+        "counts": np.bincount(events.rank, minlength=trace.world_size).tolist(),
+        "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
+        "groups": [escape(group.name, lines=False) for group in events.tables.groups],
+        "payloads": [[one.dtype, list(one.shape), one.size_bytes] for one in events.tables.payloads],
+        "labels": labels,
+        "files": [escape(name, lines=False) for name in events.tables.files],
+        "error": int(ERROR),
+        "findings": [_finding(events, one) for one in trace.explain().findings],
+        "columns": [{"name": name, "type": values.dtype.str[1:]} for name, values in columns.items()],
+    }
+    text = json.dumps(head, separators=(",", ":")).encode()
+    return gzip.compress(
+        b"".join([struct.pack("<I", len(text)), text, *(values.tobytes() for values in columns.values())]), _LEVEL, mtime=0
+    )
+
+
+def _title(trace: Trace) -> str:
+    source = trace.metadata.get("source")
+    return f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}{f', {escape(str(source), lines=False)}' if source else ''}"
+
+
+def _columns(trace: Trace, label: Ints) -> dict[str, Ints]:
+    """Returns the columns, as they are written."""
+    events, messages = trace.events, trace.messages
+    first = np.flatnonzero(np.diff(events.rank, prepend=NONE))
+    post = np.diff(events.post_ns, prepend=0)
+    post[first] = events.post_ns[first]
+    partner = np.zeros(len(events), dtype=np.int64)  # how far away the other side stands; 0 for none
+    partner[messages.send], partner[messages.recv] = messages.recv - messages.send, messages.send - messages.recv
+    return {
+        "post": post,
+        "wait": _after(events.wait_ns, events.post_ns),
+        "done": _after(events.done_ns, events.post_ns),
+        "op": events.op.astype(np.int64),
+        "status": events.status.astype(np.int64),
+        "partner": partner,
+        "label": label,
+        **{name: getattr(events, name) for name in ("group", "peer", "tag", "payload", "stage", "microbatch", "file", "line")},
+    }
+
+
+def _after(times: Ints, post: Ints) -> Ints:
+    """Returns times counted from another, -1 where there is none."""
+    after: Ints = np.where(times == NONE, NONE, np.maximum(times - post, 0))
+    return after
+
+
+def _narrow(values: Ints) -> Ints:
+    """Returns integers in the narrowest type that holds them; beyond 32 bits as floats, which JavaScript counts with."""
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    for width in _WIDTHS:
+        if np.iinfo(width).min <= low and high <= np.iinfo(width).max:
+            return values.astype(width)
+    return values.astype("<f8")
+
+
+def _stems(events: Events) -> tuple[list[str], Ints]:
+    """Returns the names of spans, and the column of their numbers: of very many names, those without their numbers."""
+    names = [escape(name, lines=False) for name in events.tables.labels]
+    if len(names) <= MOST_LABELS:
+        return names, events.label
+    stems = [re.sub(r"\d+(\.\d+)?", "…", name) for name in names]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(stems))}
+    if len(numbers) > MOST_LABELS:  # names without a pattern
+        numbers = {"…": 0}
+    of_label = np.array([numbers.get(name, 0) for name in stems] + [NONE], dtype=np.int32)
+    return list(numbers), of_label[events.label]
+
+
+def _finding(events: Events, finding: Finding) -> dict[str, Any]:
+    """Returns a finding with the places of its operations among the events."""
+    return {
+        "kind": finding.kind,
+        "ranks": list(finding.ranks),
+        "text": str(finding),
+        "events": [index for one in finding.operations if (index := _find(events, one)) is not None],
+    }
+
+
+def _find(events: Events, operation: Operation) -> int | None:
+    """Returns the event that an operation is: of several alike the one that was blocked for as long, or is still in flight."""
+    files = [number for number, name in enumerate(events.tables.files) if name == operation.file]
+    alike = np.flatnonzero(
+        (events.rank == operation.rank) & (events.line == operation.line) & (np.array(OP_NAMES)[events.op] == operation.op)
+        & np.isin(events.file, files or [NONE])
+    )  # fmt: skip
+    if len(alike) == 0:
+        return None
+    if operation.status == "in_flight" and (waiting := alike[events.status[alike] == IN_FLIGHT]).size:
+        return int(waiting[-1])
+    blocked_s = (events.done_ns[alike] - events.wait_ns[alike]) * 1e-9
+    return int(alike[np.argmin(np.abs(blocked_s - operation.waited_s))])

@@ -18,8 +18,7 @@ from rank_server import RankServer, free_port, results
 
 from ringsim.comm import deepspeed
 from ringsim.comm import deepspeed as dist
-from ringsim.comm.deepspeed import TorchBackend
-from ringsim.comm.deepspeed_names import get_accelerator
+from ringsim.comm.deepspeed import TorchBackend, get_accelerator
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -153,6 +152,7 @@ def runs(name: str, is_async: bool) -> bool:
     rank, begin = dist.get_rank(), time.perf_counter()
     for _ in range(3):
         tensor = torch.ones(4).to(get_accelerator().device_name(rank)) * rank
+        get_accelerator().empty_cache()
         get_accelerator().synchronize()
         dist.barrier()
         work, result = operation(tensor, is_async)

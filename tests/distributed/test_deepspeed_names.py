@@ -194,7 +194,7 @@ def test_barrier_passes_the_devices_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reduction_of_deepspeed_is_torchs_of_that_name() -> None:
-    from ringsim.comm.deepspeed_names import to_torch
+    from ringsim.comm.deepspeed import to_torch
 
     for op in dist.ReduceOp:
         if op is not dist.ReduceOp.UNUSED:

@@ -27,7 +27,7 @@ from processes import descendants, gone, listening, until
 
 import ringsim
 from ringsim.errors import Deadlock, Interrupted, PeerExited, RankFailed, RingError, RunTimeout
-from ringsim.launch import ranks
+from ringsim.launch import ranks, run
 from ringsim.launch.job import Kind, start_environment
 from ringsim.launch.ranks import EXIT_S, ForkedRanks, get_launcher
 from ringsim.launch.results import read_result, write_result
@@ -446,6 +446,27 @@ def test_parked_ranks_end_when_nobody_comes() -> None:
     assert until(lambda: not parked.directory.exists(), 1.0)
     assert not parked.take()
     parked.close()
+
+
+def test_a_fork_server_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    ringsim.trace(pass_round, world_size=2)
+    monkeypatch.setattr(ranks, "ANSWER_S", 0.5)
+    stopped = get_launcher()._server
+    assert stopped is not None
+    os.kill(stopped._process.pid, signal.SIGSTOP)
+    assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]
+    assert get_launcher()._server is not stopped
+    assert gone(stopped._process.pid)
+
+
+def test_ranks_that_never_come_up_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ranks, run):
+        monkeypatch.setattr(module, "START_S", 0.2)  # loading torch takes longer
+    for limit_s in (None, 60):
+        get_launcher().close()
+        fails(RingError, r"ranks must come up within 0\.2 s, got 0 of 2 by then\. Call again", pass_round, world_size=2, limit_s=limit_s)
+    monkeypatch.undo()
+    assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]
 
 
 def test_works_without_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,333 @@
+"""The schedules by name, each as the phases of every rank: one stage a rank, several round the ring, and two that make a V.
+
+F is a forward, B a backward; p is the number of ranks, m the number of microbatches. First those with stage s on rank s.
+
+GPipe does all forwards, then all backwards (p = 3, m = 4; B drawn as long as F)::
+
+    rank 0   F0 F1 F2 F3             B0 B1 B2 B3        all 4 microbatches live on every rank
+    rank 1      F0 F1 F2 F3       B0 B1 B2 B3
+    rank 2         F0 F1 F2 F3 B0 B1 B2 B3
+
+1F1B starts a microbatch's backward as soon as it can, and from then on does one of each in turn::
+
+    rank 0   F0 F1 F2       B0 F3 B1    B2    B3        never more than 3 microbatches live
+    rank 1      F0 F1    B0 F2 B1 F3 B2    B3           2
+    rank 2         F0 B0 F1 B1 F2 B2 F3 B3              1
+
+Both end at the same time when messages cost nothing: 1F1B saves memory, not time.
+
+Zero bubble schedules split the backward, B = I + W, and fill the gaps with its second half. The previous rank waits for the input's
+gradient I. Nobody waits for the weights' gradients W, so a rank that would be idle does one that it has put off (ZB-H1, p = 3, m = 4, all
+actions of the same length)::
+
+    rank 0   F0 F1 F2       I0 W0 F3 I1 W1 I2 W2 I3 W3
+    rank 1      F0 F1    I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+    rank 2         F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+
+ZB-H2 also fills the gap at the start, with more forwards: no rank is ever idle between its first and its last action, for about twice the
+memory.
+
+Then schedules that go round the ring several times: with p ranks, rank r has the stages r, p + r, 2p + r and so on, its v chunks.
+
+At the start a rank waits until the stages before its first one have passed a microbatch on. Stages are v times smaller here, so the bubble
+is too. The price is about v times as many messages, including those over the wrap-around edge.
+
+Two orders of a rank's forwards (p = 2, v = 2, m = 4; numbers are microbatches)::
+
+                          chunk 0    chunk 1    chunk 0    chunk 1
+    interleaved 1F1B      F0 F1      F0 F1      F2 F3      F2 F3       depth first: a round of microbatches through all chunks
+    looped BFS            F0 F1 F2 F3           F0 F1 F2 F3            breadth first: all microbatches through a chunk
+
+Last, schedules in which the model goes down the ranks and comes back up, like a V: rank r has stage r and stage 2p - 1 - r.
+
+::
+
+    rank 0    stage 0                 stage 7     the loss is computed on rank 0, where the microbatch came in
+    rank 1        stage 1         stage 6
+    rank 2            stage 2 stage 5
+    rank 3            stage 3 stage 4             both stages of the turn are here: no message between them
+
+Each rank has one stage near the start, whose activations live long, and one near the end, whose activations do not: all ranks need the same
+memory. In the phases below, chunk 0 is the one on the way down, chunk 1 the one on the way up.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ringsim.schedules.schedule import Order, Phase, PhasedRow, PhasedRows, Schedule, check_counts, phased
+
+__all__ = ["dualpipe_v", "gpipe", "interleaved_1f1b", "looped_bfs", "one_f_one_b", "zb_h1", "zb_h2", "zb_v"]
+
+
+def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
+    """Returns GPipe, also called AFAB: all forwards, then all backwards.
+
+    Args:
+        num_ranks: how many ranks, each with one stage.
+        num_microbatches: how many microbatches; may be fewer than ranks.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ArgumentError: a count is less than 1.
+
+    Example:
+        >>> [" ".join(map(str, row)) for row in gpipe(2, 3).actions]
+        ['0F0 0F1 0F2 0B0 0B1 0B2', '1F0 1F1 1F2 1B0 1B1 1B2']
+
+    Source:
+        Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism, 2018, arXiv 1811.06965, figure 2.
+        The backwards there run from the last microbatch to the first; here from the first, as in torch: the times are the same.
+    """
+    check_counts(num_ranks, num_microbatches)
+    m = num_microbatches
+    return phased("gpipe", m, [[(m, "F"), (m, "B")]] * num_ranks, [[rank] for rank in range(num_ranks)])
+
+
+def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
+    """Returns 1F1B: after a warm-up, one forward and one backward in turn.
+
+    Rank s starts with p - 1 - s forwards, its distance to the last rank. When the first gradient comes back, p - s of its microbatches are
+    under way; from then on each forward waits until a backward has freed a place.
+
+    Args:
+        num_ranks: how many ranks, each with one stage.
+        num_microbatches: how many microbatches; may be fewer than ranks.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ArgumentError: a count is less than 1.
+
+    Example:
+        >>> [" ".join(map(str, row)) for row in one_f_one_b(2, 3).actions]
+        ['0F0 0F1 0B0 0F2 0B1 0B2', '1F0 1B0 1F1 1B1 1F2 1B2']
+
+    Source:
+        Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, 2021, arXiv 2104.04473,
+        section 2.2.1; first in PipeDream, arXiv 1806.03377.
+    """
+    check_counts(num_ranks, num_microbatches)
+    p, m = num_ranks, num_microbatches
+    rows = []
+    for rank in range(p):
+        warm_up = min(p - 1 - rank, m)
+        rows.append([(warm_up, "F"), (m - warm_up, "F B"), (warm_up, "B")])
+    return phased("1f1b", m, rows, [[rank] for rank in range(p)])
+
+
+def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
+    """Returns ZB-H1: 1F1B's order with the backward split; a smaller bubble for the memory of 1F1B's first rank on every rank.
+
+    Args:
+        num_ranks: how many ranks, each with one stage.
+        num_microbatches: how many microbatches; may be fewer than ranks, but then some gaps stay.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ArgumentError: a count is less than 1.
+
+    Example:
+        >>> [" ".join(map(str, row)) for row in zb_h1(2, 3).actions]
+        ['0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2', '1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2']
+
+    Source:
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, section 2.1 and figure 3.
+    """
+    check_counts(num_ranks, num_microbatches)
+    p, played = num_ranks, max(num_microbatches, num_ranks)
+    rows = [_row(warm_up=p - 1 - rank, put_off=rank, num_microbatches=played) for rank in range(p)]
+    return phased("zb_h1", num_microbatches, rows, [[rank] for rank in range(p)], played)
+
+
+def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
+    """Returns ZB-H2: no gap between a rank's first and last action, for about twice the memory of 1F1B.
+
+    Args:
+        num_ranks: how many ranks, each with one stage.
+        num_microbatches: how many microbatches; with fewer than 2 ``num_ranks`` - 1 some gaps stay.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ArgumentError: a count is less than 1.
+
+    Example:
+        >>> [" ".join(map(str, row)) for row in zb_h2(2, 3).actions]
+        ['0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2', '1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2']
+
+    Source:
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, section 2.2 and figure 3.
+    """
+    check_counts(num_ranks, num_microbatches)
+    p, played = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
+    rows = [_row(warm_up=2 * (p - 1 - rank), put_off=2 * rank, num_microbatches=played) for rank in range(p)]
+    return phased("zb_h2", num_microbatches, rows, [[rank] for rank in range(p)], played)
+
+
+def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:
+    """Phases of a rank: ``warm_up`` forwards first, and the weights' gradients always ``put_off`` microbatches late."""
+    return [(warm_up, "F"), (put_off, "F I"), (num_microbatches - warm_up - put_off, "F I W"), (warm_up, "I W"), (put_off, "W")]
+
+
+def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+    """Returns interleaved 1F1B: 1F1B over several chunks a rank, depth first.
+
+    Microbatches go in rounds of as many as there are ranks, or a few more. A round passes a rank's first chunk, then its second, and so
+    on: it comes round the ring just when the rank is done with the previous chunk.
+
+    Args:
+        num_ranks: how many ranks.
+        num_microbatches: how many microbatches; any number.
+        num_chunks: how many stages each rank has.
+
+    Returns:
+        The schedule; if the rounds cannot be equal, the first and some others have one microbatch more.
+
+    Raises:
+        ArgumentError: a count is less than 1.
+
+    Example:
+        >>> print(*map(str, interleaved_1f1b(2, 2, num_chunks=2).actions[1]))
+        1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
+
+    Source:
+        Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, 2021, arXiv 2104.04473,
+        section 2.2.2.
+    """
+    check_counts(num_ranks, num_microbatches, num_chunks)
+    p, m, v = num_ranks, num_microbatches, num_chunks
+    num_rounds = max(1, m // p)
+    firsts = [-(-m * index // num_rounds) for index in range(num_rounds + 1)]  # the first microbatch of each round, and m
+    rounds = [range(first, end) for first, end in pairwise(firsts)]
+    warm_ups = [min((v - 1) * len(rounds[0]) + 2 * (p - 1 - rank), m * v) for rank in range(p)]
+    rows = []
+    for rank, warm_up in enumerate(warm_ups):
+        order = Order(range(rank, v * p, p), rounds)
+        phases = ((warm_up, "F"), (m * v - warm_up, "F B"), (warm_up, "B"))
+        rows.append(PhasedRow(phases, (order,), (order.reverse_stages(),), m))
+    return Schedule("interleaved_1f1b", m, tuple(range(p)) * v, PhasedRows(rows))
+
+
+def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
+    """Returns looped breadth-first: GPipe over several chunks a rank.
+
+    Args:
+        num_ranks: how many ranks.
+        num_microbatches: how many microbatches; any number.
+        num_chunks: how many stages each rank has.
+
+    Returns:
+        The schedule. Backwards go from the last microbatch to the first, as in torch.
+
+    Raises:
+        ArgumentError: a count is less than 1.
+
+    Example:
+        >>> print(*map(str, looped_bfs(2, 2, num_chunks=2).actions[1]))
+        1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0
+
+    Source:
+        Lamy-Poirier, Breadth-First Pipeline Parallelism, 2022, arXiv 2211.05953.
+    """
+    check_counts(num_ranks, num_microbatches, num_chunks)
+    p, m, v = num_ranks, num_microbatches, num_chunks
+    rows = []
+    for rank in range(p):
+        stages = range(rank, v * p, p)
+        backwards = Order(stages[::-1], (range(m)[::-1],))
+        rows.append(PhasedRow(((m * v, "F"), (m * v, "B")), (Order(stages, (range(m),)),), (backwards,), m))
+    return Schedule("looped_bfs", m, tuple(range(p)) * v, PhasedRows(rows))
+
+
+def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
+    """Returns ZB-V: no gap between a rank's first and last action where F, I and W take the same time, for the memory of 1F1B.
+
+    Args:
+        num_ranks: how many ranks, each with two stages.
+        num_microbatches: how many microbatches; with fewer than 2 ``num_ranks`` - 1 some gaps stay.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ArgumentError: a count is less than 1.
+
+    Example:
+        >>> [" ".join(map(str, row)) for row in zb_v(2, 1).actions]
+        ['0F0 3F0 3I0 3W0 0I0 0W0', '1F0 2F0 2I0 2W0 1I0 1W0']
+
+    Source:
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241: ZB-V. The phases are those of torch's
+        ScheduleZBVZeroBubble.
+    """
+    check_counts(num_ranks, num_microbatches)
+    p, played = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
+    rows = []
+    for rank in range(p):
+        after = p - 1 - rank  # how many ranks are between this one and the turn
+        phases = [
+            (2 * after + 1, "F0"),  # until the first microbatch has come back up
+            (rank, "F1 F0"),
+            (after + 1, "F1 I1 W1"),
+            (played - p - after, "F0 I0 W0 F1 I1 W1"),
+            (after, "I0 W0 F1 I1 W1"),
+            (rank, "I0 I1"),  # earlier ranks wait for these, so their W come later
+            (after + 1, "I0 W0"),
+            (rank, "W1"),
+            (rank, "W0"),
+        ]
+        rows.append(phases)
+    return phased("zb_v", num_microbatches, rows, [(rank, 2 * p - 1 - rank) for rank in range(p)], played)
+
+
+def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
+    """Returns DualPipeV: forwards of one chunk beside backwards of the other, made for hardware that can do both at once.
+
+    The pairs ``F0 B1`` and ``F1 B0`` of the middle phases are what the paper computes at the same time, hiding the messages of one behind
+    the computing of the other. Here they run one after the other.
+
+    Args:
+        num_ranks: how many ranks, each with two stages.
+        num_microbatches: how many microbatches; with fewer than 2 ``num_ranks`` most of the overlap is lost.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ArgumentError: a count is less than 1.
+
+    Example:
+        >>> [" ".join(map(str, row)) for row in dualpipe_v(2, 1).actions]
+        ['0F0 3F0 3I0 3W0 0B0', '1F0 2F0 2B0 1B0']
+
+    Source:
+        DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437, section 3.2.1: DualPipe; cut in half to a V in its repository,
+        github.com/deepseek-ai/DualPipe. The phases are its steps, as in torch's ScheduleDualPipeV.
+    """
+    check_counts(num_ranks, num_microbatches)
+    p, played = num_ranks, max(num_microbatches, 2 * num_ranks)
+    rows = []
+    for rank in range(p):
+        after = p - 1 - rank
+        phases = [
+            (2 * after, "F0"),
+            (rank + 1, "F0 F1"),
+            (after, "I1 W F1"),
+            (played - p - after, "F0 B1 F1 B0"),
+            (after, "B1 F1 B0"),
+            # rank + 1 times B1 B0; the second half of these backwards is split, because earlier ranks wait for the gradients
+            ((rank + 1) // 2, "B1 B0"),
+            ((rank + 1) % 2, "B1 I0"),
+            ((rank + 1) // 2, "I1 I0"),
+            (after, "W I0"),
+            (rank + 1, "W"),
+        ]
+        rows.append(phases)
+    return phased("dualpipe_v", num_microbatches, rows, [(rank, 2 * p - 1 - rank) for rank in range(p)], played)
