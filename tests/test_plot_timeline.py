@@ -28,7 +28,7 @@ from ringsim.plot.layout import MOST_ARROWS, OPERATION_LOOKS, choose_messages, m
 from ringsim.plot.schedule_run import BOUNDS, measure_shares, plot_overlay
 from ringsim.plot.steps import ACTION_LOOKS, picture_step, shows_step, step_picture
 from ringsim.plot.timeline import plot_timeline, timeline_picture
-from ringsim.predict.comparison import Comparison, compare
+from ringsim.prediction.comparison import Comparison, compare
 from ringsim.schedules import make_schedule
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import evaluate
@@ -195,6 +195,15 @@ def test_many_ranks_share_rows_and_arrows_come_from_the_whole_time() -> None:
         lasts = (bars.end_ns - bars.start_ns)[(bars.rank >= first) & (bars.rank < first + ranks)]
         assert density.share[density.rank == first].sum() * ranks * slot_ns == pytest.approx(lasts.sum())
     assert ((density.top - density.bottom).max(), density.top.max()) <= (1, 1)
+
+
+def test_rows_of_a_pixel_are_plain_and_leave_no_gap() -> None:
+    """Textures, outlines and gaps would beat with the pixels."""
+    ax = plot_schedule(make_schedule("gpipe", 300, 1))
+    low = [group for group in ax.collections if isinstance(group, PolyCollection)]
+    assert low
+    assert not any(group.get_hatch() for group in low)
+    assert {(top % 1, bottom % 1) for _, _, top, bottom in boxes(ax, "actions-F-0")} == {(0.5, 0.5)}
 
 
 def test_each_name_of_a_span_has_a_look_and_is_written_where_there_is_room() -> None:

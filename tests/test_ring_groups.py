@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringsim
+from ringsim import comm as dist
 from ringsim.comm import set_backend
 from ringsim.comm.backend import Backend
-from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.errors import ArgumentError, Deadlock, RendezvousFailed, RingError
 from ringsim.ring import (
     current_ring,
     destroy_distributed,
@@ -242,6 +243,26 @@ def test_all_ranks_ask_for_the_same_groups_and_keep_their_own(rings: list[list[i
     assert sorted(name for name, _, _ in asked[0]) == sorted({name for name, _, _ in asked[0]})
     assert len(asked[0]) == sum(len(ring) > 1 for ring in rings)  # as many edges as ranks in rings of two or more
     assert {timeout for _, _, timeout in asked[0]} <= {timedelta(seconds=7)}
+
+
+@pytest.mark.parametrize(("size", "exchanges"), [(1, 0), (2, 2), (3, 3), (4, 2), (5, 3), (64, 2), (65, 3)])
+def test_pairs_connect_edge_by_edge(size: int, exchanges: int) -> None:
+    """As on NCCL whoever comes first waits; an exchange is a message and an all_reduce of two, three latencies in all."""
+
+    def in_order() -> None:
+        ring = current_ring()
+        groups.connect(ring.rank, ring.ranks, (ring.pred_group, ring.succ_group), torch.zeros(1), dist)
+
+    def all_receive_first() -> None:
+        ring = current_ring()
+        for other, group in ((ring.pred, ring.pred_group), (ring.succ, ring.succ_group)):
+            (dist.recv if other == ring.pred else dist.send)(torch.zeros(1), other, group=group)
+
+    link = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.0)
+    assert ringsim.simulate(in_order, world_size=size, link=link).makespan_s == 3 * exchanges
+    if size > 2:
+        with pytest.raises(Deadlock):
+            ringsim.simulate(all_receive_first, world_size=size, link=link)
 
 
 def test_the_world_is_joined_and_left_with_the_ring() -> None:

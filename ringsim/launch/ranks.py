@@ -137,7 +137,7 @@ class ForkServer:
         return self._errors.read().decode(errors="replace")
 
     def answers(self) -> bool:
-        """Returns whether the server goes on: one that has answered before does so within ``ANSWER_S``, and one that starts has its time."""
+        """Returns whether the server goes on: one that has answered before does so within ``ANSWER_S``; one that starts has its time."""
         with self._lock:
             try:
                 if not self._has_answered:

@@ -330,6 +330,7 @@ class TimeAxis:
 
 
 LEAST_TEXTURED: Final = 8 / SLOTS  # of the axis: in a narrower box neither texture nor outline can be seen
+LEAST_TEXTURED_POINTS: Final = 3.0  # high, at least
 MOST_NAMES: Final = 500  # words in boxes
 LETTER: Final = 0.62  # width of a letter, as a share of the font's size
 NAME_SIZE: Final = 8.0  # points
@@ -375,11 +376,15 @@ def draw_boxes(
 ) -> None:
     """Draws boxes of one look, with corners as ``Rows.boxes`` returns them; texture and outlines only where they can be seen."""
     left, right = ax.get_xlim()
-    wide = corners[:, 2, 0] - corners[:, 0, 0] >= LEAST_TEXTURED * (right - left)
+    bottom, top = ax.get_ylim()
+    points = abs(corners[:, 0, 1] - corners[:, 1, 1]) / abs(top - bottom) * style.points(ax)[1]
+    wide = (corners[:, 2, 0] - corners[:, 0, 0] >= LEAST_TEXTURED * (right - left)) & (points >= LEAST_TEXTURED_POINTS)
     plain = look.ink if look.colour == "#FFFFFF" else look.colour  # a white box is its outline
-    boxes = [PolyCollection(corners[~wide], facecolors=plain, linewidths=0, zorder=zorder, gid=gid)] if not wide.all() else []
+    more: Any = {"facecolors": plain, "linewidths": 0, "zorder": zorder, "gid": gid}
+    # Smoothed edges of boxes as low as a pixel would beat with the rows.
+    boxes = [PolyCollection(corners[~wide], antialiaseds=points[~wide] >= 1, **more)] if not wide.all() else []
     if wide.any():
-        more: Any = {"edgecolors": look.ink, "hatch": look.hatch or None, "linewidths": linewidth}
+        more = {"edgecolors": look.ink, "hatch": look.hatch or None, "linewidths": linewidth}
         boxes.append(PolyCollection(corners[wide], facecolors=look.colour, zorder=zorder, gid=gid, **more))
         if outlined:  # by itself: a pattern takes the colour of the edge, and this is to be white
             boxes.append(PolyCollection(corners[wide], facecolors="none", edgecolors="white", linewidths=0.6, zorder=zorder + 0.1))

@@ -23,6 +23,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import style
 from ringsim.plot.layout import (
+    LEAST_ROW_POINTS,
     MESSAGE_LOOK,
     OPERATION_LOOKS,
     Rows,
@@ -120,6 +121,8 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
     compute = 0.19 if picture.draw_messages is not None else 0.42
     # Lanes of computations, sends, recvs and collectives.
     rows = Rows(top=np.array([-0.33, 0.23, 0.34, 0.23]), bottom=np.array([compute, 0.32, 0.43, 0.43]), marks=(-0.44, -0.37))
+    if row_points(ax, len(actions.ranks)) < LEAST_ROW_POINTS:  # no room for messages, and none to be left between the rows
+        rows = Rows(top=np.full(4, -0.5), bottom=np.full(4, 0.5), marks=(-0.5, -0.5))
     prepare_rows(ax, _name_rows(actions), float(actions.end.max()), picture.time, above=PHASE_NAME_POINTS)
     handles = draw_actions(ax, actions, rows)
     for draw in (picture.draw_messages, picture.draw_over):
@@ -140,11 +143,11 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
 
 
 def _name_rows(actions: StageActions) -> list[str]:
-    names = []
-    for rank in actions.ranks:
+    names, ranks = [], actions.ranks
+    for rank in ranks:
         stages = actions.stages_of(rank)
         several = f"stages {', '.join(map(str, stages))}" if len(stages) > 1 else f"stage {stages[0]}"
-        names.append(f"rank {rank}\n{several}" if len(actions.ranks) <= MOST_STAGE_NAMES else f"rank {rank}")
+        names.append(f"rank {rank}\n{several}" if len(ranks) <= MOST_STAGE_NAMES else f"rank {rank}")
     return names
 
 

@@ -17,6 +17,13 @@ process, and only the addresses go through the shared store, in three questions:
 
 Every rank writes before it waits, so no order of ranks can stop them.
 
+On NCCL, two ranks connect at their first message, and whoever comes first waits in the call for the other, even of ``irecv``. A ring in
+which each rank posted its receive first would stand still. So the pairs connect here, one edge at a time in an order that all share: the
+edges with even numbers, which have no rank in common but for the last of an odd ring, then the others::
+
+    edge 0: ranks 0, 1      edge 2: ranks 2, 3     ...      at once
+         edge 1: ranks 1, 2      edge 3: ranks 3, 0         then these
+
 Other backends know no store, and have a ``new_group`` that all ranks call for every group, in one order. There the ranks first tell each
 other, in one all_gather, which ring each is in, and then make all pairs of all rings::
 
@@ -169,8 +176,8 @@ def build_pair_groups(
 ) -> PairGroups:
     """Builds this rank's two pair groups, over the default process group.
 
-    Every rank of the world calls it, each for its own ring. It blocks until the neighbours have got there; on NCCL they meet at the first
-    message.
+    Every rank of the world calls it, each for its own ring. It blocks until the neighbours have got there, and on NCCL until the pairs are
+    connected.
 
     Args:
         rank: this global rank.
@@ -185,7 +192,10 @@ def build_pair_groups(
     """
     if backend != "gloo" or not _builds_privately():
         # The time-out is not inherited from the default group: without it, a deadlock on a pair would last half an hour.
-        return _build_by_all(rank, rings, functools.partial(dist.new_group, timeout=timeout, backend=backend))
+        groups: PairGroups = _build_by_all(rank, rings, functools.partial(dist.new_group, timeout=timeout, backend=backend))
+        if backend == "nccl":
+            connect(rank, ranks, groups, torch.zeros(1, device=torch.device("cuda", torch.cuda.current_device())))
+        return groups
     pairs = pairs_of(rank, ranks)
     if pairs is None:
         return None, None
@@ -199,6 +209,31 @@ def build_pair_groups(
         build.meet(address)
     pred_group, succ_group = (build.group(store) for build in builds)
     return pred_group, succ_group
+
+
+def connect(rank: int, ranks: Sequence[int], groups: PairGroups, tensor: torch.Tensor, comm: Any = dist) -> None:
+    """Has each pair of a ring exchange one element, so that the first message of the program finds a connection.
+
+    Every rank of the ring calls it. It blocks until both its pairs are connected.
+
+    Args:
+        rank: this global rank.
+        ranks: the ring's global ranks in order.
+        groups: this rank's groups: the one that it receives on, and the one that it sends on.
+        tensor: one element, on the device of the groups.
+        comm: has the functions of ``torch.distributed``.
+    """
+    pairs = pairs_of(rank, ranks)
+    if pairs is None:
+        return
+    edges = all_pairs(ranks)
+    for pair, group in sorted(zip(pairs, groups, strict=True), key=lambda one: (edges.index(one[0]) % 2, edges.index(one[0]))):
+        # NCCL has one connection for single messages, and one for batches and collectives.
+        if pair[0] == rank:
+            comm.send(tensor, pair[1], group=group)
+        else:
+            comm.recv(tensor, pair[0], group=group)
+        comm.all_reduce(tensor, group=group)
 
 
 def destroy_group(group: dist.ProcessGroup | None) -> None:

@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 
 from ringsim.comm.backend import TORCH, Backend, get_backend_object
@@ -72,6 +73,16 @@ class Ring:
     timeout_s: float = _DEFAULT_TIMEOUT_S
     backend: Backend = field(default=TORCH, repr=False, compare=False)
     take_down: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's tensors belong: its GPU with "gpu", else the CPU.
+
+        Example:
+            >>> Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,), comm_device="gpu", local_rank=3).device
+            device(type='cuda', index=3)
+        """
+        return torch.device("cuda", self.local_rank) if self.comm_device == "gpu" else torch.device("cpu")
 
     @property
     def in_order(self) -> bool:

@@ -44,6 +44,25 @@ def test_every_rank_has_a_gpu_of_its_own() -> None:
     assert len(trace.messages) == (GPUS if GPUS > 1 else 0)
 
 
+def receive_first() -> float:
+    """Every rank posts its receive before it sends: on pairs that are connected, no call waits for a neighbour."""
+    ring = ringsim.current_ring()
+    arriving = torch.empty(4, device=ring.device)
+    recv = dist.irecv(arriving, ring.pred, group=ring.pred_group)
+    send = dist.isend(torch.full((4,), float(ring.rank), device=ring.device), ring.succ, group=ring.succ_group)
+    for work in (recv, send):
+        assert work is not None
+        work.wait()
+    torch.cuda.synchronize()
+    return float(arriving[0])
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+def test_a_ring_may_receive_first() -> None:
+    trace = ringsim.trace(receive_first, world_size=GPUS, comm_device="gpu", limit_s=60)
+    assert trace.results == [float((rank - 1) % GPUS) for rank in range(GPUS)]
+
+
 def reduce_after_work() -> None:
     """Reduces behind work that takes the GPU a tenth of a second or so, while the program goes on."""
     tensor = torch.ones(1 << 20, device="cuda")
