@@ -1,8 +1,8 @@
 """From ranks that can never go on to findings: what kind of mistake it is, in sentences, with a hint of what to change.
 
 Every stuck rank waits, by way of others, either for a circle of ranks that wait for each other or for a rank that is gone. Those are the
-root causes, one finding each; ranks that merely wait behind one are folded into it. A hint
-comes from an operation that nearly fits what a rank waits for in vain.
+root causes, one finding each; ranks that merely wait behind one are folded into it. A hint comes
+from an operation that nearly fits what a rank waits for in vain.
 """
 
 from __future__ import annotations

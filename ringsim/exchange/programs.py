@@ -98,10 +98,8 @@ def make_programs(trace: Trace) -> list[list[Step]]:
     operations = _messages(trace) | _collectives(events, trace.world_size)
     first = int(events.post_ns.min()) if len(events) else 0
     programs: list[list[Step]] = [[] for _ in range(trace.world_size)]
-    ranks, starts = np.unique(events.rank, return_index=True)
-    for rank, mine in zip(ranks.tolist(), np.split(np.arange(len(events)), starts[1:]), strict=False):
-        for thread in np.unique(events.thread[mine]).tolist():
-            _follow(programs[rank], events, mine[events.thread[mine] == thread].tolist(), operations, first)
+    for rank, _, mine in events.by_thread():
+        _follow(programs[rank], events, mine.tolist(), operations, first)
     return programs
 
 
