@@ -23,8 +23,8 @@ from paired import where
 
 import ringsim
 from ringsim.pipeline import Action, Costs, make_schedule, rehearse
-from ringsim.predict.calibration import Calibration
-from ringsim.predict.comparison import Errors
+from ringsim.prediction.calibration import Calibration
+from ringsim.prediction.comparison import Errors
 from ringsim.traces.events import SPAN
 from ringsim.traces.steps import count_steps, find_step, in_step
 from ringsim.traces.value import Trace

@@ -22,7 +22,8 @@ Contents::
     simulate_schedule                 what a step of a pipeline takes, from its schedule and what things cost
     calibrate                         what messages and computing cost on this machine, from a trace
     compare                           a run on real ranks beside the same run on a virtual clock: how far off the prediction was
-    scale                             from a trace of a few ranks to hundreds of stages
+    predict                           a worker or a schedule on many ranks, from a trace of a few
+    scale                             the recorded step on hundreds of ranks, from a trace of a few
     Link                              what a message costs on a link: latency, and seconds for each byte
 
     initialize_distributed            join the ring: default process group and pair groups
@@ -66,9 +67,9 @@ _CONTENTS: Final = {
     "Trace": "ringsim.traces.value",
     "__version__": "ringsim.provenance",
     "bandwidth": "ringsim.links.api",
-    "calibrate": "ringsim.predict.calibration",
+    "calibrate": "ringsim.prediction.calibration",
     "check": "ringsim.check",
-    "compare": "ringsim.predict.comparison",
+    "compare": "ringsim.prediction.comparison",
     "compute": "ringsim.compute_costs",
     "current_ring": "ringsim.ring.ring",
     "destroy_distributed": "ringsim.ring.ring",
@@ -82,7 +83,8 @@ _CONTENTS: Final = {
     "load_ipython_extension": "ringsim.magics",
     "mark": "ringsim.traces.recorder",
     "simulate": "ringsim.simulator.api",
-    "scale": "ringsim.predict.scaling",
+    "predict": "ringsim.prediction.scaling",
+    "scale": "ringsim.prediction.scaling",
     "simulate_schedule": "ringsim.simulator.schedules",
     "span": "ringsim.traces.recorder",
     "suppress_output": "ringsim.ring.printing",
@@ -108,9 +110,10 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.link import Link as Link
     from ringsim.links.api import bandwidth as bandwidth
     from ringsim.magics import load_ipython_extension as load_ipython_extension
-    from ringsim.predict.calibration import calibrate as calibrate
-    from ringsim.predict.comparison import compare as compare
-    from ringsim.predict.scaling import scale as scale
+    from ringsim.prediction.calibration import calibrate as calibrate
+    from ringsim.prediction.comparison import compare as compare
+    from ringsim.prediction.scaling import predict as predict
+    from ringsim.prediction.scaling import scale as scale
     from ringsim.provenance import __version__ as __version__
     from ringsim.ring.printing import suppress_output as suppress_output
     from ringsim.ring.ring import Ring as Ring

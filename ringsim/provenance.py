@@ -8,12 +8,12 @@ import functools
 import os
 import platform
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata as packages
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["__version__", "footer", "machine", "measured_run", "versions"]
+__all__ = ["__version__", "footer", "machine", "measured_run", "note_doubts", "versions"]
 
 __version__ = "0.1.0"  # pyproject.toml reads it from here
 
@@ -65,6 +65,19 @@ def measured_run(world_size: int, backend: str, start_unix_ns: int) -> dict[str,
     }
 
 
+_DOUBTFUL: Final = "doubtful constants: "
+
+
+def note_doubts(doubts: Iterable[str]) -> list[str]:
+    """Returns what makes the constants of a prediction doubtful as notes of its trace, which `footer` knows.
+
+    Example:
+        >>> footer({"source": "simulated", "notes": note_doubts(["the machine was busy"])})
+        'simulated, from doubtful constants'
+    """
+    return [_DOUBTFUL + doubt for doubt in doubts]
+
+
 def footer(metadata: Mapping[str, Any]) -> str:
     """Returns the line that stands under a picture: measured or simulated, on what, with what, when.
 
@@ -91,6 +104,8 @@ def footer(metadata: Mapping[str, Any]) -> str:
     ]
     details = ", ".join(str(part) for part in parts if part)
     begin = str(source or "origin unknown")
+    if any(str(note).startswith(_DOUBTFUL) for note in metadata.get("notes") or ()):
+        begin += ", from doubtful constants"
     if not details:
         return begin
     return f"{begin} on {details}" if source and known.get("cpu") else f"{begin}: {details}"

@@ -27,7 +27,7 @@ MODULES = {
 }
 
 # From below. A room imports from the floors under its own, and within a package from its own files. Neighbours on a floor do not know each
-# other, but for one: plot draws what predict compares.
+# other, but for one: plot draws what prediction compares.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "state", "provenance"),
     ("link", "faults", "environment", "schedules"),
@@ -35,12 +35,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("diagnose", "compute_costs", "comm"),
     ("ring",),
     ("launch", "pipeline", "simulator"),
-    ("predict", "links", "exchange", "plot", "view", "check", "magics"),
+    ("prediction", "links", "exchange", "plot", "view", "check", "magics"),
     ("cli",),
     ("__main__",),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS, start=1) for room in rooms}
-NEIGHBOURS = {("plot", "predict")}
+NEIGHBOURS = {("plot", "prediction")}
 CONTENTS = {"ringsim", "ringsim.pipeline"}  # tables of public names; type checkers see the same names as imports
 DATA = {"numpy", "pandas", "pyarrow"}
 LIBRARIES: dict[str, set[str]] = {  # beyond the standard library and numpy; what type checkers alone import does not count
@@ -52,7 +52,7 @@ LIBRARIES: dict[str, set[str]] = {  # beyond the standard library and numpy; wha
     "launch": {"torch", "cloudpickle", "IPython"},
     "pipeline": {"torch", "transformers"},
     "simulator": {"torch", "greenlet"},
-    "predict": set(),
+    "prediction": set(),
     "links": {"torch"},
     "exchange": DATA | {"google", "otf2", "_otf2"},
     "plot": {"matplotlib", "networkx"},

@@ -26,7 +26,7 @@ from ringsim.plot.layout import OPERATION_LOOKS, SPAN_LOOKS
 from ringsim.plot.ring import CLOSING_COLOUR, CLOSING_TEXTURE, PAIR_COLOURS, PAIR_TEXTURES, plot_ring
 from ringsim.plot.steps import ACTION_LOOKS, BUBBLE_LOOK, microbatch_entry, plot_schedule
 from ringsim.plot.timeline import trace_png
-from ringsim.predict.comparison import compare
+from ringsim.prediction.comparison import compare
 from ringsim.schedules import make_schedule
 from ringsim.traces.bandwidths import make_bandwidths
 from ringsim.traces.findings import Diagnosis, Finding

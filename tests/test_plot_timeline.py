@@ -28,7 +28,7 @@ from ringsim.plot.layout import MOST_ARROWS, OPERATION_LOOKS, choose_messages, m
 from ringsim.plot.schedule_run import BOUNDS, measure_shares, plot_overlay
 from ringsim.plot.steps import ACTION_LOOKS, picture_step, shows_step, step_picture
 from ringsim.plot.timeline import plot_timeline, timeline_picture
-from ringsim.predict.comparison import Comparison, compare
+from ringsim.prediction.comparison import Comparison, compare
 from ringsim.schedules import make_schedule
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import evaluate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +19,15 @@ from ringsim.errors import ArgumentError
 from ringsim.link import Link
 from ringsim.pipeline.executor import rehearse
 from ringsim.pipeline.flops import Flops
-from ringsim.predict.calibration import Calibration, calibrate
-from ringsim.predict.comparison import Errors, compare
-from ringsim.predict.scaling import scale
+from ringsim.prediction.calibration import Calibration, calibrate
+from ringsim.prediction.comparison import Errors, compare
+from ringsim.prediction.scaling import predict, scale
+from ringsim.provenance import footer
 from ringsim.schedules import make_schedule
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import evaluate
 from ringsim.simulator.api import simulate
-from ringsim.simulator.schedules import simulate_schedule
+from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
 from ringsim.topologies import OneMachine
 from ringsim.traces.value import Trace
 
@@ -111,6 +113,69 @@ def test_busy_machine_is_doubtful_and_a_single_disturbance_does_not_count() -> N
     assert found.notes == (f"{busy}sleeps ended up to 4.0 ms apart, {rule.format(1)}",)
     found = calibrate(talk(receiving_ms=0.8).trace())
     assert found.notes == (f"{busy}posting a receive took up to 0.8 ms, {rule.format(0.5)}",)
+    story = Story(2)
+    for begin in (0.0, 5.0, 10.0, 15.0):  # with 4 ms or more of something between two messages
+        story.message(0, 1, (begin + 0.5, begin + 0.6, begin + 1), (begin, begin + 0.01, begin + 1))
+    assert calibrate(story.trace()).notes[1:] == ("ranks computed for 4.2 ms at a time without ringsim.compute: that will take no time",)
+
+
+DOUBT = "doubtful constants: messages had one size only: all of their time counts as latency, and other sizes are not predicted"
+
+
+def test_every_prediction_says_what_makes_its_constants_doubtful() -> None:
+    """In words where it is printed, and briefly in the line under its pictures."""
+    step: dict[str, Any] = {
+        "args": (make_schedule("1f1b", 2, 8), Costs(0.001, backward=0.002)),
+        "kwargs": {"size_bytes": SIZE_BYTES, "steps": 2},
+    }
+    real = recorded("1f1b", 2, Costs(forward=0.001, backward=0.002))
+    virtual = predict(rehearse, world_size=2, from_trace=real, **step)
+    by_name = predict("1f1b", world_size=4, from_trace=real)
+    for told in (virtual, by_name, scale(real, world_size=4), compare(real, virtual)):
+        assert DOUBT in repr(told)
+    for metadata in (virtual.metadata, by_name.trace().metadata):
+        assert footer(metadata).startswith("simulated, from doubtful constants: ")
+    axes = by_name.plot()
+    assert any("from doubtful constants" in text.get_text() for text in axes.texts)
+    assert "doubtful" not in footer(real.metadata)
+
+
+def test_a_worker_is_predicted_with_all_that_the_trace_tells() -> None:
+    """A worker of the user's own: what it computes, messages, posting, and the cores that its ranks share."""
+    real = recorded("1f1b", 2, Costs(forward=0.001, backward=0.002))
+    found = calibrate(real)
+
+    def worker(rounds: int) -> None:
+        for _ in range(rounds):
+            if ringsim.current_ring().world_size == 2:
+                _talk_then_wait()
+            charge("F", ringsim.current_ring().rank, 0, lambda: Flops(1, 1, 1))
+
+    virtual = predict(worker, world_size=2, from_trace=real, kwargs={"rounds": 3})
+    by_hand = simulate(worker, world_size=2, args=(3,), topology=OneMachine(found.link, 2), compute=found)
+    assert virtual.to_pandas().equals(by_hand.to_pandas())
+    assert predict(worker, world_size=5, from_trace=real, args=(1,)).world_size == 5  # stages that were not recorded
+    alone = predict(worker, world_size=2, from_trace=Trace(real.events, {**real.metadata, "backend": "nccl"}), args=(3,))
+    assert alone.metadata["constants"]["semantics"] == "grouped"  # where no core carries a message
+
+
+def test_a_schedule_is_predicted_by_name_or_as_it_is() -> None:
+    real, split = recorded("1f1b", 2, Costs(forward=0.001, backward=0.002)), recorded("zb_h1", 4, Costs(0.003, 0.004, 0.002))
+    same, named = make_schedule("gpipe", 8, 8), predict("gpipe", world_size=8, from_trace=real)
+    assert isinstance(named, ScheduleRun)
+    assert named.makespan == predict(same, world_size=8, from_trace=real).makespan
+    assert predict("1f1b", world_size=16, from_trace=real).makespan == scale(real, world_size=16).makespan
+    assert predict("1f1b", world_size=4, from_trace=split).makespan > predict("zb_h1", world_size=4, from_trace=split).makespan
+    wrong: list[tuple[Any, int, str]] = [
+        ("zb_h1", 4, "a step whose backward is split, as that of zb_h1 is, got '1f1b'"),
+        (same, 4, "world_size must be the schedule's number of ranks, 8, got 4"),
+        (7, 4, "must be a function, a Schedule or its name, got 7"),
+    ]
+    for asked, world_size, says in wrong:
+        with pytest.raises(ArgumentError, match=says):
+            predict(asked, world_size=world_size, from_trace=real)
+    with pytest.raises(ArgumentError, match="args and kwargs must be left out with a schedule"):
+        predict(same, world_size=8, from_trace=real, args=(1,))
 
 
 def test_times_of_the_stages_are_medians() -> None:
@@ -319,7 +384,7 @@ def recorded(name: str, world_size: int, costs: Costs, *, num_microbatches: int 
     schedule = make_schedule(name, world_size, num_microbatches)
     kwargs = {"size_bytes": SIZE_BYTES, "steps": steps}
     trace = simulate(rehearse, world_size=world_size, args=(schedule, costs), kwargs=kwargs, link=SLOW_LINK)
-    return Trace(trace.events, {**trace.metadata, "source": "measured"})
+    return Trace(trace.events, {**trace.metadata, "source": "measured", "machine": {"cores": 2}})
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1"])

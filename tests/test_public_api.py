@@ -23,7 +23,7 @@ PUBLIC_NAMES = set(
     """
     Degrade Fail FlopCosts Jitter Link Ring Slow Trace bandwidth calibrate check compare compute current_ring destroy_distributed
     environment errors get_comm_device get_pipeline_parallel_pred_group get_pipeline_parallel_succ_group initialize_distributed load
-    load_ipython_extension mark scale simulate simulate_schedule span suppress_output topologies trace traced
+    load_ipython_extension mark predict scale simulate simulate_schedule span suppress_output topologies trace traced
     """.split()
 )
 PUBLIC_MODULES = {"check", "environment", "errors", "topologies"}

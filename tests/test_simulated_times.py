@@ -15,7 +15,7 @@ import ringsim
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError, RankFailed, RunTimeout
 from ringsim.link import Link
-from ringsim.predict.calibration import Calibration
+from ringsim.prediction.calibration import Calibration
 from ringsim.simulator.api import simulate
 from ringsim.simulator.links import SharedCores
 from ringsim.topologies import FullBisection, GraphLinks, Hosts, OneMachine, RingLinks, Topology

@@ -34,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
-    parser = _Parser(prog="ringsim", description="See how the stages of a pipeline talk.")
+    parser: argparse.ArgumentParser = _Parser(prog="ringsim", description="See how the stages of a pipeline talk.")
     parser.add_argument("--version", action="version", version=f"ringsim {ringsim.__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for add_verb in VERBS:

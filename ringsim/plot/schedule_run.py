@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from ringsim.predict.comparison import Comparison
+    from ringsim.prediction.comparison import Comparison
     from ringsim.simulator.schedules import ScheduleRun
 
 __all__ = ["draw_path", "measure_shares", "overlay_png", "plot_overlay", "plot_schedule_run", "schedule_run_png"]
@@ -313,7 +313,7 @@ def plot_overlay(comparison: Comparison, *, step: int | None = None, ax: Axes | 
 
     Example:
         >>> import matplotlib; matplotlib.use("Agg")
-        >>> from ringsim.predict.comparison import compare
+        >>> from ringsim.prediction.comparison import compare
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
         >>> from ringsim.traces.value import Trace
         >>> def run(end_ns):

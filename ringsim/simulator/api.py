@@ -37,7 +37,7 @@ from ringsim.diagnose.verdict import judge, name_ranks, wait_text
 from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_seed, check_worker, is_integer, say
 from ringsim.faults import Injection, check_injections, fails_at, jitter_of, slowed_by
 from ringsim.link import Link, check_links
-from ringsim.provenance import __version__
+from ringsim.provenance import __version__, note_doubts
 from ringsim.ring import Ring
 from ringsim.ring.groups import pair_name
 from ringsim.ring.packing import pack_worker
@@ -98,7 +98,7 @@ def simulate(
             not, as on MPI; "buffered": never. "grouped": a rank's messages on a group go one after the other, and those of
             ``batch_isend_irecv`` together, as on NCCL.
         compute: what computing costs: ``ringsim.FlopCosts``, or what ``ringsim.calibrate`` found, which also has what posting a message
-            costs; "measured": what it takes here, which no other run repeats, and the trace says so.
+            costs, and whose doubts the trace repeats; "measured": what it takes here, which no other run repeats, and the trace says so.
         topology: which links there are, instead of ``link``, where pairs of ranks share some: see ``ringsim.topologies``.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
         inject: what goes wrong: ``Slow``, ``Degrade``, ``Fail``, ``Jitter``.
@@ -474,6 +474,7 @@ class _Simulation:
         events = replace(events, tables=events.tables._replace(files=tuple(rename_file(name, cells) for name in events.tables.files)))
         groups = [[group.group_name, list(group.ranks)] for group in self._pairs]
         metadata = {**self._settings.metadata, "ring_groups": groups, "not_recorded": [], "notes": [], "complete": complete}
+        metadata["notes"] += note_doubts(getattr(self._costs, "notes", ()))
         if not self._settings.record:
             metadata["notes"].append("operations were not recorded: record=False")
         if self._clock.measures:

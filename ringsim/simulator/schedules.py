@@ -287,7 +287,8 @@ class ScheduleRun:
         """Returns it in one line."""
         known = "" if self.closed_form is None else f" (closed form {float(self.closed_form):,.6g})"
         sizes = f"{self.num_ranks:,} ranks, {self.num_microbatches:,} microbatches"
-        return f"{self.name}, {sizes}: {float(self.makespan):,.6g}{known}, bubble {100 * self.bubble:.1f} %"
+        notes = "".join(f"; {note}" for note in self.setting.metadata.get("notes", ()))
+        return f"{self.name}, {sizes}: {float(self.makespan):,.6g}{known}, bubble {100 * self.bubble:.1f} %{notes}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the picture and the line, for Jupyter."""

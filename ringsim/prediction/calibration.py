@@ -35,6 +35,7 @@ __all__ = ["Calibration", "calibrate", "median_costs"]
 LEAST_MESSAGES: Final = 3  # of one size, seen from beginning to end
 WIDEST_SLEEP_S: Final = 1e-3  # nine in ten sleeps end within this much of one in ten, where the machine is idle
 SLOWEST_POST_S: Final = 0.5e-3  # nine in ten receives are posted within this, where the rank has a core
+LONGEST_BETWEEN_S: Final = 1e-3  # that ranks without anything to compute take between two operations
 # What happens at a moment of a rank. Of those at the same time, which only a virtual clock has, ends come first.
 _DONE, _END, _BEGIN, _POST_SEND, _POST_EARLY, _POST_RECV, _COMPUTE, _WAIT, _OTHER = range(9)
 _AROUND: Final = (_DONE, _BEGIN, _END)
@@ -44,7 +45,7 @@ FEW: Final = 5  # from this many times on, at least one at both ends
 
 @dataclass(frozen=True)
 class Calibration:
-    """Constants of a machine: give it to ``ringsim.simulate`` as ``compute``, and its ``topology`` as ``topology`` (or its ``link``).
+    """Constants of a machine: give it to ``ringsim.simulate`` as ``compute``, with its ``topology`` (``ringsim.predict`` does both).
 
     Attributes:
         link: what a message takes, from when both sides are posted until the receiver goes on.
@@ -168,6 +169,10 @@ def calibrate(*traces: Trace) -> Calibration:
     )
     if len(overshoots) and (spread := float(np.subtract(*np.quantile(overshoots, [0.9, 0.1])))) > WIDEST_SLEEP_S:
         notes.append(f"the machine was busy with other things: sleeps ended up to {spread * 1e3:.1f} ms apart, less than 1 ms is usual")
+    between = _typical(gaps[np.isin(kinds, _AROUND)])
+    costs = _find_costs(traces)
+    if not len(overshoots) and costs is None and between > LONGEST_BETWEEN_S:
+        notes.append(f"ranks computed for {between * 1e3:.1f} ms at a time without ringsim.compute: that will take no time")
     posts = gaps[kinds == _POST_RECV]
     if len(posts) and (slow := float(np.quantile(posts, 0.9))) > SLOWEST_POST_S:
         notes.append(f"the machine was busy with other things: posting a receive took up to {slow * 1e3:.1f} ms, less than 0.5 ms is usual")
@@ -179,7 +184,7 @@ def calibrate(*traces: Trace) -> Calibration:
         sleep_s=max(_typical(overshoots), 0.0),
         around_s=around / len(overshoots) if len(overshoots) else 0.0,
         cores=cores,
-        costs=_find_costs(traces),
+        costs=costs,
         num_messages=sum(counts.values()),
         sizes_bytes=tuple(counts),
         notes=tuple(notes),

@@ -15,7 +15,7 @@ import numpy as np
 
 from ringsim.compute_costs import read_label
 from ringsim.errors import ArgumentError, RingError
-from ringsim.predict.calibration import median_costs
+from ringsim.prediction.calibration import median_costs
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import MARK, NONE, OP_NAMES, SPAN, Events, Ints
@@ -140,6 +140,7 @@ class Comparison:
             if value is not None:
                 lines.append(f"  baseline {name}: {value * 1e3:.3f} ms, {_words(self.baseline(name))}")
         lines.append(f"ends of operations, of the step: {_words(self.operations)}")
+        lines += [f"note on the prediction: {note}" for note in self.virtual.metadata.get("notes", ())]
         return "\n".join(lines)
 
     def describe(self) -> str:

@@ -1,0 +1,231 @@
+"""``ringsim.predict`` and ``ringsim.scale``: from a trace of a few ranks to a program on many.
+
+What the few ranks tell::
+
+    stage 0            its own times        -> stage 0
+    inner stages       their mean           -> every inner stage; of two stages, the mean of both
+    last stage         its own times        -> the last stage
+    messages           latency, size        -> every boundary
+    between actions    posting, the program -> after every action
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+
+from ringsim.errors import ArgumentError, check_integer, is_integer, say
+from ringsim.link import Link
+from ringsim.prediction.calibration import calibrate
+from ringsim.provenance import note_doubts
+from ringsim.schedules import make_schedule
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.schedule import Schedule
+from ringsim.simulator.api import simulate
+from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
+from ringsim.traces.events import NONE, Ints
+from ringsim.traces.steps import StageActions, count_steps, find_step, in_step
+from ringsim.traces.value import Trace, check_trace
+
+__all__ = ["predict", "scale"]
+
+
+@overload
+def predict(
+    worker_or_schedule: Schedule | str, *, world_size: int, from_trace: Trace, args: Sequence[Any] = (), kwargs: None = None
+) -> ScheduleRun: ...
+
+
+@overload
+def predict(
+    worker_or_schedule: Callable[..., Any], *, world_size: int, from_trace: Trace, args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Trace: ...  # fmt: skip
+
+
+def predict(
+    worker_or_schedule: Callable[..., Any] | Schedule | str,
+    *,
+    world_size: int,
+    from_trace: Trace,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Trace | ScheduleRun:
+    """Predicts a program on more ranks, or another program, from a trace of real ranks on the same machine.
+
+    The trace is calibrated (see ``ringsim.calibrate``), and the program runs on the virtual clock: messages, posting, ``ringsim.compute``
+    and the stages of a pipeline take what they took in the trace, inner stages of more ranks the mean of the inner ones. The ranks share
+    the machine's cores. Whatever else the worker computes takes no time.
+
+    Args:
+        worker_or_schedule: a function, as for ``ringsim.trace``; or the schedule of a pipeline's step, which is timed without ranks: any
+            schedule, or a name, with as many microbatches as the trace has.
+        world_size: number of ranks to predict; with a schedule 2 or more.
+        from_trace: what was measured, on two ranks or more; for a schedule, with a step of a pipeline.
+        args: positional arguments of the worker.
+        kwargs: keyword arguments of the worker.
+
+    Returns:
+        For a worker a trace, as from ``ringsim.simulate``; for a schedule its times, as from ``ringsim.simulate_schedule``. What makes the
+        constants doubtful, such as a busy machine, stands in the repr and, briefly, under the pictures.
+
+    Raises:
+        ArgumentError: the trace does not tell what the program costs, or an argument breaks its rule.
+
+    Example:
+        >>> import ringsim
+        >>> from ringsim.pipeline import Costs, gpipe, rehearse
+        >>> step = {"args": (gpipe(2, 8), Costs(forward=0.001, backward=0.002)), "kwargs": {"size_bytes": 1024, "ahead": 0}}
+        >>> recorded = ringsim.trace(rehearse, world_size=2, **step)
+        >>> again = predict(rehearse, world_size=2, from_trace=recorded, **step)
+        >>> again.makespan_s > 9 * 0.003, predict("1f1b", world_size=100, from_trace=recorded).num_ranks
+        (True, 100)
+    """
+    if not callable(worker_or_schedule):
+        if args or kwargs:
+            raise ArgumentError("args and kwargs must be left out with a schedule, got some: a worker takes them. Give a worker.")
+        return _predict_schedule(worker_or_schedule, from_trace, world_size)
+    constants, network = calibrate(from_trace), from_trace.metadata.get("backend")
+    if constants.costs is not None:
+        recorded = find_step(from_trace)
+        stages = recorded.num_stages * world_size // len(recorded.ranks)
+        if stages != recorded.num_stages:
+            constants = replace(constants, costs=_spread_costs(constants.costs, stages))
+    if constants.cores and network != "nccl":
+        return simulate(worker_or_schedule, world_size=world_size, args=args, kwargs=kwargs, topology=constants.topology, compute=constants)
+    semantics = "grouped" if network == "nccl" else "rendezvous"
+    return simulate(
+        worker_or_schedule, world_size=world_size, args=args, kwargs=kwargs, link=constants.link, compute=constants, semantics=semantics
+    )
+
+
+def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None) -> ScheduleRun:
+    """Predicts the step of a pipeline on more ranks than were recorded, with the same schedule and stages like those recorded.
+
+    The first and the last stage keep their times; inner stages take the mean of the inner ones, or of both if there are two. Messages keep
+    their size. The machine is assumed to be as fast with more ranks, which is wrong for more ranks than cores.
+
+    Args:
+        trace: of ranks that ran ``train_step_pipeline`` or ``rehearse``, two or more, with one of the known schedules.
+        world_size: number of ranks to predict, 2 or more.
+        num_microbatches: how many microbatches; None for as many as were recorded.
+
+    Returns:
+        The predicted step: its makespan in seconds, bubble, critical path, and with ``trace()`` a trace to be drawn.
+
+    Raises:
+        ArgumentError: the trace has no step of a known schedule, or too few messages to tell what they cost.
+        ScheduleError: there is no such schedule for so many ranks and microbatches.
+
+    Example:
+        >>> import ringsim
+        >>> from ringsim.pipeline import Costs, gpipe, rehearse
+        >>> recorded = ringsim.trace(rehearse, world_size=2, args=(gpipe(2, 8), Costs(forward=0.001, backward=0.002)),
+        ...                          kwargs={"size_bytes": 1024, "ahead": 0})
+        >>> run = scale(recorded, world_size=100)
+        >>> run.num_ranks, run.num_microbatches, run.makespan > 107 * 0.003
+        (100, 8, True)
+    """
+    _check_step(trace, world_size)
+    if num_microbatches is not None:
+        check_integer("num_microbatches", num_microbatches, 1, "Say how many to predict, or leave it out for as many as were recorded.")
+    known = find_step(trace).find_known()
+    if known is None or known.num_ranks < 2:
+        raise ArgumentError(
+            f"trace must have a step of a known schedule on 2 ranks or more, got {find_step(trace).schedule!r} on {trace.world_size}. "
+            "Record one that make_schedule knows."
+        )
+    counts = {
+        "num_ranks": world_size,
+        "num_microbatches": known.num_microbatches if num_microbatches is None else num_microbatches,
+        "num_chunks": known.num_chunks,
+    }
+    return _time_step(trace, known.name, world_size * (known.num_chunks or 1), **counts)
+
+
+def _check_step(trace: Trace, world_size: int) -> None:
+    check_trace("trace", trace)
+    if not is_integer(world_size) or world_size < 2:
+        raise ArgumentError(f"world_size must be an integer from 2, got {say(world_size)}. Say how many ranks to predict.")
+    if count_steps(trace.events) == 0:
+        raise ArgumentError(
+            "trace must have a step of a pipeline, got one without. Record ranks that call train_step_pipeline or rehearse."
+        )
+
+
+def _predict_schedule(schedule: Schedule | str, trace: Trace, world_size: int) -> ScheduleRun:
+    """Predicts a step of any schedule."""
+    _check_step(trace, world_size)
+    recorded = find_step(trace)
+    if isinstance(schedule, str):
+        made = make_schedule(schedule, world_size, recorded.num_microbatches)
+    elif isinstance(schedule, Schedule):
+        made = schedule
+    else:
+        raise ArgumentError(f"worker_or_schedule must be a function, a Schedule or its name, got {say(schedule)}. Give one of these.")
+    if made.num_ranks != world_size:
+        raise ArgumentError(f"world_size must be the schedule's number of ranks, {made.num_ranks}, got {world_size}. Make them the same.")
+    if any(action.kind == "W" for action in made.actions[0]) and not (recorded.kind == "W").any():
+        raise ArgumentError(
+            f"trace must have a step whose backward is split, as that of {made.name} is, got {recorded.schedule!r}. Record such a step."
+        )
+    counts = {"num_ranks": world_size, "num_microbatches": made.num_microbatches} if isinstance(schedule, str) else {}
+    return _time_step(trace, schedule, made.num_stages, **counts)
+
+
+def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: Any) -> ScheduleRun:
+    """Times a schedule of so many stages with what a trace tells; ``counts`` go with a name."""
+    calibration = calibrate(trace)
+    sizes = np.unique(trace.events.size_bytes[trace.messages.send[in_step(trace.events, 0)[trace.messages.send]]])
+    size_bytes = int(sizes[-1])  # headers are smaller
+    assert calibration.costs is not None  # there is a step
+    # The time to post a send is part of what follows its computation and of what its message takes: it counts once.
+    latency_s = max(calibration.link.time_s(size_bytes) - calibration.post_s(True, size_bytes), 0.0)
+    busy = calibration.link.beta_s_per_byte * size_bytes
+    run = simulate_schedule(
+        schedule,
+        _spread_costs(calibration.costs, stages, _find_time_between(trace)),
+        link=Link(max(latency_s - busy, 0.0), min(busy, latency_s) / size_bytes if size_bytes else 0.0),
+        size_bytes=size_bytes,
+        **counts,
+    )
+    metadata = {**run.setting.metadata, "notes": note_doubts(calibration.notes)}
+    return replace(run, setting=replace(run.setting, metadata=metadata))
+
+
+def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
+    """Returns the costs of many stages from those of a few, each with the time between two computations."""
+    forward, of_input, weight = (_spread(times, stages, apart) for times in (found.forward, found.input, found.weight))
+    return Costs(forward, of_input, weight, None if found.backward is None else _spread(found.backward, stages, apart))
+
+
+def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
+    """Returns the times of many stages from those of a few; 0 stays, for kinds that the schedule does not have."""
+    if not any(times):
+        return (0.0,) * stages
+    between = times[1:-1] or times
+    middle = sum(between) / len(between)
+    return tuple(time + apart for time in (times[0], *[middle] * (stages - 2), times[-1])[:stages])
+
+
+def _find_time_between(trace: Trace) -> float:
+    """Returns the median time between two computations in which a rank was not blocked: posting and the program itself; in seconds."""
+    found = [between for step in range(count_steps(trace.events)) for between in _list_between(trace, find_step(trace, step))]
+    return float(np.median(np.concatenate(found))) * 1e-9 if found else 0.0
+
+
+def _list_between(trace: Trace, actions: StageActions) -> list[Ints]:
+    """Returns, for each rank of a step, the times between its computations in which it was not blocked, in ns."""
+    events = trace.events
+    found = []
+    for rank in actions.ranks:
+        own = actions.of(rank)
+        waits = np.flatnonzero((events.rank == rank) & (events.wait_ns != NONE) & (events.done_ns != NONE))
+        waits = waits[np.argsort(events.wait_ns[waits])]
+        blocked = np.concatenate([[0], np.cumsum(events.done_ns[waits] - events.wait_ns[waits])])
+        until = np.searchsorted(events.wait_ns[waits], np.stack([own.end[:-1], own.start[1:]]))
+        found.append(own.start[1:] - own.end[:-1] - (blocked[until[1]] - blocked[until[0]]))
+    return found
