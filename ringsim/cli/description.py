@@ -28,7 +28,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.errors import LONGEST_S, ArgumentError, RingError, ScheduleError, is_number, say
+from ringsim.errors import LONGEST_S, ArgumentError, RingError, ScheduleError, escape, is_number, say
 from ringsim.faults import Degrade, Injection, Jitter, Slow, check_injections, degraded_by, slowed_by
 from ringsim.link import Link
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
@@ -256,6 +256,7 @@ def read_description(file: Path) -> Description:
         RingError: the file cannot be read.
         ArgumentError: it is not TOML, has an unknown key or lacks one, or a value breaks its rule.
     """
+    name = escape(str(file), lines=False)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -263,8 +264,8 @@ def read_description(file: Path) -> Description:
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: numbers of 5,000 digits, a thousand brackets
-        raise ArgumentError(f"the description must be TOML, got {error} ({file}). Look at that line.") from None
-    return _describe(TomlTable("the description", str(file), tables))
+        raise ArgumentError(f"the description must be TOML, got {error} ({name}). Look at that line.") from None
+    return _describe(TomlTable("the description", name, tables))
 
 
 def _describe(whole: TomlTable) -> Description:
