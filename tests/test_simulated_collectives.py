@@ -340,7 +340,8 @@ def call_again() -> list[Any]:
     largest = torch.full((3,), float(rank))
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     handle = dist.all_reduce(largest, group=group, async_op=True)
-    assert handle is not None and handle.wait()
+    assert handle is not None
+    assert handle.wait()
     dist.destroy_process_group(group)
     try:
         dist.all_reduce(largest, group=group)
