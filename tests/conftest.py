@@ -15,7 +15,7 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
-from processes import descendants, read
+from processes import RANK_VARIABLES, descendants, read
 
 from ringsim.state import RankState, change_state, get_state
 
@@ -31,11 +31,6 @@ hypothesis.settings.load_profile("ringsim")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Set by launchers and schedulers, and read by torch.distributed, by Gloo or by ringsim: a test must not see the caller's.
-RANK_VARIABLES = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_", "SLURM_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "GLOO_", "NCCL_", "TORCH_DISTRIBUTED_", "RINGSIM_"),
-)
 LEFT_BEHIND_AFTER_S = 2.0  # a process that is ending gets this long to do so
 # What the fork server, fresh ranks and a browser call themselves: they may stay for the next call, or the next test.
 WAITING = ("ringsim-server", "ringsim-parked", "chrom")

@@ -7,6 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+# Set by launchers and schedulers, and read by torch.distributed, by Gloo or by ringsim: a test must not see the caller's.
+RANK_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_", "SLURM_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "GLOO_", "NCCL_", "TORCH_DISTRIBUTED_", "RINGSIM_"),
+)
+
 
 def descendants(pid: int) -> dict[int, str]:
     """Returns the processes that a process has started, and those that these have: pid -> name."""

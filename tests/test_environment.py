@@ -126,9 +126,10 @@ OF_TORCHRUN_IN_SLURM = {name: value for name, value in environ("torchrun_in_slur
         # What Platform MPI sets, and what DeepSpeed's benchmarks read of it: no size.
         ({}, {"MPI_RANKID": "3", "MPI_NRANKS": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
          {"rank": 3, "world_size": 4, "local_rank": 1, "rule": "mpich"}),
-        ({}, {"MPI_RANKID": "3", "MPI_LOCALRANKID": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h"}, {"rank": 3, "world_size": 4}),
+        ({}, {"MPI_RANKID": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h"}, {"rank": 3, "world_size": 4}),
         # SageMaker's document shows settings without the first machine's name, beside SM_HOSTS.
-        ({}, environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV='{"hosts": ["algo-1", "algo-2"]}'), {"head_ip": "algo-1"}),
+        ({}, environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV='{"hosts": ["algo-1", "algo-2"]}', SM_HOSTS=None), {"head_ip": "algo-1"}),
+        ({}, environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV='{"hosts": ["a", "b"], "master_hostname": "b"}'), {"head_ip": "b"}),
         ({}, environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV="{}"), {"head_ip": "algo-1", "rank": 2}),
         # What only looks like Azure ML.
         ({}, environ("azureml_one_node", 0, DLTS_JOB_ID="7"), {"rule": "openmpi"}),

@@ -92,6 +92,42 @@ def test_names_are_shown_and_nothing_of_them_runs(source: str, tmp_path: Path, c
         assert not CONTROLS.search(printed.out)
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["show", "{file}", "-o", "{bad}"], 0),
+        (["show", "{file}", "-o", "{bad}.html"], 0),
+        (["figures", "{file}", "-o", "{bad}"], 0),
+        (["open", "{bad}"], 1),
+        (["simulate", "{bad}"], 1),
+        (["simulate", "{description}"], 2),
+        (["show", "{file}", "-o", "{bad}.xyz"], 2),
+        (["show", "{file}", "--export", "{bad}.xyz"], 2),
+        (["demo", "{bad}"], 2),
+        (["show", "{file}", "-o", "\0{bad}/x.html"], 1),
+        (["demo", "-o", "\0{bad}"], 1),
+        (["generate", "-o", "{file}/{bad}"], 1),
+    ],
+    ids=lambda value: " ".join(value).replace("\0", "") if isinstance(value, list) else str(value),
+)
+def test_names_on_the_command_line_command_no_terminal(
+    words: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shells complete names of files that others made. What cannot be written is told before anything runs."""
+    bad = tmp_path / "x\x1b[2J\r\nd\t\u202e"
+    places = {"file": DATA / "deadlock.ringtrace", "bad": bad, "description": f"{bad}.toml"}
+    Path(places["description"]).write_text("[model]")
+    try:
+        ended = main([word.format(**places) for word in words])
+    except SystemExit as end:
+        ended = end.code
+    printed = "".join(capsys.readouterr())
+    assert ended == code, printed
+    assert "x\\x1b[2J\\r\\nd\\t\\u202e" in printed
+    assert not CONTROLS.search(printed)
+    assert "starting" not in printed
+
+
 def test_a_simulated_name_is_that_of_real_ranks(tmp_path: Path) -> None:
     """Escaped as what real ranks recorded, which is read from files: the simulator once kept it, and its own file came back different."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from processes import descendants, gone, until
+from processes import RANK_VARIABLES, descendants, gone, until
 
 LESSONS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 CELL_S = 30  # for one cell; on two quiet cores none takes more than five
@@ -93,20 +93,21 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def client() -> Iterator[NotebookClient]:
-    """A kernel for all lessons of this process, one after the other; nothing outlives it."""
+    """A kernel for the lessons of this process that come one after the other; nothing outlives it."""
     client = NotebookClient(nbformat.v4.new_notebook(), timeout=CELL_S, resources={"metadata": {"path": str(LESSONS[0].parent)}})
     # nbclient 0.11 answers Output widgets over the socket on which it waits for the cell's reply, and then sometimes sleeps through the
     # reply until its time-out. Left unanswered, a slider's output is shown under the cell, where it is looked at like any other.
     client.comm_open_handlers.clear()
-    with client.setup_kernel(env={**os.environ, "MPLBACKEND": "agg"}):
-        CLIENTS.append(client)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
+    with client.setup_kernel(env={**environment, "MPLBACKEND": "agg"}):
+        CLIENTS[:] = [client]
         yield client
         pid = client.km.provisioner.pid
         started = {pid, *descendants(pid)}
     assert until(lambda: all(gone(pid) for pid in started), 3.0)
 
 
-CLIENTS: list[NotebookClient] = []  # that of this process
+CLIENTS: list[NotebookClient] = []  # the one that runs
 
 
 @cache

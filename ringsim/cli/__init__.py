@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import ringsim
 from ringsim.cli import demo, doctor, measure, traces, virtual
-from ringsim.errors import ArgumentError, Interrupted, RingError
+from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 
 VERBS = (
     demo.add_demo,
@@ -24,9 +25,16 @@ VERBS = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors quote what was written without what commands a terminal; those of the verbs are made of it, too."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(escape(message, lines=False))
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
-    parser = argparse.ArgumentParser(prog="ringsim", description="See how the stages of a pipeline talk.")
+    parser: argparse.ArgumentParser = _Parser(prog="ringsim", description="See how the stages of a pipeline talk.")
     parser.add_argument("--version", action="version", version=f"ringsim {ringsim.__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for add_verb in VERBS:

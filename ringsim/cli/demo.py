@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_verb, write_picture, write_pictures
+from ringsim.cli.verb import Verbs, add_verb, make_directory, tell_written, write_picture, write_pictures
 from ringsim.errors import ArgumentError, RingError
 from ringsim.schedules.generation import can_finish, check_can_finish, count_messages, steady_use, time_generation
 from ringsim.traces.steps import StageUse, measure_stage_use
@@ -44,6 +44,7 @@ def run_demo(options: argparse.Namespace) -> int:
 
     from ringsim.pipeline import compare_losses
 
+    make_directory(options.out)
     print(f"starting {count(options.ranks, 'rank')} (Gloo, joined in a ring), a stage of the transformer each ...", flush=True)
     trace = ringsim.trace(worker, world_size=options.ranks)
     losses, lines = trace.results[0]
@@ -55,12 +56,11 @@ def run_demo(options: argparse.Namespace) -> int:
         )
     print(f"\nloss {losses[0]:.3f} -> {losses[-1]:.3f}; the first {CHECKED_STEPS} steps lose as much in one process. It writes now:\n")
     print("\n".join(f"    {line}" for line in lines))
-    options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "run.ringtrace"
     trace.save(file)
     print(f"\n{trace.summary()}\n")
     for written in (file, *write_pictures(trace, options.out)):
-        print(f"wrote {written}")
+        tell_written(written)
     print(f"\nlook again with: ringsim show {file}")
     return 0
 
@@ -92,6 +92,7 @@ def run_generate(options: argparse.Namespace) -> int:
             "With fewer there is nothing to compare."
         )
     check_can_finish(num_stages, turns, options.tokens, options.async_comm)  # before any rank is started
+    make_directory(options.out)
 
     print(f"starting {count(num_stages, 'rank')}, a stage each; {count(turns, 'inner iteration')} ...", flush=True)
     trace = _generate(options, turns, options.async_comm)
@@ -108,11 +109,10 @@ def run_generate(options: argparse.Namespace) -> int:
         print(_line(num_stages, *measured[-1]), flush=True)
 
     file = options.out / "run.ringtrace"
-    options.out.mkdir(parents=True, exist_ok=True)
     trace.save(file)
     axes = plot_inner_iterations(num_stages, measured, metadata=trace.metadata)
     for written in (file, *write_pictures(trace, options.out), write_picture(axes, options.out / "inner_iterations.png")):
-        print(f"wrote {written}")
+        tell_written(written)
     return 0
 
 

@@ -28,7 +28,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.errors import LONGEST_S, ArgumentError, RingError, ScheduleError, is_number, say
+from ringsim.errors import LONGEST_S, ArgumentError, RingError, ScheduleError, escape, is_number, say
 from ringsim.faults import Degrade, Injection, Jitter, Slow, check_injections, degraded_by, slowed_by
 from ringsim.link import Link
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
@@ -256,6 +256,7 @@ def read_description(file: Path) -> Description:
         RingError: the file cannot be read.
         ArgumentError: it is not TOML, has an unknown key or lacks one, or a value breaks its rule.
     """
+    name = escape(str(file), lines=False)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -263,8 +264,8 @@ def read_description(file: Path) -> Description:
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: numbers of 5,000 digits, a thousand brackets
-        raise ArgumentError(f"the description must be TOML, got {error} ({file}). Look at that line.") from None
-    return _describe(TomlTable("the description", str(file), tables))
+        raise ArgumentError(f"the description must be TOML, got {error} ({name}). Look at that line.") from None
+    return _describe(TomlTable("the description", name, tables))
 
 
 def _describe(whole: TomlTable) -> Description:
@@ -336,7 +337,6 @@ def _check_sizes(described: Description, num_stages: int, file: str) -> None:
 
 
 def _read_step(schedule: TomlTable, num_ranks: int) -> Step:
-    """Reads the name and the size of a known schedule."""
     name = schedule.choice("name", SCHEDULE_NAMES)
     num_microbatches = schedule.integer("microbatches", least=1)
     num_chunks = schedule.integer("chunks", least=1) if "chunks" in schedule else None
@@ -368,7 +368,6 @@ def _read_actions(schedule: TomlTable, num_ranks: int) -> Schedule:
 
 
 def _find_owners(step: Step | Schedule) -> Sequence[int]:
-    """Returns the rank of each stage."""
     if isinstance(step, Schedule):
         return step.stage_ranks
     if step.name in _BY_RULE:
@@ -377,7 +376,6 @@ def _find_owners(step: Step | Schedule) -> Sequence[int]:
 
 
 def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
-    """Reads how long each stage takes, and how much it sends."""
     forward = model.quantities("forward", TIME)
     if model.has("input", TIME) or model.has("weight", TIME):
         costs = Costs(forward, model.quantities("input", TIME), model.quantities("weight", TIME))
@@ -447,7 +445,6 @@ def _read_topology(table: TomlTable) -> Network:
 
 
 def _neighbours(num_ranks: int) -> Iterator[tuple[int, int]]:
-    """Yields the links of a ring, in both directions."""
     for src in range(num_ranks):
         for dst in {(src + 1) % num_ranks, (src - 1) % num_ranks} - {src}:
             yield src, dst
@@ -471,8 +468,6 @@ def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
 
 
 def _slow_down(costs: Costs, factors: Sequence[float]) -> Costs:
-    """Returns the costs by stage, each multiplied by its factor."""
-
     def by_stage(times: Any) -> tuple[float, ...]:
         listed = times if isinstance(times, tuple) else (times,) * len(factors)
         return tuple(time * factor for time, factor in zip(listed, factors, strict=True))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_verb, write_picture
+from ringsim.cli.verb import Verbs, add_verb, tell_written, write_picture
 from ringsim.environment import discover
 from ringsim.errors import ArgumentError, RingError
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         print(table)
         for file in options.out:
             _write(table, file)
-            print(f"wrote {file}")
+            tell_written(file)
     return 130 if table.metadata["interrupted"] else 0
 
 

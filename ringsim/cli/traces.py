@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_verb, write_picture, write_pictures
-from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks
+from ringsim.cli.verb import Verbs, add_verb, make_directory, tell_written, write_picture, write_pictures
+from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks, escape
 from ringsim.launch.job import CHECKS
 from ringsim.traces.lazy import Style
 from ringsim.view.html import to_html
@@ -66,17 +66,17 @@ def run_trace(options: argparse.Namespace) -> int:
         return record_rank(options, out)
     if not options.force and out.exists():
         there, out = out, next_free(out)
-        print(f"{there} exists: writing {out} (-f replaces it)")
+        print(f"{escape(str(there))} exists: writing {escape(str(out))} (-f replaces it)")
     try:
         trace = run_script(options, keep_at=out.with_name(out.name + ".parts"))
     except (RingError, Interrupted) as error:
         if error.trace is not None:
             error.trace.save(out)
-            print(f"what was recorded until then: {out}")
+            print(f"what was recorded until then: {escape(str(out))}")
         raise
     trace.save(out)
     print(trace.summary())
-    print(f"wrote {out}")
+    tell_written(out)
     return 0
 
 
@@ -109,7 +109,8 @@ def record_rank(options: argparse.Namespace, out: Path) -> int:
         raise ArgumentError(f"-n must be left out where a launcher starts the ranks, got {options.ranks}. Leave it out, or the launcher.")
     record_program(options.script, options.arguments, out, check=options.check, module=options.module)
     if os.environ.get("RANK", "0") == "0" and out.exists():
-        print(f"{ringsim.load(out).summary()}\nwrote {out}")
+        print(ringsim.load(out).summary())
+        tell_written(out)
     return 0
 
 
@@ -209,30 +210,25 @@ def run_show(options: argparse.Namespace) -> int:
     """Summarises, draws and exports a trace file; returns the exit code."""
     out: Path | None = options.out
     if out is not None and out.suffix and not out.is_dir() and out.suffix not in PICTURES:
-        raise ArgumentError(
-            f"The ending of -o must be one of {', '.join(PICTURES)}, got {out.suffix!r} ({out}). Choose one, or a directory."
-        )
+        raise ArgumentError(f"The ending of -o must be one of {', '.join(PICTURES)}, got {str(out)!r}. Choose one, or a directory.")
     trace = ringsim.load(options.file)
     print(json.dumps(_numbers(trace), indent=2) if options.json else trace.summary())
     if out is not None and out.suffix in PICTURES and not out.is_dir():
-        print(f"wrote {write_page([trace], out) if out.suffix == '.html' else write_picture(trace.plot_timeline(), out)}")
+        tell_written(write_page([trace], out) if out.suffix == ".html" else write_picture(trace.plot_timeline(), out))
     elif out is not None:
         for written in write_pictures(trace, options.out):
-            print(f"wrote {written}")
+            tell_written(written)
     for path in options.export:
         if path.suffix not in EXPORTS:
-            raise ArgumentError(f"The ending of --export must be one of {', '.join(EXPORTS)}, got {path.suffix!r} ({path}). Choose one.")
+            raise ArgumentError(f"The ending of --export must be one of {', '.join(EXPORTS)}, got {str(path)!r}. Choose one.")
         getattr(trace, EXPORTS[path.suffix])(path)
-        print(f"wrote {path}")
+        tell_written(path)
     return 0
 
 
 def write_page(traces: Sequence[Trace], file: Path) -> Path:
     """Writes traces as an interactive page; its directory is created if necessary. Returns the file."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RingError(f"the page must be writable to {file}, got {error}. Choose another place with -o.") from None
+    make_directory(file.parent)
     to_html(traces, file)
     return file
 
@@ -248,7 +244,7 @@ def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def run_open(options: argparse.Namespace) -> int:
     """Writes the page of trace files and opens it; returns the exit code."""
     file = write_page([ringsim.load(path) for path in options.files], options.out or options.files[0].with_suffix(".html"))
-    print(f"wrote {file}")
+    tell_written(file)
     if not options.no_browser and not webbrowser.open(file.resolve().as_uri()):
         print("no browser was found: open that file in one")
     return 0
@@ -289,12 +285,11 @@ def run_figures(options: argparse.Namespace) -> int:
     if (diagnosis := trace.explain()).edges:
         drawn["waits"] = diagnosis.plot
     for name, plot in drawn.items():
-        print(f"wrote {write_picture(plot(**look), options.out / f'{name}{ending}')}")
+        tell_written(write_picture(plot(**look), options.out / f"{name}{ending}"))
     return 0
 
 
 def _numbers(trace: Trace) -> dict[str, object]:
-    """Returns what the summary says, for programs."""
     about: dict[str, object] = {key: trace.metadata[key] for key in ("source", "backend", "date") if key in trace.metadata}
     counts = {"messages": len(trace.messages), "events": len(trace.events), "unmatched": len(trace.unmatched)}
     return {**about, "world_size": trace.world_size, "makespan_s": trace.makespan_s, **counts, "operations": trace.stats().to_dict()}
@@ -330,5 +325,5 @@ def run_explain(options: argparse.Namespace) -> int:
     diagnosis = trace.explain()
     print("\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis))
     if options.out is not None:
-        print(f"wrote {write_picture(diagnosis.plot(), options.out)}")
+        tell_written(write_picture(diagnosis.plot(), options.out))
     return 1 if failed else 0

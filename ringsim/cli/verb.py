@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ringsim.errors import RingError
+from ringsim.errors import RingError, escape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,6 +39,21 @@ def write_pictures(trace: Trace, directory: Path) -> list[Path]:
     return [write_picture(plot(), directory / f"{name}.png") for name, plot in drawn]
 
 
+def tell_written(file: object) -> None:
+    """Says where something was written; a name may be somebody else's."""
+    print(f"wrote {escape(str(file), lines=False)}")
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory that may be there; raises RingError if it cannot."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise RingError(
+            f"a directory must be writable, got {escape(str(path), lines=False)}: {error}. Choose another place with -o."
+        ) from None
+
+
 def write_picture(axes: Axes, file: Path) -> Path:
     """Writes the figure of some axes and closes it; its directory is created if necessary. Returns the file.
 
@@ -54,7 +69,9 @@ def write_picture(axes: Axes, file: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_figure(figure, file, dpi=figure.dpi)
     except (OSError, ValueError) as error:
-        raise RingError(f"the picture must be writable to {file}, got {error}. Choose another place with -o.") from None
+        raise RingError(
+            f"the picture must be writable to {escape(str(file), lines=False)}, got {error}. Choose another place with -o."
+        ) from None
     finally:
         plt.close(figure)
     return file

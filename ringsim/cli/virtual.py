@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringsim.cli.description import Description, Network, read_description
-from ringsim.cli.verb import Verbs, add_verb, write_picture
+from ringsim.cli.verb import Verbs, add_verb, tell_written, write_picture
 from ringsim.errors import ScheduleError
 from ringsim.schedules.closed_forms import gpipe_makespan, makespan, one_f_one_b_bound, peak_live
 from ringsim.schedules.engine import evaluate
@@ -38,10 +38,10 @@ def run(options: argparse.Namespace) -> int:
     print(_report(described, step) if trace is None else _report_ranks(described, step, trace))
     if options.save is not None:
         (step.trace() if trace is None else trace).save(options.save)
-        print(f"wrote {options.save}")
+        tell_written(options.save)
     if options.plot is not None:
         axes = step.plot() if trace is None else trace.plot_timeline()
-        print(f"wrote {write_picture(axes, options.plot)}")
+        tell_written(write_picture(axes, options.plot))
     return 0
 
 

@@ -265,6 +265,10 @@ class Accelerator:
             return "cpu"
         return "cuda" if device_index is None else f"cuda:{device_index}"
 
+    def empty_cache(self) -> None:
+        """Gives memory of the GPU back that torch keeps for later."""
+        torch.cuda.empty_cache()  # does nothing without one
+
     def set_device(self, device_index: int) -> None:
         """Makes a GPU the current one."""
         if torch.cuda.is_available():
@@ -559,11 +563,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     return {
         "summary": summary,
         "straggler_analysis": stragglers if show_straggler else None,
-        "metadata": {
-            "world_size": table.world_size,
-            "rank": find_place()[0],
-            "timestamp": datetime.now(UTC).isoformat(),
-        },
+        "metadata": {"world_size": table.world_size, "rank": find_place()[0], "timestamp": datetime.now(UTC).isoformat()},
     }
 
 
@@ -576,14 +576,6 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [  # what `from ringsim.comm.deepspeed import *` brings
     *(name for name, value in globals().items() if getattr(value, "__module__", "") == __name__ and not name.startswith("_")),
-    *(
-        "TorchBackend",
-        "configure",
-        "destroy_process_group",
-        "get_comm_operation_count",
-        "get_logged_comm_ops",
-        "get_rank",
-        "get_world_size",
-    ),
-    *("has_comm_data", "is_available", "is_initialized", "reset_log", "timed_op"),
+    *("TorchBackend", "configure", "destroy_process_group", "get_comm_operation_count", "get_logged_comm_ops", "get_rank"),
+    *("get_world_size", "has_comm_data", "is_available", "is_initialized", "reset_log", "timed_op"),
 ]

@@ -152,6 +152,7 @@ def runs(name: str, is_async: bool) -> bool:
     rank, begin = dist.get_rank(), time.perf_counter()
     for _ in range(3):
         tensor = torch.ones(4).to(get_accelerator().device_name(rank)) * rank
+        get_accelerator().empty_cache()
         get_accelerator().synchronize()
         dist.barrier()
         work, result = operation(tensor, is_async)

@@ -235,6 +235,9 @@ def test_sagemaker_sets_all_that_it_says(five_unset: pytest.MonkeyPatch, caplog:
         dist.patch_aws_sm_env_for_torch_nccl_backend(verbose=True)
     assert [os.environ[name] for name in FIVE] == ["3", "4", "1", "algo-1", "29500"]
     assert "MASTER_ADDR=algo-1" in caplog.text
+    five_unset.setenv("MASTER_PORT", "7000")
+    dist.patch_aws_sm_env_for_torch_nccl_backend()
+    assert os.environ["MASTER_PORT"] == "7000"  # one that is set stays
 
 
 @pytest.mark.parametrize(

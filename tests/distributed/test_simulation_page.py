@@ -23,8 +23,11 @@ def blocks(language: str) -> list[str]:
 
 def test_its_programs_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "page"}
-    for block in blocks("python"):
+    for number, block in enumerate(blocks("python")):
         exec(compile(block, str(PAGE), "exec"), names)
+        if number == 0:  # a token goes round
+            assert (names["real"].results[0], names["virtual"].results[0]) == (4.0, 1000.0)
+            assert names["virtual"].makespan_s == pytest.approx(1000 * (1e-3 + 10e-6 + 1024 * 8e-11), rel=1e-6)
     assert names["virtual"].metadata["source"] == "simulated"
     assert names["real"].metadata["source"] == "measured"
     said = capsys.readouterr().out
@@ -33,13 +36,6 @@ def test_its_programs_run_one_after_the_other(capsys: pytest.CaptureFixture[str]
     assert promised[1] in said
     assert "median step: measured " in said
     assert "1f1b, 256 ranks, 8 microbatches: " in said
-
-
-def test_its_first_program_passes_a_token_round() -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(blocks("python")[0], str(PAGE), "exec"), names)
-    assert (names["real"].results[0], names["virtual"].results[0]) == (4.0, 1000.0)
-    assert names["virtual"].makespan_s == pytest.approx(1000 * (1e-3 + 10e-6 + 1024 * 8e-11), rel=1e-6)
 
 
 def test_its_description_is_read(tmp_path: Path) -> None:
