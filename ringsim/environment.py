@@ -409,7 +409,6 @@ def _choose(environ: Mapping[str, str]) -> Facts:
 
 
 def _known(facts: Facts) -> dict[str, Any]:
-    """Returns the values that were said."""
     return {name: value for name in _VARIABLES if (value := getattr(facts, name)) is not None}
 
 

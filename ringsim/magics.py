@@ -91,7 +91,6 @@ def _make_parser() -> _Parser:
 
 
 def _usage_error(message: str) -> Exception:
-    """Makes the error that IPython shows without a traceback."""
     from IPython.core.error import UsageError
 
     return UsageError(f"{message}. Usage: {_USAGE}")

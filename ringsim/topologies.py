@@ -286,6 +286,5 @@ def _cheapest_ways(out: dict[Hashable, dict[Hashable, Link]], src: Hashable) -> 
 
 
 def _some(ranks: Iterable[int]) -> str:
-    """Names a few ranks of many."""
     listed = list(ranks)
     return ", ".join(map(str, listed[:4])) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

@@ -86,8 +86,6 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
 
 
 class _Watched:
-    """A handle that knows whether it has been waited for."""
-
     def __init__(self, work: Any) -> None:
         self._work = work
         self.waited = False
@@ -271,7 +269,6 @@ def _formula(world_size: int, size_bytes: int) -> str:
 
 
 def _reduce_on_rank(function: Callable[..., Any], length: int, secret: int) -> tuple[Numbers, Numbers | str]:
-    """Makes this rank's numbers and returns them with the answer."""
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
@@ -307,7 +304,6 @@ def _judge_bytes(trace: Trace, size_bytes: int) -> int:
 
 
 def _judge_sums(trace: Trace, length: int) -> None:
-    """Every rank must return the sum of all tensors."""
     size = trace.world_size
     results: Sequence[tuple[Numbers, Numbers | str]] = trace.results
     due = [sum(column) for column in zip(*(numbers for numbers, _ in results), strict=True)]

@@ -29,24 +29,6 @@ if TYPE_CHECKING:
 
     from ringsim.pipeline.reports import GradientRow
 
-__all__ = [
-    "ALONE_HINT",
-    "RAISED_HINT",
-    "CheckResult",
-    "Examination",
-    "Task",
-    "Wrong",
-    "count_microbatches",
-    "examine",
-    "find_wrong",
-    "judge_unmatched",
-    "judge_way",
-    "listed",
-    "make_task",
-    "plain_number",
-    "shown",
-]
-
 LIMIT_S: Final = 10.0  # for all runs of a check together; ending ranks and drawing come on top
 TIMEOUT_S: Final = 5.0  # for one blocked operation: a deadlock shows before LIMIT_S, and names its lines
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # its own lines tell a student nothing

@@ -153,7 +153,6 @@ def _judge_rounds(examination: Examination) -> tuple[str, Trace | None]:
 
 
 def _round_on_rank(function: Callable[..., Any], secret: int) -> tuple[float, float | str]:
-    """Makes this rank's number and returns it with the answer."""
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
@@ -175,7 +174,6 @@ def _judge_counts(trace: Trace) -> None:
 
 
 def _judge_sums(trace: Trace) -> None:
-    """Every rank must return the sum of all numbers."""
     size = trace.world_size
     numbers = [number for number, _ in trace.results or []]
     due = sum(numbers)

@@ -137,7 +137,6 @@ def _judge_messages(trace: Trace, exchanges: int) -> None:
 
 
 def _judge_values(trace: Trace, lengths: list[int]) -> None:
-    """Every rank must return its predecessor's tensor, whole."""
     for rank, complaints in enumerate(trace.results):
         for length, complaint in zip(lengths, complaints, strict=True):
             if complaint is not None:

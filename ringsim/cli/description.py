@@ -337,7 +337,6 @@ def _check_sizes(described: Description, num_stages: int, file: str) -> None:
 
 
 def _read_step(schedule: TomlTable, num_ranks: int) -> Step:
-    """Reads the name and the size of a known schedule."""
     name = schedule.choice("name", SCHEDULE_NAMES)
     num_microbatches = schedule.integer("microbatches", least=1)
     num_chunks = schedule.integer("chunks", least=1) if "chunks" in schedule else None
@@ -369,7 +368,6 @@ def _read_actions(schedule: TomlTable, num_ranks: int) -> Schedule:
 
 
 def _find_owners(step: Step | Schedule) -> Sequence[int]:
-    """Returns the rank of each stage."""
     if isinstance(step, Schedule):
         return step.stage_ranks
     if step.name in _BY_RULE:
@@ -378,7 +376,6 @@ def _find_owners(step: Step | Schedule) -> Sequence[int]:
 
 
 def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
-    """Reads how long each stage takes, and how much it sends."""
     forward = model.quantities("forward", TIME)
     if model.has("input", TIME) or model.has("weight", TIME):
         costs = Costs(forward, model.quantities("input", TIME), model.quantities("weight", TIME))
@@ -448,7 +445,6 @@ def _read_topology(table: TomlTable) -> Network:
 
 
 def _neighbours(num_ranks: int) -> Iterator[tuple[int, int]]:
-    """Yields the links of a ring, in both directions."""
     for src in range(num_ranks):
         for dst in {(src + 1) % num_ranks, (src - 1) % num_ranks} - {src}:
             yield src, dst
@@ -472,8 +468,6 @@ def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
 
 
 def _slow_down(costs: Costs, factors: Sequence[float]) -> Costs:
-    """Returns the costs by stage, each multiplied by its factor."""
-
     def by_stage(times: Any) -> tuple[float, ...]:
         listed = times if isinstance(times, tuple) else (times,) * len(factors)
         return tuple(time * factor for time, factor in zip(listed, factors, strict=True))

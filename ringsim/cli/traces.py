@@ -290,7 +290,6 @@ def run_figures(options: argparse.Namespace) -> int:
 
 
 def _numbers(trace: Trace) -> dict[str, object]:
-    """Returns what the summary says, for programs."""
     about: dict[str, object] = {key: trace.metadata[key] for key in ("source", "backend", "date") if key in trace.metadata}
     counts = {"messages": len(trace.messages), "events": len(trace.events), "unmatched": len(trace.unmatched)}
     return {**about, "world_size": trace.world_size, "makespan_s": trace.makespan_s, **counts, "operations": trace.stats().to_dict()}

@@ -42,8 +42,6 @@ from ringsim.traces.value import count
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-__all__ = ["LATE_NS", "LATE_SHARE", "STRAGGLER_SHARE", "Activity", "explain", "find_lateness"]
-
 _OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")  # the trace has a finding of these, too
 _MOST_WAITS: Final = 4
 _AT_WORK: Final = ("running", "stopped", "unknown")

@@ -44,38 +44,6 @@ from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.parts import name_cells, rename_places
 from ringsim.traces.recorder import DECORATOR, LOST_PEER, Recorder
 
-__all__ = [
-    "IN_VAIN",
-    "OWN",
-    "PEER",
-    "WAIT",
-    "Cause",
-    "Report",
-    "Verdict",
-    "call_to_end",
-    "clear_verdict",
-    "describe_end",
-    "describe_unfinished",
-    "error_of_kind",
-    "find_cause",
-    "first_failure",
-    "impose",
-    "indent",
-    "interrupted_once",
-    "is_internal",
-    "make_error",
-    "note_failed_threads",
-    "place_text",
-    "raise_verdict",
-    "raised_where",
-    "read_verdict",
-    "rename_files",
-    "report_death",
-    "report_exception",
-    "text_of",
-    "write_verdict",
-]
-
 OWN: Final = ""
 PEER: Final = "peer"  # a wait of this rank ended because others failed or can never go on
 WAIT: Final = "wait"  # a wait reached its limit: the diagnosis of the wait says more than the error
@@ -278,7 +246,6 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
 
 
 def _name(error: BaseException) -> str:
-    """Returns an exception with its place in one line."""
     text, where = text_of(error).partition("\n")[0], _users_place(error)
     return type(error).__name__ + (f": {text}" if text else "") + (f" ({where})" if where else "")
 

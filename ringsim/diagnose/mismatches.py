@@ -27,20 +27,6 @@ from ringsim.traces.value import count
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-__all__ = [
-    "disagreement",
-    "find_collective_mismatches",
-    "find_failed_threads",
-    "find_leaks",
-    "find_message_mismatches",
-    "find_missing",
-    "find_new_mismatches",
-    "find_notices",
-    "find_order_mismatches",
-    "find_races",
-    "is_recorded_whole",
-]
-
 MOST_FINDINGS: Final = 5
 _MOST_CALLS: Final = 4
 _MARK: Final = OP_CODES["mark"]
@@ -108,7 +94,6 @@ def _settled_pairs(events: Events, settled: Ints) -> tuple[Ints, Ints]:
 
 
 def _member_of(events: Events, calls: CollectiveCalls) -> Ints:
-    """Numbers the members of groups that collectives are of."""
     return number_rows(events.group[calls.event], events.rank[calls.event])
 
 

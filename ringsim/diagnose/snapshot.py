@@ -48,25 +48,6 @@ from ringsim.traces.events import (
 from ringsim.traces.findings import Operation
 from ringsim.traces.matching import CollectiveCalls, number_places, number_rows, refused
 
-__all__ = [
-    "GONE",
-    "MOST_POSTED",
-    "MOST_REFUSED",
-    "STATES",
-    "End",
-    "Head",
-    "Posted",
-    "RankSnapshot",
-    "Snapshot",
-    "SnapshotBuilder",
-    "number_channels",
-    "operation_of",
-    "read_end_ns",
-    "read_ends",
-    "snapshot_of_events",
-    "until",
-]
-
 STATES: Final = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
 GONE: Final = frozenset({"exited", "failed", "killed"})  # will post nothing more
 MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for: enough to find what nearly fits

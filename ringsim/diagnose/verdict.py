@@ -1,8 +1,8 @@
 """From ranks that can never go on to findings: what kind of mistake it is, in sentences, with a hint of what to change.
 
 Every stuck rank waits, by way of others, either for a circle of ranks that wait for each other or for a rank that is gone. Those are the
-root causes, one finding each; ranks that merely wait behind one are folded into it. A hint
-comes from an operation that nearly fits what a rank waits for in vain.
+root causes, one finding each; ranks that merely wait behind one are folded into it. A hint comes
+from an operation that nearly fits what a rank waits for in vain.
 """
 
 from __future__ import annotations
@@ -17,22 +17,6 @@ from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meet
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.traces.value import count
-
-__all__ = [
-    "IN_A_THREAD",
-    "SAME_GROUPS",
-    "Counterpart",
-    "advise",
-    "advise_in_collective",
-    "blame_threads",
-    "find_counterpart",
-    "judge",
-    "mismatch_text",
-    "name_ranks",
-    "wait_text",
-    "waiting_text",
-    "waits_text",
-]
 
 IN_A_THREAD: Final = "a thread of rank"
 SAME_GROUPS: Final = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
@@ -147,7 +131,6 @@ def _ended(snapshot: Snapshot, rank: int) -> tuple[float, bool]:
 
 
 def _circles(stuck: Stuck) -> list[tuple[int, ...]]:
-    """Returns disjoint circles, shortest first."""
     left = list(stuck.hindrances)
     circles = []
     cycle = stuck.cycle

@@ -29,8 +29,6 @@ from ringsim.traces.collectives import same_collective
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE
 from ringsim.traces.findings import Operation
 
-__all__ = ["Hindrance", "Stuck", "analyse", "find_cycle", "hindering", "meets"]
-
 _DEAD: Final = frozenset({"failed", "killed"})  # not even what they have posted will be finished
 
 

@@ -102,7 +102,6 @@ def _write(data: bytes, file: BinaryIO) -> None:
 
 
 def _encode(program: list[Step], rank: int, groups: dict[Group, str]) -> bytes:
-    """Returns the file of one rank."""
     kinds, file = chakra_messages(), BytesIO()
     serialize_length_prefixed(kinds.GlobalMetadata(version=VERSION), file)
     for place, step in enumerate(program):
@@ -121,7 +120,6 @@ def _encode(program: list[Step], rank: int, groups: dict[Group, str]) -> bytes:
 
 
 def _describe(step: Step, rank: int, groups: dict[Group, str]) -> list[dict[str, Any]]:
-    """Returns the attributes of a node."""
     told: list[dict[str, Any]] = [{"name": "is_cpu_op", "bool_val": False}]
     if step.kind == WORK:
         told.append({"name": _NS, "int64_val": step.work_ns})

@@ -23,15 +23,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ringsim.errors import TraceFileError
-from ringsim.exchange.reading import Rows, read_bytes, reading
+from ringsim.exchange.reading import Rows, list_files, name_missing, read_bytes, reading
 from ringsim.exchange.slices import BLOCKED, COLUMNS, RUN, Boxes, Slice, describe_row, make_lanes, make_name, pack_run, unpack_run
 from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, KIND_NAMES, MARK, NONE, OK, OPS, Group, Payload, Tables, parse_json
 from ringsim.traces.files import write_whole
@@ -256,38 +253,24 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
     Source:
         torch/csrc/distributed/c10d/Ops.cpp (operators and their arguments), ProcessGroupGloo.cpp (names of works), of torch 2.13.
     """
-    rows = Rows()
-    files: dict[int, _File] = {}
-    for path in _list(paths):
+    rows, found_by_rank = Rows(), dict[int, _File]()
+    files = list_files(paths, lambda path: path.name.endswith((".json", ".json.gz")))
+    for path in files:
         data = read_bytes(path)
         with reading(path, "a trace that torch.profiler wrote on a rank"):
             found = _read_file(parse_json(data))
-            if found.rank in files:
+            if found.rank in found_by_rank:
                 raise ValueError(f"it is of rank {found.rank}, as another file is")
-            files[found.rank] = found
+            found_by_rank[found.rank] = found
             _add_events(rows, found)
-    size = max(found.world_size for found in files.values())
-    with reading(", ".join(map(str, _list(paths)))[:200], "traces that torch.profiler wrote on the ranks of one run"):
-        return rows.trace({"world_size": size, "source": "measured", "backend": "gloo", "notes": _make_notes(files, size)})
-
-
-def _list(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str | PathLike[str]]:
-    if not isinstance(paths, str | os.PathLike):
-        several = list(paths)
-    elif os.path.isdir(paths):
-        several = [path for path in sorted(Path(paths).iterdir()) if path.name.endswith((".json", ".json.gz"))]
-    else:
-        several = [paths]
-    if not several:
-        raise TraceFileError(f"Files of torch.profiler must be one or more, got none ({paths!r}). Name them, or their directory.")
-    return several
+    size = max(found.world_size for found in found_by_rank.values())
+    with reading(", ".join(map(str, files))[:200], "traces that torch.profiler wrote on the ranks of one run"):
+        return rows.trace({"world_size": size, "source": "measured", "backend": "gloo", "notes": _make_notes(found_by_rank, size)})
 
 
 def _make_notes(files: dict[int, _File], size: int) -> list[str]:
     notes = ["imported from torch.profiler: it does not say when a rank began to wait"]
-    missing = sorted(set(range(size)) - set(files))
-    if missing:
-        notes.append(f"no file of rank {', '.join(map(str, missing[:8]))}{' and others' if len(missing) > 8 else ''}")
+    notes += name_missing("file", files, size)
     if any(len(found.groups) > 1 for found in files.values()):
         notes.append(
             "the run had several groups, and the profiler does not say which one an operation ran on: ranks are read as the world's"

@@ -19,11 +19,9 @@ import pickletools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ringsim.errors import TraceFileError
-from ringsim.exchange.reading import Rows, read_bytes, reading
+from ringsim.exchange.reading import Rows, list_files, name_missing, read_bytes, reading
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.events import IN_FLIGHT, NONE, OK, OP_CODES, Group, Payload, parse_json
 from ringsim.traces.value import Trace
@@ -72,6 +70,7 @@ def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[st
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> entry = {"record_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 1, "profiling_name": "gloo:all_reduce",
         ...          "time_created_ns": 500, "input_sizes": [[2]], "output_sizes": [[2]], "input_dtypes": ["Float"], "retired": True}
         >>> with tempfile.TemporaryDirectory() as directory:
@@ -85,27 +84,16 @@ def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[st
         torch/csrc/distributed/c10d/FlightRecorder.hpp, version 2.10 of the format (torch 2.13).
     """
     dumps: dict[int, dict[str, Any]] = {}
-    for path in _list(paths):
+    files = list_files(paths, lambda path: _RANK.search(path.name) and path.is_file())
+    for path in files:
         data = read_bytes(path)
         with reading(path, "a dump of torch's flight recorder"):
             rank = _rank_of(path)
             if rank in dumps:
                 raise ValueError(f"it is of rank {rank}, as another file is")
             dumps[rank] = _parse(data)
-    with reading(", ".join(map(os.fsdecode, _list(paths)))[:200], "dumps of torch's flight recorder on the ranks of one run"):
+    with reading(", ".join(map(os.fsdecode, files))[:200], "dumps of torch's flight recorder on the ranks of one run"):
         return _Run(dumps).trace()
-
-
-def _list(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str | PathLike[str]]:
-    if not isinstance(paths, str | os.PathLike):
-        several = list(paths)
-    elif os.path.isdir(paths):
-        several = [path for path in sorted(Path(paths).iterdir()) if _RANK.search(path.name) and path.is_file()]
-    else:
-        several = [paths]
-    if not several:
-        raise TraceFileError(f"Dumps of the flight recorder must be one or more, got none ({paths!r}). Name them, or their directory.")
-    return several
 
 
 def _rank_of(path: str | PathLike[str]) -> int:
@@ -195,9 +183,7 @@ class _Run:
                         columns["wait_ns"], waits = entry["time_created_ns"], False
                     rows.add(rank, columns.pop("op"), entry["time_created_ns"], **columns)
         notes = ["imported from torch's flight recorder: times are those at which operations were issued"]
-        missing = sorted(set(range(self.size)) - set(self.dumps))
-        if missing:
-            notes.append(f"no dump of rank {', '.join(map(str, missing[:8]))}{' and others' if len(missing) > 8 else ''}")
+        notes += name_missing("dump", self.dumps, self.size)
         notes += [f"left out: {count} operations {why}" for why, count in self.left_out.items()]
         backends = {str(entry["profiling_name"]).partition(":")[0] for dump in self.dumps.values() for entry in dump["entries"]}
         about = {"backend": min(backends)} if len(backends) == 1 else {}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.exchange.reading import Rows, reading
-from ringsim.exchange.slices import Row, list_rows, make_name, place_nested, unfold
+from ringsim.exchange.slices import Row, list_rows, make_name, on_lanes, place_nested, unfold
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, IN_FLIGHT, MARK, NONE, OK, OP_NAMES, OPS, RECV, SEND, SPAN, Group, Payload
 
 if TYPE_CHECKING:
@@ -95,8 +95,6 @@ def to_otf2(trace: Trace, directory: str | PathLike[str]) -> None:
 
 
 class _Archive:
-    """An archive that is being written."""
-
     def __init__(self, archive: Any, trace: Trace) -> None:
         import otf2
 
@@ -124,11 +122,7 @@ class _Archive:
         for number, row in enumerate(self._rows):
             by_thread.setdefault((row.rank, row.thread), []).extend(self._stays(number, row))
         for (rank, thread), stays in by_thread.items():
-            stays.sort(key=lambda stay: (stay.start_ns, -stay.end_ns))
-            lanes: dict[int, list[_Stay]] = {}
-            for lane, stay in zip(place_nested([one.start_ns for one in stays], [one.end_ns for one in stays]), stays, strict=True):
-                lanes.setdefault(lane, []).append(stay)
-            for lane, placed in sorted(lanes.items()):
+            for lane, placed in on_lanes(stays, place_nested):
                 self._write_lane(self._location(rank, thread, lane), placed)
 
     def _location(self, rank: int, thread: int, lane: int) -> Any:
@@ -274,8 +268,6 @@ def read_otf2(directory: str | PathLike[str]) -> Trace:
 
 
 class _Reader:
-    """An archive that is being read."""
-
     def __init__(self, archive: Any) -> None:
         import otf2
 

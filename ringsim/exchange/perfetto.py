@@ -169,7 +169,6 @@ class _Writer:
         self._packet(timestamp=time_ns, sequence_flags=NEEDED, track_event={"type": kind, "track_uuid": track, **more})
 
     def _packet(self, **content: Any) -> None:
-        """Adds a packet, with the names that are new in it."""
         packet = self._file.packet.add(trusted_packet_sequence_id=_SEQUENCE, **content)
         for number, (table, name) in enumerate(self._new, len(self._numbers) - len(self._new) + 1):
             getattr(packet.interned_data, table).add(iid=number, name=plain_text(name))

@@ -98,10 +98,8 @@ def make_programs(trace: Trace) -> list[list[Step]]:
     operations = _messages(trace) | _collectives(events, trace.world_size)
     first = int(events.post_ns.min()) if len(events) else 0
     programs: list[list[Step]] = [[] for _ in range(trace.world_size)]
-    ranks, starts = np.unique(events.rank, return_index=True)
-    for rank, mine in zip(ranks.tolist(), np.split(np.arange(len(events)), starts[1:]), strict=False):
-        for thread in np.unique(events.thread[mine]).tolist():
-            _follow(programs[rank], events, mine[events.thread[mine] == thread].tolist(), operations, first)
+    for rank, _, mine in events.by_thread():
+        _follow(programs[rank], events, mine.tolist(), operations, first)
     return programs
 
 
@@ -154,7 +152,6 @@ def _collectives(events: Events, world_size: int) -> dict[int, Step]:
 
 
 def _follow(program: list[Step], events: Events, mine: list[int], operations: dict[int, Step], first: int) -> None:
-    """Adds the steps of one thread to a program."""
     tables, clock, ready = events.tables, first, list[int]()
     numbers: dict[int, int] = {}  # of the events, as steps
     spans: list[int] = []
@@ -253,8 +250,6 @@ class _Node:
 
 
 class _Replay:
-    """Programs that are being run."""
-
     def __init__(self, programs: list[list[Step]], link: Link) -> None:
         self._link, self._carrier = link, PrivateLinks(link)
         self._world = Group("world", tuple(range(len(programs))))
@@ -349,7 +344,6 @@ class _Replay:
         return rows.trace({"world_size": len(self._nodes), "source": "simulated", "link": link, "notes": notes})
 
     def _add(self, rows: Rows, node: _Node, begun_s: float, wait_s: float) -> None:
-        """Adds what happened in a step to the events of a trace."""
         step, done_s = node.step, node.done_s
         columns: dict[str, Any] = {"stage": step.stage, "microbatch": step.microbatch, "thread": step.thread}
         columns |= {"done_ns": NONE if done_s is None else _ns(done_s), "status": IN_FLIGHT if done_s is None else OK}

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import os
-import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from ringsim.errors import RingError, TraceFileError
-from ringsim.traces.events import COLUMN_DTYPES, NONE, OP_CODES, Events, Tables, make_events, read_tables, write_tables
+from ringsim.traces.events import (
+    COLUMN_DTYPES,
+    NONE,
+    OP_CODES,
+    Events,
+    Tables,
+    make_events,
+    name_damage,
+    read_file,
+    read_tables,
+    write_tables,
+)
 from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["Rows", "columns_of", "read_bytes", "reading", "whole_rows"]
+__all__ = ["Rows", "columns_of", "list_files", "name_missing", "read_bytes", "reading", "whole_rows"]
 
 MAX_BYTES: Final = 2**30  # of one file, unpacked
 # A trace of very regular steps is packed to a thirtieth, repeated zeros to a thousandth. What others would unpack to gigabytes was made to
@@ -50,22 +61,12 @@ def reading(path: str | PathLike[str], what: str) -> Iterator[None]:
     except RingError:
         raise  # says it better, or speaks of an argument
     except _DAMAGE as error:
-        reason = (str(error).splitlines() or [""])[0][:200]
-        raise TraceFileError(
-            f"A file to import must be {what}, got {os.fsdecode(path)}: {reason or type(error).__name__}. Export it again."
-        ) from error
+        raise TraceFileError(f"A file to import must be {what}, got {os.fsdecode(path)}: {name_damage(error)}. Export it again.") from error
 
 
 def read_bytes(path: str | PathLike[str]) -> bytes:
     """Returns the content of a file, unpacked if it is gzipped; raises TraceFileError if it cannot be read, or is larger than 1 GiB."""
-    try:
-        with open(path, "rb") as file:
-            whole = os.fstat(file.fileno())
-            data = file.read(min(whole.st_size if stat.S_ISREG(whole.st_mode) else MAX_BYTES, MAX_BYTES) + 1)  # room is made for all of it
-    except (OSError, ValueError, MemoryError) as error:  # ValueError: a null character in the path
-        rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
-        reason = getattr(error, "strerror", None) or str(error) or "more than there is memory for"
-        raise TraceFileError(f"A file to import must {rule}, got {os.fsdecode(path)}: {reason}. Check the path.") from error
+    data = read_file(path, "A file to import", MAX_BYTES)
     if data[:2] == b"\x1f\x8b":
         with reading(path, "packed by gzip"):
             unpacking = zlib.decompressobj(wbits=31)
@@ -80,6 +81,25 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
             f"A file to import must be at most {MAX_BYTES} bytes, got more ({os.fsdecode(path)}). Export a part of the run."
         )
     return data
+
+
+def list_files(paths: str | PathLike[str] | Sequence[str | PathLike[str]], fits: Callable[[Path], Any]) -> list[str | PathLike[str]]:
+    """Returns the files of a run, one a rank, that are named one by one or by their directory; there only those that ``fits`` picks."""
+    if not isinstance(paths, str | os.PathLike):
+        several = list(paths)
+    elif os.path.isdir(paths):
+        several = [path for path in sorted(Path(paths).iterdir()) if fits(path)]
+    else:
+        several = [paths]
+    if not several:
+        raise TraceFileError(f"The files to import must be one or more, got none ({paths!r}). Name them, or their directory.")
+    return several
+
+
+def name_missing(what: str, ranks: Iterable[int], size: int) -> list[str]:
+    """Returns a note that ``what`` is there of ``ranks`` only; none if it is there of all."""
+    missing = sorted(set(range(size)) - set(ranks))
+    return [f"no {what} of rank {', '.join(map(str, missing[:8]))}{' and others' if len(missing) > 8 else ''}"] if missing else []
 
 
 _NAMED: Final = ("group", "payload", "label", "file")

@@ -16,7 +16,8 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -88,6 +89,15 @@ def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
     for index, lane in zip(cutting, place_apart([starts[i] for i in cutting], [ends[i] for i in cutting]), strict=True):
         lanes[index] += lane
     return lanes
+
+
+def on_lanes(slices: list[Any], place: Callable[[list[int], list[float]], list[int]]) -> list[tuple[int, list[Any]]]:
+    """Returns the slices of each lane by the lane's number, in order; ``place`` gives each its lane."""
+    slices.sort(key=lambda one: (one.start_ns, -one.end_ns))
+    lanes: dict[int, list[Any]] = {}
+    for lane, one in zip(place([one.start_ns for one in slices], [one.end_ns for one in slices]), slices, strict=True):
+        lanes.setdefault(lane, []).append(one)
+    return sorted(lanes.items())
 
 
 def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int, bool]]:
@@ -177,21 +187,14 @@ def make_lanes(trace: Trace) -> Iterator[Lane]:
     starts, program = events.post_ns.tolist(), np.isin(events.kind, (SPAN, MARK))
     ends = np.where(events.kind == MARK, events.post_ns, np.maximum(events.done_ns, events.post_ns)).astype(object)
     ends[(events.kind != MARK) & (events.done_ns == NONE)] = math.inf
-    ranks, first = np.unique(events.rank, return_index=True)
-    for rank, mine in zip(ranks.tolist(), np.split(np.arange(len(events)), first[1:]), strict=False):  # one empty part without events
-        number = 1
-        for thread in np.unique(events.thread[mine]).tolist():
-            here = mine[events.thread[mine] == thread]
-            for kind, where, place in (("spans", here[program[here]], place_nested), ("operations", here[~program[here]], place_apart)):
-                slices = [Slice(rows[i], starts[i], ends[i], int(out[i]), int(into[i])) for i in where.tolist()]
-                slices.sort(key=lambda one: (one.start_ns, -one.end_ns))
-                lanes: dict[int, list[Slice]] = {}
-                for lane, one in zip(place([one.start_ns for one in slices], [one.end_ns for one in slices]), slices, strict=True):
-                    lanes.setdefault(lane, []).append(one)
-                for lane, placed in sorted(lanes.items()):
-                    name = kind + (f" of thread {thread}" if thread else "") + (f" ({lane + 1})" if lane else "")
-                    yield Lane(rank, number, name, placed)
-                    number += 1
+    numbers: Counter[int] = Counter()
+    for rank, thread, here in events.by_thread():
+        for kind, where, place in (("spans", here[program[here]], place_nested), ("operations", here[~program[here]], place_apart)):
+            slices = [Slice(rows[i], starts[i], ends[i], int(out[i]), int(into[i])) for i in where.tolist()]
+            for lane, placed in on_lanes(slices, place):
+                name = kind + (f" of thread {thread}" if thread else "") + (f" ({lane + 1})" if lane else "")
+                numbers[rank] += 1
+                yield Lane(rank, numbers[rank], name, placed)
 
 
 def list_rows(events: Events) -> list[Row]:

@@ -51,23 +51,6 @@ from ringsim.traces.events import COLLECTIVE, THREAD_FAILED, read_notice
 from ringsim.traces.findings import Diagnosis, Finding
 from ringsim.traces.parts import PartReader
 
-__all__ = [
-    "ANSWER_S",
-    "ASK",
-    "OVER",
-    "POLL_S",
-    "SHUT",
-    "WAKE",
-    "WAKE_S",
-    "WHERE",
-    "LiveRecords",
-    "Process",
-    "Watcher",
-    "has_proc",
-    "look_at",
-    "shut_connections",
-]
-
 POLL_S: Final = 0.02  # between two looks while ranks seem stuck
 RELAX: Final = 1.5  # each look that finds nothing makes the time until the next one longer by this factor ...
 POLL_MAX: Final = 5  # ... up to this many times the shortest

@@ -144,7 +144,6 @@ def _check_sizes(sizes: Any, patterns: tuple[str, ...]) -> list[int]:
 
 
 def _edges(ranks: Sequence[int], edge: Any) -> list[tuple[int, int]]:
-    """Returns the edges of a ring, or the one that is asked for."""
     edges = list(itertools.pairwise([*ranks, ranks[0]])) if len(ranks) > 1 else []
     if edge is None:
         return edges

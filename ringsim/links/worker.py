@@ -180,7 +180,6 @@ def _accept(server: socket.socket, secret: bytes, timeout_s: float) -> socket.so
 
 
 def _receive(connection: socket.socket, target: memoryview) -> None:
-    """Fills ``target``."""
     while target:
         count = connection.recv_into(target)
         if count == 0:
@@ -394,7 +393,6 @@ class _Meter:
         return max(min(wished, affordable, STEPS_MAX - n), _LEAST_STEPS - n, 0)
 
     def _agree(self, block: Block, count: int) -> int:
-        """Returns what the leader of a block wants."""
         if block.backend == "memcpy" or self._ring.world_size == 1:
             return count
         told = torch.tensor([count], dtype=torch.int64, device=self._device)

@@ -415,7 +415,6 @@ def _compare(sent: tuple[str, int], wanted: tuple[str, int], *, sender: int, rec
 
 
 def _route(*, to_succ: bool) -> Route:
-    """Returns the way to a neighbour in this rank's ring."""
     ring = find_ring()
     size, here = len(ring.ranks), ring.ranks.index(ring.rank)
     if size < 2:

@@ -54,7 +54,6 @@ def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:
 
 
 def _run(part: Stage, x: Tensor) -> tuple[float, Tensor]:
-    """Returns how long one run took, in seconds, and its output."""
     x = x.detach().requires_grad_(x.is_floating_point())
     wanted = [tensor for tensor in (x, *part.parameters()) if tensor.requires_grad]
     start_s = perf_counter()

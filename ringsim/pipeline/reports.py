@@ -457,7 +457,6 @@ def check_single_rank(
 
 
 def _step(stages: Sequence[Stage], x: Tensor, mask: Tensor | None, loss_of: Callable[[Tensor], Tensor]) -> None:
-    """Runs one microbatch forward through all stages, and back."""
     ends: list[tuple[Tensor, Tensor]] = []  # what entered each stage, and what left it
     for stage in stages:
         entered = x.detach()

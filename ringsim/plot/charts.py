@@ -162,7 +162,6 @@ def _message(curves: Sequence[Curve]) -> tuple[str, str]:
 
 
 def _counts(curves: Sequence[Curve]) -> list[str]:
-    """Says how many messages the medians are of."""
     counts = np.concatenate([curve.n for curve in curves if not curve.is_ceiling] or [np.zeros(0)])
     if not len(counts) or not counts.max():
         return []
@@ -196,7 +195,6 @@ def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
 
 
 def _left_out(found: Achieved) -> list[str]:
-    """Says what is not drawn."""
     notes = []
     if found.queued:
         notes.append(f"Not drawn: {count(found.queued, 'message')}: on NCCL the record has the end of queueing, not of the transfer.")

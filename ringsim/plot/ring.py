@@ -113,7 +113,6 @@ def _message(graph: nx.MultiDiGraph) -> tuple[str, str]:
 
 
 def _left_out(graph: nx.MultiDiGraph) -> list[str]:
-    """Says what was recorded but is not drawn."""
     sentences = []
     if graph.graph["unfinished"]:
         sentences.append(f"Not drawn: {count(graph.graph['unfinished'], 'send')} that never finished.")
@@ -451,13 +450,11 @@ def _write(ax: Axes, at: Points, away: Points, distance: float, text: str, colou
 
 
 def _middle(path: Points) -> Points:
-    """Returns the middle point of a path."""
     point: Points = path[len(path) // 2]
     return point
 
 
 def _circle_legend(graph: nx.MultiDiGraph) -> list[Artist]:
-    """Returns the legend's entries for what occurs in the circle."""
     edges = [data for _, _, data in graph.edges(data=True)]
     busy = {key for _, _, key, data in graph.edges(keys=True, data=True) if data["messages"]}
     handles: list[Artist] = []
@@ -489,7 +486,6 @@ def _closes(pred: int, succ: int) -> bool:
 
 
 def _look(pred: int, succ: int) -> tuple[str, Any]:
-    """Colour and texture of a pair group."""
     if _closes(pred, succ):
         return CLOSING_COLOUR, CLOSING_TEXTURE
     return PAIR_COLOURS[pred % 3], PAIR_TEXTURES[pred % 3]

@@ -100,7 +100,6 @@ def _is_small(run: ScheduleRun) -> bool:
 
 
 def _unit(run: ScheduleRun) -> tuple[float, str]:
-    """Returns the unit of the axis in the run's time, and its name."""
     if run.setting.sizes is None:
         return 1.0, "units"
     unit_ns, name = time_unit(float(run.makespan) * 1e9)
@@ -378,7 +377,6 @@ def _choose(comparison: Comparison, step: int) -> Ints:
 
 
 def _draw_measured(ax: Axes, comparison: Comparison, step: int, chosen: Ints, unit_ns: float) -> list[Artist]:
-    """Draws the measured spans of a run without steps."""
     events, index, begin = comparison.real.events, comparison.real_index[chosen], comparison.real_begin_ns[step]
     start, end = (events.post_ns[index] - begin) / unit_ns, (events.done_ns[index] - begin) / unit_ns
     draw_boxes(ax, ROWS.boxes(events.rank[index], MEASURED_LANE, start, end), MEASURED_LOOK, gid="measured", linewidth=0.6)
@@ -398,7 +396,6 @@ def _draw_predicted(ax: Axes, comparison: Comparison, step: int, chosen: Ints, u
 
 
 def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
-    """The title, and the line under it."""
     real_s, virtual_s = float(comparison.real_steps_s[step]), float(comparison.virtual_steps_s[step])
     off = virtual_s / real_s - 1
     how = f"{abs(off):.1%} too {'short' if off < 0 else 'long'}" if abs(off) >= 0.0005 else "off by less than 0.1 %"

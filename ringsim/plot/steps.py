@@ -152,7 +152,6 @@ def _name_rows(actions: StageActions) -> list[str]:
 
 
 def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
-    """The title, the line under it, and what the closed form means."""
     known, actions = bubble.closed_form, picture.actions
     microbatches = count(actions.num_microbatches, "microbatch")
     title = f"{SCHEDULE_NAMES.get(actions.schedule, actions.schedule)}, {count(len(bubble.ranks), 'rank')}, {microbatches}"

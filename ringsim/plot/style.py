@@ -166,7 +166,6 @@ def show(pictures: Sequence[Picture], ax: Axes | None = None, **style: Unpack[St
 
 
 def _check(style: Style, ax: Axes | None) -> None:
-    """Raises ArgumentError for what cannot be a style."""
     if unknown := sorted(style.keys() - Style.__annotations__.keys()):
         raise ArgumentError(f"a style must be made of {', '.join(Style.__annotations__)}, got {', '.join(unknown)}. Leave it out.")
     if style.get("theme") not in (None, *THEMES):

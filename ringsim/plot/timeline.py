@@ -218,7 +218,6 @@ def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
 
 
 def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
-    """Returns the legend's entries for what occurs in the picture."""
     handles: list[Artist] = []
     looks = np.unique(bars.look).tolist()
     for number, label in enumerate(bars.labels[:MOST_SPAN_NAMES], len(OPERATION_LOOKS)):

@@ -155,7 +155,6 @@ def _title(diagnosis: Diagnosis) -> str:
 
 
 def _notes(diagnosis: Diagnosis) -> list[str]:
-    """Returns the root cause in a few lines."""
     if not diagnosis.findings:
         return []
     message = diagnosis.findings[0].message

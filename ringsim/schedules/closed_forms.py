@@ -313,7 +313,6 @@ def messages(step: Step) -> tuple[int, ...]:
 
 
 def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
-    """Returns what messages that take time add to the step."""
     p, m = step.num_ranks, step.num_microbatches
     if latency == 0 or p == 1:
         return 0
@@ -349,7 +348,6 @@ def _check_enough(step: Step) -> None:
 
 
 def _times(costs: Costs) -> tuple[Time, Time, Time, Time]:
-    """Returns f, i, w and b, if they are the same for all stages."""
     f, i, w, b = costs.forward, costs.input, costs.weight, costs.backward
     if isinstance(f, Sequence) or isinstance(i, Sequence) or isinstance(w, Sequence) or isinstance(b, Sequence):
         raise ScheduleError(f"costs must be the same for all stages, got {costs}. Ask evaluate, gpipe_makespan or one_f_one_b_bound.")
@@ -363,7 +361,6 @@ def _forward_and_backward(step: Step, costs: Costs) -> Time:
 
 
 def _work(step: Step, costs: Costs) -> Time:
-    """Returns how long each rank computes."""
     return step.num_microbatches * step.stages_a_rank * _forward_and_backward(step, costs)
 
 

@@ -256,7 +256,6 @@ class _Runner:
 
 
 def _check(programs: Sequence[Sequence[Operation]]) -> None:
-    """Refuses programs that name ranks or posts that do not exist."""
     for rank, program in enumerate(programs):
         for position, operation in enumerate(program):
             where = f"(rank {rank}, position {position})"
@@ -454,7 +453,6 @@ def _translate(row: tuple[Action, ...], schedule: Schedule, costs: Costs) -> tup
 
 
 def _collect(run: Run, schedule: Schedule, owners: list[list[int]]) -> Evaluation:
-    """Collects the times of the operations by action."""
     rows = [[TimedAction(action, 0, 0) for action in row] for row in schedule.actions]
     for rank, row in enumerate(rows):
         for owner, times in zip(owners[rank], run.times[rank], strict=True):

@@ -33,25 +33,6 @@ from ringsim.traces.events import NONE, OP_CODES, Group, Ints, Payload, Tables, 
 from ringsim.traces.steps import KINDS, STEP
 from ringsim.traces.value import Trace
 
-__all__ = [
-    "DATA",
-    "LINK_BUSY",
-    "PROGRAM",
-    "REASONS",
-    "RECEIVER_LATE",
-    "START",
-    "CriticalPath",
-    "Hop",
-    "Lever",
-    "Sensitivity",
-    "check_between",
-    "check_ranks",
-    "find_critical_path",
-    "improve",
-    "list_levers",
-    "make_trace",
-]
-
 START: Final = "start"
 PROGRAM: Final = "program order"
 DATA: Final = "data"

@@ -49,7 +49,7 @@ import numpy.typing as npt
 
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.link import Link, fit_link
-from ringsim.traces.events import OBJECT, Forms, Ints, are_all, check_metadata, parse_json, readable
+from ringsim.traces.events import OBJECT, Forms, Ints, are_all, check_metadata, name_damage, parse_json, read_file, readable
 from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.units import bytes_text, time_text
 
@@ -263,15 +263,8 @@ def load(path: str | PathLike[str]) -> Bandwidths:
     Raises:
         TraceFileError: there is no such file, it is damaged or not a table, or it was written by a later version of ringsim.
     """
+    data = read_file(path, "A table of bandwidths", MAX_FILE_BYTES)
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
-        raise TraceFileError(f"A table of bandwidths must {rule}, got {path}: {error}. Check the path.") from error
-    try:
-        if len(data) > MAX_FILE_BYTES:
-            raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
         value = parse_json(data)
         if not isinstance(value, dict) or value.get("what") != "ringsim bandwidths":
             raise ValueError("it is no table of bandwidths")
@@ -281,8 +274,7 @@ def load(path: str | PathLike[str]) -> Bandwidths:
         check_metadata(metadata, _FORMS)
         return Bandwidths(_read_columns(value["columns"]), metadata)
     except _DAMAGE as error:
-        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-        raise TraceFileError(f"A table of bandwidths must be whole, got {path}, where {reason}. Measure again.") from error
+        raise TraceFileError(f"A table of bandwidths must be whole, got {path}, where {name_damage(error)}. Measure again.") from error
 
 
 _FORMS: Final[Forms] = {

@@ -21,15 +21,17 @@ payload. Its label reads ``! kind: message``, where the kind is one of ``ringsim
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ringsim.errors import escape
+from ringsim.errors import TraceFileError, escape
 
 IN_FLIGHT: Final = 1
 OK: Final = 2
@@ -184,6 +186,13 @@ class Events:
         labels = [number for number, label in enumerate(self.tables.labels) if named(label)]
         mask: Ints = (self.kind == SPAN) & np.isin(self.label, labels)
         return mask
+
+    def by_thread(self) -> Iterator[tuple[int, int, Ints]]:
+        """Yields each rank and thread that has events, in order, with the places of those."""
+        ranks, starts = np.unique(self.rank, return_index=True)
+        for rank, mine in zip(ranks.tolist(), np.split(np.arange(len(self)), starts[1:]), strict=False):  # one empty part without events
+            for thread in np.unique(self.thread[mine]).tolist():
+                yield rank, thread, mine[self.thread[mine] == thread]
 
     def select(self, where: Ints) -> Events:
         """Returns the events that ``where`` (a mask, or indices) picks, with the same tables."""
@@ -357,6 +366,26 @@ def parse_json(data: bytes) -> Any:
         raise ValueError(f"{name} is not JSON")
 
     return json.loads(data.decode("utf-8"), parse_constant=refuse)
+
+
+def read_file(path: str | os.PathLike[str], what: str, most: int) -> bytes:
+    """Returns a file's content; raises TraceFileError, which begins with ``what``, if it cannot be read or has more than ``most`` bytes."""
+    try:
+        with open(path, "rb") as file:
+            about = os.fstat(file.fileno())
+            data = file.read(min(about.st_size if stat.S_ISREG(about.st_mode) else most, most) + 1)  # room is made for all of it
+    except (OSError, ValueError, MemoryError) as error:  # ValueError: a null character in the path
+        rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
+        reason = getattr(error, "strerror", None) or str(error) or "more than there is memory for"
+        raise TraceFileError(f"{what} must {rule}, got {os.fsdecode(path)}: {reason}. Check the path.") from error
+    if len(data) > most:
+        raise TraceFileError(f"{what} must be at most {most} bytes, got more ({os.fsdecode(path)}). Take another, or a part of the run.")
+    return data
+
+
+def name_damage(error: BaseException) -> str:
+    """Returns in one short line what a reader of damaged data raised."""
+    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__
 
 
 # -- marks that the recorder writes by itself

@@ -38,7 +38,9 @@ from ringsim.traces.events import (
     are_all,
     check_metadata,
     make_events,
+    name_damage,
     parse_json,
+    read_file,
     read_tables,
     readable,
     write_tables,
@@ -154,17 +156,7 @@ def _recover(parts: Path, error: TraceFileError) -> Trace:
 
 
 def _load(path: str) -> Trace:
-    try:
-        with open(path, "rb") as file:
-            length = os.fstat(file.fileno()).st_size
-            if length > MAX_FILE_BYTES:
-                raise TraceFileError(f"A trace file must be at most {MAX_FILE_BYTES} bytes, got {path} with {length}. This is none.")
-            data = file.read(length)
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
-        raise TraceFileError(
-            f"A trace file must {rule}, got {path}: {getattr(error, 'strerror', None) or error}. Check the path."
-        ) from error
+    data = read_file(path, "A trace file", MAX_FILE_BYTES)
     try:
         meta_bytes, parquet = _read_zip(data)
         meta = parse_json(meta_bytes)
@@ -175,9 +167,8 @@ def _load(path: str) -> Trace:
     except TraceFileError:
         raise
     except _DAMAGE as error:
-        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise TraceFileError(
-            f"A trace file must be one that ringsim saved, got {path}, which is damaged or something else: {reason}. "
+            f"A trace file must be one that ringsim saved, got {path}, which is damaged or something else: {name_damage(error)}. "
             "Take another copy, or record it again."
         ) from error
     return Trace(events, metadata)

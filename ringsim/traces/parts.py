@@ -475,7 +475,6 @@ def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
 
 
 def _number_threads(idents: Ints) -> Ints:
-    """Numbers threads from 0 in the order of their first record."""
     _, first, number = np.unique(idents, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[number]
 
@@ -489,7 +488,6 @@ def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
 
 
 def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
-    """Returns the sentences in the lists under ``key``, each once."""
     lists = [meta.get(key) for meta in metas]
     return list(dict.fromkeys(one for found in lists if isinstance(found, list) for one in found if isinstance(one, str)))
 
@@ -588,6 +586,5 @@ def rename_places(text: str, names: Mapping[str, str]) -> str:
 
 
 def _shell() -> Any:
-    """Returns IPython's shell, None outside of it."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None

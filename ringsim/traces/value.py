@@ -498,5 +498,4 @@ def _longest_wait(trace: Trace) -> str | None:
 
 
 def _some(lines: list[str]) -> list[str]:
-    """Returns the first lines, and how many more there are."""
     return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"    ... and {len(lines) - _SHOWN} more"]

@@ -88,14 +88,12 @@ def _page(traces: Sequence[Trace]) -> str:
 
 @cache
 def _part(*names: str) -> str:
-    """Returns files of the page, one behind the other."""
     here = files("ringsim.view") / "page"
     text = "\n".join((here / name).read_text("utf-8") for name in names)
     return f'"use strict";\n{text}' if names[0].endswith(".js") else text
 
 
 def _hash(text: str) -> str:
-    """Returns a script or a style as a policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
@@ -161,7 +159,6 @@ def _title(trace: Trace) -> str:
 
 
 def _columns(trace: Trace, label: Ints) -> dict[str, Ints]:
-    """Returns the columns, as they are written."""
     events, messages = trace.events, trace.messages
     first = np.flatnonzero(np.diff(events.rank, prepend=NONE))
     post = np.diff(events.post_ns, prepend=0)
