@@ -322,3 +322,42 @@ def test_a_tensor_that_has_become_too_small_is_refused(worker: Callable[..., Any
 def test_a_handle_that_was_never_begun_raises() -> None:
     with pytest.raises(AttributeError):
         Message.__new__(Message).wait()
+
+
+def call_again() -> list[Any]:
+    """Calls that differ from an earlier one of the rank in their tensors alone, in what these are, and in the other arguments."""
+    rank, group, found = place(), dist.new_group(), list[Any]()
+    for value in (1.0, 10.0):
+        mine, whole, part = torch.full((3,), value * rank), torch.zeros(9), torch.zeros(1)
+        dist.all_gather_into_tensor(whole, mine, group)
+        dist.reduce_scatter_tensor(part, mine + torch.arange(3.0), group=group)
+        dist.all_reduce(mine, group=group)
+        found.append([mine.tolist(), whole.tolist(), part.tolist()])
+    others = [torch.ones(3, dtype=torch.int64), torch.ones(2, 2), torch.ones(2, 3).t(), torch.nn.Parameter(torch.ones(3)), torch.ones(3)]
+    for tensor in others:
+        dist.all_reduce(tensor, group=group)
+        dist.broadcast(tensor, 0, group=group)
+    largest = torch.full((3,), float(rank))
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    handle = dist.all_reduce(largest, group=group, async_op=True)
+    assert handle is not None
+    assert handle.wait()
+    dist.destroy_process_group(group)
+    try:
+        dist.all_reduce(largest, group=group)
+    except RingError as error:
+        found.append(str(error).partition(",")[0])
+    return [*found, [tensor.flatten().tolist() for tensor in others], largest.tolist()]
+
+
+def test_a_call_like_an_earlier_one_is_read_as_that_was() -> None:
+    trace = simulate(call_again, world_size=3, link=LINK)
+    for rank, (first, second, refused, others, largest) in enumerate(trace.results):
+        for scale, come in ((1.0, first), (10.0, second)):
+            assert come == [[3 * scale] * 3, [0.0] * 3 + [scale] * 3 + [2 * scale] * 3, [3.0 * (scale + rank)]]
+        assert others == [[3] * 3, [3.0] * 4, [3.0] * 6, [3.0] * 3, [3.0] * 3]
+        assert (refused, largest) == ("the group must exist", [6.0] * 3)
+    frame = trace.to_pandas().query("rank == 0 and op == 'all_reduce'")
+    assert list(zip(frame["dtype"], frame["shape"], strict=True))[2:] == [
+        ("int64", "3"), ("float32", "2x2"), ("float32", "3x2"), ("float32", "3"), ("float32", "3"), ("float32", "3"), ("float32", "3"),
+    ]  # fmt: skip

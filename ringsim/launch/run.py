@@ -257,7 +257,7 @@ class _Supervisor:
             raise self._explained(error)
         if len(self._results) < self._size:
             missing = [rank for rank in range(self._size) if rank not in self._results]
-            if self._options.limit_s is None or self._elapsed_s < self._options.limit_s:
+            if len(self._pids) < self._size and (self._options.limit_s is None or self._options.limit_s > START_S):
                 up = f"{len(self._pids)} of {self._size} by then"
                 raise self._explained(
                     RingError(f"ranks must come up within {START_S:g} s, got {up}. Call again; look at what else runs here.")

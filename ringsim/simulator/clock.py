@@ -94,19 +94,19 @@ class Clock:
         self.now = time_s
         self.now_ns = round(time_s * 1e9)
 
-    def at(self, time_s: float, call: Callable[[], object]) -> None:
-        """Calls ``call`` at a time, now at the earliest; it must not wait for anything."""
+    def at(self, time_s: float, *calls: Callable[[], object]) -> None:
+        """Calls ``calls`` at a time, now at the earliest; they must not wait for anything."""
         if time_s <= self.now:
-            self._ready.append(call)
+            self._ready += calls
             return
         due = self._later.get(time_s)
         if due is None:
             if time_s > _LAST_S:
                 self._refuse(time_s)
-            self._later[time_s] = [call]
+            self._later[time_s] = [*calls]
             heappush(self._times, time_s)
         else:
-            due.append(call)
+            due += calls
 
     def _refuse(self, time_s: float) -> None:
         raise ArgumentError(

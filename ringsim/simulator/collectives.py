@@ -314,8 +314,15 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
 
 
 def _complete(parts: Sequence[Part], time_s: float) -> None:
+    """Says when all parts are done, and wakes the ranks that wait for that."""
+    waking = []
     for part in parts:
-        part.complete(time_s)
+        part.done_s = time_s
+        if part.waiting:
+            part.waiting = False
+            waking.append(part.rank.resume)
+    if waking:
+        parts[0].rank.clock.at(time_s, *waking)
 
 
 def _choose(name: str, size_bytes: int, group: SimulatedGroup, links: Links) -> str:

@@ -87,7 +87,7 @@ class Isolated:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.modes: _Modes | None = None  # while another rank runs; None for the common ones
-        self.generator: torch.Tensor | None = None  # the state of torch's, likewise; None before the rank has begun
+        self.generator: torch.Tensor | None = None  # the state of torch's, likewise; None before the rank has begun, too
         self.streams: dict[Any, Any] = {}  # its generators for the functions of `random` and `np.random`
 
 
@@ -160,6 +160,7 @@ class Isolation:
                 generator.manual_seed(own.seed)
             else:
                 generator.set_state(own.generator)
+                own.generator = None  # its 5 KB are at hand for the next state that is read
             self._holder = own
         if own.modes is not None:
             self._put(own.modes)

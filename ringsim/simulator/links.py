@@ -58,8 +58,8 @@ class Timer(Protocol):
         """Returns the time, in seconds."""
         ...
 
-    def at(self, time_s: float, call: Callable[[], None]) -> None:
-        """Calls ``call`` at a time, now at the earliest; what is due at the same time is called in the order in which it was asked for."""
+    def at(self, time_s: float, *calls: Callable[[], None]) -> None:
+        """Calls ``calls`` at a time, now at the earliest; what is due at the same time is called in the order in which it was asked for."""
         ...
 
 

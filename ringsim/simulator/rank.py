@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
-from torch import Tensor
+from torch import Tensor, strided
 from torch.distributed import GroupMember
 
-from ringsim.comm.backend import Backend, Membership
+from ringsim.comm.backend import Backend, Membership, run_collective
 from ringsim.comm.built import check_reduction
-from ringsim.comm.collectives import Call, describe, name_of_reduction, to_index
+from ringsim.comm.collectives import READINGS, Call, describe, name_of_reduction, to_index
 from ringsim.comm.objects import OBJECTS
 from ringsim.comm.torch_hooks import GROUPS
 from ringsim.compute_costs import PostingCosts
@@ -103,6 +103,8 @@ class SimulatedRank(Rank, Membership, Backend):
         self._operations = self._made = self._shares = self._refusals = 0
         self._joined, self._asked = True, False  # whether the rank is in the world, and whether its program has made it
         self._gone: set[SimulatedGroup] = set()
+        # What was found in a call of a collective, by its name and all that it was given but the values of tensors.
+        self._known: dict[Any, tuple[Any, ...]] = {}
         self._refusal: Callable[[], BaseException] | None = None
 
     # -- the job
@@ -142,6 +144,7 @@ class SimulatedRank(Rank, Membership, Backend):
         """Ends a group, or with None all of them, for this rank; does not block."""
         found = self.find_group(group)
         self._channels.clear()
+        self._known.clear()
         if found is self.everybody:
             self._joined = False
         elif found is not None:
@@ -250,9 +253,12 @@ class SimulatedRank(Rank, Membership, Backend):
         """Begins a collective."""
         if call.op is not None:
             check_reduction(call.op)
+        return self._take_part(call, self.world.kind_of(call.carried, call.copies, call.op))
+
+    def _take_part(self, call: Call, kind: Kind) -> Part:
         if self.hooked:
             self._before_operation()
-        kind, group = self.world.kind_of(call.carried, call.copies, call.op), call.group
+        group: Any = call.group
         slots: tuple[Any, ...] = ()
         if self._records:
             peer = NONE if call.root == NONE else group.ranks[call.root]
@@ -384,5 +390,61 @@ class SimulatedRank(Rank, Membership, Backend):
         self.hooked = True
 
 
+# -- collectives that are like an earlier one
+
+
+def _describe_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Returns what the reading of a call depends on, where its tensors are plain and given by place; None otherwise."""
+    found: list[Any] = []
+    for value in args:
+        if not isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) is Tensor and value.layout is strided and not value.requires_grad and value.is_contiguous():
+            found += value.dtype, value.shape, value.is_cpu, value.is_meta
+        else:
+            return None
+    return *found, *kwargs.items()
+
+
+def _make_collective(name: str) -> Callable[..., Any]:
+    """Makes the method of a collective, which does not read a call again that is like an earlier one of its rank."""
+    reading = READINGS[name]
+    places = {argument: place for place, argument in enumerate(reading.signature.parameters)}
+    gives, takes = (places.get(argument, -1) for argument, _ in (reading.gives, reading.takes))
+
+    def communicate(self: SimulatedRank, /, *args: Any, **kwargs: Any) -> Any:
+        like = _describe_call(args, kwargs)
+        try:
+            known = self._known.get((name, like))
+        except TypeError:  # lists of tensors, or of sizes
+            like = known = None
+        if known is None or like is None:
+
+            def begin(rank: SimulatedRank, call: Call) -> Part:
+                part = rank.start(call)
+                if like is not None and all(
+                    len(held) == 1 and 0 <= place < len(args) and held[0] is args[place]
+                    for held, place in ((call.given, gives), (call.taken, takes))
+                ):
+                    self._known[name, like] = (
+                        call.group, call.root, call.op, call.cut_given, call.cut_taken, call.async_op, part.kind,
+                    )  # fmt: skip
+                return part
+
+            return run_collective(self, begin, name, *args, **kwargs)
+        group, root, op, cut_given, cut_taken, async_op, kind = known
+        given = [args[gives]]
+        taken = given if gives == takes else [args[takes]]
+        part = self._take_part(Call(name, group, given, taken, (), 1, taken, root, op, cut_given, cut_taken), kind)
+        if async_op:
+            return part
+        part.wait()
+        return None
+
+    return communicate
+
+
+for _name in READINGS:
+    setattr(SimulatedRank, _name, _make_collective(_name))
 for _name, _function in OBJECTS.items():
     setattr(SimulatedRank, _name, _function)
