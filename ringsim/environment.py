@@ -375,6 +375,14 @@ def discover(
     return _conclude(values, facts, given)
 
 
+def find_launched() -> Discovery | None:
+    """Returns what the launcher of this process says, without starting MPI; None where there is none, or it does not say everything."""
+    try:
+        return discover(ask_mpi=False)
+    except RingError:
+        return None
+
+
 def _check(**arguments: Any) -> dict[str, Any]:
     """Returns the arguments that are not None, whole numbers as ``int``; ``check_ring_arguments`` checks their other rules."""
     given = {name: value for name, value in arguments.items() if value is not None}

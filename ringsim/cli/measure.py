@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import ringsim
 from ringsim.cli.verb import Verbs, add_verb, tell_written, write_picture
-from ringsim.environment import discover
+from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, RingError
 
 if TYPE_CHECKING:
@@ -65,20 +65,13 @@ def run(options: argparse.Namespace) -> int:
         ceilings=not options.no_ceilings,
         limit_s=options.limit,
     )
-    if _is_first():
+    launched = find_launched()
+    if launched is None or launched.rank == 0:  # of ranks that a launcher started, all have the table, and one prints it
         print(table)
         for file in options.out:
             _write(table, file)
             tell_written(file)
     return 130 if table.metadata["interrupted"] else 0
-
-
-def _is_first() -> bool:
-    """Tells whether this process prints: of ranks that a launcher started, all have the table, and one prints it."""
-    try:
-        return discover(ask_mpi=False).rank == 0
-    except RingError:
-        return True
 
 
 def _write(table: Bandwidths, file: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import ringsim
 from ringsim.cli.verb import Verbs, add_verb, make_directory, tell_written, write_picture, write_pictures
+from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks, escape
 from ringsim.launch.job import CHECKS
 from ringsim.traces.lazy import Style
@@ -62,7 +63,7 @@ def run_trace(options: argparse.Namespace) -> int:
     """Records a script and saves its trace; returns the exit code."""
     name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
     out: Path = options.out or Path(f"{name}.ringtrace")
-    if is_launched():
+    if (launched := find_launched()) is not None and launched.world_size > 1:  # by torchrun, srun or mpirun
         return record_rank(options, out)
     if not options.force and out.exists():
         there, out = out, next_free(out)
@@ -89,16 +90,6 @@ def next_free(file: Path) -> Path:
     """
     names = (file.with_name(f"{file.stem}-{number}{file.suffix}") for number in itertools.count(2))
     return next(name for name in names if not name.exists())
-
-
-def is_launched() -> bool:
-    """Tells whether torchrun, srun or mpirun has started this process as one of several ranks."""
-    from ringsim.environment import discover
-
-    try:
-        return discover(ask_mpi=False).world_size > 1
-    except RingError:
-        return False
 
 
 def record_rank(options: argparse.Namespace, out: Path) -> int:

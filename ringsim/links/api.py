@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ringsim import provenance
-from ringsim.environment import discover
-from ringsim.errors import ArgumentError, Interrupted, RingError
+from ringsim.environment import find_launched
+from ringsim.errors import ArgumentError, Interrupted
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import Kind, pack_call
 from ringsim.launch.run import RunOptions, run
@@ -146,10 +146,8 @@ def _ranks_run_already() -> bool:
     torch_distributed: Any = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
         return True
-    try:
-        return discover(ask_mpi=False).world_size > 1
-    except RingError:
-        return False
+    launched = find_launched()
+    return launched is not None and launched.world_size > 1
 
 
 def _launch(kind: Kind, make: Callable[[Sequence[int]], Plan]) -> tuple[Plan, Samples, list[Any], list[str]]:

@@ -42,7 +42,6 @@ __all__ = ["figure_png", "figure_svg", "save_figure"]
 
 BLACK: Final = "#000000"
 ORANGE: Final = "#E69F00"
-SKY: Final = "#56B4E9"
 GREEN: Final = "#009E73"
 YELLOW: Final = "#F0E442"
 BLUE: Final = "#0072B2"
