@@ -376,13 +376,3 @@ def find_wrong(task: Task, mine: Iterable[nn.Parameter]) -> GradientRow | None:
     row = report.wrong[0]
     gradient = found[row.parameter]
     return row if gradient is None or gradient.any() else row._replace(verdict="zeros")
-
-
-def count_microbatches(number: int) -> str:
-    """Returns a number of microbatches for a sentence.
-
-    Example:
-        >>> count_microbatches(1), count_microbatches(3)
-        ('1 microbatch', '3 microbatches')
-    """
-    return f"{number} microbatch{'' if number == 1 else 'es'}"

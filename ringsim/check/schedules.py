@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, count_microbatches, examine, find_wrong, make_task, shown
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, find_wrong, make_task, shown
 from ringsim.errors import ScheduleError
 from ringsim.schedules.closed_forms import Step, makespan, peak_live
 from ringsim.schedules.costs import Costs
@@ -146,7 +146,7 @@ def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
 
 
 def _about(size: Size) -> str:
-    return f"With {count(size[0], 'rank')} and {count_microbatches(size[1])}"
+    return f"With {count(size[0], 'rank')} and {count(size[1], 'microbatch')}"
 
 
 def _size_of(schedule: Schedule) -> Size:
@@ -265,11 +265,11 @@ def _judge_number(case: _Case, answer: int | str) -> None:
     bubble = _bubble(case, answer)
     if bubble > case.limit + _ROUNDING:
         have = "have" if answer > 1 else "has"
-        reason = f"{about}, {count_microbatches(answer)} {have} a bubble of {100 * bubble:.1f} %, and {100 * case.limit:.0f} % is allowed."
+        reason = f"{about}, {count(answer, 'microbatch')} {have} a bubble of {100 * bubble:.1f} %, and {100 * case.limit:.0f} % is allowed."
         raise Wrong(reason, _LOSS_HINT)
     enough = next(number for number in range(1, answer + 1) if _bubble(case, number) <= case.limit + _ROUNDING)
     if enough < answer and _bubble(case, enough) <= case.limit - _ROUNDING:
-        raise Wrong(f"{about}, {count_microbatches(answer)} are more than needed: {enough} would do.", _MORE_HINT)
+        raise Wrong(f"{about}, {count(answer, 'microbatch')} are more than needed: {enough} would do.", _MORE_HINT)
 
 
 def _bubble(case: _Case, num_microbatches: int) -> float:
