@@ -73,7 +73,7 @@ def compute(seconds: float) -> None:
     Example:
         >>> compute(0.001)
     """
-    if not _is_duration(seconds):
+    if not is_number(seconds) or seconds < 0:
         raise ArgumentError(f"seconds must be a number from 0, got {seconds!r}. Give seconds, not milliseconds: compute(0.005).")
     state = get_state()
     with span(f"{COMPUTE}{float(seconds)!r} s"):
@@ -132,10 +132,6 @@ def read_label(label: str) -> float | None:
     except ValueError:  # a user's own span
         return None
     return seconds if 0 <= seconds < math.inf else None
-
-
-def _is_duration(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 class Flops(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, count_microbatches, examine, find_wrong, make_task
-from ringsim.traces.value import Trace
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, find_wrong, make_task
+from ringsim.traces.value import Trace, count
 
 if TYPE_CHECKING:
     from ringsim.pipeline.reports import GradientRow
@@ -91,7 +91,7 @@ def _judge_step(trace: Trace, rows: Sequence[GradientRow | None], num_microbatch
     if not wrong:
         return
     rank, row = min(wrong, key=lambda each: (each[1].verdict != "missing", each[0]))
-    who, batches = f"Stage {rank} of {size}", count_microbatches(num_microbatches)
+    who, batches = f"Stage {rank} of {size}", count(num_microbatches, "microbatch")
     hint = _HINTS[row.verdict]
     if row.verdict == "missing":
         reason = f"{who} has no gradient for its parameter {row.parameter}, with {batches}."

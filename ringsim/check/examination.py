@@ -42,6 +42,7 @@ RAISED_HINT: Final = (
 _GROUP_HINT: Final = (
     "Name the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), dist.recv(..., ring.pred, group=ring.pred_group)."
 )
+Counted = tuple[str, str]
 VOCABULARY: Final = 11
 WIDTH: Final = 6
 
@@ -170,9 +171,12 @@ class Examination:
         judge_way(trace, things)
         return trace
 
-    def ask(self, cases: Sequence[Any], plain: Callable[[Any], Any], *, hint: str = "") -> Iterator[tuple[Any, Any]]:
-        """Calls ``function(*case)`` on a rank of its own, which can be stopped; yields each case with its answer, as ``plain`` makes it."""
-        (answers,) = self.run(_answer_on_rank, 1, cases, plain, hint=hint).results
+    def ask(self, cases: Sequence[Any], read: Callable[[Any], Any], *, hint: str = "") -> Iterator[tuple[Any, Any]]:
+        """Calls ``function(*case)`` on a rank of its own, which can be stopped.
+
+        Yields each case with its answer as ``read`` makes it, or, of one that it cannot read, with a few words.
+        """
+        (answers,) = self.run(_answer_on_rank, 1, cases, read, hint=hint).results
         return zip(cases, answers, strict=True)
 
     def _failed(self, error: RingError, world_size: int, hint: str) -> Wrong:
@@ -201,8 +205,22 @@ def examine(name: str, function: object, judge: Callable[[Examination], tuple[st
     return CheckResult(name, True, sentence, "", seed, trace=trace)
 
 
-def _answer_on_rank(function: Callable[..., Any], cases: Sequence[Any], plain: Callable[[Any], Any]) -> list[Any]:
-    return [plain(function(*case)) for case in cases]
+def _answer_on_rank(function: Callable[..., Any], cases: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
+    answers = []
+    for case in cases:
+        answer = function(*case)
+        try:
+            answers.append(read(answer))
+        except Exception:  # students may return anything
+            answers.append(repr(answer) if isinstance(answer, str) else shown(answer))
+    return answers
+
+
+def refuse_text(answer: Any) -> Any:
+    """Returns an answer that is no text: one is a list of letters, too."""
+    if isinstance(answer, str):
+        raise TypeError
+    return answer
 
 
 def _stuck(trace: Trace) -> Wrong:
@@ -297,6 +315,22 @@ def judge_way(trace: Trace, things: str) -> None:
             )
 
 
+def judge_counts(trace: Trace, due: Sequence[tuple[int, int]], sent: Counted, received: Counted, hint: str) -> None:
+    """Raises ``Wrong`` unless every rank has made the sends and recvs that are due, each with a partner.
+
+    What is counted is said by its name in the singular, and by the words that follow it.
+    """
+    for rank in range(trace.world_size):
+        for kind, verb, done, number, (thing, whither) in zip(
+            (SEND, RECV), ("send", "receive"), ("sent", "received"), due[rank], (sent, received), strict=True
+        ):
+            found = int(np.count_nonzero((trace.events.rank == rank) & (trace.events.kind == kind)))
+            if found != number:
+                reason = f"Rank {rank} of {trace.world_size} must {verb} {count(number, thing)}{whither}, {done} {found or 'none'}."
+                raise Wrong(reason, hint, trace=trace)
+    judge_unmatched(trace)
+
+
 def judge_unmatched(trace: Trace) -> None:
     """Raises ``Wrong`` unless every send met its recv."""
     if trace.unmatched:
@@ -342,13 +376,3 @@ def find_wrong(task: Task, mine: Iterable[nn.Parameter]) -> GradientRow | None:
     row = report.wrong[0]
     gradient = found[row.parameter]
     return row if gradient is None or gradient.any() else row._replace(verdict="zeros")
-
-
-def count_microbatches(number: int) -> str:
-    """Returns a number of microbatches for a sentence.
-
-    Example:
-        >>> count_microbatches(1), count_microbatches(3)
-        ('1 microbatch', '3 microbatches')
-    """
-    return f"{number} microbatch{'' if number == 1 else 'es'}"

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine, shown
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine
 from ringsim.link import Link, fit_link
 from ringsim.traces.events import RECV, SEND
 from ringsim.traces.units import bytes_text
@@ -71,13 +71,13 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     data = [*made_up, _measured(trace)]
     asked = [(np.array(each.sizes_bytes), np.array(each.times_s)) for each in data]
     close = False
-    for each, (_, answer) in zip(data, examination.ask(asked, _plain_line, hint=_RAISED_HINT), strict=True):
+    for each, (_, answer) in zip(data, examination.ask(asked, _read_line, hint=_RAISED_HINT), strict=True):
         if isinstance(answer, str):
             raise Wrong(f"The answer must be two numbers from 0, alpha and beta, got {answer}.", _UNITS_HINT)
         if each.link is not None:
-            _judge_numbers(each.link, Link(*answer))
+            _judge_numbers(each.link, answer)
         else:
-            close = _judge_line(each, Link(*answer), trace)
+            close = _judge_line(each, answer, trace)
     real = "close to the medians of messages between two real ranks"
     return (
         f"Right for {LINKS} links chosen at random; {real if close else 'real messages were too irregular to judge by: a busy machine'}.",
@@ -128,16 +128,11 @@ def _measured(trace: Trace) -> Data:
     return Data(sizes.tolist(), times_s.ravel().tolist(), None)
 
 
-def _plain_line(answer: Any) -> tuple[float, float] | str:
-    """Returns an answer as alpha and beta; anything else in a few words."""
+def _read_line(answer: Any) -> Link:
     if isinstance(answer, Link):
-        return answer.alpha_s, answer.beta_s_per_byte
-    try:
-        alpha_s, beta_s_per_byte = (float(number) for number in answer)
-        Link(max(alpha_s, 0.0), max(beta_s_per_byte, 0.0))  # finite
-    except Exception:  # students may return anything
-        return shown(answer)
-    return max(alpha_s, 0.0), max(beta_s_per_byte, 0.0)  # below 0 is too little, and judged as such
+        return answer
+    alpha_s, beta_s_per_byte = (max(float(number), 0.0) for number in answer)  # below 0 is too little, and judged as such
+    return Link(alpha_s, beta_s_per_byte)
 
 
 def _judge_numbers(link: Link, answer: Link) -> None:

@@ -7,11 +7,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Final
 
-import numpy as np
-
-from ringsim.check.examination import RAISED_HINT, CheckResult, Examination, Wrong, examine, judge_unmatched, listed, shown
+from ringsim.check.examination import RAISED_HINT, CheckResult, Examination, Wrong, examine, judge_counts, listed, shown
 from ringsim.schedules.generation import can_finish, plan_jobs, plan_steps, steady_use
-from ringsim.traces.events import RECV, SEND
 from ringsim.traces.value import Trace, count
 
 __all__ = ["inner_iterations", "token_ring"]
@@ -52,7 +49,8 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     for world_size in sizes:
         secret = draw.randrange(10**9)
         trace = examination.run_on_ring(_generate_on_rank, world_size, secret, things="outputs", hint=f"{_COUNT_HINT} {RAISED_HINT}")
-        _judge_counts(trace)
+        due = [_count_messages(rank, world_size) for rank in range(world_size)]
+        judge_counts(trace, due, ("output", ""), ("input", ""), _COUNT_HINT)
         _judge_tokens(trace)
     return f"Right in rings of {listed(sizes)} ranks: none of them jams, and every token is right.", trace
 
@@ -83,18 +81,10 @@ def _work(x: Any, number: int) -> Any:
     return (x * 31 + number) % VOCABULARY
 
 
-def _judge_counts(trace: Trace) -> None:
-    """Every rank must have sent and received what the plan says."""
-    events, size = trace.events, trace.world_size
-    for rank in range(size):
-        steps = list(plan_steps(rank, size, plan_jobs(size, size, NUM_TOKENS), NUM_TOKENS))
-        due = {SEND: sum(step.send is not None for step in steps), RECV: sum(step.receive is not None for step in steps)}
-        for kind, verb, done, thing in ((SEND, "send", "sent", "output"), (RECV, "receive", "received", "input")):
-            number = int(np.count_nonzero((events.rank == rank) & (events.kind == kind)))
-            if number != due[kind]:
-                reason = f"Rank {rank} of {size} must {verb} {count(due[kind], thing)}, {done} {number or 'none'}."
-                raise Wrong(reason, _COUNT_HINT, trace=trace)
-    judge_unmatched(trace)
+def _count_messages(rank: int, size: int) -> tuple[int, int]:
+    """Returns how many outputs a rank sends by the plan, and how many inputs it receives."""
+    steps = list(plan_steps(rank, size, plan_jobs(size, size, NUM_TOKENS), NUM_TOKENS))
+    return sum(step.send is not None for step in steps), sum(step.receive is not None for step in steps)
 
 
 def _judge_tokens(trace: Trace) -> None:
@@ -135,18 +125,14 @@ def inner_iterations(function: Callable[..., Any], *, seed: int | None = None) -
 def _judge_settings(examination: Examination) -> tuple[str, Trace | None]:
     draw = examination.random
     sizes = [10, 4, 2, 5, 1, draw.randrange(6, 10), draw.randrange(11, 100)]
-    for (size,), answer in examination.ask([(size,) for size in sizes], _plain_setting):
+    for (size,), answer in examination.ask([(size,) for size in sizes], _read_setting):
         _judge_setting(size, answer)
     return f"Right for {listed(sizes)} stages.", None
 
 
-def _plain_setting(answer: Any) -> Setting | str:
-    """Returns an answer as a number and a bool; anything else in a few words."""
-    try:
-        turns, async_comm = answer
-        return (int(turns), bool(async_comm)) if int(turns) == turns >= 1 else shown(answer)
-    except (TypeError, ValueError):
-        return shown(answer)
+def _read_setting(answer: Any) -> Setting | str:
+    turns, async_comm = answer
+    return (int(turns), bool(async_comm)) if int(turns) == turns >= 1 else shown(answer)
 
 
 def _judge_setting(size: int, answer: Setting | str) -> None:

@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
-
 from ringsim.check.examination import (
     ALONE_HINT,
     RAISED_HINT,
@@ -15,12 +13,13 @@ from ringsim.check.examination import (
     Examination,
     Wrong,
     examine,
-    judge_unmatched,
+    judge_counts,
     listed,
     plain_number,
+    refuse_text,
     shown,
 )
-from ringsim.traces.events import RECV, SEND, make_events
+from ringsim.traces.events import make_events
 from ringsim.traces.value import Trace, count
 
 __all__ = ["pair_groups", "ring"]
@@ -60,17 +59,13 @@ def pair_groups(function: Callable[..., Any], *, seed: int | None = None) -> Che
 def _judge(examination: Examination) -> tuple[str, Trace | None]:
     draw = examination.random
     sizes = [1, 2, 3, 4, draw.randrange(5, 10), draw.randrange(10, 65)]
-    for (size,), answer in examination.ask([(size,) for size in sizes], _plain_pairs):
+    for (size,), answer in examination.ask([(size,) for size in sizes], _read_pairs):
         _judge_pairs(size, answer)
     return f"Right for rings of {listed(sizes)} ranks.", None
 
 
-def _plain_pairs(answer: Any) -> Pairs | str:
-    """Returns an answer as pairs of numbers; anything else in a few words."""
-    try:
-        return [(int(pred), int(succ)) for pred, succ in answer] if not isinstance(answer, str) else repr(answer)
-    except (TypeError, ValueError):
-        return shown(answer)
+def _read_pairs(answer: Any) -> Pairs:
+    return [(int(pred), int(succ)) for pred, succ in refuse_text(answer)]
 
 
 def _judge_pairs(size: int, answer: Pairs | str) -> None:
@@ -147,7 +142,8 @@ def _judge_rounds(examination: Examination) -> tuple[str, Trace | None]:
     for world_size in sizes:
         secret = draw.randrange(10**9)
         trace = examination.run_on_ring(_round_on_rank, world_size, secret, things="tokens", hint=RAISED_HINT)
-        _judge_counts(trace)
+        due = [(world_size - 1, world_size - 1)] * world_size
+        judge_counts(trace, due, ("token", " to its successor"), ("token", " from its predecessor"), _COUNT_HINT)
         _judge_sums(trace)
     return f"Right in rings of {listed(sizes)} ranks, message by message.", trace
 
@@ -159,18 +155,6 @@ def _round_on_rank(function: Callable[..., Any], secret: int) -> tuple[float, fl
 
     number = float(random.Random(f"{secret}/{current_ring().rank}").randrange(100, 1000))
     return number, plain_number(function(torch.tensor([number])))
-
-
-def _judge_counts(trace: Trace) -> None:
-    """N - 1 sends and as many recvs on every rank, each with a partner."""
-    events, size = trace.events, trace.world_size
-    for rank in range(size):
-        for kind, verb, done, role in ((SEND, "send", "sent", "to its successor"), (RECV, "receive", "received", "from its predecessor")):
-            number = int(np.count_nonzero((events.rank == rank) & (events.kind == kind)))
-            if number != size - 1:
-                reason = f"Rank {rank} of {size} must {verb} {count(size - 1, 'token')} {role}, {done} {number or 'none'}."
-                raise Wrong(reason, _COUNT_HINT, trace=trace)
-    judge_unmatched(trace)
 
 
 def _judge_sums(trace: Trace) -> None:

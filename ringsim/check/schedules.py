@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, count_microbatches, examine, find_wrong, make_task, shown
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, find_wrong, make_task, shown
 from ringsim.errors import ScheduleError
 from ringsim.schedules.closed_forms import Step, makespan, peak_live
 from ringsim.schedules.costs import Costs
@@ -121,16 +121,12 @@ def _judge_fast(examination: Examination) -> tuple[str, Trace | None]:
 
 def _ask(examination: Examination, sizes: Sequence[Size]) -> list[Schedule]:
     """Returns the schedules of an answer, each whole and free of deadlock."""
-    rows = [row for _, row in examination.ask([(rank, *size) for size in sizes for rank in range(size[0])], _plain_row)]
+    rows = [row for _, row in examination.ask([(rank, *size) for size in sizes for rank in range(size[0])], _read_row)]
     return [_read(size, [rows.pop(0) for _ in range(size[0])]) for size in sizes]
 
 
-def _plain_row(row: Any) -> list[str] | str:
-    """Returns a rank's list as texts; if it is not a list, a few words."""
-    try:
-        return [str(action) for action in (row.split() if isinstance(row, str) else row)]
-    except TypeError:
-        return shown(row)
+def _read_row(row: Any) -> list[str]:
+    return [str(action) for action in (row.split() if isinstance(row, str) else row)]
 
 
 def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
@@ -150,7 +146,7 @@ def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
 
 
 def _about(size: Size) -> str:
-    return f"With {count(size[0], 'rank')} and {count_microbatches(size[1])}"
+    return f"With {count(size[0], 'rank')} and {count(size[1], 'microbatch')}"
 
 
 def _size_of(schedule: Schedule) -> Size:
@@ -253,17 +249,13 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
         least = lost / (1 + backward + lost)
         cases.append(_Case(num_ranks, backward, latency, limit=math.ceil(100 * (least + 0.05)) / 100))
     asked = [(case.num_ranks, case.costs, case.limit) for case in cases]
-    for case, (_, answer) in zip(cases, examination.ask(asked, _plain), strict=True):
+    for case, (_, answer) in zip(cases, examination.ask(asked, _read_number), strict=True):
         _judge_number(case, answer)
     return f"Right for {len(cases)} pipelines of 1 to 8 ranks, with messages that take time and without.", None
 
 
-def _plain(answer: Any) -> int | str:
-    """Returns an answer as a whole number; anything else in a few words."""
-    try:
-        return int(answer) if int(answer) == answer >= 1 else shown(answer)
-    except (TypeError, ValueError):
-        return shown(answer)
+def _read_number(answer: Any) -> int | str:
+    return int(answer) if int(answer) == answer >= 1 else shown(answer)
 
 
 def _judge_number(case: _Case, answer: int | str) -> None:
@@ -273,11 +265,11 @@ def _judge_number(case: _Case, answer: int | str) -> None:
     bubble = _bubble(case, answer)
     if bubble > case.limit + _ROUNDING:
         have = "have" if answer > 1 else "has"
-        reason = f"{about}, {count_microbatches(answer)} {have} a bubble of {100 * bubble:.1f} %, and {100 * case.limit:.0f} % is allowed."
+        reason = f"{about}, {count(answer, 'microbatch')} {have} a bubble of {100 * bubble:.1f} %, and {100 * case.limit:.0f} % is allowed."
         raise Wrong(reason, _LOSS_HINT)
     enough = next(number for number in range(1, answer + 1) if _bubble(case, number) <= case.limit + _ROUNDING)
     if enough < answer and _bubble(case, enough) <= case.limit - _ROUNDING:
-        raise Wrong(f"{about}, {count_microbatches(answer)} are more than needed: {enough} would do.", _MORE_HINT)
+        raise Wrong(f"{about}, {count(answer, 'microbatch')} are more than needed: {enough} would do.", _MORE_HINT)
 
 
 def _bubble(case: _Case, num_microbatches: int) -> float:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, shown
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, refuse_text, shown
 from ringsim.traces.events import RECV, SEND
 from ringsim.traces.value import Trace, count
 
@@ -69,19 +69,13 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     draw = examination.random
     sizes = [(8, 4), (10, 4), (4, 4), (3, 4), (1, 3), (5, 1), (0, 2)]
     sizes += [(draw.randrange(5, 100), draw.randrange(2, 20)) for _ in range(5)]
-    for (num_layers, num_stages), answer in examination.ask(sizes, _plain_cut):
+    for (num_layers, num_stages), answer in examination.ask(sizes, _read_cut):
         _judge_cut(num_layers, num_stages, answer)
     return f"Every layer once, in order, and balanced, for {len(sizes)} models; stages without layers included.", None
 
 
-def _plain_cut(answer: Any) -> Cut | str:
-    """Returns an answer as lists of numbers; anything else in a few words."""
-    if isinstance(answer, str):
-        return repr(answer)
-    try:
-        return [[int(layer) for layer in layers] for layers in answer]
-    except (TypeError, ValueError):
-        return shown(answer)
+def _read_cut(answer: Any) -> Cut:
+    return [[int(layer) for layer in layers] for layers in refuse_text(answer)]
 
 
 def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:

@@ -46,9 +46,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _title(described: Description, step: ScheduleRun, more: str = "") -> str:
-    microbatches = f"{step.num_microbatches:,} microbatch{'' if step.num_microbatches == 1 else 'es'}"
     return (
-        f"{step.name} on {count(step.num_ranks, 'rank')}, {microbatches} (simulated, {described.semantics}, "
+        f"{step.name} on {count(step.num_ranks, 'rank')}, {count(step.num_microbatches, 'microbatch')} (simulated, {described.semantics}, "
         f"{bytes_text(described.size_bytes)} a message{more})"
     )
 

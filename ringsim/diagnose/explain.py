@@ -76,7 +76,8 @@ def explain(trace: Trace) -> Diagnosis:
     lost = {rank: end.about for rank, end in told.items() if rank not in ends and end.about}  # what they waited for says why, where it does
     snapshot = snapshot_of_events(events, size, ends, end_ns=end_ns)
     judged = judge(snapshot)
-    if not judged.findings and _is_settled(trace):
+    # At the end of a simulated run nothing was on its way any more; of a real one the watcher says so.
+    if not judged.findings and (trace.metadata.get("at_rest") is True or trace.metadata.get("source") == "simulated"):
         snapshot = snapshot.settle()
         judged = judge(snapshot)
     messages = find_message_mismatches(trace)
@@ -120,11 +121,6 @@ def _find_caught(trace: Trace) -> list[Finding]:
             continue
         found.append(Finding(kind, ranks, (), f"{message} The program caught the error and went on.", hint))
     return found
-
-
-def _is_settled(trace: Trace) -> bool:
-    """Tells whether nothing was on its way any more at the end: on a virtual clock nothing is, of a real run the watcher says so."""
-    return trace.metadata.get("at_rest") is True or trace.metadata.get("source") == "simulated"
 
 
 def _distinct(causes: Iterable[Finding]) -> list[Finding]:

@@ -151,13 +151,10 @@ def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], l
     return found
 
 
-def _hindrance(stuck: Stuck, rank: int, peer: int) -> Hindrance:
-    return next(one for one in stuck.hindrances if one.rank == rank and peer in one.peers)
-
-
 def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
     """Names a circle: a mismatch if two of its ranks look for each other in vain, else a deadlock."""
-    links = [_hindrance(stuck, rank, circle[(index + 1) % len(circle)]) for index, rank in enumerate(circle)]
+    pairs = zip(circle, (*circle[1:], circle[0]), strict=True)
+    links = [next(one for one in stuck.hindrances if one.rank == rank and peer in one.peers) for rank, peer in pairs]
     missed = [(link.posted.operation, found) for link in links if (found := find_counterpart(snapshot, link)) is not None]
     if missed:
         return _mismatch_finding(missed)

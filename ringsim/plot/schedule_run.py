@@ -11,6 +11,7 @@ travels. A prediction stands in each rank's row under what was measured::
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
@@ -351,8 +352,7 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     if steps:
         measured, begin = find_step(comparison.real, step), comparison.real_begin_ns[step]
         start, end = (measured.start - begin) / unit_ns, (measured.end - begin) / unit_ns
-        columns = (measured.rank, measured.stage, measured.kind, measured.microbatch)
-        handles = draw_actions(ax, StageActions(measured.schedule, *columns, start, end), ROWS)
+        handles = draw_actions(ax, replace(measured, start=start, end=end), ROWS)
     else:
         handles = _draw_measured(ax, comparison, step, chosen, unit_ns)
     handles += _draw_predicted(ax, comparison, step, chosen, unit_ns)

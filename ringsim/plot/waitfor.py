@@ -132,16 +132,13 @@ def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
     notes = _notes(diagnosis)
     hidden = diagnosis.world_size - len(ranks)
     if hidden > 0:
-        notes.append(f"Not drawn: {count(hidden, 'rank')}{_hidden_edges(len(edges) - len(shown))}.")
+        waits = f" and {count(len(edges) - len(shown), 'wait')}" if len(edges) > len(shown) else ""
+        notes.append(f"Not drawn: {count(hidden, 'rank')}{waits}.")
     if unlabelled > 0:
         notes.append(f"No room was left for what {count(unlabelled, 'arrow')} would say.")
     handles = _legend(diagnosis, shown, ranks)
     metadata = diagnosis.trace.metadata if diagnosis.trace is not None else {}
     style.dress(ax, _title(diagnosis), notes=notes, handles=handles, metadata=metadata, columns=3)
-
-
-def _hidden_edges(number: int) -> str:
-    return f" and {count(number, 'wait')}" if number > 0 else ""
 
 
 def _title(diagnosis: Diagnosis) -> str:

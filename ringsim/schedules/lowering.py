@@ -353,7 +353,8 @@ def lower_in_step(schedule: Schedule) -> Schedule:
     lowered: list[list[Action]] = [[] for _ in waiting]
     done: set[Action] = set()
     while any(waiting):
-        step = [(rank, row.popleft()) for rank, row in enumerate(waiting) if row and _can_start(row[0], schedule, done)]
+        ready = [all(not done.isdisjoint(need) for need in get_needs(row[0], schedule.stage_ranks)) if row else False for row in waiting]
+        step = [(rank, waiting[rank].popleft()) for rank in range(len(waiting)) if ready[rank]]
         if not step:
             stuck = ", ".join(f"{row[0]} on rank {rank}" for rank, row in enumerate(waiting) if row)
             raise ScheduleError(f"a schedule must let every rank go on, got none that can: {stuck}. Ask validate why.")
@@ -368,8 +369,3 @@ def lower_in_step(schedule: Schedule) -> Schedule:
                 lowered[schedule.stage_ranks[recv.stage]].append(recv)
                 done.add(recv)
     return replace(schedule, actions=tuple(map(tuple, lowered)))
-
-
-def _can_start(action: Action, schedule: Schedule, done: set[Action]) -> bool:
-    """Tells whether everything that a computation needs was done in an earlier step."""
-    return all(not done.isdisjoint(need) for need in get_needs(action, schedule.stage_ranks))

@@ -90,13 +90,17 @@ class Stats:
         lines = [f"{head}{'algbw GB/s':>13}{'busbw GB/s':>13}{'share':>8}"]
         for row in self.rows:
             times = [_say(row.blocked_p50_us, 14), _say(row.blocked_p90_us, 8), _say(row.blocked_max_us, 8)]
-            rates = [f"{'-' if rate != rate else format(rate, '.2f'):>13}" for rate in (row.algbw_gb_per_s, row.busbw_gb_per_s)]
+            rates = [f"{_say_rate(rate):>13}" for rate in (row.algbw_gb_per_s, row.busbw_gb_per_s)]
             size = bytes_text(row.size_bytes) if row.size_bytes else "-"
             start = f"{row.op:{names}}  {row.group:{groups}}{row.group_size:>8}{row.count:>8,}{size:>11}"
             lines.append(start + "".join(times + rates) + f"{100 * row.share:>6.0f} %")
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _say_rate(rate: float) -> str:
+    return "-" if rate != rate else format(rate, ".2f" if rate >= 0.1 else ".2g")
 
 
 def _say(time_us: float, width: int) -> str:

@@ -29,12 +29,12 @@ from ringsim.errors import ArgumentError, escape
 from ringsim.provenance import footer
 from ringsim.traces.events import ERROR, IN_FLIGHT, KIND_NAMES, NONE, OP_KINDS, OP_NAMES, Events, Ints
 from ringsim.traces.lazy import resolve
+from ringsim.traces.value import Trace, count
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from ringsim.traces.findings import Finding, Operation
-    from ringsim.traces.value import Trace
 
 __all__ = ["pack", "to_html"]
 
@@ -74,7 +74,7 @@ def to_html(traces: Trace | Sequence[Trace], path: str | PathLike[str]) -> None:
 
 def _page(traces: Sequence[Trace]) -> str:
     program, look = _part(*PROGRAM), _part("style.css")
-    title = "ringsim: " + ", ".join(f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}" for trace in traces)
+    title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in traces)
     policy = f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
     data = "".join(f'<script type="application/x-ringsim">{base64.b64encode(pack(trace)).decode("ascii")}</script>\n' for trace in traces)
     body = _part("page.html").replace("{title}", html.escape(title)).replace("{picture}", "".join(map(_picture, traces)))
@@ -155,7 +155,7 @@ def pack(trace: Trace) -> bytes:
 
 def _title(trace: Trace) -> str:
     source = trace.metadata.get("source")
-    return f"{trace.world_size} rank{'' if trace.world_size == 1 else 's'}{f', {escape(str(source), lines=False)}' if source else ''}"
+    return count(trace.world_size, "rank") + (f", {escape(str(source), lines=False)}" if source else "")
 
 
 def _columns(trace: Trace, label: Ints) -> dict[str, Ints]:

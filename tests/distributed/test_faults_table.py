@@ -19,7 +19,7 @@ from fault_rows import AS_WRITTEN, ELSEWHERE, LATE, LIMIT_S, OTHERWISE, RIGHT, R
 import ringsim
 from ringsim.traces.findings import KINDS
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 # Rows that end alike on simulated ranks, and run here all the same. Gloo aborts: 8, 27. It says nothing: 9, 28c.
 ALIKE: tuple[str, ...] = ("1", "4b", "6a", "6c", "6d", "8", "9", "18", "24", "26d", "27", "28c", "29", "43")
