@@ -179,8 +179,9 @@ def test_streams_and_all_reduces_take_their_closed_forms() -> None:
     """A stream shows what a message keeps the link busy: the latency is paid once."""
     table = ringsim.bandwidth(2, FEW_SIZES, "oneway", edge=(0, 1), link=LINK)
     assert times_us(table, "oneway", 0, 1) == [1e6 * (LINK.alpha_s / STREAM + size * LINK.beta_s_per_byte) for size in FEW_SIZES]
-    table = ringsim.bandwidth(4, [4096], "all_reduce", link=LINK)
-    assert times_us(table, "all_reduce", -1, -1) == [1e6 * (6 * LINK.alpha_s + 6 / 4 * 4096 * LINK.beta_s_per_byte)]
+    table = ringsim.bandwidth(4, [4096, 1 << 24], "all_reduce", link=LINK)
+    tree, ring = 4 * LINK.time_s(4096), 6 * LINK.time_s(1 << 22)  # of little a tree, of much a ring
+    assert times_us(table, "all_reduce", -1, -1) == [1e6 * tree, 1e6 * ring]
     table = ringsim.bandwidth(2, [8], link=Link(0.0, 0.0))
     assert times_us(table, "pingpong", 0, 1) == [0.0]
     assert np.isnan(table.columns["algbw_gb_per_s"]).all(), "a link that takes no time has no bandwidth"
