@@ -193,10 +193,8 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def check_integer(name: str, value: object, least: int, hint: str) -> None:
     """Checks that an argument is a whole number of at least ``least``; the error ends with ``hint``."""
-    if not is_integer(value):
+    if not is_integer(value) or value < least:
         raise ArgumentError(f"{name} must be an integer from {least}, got {say(value)}. {hint}")
-    if value < least:
-        raise ArgumentError(f"{name} must be {least} or more, got {say(value)}. {hint}")
 
 
 def read_whole(name: str, value: Any, least: int, most: int | None = None, where: str = "", hint: str = "") -> int:

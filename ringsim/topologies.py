@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, check_integer
 from ringsim.link import Link, check_link
 
 __all__ = ["FullBisection", "GraphLinks", "Hop", "Hosts", "OneMachine", "RingLinks", "Topology"]
@@ -122,9 +122,7 @@ class Hosts(_Roomy):
     outer: Link
 
     def __post_init__(self) -> None:
-        count: object = self.ranks_per_host
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ArgumentError(f"ranks_per_host must be an integer from 1, got {count!r}. Say how many ranks a host has.")
+        check_integer("ranks_per_host", self.ranks_per_host, 1, "Say how many ranks a host has.")
         check_link("inner", self.inner)
         check_link("outer", self.outer)
 
@@ -158,9 +156,7 @@ class OneMachine(_Roomy):
 
     def __post_init__(self) -> None:
         check_link("link", self.link)
-        cores: object = self.cores
-        if not isinstance(cores, int) or isinstance(cores, bool) or cores < 1:
-            raise ArgumentError(f"cores must be an integer from 1, got {cores!r}. Take what os.cpu_count() says.")
+        check_integer("cores", self.cores, 1, "Take what os.cpu_count() says.")
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
         """Goes over the pair's link."""

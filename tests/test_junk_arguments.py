@@ -134,7 +134,7 @@ def check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         ("trace of a schedule", {"ranks": "x"}, "ranks must be from 0 to 1, got 'x'"),
         ("calibrate", {"trace": [TRACE]}, "a trace to calibrate from must be a Trace, got"),
         ("compare", {"real": "x"}, "real must be a Trace, got 'x'"),
-        ("scale", {"num_microbatches": 0}, "num_microbatches must be 1 or more, got 0"),
+        ("scale", {"num_microbatches": 0}, "num_microbatches must be an integer from 1, got 0"),
         ("scale", {"num_microbatches": "3"}, "num_microbatches must be an integer from 1, got '3'"),
     ],
 )

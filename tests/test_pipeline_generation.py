@@ -190,7 +190,7 @@ def test_ranks_that_were_asked_for_different_things_say_so() -> None:
         ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
         ({"temperature": float("nan")}, "temperature must be 0 or more, got nan"),
         ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, got 0"),
-        ({"num_inner_iterations": 0}, "num_inner_iterations must be an integer of 1 or more, got 0"),
+        ({"num_inner_iterations": 0}, "num_inner_iterations must be an integer from 1, got 0"),
         ({"model": nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))}, "must have a cache, got Sequential"),
     ],
 )
@@ -290,7 +290,7 @@ def test_a_ring_that_never_ends_is_refused_with_the_nearest_that_does(
 
 def test_numbers_must_be_numbers() -> None:
     for wrong in (0, 1.5, True, None, "4"):
-        with pytest.raises(ArgumentError, match=r"num_inner_iterations must be an integer of 1 or more, got "):
+        with pytest.raises(ArgumentError, match=r"num_inner_iterations must be an integer from 1, got "):
             steady_use(4, wrong)
         with pytest.raises(ArgumentError, match="num_tokens must be"):
             check_can_finish(4, 4, wrong)

@@ -517,9 +517,9 @@ REFUSED: list[tuple[type[RingError], Callable[[], object], str]] = [
         "num_chunks of zb_v must be 2, got 3. Leave it out, or take interleaved_1f1b",
     ),
     (ScheduleError, lambda: MAKE("1f1b", 2, 2, 2), "num_chunks of 1f1b must be 1, got 2"),
-    (ArgumentError, lambda: MAKE("gpipe", 2, 0), "num_microbatches must be 1 or more, got 0"),
-    (ArgumentError, lambda: MAKE("looped_bfs", 2, 2, 0), "num_chunks must be 1 or more, got 0"),
-    (ArgumentError, lambda: MAKE("dualpipe_v", -2, 1), "num_ranks must be 1 or more, got -2"),
+    (ArgumentError, lambda: MAKE("gpipe", 2, 0), "num_microbatches must be an integer from 1, got 0"),
+    (ArgumentError, lambda: MAKE("looped_bfs", 2, 2, 0), "num_chunks must be an integer from 1, got 0"),
+    (ArgumentError, lambda: MAKE("dualpipe_v", -2, 1), "num_ranks must be an integer from 1, got -2"),
     # to read
     (ScheduleError, lambda: from_csv("0F0,0B0\n1F0,1X0"), r"an action must be .* got '1X0'. .*\(row 2, column 2\)"),
     (ScheduleError, lambda: from_csv("0F0,,0BW0"), r"got '0BW0'.*\(row 1, column 3\)"),
@@ -542,7 +542,7 @@ REFUSED: list[tuple[type[RingError], Callable[[], object], str]] = [
     # for a formula
     (ScheduleError, lambda: STEP("own", 2, 2), "a schedule must be one of"),
     (ScheduleError, lambda: STEP("zb_v", 2, 2, 1), "num_chunks of zb_v must be 2, got 1"),
-    (ArgumentError, lambda: STEP("gpipe", 0, 2), "num_ranks must be 1 or more, got 0"),
+    (ArgumentError, lambda: STEP("gpipe", 0, 2), "num_ranks must be an integer from 1, got 0"),
     (
         ScheduleError,
         lambda: makespan(STEP("zb_h1", 4, 3)),
@@ -554,7 +554,7 @@ REFUSED: list[tuple[type[RingError], Callable[[], object], str]] = [
     (ScheduleError, lambda: makespan(STEP("zb_h2", 2, 8), Costs(latency=1)), "latency of zb_h2 must be 0 for its closed form, got 1"),
     (ArgumentError, lambda: makespan(STEP("gpipe", 2, 2), semantics="grouped"), "one of rendezvous, buffered, got 'grouped'"),
     (ArgumentError, lambda: gpipe_makespan(2, [1, 2], [1]), "one time a stage each, got 2 and 1"),
-    (ArgumentError, lambda: one_f_one_b_bound(0, [1], [1]), "must be 1 or more, got 0"),
+    (ArgumentError, lambda: one_f_one_b_bound(0, [1], [1]), "must be an integer from 1, got 0"),
     # to evaluate
     (ArgumentError, lambda: evaluate(MAKE("gpipe", 3, 1), Costs([1, 2])), r"forward must have one time for each stage, got 2 \(stage 2\)"),
     (ArgumentError, lambda: Costs().get_duration(parse_action("0SEND_F0")), "must be a computation, got 0SEND_F0"),
@@ -563,7 +563,7 @@ REFUSED: list[tuple[type[RingError], Callable[[], object], str]] = [
     (ArgumentError, lambda: run_programs([[Compute(1), Wait(0)]]), r"for an earlier post, got position 0 \(rank 0, position 1\)"),
     (ArgumentError, lambda: run_programs([[Wait(0)]]), r"a wait must be for an earlier post"),
     # to lower
-    (ArgumentError, lambda: lower(MAKE("gpipe", 2, 2), ahead=-1), "ahead must be 0 or more, got -1"),
+    (ArgumentError, lambda: lower(MAKE("gpipe", 2, 2), ahead=-1), "ahead must be an integer from 0, got -1"),
     (ScheduleError, lambda: lower_in_step(CIRCLE), "got none that can: 0B1 on rank 0, 1F0 on rank 1"),
     (
         ScheduleError,

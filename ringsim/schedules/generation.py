@@ -40,7 +40,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.errors import ScheduleError, check_integer
 from ringsim.schedules.costs import Time
 from ringsim.schedules.engine import Compute, Operation, Receive, Run, Send, Wait, run_programs
 from ringsim.schedules.partition import by_count
@@ -302,5 +302,4 @@ def count_messages(num_stages: int, num_batches: int, num_tokens: int) -> int:
 
 def _check_positive(**numbers: object) -> None:
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ArgumentError(f"{name} must be an integer of 1 or more, got {number!r}.")
+        check_integer(name, number, 1, "Say how many there are.")
