@@ -189,6 +189,7 @@ def test_many_ranks_share_rows_and_arrows_come_from_the_whole_time() -> None:
     assert not [group for group in ax.collections if isinstance(group, PolyCollection) and group.get_hatch()]
     times = np.concatenate([group.X for group in arrows(ax)])
     assert np.histogram(times, bins=4, range=(0, axis.at(axis.last_ns).item()))[0].min() >= 20
+    assert min(abs(group.V).min() for group in arrows(ax)) > 0.9, "from row to row"
     slot_ns = axis.slot_ns * 4
     density = merge_ranks(bars, axis.first_ns, slot_ns, 16, 600)
     for first, ranks in ((0, 16), (592, 8)):

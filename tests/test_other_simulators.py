@@ -1,0 +1,113 @@
+"""Programs of sends and recvs take as long in other simulators: SimGrid and LogGOPSim, where they are installed.
+
+SimGrid is the package ``python3-simgrid`` of Debian, for the system's Python; ``tests/build_loggopsim.sh`` builds LogGOPSim.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from simulated_runs import now_s
+
+import ringsim
+from ringsim import comm as dist
+from ringsim.exchange.goal import to_goal
+from ringsim.pipeline import Costs, make_schedule, rehearse
+from ringsim.simulator.api import simulate
+
+LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-9)
+HERE = Path(__file__).parent
+PYTHON = shutil.which("python3", path="/usr/bin") or ""
+LOGGOPSIM = os.environ.get("LOGGOPSIM") or os.path.dirname(shutil.which("LogGOPSim") or "")
+Program = list[list[list[Any]]]  # by rank: what it does, one after the other
+
+
+def is_there(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    except OSError:
+        return False
+
+
+needs_simgrid = pytest.mark.skipif(not is_there([PYTHON, "-c", "import simgrid"]), reason="the system's Python has no simgrid")
+needs_loggopsim = pytest.mark.skipif(not LOGGOPSIM, reason="LOGGOPSIM does not name the directory of LogGOPSim and txt2bin")
+
+
+def make_program(seed: int) -> Program:
+    """Returns a program of blocking messages of any size, in one order of all, and of work; every other one begins with a shift."""
+    draw = random.Random(seed)
+    size = draw.randint(2, 6)
+    program: Program = [[["shift", (rank + 1) % size, (rank - 1) % size, 5000]] * (seed % 2) for rank in range(size)]
+    for _ in range(30):
+        source, to = draw.sample(range(size), 2)
+        bytes_ = draw.choice((1, 1000, 100_000))
+        program[source].append(["send", to, bytes_])
+        program[to].append(["recv", source, bytes_])
+        program[draw.randrange(size)].append(["work", draw.choice((1e-5, 1e-4))])
+    return program
+
+
+def follow(program: Program) -> float:
+    for what, *about in program[dist.get_rank()]:
+        if what == "work":
+            ringsim.compute(about[0])
+        elif what == "send":
+            dist.send(torch.zeros(about[1], dtype=torch.uint8), about[0])
+        elif what == "recv":
+            dist.recv(torch.zeros(about[1], dtype=torch.uint8), about[0])
+        else:
+            to, source, bytes_ = about
+            give, take = torch.zeros(2, bytes_, dtype=torch.uint8)
+            for handle in (dist.isend(give, to), dist.irecv(take, source)):
+                assert handle is not None
+                handle.wait()
+    return now_s()
+
+
+@needs_simgrid
+def test_random_programs_end_when_they_do_in_simgrid() -> None:
+    programs = [make_program(seed) for seed in range(20)]
+    asked = json.dumps({"alpha_s": LINK.alpha_s, "beta_s_per_byte": LINK.beta_s_per_byte, "programs": programs})
+    command = [PYTHON, str(HERE / "simgrid_programs.py")]
+    told = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=120, check=True).stdout
+    ours = [simulate(follow, world_size=len(program), args=(program,), link=LINK).results for program in programs]
+    for seed, (mine, theirs) in enumerate(zip(ours, json.loads(told), strict=True)):
+        assert mine == pytest.approx(theirs, rel=1e-5), f"program {seed}"  # SimGrid ends a flow some bytes early
+
+
+def pass_token(rounds: int) -> None:
+    ring, token = ringsim.current_ring(), torch.zeros(1000)
+    for number in range(rounds):
+        if ring.rank or number:
+            dist.recv(token, ring.pred)
+        ringsim.compute(1e-4)
+        dist.send(token, ring.succ)
+    if ring.rank == 0:
+        dist.recv(token, ring.pred)
+
+
+STEP = (make_schedule("1f1b", 4, 8), Costs(forward=0.001, backward=0.002))
+
+
+@needs_loggopsim
+@pytest.mark.parametrize(("worker", "args", "kwargs"), [(pass_token, (3,), {}), (rehearse, STEP, {"size_bytes": 1})], ids=["token", "1f1b"])
+def test_a_trace_takes_as_long_in_loggopsim(worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tmp_path: Path) -> None:
+    """There sends are done at once, a message's first byte costs nothing, and a rank has one port: so the step sends little."""
+    trace = simulate(worker, world_size=4, args=args, kwargs=kwargs, link=LINK, semantics="buffered")
+    to_goal(trace, tmp_path / "run.goal")
+    subprocess.run([f"{LOGGOPSIM}/txt2bin", "-i", "run.goal", "-o", "run.bin"], cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    model = ["-L", f"{LINK.alpha_s * 1e9:.0f}", "-G", f"{LINK.beta_s_per_byte * 1e9:g}", "-o", "0", "-g", "0", "-O", "0", "-S", "1000000"]
+    command = [f"{LOGGOPSIM}/LogGOPSim", "-f", "run.bin", *model]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+    ends_ns = [int(end) for end in re.findall(r"^Host \d+: (\d+)", told, re.MULTILINE)]
+    assert len(ends_ns) == 4
+    assert max(ends_ns) == pytest.approx(trace.makespan_s * 1e9, abs=len(trace.messages))
