@@ -56,7 +56,7 @@ class Run {
     this.size = size;
     this.ranks = head.counts.length;
     this.columns = columns;
-    this.kinds = head.ops.map(([, kind]) => kind);
+    this.kinds = head.ops.map(([, kind]) => kind); // by operation
     this.first = [0];
     for (const count of head.counts) this.first.push(this.first.at(-1) + count);
     this.rank = new Int32Array(size);

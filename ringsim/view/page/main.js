@@ -1,6 +1,7 @@
 // Pointer, wheel, keys, search and playing: what changes what is shown.
 
 const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows in ten seconds
+const MOST_AT_ONCE = 20000; // events of a run whose messages in the window are added up in every frame
 const TABS = ["selection", "findings", "statistics", "bandwidth", "table"];
 const KEYS = [
   ["W, S or Ctrl+wheel", "zoom in and out"], ["A, D or Shift+wheel", "earlier, later"], ["wheel", "more ranks"], ["+, -", "taller rows, lower rows"],
@@ -69,9 +70,15 @@ class View {
       const begin = performance.now();
       this.timeline.draw();
       this.frame = performance.now() - begin;
-      this.ring.draw(this.which);
+      const small = this.runs[this.which].size < MOST_AT_ONCE;
+      if (small) this.ring.draw(this.which);
       clearTimeout(this.later);
-      this.later = setTimeout(() => { this.later = 0; this.drawPanel(); this.remember(); }, 120); // once it has come to rest
+      this.later = setTimeout(() => { // once it has come to rest
+        this.later = 0;
+        if (!small) this.ring.draw(this.which);
+        this.drawPanel();
+        this.remember();
+      }, 120);
     });
   }
 
@@ -358,7 +365,7 @@ class View {
   /** Goes to the next message, or the one before. */
   step(forward) {
     const { timeline } = this;
-    timeline.head = this.ring.traffic[this.which].step(timeline.head, forward);
+    timeline.head = this.ring.traffic(this.which).step(timeline.head, forward);
     if (timeline.head < timeline.from || timeline.head > timeline.until) {
       const half = (timeline.until - timeline.from) / 2;
       timeline.show(timeline.head - half, timeline.head + half);

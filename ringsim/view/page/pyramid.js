@@ -28,16 +28,16 @@ class Pyramid {
   build(rank, band, filled, states) {
     const used = new Set();
     filled.fill(0);
-    this.run.lanes[rank][BANDS[band]].forEach((lane, depth) => {
-      const weight = 4 ** depth; // of nested spans the innermost is shown
-      for (const i of lane.events) {
-        this.run.parts(i, (from, until, state) => {
-          if (!used.has(state)) states[state].fill(0);
-          used.add(state);
-          this.add(from, until, weight, states[state], filled);
-        });
-      }
-    });
+    let weight = 1; // of nested spans the innermost is shown
+    const add = (from, until, state) => {
+      if (!used.has(state)) states[state].fill(0);
+      used.add(state);
+      this.add(from, until, weight, states[state], filled);
+    };
+    for (const lane of this.run.lanes[rank][BANDS[band]]) {
+      for (const i of lane.events) this.run.parts(i, add);
+      weight *= 4;
+    }
     for (let level = 0; level < this.depth; level++) this.reduce(level, this.offset(rank, band, level), [...used], states, filled);
   }
 

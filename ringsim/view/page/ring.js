@@ -45,7 +45,13 @@ class Traffic {
 class RingPicture {
   constructor(canvas, timeline) {
     Object.assign(this, { canvas, timeline });
-    this.traffic = timeline.runs.map((run) => new Traffic(run));
+    this.found = new Map();
+  }
+
+  /** Returns the messages of a run, which are looked for at the first question. */
+  traffic(number) {
+    if (!this.found.has(number)) this.found.set(number, new Traffic(this.timeline.runs[number]));
+    return this.found.get(number);
   }
 
   draw(number = 0) {
@@ -56,7 +62,7 @@ class RingPicture {
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.textAlign = "center";
-    const traffic = this.traffic[number], { from, until } = this.timeline;
+    const traffic = this.traffic(number), { from, until } = this.timeline;
     const key = `${from},${until},${number}`;
     if (key !== this.key) [this.key, this.edges] = [key, traffic.edges(from, until)];
     if (traffic.run.ranks > MOST_ON_RING) this.drawMatrix(context, traffic.run.ranks, size);
