@@ -53,7 +53,7 @@ MUTATIONS = {
         "test_torch_hooks.py",
     ),
     "check of the ring": Mutation(
-        "ringsim/check/rings.py", "            if number != size - 1:", "            if number < size - 1:", "test_check_messages.py"
+        "ringsim/check/examination.py", "            if found != number:", "            if found < number:", "test_check_messages.py"
     ),
     "recorder": Mutation(
         "ringsim/traces/recorder.py", "            words[slot + 1] = words[slot]", "            pass", "test_recorder.py test_golden.py"
