@@ -10,6 +10,7 @@ import types
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from ringsim.errors import ArgumentError
 from ringsim.launch import run
 from ringsim.launch.api import make_kind, trace
 from ringsim.launch.job import START_VALUES, pack_call
-from ringsim.launch.run import RankOutput
+from ringsim.launch.run import GPU_LIMIT_S, RankOutput, RunOptions, _Supervisor
 
 
 def test_a_local_function_travels_with_what_it_captures() -> None:
@@ -193,3 +194,13 @@ def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPa
     line.update(1, lambda: "")
     line.clear()
     assert log.getvalue() == "", "where nobody looks there is none"
+
+
+def test_runs_on_gpus_alone_have_a_limit_by_default(tmp_path: Path) -> None:
+    def limit(device: str, limit_s: float | None) -> float | None:
+        kind = SimpleNamespace(world_size=0, comm_device=device)
+        ranks: Any = SimpleNamespace(kind=kind, channels=[], directory=tmp_path, keep=False)
+        job: Any = None
+        return _Supervisor(ranks, job, RunOptions(limit_s))._limit_s
+
+    assert [limit("cpu", None), limit("cpu", 5), limit("gpu", None), limit("gpu", 5)] == [None, 5, GPU_LIMIT_S, 5]

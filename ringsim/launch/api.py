@@ -73,7 +73,7 @@ def trace(
         kwargs: keyword arguments, likewise.
         comm_device: "cpu" for Gloo, "gpu" for NCCL with one rank a GPU.
         timeout_s: limit of one blocked operation, in seconds.
-        limit_s: limit of the whole run, in seconds; None for no limit.
+        limit_s: limit of the whole run, in seconds. None for no limit; on GPUs, where stuck ranks are not looked for, for an hour.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
         inject: what is to go wrong: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, as in ``ringsim.simulate``.
         ring: whether the process group and the ring are built before the worker runs; if not, the worker does that itself.

@@ -49,6 +49,7 @@ from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_fil
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
+GPU_LIMIT_S: Final = 3600.0  # of a run on GPUs that has no limit of its own: nobody watches it
 _SHOWN: Final = 4  # ranks whose lines an error shows
 QUIET_S: Final = 2.0  # shorter runs need no progress line
 _EVERY_S: Final = 0.5  # between two changes of the progress line
@@ -154,7 +155,7 @@ class RunOptions:
     """How to run.
 
     Attributes:
-        limit_s: limit of the whole run, in seconds; None for no limit.
+        limit_s: limit of the whole run, in seconds; None for no limit, and for ``GPU_LIMIT_S`` on GPUs.
         show: whether the ranks' output is shown as it comes.
         show_hidden: whether what print suppression hides is shown, too.
         keep_at: where the ranks' records go, None for a private directory that is removed at the end.
@@ -199,6 +200,7 @@ class _Supervisor:
         self._job = job
         self._options = options
         self._size = ranks.kind.world_size
+        self._limit_s = GPU_LIMIT_S if options.limit_s is None and ranks.kind.comm_device == "gpu" else options.limit_s
         self._start_ns = time.monotonic_ns()
         self._start_unix_ns = time.time_ns()
         self._outputs = [
@@ -229,7 +231,7 @@ class _Supervisor:
 
     def finish(self) -> Trace:
         """Runs the job to its end; returns the trace, or raises the error of the run."""
-        deadline = None if self._options.limit_s is None else time.monotonic() + self._options.limit_s
+        deadline = None if self._limit_s is None else time.monotonic() + self._limit_s
         try:
             self._send(pickle.dumps(self._job))
             self._watch(deadline)
@@ -257,13 +259,13 @@ class _Supervisor:
             raise self._explained(error)
         if len(self._results) < self._size:
             missing = [rank for rank in range(self._size) if rank not in self._results]
-            if len(self._pids) < self._size and (self._options.limit_s is None or self._options.limit_s > START_S):
+            if len(self._pids) < self._size and (self._limit_s is None or self._limit_s > START_S):
                 up = f"{len(self._pids)} of {self._size} by then"
                 raise self._explained(
                     RingError(f"ranks must come up within {START_S:g} s, got {up}. Call again; look at what else runs here.")
                 )
             error = RunTimeout(
-                f"the run must end within limit_s={self._options.limit_s:g} s, got no result from ranks {missing} of {self._size} by then"
+                f"the run must end within limit_s={self._limit_s:g} s, got no result from ranks {missing} of {self._size} by then"
                 f"{'' if len(self._loaded) == self._size else ': they were still being started'}. "
                 "Raise limit_s, or look at error.trace for where they were."
             )
