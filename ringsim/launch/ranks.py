@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import asdict
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
@@ -32,6 +33,7 @@ START_S: Final = 120.0  # for an interpreter with torch, on a busy machine
 ANSWER_S: Final = 10.0  # a fork server that has not answered by then is stuck, or stopped
 _QUESTION: Final = json.dumps({"do": "answer"}).encode()
 _ANSWER_BYTES: Final = 64
+_RECENT: Final = 64  # sets of ranks: of earlier ones the directories are gone long since
 PARKED_S: Final = 60.0  # parked ranks that no call has taken after this long are ended
 PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory: about 10 MB each
 
@@ -123,6 +125,7 @@ class ForkServer:
             )
         os.register_at_fork(after_in_child=self._control.close)  # or the server would not see the end of this process
         self._start_s, self._has_answered = time.monotonic(), False
+        self.directories: deque[Path] = deque(maxlen=_RECENT)  # of ranks: a server that is killed removes none
         self._control.send(_QUESTION)  # answered once it has started
 
     @property
@@ -172,6 +175,12 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
         self._errors.close()
+        self.remove_directories()
+
+    def remove_directories(self) -> None:
+        """Removes what a server that was killed has left; ranks that are dying may write once more."""
+        for directory in self.directories if self._process.returncode < 0 else ():
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 class ForkedRanks(RankSet):
@@ -187,6 +196,8 @@ class ForkedRanks(RankSet):
     def __init__(self, server: ForkServer, kind: Kind, *, park_s: float | None = None, keep_at: Path | None = None) -> None:
         super().__init__(kind, keep_at)
         self._server = server
+        if keep_at is None:
+            server.directories.append(self.directory)
         self._name = uuid.uuid4().hex
         pairs = [socket.socketpair() for _ in range(kind.world_size)]
         self.channels = [Connection(ours.detach()) for ours, _ in pairs]
@@ -318,6 +329,7 @@ class Launcher:
         self._lock = threading.Lock()
         self._server: ForkServer | None = None
         self._parked: ForkedRanks | None = None
+        self._killed: list[ForkServer] = []  # servers that were stuck
         atexit.register(self.close)
 
     def get(self, kind: Kind, *, keep_at: Path | None = None) -> RankSet:
@@ -338,6 +350,7 @@ class Launcher:
             parked, self._parked = self._parked, None
             if self._server is not None and self._server.alive and not self._server.answers():
                 self._server.kill()
+                self._killed.append(self._server)
             if parked is not None:
                 if keep_at is None and parked.kind == kind and parked.take():
                     return parked
@@ -361,6 +374,8 @@ class Launcher:
                 server.close()
             if parked is not None:
                 parked.close()  # last: without a server it removes their directory itself
+            for server in self._killed:
+                server.remove_directories()
 
     def _get_server(self, kind: Kind) -> ForkServer:
         """Returns a server that started in the environment that ``kind`` asks for."""

@@ -28,8 +28,9 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_beh
 
 def go_on(there: Path) -> None:
     """Talks until the file is there."""
-    (there.parent / str(os.getpid())).touch()
     flag = torch.zeros(1)
+    dist.all_reduce(flag)
+    (there.parent / str(os.getpid())).touch()
     while not flag:
         flag += there.exists()
         dist.all_reduce(flag)
