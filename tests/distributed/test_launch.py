@@ -361,7 +361,7 @@ SCRIPT = """
 
 def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(tmp_path: Path) -> None:
     """Neither a script, whatever its name, nor what follows ``python -c``; however Python was started, and whatever signal ends it."""
-    scripts = "script.py", os.fsdecode(b"caf\xe9.py")
+    scripts = "script.py", os.fsdecode(b"\xe9.py")
     for name in scripts:
         (tmp_path / name).write_text(textwrap.dedent(SCRIPT))
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
