@@ -101,7 +101,8 @@ class Server:
             return False
         message = json.loads(text)
         if message["do"] == "answer":
-            self._control.send(text)
+            with contextlib.suppress(OSError):  # the launcher has left meanwhile, which the next message tells
+                self._control.send(text)
             return True
         family = self._sets.get(message["set"])
         if message["do"] == "fork":

@@ -33,6 +33,7 @@ START_S: Final = 120.0  # for an interpreter with torch, on a busy machine
 ANSWER_S: Final = 10.0  # a fork server that has not answered by then is stuck, or stopped
 _QUESTION: Final = json.dumps({"do": "answer"}).encode()
 _ANSWER_BYTES: Final = 64
+_DYING_S: Final = 1.0  # for the ranks of a server that was killed
 _RECENT: Final = 64  # sets of ranks: of earlier ones the directories are gone long since
 PARKED_S: Final = 60.0  # parked ranks that no call has taken after this long are ended
 PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory: about 10 MB each
@@ -175,12 +176,17 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
         self._errors.close()
-        self.remove_directories()
+        self._remove_directories()
 
-    def remove_directories(self) -> None:
+    def _remove_directories(self) -> None:
         """Removes what a server that was killed has left; ranks that are dying may write once more."""
-        for directory in self.directories if self._process.returncode < 0 else ():
-            shutil.rmtree(directory, ignore_errors=True)
+        deadline = time.monotonic() + _DYING_S
+        left = list(self.directories) if self._process.returncode else []
+        while left and time.monotonic() < deadline:
+            for directory in left:
+                shutil.rmtree(directory, ignore_errors=True)
+            time.sleep(0.01)
+            left = [directory for directory in left if directory.exists()]
 
 
 class ForkedRanks(RankSet):
@@ -329,7 +335,6 @@ class Launcher:
         self._lock = threading.Lock()
         self._server: ForkServer | None = None
         self._parked: ForkedRanks | None = None
-        self._killed: list[ForkServer] = []  # servers that were stuck
         atexit.register(self.close)
 
     def get(self, kind: Kind, *, keep_at: Path | None = None) -> RankSet:
@@ -350,7 +355,6 @@ class Launcher:
             parked, self._parked = self._parked, None
             if self._server is not None and self._server.alive and not self._server.answers():
                 self._server.kill()
-                self._killed.append(self._server)
             if parked is not None:
                 if keep_at is None and parked.kind == kind and parked.take():
                     return parked
@@ -374,8 +378,6 @@ class Launcher:
                 server.close()
             if parked is not None:
                 parked.close()  # last: without a server it removes their directory itself
-            for server in self._killed:
-                server.remove_directories()
 
     def _get_server(self, kind: Kind) -> ForkServer:
         """Returns a server that started in the environment that ``kind`` asks for."""

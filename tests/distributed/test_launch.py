@@ -373,7 +373,13 @@ def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(tmp
     }
     running = {
         number: subprocess.Popen(
-            [sys.executable, *words], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
         )
         for number, words in how.items()
     }
