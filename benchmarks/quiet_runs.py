@@ -86,7 +86,13 @@ def all_programs() -> dict[str, Program]:
 
     return {
         f"{len(right.PROGRAMS)} right programs": call(right.right_messages.SIZE, right.run_all, list(right.PROGRAMS)),
-        right.SCRIPT.name: Program(pack_script(str(right.SCRIPT), [], seed=0), make_kind(4, "cpu", TIMEOUT_S, ring=False)),
+        f"{len(quiet.COMPARED)} that look mismatched": call(quiet.SIZE, quiet.all_of_them),
+        **{
+            f"{name}.py": Program(
+                pack_script(str(right.PLACE / "scripts" / f"{name}.py"), [], seed=0), make_kind(size, "cpu", TIMEOUT_S, ring=False)
+            )
+            for name, (size, _) in right.SCRIPTS.items()
+        },
         **{
             program.__name__: call(size, program, results=[result(rank, size) for rank in range(size)])
             for program, (size, result) in quiet.PROGRAMS.items()

@@ -1,4 +1,4 @@
-"""Right programs, as users write them, unchanged: each is recorded whole, with its exact number of calls; no check refuses them."""
+"""Right programs, as users write them, unchanged: each is recorded whole, with its exact number of calls, and nobody is accused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ringsim.cli import main
 from ringsim.traces.value import Trace
 
 PLACE = Path(__file__).parents[1] / "programs"
-SCRIPT = PLACE / "one_forward_one_backward.py"
 sys.path.insert(0, str(PLACE))
 import right_messages  # noqa: E402
 import right_modules  # noqa: E402
@@ -36,7 +35,7 @@ def run_all(names: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return ringsim.trace(run_all, world_size=right_messages.SIZE, args=(list(PROGRAMS),), check="full", limit_s=100)
+    return ringsim.trace(run_all, world_size=right_messages.SIZE, args=(list(PROGRAMS),), limit_s=100)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -54,12 +53,22 @@ def test_nobody_is_accused(trace: Trace) -> None:
     assert trace.metadata["not_recorded"] == []
 
 
-def test_a_script_runs_as_it_is(tmp_path: Path) -> None:
-    """A message each way at each boundary for each microbatch."""
-    file = tmp_path / "run.ringtrace"
-    assert main(["trace", "-n", "4", "-o", str(file), str(SCRIPT)]) == 0
+# How many ranks, and what they call. FSDP2: four units, gathered for the forward pass and, but for the outermost, again for the backward
+# pass; the norm of what is sharded is one all_reduce. GPipe and 1F1B: a message each way at each boundary for each microbatch.
+SCRIPTS = {
+    "data_parallel": (2, {"all_gather": 2, "broadcast": 8, "all_reduce": 6}),
+    "fully_sharded": (2, {"all_gather_single": 28, "reduce_scatter_single": 16, "all_reduce": 4}),
+    "pipelining": (2, {"send": 2, "recv": 2, "send_object_list": 4, "recv_object_list": 4, "isend": 8, "irecv": 8}),
+    "one_forward_one_backward": (4, {"batch_isend": 36, "batch_irecv": 36, "all_reduce": 8}),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs_as_it_is(name: str, tmp_path: Path) -> None:
+    file, (size, calls) = tmp_path / "run.ringtrace", SCRIPTS[name]
+    assert main(["trace", "-n", str(size), "-o", str(file), str(PLACE / "scripts" / f"{name}.py")]) == 0
     trace = ringsim.load(file)
     frame = trace.to_pandas()
-    assert Counter(frame[frame["kind"].isin(CALLS)]["op"]) == {"batch_isend": 36, "batch_irecv": 36, "all_reduce": 8}
+    assert Counter(frame[frame["kind"].isin(CALLS)]["op"]) == calls
     assert (frame["status"] == "ok").all()
     assert {finding.kind for finding in trace.explain().findings} <= LATE

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import multiprocessing
 import queue
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -38,6 +40,30 @@ def place() -> tuple[int, int, int]:
 # -- messages
 
 
+@right(isend=4, recv=4)
+def shift() -> None:
+    rank, after, before = place()
+    received = torch.zeros(3)
+    work = dist.isend(torch.full((3,), float(rank)), after)
+    dist.recv(received, before)
+    work.wait()
+    assert received.tolist() == [before] * 3
+
+
+@right(send=12, recv=12)
+def ping_pong() -> None:
+    rank, _, _ = place()
+    peer, ball = rank ^ 1, torch.zeros(1)
+    for _ in range(3):
+        if rank % 2 == 0:
+            dist.send(ball + 1, peer)
+            dist.recv(ball, peer)
+        else:
+            dist.recv(ball, peer)
+            dist.send(ball + 1, peer)
+    assert float(ball) in (5, 6)
+
+
 @right(batch_isend=8, batch_irecv=8)
 def halo_in_a_batch() -> None:
     _, after, before = place()
@@ -47,6 +73,128 @@ def halo_in_a_batch() -> None:
     for work in dist.batch_isend_irecv([dist.P2POp(*operation) for operation in operations]):
         work.wait()
     assert float(left.sum() + right_.sum()) == 4
+
+
+@right(send=3, recv=3)
+def wavefront() -> None:
+    rank, after, before = place()
+    value = torch.ones(1)
+    if rank:
+        dist.recv(value, before)
+    if rank < SIZE - 1:
+        dist.send(value + 1, after)
+    assert float(value) == rank + 1
+
+
+@right(isend=8, recv=8)
+def tags_in_another_order() -> None:
+    _, after, before = place()
+    works = [dist.isend(torch.full((tag + 1,), float(tag)), after, tag=tag) for tag in (0, 1)]
+    for tag in (1, 0):
+        received = torch.zeros(tag + 1)
+        dist.recv(received, before, tag=tag)
+        assert float(received[0]) == tag
+    for work in works:
+        work.wait()
+
+
+@right(irecv=12, isend=12)
+def everything_posted_first() -> None:
+    rank, _, _ = place()
+    others = [other for other in range(SIZE) if other != rank]
+    received = {other: torch.zeros(1) for other in others}
+    works = [dist.irecv(received[other], other) for other in others]
+    works += [dist.isend(torch.tensor([float(rank)]), other) for other in others]
+    for work in reversed(works):
+        work.wait()
+    assert {other: float(tensor) for other, tensor in received.items()} == {other: float(other) for other in others}
+
+
+@right(send=12, recv=12)
+def served_by_whoever_comes() -> None:
+    """Rank 0 answers six questions in the order in which they come."""
+    rank, _, _ = place()
+    message = torch.zeros(1)
+    if rank == 0:
+        for _ in range(6):
+            who = dist.recv(message, tag=1)
+            dist.send(message * 2, who, tag=2)
+    else:
+        for turn in range(2):
+            dist.send(torch.tensor([float(turn)]), 0, tag=1)
+            dist.recv(message, 0, tag=2)
+            assert float(message) == 2 * turn
+
+
+@right(send=16, recv=16)
+def work_for_whoever_is_free() -> None:
+    """Rank 0 hands out five tasks, and then a stop to each: requests and answers."""
+    rank, _, _ = place()
+    message = torch.zeros(1)
+    if rank == 0:
+        for task in [1.0] * 5 + [-1.0] * 3:
+            who = dist.recv(message, tag=3)
+            dist.send(torch.tensor([task]), who, tag=4)
+        return
+    while float(message) >= 0:
+        dist.send(message, 0, tag=3)
+        dist.recv(message, 0, tag=4)
+
+
+@right(isend=24, recv=24)
+def all_reduce_round_the_ring() -> None:
+    """Reduce-scatter and all-gather, three steps each, written by hand."""
+    rank, after, before = place()
+    parts, fresh = list(torch.full((SIZE, 2), float(rank + 1)).unbind()), torch.zeros(2)
+    for step in range(2 * (SIZE - 1)):
+        index = (rank - step if step < SIZE - 1 else rank - step + SIZE) % SIZE
+        work = dist.isend(parts[index], after)
+        dist.recv(fresh, before)
+        work.wait()
+        target = (index - 1) % SIZE
+        parts[target] = parts[target] + fresh if step < SIZE - 1 else fresh.clone()
+    assert all(part.tolist() == [10.0, 10.0] for part in parts)
+
+
+@right(send=3, recv=3)
+def broadcast_by_a_tree() -> None:
+    rank, _, _ = place()
+    value = torch.tensor([7.0 if rank == 0 else 0.0])
+    for distance in (1, 2):
+        if rank < distance:
+            dist.send(value, rank + distance)
+        elif rank < 2 * distance:
+            dist.recv(value, rank - distance)
+    assert float(value) == 7
+
+
+@right(isend=4, recv=4)
+def nothing_in_a_message() -> None:
+    _, after, before = place()
+    work = dist.isend(torch.zeros(0), after)
+    dist.recv(torch.zeros(0), before)
+    work.wait()
+
+
+@right(send_object_list=4, recv_object_list=4)
+def objects_in_messages() -> None:
+    rank, _, _ = place()
+    if rank % 2 == 0:
+        dist.send_object_list([{"rank": rank}, "text"], rank + 1)
+    else:
+        found: list[Any] = [None, None]
+        dist.recv_object_list(found, rank - 1)
+        assert found == [{"rank": rank - 1}, "text"]
+
+
+@right(isend=4, irecv=4)
+def waits_with_limits_that_are_kept() -> None:
+    _, after, before = place()
+    received = torch.zeros(1)
+    works = [dist.irecv(received, before), dist.isend(torch.ones(1), after)]
+    for work in works:
+        work.wait(dt.timedelta(seconds=30))
+    assert float(received) == 1
 
 
 @right(isend=12, irecv=12)
@@ -64,41 +212,16 @@ def computes_while_messages_travel() -> None:
     assert float(total[0, 0]) == 192
 
 
-@right(isend=24, irecv=24, all_reduce=16)
-def many_buffers() -> None:
-    """Uses many buffers while messages are on their way, but never one of theirs."""
-    _, after, before = place()
-    weight, buffer = torch.ones(8, requires_grad=True), torch.zeros(17)
-    for _ in range(3):
-        sent = (weight * 2).detach().clone()
-        works = [dist.isend(sent, after), dist.isend(sent, after, tag=3)]  # two that only read may share
-        works += [dist.irecv(buffer[:8], before), dist.irecv(buffer[8:16], before, tag=3)]
-        (weight.sum() * 3 + sent.sum()).backward()  # reading what is being sent is fine
-        torch.empty_like(buffer)
-        buffer[16] = 1.0  # beside the messages
-        for work in reversed(works):
-            work.wait()
-        assert float(buffer.sum()) == 33
-        dist.all_reduce(buffer)
-        buffer.zero_()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [9.0] * 8
-    dist.all_reduce(torch.zeros(4, 3).t())  # in another order, the same on all ranks
-
-
-@right(isend=24, recv=24)
-def other_shapes() -> None:
-    """Flat against shaped, ones that do not count, nothing at all."""
-    rank, after, before = place()
-    for sent, size in [((2, 3), (6,)), ((6,), (3, 2)), ((1, 4), (4, 1)), ((0, 3), (3, 0)), ((), (1,)), ((2, 1, 3), (2, 3))]:
-        buffer = torch.zeros(size)
-        work = dist.isend(torch.full(sent, float(rank)), after)
-        dist.recv(buffer, before)
-        work.wait()
-        assert (buffer == before).all()
-
-
 # -- collectives
+
+
+@right(all_reduce=12)
+def several_reductions_at_once() -> None:
+    tensors = [torch.full((8,), float(index)) for index in range(3)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    assert [float(tensor[0]) for tensor in tensors] == [0, 4, 8]
 
 
 @right(all_reduce=4)
@@ -108,6 +231,86 @@ def asked_until_it_is_done() -> None:
     while not work.is_completed():
         time.sleep(0.001)
     assert value.tolist() == [4.0] * 4
+
+
+@right(all_reduce=12, reduce=4)
+def every_reduction() -> None:
+    rank, _, _ = place()
+    for op, expected in ((dist.ReduceOp.MAX, 3), (dist.ReduceOp.MIN, 0), (dist.ReduceOp.SUM, 6)):
+        value = torch.tensor([float(rank)])
+        dist.all_reduce(value, op=op)
+        assert float(value) == expected
+    dist.reduce(value, dst=2)
+
+
+@right(broadcast=16)
+def a_broadcast_from_each() -> None:
+    for root in range(SIZE):
+        value = torch.tensor([float(dist.get_rank())])
+        dist.broadcast(value, src=root)
+        assert float(value) == root
+
+
+@right(scatter=4, gather=4)
+def scattered_and_gathered() -> None:
+    rank, _, _ = place()
+    mine = torch.zeros(2)
+    dist.scatter(mine, [torch.full((2,), float(other)) for other in range(SIZE)] if rank == 1 else None, src=1)
+    back = [torch.zeros(2) for _ in range(SIZE)] if rank == 1 else None
+    dist.gather(mine * 2, back, dst=1)
+    assert back is None or [float(tensor[0]) for tensor in back] == [0, 2, 4, 6]
+
+
+@right(all_to_all_single=4)
+def uneven_parts_to_all() -> None:
+    rank, _, _ = place()
+    received = torch.zeros(sum(range(1, SIZE + 1)))
+    dist.all_to_all_single(received, torch.full(((rank + 1) * SIZE,), float(rank)), list(range(1, SIZE + 1)), [rank + 1] * SIZE)
+    assert received.tolist() == [float(source) for source in range(SIZE) for _ in range(source + 1)]
+
+
+@right(all_gather_into_tensor=4, reduce_scatter_tensor=4, all_gather=4)
+def into_one_tensor() -> None:
+    rank, _, _ = place()
+    whole, part = torch.zeros(2 * SIZE), torch.zeros(2)
+    dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)))
+    dist.reduce_scatter_tensor(part, whole)
+    assert part.tolist() == [4.0 * rank] * 2
+    parts = [torch.zeros(2) for _ in range(SIZE)]
+    dist.all_gather(parts, part)
+
+
+@right(all_gather=12, broadcast=12, gather=4, scatter=8)
+def objects_in_collectives() -> None:
+    rank, _, _ = place()
+    found: list[Any] = [None] * SIZE
+    dist.all_gather_object(found, "x" * rank)
+    assert found == ["", "x", "xx", "xxx"]
+    words: list[Any] = [{"lr": 0.1}, None] if rank == 0 else [None, None]
+    dist.broadcast_object_list(words, src=0)
+    assert words == [{"lr": 0.1}, None]
+    dist.gather_object(rank, found if rank == 2 else None, dst=2)
+    dist.scatter_object_list(words, [[other] for other in range(SIZE)] if rank == 0 else None, src=0)
+    assert words[0] == [rank]
+
+
+@right(barrier=4, monitored_barrier=4)
+def barriers() -> None:
+    dist.monitored_barrier(timeout=dt.timedelta(seconds=60))
+    dist.barrier()
+
+
+@right(new_group=16, all_reduce=8)
+def rows_and_columns() -> None:
+    rank, _, _ = place()
+    groups = [dist.new_group(members) for members in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    value = torch.tensor([float(rank)])
+    dist.all_reduce(value, group=groups[rank // 2])
+    dist.all_reduce(value, group=groups[2 + rank % 2])
+    assert float(value) == 6
+    for group in groups:
+        if rank in dist.get_process_group_ranks(group):
+            dist.destroy_process_group(group)
 
 
 @right(new_group=8, all_reduce=4, send=2, recv=2)
@@ -121,6 +324,26 @@ def halves() -> None:
         dist.send(value, group=mine, group_dst=1)
     else:
         dist.recv(value, group=mine, group_src=0)
+
+
+@right(new_group=12, broadcast=6)
+def a_group_is_made_three_times() -> None:
+    for size in (2, 5, 3):
+        group = dist.new_group([1, 3])
+        if dist.get_rank() in (1, 3):
+            dist.broadcast(torch.zeros(size), src=3, group=group)
+            dist.destroy_process_group(group)
+
+
+@right(new_group=16, all_reduce=8)
+def a_mesh() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    value = torch.ones(1)
+    for name in ("data", "model"):
+        dist.all_reduce(value, group=mesh.get_group(name))
+    assert float(value) == 4
 
 
 # -- threads, processes, errors that are caught
@@ -160,6 +383,30 @@ def an_executor() -> None:
         for future in futures:
             future.result()
     assert float(received) == 1
+
+
+@right(recv=8, send=8)
+def an_executor_in_turn() -> None:
+    """Messages on one pair from several threads, which Python orders."""
+    rank, _, _ = place()
+    received = torch.zeros(1)
+    with ThreadPoolExecutor(3) as pool:
+        for turn in range(4):
+            if rank % 2 == 0:
+                pool.submit(dist.send, torch.tensor([float(turn)]), rank + 1).result()
+            else:
+                pool.submit(dist.recv, received, rank - 1).result()
+                assert float(received) == turn
+
+
+@right(recv=8, send=8)
+def threads_one_after_another() -> None:
+    rank, _, _ = place()
+    operation, peer = (dist.send, rank + 1) if rank % 2 == 0 else (dist.recv, rank - 1)
+    for _ in range(4):
+        thread = threading.Thread(target=operation, args=(torch.zeros(1), peer))
+        thread.start()
+        thread.join()
 
 
 @right(recv=12, send=12)
@@ -217,6 +464,14 @@ def sent_by_a_timer() -> None:
     timer.join()
 
 
+@right(all_reduce=4)
+def another_program_is_run() -> None:
+    words = subprocess.run(["echo", str(dist.get_rank())], capture_output=True, text=True, check=True).stdout
+    value = torch.tensor([float(words)])
+    dist.all_reduce(value)
+    assert float(value) == 6
+
+
 def square(number: int, answers: Any) -> None:
     answers.send(number * number)
 
@@ -233,6 +488,19 @@ def a_process_of_its_own() -> None:
     assert float(value) == 14
 
 
+@right(all_reduce=4)
+def a_step_is_tried_again() -> None:
+    for attempt in range(3):
+        try:
+            if attempt < 2:
+                raise OSError("the file is not there yet")
+            value = torch.ones(1)
+            dist.all_reduce(value)
+        except OSError:
+            continue
+    assert float(value) == 4
+
+
 @right(isend=8, recv=4)
 def a_mistake_is_caught() -> None:
     """A peer that is not there, as a program finds out how many there are."""
@@ -242,3 +510,23 @@ def a_mistake_is_caught() -> None:
     work = dist.isend(torch.ones(1), after)
     dist.recv(torch.zeros(1), before)
     work.wait()
+
+
+@right(all_reduce=8)
+def all_leave_early_by_an_agreement() -> None:
+    for step in range(10):
+        loss = torch.tensor([1.0 - step])
+        dist.all_reduce(loss)
+        if float(loss) <= 0:
+            break
+
+
+@right(send=3, recv=3, barrier=4)
+def the_last_one_leaves_first() -> None:
+    rank, _, _ = place()
+    if rank == 0:
+        for source in range(1, SIZE):
+            dist.recv(torch.zeros(1), source)
+    else:
+        dist.send(torch.zeros(1), 0)
+    dist.barrier()

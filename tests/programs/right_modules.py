@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from right_messages import SIZE, right
+from right_messages import SIZE, place, right
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -62,6 +62,14 @@ def a_layer_that_is_not_used() -> None:
 
 
 @right(all_reduce=16)
+def gradients_averaged_by_hand() -> None:
+    module = model()
+    module(torch.randn(4, 8)).sum().backward()
+    for parameter in module.parameters():
+        dist.all_reduce(parameter.grad)
+
+
+@right(all_reduce=16)
 def gradients_averaged_by_hooks() -> None:
     works: list[Any] = []
     module = model()
@@ -72,12 +80,49 @@ def gradients_averaged_by_hooks() -> None:
         work.wait()
 
 
+@right(all_reduce=8)
+def futures() -> None:
+    works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]
+    both = torch.futures.collect_all([work.get_future() for work in works])
+    assert both.then(lambda done: sum(one.value()[0] for one in done.value())).wait().tolist() == [8.0] * 4
+
+
+@right(broadcast=16, all_reduce=32)
+def parameters_averaged_now_and_then() -> None:
+    module = model()
+    for parameter in module.parameters():
+        dist.broadcast(parameter.data, src=0)
+    for turn in range(4):
+        step(module)
+        if turn % 2:
+            for parameter in module.parameters():
+                dist.all_reduce(parameter.data, op=dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM)
+
+
 @right(broadcast=16)
 def a_sharded_optimizer() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     module = model()
     step(module, ZeroRedundancyOptimizer(module.parameters(), torch.optim.SGD, lr=0.1))
+
+
+@right(send=12, recv=12)
+def a_parameter_server() -> None:
+    rank, _, _ = place()
+    weights = torch.zeros(8)
+    for _ in range(2):
+        if rank == 0:
+            gradient = torch.zeros(8)
+            for worker in range(1, SIZE):
+                dist.recv(gradient, worker)
+                weights -= gradient
+            for worker in range(1, SIZE):
+                dist.send(weights, worker)
+        else:
+            dist.send(torch.ones(8), 0)
+            dist.recv(weights, 0)
+    assert float(weights[0]) == -6
 
 
 # -- FSDP2, DTensor, tensor parallelism, functional collectives
@@ -148,6 +193,15 @@ def collectives_with_gradients() -> None:
     assert value.grad.tolist() == [8.0, 8.0]
 
 
+@right(all_to_all_single=8)
+def experts() -> None:
+    """Tokens go to the rank of their expert, and back."""
+    tokens, at_expert, back = torch.arange(8.0).reshape(4, 2), torch.zeros(4, 2), torch.zeros(4, 2)
+    dist.all_to_all_single(at_expert, tokens)
+    dist.all_to_all_single(back, at_expert * 2)
+    assert torch.equal(back, tokens * 2)
+
+
 # -- pipelines, data, checkpoints
 
 
@@ -168,6 +222,11 @@ def pipeline_of_gpipe() -> None:
     pipeline("ScheduleGPipe")
 
 
+@right(send=6, recv=6, send_object_list=12, recv_object_list=12, isend=12, batch_isend=12, batch_irecv=12, irecv=12)
+def pipeline_of_1f1b() -> None:
+    pipeline("Schedule1F1B")
+
+
 @right(send=14, recv=14, send_object_list=28, recv_object_list=28, isend=56, irecv=56)
 def pipeline_with_two_stages_each() -> None:
     pipeline("ScheduleInterleaved1F1B", 2)
@@ -185,6 +244,15 @@ def a_sampler_and_its_metrics() -> None:
     assert sorted(torch.cat(everything).tolist()) == list(range(16))
     correct = seen.sum()
     dist.all_reduce(correct)
+
+
+@right(all_reduce=4)
+def a_loader_with_a_process() -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    total = sum(batch.sum() for (batch,) in DataLoader(TensorDataset(torch.ones(8)), 4, num_workers=1))
+    dist.all_reduce(total)
+    assert float(total) == 32
 
 
 @right(all_gather=20, broadcast=24, gather=12, scatter=16)
