@@ -120,6 +120,11 @@ def test_recording_changes_no_bit_of_a_gradient(trace: Trace) -> None:
     assert all(trace.results)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_nor_does_it_on_two_or_four_ranks(ranks: int) -> None:
+    assert all(ringsim.trace(data_parallel, world_size=ranks).results)
+
+
 def test_a_program_waits_where_its_functional_collective_does(trace: Trace) -> None:
     waited = trace.to_pandas().query("op == 'all_reduce' and size_bytes == 12")
     assert len(waited) == trace.world_size
