@@ -212,7 +212,7 @@ def build_pair_groups(
 
 
 def connect(rank: int, ranks: Sequence[int], groups: PairGroups, tensor: torch.Tensor, comm: Any = dist) -> None:
-    """Has each pair of a ring exchange one element, so that the first message of the program finds a connection.
+    """Has each pair of a ring exchange one element each way, so that the first messages of the program find a connection.
 
     Every rank of the ring calls it. It blocks until both its pairs are connected.
 
@@ -228,11 +228,12 @@ def connect(rank: int, ranks: Sequence[int], groups: PairGroups, tensor: torch.T
         return
     edges = all_pairs(ranks)
     for pair, group in sorted(zip(pairs, groups, strict=True), key=lambda one: (edges.index(one[0]) % 2, edges.index(one[0]))):
-        # NCCL has one connection for single messages, and one for batches and collectives.
-        if pair[0] == rank:
-            comm.send(tensor, pair[1], group=group)
-        else:
-            comm.recv(tensor, pair[0], group=group)
+        # NCCL has one communicator for single messages, where each direction connects by itself, and one for batches and collectives.
+        for source, target in (pair, pair[::-1]):
+            if source == rank:
+                comm.send(tensor, target, group=group)
+            else:
+                comm.recv(tensor, source, group=group)
         comm.all_reduce(tensor, group=group)
 
 
