@@ -18,7 +18,7 @@ from ringsim.errors import ArgumentError, Interrupted, RingError
 from ringsim.link import Link
 from ringsim.links import worker
 from ringsim.links.api import _gpus
-from ringsim.links.plan import SIZES, STREAM, Block, is_steady, make_plan, make_rows, samples_of, step_ns, timed_ranks
+from ringsim.links.plan import SIZES, STREAM, Block, is_steady, make_plan, make_rows, samples_of, step_ns, steps_wanted, timed_ranks
 from ringsim.topologies import FullBisection, RingLinks
 from ringsim.traces.bandwidths import load
 from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -119,6 +119,16 @@ def test_steady_means_that_the_median_is_known_to_2_5_percent(n: int) -> None:
 def test_one_slow_repetition_among_many_does_not_matter() -> None:
     assert is_steady(np.array([1.0] * 30 + [1000.0]))
     assert not is_steady(np.array([1.0] * 15 + [1000.0] * 15))
+
+
+def test_steps_that_wait_for_a_core_do_not_take_the_time_of_the_sizes_that_follow() -> None:
+    block, found, share_s = Block("gloo", "pingpong", 0, 1, 8), np.zeros(0), 3.0
+    times = np.random.default_rng(0).lognormal(np.log(200e3), 2, 5000)  # the mean is seven times the median, which stays uncertain
+    fresh = times[:3]
+    while count := steps_wanted(block, found, share_s, fresh):
+        fresh = times[len(found) : len(found) + count]
+        found = np.concatenate([found, fresh])
+    assert 0.5 * share_s < found.sum() * 2e-9 < 1.3 * share_s
 
 
 def samples(label: str, spans: list[tuple[int, int, int]]) -> Any:

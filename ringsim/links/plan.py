@@ -156,6 +156,7 @@ def _edges(ranks: Sequence[int], edge: Any) -> list[tuple[int, int]]:
 Floats = npt.NDArray[Any]
 
 STEADY: Final = 0.025  # half the width of the median's 95 % interval, relative to the median
+LEAST_STEPS: Final = 3  # of a block, even if they take longer than its time
 STEPS_MIN: Final = 10
 STEADY_S: Final = 0.03  # machines are slow or fast for milliseconds at a time: no block is shorter, unless its time is up
 STEPS_MAX: Final = 5000
@@ -217,6 +218,30 @@ def is_steady(samples: Floats) -> bool:
     reach = 0.98 * n**0.5
     low, high = ordered[max(0, int(n / 2 - reach))], ordered[min(n - 1, int(np.ceil(n / 2 + reach)))]
     return bool((high - low) / 2 <= STEADY * np.median(ordered))
+
+
+def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> int:
+    """Returns how many steps should follow: none when the estimate is steady, or the time of the block is up.
+
+    Args:
+        block: what is measured.
+        found: the times of a message so far, in ns, shape (n,).
+        share_s: the time of the block, in seconds.
+        fresh: the latest of them, in ns, or those of the warm-up; at least one.
+
+    Example:
+        >>> few = np.array([50e3, 50e3, 20e6])  # the last one waited for a core
+        >>> [steps_wanted(Block("gloo", "exchange", 0, 1, 8), few, share_s, few) for share_s in (0.01, 0.05, 1.0)]
+        [0, 4, 10]
+    """
+    n = len(found)
+    # By the mean, not the median: a few steps that wait for a core would otherwise take the time of the sizes that follow.
+    spent_s, step_s = (float(value) * parts_of(block) * 1e-9 for value in (found.sum(), max(fresh.mean(), 1.0)))
+    if n >= STEPS_MAX or (is_steady(found) and spent_s >= STEADY_S):
+        return 0
+    wished = max(STEPS_MIN, n, math.ceil((STEADY_S - spent_s) / step_s))
+    affordable = int((share_s - spent_s) / step_s)
+    return max(min(wished, affordable, STEPS_MAX - n), LEAST_STEPS - n, 0)
 
 
 Samples = dict[Block, dict[int, Floats]]

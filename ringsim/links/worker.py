@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import os
 import secrets
 import socket
@@ -28,7 +27,7 @@ import torch
 from ringsim import comm as dist
 from ringsim.comm import torch_hooks
 from ringsim.errors import ArgumentError, RingError
-from ringsim.links.plan import STEADY_S, STEPS_MAX, STEPS_MIN, STREAM, Block, Floats, Plan, is_steady, parts_of, step_ns, timed_ranks
+from ringsim.links.plan import STREAM, Block, Floats, Plan, parts_of, step_ns, steps_wanted, timed_ranks
 from ringsim.ring import Ring, current_ring
 from ringsim.state import get_state
 from ringsim.traces.recorder import Recorder
@@ -248,7 +247,6 @@ def paths_between(ranks: Sequence[int], places: Sequence[Mapping[str, Any]]) -> 
 
 WARM_UP: Final = "warm-up"
 _LARGE_BYTES: Final = 2**24
-_LEAST_STEPS: Final = 3  # of a block, even if they take longer than its time
 
 
 def measure(plan: Plan) -> dict[str, Any]:
@@ -331,7 +329,7 @@ class _Meter:
         with not_recorded(self._recorder):
             fresh = self._repeat(block, step, 1 if block.size_bytes >= _LARGE_BYTES else 3, WARM_UP if tells else None)
             found = np.zeros(0)
-            while (count := self._agree(block, self._wanted(block, found, share_s, fresh) if tells else 0)) > 0:
+            while (count := self._agree(block, steps_wanted(block, found, share_s, fresh) if tells else 0)) > 0:
                 fresh = self._repeat(block, step, count, block.label if tells else None)
                 found = np.concatenate([found, fresh])
         if tells:
@@ -380,17 +378,6 @@ class _Meter:
                 end(slot)
         records = recorder.records_since(before)
         return step_ns(block, records["post_ns"], records["done_ns"])
-
-    @staticmethod
-    def _wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> int:
-        """Returns how many steps should follow: none when the estimate is steady, or the time of the block is up."""
-        n = len(found)
-        spent_s, step_s = (float(value) * parts_of(block) * 1e-9 for value in (found.sum(), max(np.median(fresh), 1.0)))
-        if n >= STEPS_MAX or (is_steady(found) and spent_s >= STEADY_S):
-            return 0
-        wished = max(STEPS_MIN, n, math.ceil((STEADY_S - spent_s) / step_s))
-        affordable = int((share_s - spent_s) / step_s)
-        return max(min(wished, affordable, STEPS_MAX - n), _LEAST_STEPS - n, 0)
 
     def _agree(self, block: Block, count: int) -> int:
         if block.backend == "memcpy" or self._ring.world_size == 1:
