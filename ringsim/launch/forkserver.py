@@ -95,8 +95,8 @@ class Server:
         """Obeys one message; False when the launcher has closed its end."""
         try:
             text, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, FDS_PER_MESSAGE)
-        except ConnectionResetError:
-            return False
+        except ConnectionResetError:  # the launcher has left with an answer unread: what it said before that can still be read
+            return True
         if not text:
             return False
         message = json.loads(text)

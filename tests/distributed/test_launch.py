@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import select
 import random
 import signal
 import socket
@@ -471,6 +472,22 @@ def test_a_fork_server_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPat
     assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]
     assert get_launcher()._server is not stopped
     assert gone(stopped._process.pid)
+
+
+def test_a_fork_server_obeys_to_the_last_word(tmp_path: Path) -> None:
+    ringsim.trace(pass_round, world_size=2)
+    server = get_launcher()._server
+    assert server is not None
+    directory = tmp_path / "ringsim-of-a-run"
+    directory.mkdir()
+    server.send({"do": "answer"})  # and the answer is not read: the server's next look at the socket is an error
+    assert select.select([server._control], [], [], 5.0)[0]
+    os.kill(server._process.pid, signal.SIGSTOP)
+    server.send({"do": "end", "set": "that has ended", "directory": str(directory)})
+    server._control.close()
+    os.kill(server._process.pid, signal.SIGCONT)
+    get_launcher().close()
+    assert not directory.exists()
 
 
 def test_ranks_that_never_come_up_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
