@@ -9,4 +9,5 @@ plain functions and classes on Canvas 2D, one file a subject, put behind one ano
     ring.js      messages on their way at one moment; the matrix of many ranks
     panels.js    the card of an event, findings, statistics, bandwidths, the table for readers of screens
     main.js      pointer, wheel, keys, search, playing
+    page.js      shows the traces of a page
 """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["pack", "to_html"]
 
-PROGRAM: Final = ("columns.js", "pyramid.js", "timeline.js", "ring.js", "panels.js", "main.js")
+PROGRAM: Final = ("columns.js", "pyramid.js", "timeline.js", "ring.js", "panels.js", "main.js")  # and where it stands: page.js
 MOST_RUNS: Final = 8
 MOST_PICTURED: Final = 100_000  # events of a trace whose picture is drawn, for printers and for those without JavaScript
 
@@ -73,7 +73,7 @@ def to_html(traces: Trace | Sequence[Trace], path: str | PathLike[str]) -> None:
 
 
 def _page(traces: Sequence[Trace]) -> str:
-    program, look = _part(*PROGRAM), _part("style.css")
+    program, look = _part(*PROGRAM, "page.js"), _part("style.css")
     title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in traces)
     policy = f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
     data = "".join(f'<script type="application/x-ringsim">{base64.b64encode(pack(trace)).decode("ascii")}</script>\n' for trace in traces)

@@ -23,11 +23,15 @@ class View {
     this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
     this.describeRuns();
     this.listen();
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => this.setTheme(event.matches));
     new ResizeObserver(() => this.layOut()).observe(part("stage"));
-    this.setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
+  }
+
+  /** Shows the view for the first time; what it stands in says which theme, and what was shown before. */
+  open(dark) {
+    this.setTheme(dark);
     this.layOut();
     this.restore();
+    return this;
   }
 
   describeRuns() {
@@ -395,20 +399,3 @@ class View {
     this.draw();
   }
 }
-
-/** Shows the runs of a page. */
-async function start() {
-  const root = document.querySelector(".ringsim");
-  try {
-    const packed = [...document.querySelectorAll('script[type="application/x-ringsim"]')];
-    const runs = await Promise.all(packed.map((one) => readRun(fromBase64(one.textContent.trim()))));
-    root.classList.add("ready");
-    window.ringsim = new View(root, runs);
-  } catch (error) {
-    root.querySelector('[data-part="live"]').textContent = `The view cannot be shown: ${error.message}`;
-    root.classList.add("failed");
-    throw error;
-  }
-}
-
-start();
