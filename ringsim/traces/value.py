@@ -181,6 +181,10 @@ class Trace:
         """Writes the trace as one interactive page, usually ``*.html``: zoom, hover, search, play; it needs no network."""
         resolve("to_html")(self, path)
 
+    def view(self) -> Any:
+        """Shows the page of ``to_html`` in a notebook; ``ringsim.view.notebook.View`` says what Python can ask of it."""
+        return resolve("view")(self)
+
     def plot_ring(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure that ``look`` describes."""
         axes: Axes = resolve("plot_ring")(self, ax=ax, **look)
