@@ -35,6 +35,8 @@ Contents::
     get_comm_device                   "cpu" or "gpu"
     suppress_output                   show the prints of rank 0 only
 
+    comm                              torch.distributed's names, on any backend and with a log
+    pipeline                          stages, schedules, training and generation
     check                             checks for the exercises of the lessons
     environment                       who this process is among those that a launcher started
     errors                            everything ringsim raises on purpose
@@ -69,6 +71,7 @@ _CONTENTS: Final = {
     "bandwidth": "ringsim.links.api",
     "calibrate": "ringsim.prediction.calibration",
     "check": "ringsim.check",
+    "comm": "ringsim.comm",
     "compare": "ringsim.prediction.comparison",
     "compute": "ringsim.compute_costs",
     "current_ring": "ringsim.ring.ring",
@@ -82,6 +85,7 @@ _CONTENTS: Final = {
     "load": "ringsim.traces.files",
     "load_ipython_extension": "ringsim.magics",
     "mark": "ringsim.traces.recorder",
+    "pipeline": "ringsim.pipeline",
     "simulate": "ringsim.simulator.api",
     "predict": "ringsim.prediction.scaling",
     "scale": "ringsim.prediction.scaling",
@@ -96,8 +100,10 @@ __all__ = [name for name in _CONTENTS if name != "__version__"]
 
 if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import check as check
+    from ringsim import comm as comm
     from ringsim import environment as environment
     from ringsim import errors as errors
+    from ringsim import pipeline as pipeline
     from ringsim import topologies as topologies
     from ringsim.compute_costs import FlopCosts as FlopCosts
     from ringsim.compute_costs import compute as compute

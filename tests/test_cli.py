@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import ringsim
 from ringsim.cli import main, make_parser
 from ringsim.cli.demo import BATCH, LENGTH, NUM_MICROBATCHES, expected_losses, make_task
 from ringsim.cli.doctor import backend_facts, examine
+from ringsim.errors import RankFailed, RingError
 from ringsim.traces.events import OP_CODES, make_events
 from ringsim.traces.value import Trace
 
@@ -67,6 +69,21 @@ def test_explain_says_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest
     assert main(["explain", "-o", str(picture), str(trace_file)]) == 0
     assert capsys.readouterr().out == f"Nothing wrong was found in this run of 1 rank.\nwrote {picture}\n"
     assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_explain_tells_whether_the_script_ended_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    late = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "post_ns": [9**9, 0], "wait_ns": [9**9, 0]}
+    trace = Trace(make_events(late | {"done_ns": [10**9] * 2}), {"world_size": 2, "complete": True})
+
+    def run(options: object, error: RingError | None) -> Trace:
+        if error is not None:
+            raise error
+        return trace
+
+    for error, code in ((None, 0), (RankFailed("rank 0 raised", trace=trace), 1)):
+        monkeypatch.setattr("ringsim.cli.traces.run_script", functools.partial(run, error=error))
+        assert main(["explain", "train.py"]) == code
+        assert "late_sender" in capsys.readouterr().out, "what made it slow is said, and is no failure"
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("html", b"<!DOCTYPE html>")])

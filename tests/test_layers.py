@@ -56,7 +56,7 @@ LIBRARIES: dict[str, set[str]] = {  # beyond the standard library and numpy; wha
     "links": {"torch"},
     "exchange": DATA | {"google", "otf2", "_otf2"},
     "plot": {"matplotlib", "networkx"},
-    "view": set(),
+    "view": {"anywidget", "traitlets", "IPython", "pandas"},
     "check": {"torch", "cloudpickle", "IPython", "matplotlib"},
     "magics": {"IPython", "cloudpickle"},
     "cli": {"torch", "matplotlib", "cloudpickle", "IPython", "ipywidgets"},

@@ -15,6 +15,7 @@ from random_traces import traces
 from ringsim.errors import ArgumentError
 from ringsim.traces import lazy
 from ringsim.traces.events import NONE, OP_CODES, Group, Payload, Tables, make_events
+from ringsim.traces.items import Event
 from ringsim.traces.value import Trace
 
 TABLES = Tables((Group("world", (0, 1, 2)),), (Payload("float32", (1024,), 4096),), (), ("ring.py",))
@@ -70,6 +71,36 @@ def test_summary_of_nothing_of_a_late_receiver_and_of_edges_alike() -> None:
     alike = Trace(make_events({"rank": [0, 0, 1, 1], "op": [OP_CODES["send"], OP_CODES["recv"]] * 2, "peer": [1, 1, 0, 0]}), {})
     assert "busiest edge  0 -> 1 and 1 other alike: 1 message, 0 B" in alike.summary()
     assert alike.describe() == "Trace of 2 ranks that exchanged 2 messages in 0 ns."
+
+
+@given(traces)
+def test_events_and_messages_one_by_one_say_what_the_tables_say(trace: Trace) -> None:
+    table = trace.to_pandas().drop(columns=["run", "message_id"]).astype(object)
+    rows = table.where(table.notna(), None).to_dict("records")
+    events = list(trace)
+    said = [event._asdict() | {"shape": None if event.shape is None else "x".join(map(str, event.shape))} for event in events]
+    assert (said, len(trace)) == (rows, len(rows))
+    pairs = [(message.src, message.dst, message.send, message.recv) for message in trace.messages]
+    assert pairs == [(send.rank, recv.rank, send, recv) for send, recv in _ends(trace, events)]
+    assert all(repr(one) for one in (*events, *trace.messages))
+
+
+def _ends(trace: Trace, events: list[Event]) -> list[tuple[Event, Event]]:
+    return [(events[send], events[recv]) for send, recv in zip(trace.messages.send, trace.messages.recv, strict=True)]
+
+
+def test_events_and_messages_read_as_sentences() -> None:
+    trace = trace_of()
+    assert repr(trace[3]) == "rank 1: recv from 0 (world, tag 0, float32[1024], 4,096 bytes) at ring.py:8 from 1 ms to 3.4 ms"
+    assert repr(trace[-1]).endswith(" at ring.py:11 from 4 ms, in flight")
+    words = "rank 0 -> 1: isend to 1 (world, tag 0, float32[1024], 4,096 bytes) at ring.py:5, posted at 3 ms, received at 3.4 ms"
+    assert repr(trace.messages[0]) == words
+    names = Tables(labels=("forward",))
+    columns = {"rank": [0, 0], "op": [OP_CODES["span"], OP_CODES["mark"]], "label": [0, -1], "stage": [1, -1], "post_ns": [0, 5]}
+    span = Trace(make_events(columns | {"done_ns": [2000, 5]}, names), {})
+    assert [*map(repr, span)] == ["rank 0: span 'forward' (stage 1) from 0 ns to 2 µs", "rank 0: mark '' at 5 ns"]
+    with pytest.raises(IndexError):
+        trace.messages[3]
 
 
 def test_a_trace_is_a_value() -> None:

@@ -22,6 +22,7 @@ NAMES: Final = {
     "to_chakra": "ringsim.exchange.chakra:to_chakra",
     "to_otf2": "ringsim.exchange.otf2:to_otf2",
     "to_html": "ringsim.view.html:to_html",
+    "view": "ringsim.view.notebook:view",
     "plot_ring": "ringsim.plot.ring:plot_ring",
     "plot_timeline": "ringsim.plot.timeline:plot_timeline",
     "plot_bandwidth": "ringsim.plot.charts:plot_bandwidth",

@@ -27,13 +27,16 @@ Source:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Self
+from typing import Self, SupportsIndex
 
 import numpy as np
 
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, ERROR, NONE, OP_NAMES, RECV, SEND, STATUS_NAMES, Events, Ints
+from ringsim.traces.items import Message, event_at
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,16 @@ class Messages:
         send: index of the send among the events (int64).
         recv: index of the recv among the events (int64).
         unmatched: indices of the sends and recvs that have no partner, ascending (int64).
+        events: what they point into.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> messages = match(make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1],
+        ...                               "peer": [1, 0], "tag": [7, 7], "post_ns": [0, 500], "done_ns": [2000, 3000]}))
+        >>> messages[0]
+        rank 0 -> 1: send to 1 (tag 7), posted at 0 ns, received at 3 µs
+        >>> [message.recv.post_ns for message in messages]
+        [500]
     """
 
     src: Ints
@@ -63,10 +76,23 @@ class Messages:
     send: Ints
     recv: Ints
     unmatched: Ints
+    events: Events = field(init=False, repr=False)
 
     def __len__(self) -> int:
         """Returns the number of messages."""
         return len(self.src)
+
+    def __getitem__(self, index: SupportsIndex) -> Message:
+        """Returns one message; an index below 0 counts from the end."""
+        at = operator.index(index)
+        send, recv = event_at(self.events, self.send[at]), event_at(self.events, self.recv[at])
+        stage, microbatch = (None if value == NONE else int(value) for value in (self.stage[at], self.microbatch[at]))
+        said = (send.tag, send.group, send.size_bytes, send.dtype, send.shape)
+        return Message(int(self.src[at]), int(self.dst[at]), *said, stage, microbatch, send, recv)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yields each message as a small value."""
+        return map(self.__getitem__, range(len(self)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,7 +176,9 @@ def match(events: Events, *, by_tag: bool = True) -> Messages:
     stage = np.where(events.stage[send] != NONE, events.stage[send], events.stage[recv])
     microbatch = np.where(events.microbatch[send] != NONE, events.microbatch[send], events.microbatch[recv])
     sent = events.tag[send], events.group[send], events.payload[send]
-    return Messages(events.rank[send], events.rank[recv], *sent, stage, microbatch, send, recv, np.sort(alone))
+    messages = Messages(events.rank[send], events.rank[recv], *sent, stage, microbatch, send, recv, np.sort(alone))
+    object.__setattr__(messages, "events", events)  # frozen for everybody else
+    return messages
 
 
 def describe_unmatched(events: Events, messages: Messages) -> list[Unmatched]:

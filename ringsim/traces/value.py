@@ -7,15 +7,17 @@ the run. ``message_id`` of an event is the row of its message in the other table
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
 
 import numpy as np
 
 from ringsim.errors import ArgumentError, say
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
+from ringsim.traces.items import Event, event_at
 from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.matching import Messages, Unmatched, Waits, describe_unmatched, match, split_waits
 from ringsim.traces.stats import OperationStats, Stats, measure_stats
@@ -49,19 +51,39 @@ class Trace:
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [0, 0], "peer": [1, 0],
+        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
         ...                       "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [2000, 3000]})
         >>> trace = Trace(events, {"world_size": 2})
         >>> trace.world_size, len(trace.messages), trace.unmatched
         (2, 1, [])
         >>> trace.makespan_s
         3e-06
+        >>> len(trace), [event.done_ns for event in trace]
+        (2, [2000, 3000])
+        >>> trace[1]
+        rank 1: recv from 0 (tag 0) from 0 ns to 3 µs
     """
 
     events: Events
     metadata: dict[str, Any]
     results: list[Any] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        """Returns the number of events."""
+        return len(self.events)
+
+    def __bool__(self) -> bool:
+        """A trace is true, also that of a run in which nothing happened."""
+        return True
+
+    def __getitem__(self, index: SupportsIndex) -> Event:
+        """Returns one event as a small value; an index below 0 counts from the end."""
+        return event_at(self.events, index)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yields the events by rank, then in the order of posting."""
+        return map(self.__getitem__, range(len(self)))
 
     @property
     def world_size(self) -> int:
@@ -158,6 +180,10 @@ class Trace:
     def to_html(self, path: str | PathLike[str]) -> None:
         """Writes the trace as one interactive page, usually ``*.html``: zoom, hover, search, play; it needs no network."""
         resolve("to_html")(self, path)
+
+    def view(self) -> Any:
+        """Shows the page of ``to_html`` in a notebook; ``ringsim.view.notebook.View`` says what Python can ask of it."""
+        return resolve("view")(self)
 
     def plot_ring(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure that ``look`` describes."""

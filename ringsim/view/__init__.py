@@ -1,4 +1,4 @@
-"""The interactive view of a run: one HTML file that needs no network, no server and no library.
+"""The interactive view of a run: one HTML file that needs no network, no server and no library; in notebooks, a widget.
 
 ``html`` turns a trace into bytes and puts them into a page with the program that shows them. The program is the JavaScript in ``page/``:
 plain functions and classes on Canvas 2D, one file a subject, put behind one another in the order of ``html.PROGRAM``::
@@ -10,4 +10,5 @@ plain functions and classes on Canvas 2D, one file a subject, put behind one ano
     panels.js    the card of an event, findings, statistics, bandwidths, the table for readers of screens
     main.js      pointer, wheel, keys, search, playing
     page.js      shows the traces of a page
+    widget.js    or, in a notebook, those that the kernel sends (``notebook``)
 """

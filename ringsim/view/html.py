@@ -36,9 +36,16 @@ if TYPE_CHECKING:
 
     from ringsim.traces.findings import Finding, Operation
 
-__all__ = ["pack", "to_html"]
+__all__ = ["PROGRAM", "check_runs", "find", "pack", "part", "to_html"]
 
-PROGRAM: Final = ("columns.js", "pyramid.js", "timeline.js", "ring.js", "panels.js", "main.js")  # and where it stands: page.js
+PROGRAM: Final = (
+    "columns.js",
+    "pyramid.js",
+    "timeline.js",
+    "ring.js",
+    "panels.js",
+    "main.js",
+)  # then page.js or widget.js: where it stands
 MOST_RUNS: Final = 8
 MOST_PICTURED: Final = 100_000  # events of a trace whose picture is drawn, for printers and for those without JavaScript
 
@@ -66,18 +73,28 @@ def to_html(traces: Trace | Sequence[Trace], path: str | PathLike[str]) -> None:
         ...     Path(directory, "run.html").read_text()[:15]
         '<!DOCTYPE html>'
     """
-    several = list(traces) if isinstance(traces, Sequence) else [traces]
-    if not 1 <= len(several) <= MOST_RUNS:
-        raise ArgumentError(f"traces must be 1 to {MOST_RUNS}, got {len(several)}. Choose those to compare.")
+    several = check_runs(traces)
     resolve("write_whole")(Path(path), lambda file: file.write(_page(several).encode()))
 
 
+def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
+    """Returns one trace or several as a tuple.
+
+    Raises:
+        ArgumentError: there are none, or too many.
+    """
+    several = tuple(traces) if isinstance(traces, Sequence) else (traces,)
+    if not 1 <= len(several) <= MOST_RUNS:
+        raise ArgumentError(f"traces must be 1 to {MOST_RUNS}, got {len(several)}. Choose those to compare.")
+    return several
+
+
 def _page(traces: Sequence[Trace]) -> str:
-    program, look = _part(*PROGRAM, "page.js"), _part("style.css")
+    program, look = part(*PROGRAM, "page.js"), part("style.css")
     title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in traces)
     policy = f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
     data = "".join(f'<script type="application/x-ringsim">{base64.b64encode(pack(trace)).decode("ascii")}</script>\n' for trace in traces)
-    body = _part("page.html").replace("{title}", html.escape(title)).replace("{picture}", "".join(map(_picture, traces)))
+    body = part("page.html").replace("{title}", html.escape(title)).replace("{picture}", "".join(map(_picture, traces)))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -87,7 +104,8 @@ def _page(traces: Sequence[Trace]) -> str:
 
 
 @cache
-def _part(*names: str) -> str:
+def part(*names: str) -> str:
+    """Returns files of ``page/`` behind one another."""
     here = files("ringsim.view") / "page"
     text = "\n".join((here / name).read_text("utf-8") for name in names)
     return f'"use strict";\n{text}' if names[0].endswith(".js") else text
@@ -211,11 +229,11 @@ def _finding(events: Events, finding: Finding) -> dict[str, Any]:
         "kind": finding.kind,
         "ranks": list(finding.ranks),
         "text": str(finding),
-        "events": [index for one in finding.operations if (index := _find(events, one)) is not None],
+        "events": [index for one in finding.operations if (index := find(events, one)) is not None],
     }
 
 
-def _find(events: Events, operation: Operation) -> int | None:
+def find(events: Events, operation: Operation) -> int | None:
     """Returns the event that an operation is: of several alike the one that was blocked for as long, or is still in flight."""
     files = [number for number, name in enumerate(events.tables.files) if name == operation.file]
     alike = np.flatnonzero(

@@ -1,0 +1,147 @@
+"""The view in a notebook: the page of ``html`` as a widget that Python can ask and lead.
+
+Only the window and the selection are kept with the widget, so that saved notebooks stay small: the traces go by message when a view asks
+for them. Where no kernel runs a widget says nothing; the picture, an output of its own, still does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import anywidget
+import pandas as pd
+import traitlets
+from IPython.display import display
+
+from ringsim.errors import ArgumentError, say
+from ringsim.traces.findings import Finding
+from ringsim.traces.value import Trace, count
+from ringsim.view.html import PROGRAM, check_runs, find, pack, part
+
+__all__ = ["View", "view"]
+
+_STYLE = ".ringsim { height: 560px; min-height: 0; border: 1px solid var(--line); }"
+
+
+class _Widget(anywidget.AnyWidget):
+    """What is kept with a notebook's widget: the program, and a few numbers."""
+
+    _page = part("page.html").replace("<h1>{title}</h1>", "").replace("{picture}", "")
+    _esm = f"{part(*PROGRAM, 'widget.js')}\nconst [PAGE, STYLE] = {json.dumps([_page, part('style.css') + _STYLE])};\n"
+    window: traitlets.List[float] = traitlets.List().tag(sync=True)  # from and until in ns; empty for the whole run
+    selected: traitlets.List[int] = traitlets.List().tag(sync=True)  # the number of a trace and of an event in it; empty for none
+
+
+def view(traces: Trace | Sequence[Trace]) -> View:
+    """Shows traces interactively in a notebook: zoom, hover, search, play; Python can read what is selected, and lead.
+
+    Args:
+        traces: a trace, or up to 8 on one axis.
+
+    Returns:
+        The view; as the last line of a cell it shows itself, and the trace's picture below it.
+
+    Raises:
+        ArgumentError: there are no traces, or too many.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> shown = view(Trace(make_events({"rank": [0], "op": [OP_CODES["barrier"]], "post_ns": [0], "done_ns": [5]}), {"world_size": 1}))
+        >>> shown.window, len(shown.selection)
+        ((0.0, 5e-09), 1)
+    """
+    return View(check_runs(traces))
+
+
+class View:
+    """An interactive view of traces in a notebook, on anywidget.
+
+    Attributes:
+        traces: what it shows.
+        widget: the widget alone, to be put beside others (``ipywidgets.HBox``).
+    """
+
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        self.traces = tuple(traces)
+        self.widget = _Widget()
+        self.widget.on_msg(lambda *_: self._send())  # a view asks for the traces
+        self._version = 0
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The time that is in view, from and until, in seconds; to be set, too."""
+        shown = self.widget.window or [0.0, max(trace.makespan_s for trace in self.traces) * 1e9]
+        return shown[0] / 1e9, shown[1] / 1e9
+
+    @window.setter
+    def window(self, between_s: tuple[float, float]) -> None:
+        try:
+            from_s, until_s = map(float, between_s)
+        except (TypeError, ValueError):
+            from_s = until_s = 0.0
+        if not from_s < until_s:
+            raise ArgumentError(f"window must be two times in seconds, the first below the second, got {say(between_s)}.")
+        self.widget.window = [from_s * 1e9, until_s * 1e9]
+
+    @property
+    def selection(self) -> pd.DataFrame:
+        """What is selected, as rows of ``trace.to_pandas()``: an event and its other side; without one, all that reach into the window.
+
+        Of several traces, those of the one in which an event is selected, else of the first.
+        """
+        number, *chosen = self.widget.selected or [0]
+        trace = self.traces[number]
+        rows = trace.to_pandas()
+        if chosen:
+            message = rows["message_id"][chosen[0]]
+            return rows.loc[chosen] if message is pd.NA else rows[(rows["message_id"] == message).fillna(False)]
+        if not self.widget.window:
+            return rows
+        from_ns, until_ns = self.widget.window
+        return rows[(rows["post_ns"] <= until_ns) & ~(rows["done_ns"] < from_ns).fillna(False)]
+
+    def goto(self, what: Finding | int) -> None:
+        """Selects an event and brings it into view.
+
+        Args:
+            what: a finding of ``trace.explain()``, or an event by its row in ``trace.to_pandas()``: the index of ``selection``.
+
+        Raises:
+            ArgumentError: no trace here has it.
+        """
+        for number, trace in enumerate(self.traces):
+            event = find(trace.events, what.operations[0]) if isinstance(what, Finding) and what.operations else what
+            if isinstance(event, int) and 0 <= event < len(trace.events):
+                self.widget.selected = [number, event]
+                self.widget.send({"select": [number, event]})
+                return
+        raise ArgumentError(f"what must be a finding of these traces or the row of an event, got {say(what)}.")
+
+    def show(self, traces: Trace | Sequence[Trace]) -> None:
+        """Shows other traces in its place.
+
+        Args:
+            traces: a trace, or up to 8 on one axis.
+
+        Raises:
+            ArgumentError: there are no traces, or too many.
+        """
+        self.traces = check_runs(traces)
+        self.widget.selected, self.widget.window = [], []
+        self._version += 1
+        self._send()
+
+    def _send(self) -> None:
+        self.widget.send({"version": self._version}, buffers=[pack(trace) for trace in self.traces])
+
+    def __repr__(self) -> str:
+        """Says what it is; saved notebooks show this where no kernel runs."""
+        shown = " and ".join(count(trace.world_size, "rank") for trace in self.traces)
+        return f"Interactive view of {shown}: run this cell to zoom, search and play. Below is its picture."
+
+    def _ipython_display_(self) -> None:
+        data, _ = self.widget._repr_mimebundle_() or ({}, {})
+        display({**data, "text/plain": repr(self)}, raw=True)
+        for trace in self.traces:
+            display(trace)

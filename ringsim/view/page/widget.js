@@ -1,0 +1,71 @@
+// The program of a view in a notebook: traces come from the kernel by message; the window and the selection are the kernel's, too.
+
+class NotebookView extends View {
+  constructor(root, runs, model) {
+    super(root, runs);
+    this.model = model;
+  }
+
+  remember() {
+    const { timeline, model } = this, one = timeline.selected;
+    model.set("window", [timeline.from, timeline.until]);
+    model.set("selected", one ? [this.runs.indexOf(one.run), one.event] : []);
+    model.save_changes();
+  }
+
+  restore() {
+    const [from, until] = this.model.get("window"), [number, event] = this.model.get("selected");
+    if (number !== undefined) this.select({ run: this.runs[number], event }, until === undefined);
+    if (until > from) this.timeline.show(from, until);
+    this.draw();
+  }
+
+  /** Shows the window that the kernel, or another view of the same model, has set. */
+  follow() {
+    const { timeline } = this, [from, until] = this.model.get("window");
+    if (from === timeline.from && until === timeline.until) return;
+    if (until > from) timeline.show(from, until); else timeline.fit();
+    this.draw();
+  }
+}
+
+/** Tells whether a notebook's theme is dark, by its letters. */
+function isDark(element) {
+  const [red, green, blue] = getComputedStyle(element).color.match(/[\d.]+/g) ?? [0, 0, 0];
+  return 0.3 * red + 0.59 * green + 0.11 * blue > 128;
+}
+
+/** Shows a model in an element of a notebook; anywidget calls it, and what it returns when the element leaves. */
+function render({ model, el }) {
+  el.setAttribute("data-lm-suppress-shortcuts", "true"); // keys are the view's, not JupyterLab's: D D deletes a cell there
+  const shadow = el.appendChild(make("div")).attachShadow({ mode: "open" }); // the notebook's style stays out, and ours in
+  const said = make("p", {}, "The view asks the kernel for its trace. If nothing comes, run the cell again.");
+  shadow.append(make("style", {}, STYLE), said);
+  let view, version = -1;
+  const show = async (message, buffers) => {
+    if (message.select && view) view.select({ run: view.runs[message.select[0]], event: message.select[1] }, true);
+    if (!(message.version > version)) return;
+    version = message.version;
+    const runs = await Promise.all(buffers.map((one) => readRun(new Uint8Array(one.buffer, one.byteOffset, one.byteLength))));
+    if (message.version < version) return;
+    const page = document.createElement("template");
+    page.innerHTML = PAGE;
+    const root = page.content.querySelector(".ringsim");
+    root.classList.add("ready");
+    (shadow.querySelector(".ringsim") ?? said).replaceWith(root);
+    view = new NotebookView(root, runs, model).open(isDark(el));
+  };
+  const follow = () => view?.follow();
+  const themes = new MutationObserver(() => view?.setTheme(isDark(el)));
+  themes.observe(document.body, { attributes: true });
+  model.on("msg:custom", show);
+  model.on("change:window", follow);
+  model.send({ ask: "runs" });
+  return () => {
+    themes.disconnect();
+    model.off("msg:custom", show);
+    model.off("change:window", follow);
+  };
+}
+
+export default { render };

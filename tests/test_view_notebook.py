@@ -1,0 +1,190 @@
+"""The view in a notebook: in a real kernel, and in JupyterLab itself, in a browser."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from synthetic import Story
+
+import ringsim
+from ringsim.errors import ArgumentError
+from ringsim.traces.value import Trace
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
+
+
+def stuck(world_size: int = 2) -> Trace:
+    """Ranks that compute for 10 ms each, and then wait for each other in vain, all but the last pair."""
+    story = Story(world_size)
+    for rank in range(world_size):
+        story.op(rank, "span", (0, -1, 10), label="compute")
+        story.op(rank, "recv", (10 + rank, 10 + rank, -1), peer=(rank + 1) % world_size, group="world", tag=0, size_bytes=4)
+    return story.trace()
+
+
+def test_python_reads_and_leads_the_view_without_a_notebook() -> None:
+    met = ringsim.simulate_schedule("gpipe", num_ranks=2, num_microbatches=1).trace()
+    trace = stuck()
+    view = trace.view()
+    assert view.window == pytest.approx((0.0, trace.makespan_s))
+    assert len(view.selection) == 4
+    view.window = (0.0, 0.005)
+    assert view.selection["kind"].tolist() == ["span", "span"]
+    (finding,) = trace.explain().findings
+    view.goto(finding)
+    assert view.selection["op"].tolist() == ["recv"]
+    assert view.selection["rank"].tolist() == [finding.operations[0].rank]
+    view.show([trace, met])
+    assert view.window == pytest.approx((0.0, met.makespan_s))
+    view.goto(0)
+    view.widget.selected = [1, int(met.messages.send[0])]
+    assert view.selection.index.tolist() == sorted([met.messages.send[0], met.messages.recv[0]])  # both sides of a message
+    for wrong in (4, -1, "recv", ringsim.errors):
+        with pytest.raises(ArgumentError, match="what must be a finding"):
+            stuck().view().goto(wrong)
+    for window in (None, (1, 1), (2, 1), ("a", "b"), (1, 2, 3), (float("nan"), 1)):
+        with pytest.raises(ArgumentError, match="window must be two times"):
+            view.window = window
+
+
+CELLS = [
+    f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_view_notebook import stuck\nview = stuck().view()\nview",
+    "view.window, view.selection.shape",
+]
+
+
+def notebook() -> nbformat.NotebookNode:
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}  # without it JupyterLab asks
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS], metadata=kernel)
+
+
+def test_a_saved_notebook_holds_the_picture_and_not_the_trace() -> None:
+    ran = NotebookClient(notebook(), timeout=60).execute()
+    widget, picture = ran.cells[0].outputs
+    assert set(widget.data) == {"application/vnd.jupyter.widget-view+json", "text/plain"}
+    assert "run this cell" in widget.data["text/plain"]
+    assert "image/png" in picture.data
+    (state,) = (
+        each for each in ran.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"].values() if "_esm" in each["state"]
+    )
+    kept = {name: value for name, value in state["state"].items() if name != "_esm"}
+    assert len(str(kept)) < 1000, "numbers alone are kept with the widget, and its program"
+
+
+@pytest.fixture
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """JupyterLab on a free port, with settings of its own, and the folder that it shows."""
+    pytest.importorskip("jupyterlab", reason="needs JupyterLab: pip install 'ringsim[lab]'")
+    folder, own = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("own")
+    with closing(socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")
+    environment = os.environ | {name: str(own) for name in names} | {"PYTHONPATH": str(Path(ringsim.__file__).parent.parent)}
+    options = [
+        f"--port={port}",
+        "--ServerApp.port_retries=0",
+        "--IdentityProvider.token=",
+        "--ServerApp.disable_check_xsrf=True",
+        f"--ServerApp.root_dir={folder}",
+    ]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen([sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", *options], env=environment, **quiet)  # type: ignore[call-overload]
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: answers(f"{url}/api"))
+        yield url, folder
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def answers(url: str) -> bool:
+    try:
+        return bool(urllib.request.urlopen(url).status == 200)
+    except urllib.error.URLError:
+        return False
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def page() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs a browser: install chromium")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = chromium.new_page(viewport={"width": 1500, "height": 1400})
+        page.set_default_timeout(40_000)
+        yield page
+        chromium.close()
+
+
+def run_cell(page: Any, number: int, then: str) -> None:
+    """Runs a cell, and waits for what it shows."""
+    cell = page.locator(".jp-Notebook .jp-CodeCell").nth(number)
+
+    def is_sent() -> bool:  # JupyterLab drops what is to be run before its connection with the kernel stands
+        cell.locator(".cm-content").click()
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_timeout(100)
+        return bool(cell.locator(".jp-InputPrompt").inner_text() != "[ ]:")
+
+    until(is_sent)
+    cell.locator(then).first.wait_for()
+
+
+def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], page: Any) -> None:
+    url, folder = lab
+    nbformat.write(notebook(), folder / "run.ipynb")
+    page.goto(f"{url}/lab/tree/run.ipynb?reset")
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+    run_cell(page, 0, ".ringsim.ready")
+    page.locator(".jp-CodeCell img").wait_for()  # the picture below it
+    stage = page.locator(".ringsim .stage")
+    cells = page.locator(".jp-Cell").count()
+    stage.focus()
+    for key in ("d", "d", "w", "w", "w"):  # D D deletes a cell, where JupyterLab hears it
+        stage.press(key)
+    assert page.locator(".jp-Cell").count() == cells
+    page.wait_for_timeout(300)  # until the view has come to rest, and said so
+    run_cell(page, 1, ".jp-OutputArea-output")
+    said = page.locator(".jp-CodeCell").nth(1).locator(".jp-OutputArea-output").inner_text()
+    from_s, until_s = map(float, said.strip("()").split("), (")[0].split(", "))
+    assert 0 <= from_s < until_s < stuck().makespan_s
+    page.evaluate(
+        "document.body.style.cssText = '--jp-widgets-color: #eeeeee; --jp-ui-font-color1: #eeeeee; --jp-content-font-color1: #eeeeee'"
+    )
+    page.locator('.ringsim[data-theme="dark"]').wait_for()
+    page.keyboard.press("Control+s")
+    until(lambda: "image/png" in (folder / "run.ipynb").read_text())
+    saved = nbformat.read(folder / "run.ipynb", as_version=4)
+    assert len(str(saved.cells[0].outputs[0])) < 1000
+
+    page.goto("about:blank")  # and open it again with another kernel
+    (session,) = page.request.get(f"{url}/api/sessions").json()
+    page.request.delete(f"{url}/api/sessions/{session['id']}")
+    page.goto(f"{url}/lab/tree/run.ipynb?reset")
+    page.locator(".jp-CodeCell img").wait_for()
+    assert page.locator(".ringsim").count() == 0
