@@ -98,14 +98,21 @@ def test_hovering_and_clicking_tell_what_an_event_was(open_page: Open) -> None:
     assert text(page, "tip").split("\n")[0] == "recv from 0"
     assert "blocked: late sender: 3 ms" in text(page, "tip")
     assert "Rank 1 waited 3 ms because rank 0 sent later." in text(page, "tip")
+    assert "other side: rank 0, from 4 ms to 6 ms" in text(page, "tip")
     page.mouse.click(*at(page, 1, 3))
     until(page, "window.ringsim.timeline.selected?.event === 3")
     page.get_by_text("go there").wait_for()
     panel = text(page, "panel")
     for said in ("transfer\n2 ms", "tag\n7", "float32[1024], 4 KiB", "bandwidth\n0.00205 GB/s", "send to 1"):
         assert said in panel
-    page.get_by_text("go there").click()
+    page.get_by_text("pin", exact=True).click()
+    page.get_by_text("go there").first.click()
     until(page, "window.ringsim.timeline.selected.event === 1")
+    page.locator('[data-part="stage"]').press("ArrowLeft")  # the pinned card stays while others come and go
+    assert "compute 3" in text(page, "panel")
+    assert "recv from 0" in text(page, "panel")
+    page.get_by_text("unpin").click()
+    assert "recv from 0" not in text(page, "panel")
 
 
 def test_wheel_drag_and_keys_move_the_window(open_page: Open) -> None:
@@ -144,23 +151,29 @@ def test_arrow_keys_walk_and_say_where_they_are(open_page: Open) -> None:
     stage = page.locator('[data-part="stage"]')
     stage.press("ArrowRight")
     walked = []
-    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Enter", "Escape"):
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Enter", "End", "Home", "Escape"):
         walked.append(page.evaluate("window.ringsim.timeline.selected.event"))
         said = text(page, "live")
         stage.press(key)
-    assert walked == [0, 1, 2, 3, 1]  # rank 0 from event to event; below it what rank 1 did then; the other side of that
-    assert said.startswith("rank 0: send to 1, from 4 ms")
+    assert walked == [0, 1, 2, 3, 1, 2, 0]  # rank 0 from event to event; below it what rank 1 did then; the other side of that
+    assert said.startswith("rank 0: compute 3, from 0 ns")
     assert page.evaluate("window.ringsim.timeline.selected") is None
+    page.get_by_role("tab", name="selection").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("[document.activeElement.textContent, window.ringsim.tab]") == ["table", "table"]
 
 
 def test_search_finds_and_leaves_the_rest_pale(open_page: Open) -> None:
     page = open_page(two_that_meet().trace())
-    for query, found in (("recv", 2), ("rank:1 size>100", 1), ("tag:7", 2), ("compute", 1), ("microbatch:3 op:span", 1), ("nothing", 0)):
+    for query, found in (("recv", 2), ("rank:1 size>100", 1), ("tag:7", 2), ("compute", 1), ("microbatch:3 op:span label:comp", 1), ("nothing", 0)):
         page.locator('[data-part="search"]').fill(query)
         assert text(page, "hits") == f"{found} found", query
     page.locator('[data-part="search"]').fill("tag:8")
-    page.locator('[data-part="search"]').press("Enter")
-    assert page.evaluate("window.ringsim.timeline.selected.event") in (2, 4)
+    walked = []
+    for key in ("Enter", "Enter", "Enter", "Shift+Enter"):
+        page.locator('[data-part="search"]').press(key)
+        walked.append(page.evaluate("window.ringsim.timeline.selected.event"))
+    assert walked == [2, 4, 2, 4]
 
 
 def test_playing_moves_the_line_and_steps_go_from_message_to_message(open_page: Open) -> None:
@@ -176,6 +189,12 @@ def test_playing_moves_the_line_and_steps_go_from_message_to_message(open_page: 
     until(page, f"{head} > 4.05e6")
     page.get_by_label("pause").click()
     assert not page.evaluate("window.ringsim.playing")
+    page.emulate_media(reduced_motion="reduce")
+    page.evaluate(f"{head} = 0")
+    page.get_by_label("play", exact=True).click()
+    assert page.evaluate(head) == 4e6  # from message to message
+    until(page, "!window.ringsim.playing")
+    assert page.evaluate(head) == 7e6
 
 
 def test_panels_count_what_is_in_the_window(open_page: Open) -> None:
@@ -202,10 +221,16 @@ def test_a_flag_leads_to_the_finding(open_page: Open) -> None:
 
 
 def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> None:
-    page = open_page(pipeline(4), pipeline(2), fragment="#t=1000000,3000000&h=2000000&e=1,5")
+    shown = "#t=1000000,3000000&h=2000000&y=7,128&e=1,5&p=0,3,1,2&m=1500000,2500000&q=op%3Arecv+rank%3A1&tab=table"
+    page = open_page(pipeline(4), pipeline(2), fragment=shown)
     timeline = "window.ringsim.timeline"
-    assert page.evaluate(f"[{timeline}.from, {timeline}.until, {timeline}.head]") == [1e6, 3e6, 2e6]
+    assert page.evaluate(f"[{timeline}.from, {timeline}.until, {timeline}.head, {timeline}.top, {timeline}.rowHeight]") == [1e6, 3e6, 2e6, 7, 128]
     assert page.evaluate(f"[{timeline}.runs.indexOf({timeline}.selected.run), {timeline}.selected.event]") == [1, 5]
+    assert "Events from 1 ms to 3 ms" in text(page, "panel")
+    assert page.evaluate("location.hash") == shown
+    page.evaluate("window.ringsim.clear()")
+    text(page, "panel")
+    assert page.evaluate("location.hash") == "#t=1000000,3000000&h=2000000&y=7,128&p=0,3,1,2&tab=table"
     assert page.evaluate(f"{timeline}.rows.map((row) => [row.number, row.rank])") == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [0, 3]]
 
 
@@ -226,6 +251,10 @@ def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
         assert page.evaluate(script, [3, 0.3]) == ["blocked: late sender"]
         assert page.evaluate(script, [3, 0.8]) == ["transfer"]
         assert page.evaluate(script, [0, 0.5]) == ["span"]
+        page.evaluate("window.ringsim.search('op:send')")
+        assert page.evaluate(script, [1, 0.8]) == ["transfer"]
+        assert page.evaluate(script, [3, 0.8]) == []  # pale
+        page.evaluate("window.ringsim.search('')")
 
 
 def test_a_hostile_trace_is_only_shown(open_page: Open, tmp_path: Path) -> None:

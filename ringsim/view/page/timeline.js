@@ -35,10 +35,11 @@ class Timeline {
       for (const [number, run] of runs.entries()) if (rank < run.ranks) this.rows.push({ run, number, rank });
     }
     this.selected = this.hovered = null; // {run, event}
+    this.pins = []; // the same, of cards that stay
     this.head = 0; // the playhead's time
     this.tape = null; // [from, until], measured
     this.notes = []; // marks of the user: times
-    this.found = null; // the events that a search left, as a Set by run
+    this.found = null; // the events that a search left: by run, 1 for each of them
     this.setTheme(false);
   }
 
@@ -139,7 +140,7 @@ class Timeline {
         row.run.between(lane, time - slack, time + slack, (event) => {
           const from = row.run.post[event], until = row.run.endOf(event);
           const off = away * slack + (time < from ? from - time : time > until ? time - until : 0);
-          if (off <= distance && (!this.found || this.found.get(row.run).has(event))) [best, distance] = [event, off];
+          if (off <= distance && (!this.found || this.found.get(row.run)[event])) [best, distance] = [event, off];
         });
       }
     }
@@ -212,15 +213,25 @@ class Timeline {
     const [low] = this.laneSpan(row, band, 0), [, high] = this.laneSpan(row, band, lanes.length - 1);
     const y0 = Math.round((this.y(index) + low) * this.ratio), y1 = Math.max(y0 + 1, Math.round((this.y(index) + high) * this.ratio));
     const line = new Uint32Array(width);
-    const colours = this.pixels[stripe];
+    const colours = this.pixels[stripe], pale = this.found ? 2 : 0;
     for (let x = left; x < width; x++) {
       const bin = Math.floor((this.from + (x - left) * perPixel) / perBin);
-      if (bin >= 0 && bin < bins && share[at + bin]) line[x] = colours[state[at + bin]][share[at + bin]];
+      if (bin >= 0 && bin < bins && share[at + bin]) line[x] = colours[state[at + bin]][share[at + bin] >> pale];
     }
+    if (this.found) this.addFound(row, band, line, left, perPixel, colours);
     const empty = pixel(stripe ? this.stripe : this.ground, this.ground);
     for (let x = left; x < width; x++) line[x] ||= empty;
     const shown = line.subarray(left);
     for (let y = Math.max(Math.round(RULER * this.ratio), y0); y < Math.min(this.canvas.height, y1); y++) this.buffer.set(shown, y * width + left);
+  }
+
+  /** Puts what a search found into a line of pixels, whatever fills most of them. */
+  addFound({ run, rank }, band, line, left, perPixel, colours) {
+    const found = this.found.get(run), x = (time) => Math.max(left, left + Math.floor((time - this.from) / perPixel));
+    for (let event = run.first[rank]; event < run.first[rank + 1]; event++) {
+      if (!found[event] || run.post[event] > this.until || run.endOf(event) < this.from || run.bandOf(event) !== band) continue;
+      run.parts(event, (from, until, state) => line.fill(colours[state][255], x(from), Math.max(x(from) + 1, x(until))));
+    }
   }
 
   /** Draws a band of a row bar by bar. */
@@ -232,7 +243,7 @@ class Timeline {
       const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * ratio));
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
       run.between(lane, this.from, this.until, (event) => {
-        const dim = found && !found.has(event);
+        const dim = found && !found[event];
         run.parts(event, (from, until, state) => {
           const x0 = Math.max(left, Math.round(left + (from - this.from) * scale));
           const x1 = Math.max(x0 + 1, Math.min(width, Math.round(left + (until - this.from) * scale)));
@@ -346,7 +357,7 @@ class Timeline {
     context.clip();
     this.drawMarks(context);
     for (const one of this.messagesInView()) this.drawArrow(context, one, 1, 0.55);
-    for (const one of [this.hovered, this.selected]) {
+    for (const one of [...this.pins, this.hovered, this.selected]) {
       if (!one) continue;
       this.outline(context, one, one === this.selected ? 2.5 : 1.5);
       if (one.run.partner(one.event) >= 0) {
@@ -356,7 +367,10 @@ class Timeline {
     }
     context.restore();
     this.drawLine(context, this.head, this.ink, "");
-    for (const [index, time] of this.notes.entries()) this.drawLine(context, time, "#009e73", `M${index + 1}`);
+    for (const [index, time] of this.notes.entries()) {
+      const since = index ? ` ${timeText(Math.abs(time - this.notes[index - 1]), 4)} from M${index}` : "";
+      this.drawLine(context, time, this.dark ? "#2fc79a" : "#007a59", `M${index + 1}${since}`);
+    }
   }
 
   drawLine(context, time, colour, name) {
