@@ -305,6 +305,10 @@ _FORMS: Final[Forms] = {
         lambda value: are_all(value, list) and all(len(one) == 2 and isinstance(one[0], str) for one in value),
         "a list of names and members",
     ),
+    "part": (
+        lambda value: isinstance(value, dict) and are_all(value.get("of"), str) and are_all(value.get("apart"), int),
+        "what a part of a trace is of, and which events are apart",
+    ),
 }
 
 
@@ -319,6 +323,9 @@ def check_run(events: Events, metadata: Any) -> None:
         "file": (NONE, len(tables.files) - 1), "line": (NONE, largest), "stage": (NONE, largest), "microbatch": (NONE, largest),
         "post_ns": (0, largest), "wait_ns": (NONE, largest), "done_ns": (NONE, largest), "status": (IN_FLIGHT, ERROR),
     }  # fmt: skip
+    apart = metadata["part"]["apart"] if "part" in metadata else ()
+    if any(type(place) is not int or not 0 <= place < len(events) for place in apart):
+        raise ValueError("an event that is apart is not there")
     if len(events) == 0:
         return
     for name, (low, high) in ranges.items():
