@@ -13,6 +13,7 @@ from synthetic import Story, pipeline
 from test_hostile_names import hostile_file
 
 import ringsim
+from ringsim.schedules.costs import Costs
 from ringsim.view import html
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
@@ -228,7 +229,7 @@ def test_a_flag_leads_to_the_finding(open_page: Open) -> None:
 
 
 def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> None:
-    shown = "#t=1000000,3000000&h=2000000&y=7,128&e=1,5&p=0,3,1,2&m=1500000,2500000&q=op%3Arecv+rank%3A1&tab=table"
+    shown = "#t=1000000,3000000&h=2000000&y=7,128&e=1,5&p=0,3,1,2&m=1500000,2500000&q=op%3Arecv+rank%3A1&tab=table&show=bubbles"
     page = open_page(pipeline(4), pipeline(2), fragment=shown)
     timeline = "window.ringsim.timeline"
     assert page.evaluate(f"[{timeline}.from, {timeline}.until, {timeline}.head, {timeline}.top, {timeline}.rowHeight]") == [
@@ -243,7 +244,7 @@ def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> No
     assert page.evaluate("location.hash") == shown
     page.evaluate("window.ringsim.clear()")
     text(page, "panel")
-    assert page.evaluate("location.hash") == "#t=1000000,3000000&h=2000000&y=7,128&p=0,3,1,2&tab=table"
+    assert page.evaluate("location.hash") == "#t=1000000,3000000&h=2000000&y=7,128&p=0,3,1,2&tab=table&show=bubbles"
     assert page.evaluate(f"{timeline}.rows.map((row) => [row.number, row.rank])") == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [0, 3]]
 
 
@@ -268,6 +269,44 @@ def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
         assert page.evaluate(script, [1, 0.8]) == ["transfer"]
         assert page.evaluate(script, [3, 0.8]) == []  # pale
         page.evaluate("window.ringsim.search('')")
+
+
+def test_steps_bubbles_and_the_critical_path_are_those_of_the_schedule(open_page: Open) -> None:
+    runs = [
+        ringsim.simulate_schedule(name, Costs(latency=0.1), num_ranks=4, num_microbatches=8, num_chunks=chunks)
+        for name, chunks in (("interleaved_1f1b", 2), ("1f1b", 1))
+    ]
+    page = open_page(*[run.trace() for run in runs], fragment="#by=stage&show=path,bubbles&tab=steps")
+    for number, run in enumerate(runs):
+        found = page.evaluate("""(number) => {
+            const run = window.ringsim.runs[number], [step, ...more] = findSteps(run), path = findCriticalPath(run);
+            const idle = [...step.computes.keys()].map((rank) => {
+                let sum = 0;
+                bubbles(run, step, rank, (from, until) => { sum += until - from; });
+                return sum;
+            });
+            const peaks = [...step.computes.keys()].map((rank) => peakIn(liveActivations(run, [step], rank), 0, Infinity));
+            const on = (ranks) => path.filter(({ to }) => (to === undefined) === ranks).reduce((sum, { from, until }) => sum + until - from, 0);
+            const joined = path.every(({ from }, k) => k === 0 || from === path[k - 1].until);
+            return { more: more.length, idle, peaks, share: bubbleShare(run, step), computing: on(true), travelling: on(false), joined };
+        }""", number)  # fmt: skip
+        trace = run.trace()
+        assert (found["more"], found["joined"], tuple(found["peaks"])) == (0, True, trace.peak_activations().peaks)
+        assert found["idle"] == pytest.approx(trace.bubble().idle)
+        assert found["share"] == pytest.approx(trace.bubble().of_total)
+        assert found["computing"] * 1e-9 == pytest.approx(float(run.critical_path.computing))
+        assert found["travelling"] * 1e-9 == pytest.approx(float(run.critical_path.travelling))
+    said = text(page, "panel")
+    assert "interleaved_1f1b\t0 ns\t58.4 s\t17.8 %" in said
+    assert "rank 0 at most 11, rank 1 at most 9" in page.locator("#panel canvas").get_attribute("aria-label")
+    rows = "window.ringsim.timeline.rows.map(({ group, rank, number }) => [group, rank, number].join())"
+    assert page.evaluate(rows)[:3] == ["0,0,0", "0,0,1", "1,1,0"]
+    page.locator('[data-part="stage"]').press("c")
+    page.get_by_role("button", name="bubbles").click()
+    page.get_by_label("order of the rows").select_option("rank")
+    text(page, "panel")
+    assert page.evaluate("location.hash").endswith("&tab=steps&show=")
+    assert page.get_by_role("button", name="critical path").get_attribute("aria-pressed") == "false"
 
 
 def test_a_hostile_trace_is_only_shown(open_page: Open, tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows in ten seconds
 const CALM_MS = 700; // from message to message where the reader wants no motion
 const MOST_AT_ONCE = 20000; // events of a run whose messages in the window are added up in every frame
-const TABS = ["selection", "findings", "statistics", "bandwidth", "table"];
+const TABS = ["selection", "findings", "statistics", "bandwidth", "steps", "table"];
 const KEYS = [
   ["W, S or Ctrl+wheel", "zoom in and out"], ["A, D or Shift+wheel", "earlier, later"], ["wheel", "more ranks"], ["+, -", "taller rows, lower rows"],
   ["F", "the whole run"], ["drag", "move; with Shift: zoom to a box; on the ruler: measure"], ["arrow keys", "the next event, or the rank above and below"],
   ["Home, End", "the first event of the rank, the last one"], ["PageUp, PageDown", "more ranks"],
-  ["Enter", "the other side of a message; in the search: the next hit"], ["P", "pin the card, or take it off"], ["M", "set a mark; it says how far it is from the one before"], ["space", "play"], [", and .", "the message before, the next one"],
+  ["Enter", "the other side of a message; in the search: the next hit"], ["P", "pin the card, or take it off"], ["C, B", "the critical path, the bubbles: shown or not"], ["M", "set a mark; it says how far it is from the one before"], ["space", "play"], [", and .", "the message before, the next one"],
   ["/", "search"], ["Esc", "clear"],
 ];
 
@@ -52,7 +52,26 @@ class View {
       type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => { this.tab = tab; this.draw(); this.drawPanel(); },
     }, tab)));
     this.part("which").replaceChildren(...this.runs.map((_, number) => make("option", { value: `${number}` }, `run ${"ABCDEFGH"[number]}`)));
+    const groupings = ["rank", ...this.timeline.groupings()];
+    this.part("by").replaceChildren(...groupings.map((by) => make("option", { value: by }, `rows by ${by}`)));
+    this.part("by").hidden = groupings.length < 2;
+    this.part("bubbles").hidden = !this.timeline.steps.some((steps) => steps.length);
     this.part("which").hidden = this.runs.length < 2;
+  }
+
+  /** Shows the critical path or the bubbles, or no longer. */
+  toggle(name) {
+    const { shown } = this.timeline;
+    if (!shown.delete(name)) shown.add(name);
+    for (const one of ["path", "bubbles"]) this.part(one).setAttribute("aria-pressed", `${shown.has(one)}`);
+    this.draw();
+  }
+
+  groupBy(by) {
+    this.part("by").value = by;
+    this.timeline.groupBy(by);
+    this.timeline.scroll(0);
+    this.draw();
   }
 
   setTheme(dark) {
@@ -111,6 +130,10 @@ class View {
       const canvas = make("canvas", { role: "img", "aria-label": "bandwidth against size of the messages in view" });
       panel.replaceChildren(canvas, make("p", {}, "Messages (dots) and collectives (squares) in view. Where a rank waited late, the bandwidth is a lower bound."));
       drawBandwidth(canvas, timeline, run);
+    } else if (this.tab === "steps") {
+      const steps = timeline.steps[this.which];
+      panel.replaceChildren(...stepsPanel(timeline, run, steps));
+      if (steps.length) drawActivations(panel.querySelector("canvas"), timeline, run, steps);
     } else {
       panel.replaceChildren(visibleTable(timeline));
     }
@@ -188,9 +211,10 @@ class View {
       if (event.key === "Escape") { search.value = ""; this.search(""); stage.focus(); }
     });
     const act = { fit: () => this.fit(), in: () => this.zoom(0.5), out: () => this.zoom(2), play: () => this.play(), before: () => this.step(false),
-      next: () => this.step(true), theme: () => this.setTheme(!timeline.dark) };
+      next: () => this.step(true), path: () => this.toggle("path"), bubbles: () => this.toggle("bubbles"), theme: () => this.setTheme(!timeline.dark) };
     for (const button of this.root.querySelectorAll("[data-act]")) button.addEventListener("click", act[button.dataset.act]);
     this.part("speed").addEventListener("input", (event) => { this.speed = Number(event.target.value); });
+    this.part("by").addEventListener("change", (event) => this.groupBy(event.target.value));
     this.part("which").addEventListener("change", (event) => { this.which = Number(event.target.value); this.draw(); this.drawPanel(); });
   }
 
@@ -287,6 +311,7 @@ class View {
     const act = {
       w: () => this.zoom(0.7), s: () => this.zoom(1 / 0.7), a: () => this.pan(-0.15), d: () => this.pan(0.15), f: () => this.fit(),
       "+": () => timeline.setRowHeight(timeline.rowHeight * 1.25), "-": () => timeline.setRowHeight(timeline.rowHeight / 1.25),
+      c: () => this.toggle("path"), b: () => this.toggle("bubbles"),
       p: () => timeline.selected && this.pin(timeline.selected), m: () => timeline.notes.push(timeline.head), " ": () => this.play(), ",": () => this.step(false), ".": () => this.step(true),
       "/": () => this.part("search").focus(), escape: () => this.clear(), enter: () => this.goAcross(),
       arrowright: () => this.walk(1), arrowleft: () => this.walk(-1), arrowdown: () => this.changeRow(1), arrowup: () => this.changeRow(-1),

@@ -10,6 +10,8 @@ class Page extends View {
     if (timeline.notes.length) words.set("m", timeline.notes.map(Math.round));
     if (this.part("search").value) words.set("q", this.part("search").value);
     words.set("tab", this.tab);
+    words.set("show", [...timeline.shown]);
+    if (timeline.grouping !== "rank") words.set("by", timeline.grouping);
     try {
       history.replaceState(null, "", `#${words.toString().replaceAll("%2C", ",")}`);
     } catch {
@@ -25,6 +27,8 @@ class Page extends View {
     const [from, until] = numbers("t"), [head] = numbers("h"), [top, height] = numbers("y");
     if (until > from) timeline.show(from, until);
     if (head > 0) timeline.head = head;
+    if (timeline.groupings().includes(words.get("by"))) this.groupBy(words.get("by"));
+    if (words.has("show")) for (const name of ["path", "bubbles"]) if (words.get("show").split(",").includes(name) !== timeline.shown.has(name)) this.toggle(name);
     if (height > 0) timeline.setRowHeight(height);
     if (top >= 0) timeline.scroll(top - timeline.top);
     timeline.notes = numbers("m").filter(Number.isFinite);
