@@ -21,7 +21,7 @@ Contents::
     simulate                          run the same worker on thousands of simulated ranks, on a virtual clock
     simulate_schedule                 what a step of a pipeline takes, from its schedule and what things cost
     calibrate                         what messages and computing cost on this machine, from a trace
-    compare                           a run on real ranks beside the same run on a virtual clock: how far off the prediction was
+    compare                           where two runs differ: before and after, two schedules, or a run and its prediction
     predict                           a worker or a schedule on many ranks, from a trace of a few
     scale                             the recorded step on hundreds of ranks, from a trace of a few
     Link                              what a message costs on a link: latency, and seconds for each byte
