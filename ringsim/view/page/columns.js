@@ -32,15 +32,23 @@ function fromBase64(text) {
   return bytes;
 }
 
-/** Reads one trace from gzip: the length of a head, the head in JSON, and its columns. */
-async function readRun(bytes) {
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const buffer = await new Response(stream).arrayBuffer();
-  const length = new DataView(buffer).getUint32(0, true);
-  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+/** Reads what gzip packed. */
+function unpack(bytes) {
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+}
+
+/** Reads the JSON at the beginning of a buffer, behind its length; returns it, and where it ends. */
+function readHead(buffer) {
+  const end = 4 + new DataView(buffer).getUint32(0, true);
+  return [JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, end - 4))), end];
+}
+
+/** Reads one trace: a head, and its columns. */
+function readRun(buffer) {
+  const [head, end] = readHead(buffer);
   const events = head.counts.reduce((sum, count) => sum + count, 0);
   const columns = {};
-  let at = 4 + length;
+  let at = end;
   for (const { name, type } of head.columns) {
     const size = ARRAYS[type].BYTES_PER_ELEMENT * events;
     columns[name] = new ARRAYS[type](buffer.slice(at, at + size)); // a copy: columns of other widths stand before it

@@ -46,10 +46,16 @@ class View {
     }));
     this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
     this.part("tabs").replaceChildren(...TABS.map((tab) => make("button", {
-      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => { this.tab = tab; this.drawPanel(); },
+      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => this.showTab(tab),
     }, tab)));
     this.part("which").replaceChildren(...this.runs.map((_, number) => make("option", { value: `${number}` }, `run ${"ABCDEFGH"[number]}`)));
     this.part("which").hidden = this.runs.length < 2;
+  }
+
+  /** Ends what goes on by itself, before another view takes this one's place. */
+  close() {
+    this.playing = false;
+    return this;
   }
 
   setTheme(dark) {
@@ -108,6 +114,11 @@ class View {
     } else {
       panel.replaceChildren(visibleTable(timeline));
     }
+  }
+
+  showTab(tab) {
+    this.tab = tab;
+    this.drawPanel();
   }
 
   finding(run, flag) {

@@ -5,7 +5,7 @@ async function start() {
   const root = document.querySelector(".ringsim");
   try {
     const packed = [...document.querySelectorAll('script[type="application/x-ringsim"]')];
-    const runs = await Promise.all(packed.map((one) => readRun(fromBase64(one.textContent.trim()))));
+    const runs = await Promise.all(packed.map(async (one) => readRun(await unpack(fromBase64(one.textContent.trim())))));
     root.classList.add("ready");
     const prefers = matchMedia("(prefers-color-scheme: dark)");
     window.ringsim = new View(root, runs).open(prefers.matches);
