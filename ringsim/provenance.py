@@ -103,7 +103,7 @@ def footer(metadata: Mapping[str, Any]) -> str:
         metadata.get("date"),
     ]
     details = ", ".join(str(part) for part in parts if part)
-    begin = str(source or "origin unknown")
+    begin = ("part of a run, " if "part" in metadata else "") + str(source or "origin unknown")
     if any(str(note).startswith(_DOUBTFUL) for note in metadata.get("notes") or ()):
         begin += ", from doubtful constants"
     if not details:

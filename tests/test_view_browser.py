@@ -13,6 +13,7 @@ from synthetic import Story, pipeline
 from test_hostile_names import hostile_file
 
 import ringsim
+from ringsim.schedules.costs import Costs
 from ringsim.view import html
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
@@ -98,14 +99,21 @@ def test_hovering_and_clicking_tell_what_an_event_was(open_page: Open) -> None:
     assert text(page, "tip").split("\n")[0] == "recv from 0"
     assert "blocked: late sender: 3 ms" in text(page, "tip")
     assert "Rank 1 waited 3 ms because rank 0 sent later." in text(page, "tip")
+    assert "other side: rank 0, from 4 ms to 6 ms" in text(page, "tip")
     page.mouse.click(*at(page, 1, 3))
     until(page, "window.ringsim.timeline.selected?.event === 3")
     page.get_by_text("go there").wait_for()
     panel = text(page, "panel")
     for said in ("transfer\n2 ms", "tag\n7", "float32[1024], 4 KiB", "bandwidth\n0.00205 GB/s", "send to 1"):
         assert said in panel
-    page.get_by_text("go there").click()
+    page.get_by_text("pin", exact=True).click()
+    page.get_by_text("go there").first.click()
     until(page, "window.ringsim.timeline.selected.event === 1")
+    page.locator('[data-part="stage"]').press("ArrowLeft")  # the pinned card stays while others come and go
+    assert "compute 3" in text(page, "panel")
+    assert "recv from 0" in text(page, "panel")
+    page.get_by_text("unpin").click()
+    assert "recv from 0" not in text(page, "panel")
 
 
 def test_wheel_drag_and_keys_move_the_window(open_page: Open) -> None:
@@ -144,23 +152,36 @@ def test_arrow_keys_walk_and_say_where_they_are(open_page: Open) -> None:
     stage = page.locator('[data-part="stage"]')
     stage.press("ArrowRight")
     walked = []
-    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Enter", "Escape"):
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Enter", "End", "Home", "Escape"):
         walked.append(page.evaluate("window.ringsim.timeline.selected.event"))
         said = text(page, "live")
         stage.press(key)
-    assert walked == [0, 1, 2, 3, 1]  # rank 0 from event to event; below it what rank 1 did then; the other side of that
-    assert said.startswith("rank 0: send to 1, from 4 ms")
+    assert walked == [0, 1, 2, 3, 1, 2, 0]  # rank 0 from event to event; below it what rank 1 did then; the other side of that
+    assert said.startswith("rank 0: compute 3, from 0 ns")
     assert page.evaluate("window.ringsim.timeline.selected") is None
+    page.get_by_role("tab", name="selection").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("[document.activeElement.textContent, window.ringsim.tab]") == ["table", "table"]
 
 
 def test_search_finds_and_leaves_the_rest_pale(open_page: Open) -> None:
     page = open_page(two_that_meet().trace())
-    for query, found in (("recv", 2), ("rank:1 size>100", 1), ("tag:7", 2), ("compute", 1), ("microbatch:3 op:span", 1), ("nothing", 0)):
+    for query, found in (
+        ("recv", 2),
+        ("rank:1 size>100", 1),
+        ("tag:7", 2),
+        ("compute", 1),
+        ("microbatch:3 op:span label:comp", 1),
+        ("nothing", 0),
+    ):
         page.locator('[data-part="search"]').fill(query)
         assert text(page, "hits") == f"{found} found", query
     page.locator('[data-part="search"]').fill("tag:8")
-    page.locator('[data-part="search"]').press("Enter")
-    assert page.evaluate("window.ringsim.timeline.selected.event") in (2, 4)
+    walked = []
+    for key in ("Enter", "Enter", "Enter", "Shift+Enter"):
+        page.locator('[data-part="search"]').press(key)
+        walked.append(page.evaluate("window.ringsim.timeline.selected.event"))
+    assert walked == [2, 4, 2, 4]
 
 
 def test_playing_moves_the_line_and_steps_go_from_message_to_message(open_page: Open) -> None:
@@ -176,6 +197,12 @@ def test_playing_moves_the_line_and_steps_go_from_message_to_message(open_page: 
     until(page, f"{head} > 4.05e6")
     page.get_by_label("pause").click()
     assert not page.evaluate("window.ringsim.playing")
+    page.emulate_media(reduced_motion="reduce")
+    page.evaluate(f"{head} = 0")
+    page.get_by_label("play", exact=True).click()
+    assert page.evaluate(head) == 4e6  # from message to message
+    until(page, "!window.ringsim.playing")
+    assert page.evaluate(head) == 7e6
 
 
 def test_panels_count_what_is_in_the_window(open_page: Open) -> None:
@@ -202,10 +229,22 @@ def test_a_flag_leads_to_the_finding(open_page: Open) -> None:
 
 
 def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> None:
-    page = open_page(pipeline(4), pipeline(2), fragment="#t=1000000,3000000&h=2000000&e=1,5")
+    shown = "#t=1000000,3000000&h=2000000&y=7,128&e=1,5&p=0,3,1,2&m=1500000,2500000&q=op%3Arecv+rank%3A1&tab=table&show=bubbles"
+    page = open_page(pipeline(4), pipeline(2), fragment=shown)
     timeline = "window.ringsim.timeline"
-    assert page.evaluate(f"[{timeline}.from, {timeline}.until, {timeline}.head]") == [1e6, 3e6, 2e6]
+    assert page.evaluate(f"[{timeline}.from, {timeline}.until, {timeline}.head, {timeline}.top, {timeline}.rowHeight]") == [
+        1e6,
+        3e6,
+        2e6,
+        7,
+        128,
+    ]
     assert page.evaluate(f"[{timeline}.runs.indexOf({timeline}.selected.run), {timeline}.selected.event]") == [1, 5]
+    assert "Events from 1 ms to 3 ms" in text(page, "panel")
+    assert page.evaluate("location.hash") == shown
+    page.evaluate("window.ringsim.clear()")
+    text(page, "panel")
+    assert page.evaluate("location.hash") == "#t=1000000,3000000&h=2000000&y=7,128&p=0,3,1,2&tab=table&show=bubbles"
     assert page.evaluate(f"{timeline}.rows.map((row) => [row.number, row.rank])") == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [0, 3]]
 
 
@@ -226,6 +265,48 @@ def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
         assert page.evaluate(script, [3, 0.3]) == ["blocked: late sender"]
         assert page.evaluate(script, [3, 0.8]) == ["transfer"]
         assert page.evaluate(script, [0, 0.5]) == ["span"]
+        page.evaluate("window.ringsim.search('op:send')")
+        assert page.evaluate(script, [1, 0.8]) == ["transfer"]
+        assert page.evaluate(script, [3, 0.8]) == []  # pale
+        page.evaluate("window.ringsim.search('')")
+
+
+def test_steps_bubbles_and_the_critical_path_are_those_of_the_schedule(open_page: Open) -> None:
+    runs = [
+        ringsim.simulate_schedule(name, Costs(latency=0.1), num_ranks=4, num_microbatches=8, num_chunks=chunks)
+        for name, chunks in (("interleaved_1f1b", 2), ("1f1b", 1))
+    ]
+    page = open_page(*[run.trace() for run in runs], fragment="#by=stage&show=path,bubbles&tab=steps")
+    for number, run in enumerate(runs):
+        found = page.evaluate("""(number) => {
+            const run = window.ringsim.runs[number], [step, ...more] = findSteps(run), path = findCriticalPath(run);
+            const idle = [...step.computes.keys()].map((rank) => {
+                let sum = 0;
+                bubbles(run, step, rank, (from, until) => { sum += until - from; });
+                return sum;
+            });
+            const peaks = [...step.computes.keys()].map((rank) => peakIn(liveActivations(run, [step], rank), 0, Infinity));
+            const on = (ranks) => path.filter(({ to }) => (to === undefined) === ranks).reduce((sum, { from, until }) => sum + until - from, 0);
+            const joined = path.every(({ from }, k) => k === 0 || from === path[k - 1].until);
+            return { more: more.length, idle, peaks, share: bubbleShare(run, step), computing: on(true), travelling: on(false), joined };
+        }""", number)  # fmt: skip
+        trace = run.trace()
+        assert (found["more"], found["joined"], tuple(found["peaks"])) == (0, True, trace.peak_activations().peaks)
+        assert found["idle"] == pytest.approx(trace.bubble().idle)
+        assert found["share"] == pytest.approx(trace.bubble().of_total)
+        assert found["computing"] * 1e-9 == pytest.approx(float(run.critical_path.computing))
+        assert found["travelling"] * 1e-9 == pytest.approx(float(run.critical_path.travelling))
+    said = text(page, "panel")
+    assert "interleaved_1f1b\t0 ns\t58.4 s\t17.8 %" in said
+    assert "rank 0 at most 11, rank 1 at most 9" in page.locator("#panel canvas").get_attribute("aria-label")
+    rows = "window.ringsim.timeline.rows.map(({ group, rank, number }) => [group, rank, number].join())"
+    assert page.evaluate(rows)[:3] == ["0,0,0", "0,0,1", "1,1,0"]
+    page.locator('[data-part="stage"]').press("c")
+    page.get_by_role("button", name="bubbles").click()
+    page.get_by_label("order of the rows").select_option("rank")
+    text(page, "panel")
+    assert page.evaluate("location.hash").endswith("&tab=steps&show=")
+    assert page.get_by_role("button", name="critical path").get_attribute("aria-pressed") == "false"
 
 
 def test_a_hostile_trace_is_only_shown(open_page: Open, tmp_path: Path) -> None:

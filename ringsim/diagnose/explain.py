@@ -68,6 +68,8 @@ def explain(trace: Trace) -> Diagnosis:
         deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (tag 0); rank 1 waits in recv from 0 (tag 0).
           Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
     """
+    if "part" in trace.metadata:  # who never went on, and why, may stand in what was left out
+        return Diagnosis(find_notices(trace.events) or find_lateness(trace), trace.world_size, trace=trace)
     whole, end_ns, size = trace, read_end_ns(trace.metadata), trace.world_size
     if end_ns is not None and "given_up_ns" in trace.metadata and (events := until(trace.events, end_ns)) is not trace.events:
         trace = replace(trace, events=events)
@@ -310,7 +312,7 @@ def _collect(trace: Trace) -> _Waits:
 def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
     """Returns the waits in complete collectives for the member that came last."""
     events = trace.events
-    calls = CollectiveCalls.of(events)
+    calls = CollectiveCalls.of(events, trace.apart)
     whole = calls.complete[calls.call] & (events.done_ns[calls.event] != NONE) & (events.wait_ns[calls.event] != NONE)
     mine, other = calls.event[whole], calls.last[calls.call[whole]]
     length = np.minimum(events.post_ns[other], events.done_ns[mine]) - events.wait_ns[mine]

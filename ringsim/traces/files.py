@@ -17,9 +17,9 @@ import os
 import secrets
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, overload
 
 import numpy as np
 
@@ -110,17 +110,21 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
     write_whole(path, lambda file: _write_zip(file, members))
 
 
-def load(path: str | PathLike[str]) -> Trace:
-    """Reads a trace file.
+@overload
+def load(path: str | PathLike[str]) -> Trace: ...  # type: ignore[overload-overlap]  # a text is an iterable, too
+@overload
+def load(path: Iterable[str | PathLike[str]]) -> list[Trace]: ...
+def load(path: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Trace | list[Trace]:
+    """Reads a trace file; or several, each of a run of its own.
 
     If the file is missing or damaged and there are parts beside it (``<path>.parts``, left by a run that was killed before it could write
     the file), the trace is put together from those, and its metadata says so.
 
     Args:
-        path: the file, or a directory of parts.
+        path: the file, or a directory of parts; or several of them.
 
     Returns:
-        The trace, without results and output, which a file does not hold.
+        The trace, without results and output, which a file does not hold; of several, a list of traces in their order.
 
     Raises:
         TraceFileError: there is no such file, it is damaged or not a trace, or it was written by a later version of ringsim.
@@ -132,6 +136,8 @@ def load(path: str | PathLike[str]) -> Trace:
         ...     print(error)
         A trace file must exist, got no/such.ringtrace: No such file or directory. Check the path.
     """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return [load(one) for one in path]
     name = os.fsdecode(path).rstrip(os.sep)
     name = name.removesuffix(".parts") if os.path.isdir(name) else name
     try:
@@ -305,6 +311,10 @@ _FORMS: Final[Forms] = {
         lambda value: are_all(value, list) and all(len(one) == 2 and isinstance(one[0], str) for one in value),
         "a list of names and members",
     ),
+    "part": (
+        lambda value: isinstance(value, dict) and are_all(value.get("of"), str) and are_all(value.get("apart"), int),
+        "what a part of a trace is of, and which events are apart",
+    ),
 }
 
 
@@ -319,6 +329,9 @@ def check_run(events: Events, metadata: Any) -> None:
         "file": (NONE, len(tables.files) - 1), "line": (NONE, largest), "stage": (NONE, largest), "microbatch": (NONE, largest),
         "post_ns": (0, largest), "wait_ns": (NONE, largest), "done_ns": (NONE, largest), "status": (IN_FLIGHT, ERROR),
     }  # fmt: skip
+    apart = metadata["part"]["apart"] if "part" in metadata else ()
+    if any(type(place) is not int or not 0 <= place < len(events) for place in apart):
+        raise ValueError("an event that is apart is not there")
     if len(events) == 0:
         return
     for name, (low, high) in ranges.items():

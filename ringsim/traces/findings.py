@@ -194,7 +194,8 @@ class Diagnosis:
     def __str__(self) -> str:
         """Returns the findings as sentences."""
         if not self.findings:
-            return f"Nothing wrong was found in this run of {self.world_size} rank{'' if self.world_size == 1 else 's'}."
+            part = "part of a " if self.trace is not None and "part" in self.trace.metadata else ""
+            return f"Nothing wrong was found in this {part}run of {self.world_size} rank{'' if self.world_size == 1 else 's'}."
         return "\n".join(f"{finding.kind}: {finding}" for finding in self.findings)
 
     def plot(self, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:

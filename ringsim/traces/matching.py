@@ -28,7 +28,7 @@ Source:
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self, SupportsIndex
@@ -133,7 +133,7 @@ class Unmatched:
         return f"rank {self.rank}: {what} has no {'recv' if sends else 'send'}"
 
 
-def match(events: Events, *, by_tag: bool = True) -> Messages:
+def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = ()) -> Messages:
     """Pairs sends with recvs.
 
     Per (group, source, destination, tag) the k-th send meets the k-th recv, in the order in which each rank posted them. A recv from
@@ -142,6 +142,7 @@ def match(events: Events, *, by_tag: bool = True) -> Messages:
     Args:
         events: events in the order of posting, as ``Events`` promises.
         by_tag: False for a backend that ignores tags (NCCL): there the order alone decides.
+        apart: places of operations that take no part, and are not unmatched either: their other side was left out of the trace.
 
     Returns:
         The messages, and the indices of the operations without a partner.
@@ -156,8 +157,10 @@ def match(events: Events, *, by_tag: bool = True) -> Messages:
         >>> messages.send.tolist(), messages.recv.tolist(), messages.unmatched.tolist()
         ([1], [2], [0])
     """
-    sends, recvs = np.flatnonzero(events.kind == SEND), np.flatnonzero((events.kind == RECV) & (events.peer >= 0))
-    unknown = np.flatnonzero((events.kind == RECV) & (events.peer < 0))
+    kind = events.kind.copy()
+    kind[np.asarray(apart, dtype=np.int64)] = NONE
+    sends, recvs = np.flatnonzero(kind == SEND), np.flatnonzero((kind == RECV) & (events.peer >= 0))
+    unknown = np.flatnonzero((kind == RECV) & (events.peer < 0))
     both = np.concatenate([sends, recvs])
     channel = number_rows(
         events.group[both],
@@ -324,8 +327,8 @@ class CollectiveCalls:
     complete: Ints
 
     @classmethod
-    def of(cls, events: Events) -> Self:
-        """Sorts the collectives of a run into calls.
+    def of(cls, events: Events, apart: Ints | Sequence[int] = ()) -> Self:
+        """Sorts the collectives of a run into calls, without those ``apart``: the rest of their calls was left out of the trace.
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events
@@ -336,7 +339,9 @@ class CollectiveCalls:
             >>> calls.call_of(2), calls.events_of(0)
             (0, (0, 2))
         """
-        event = np.flatnonzero((events.kind == COLLECTIVE) & (events.group != NONE) & ~refused(events))
+        takes_part = (events.kind == COLLECTIVE) & (events.group != NONE) & ~refused(events)
+        takes_part[np.asarray(apart, dtype=np.int64)] = False
+        event = np.flatnonzero(takes_part)
         place = number_places(number_rows(events.group[event], events.rank[event]))
         call = number_rows(events.group[event], place)
         number = int(call.max(initial=-1)) + 1

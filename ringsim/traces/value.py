@@ -7,7 +7,7 @@ the run. ``message_id`` of an event is the row of its message in the other table
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
@@ -101,10 +101,17 @@ class Trace:
         last = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
         return float(last - events.post_ns.min()) * 1e-9
 
+    @property
+    def apart(self) -> Ints:
+        """Of a part that ``filter`` made, the places of the operations whose other side was left out, ascending."""
+        places = self.metadata["part"]["apart"] if "part" in self.metadata else []
+        return np.array(places, dtype=np.int64)
+
     @cached_property
     def messages(self) -> Messages:
         """Sends and recvs that met, one row a message. NCCL, also simulated, ignores tags: there the order alone decides."""
-        return match(self.events, by_tag=self.metadata.get("backend") not in ("nccl", "virtual clock, grouped"))
+        by_tag = self.metadata.get("backend") not in ("nccl", "virtual clock, grouped")
+        return match(self.events, by_tag=by_tag, apart=self.apart)
 
     @cached_property
     def waits(self) -> Waits:
@@ -115,6 +122,55 @@ class Trace:
     def unmatched(self) -> list[Unmatched]:
         """Sends and recvs whose other side was never posted, each readable as a sentence."""
         return describe_unmatched(self.events, self.messages)
+
+    def filter(
+        self,
+        *,
+        ranks: SupportsIndex | Iterable[SupportsIndex] | None = None,
+        between_s: tuple[float, float] | None = None,
+        ops: str | Iterable[str] | None = None,
+        groups: str | Iterable[str] | None = None,
+        steps: SupportsIndex | Iterable[SupportsIndex] | None = None,
+    ) -> Trace:
+        """Returns a part of the trace: the events that meet all conditions. It is saved, loaded and drawn like any other.
+
+        Ranks and times stay those of the run; steps are counted anew. An operation whose other side is left out matches nothing: why it
+        was blocked is not known any more. ``summary()`` counts these, and ``unmatched`` does not.
+
+        Args:
+            ranks: one, or several.
+            between_s: a stretch of time, in seconds from the start of the run; what lies in it with one end only is in it.
+            ops: names of operations as torch spells them, "span" or "mark".
+            groups: names of process groups; spans and marks are of none.
+            steps: of a pipeline, from 0; what was posted in them.
+
+        Raises:
+            ArgumentError: the trace has no such rank, operation, group or step.
+
+        Example:
+            >>> from ringsim.traces.events import OP_CODES, make_events
+            >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
+            ...                       "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [2000, 3000]})
+            >>> print(Trace(events, {"world_size": 2}).filter(ranks=1))
+            Trace of 2 ranks
+              part          ranks 1; 1 operation whose other side is left out
+              messages      0 messages, 0 B, 1 event in 3 µs
+              unmatched     none
+        """
+        part: Trace = resolve("filter")(self, ranks, between_s, ops, groups, steps)
+        return part
+
+    def step(self, number: int) -> Trace:
+        """Returns the part that was posted in one step of a pipeline, counted from 0; raises ArgumentError if there is none."""
+        return self.filter(steps=number)
+
+    def redact(self) -> Trace:
+        """Returns the trace to hand on: paths keep their last part, hosts become "host0", users "user"; results and output are dropped.
+
+        What else the program wrote, such as names of spans and groups, stays: look whether it says more than it should.
+        """
+        shared: Trace = resolve("redact")(self)
+        return shared
 
     def to_pandas(self, which: str = "events") -> pd.DataFrame:
         """Gives the trace as a table.
@@ -408,6 +464,7 @@ def _summarise(trace: Trace) -> str:
     total, lasted = int(np.maximum(events.size_bytes[trace.messages.send], 0).sum()), time_text(trace.makespan_s * 1e9)
     lines = [
         f"Trace of {count(trace.world_size, 'rank')}" + (f" ({about})" if about else ""),
+        *_say_part(trace),
         f"  messages      {count(len(trace.messages), 'message')}, {bytes_text(total)}, {count(len(events), 'event')} in {lasted}",
     ]
     edge = _busiest_edge(trace)
@@ -424,6 +481,14 @@ def _summarise(trace: Trace) -> str:
     lines += _some([f"  note: {note}" for note in metadata.get("notes", ())])
     lines += _some([f"  not recorded: {what}" for what in metadata.get("not_recorded", ())])
     return "\n".join(lines)
+
+
+def _say_part(trace: Trace) -> list[str]:
+    """Returns a line that says what a part of a trace is of, and how much in it is apart."""
+    if "part" not in trace.metadata:
+        return []
+    apart = f"{count(len(trace.apart), 'operation')} whose other side is left out"
+    return [f"  part          {'; '.join([*trace.metadata['part']['of'], *([apart] if len(trace.apart) else [])])}"]
 
 
 def _summarise_collectives(trace: Trace) -> list[str]:
@@ -450,7 +515,8 @@ def _describe(trace: Trace) -> str:
         if calls and not number
         else f"exchanged {count(number, 'message') if number else 'no message'}"
     )
-    sentence = f"Trace of {count(trace.world_size, 'rank')} that {did} in {time_text(trace.makespan_s * 1e9)}"
+    part = "Part of a trace" if "part" in trace.metadata else "Trace"
+    sentence = f"{part} of {count(trace.world_size, 'rank')} that {did} in {time_text(trace.makespan_s * 1e9)}"
     edge = _busiest_edge(trace)
     if edge is not None and not edge.equals:
         sentence += f", {'all' if edge.number == number else 'most bytes'} from rank {edge.src} to rank {edge.dst}"

@@ -8,6 +8,8 @@ plain functions and classes on Canvas 2D, one file a subject, put behind one ano
     timeline.js  rows of ranks, pixels, arrows, the ruler, the overview
     ring.js      messages on their way at one moment; the matrix of many ranks
     panels.js    the card of an event, findings, statistics, bandwidths, the table for readers of screens
+    steps.js     steps of a pipeline: bubbles, live activations
+    critical.js  the critical path
     main.js      pointer, wheel, keys, search, playing
     page.js      shows the traces of a page
     widget.js    or, in a notebook, those that the kernel sends (``notebook``)

@@ -44,6 +44,8 @@ PROGRAM: Final = (
     "timeline.js",
     "ring.js",
     "panels.js",
+    "steps.js",
+    "critical.js",
     "main.js",
 )  # then page.js or widget.js: where it stands
 MOST_RUNS: Final = 8

@@ -91,7 +91,20 @@ class Run {
     });
     this.lane = new Uint8Array(size); // the number of an event's lane
     this.lanes = Array.from({ length: this.ranks }, (_, rank) => this.layOut(rank));
+    this.hosts = head.hosts;
+    this.stages = this.findStages();
     this.flags = head.findings.map((finding) => ({ ...finding, event: finding.events[0] ?? -1 }));
+  }
+
+  /** Returns the lowest stage of each rank, -1 for none; nothing for a run without stages. */
+  findStages() {
+    if (!this.columns.stage.some((stage) => stage >= 0)) return undefined;
+    const stages = new Int32Array(this.ranks).fill(-1);
+    for (let i = 0; i < this.size; i++) {
+      const stage = this.columns.stage[i], { [this.rank[i]]: least } = stages;
+      if (stage >= 0 && (least < 0 || stage < least)) stages[this.rank[i]] = stage;
+    }
+    return stages;
   }
 
   kind(i) { return this.kinds[this.columns.op[i]]; }

@@ -1,12 +1,14 @@
-// Pointer, wheel, keys, search and playing: what changes what is shown.
+// Pointer, wheel, keys, search and playing: what changes what is shown. `remember()` and `restore()` come from where the view stands.
 
 const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows in ten seconds
+const CALM_MS = 700; // from message to message where the reader wants no motion
 const MOST_AT_ONCE = 20000; // events of a run whose messages in the window are added up in every frame
-const TABS = ["selection", "findings", "statistics", "bandwidth", "table"];
+const TABS = ["selection", "findings", "statistics", "bandwidth", "steps", "table"];
 const KEYS = [
   ["W, S or Ctrl+wheel", "zoom in and out"], ["A, D or Shift+wheel", "earlier, later"], ["wheel", "more ranks"], ["+, -", "taller rows, lower rows"],
   ["F", "the whole run"], ["drag", "move; with Shift: zoom to a box; on the ruler: measure"], ["arrow keys", "the next event, or the rank above and below"],
-  ["Enter", "the other side of a message; in the search: the next hit"], ["M", "set a mark"], ["space", "play"], [", and .", "the message before, the next one"],
+  ["Home, End", "the first event of the rank, the last one"], ["PageUp, PageDown", "more ranks"],
+  ["Enter", "the other side of a message; in the search: the next hit"], ["P", "pin the card, or take it off"], ["C, B", "the critical path, the bubbles: shown or not"], ["M", "set a mark; it says how far it is from the one before"], ["space", "play"], [", and .", "the message before, the next one"],
   ["/", "search"], ["Esc", "clear"],
 ];
 
@@ -20,6 +22,7 @@ class View {
     this.ring = new RingPicture(part("ring"), this.timeline);
     this.which = 0; // the run that panels tell of
     this.speed = 3;
+    this.pins = []; // cards that stay: {run, event}
     this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
     this.describeRuns();
     this.listen();
@@ -49,6 +52,10 @@ class View {
       type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => this.showTab(tab),
     }, tab)));
     this.part("which").replaceChildren(...this.runs.map((_, number) => make("option", { value: `${number}` }, `run ${"ABCDEFGH"[number]}`)));
+    const groupings = ["rank", ...this.timeline.groupings()];
+    this.part("by").replaceChildren(...groupings.map((by) => make("option", { value: by }, `rows by ${by}`)));
+    this.part("by").hidden = groupings.length < 2;
+    this.part("bubbles").hidden = !this.timeline.steps.some((steps) => steps.length);
     this.part("which").hidden = this.runs.length < 2;
   }
 
@@ -56,6 +63,21 @@ class View {
   close() {
     this.playing = false;
     return this;
+  }
+
+  /** Shows the critical path or the bubbles, or no longer. */
+  toggle(name) {
+    const { shown } = this.timeline;
+    if (!shown.delete(name)) shown.add(name);
+    for (const one of ["path", "bubbles"]) this.part(one).setAttribute("aria-pressed", `${shown.has(one)}`);
+    this.draw();
+  }
+
+  groupBy(by) {
+    this.part("by").value = by;
+    this.timeline.groupBy(by);
+    this.timeline.scroll(0);
+    this.draw();
   }
 
   setTheme(dark) {
@@ -96,13 +118,16 @@ class View {
 
   drawPanel() {
     const { timeline } = this, run = this.runs[this.which], panel = this.part("panel");
-    for (const button of this.part("tabs").children) button.setAttribute("aria-selected", `${button.id === `tab-${this.tab}`}`);
+    for (const button of this.part("tabs").children) {
+      button.setAttribute("aria-selected", `${button.id === `tab-${this.tab}`}`);
+      button.tabIndex = button.id === `tab-${this.tab}` ? 0 : -1;
+    }
     panel.setAttribute("aria-labelledby", `tab-${this.tab}`);
     const { from, until } = timeline;
     if (this.tab === "selection") {
       const one = timeline.selected;
-      panel.replaceChildren(...(one ? card(one.run, one.event, (target) => this.select(target, true))
-        : [make("p", {}, "Click a bar, or walk with the arrow keys."), make("pre", {}, run.head.summary)]));
+      const cards = this.pins.filter((pin) => !isSame(pin, one)).flatMap((pin) => this.card(pin));
+      panel.replaceChildren(...(one ? this.card(one) : [make("p", {}, "Click a bar, or walk with the arrow keys."), make("pre", {}, run.head.summary)]), ...cards);
     } else if (this.tab === "findings") {
       panel.replaceChildren(...(run.flags.length ? run.flags.map((flag) => this.finding(run, flag)) : [make("p", {}, "Nothing wrong was found in this run.")]));
     } else if (this.tab === "statistics") {
@@ -111,6 +136,10 @@ class View {
       const canvas = make("canvas", { role: "img", "aria-label": "bandwidth against size of the messages in view" });
       panel.replaceChildren(canvas, make("p", {}, "Messages (dots) and collectives (squares) in view. Where a rank waited late, the bandwidth is a lower bound."));
       drawBandwidth(canvas, timeline, run);
+    } else if (this.tab === "steps") {
+      const steps = timeline.steps[this.which];
+      panel.replaceChildren(...stepsPanel(timeline, run, steps));
+      if (steps.length) drawActivations(panel.querySelector("canvas"), timeline, run, steps);
     } else {
       panel.replaceChildren(visibleTable(timeline));
     }
@@ -118,7 +147,23 @@ class View {
 
   showTab(tab) {
     this.tab = tab;
+    this.draw();
     this.drawPanel();
+  }
+
+  card(one) {
+    const pinned = this.pins.some((pin) => isSame(pin, one));
+    const pin = make("button", { type: "button", onclick: () => this.pin(one) }, pinned ? "unpin" : "pin");
+    return card(one.run, one.event, (target) => this.select(target, true), pin);
+  }
+
+  /** Keeps the card of an event while others are looked at, or lets it go. */
+  pin(one) {
+    const rest = this.pins.filter((pin) => !isSame(pin, one));
+    this.pins = rest.length < this.pins.length ? rest : [...rest, one];
+    this.timeline.pins = this.pins;
+    this.tab = "selection";
+    this.draw();
   }
 
   finding(run, flag) {
@@ -163,6 +208,13 @@ class View {
       event.target.onpointerup = () => { event.target.onpointermove = null; };
       jump(event);
     });
+    this.part("tabs").addEventListener("keydown", (event) => {
+      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!by) return;
+      this.tab = TABS[(TABS.indexOf(this.tab) + by + TABS.length) % TABS.length];
+      this.drawPanel();
+      this.part("tabs").querySelector('[aria-selected="true"]').focus();
+    });
     const search = this.part("search");
     search.addEventListener("input", () => this.search(search.value));
     search.addEventListener("keydown", (event) => {
@@ -171,9 +223,10 @@ class View {
       if (event.key === "Escape") { search.value = ""; this.search(""); stage.focus(); }
     });
     const act = { fit: () => this.fit(), in: () => this.zoom(0.5), out: () => this.zoom(2), play: () => this.play(), before: () => this.step(false),
-      next: () => this.step(true), theme: () => this.setTheme(!timeline.dark) };
+      next: () => this.step(true), path: () => this.toggle("path"), bubbles: () => this.toggle("bubbles"), theme: () => this.setTheme(!timeline.dark) };
     for (const button of this.root.querySelectorAll("[data-act]")) button.addEventListener("click", act[button.dataset.act]);
     this.part("speed").addEventListener("input", (event) => { this.speed = Number(event.target.value); });
+    this.part("by").addEventListener("change", (event) => this.groupBy(event.target.value));
     this.part("which").addEventListener("change", (event) => { this.which = Number(event.target.value); this.draw(); this.drawPanel(); });
   }
 
@@ -247,13 +300,13 @@ class View {
 
   hover(event) {
     const { timeline } = this, one = timeline.hit(event.offsetX, event.offsetY), tip = this.part("tip");
-    const same = one?.event === timeline.hovered?.event && one?.run === timeline.hovered?.run;
+    const same = isSame(one, timeline.hovered);
     this.mouse = event.offsetX;
     tip.hidden = !one;
     if (one) {
       if (!same) {
-        const facts = describe(one.run, one.event).slice(0, 9).map(([name, text]) => `${name}: ${text}`);
-        tip.textContent = [one.run.text(one.event), ...facts, reason(one.run, one.event)].filter(Boolean).join("\n");
+        const facts = describe(one.run, one.event).map(([name, text]) => `${name}: ${text}`);
+        tip.textContent = [one.run.text(one.event), ...facts, otherSide(one.run, one.event), reason(one.run, one.event)].filter(Boolean).join("\n");
       }
       tip.style.left = `${Math.min(event.offsetX + 14, timeline.width - tip.offsetWidth - 4)}px`;
       tip.style.top = `${Math.min(event.offsetY + 14, timeline.height - tip.offsetHeight - 4)}px`;
@@ -270,9 +323,12 @@ class View {
     const act = {
       w: () => this.zoom(0.7), s: () => this.zoom(1 / 0.7), a: () => this.pan(-0.15), d: () => this.pan(0.15), f: () => this.fit(),
       "+": () => timeline.setRowHeight(timeline.rowHeight * 1.25), "-": () => timeline.setRowHeight(timeline.rowHeight / 1.25),
-      m: () => timeline.notes.push(timeline.head), " ": () => this.play(), ",": () => this.step(false), ".": () => this.step(true),
+      c: () => this.toggle("path"), b: () => this.toggle("bubbles"),
+      p: () => timeline.selected && this.pin(timeline.selected), m: () => timeline.notes.push(timeline.head), " ": () => this.play(), ",": () => this.step(false), ".": () => this.step(true),
       "/": () => this.part("search").focus(), escape: () => this.clear(), enter: () => this.goAcross(),
       arrowright: () => this.walk(1), arrowleft: () => this.walk(-1), arrowdown: () => this.changeRow(1), arrowup: () => this.changeRow(-1),
+      home: () => this.walk(-Infinity), end: () => this.walk(Infinity),
+      pagedown: () => timeline.scroll(timeline.height - RULER), pageup: () => timeline.scroll(RULER - timeline.height),
     }[event.key.toLowerCase()];
     if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
@@ -303,12 +359,13 @@ class View {
     this.search("");
   }
 
-  /** Walks to the next event of the selected one's rank. */
+  /** Walks along the events of the selected one's rank. */
   walk(by) {
     const { timeline } = this, one = timeline.selected;
     if (!one) return this.changeRow(0);
-    const event = one.event + by, { run } = one;
-    if (event >= run.first[run.rank[one.event]] && event < run.first[run.rank[one.event] + 1]) this.select({ run, event }, true);
+    const { run } = one, rank = run.rank[one.event];
+    const event = Math.min(Math.max(run.first[rank], one.event + by), run.first[rank + 1] - 1);
+    this.select({ run, event }, true);
   }
 
   /** Goes to the event of the rank above or below that was there at the same time. */
@@ -338,10 +395,12 @@ class View {
       const test = parseSearch(text);
       timeline.found = new Map();
       for (const run of this.runs) {
-        const found = new Set();
-        for (let i = 0; i < run.size; i++) if (test(run, i)) found.add(i);
+        const found = new Uint8Array(run.size);
+        for (let event = 0; event < run.size; event++) {
+          found[event] = test(run, event);
+          if (found[event]) this.hits.push({ run, event });
+        }
         timeline.found.set(run, found);
-        for (const event of found) this.hits.push({ run, event });
       }
       this.hits.sort((a, b) => a.run.post[a.event] - b.run.post[b.event]);
     }
@@ -351,8 +410,8 @@ class View {
 
   nextHit(by) {
     if (!this.hits?.length) return;
-    this.hit = ((this.hits.indexOf(this.timeline.selected) + by + this.hits.length) % this.hits.length + this.hits.length) % this.hits.length;
-    this.select(this.hits[this.hit], true);
+    const at = this.hits.indexOf(this.timeline.selected);
+    this.select(this.hits[(at + (at < 0 && by < 0 ? 0 : by) + this.hits.length) % this.hits.length], true);
   }
 
   // -- playing
@@ -364,6 +423,7 @@ class View {
     if (!this.playing) return;
     const { timeline } = this;
     if (timeline.head < timeline.from || timeline.head >= Math.min(timeline.until, timeline.end)) timeline.head = Math.max(0, timeline.from);
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) return this.playCalmly();
     let last = performance.now();
     const tick = (now) => {
       if (!this.playing) return;
@@ -377,6 +437,14 @@ class View {
     requestAnimationFrame(tick);
   }
 
+  /** Plays without motion: from message to message. */
+  playCalmly() {
+    const before = this.timeline.head;
+    this.step(true);
+    if (this.timeline.head === before) return this.play();
+    setTimeout(() => this.playing && this.playCalmly(), CALM_MS / SPEEDS[this.speed]);
+  }
+
   /** Goes to the next message, or the one before. */
   step(forward) {
     const { timeline } = this;
@@ -387,26 +455,7 @@ class View {
     }
     this.draw();
   }
-
-  // -- a link that keeps the view
-
-  remember() {
-    const { timeline } = this, one = timeline.selected;
-    const words = [`t=${Math.round(timeline.from)},${Math.round(timeline.until)}`, `h=${Math.round(timeline.head)}`];
-    if (one) words.push(`e=${this.runs.indexOf(one.run)},${one.event}`);
-    try {
-      history.replaceState(null, "", `#${words.join("&")}`);
-    } catch {
-      // a frame without an origin of its own has no address to change
-    }
-  }
-
-  restore() {
-    const words = new URLSearchParams(location.hash.slice(1)), numbers = (name) => (words.get(name) ?? "").split(",").map(Number);
-    const [from, until] = numbers("t"), [head] = numbers("h"), [number, event] = numbers("e");
-    if (until > from) this.timeline.show(from, until);
-    if (head > 0) this.timeline.head = head;
-    if (this.runs[number] && event >= 0 && event < this.runs[number].size) this.select({ run: this.runs[number], event });
-    this.draw();
-  }
 }
+
+/** Tells whether two places are the same event. */
+function isSame(one, other) { return one?.run === other?.run && one?.event === other?.event; }

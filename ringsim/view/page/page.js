@@ -1,5 +1,47 @@
 // The program of a page of its own: its traces stand in the page, its view in the address.
 
+class Page extends View {
+  /** Writes what is shown into the address, so that a copied link shows it again. */
+  remember() {
+    const { timeline } = this, number = (one) => this.runs.indexOf(one.run);
+    const words = new URLSearchParams({ t: [timeline.from, timeline.until].map(Math.round), h: Math.round(timeline.head), y: this.rowsWord() });
+    if (timeline.selected) words.set("e", [number(timeline.selected), timeline.selected.event]);
+    if (this.pins.length) words.set("p", this.pins.map((one) => [number(one), one.event]));
+    if (timeline.notes.length) words.set("m", timeline.notes.map(Math.round));
+    if (this.part("search").value) words.set("q", this.part("search").value);
+    words.set("tab", this.tab);
+    words.set("show", [...timeline.shown]);
+    if (timeline.grouping !== "rank") words.set("by", timeline.grouping);
+    try {
+      history.replaceState(null, "", `#${words.toString().replaceAll("%2C", ",")}`);
+    } catch {
+      // a frame without an origin of its own has no address to change
+    }
+  }
+
+  rowsWord() { return [this.timeline.top, this.timeline.rowHeight].map((one) => Number(one.toFixed(1))); }
+
+  restore() {
+    const { timeline } = this, words = new URLSearchParams(location.hash.slice(1));
+    const numbers = (name) => (words.has(name) ? words.get(name).split(",").map(Number) : []);
+    const [from, until] = numbers("t"), [head] = numbers("h"), [top, height] = numbers("y");
+    if (until > from) timeline.show(from, until);
+    if (head > 0) timeline.head = head;
+    if (timeline.groupings().includes(words.get("by"))) this.groupBy(words.get("by"));
+    if (words.has("show")) for (const name of ["path", "bubbles"]) if (words.get("show").split(",").includes(name) !== timeline.shown.has(name)) this.toggle(name);
+    if (height > 0) timeline.setRowHeight(height);
+    if (top >= 0) timeline.scroll(top - timeline.top);
+    timeline.notes = numbers("m").filter(Number.isFinite);
+    const places = (list) => list.flatMap((run, k) => (k % 2 ? [] : [{ run: this.runs[run], event: list[k + 1] }]));
+    const exists = ({ run, event }) => run && Number.isInteger(event) && event >= 0 && event < run.size;
+    for (const one of places(numbers("p")).filter(exists)) this.pin(one);
+    for (const one of places(numbers("e")).filter(exists)) this.select(one);
+    this.part("search").value = words.get("q") ?? "";
+    this.search(this.part("search").value);
+    if (TABS.includes(words.get("tab"))) this.tab = words.get("tab");
+  }
+}
+
 /** Shows the runs of a page. */
 async function start() {
   const root = document.querySelector(".ringsim");
@@ -8,7 +50,7 @@ async function start() {
     const runs = await Promise.all(packed.map(async (one) => readRun(await unpack(fromBase64(one.textContent.trim())))));
     root.classList.add("ready");
     const prefers = matchMedia("(prefers-color-scheme: dark)");
-    window.ringsim = new View(root, runs).open(prefers.matches);
+    window.ringsim = new Page(root, runs).open(prefers.matches);
     prefers.addEventListener("change", (event) => window.ringsim.setTheme(event.matches));
   } catch (error) {
     root.querySelector('[data-part="live"]').textContent = `The view cannot be shown: ${error.message}`;

@@ -48,11 +48,18 @@ function reason(run, event) {
   return `Rank ${run.rank[event]} waited ${timeText(late)} because rank ${run.rank[other]} ${run.kind(event) === "send" ? "received" : "sent"} later.`;
 }
 
-/** Returns the card of an event, with that of its other side. */
-function card(run, event, goTo) {
+/** Says where the other side of a message is, in a line; "" where there is none. */
+function otherSide(run, event) {
+  const other = run.partner(event);
+  if (other < 0) return "";
+  return `other side: rank ${run.rank[other]}, from ${timeText(run.post[other], 6)} to ${timeText(run.endOf(other), 6)}${run.place(other) && `, ${run.place(other)}`}`;
+}
+
+/** Returns the card of an event, with that of its other side; `buttons` stand beside its name. */
+function card(run, event, goTo, ...buttons) {
   const facts = (which) => make("dl", {}, ...describe(run, which).flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
   const other = run.partner(event);
-  const parts = [make("h2", {}, run.text(event)), facts(event)];
+  const parts = [make("h2", {}, run.text(event), " ", ...buttons), facts(event)];
   const why = reason(run, event);
   if (why) parts.push(make("p", {}, why));
   if (other >= 0) {
@@ -162,7 +169,7 @@ function visibleTable(timeline) {
   return table(caption, ["rank", "event", "from", "until", "line"], rows);
 }
 
-/** Returns a test for events from what somebody typed: words, or `rank:2 op:recv peer:3 group:x tag:7 size>1024 stage:1 microbatch:0`. */
+/** Returns a test for events from what somebody typed: words, or `rank:2 op:recv peer:3 group:x tag:7 size>1024 stage:1 microbatch:0 label:loss`. */
 function parseSearch(text) {
   const tests = text.trim().toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
     const [, name, sign, value] = /^(\w+)(:|<|>)(.+)$/.exec(word) ?? [];
@@ -172,6 +179,7 @@ function parseSearch(text) {
     if (["peer", "tag", "stage", "microbatch"].includes(name)) return (run, i) => compare(run.columns[name][i]);
     if (name === "size") return (run, i) => run.payload(i) !== null && compare(run.bytes(i));
     if (name === "op") return (run, i) => run.op(i).includes(value);
+    if (name === "label") return (run, i) => run.label(i).toLowerCase().includes(value);
     if (name === "group") return (run, i) => run.group(i).toLowerCase().includes(value);
     return (run, i) => run.text(i).toLowerCase().includes(word) || run.place(i).toLowerCase().includes(word);
   });

@@ -3,6 +3,7 @@
 const GUTTER = 76, RULER = 34; // pixels left of the rows and above them, for names and times
 const [LEAST_ROW, FULL_ROW] = [3, 96]; // heights
 const MOST_ARROWS = 400, MOST_NAMES = 400; // more would be grey
+const MOST_BUBBLES = 4000; // shaded at once
 const MOST_BARS = 30000; // drawn one by one; of more the pyramid is drawn where its bins are no wider than a pixel
 const MOST_PIXELS = 4e6; // of the canvas: a screen with more gets larger ones
 
@@ -30,16 +31,34 @@ class Timeline {
     if (this.begin < 0.3 * this.end) this.begin = 0; // times count from the start of the run; what comes before it was recorded is left out
     this.top = 0;
     this.fit();
-    this.rows = [];
-    for (let rank = 0; rank < Math.max(...runs.map((run) => run.ranks)); rank++) {
-      for (const [number, run] of runs.entries()) if (rank < run.ranks) this.rows.push({ run, number, rank });
-    }
+    this.steps = runs.map(findSteps);
+    this.paths = runs.map(() => null); // critical paths, found when they are asked for
+    this.shown = new Set(["bubbles"]); // and "path"
+    this.groupBy("rank");
     this.selected = this.hovered = null; // {run, event}
+    this.pins = []; // the same, of cards that stay
     this.head = 0; // the playhead's time
     this.tape = null; // [from, until], measured
     this.notes = []; // marks of the user: times
-    this.found = null; // the events that a search left, as a Set by run
+    this.found = null; // the events that a search left: by run, 1 for each of them
     this.setTheme(false);
+  }
+
+  /** Returns what a rank can be grouped by: "stage" and "host", where the run tells. */
+  groupings() {
+    return ["stage", "host"].filter((by) => this.runs.some((run) => run[`${by}s`]));
+  }
+
+  /** Orders the rows by "rank", "stage" or "host"; ranks of one stage or host then stand together. */
+  groupBy(by) {
+    this.grouping = by;
+    this.rows = [];
+    for (const [number, run] of this.runs.entries()) {
+      for (let rank = 0; rank < run.ranks; rank++) this.rows.push({ run, number, rank, group: by === "rank" ? 0 : run[`${by}s`]?.[rank] ?? -1 });
+    }
+    this.rows.sort((a, b) => (a.group >>> 0) - (b.group >>> 0) || a.rank - b.rank || a.number - b.number);
+    this.places = this.runs.map((run) => new Int32Array(run.ranks));
+    for (const [place, row] of this.rows.entries()) this.places[row.number][row.rank] = place;
   }
 
   setTheme(dark) {
@@ -48,6 +67,7 @@ class Timeline {
     this.stripe = dark ? "#1a1e23" : "#f7f8fa";
     this.ink = dark ? "#e6e6e6" : "#222222";
     this.muted = dark ? "#9aa2ad" : "#5f5f5f";
+    this.hatch = makeHatch(this.muted);
     this.colours = STATES.map((state) => state[dark ? "dark" : "light"]);
     this.pixels = [this.ground, this.stripe].map((ground) =>
       this.colours.map((colour) => Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, ground, share))));
@@ -73,7 +93,8 @@ class Timeline {
   time(x) { return this.from + ((x - GUTTER) / (this.width - GUTTER)) * (this.until - this.from); }
   y(row) { return RULER + row * this.rowHeight - this.top; }
   rowAt(y) { return y < RULER ? -1 : Math.floor((y - RULER + this.top) / this.rowHeight); }
-  rowOf(run, rank) { return this.rows.findIndex((row) => row.run === run && row.rank === rank); }
+  rowOf(run, rank) { return this.places[this.runs.indexOf(run)][rank]; }
+  rowsInView() { return this.rows.slice(Math.max(0, this.rowAt(RULER)), this.rowAt(this.height - 1) + 1); }
 
   /** Returns the upper and the lower end of a lane's bars in a row, in pixels from the row's top. */
   laneSpan(row, band, lane) {
@@ -139,7 +160,7 @@ class Timeline {
         row.run.between(lane, time - slack, time + slack, (event) => {
           const from = row.run.post[event], until = row.run.endOf(event);
           const off = away * slack + (time < from ? from - time : time > until ? time - until : 0);
-          if (off <= distance && (!this.found || this.found.get(row.run).has(event))) [best, distance] = [event, off];
+          if (off <= distance && (!this.found || this.found.get(row.run)[event])) [best, distance] = [event, off];
         });
       }
     }
@@ -175,6 +196,7 @@ class Timeline {
     this.fill(0, width, 0, Math.round(RULER * ratio), pixel(this.ground, this.ground));
     context.putImageData(this.image, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    if (this.shown.has("bubbles")) this.drawBubbles(context, first, last);
     this.drawNames(context, first, last);
     this.drawRuler(context);
     this.drawOverlay();
@@ -212,15 +234,25 @@ class Timeline {
     const [low] = this.laneSpan(row, band, 0), [, high] = this.laneSpan(row, band, lanes.length - 1);
     const y0 = Math.round((this.y(index) + low) * this.ratio), y1 = Math.max(y0 + 1, Math.round((this.y(index) + high) * this.ratio));
     const line = new Uint32Array(width);
-    const colours = this.pixels[stripe];
+    const colours = this.pixels[stripe], pale = this.found ? 2 : 0;
     for (let x = left; x < width; x++) {
       const bin = Math.floor((this.from + (x - left) * perPixel) / perBin);
-      if (bin >= 0 && bin < bins && share[at + bin]) line[x] = colours[state[at + bin]][share[at + bin]];
+      if (bin >= 0 && bin < bins && share[at + bin]) line[x] = colours[state[at + bin]][share[at + bin] >> pale];
     }
+    if (this.found) this.addFound(row, band, line, left, perPixel, colours);
     const empty = pixel(stripe ? this.stripe : this.ground, this.ground);
     for (let x = left; x < width; x++) line[x] ||= empty;
     const shown = line.subarray(left);
     for (let y = Math.max(Math.round(RULER * this.ratio), y0); y < Math.min(this.canvas.height, y1); y++) this.buffer.set(shown, y * width + left);
+  }
+
+  /** Puts what a search found into a line of pixels, whatever fills most of them. */
+  addFound({ run, rank }, band, line, left, perPixel, colours) {
+    const found = this.found.get(run), x = (time) => Math.max(left, left + Math.floor((time - this.from) / perPixel));
+    for (let event = run.first[rank]; event < run.first[rank + 1]; event++) {
+      if (!found[event] || run.post[event] > this.until || run.endOf(event) < this.from || run.bandOf(event) !== band) continue;
+      run.parts(event, (from, until, state) => line.fill(colours[state][255], x(from), Math.max(x(from) + 1, x(until))));
+    }
   }
 
   /** Draws a band of a row bar by bar. */
@@ -232,7 +264,7 @@ class Timeline {
       const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * ratio));
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
       run.between(lane, this.from, this.until, (event) => {
-        const dim = found && !found.has(event);
+        const dim = found && !found[event];
         run.parts(event, (from, until, state) => {
           const x0 = Math.max(left, Math.round(left + (from - this.from) * scale));
           const x1 = Math.max(x0 + 1, Math.min(width, Math.round(left + (until - this.from) * scale)));
@@ -262,6 +294,25 @@ class Timeline {
     }
   }
 
+  /** Hatches the times of steps in which a rank did not compute, where its computations would stand. */
+  drawBubbles(context, first, last) {
+    const places = [];
+    for (let index = first; index <= last; index++) {
+      const row = this.rows[index], [, high] = this.laneSpan(row, "span", row.run.lanes[row.rank].span.length - 1);
+      for (const step of this.steps[row.number]) {
+        if (step.end < this.from || step.begin > this.until || !step.computes.has(row.rank)) continue;
+        const [low] = this.laneSpan(row, "span", row.run.lane[step.computes.get(row.rank)[0]]);
+        bubbles(row.run, step, row.rank, (from, until) => {
+          const [x0, x1] = [this.x(Math.max(from, this.from)), this.x(Math.min(until, this.until))];
+          if (x1 - x0 > 1) places.push([x0, this.y(index) + low, x1 - x0, high - low]);
+        });
+        if (places.length > MOST_BUBBLES) return;
+      }
+    }
+    context.fillStyle = this.hatch;
+    for (const place of places) context.fillRect(...place);
+  }
+
   /** Writes the names of ranks, and of bars that are wide enough. */
   drawNames(context, first, last) {
     context.textBaseline = "middle";
@@ -274,13 +325,18 @@ class Timeline {
     context.fillStyle = this.ground;
     context.fillRect(0, RULER, GUTTER - 2, this.height);
     context.fillStyle = this.ink;
-    const each = Math.max(1, Math.ceil(13 / (this.rowHeight * this.runs.length))) * this.runs.length;
+    let free = -Infinity; // from where on there is room for the next name
     for (let index = first; index <= last; index++) {
-      const { rank, number } = this.rows[index];
-      if (this.rowHeight >= 13 || index % each === 0) {
-        const which = this.runs.length > 1 ? ` ${"ABCDEFGH"[number]}` : "";
-        context.fillText(`rank ${rank}${this.rowHeight >= 13 ? which : ""}`, 8, Math.max(RULER + 7, this.y(index) + this.rowHeight / 2));
-      }
+      const { rank, number, group } = this.rows[index], y = Math.max(RULER + 7, this.y(index) + this.rowHeight / 2);
+      const begins = this.grouping !== "rank" && group !== this.rows[index - 1]?.group;
+      if (begins) context.fillRect(0, this.y(index), this.width, 1);
+      if (y < free) continue;
+      const which = this.runs.length > 1 && this.rowHeight >= 13 ? ` ${"ABCDEFGH"[number]}` : "";
+      const two = begins && this.rowHeight >= 28;
+      const name = `${begins && !two ? `${this.grouping} ${group} ·` : "rank"} ${rank}${which}`;
+      context.fillText(name, 8, two ? y + 7 : y);
+      if (two) context.fillText(group < 0 ? `no ${this.grouping}` : `${this.grouping} ${group}`, 8, y - 7);
+      free = y + 13;
     }
   }
 
@@ -346,7 +402,8 @@ class Timeline {
     context.clip();
     this.drawMarks(context);
     for (const one of this.messagesInView()) this.drawArrow(context, one, 1, 0.55);
-    for (const one of [this.hovered, this.selected]) {
+    if (this.shown.has("path")) for (const number of this.runs.keys()) this.drawPath(context, number);
+    for (const one of [...this.pins, this.hovered, this.selected]) {
       if (!one) continue;
       this.outline(context, one, one === this.selected ? 2.5 : 1.5);
       if (one.run.partner(one.event) >= 0) {
@@ -356,7 +413,26 @@ class Timeline {
     }
     context.restore();
     this.drawLine(context, this.head, this.ink, "");
-    for (const [index, time] of this.notes.entries()) this.drawLine(context, time, "#009e73", `M${index + 1}`);
+    for (const [index, time] of this.notes.entries()) {
+      const since = index ? ` ${timeText(Math.abs(time - this.notes[index - 1]), 4)} from M${index}` : "";
+      this.drawLine(context, time, this.dark ? "#2fc79a" : "#007a59", `M${index + 1}${since}`);
+    }
+  }
+
+  /** Draws the critical path of a run: a thick line along ranks, and over to those that they waited for. */
+  drawPath(context, number) {
+    const run = this.runs[number], path = (this.paths[number] ??= findCriticalPath(run));
+    const y = (rank) => this.y(this.rowOf(run, rank)) + this.rowHeight * 0.55;
+    const near = path.filter(({ from, until }) => until >= this.from && from <= this.until);
+    context.beginPath();
+    for (const { rank, to, from, until } of near) {
+      context.moveTo(this.x(from), y(rank));
+      context.lineTo(this.x(until), y(to ?? rank));
+    }
+    for (const [colour, width] of [[this.ground, 5], ["#c2185b", 2.5]]) {
+      [context.strokeStyle, context.lineWidth] = [colour, width];
+      context.stroke();
+    }
   }
 
   drawLine(context, time, colour, name) {
@@ -465,6 +541,20 @@ class Timeline {
     context.lineWidth = thick;
     context.strokeRect(x - 1, low - 1, Math.max(3, this.x(run.endOf(event)) - x + 2), high - low + 1);
   }
+}
+
+/** Returns a pattern of slanting lines. */
+function makeHatch(colour) {
+  const tile = document.createElement("canvas"), context = tile.getContext("2d");
+  tile.width = tile.height = 8;
+  context.strokeStyle = colour;
+  context.globalAlpha = 0.6;
+  for (const x of [-8, 0, 8]) {
+    context.moveTo(x, 8);
+    context.lineTo(x + 8, 0);
+  }
+  context.stroke();
+  return context.createPattern(tile, "repeat");
 }
 
 /** Returns the next of 1, 2, 5, 10, 20 ... that is not below a number. */

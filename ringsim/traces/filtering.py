@@ -1,0 +1,124 @@
+"""A part of a trace: some ranks, a stretch of time, some operations, groups or steps.
+
+A part is a trace like any other. What it leaves out shows in one place: an operation whose other side is not in the part, and a
+collective that is not there on all of the ranks that called it, are *apart*. They match nothing, so that no later message takes the place
+of one that was left out; and they do not count as unmatched, for they were not. ``metadata["part"]`` lists them, by their places among the
+events, and says what was chosen.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+
+import numpy as np
+
+from ringsim.errors import ArgumentError, say
+from ringsim.traces.events import NONE, OP_CODES, OP_NAMES, Events, Ints
+from ringsim.traces.matching import CollectiveCalls
+from ringsim.traces.steps import count_steps, number_steps
+from ringsim.traces.value import Trace
+
+if TYPE_CHECKING:
+    Numbers = SupportsIndex | Iterable[SupportsIndex]
+    Names = str | Iterable[str]
+
+__all__ = ["filter_trace"]
+
+_SAID: Final = 8  # numbers or names before "and n more"
+
+
+def filter_trace(
+    trace: Trace,
+    ranks: Numbers | None,
+    between_s: tuple[float, float] | None,
+    ops: Names | None,
+    groups: Names | None,
+    steps: Numbers | None,
+) -> Trace:
+    """Returns the events that meet all conditions, see ``Trace.filter``."""
+    events = trace.events
+    kept, said = np.ones(len(events), dtype=bool), []
+    if ranks is not None:
+        chosen = _read_numbers("ranks", ranks, trace.world_size)
+        kept &= np.isin(events.rank, chosen)
+        said.append(_say("ranks", chosen))
+    if between_s is not None:
+        kept &= _overlaps(events, between_s)
+        said.append(f"from {between_s[0]} s to {between_s[1]} s")
+    if ops is not None:
+        names = _read_names("ops", ops, OP_NAMES, [OP_NAMES[code] for code in np.unique(events.op)])
+        kept &= np.isin(events.op, [OP_CODES[name] for name in names])
+        said.append(_say("ops", names))
+    if groups is not None:
+        known = [group.name for group in events.tables.groups]
+        names = _read_names("groups", groups, known, known)
+        kept &= np.isin(events.group, [number for number, name in enumerate(known) if name in names])
+        said.append(_say("groups", names))
+    if steps is not None:
+        chosen = _read_numbers("steps", steps, count_steps(events))
+        kept &= np.isin(number_steps(events), chosen)
+        said.append(_say("steps", chosen))
+    return trace if kept.all() else _take(trace, kept, said)
+
+
+def _take(trace: Trace, kept: Ints, said: list[str]) -> Trace:
+    """Returns the events of a mask as a trace that knows which of them are apart."""
+    events, messages = trace.events, trace.messages
+    apart = np.zeros(len(events), dtype=bool)
+    apart[trace.apart] = True
+    apart[messages.send] |= ~kept[messages.recv]
+    apart[messages.recv] |= ~kept[messages.send]
+    calls = CollectiveCalls.of(events, trace.apart)
+    cut = np.zeros(len(calls.last), dtype=bool)
+    cut[calls.call[~kept[calls.event]]] = True
+    apart[calls.event] |= cut[calls.call]
+    before = trace.metadata["part"]["of"] if "part" in trace.metadata else []
+    part = {"of": [*before, *said], "apart": np.flatnonzero(apart[kept]).tolist()}
+    return Trace(events.select(kept), trace.metadata | {"part": part}, trace.results, trace.output)
+
+
+def _overlaps(events: Events, between_s: tuple[float, float]) -> Ints:
+    """Marks what lies in a stretch of time, if only with one end; what is not done lasts to the end of the run."""
+    try:
+        begin_s, end_s = map(float, between_s)
+    except (TypeError, ValueError):
+        begin_s, end_s = np.nan, np.nan
+    if not begin_s <= end_s:
+        raise ArgumentError(
+            f"between_s must be two times in seconds from the start of the run, the earlier first, got {say(between_s)}. "
+            "Write between_s=(0.5, 0.7)."
+        )
+    last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
+    is_open = (events.done_ns == NONE) & (events.op != OP_CODES["mark"])
+    overlaps: Ints = (events.post_ns <= end_s * 1e9) & (is_open | (last_ns >= begin_s * 1e9))
+    return overlaps
+
+
+def _read_numbers(name: str, value: Any, count: int) -> list[int]:
+    try:
+        numbers = [operator.index(value)] if hasattr(value, "__index__") else sorted({operator.index(one) for one in value})
+    except TypeError:
+        numbers = [NONE]
+    if not all(0 <= number < count for number in numbers):
+        there_are = f"from 0 to {count - 1}" if count else f"left out: this trace has no {name}"
+        raise ArgumentError(f"{name} must be {there_are}, got {say(value)}. Give one number, or several.")
+    return numbers
+
+
+def _read_names(name: str, value: Any, known: Sequence[str], there: Sequence[str]) -> list[str]:
+    try:
+        names = [value] if isinstance(value, str) else list(dict.fromkeys(value))
+        unknown = [one for one in names if one not in known]
+    except TypeError:
+        names, unknown = [], [value]
+    if unknown:
+        listed = _say("the", list(map(repr, there)))
+        raise ArgumentError(f"{name} must be of {listed} that this trace has, got {say(unknown[0])}. Give one name, or several.")
+    return names
+
+
+def _say(name: str, values: Sequence[object]) -> str:
+    more = f" and {len(values) - _SAID} more" if len(values) > _SAID else ""
+    return f"{name} {', '.join(map(str, values[:_SAID])) or 'none'}{more}"

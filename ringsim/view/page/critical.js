@@ -1,0 +1,48 @@
+// The critical path: from what ended last back to the start, on a rank as long as it waited for nobody, then over to the one it waited for.
+
+/** Returns where the rank was that an operation waited for, and from when on it did not: {rank, time}; null where it waited for nobody. */
+function holdUp(run, i, last) {
+  const { post, wait, done } = run;
+  if (!(done[i] > wait[i])) return null; // also of those without these times
+  const other = run.isMessage(i) ? run.partner(i) : -1;
+  const cause = other >= 0 ? { rank: run.rank[other], time: post[other] } : last;
+  if (!cause || cause.rank === run.rank[i] || cause.time <= post[i] || cause.time > done[i]) return null;
+  // Of a message that was under way before the wait, most of its time must have been waited for: to return takes a moment, too.
+  return cause.time > wait[i] || 2 * (done[i] - wait[i]) >= done[i] - cause.time ? cause : null;
+}
+
+/** Returns for each collective of a run the rank that came to it last: the k-th call of a group is the same on all its ranks. */
+function lastToCome(run) {
+  const calls = new Map(), keys = new Map(), counts = new Map();
+  for (let i = 0; i < run.size; i++) {
+    if (run.kind(i) !== "collective") continue;
+    const own = `${run.rank[i]} ${run.columns.group[i]}`, count = (counts.get(own) ?? 0) + 1;
+    counts.set(own, count);
+    const key = `${run.columns.group[i]} ${count}`, last = calls.get(key);
+    keys.set(i, key);
+    if (!last || run.post[i] > last.time) calls.set(key, { rank: run.rank[i], time: run.post[i] });
+  }
+  return (i) => calls.get(keys.get(i));
+}
+
+/** Returns the critical path as stretches in order of time: {rank, from, until} on a rank; {rank, to, from, until} from one to another. */
+function findCriticalPath(run) {
+  const last = lastToCome(run), held = Array.from({ length: run.ranks }, () => []);
+  let end = 0;
+  for (let i = 0; i < run.size; i++) {
+    if (run.done[i] > run.done[end] || Number.isNaN(run.done[end])) end = i;
+    const cause = run.isOperation(i) ? holdUp(run, i, last(i)) : null;
+    if (cause) held[run.rank[i]].push({ ...cause, done: run.done[i] });
+  }
+  if (!(run.done[end] >= 0)) return [];
+  for (const own of held) own.sort((a, b) => a.done - b.done);
+  const path = [];
+  for (let rank = run.rank[end], time = run.done[end]; ;) {
+    while (held[rank].length && held[rank].at(-1).done > time) held[rank].pop();
+    const cause = held[rank].pop();
+    path.push({ rank, from: cause?.done ?? Math.min(time, run.post[run.first[rank]]), until: time });
+    if (!cause) return path.reverse();
+    path.push({ rank: cause.rank, to: rank, from: cause.time, until: cause.done });
+    [rank, time] = [cause.rank, cause.time];
+  }
+}

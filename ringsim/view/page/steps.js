@@ -1,0 +1,116 @@
+// Steps of a pipeline, read from spans as `traces/steps.py` does: who computed when, the bubbles between, the activations that are live.
+
+const COMPUTES = { forward: "F", backward: "B", input_grad: "I", weight_grad: "W" };
+const MOST_STRIPS = 64; // ranks whose activations are drawn
+const MOST_STEPS = 50; // of a table
+
+/** Returns the steps that ended on every rank: {name, begin, end, computes}, the last a list of events by rank, in order of their start. */
+function findSteps(run) {
+  const isStep = run.head.labels.map((label) => label.startsWith("step ")), { label, stage, microbatch } = run.columns;
+  const byRank = new Map();
+  for (let rank = 0; rank < run.ranks; rank++) {
+    const own = [];
+    for (let i = run.first[rank]; i < run.first[rank + 1]; i++) {
+      if (run.kind(i) !== "span") continue;
+      if (isStep[label[i]]) own.push({ event: i, computes: [] });
+      else if (own.length && COMPUTES[run.label(i)] && stage[i] >= 0 && microbatch[i] >= 0 && run.done[i] >= 0) {
+        const last = own.at(-1); // the innermost: a user's own loop may have spans "step ..." too
+        if (run.post[i] <= run.done[last.event]) last.computes.push(i);
+      }
+    }
+    if (own.length) byRank.set(rank, own.filter((step) => step.computes.length));
+  }
+  const steps = [];
+  for (let k = 0; byRank.size && [...byRank.values()].every((own) => k < own.length); k++) {
+    const step = { name: "", begin: Infinity, end: -Infinity, computes: new Map() };
+    for (const [rank, own] of byRank) {
+      step.name ||= run.label(own[k].event).slice(5);
+      step.computes.set(rank, own[k].computes);
+      for (const i of own[k].computes) [step.begin, step.end] = [Math.min(step.begin, run.post[i]), Math.max(step.end, run.done[i])];
+    }
+    steps.push(step);
+  }
+  return steps;
+}
+
+/** Calls `each(from, until)` for the times of a step in which a rank does not compute. */
+function bubbles(run, step, rank, each) {
+  let last = step.begin;
+  for (const i of step.computes.get(rank) ?? []) {
+    if (run.post[i] > last) each(last, run.post[i]);
+    last = Math.max(last, run.done[i]);
+  }
+  if (step.end > last) each(last, step.end);
+}
+
+/** Returns the share of a step in which its ranks did not compute, all together. */
+function bubbleShare(run, step) {
+  let idle = 0;
+  for (const rank of step.computes.keys()) bubbles(run, step, rank, (from, until) => { idle += until - from; });
+  return idle / Math.max(1, (step.end - step.begin) * step.computes.size);
+}
+
+/** Returns the times at which a rank's number of live activations changes, ascending, each with the number from then on. */
+function liveActivations(run, steps, rank) {
+  const changes = [];
+  for (const step of steps) {
+    for (const i of step.computes.get(rank) ?? []) {
+      const kind = COMPUTES[run.label(i)];
+      if (kind === "F") changes.push([run.post[i], 1]);
+      else if (kind !== "I") changes.push([run.done[i], -1]);
+    }
+  }
+  changes.sort(([a, up], [b, down]) => a - b || up - down); // what ends goes before what begins at the same moment
+  let live = 0;
+  return changes.map(([time, by]) => [time, (live += by)]);
+}
+
+/** Returns the most activations that were live in a window. */
+function peakIn(changes, from, until) {
+  let peak = 0;
+  for (const [k, [time, live]] of changes.entries()) if (time <= until && (changes[k + 1]?.[0] ?? Infinity) > from) peak = Math.max(peak, live);
+  return peak;
+}
+
+/** Draws the live activations of the ranks in view, a strip for each, over the time that the timeline shows. */
+function drawActivations(canvas, timeline, run, steps) {
+  const ranks = timeline.rowsInView().filter((row) => row.run === run && steps[0].computes.has(row.rank)).map((row) => row.rank).slice(0, MOST_STRIPS);
+  const width = canvas.clientWidth || 300, strip = Math.max(12, Math.min(40, 180 / Math.max(1, ranks.length))), ratio = devicePixelRatio || 1;
+  canvas.style.height = `${strip * ranks.length}px`;
+  [canvas.width, canvas.height] = [width * ratio, strip * ranks.length * ratio];
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  context.font = "10px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  const lives = ranks.map((rank) => liveActivations(run, steps, rank));
+  const peaks = lives.map((live) => peakIn(live, timeline.from, timeline.until)), most = Math.max(1, ...peaks);
+  const x = (time) => 52 + ((Math.min(Math.max(time, timeline.from), timeline.until) - timeline.from) / (timeline.until - timeline.from)) * (width - 76);
+  for (const [row, live] of lives.entries()) {
+    const floor = (row + 1) * strip - 1;
+    context.fillStyle = timeline.muted;
+    context.fillText(`rank ${ranks[row]}`, 0, floor - strip / 2);
+    context.fillText(`≤ ${peaks[row]}`, width - 22, floor - strip / 2);
+    context.fillRect(52, floor, width - 76, 0.5);
+    context.fillStyle = timeline.colours[TRANSFER];
+    for (const [k, [time, count]] of live.entries()) {
+      const next = live[k + 1]?.[0] ?? timeline.until;
+      if (count > 0 && next > timeline.from && time < timeline.until) {
+        const height = ((strip - 3) * count) / most;
+        const [x0, x1] = [x(time), x(next)].map((one) => Math.round(one * ratio) / ratio); // no gaps between them
+        context.fillRect(x0, floor - height, Math.max(0.5, x1 - x0), height);
+      }
+    }
+  }
+  canvas.setAttribute("aria-label", `live activations: ${ranks.map((rank, row) => `rank ${rank} at most ${peaks[row]}`).join(", ")}`);
+}
+
+/** Returns the panel of the steps in view: live activations, and what of each step was a bubble. */
+function stepsPanel(timeline, run, steps) {
+  if (!steps.length) return [make("p", {}, "No step of a pipeline ended in this run. train_step_pipeline records them; so do spans with the same names.")];
+  const canvas = make("canvas", { role: "img" });
+  const rows = steps.filter((step) => step.begin < timeline.until && step.end > timeline.from).slice(0, MOST_STEPS).map((step) => [
+    `${steps.indexOf(step)}`, step.name, timeText(step.begin, 4), timeText(step.end - step.begin, 4), `${(100 * bubbleShare(run, step)).toFixed(1)} %`,
+  ]);
+  return [make("p", {}, "Live activations of the ranks in view: what stages keep of microbatches for their backward passes."), canvas,
+    table("Steps in view", ["step", "schedule", "from", "took", "bubble"], rows)];
+}

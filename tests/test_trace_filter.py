@@ -1,0 +1,120 @@
+"""A part of a trace holds what was asked for, matches nothing that the whole did not match, and is saved, drawn and explained like any."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_traces import WORLD_SIZE, traces
+from synthetic import Story, pipeline, trace_of
+
+import ringsim
+from ringsim.errors import ArgumentError, TraceFileError
+from ringsim.schedules import make_schedule
+from ringsim.schedules.engine import evaluate
+from ringsim.traces.events import COLUMN_DTYPES, OP_NAMES
+from ringsim.traces.matching import CollectiveCalls
+from ringsim.traces.steps import count_steps
+from ringsim.traces.value import Trace
+
+conditions = st.fixed_dictionaries(
+    {},
+    optional={
+        "ranks": st.sets(st.integers(0, WORLD_SIZE - 1)),
+        "between_s": st.tuples(st.sampled_from([0, 5e-7]), st.sampled_from([6e-7, 1.0, 1e10])),
+        "ops": st.sets(st.sampled_from(OP_NAMES)).map(set(OP_NAMES).__sub__),
+    },
+)
+
+
+def ids(trace: Trace, index: Any = slice(None)) -> list[tuple[int, int]]:
+    return list(zip(trace.events.rank[index].tolist(), trace.events.seq[index].tolist(), strict=True))
+
+
+def pairs(trace: Trace) -> set[Any]:
+    return set(zip(ids(trace, trace.messages.send), ids(trace, trace.messages.recv), strict=True))
+
+
+def calls(trace: Trace) -> set[Any]:
+    found = CollectiveCalls.of(trace.events, trace.apart)
+    return {tuple(ids(trace, list(found.events_of(call)))) for call in range(len(found.last))}
+
+
+@given(traces, conditions, conditions)
+def test_a_part_is_what_meets_all_conditions_and_matches_as_the_whole_does(trace: Trace, first: Any, then: Any) -> None:
+    part, other = trace.filter(**first).filter(**then), trace.filter(**then).filter(**first)
+    there = set(ids(part))
+    assert there == set(ids(trace.filter(**first))) & set(ids(trace.filter(**then)))
+    assert ids(part) == [one for one in ids(trace) if one in there], "in the same order"
+    for name in COLUMN_DTYPES:
+        assert np.array_equal(getattr(part.events, name), getattr(other.events, name))
+    assert part.apart.tolist() == other.apart.tolist()
+    assert pairs(part) == {pair for pair in pairs(trace) if set(pair) <= there}
+    assert calls(part) == {call for call in calls(trace) if set(call) <= there}
+    alone = set(ids(trace, trace.messages.unmatched))
+    assert set(ids(part, part.messages.unmatched)) == alone & there, "who met somebody in the whole is not blamed in the part"
+
+
+@given(traces)
+def test_a_part_of_everything_is_the_trace(trace: Trace) -> None:
+    assert trace.filter(ranks=range(WORLD_SIZE), between_s=(0, 1e10), ops=OP_NAMES) == trace == trace.filter()
+
+
+def test_a_part_is_saved_loaded_drawn_and_explained(tmp_path: Path) -> None:
+    whole = pipeline()
+    parts = [whole.filter(ranks=[1, 2]), whole.filter(ops=["isend", "irecv"]), whole.filter(between_s=(0.01, 0.02)), whole.filter(ranks=3)]
+    for number, part in enumerate(parts):
+        part.save(tmp_path / "part.ringtrace")
+        again = ringsim.load(tmp_path / "part.ringtrace")
+        assert again == part
+        assert (pairs(again), again.unmatched) == (pairs(part), [])
+        assert not {finding.kind for finding in again.explain().findings} - {"late_sender", "late_receiver", "straggler"}
+        for name in ("perfetto", "chrome", "html")[: 3 if number == 0 else 0]:
+            getattr(again, f"to_{name}")(tmp_path / name)
+    assert set(parts[0]._repr_mimebundle_()[0]) == {"text/plain", "image/png"}
+    assert "part          ranks 1, 2; " in parts[0].summary()
+    assert re.search(r"\d+ operations whose other side is left out$", parts[0].summary().splitlines()[1])
+    assert parts[3].describe().startswith("Part of a trace of 4 ranks")
+    lying = Trace(whole.events, whole.metadata | {"part": {"of": [], "apart": [len(whole)]}})
+    with pytest.raises(TraceFileError, match="an event that is apart is not there"):
+        lying.save(tmp_path / "lying.ringtrace")
+
+
+def test_steps_groups_and_what_is_still_in_flight() -> None:
+    whole = trace_of(*[evaluate(make_schedule("1f1b", 3, 4))] * 3)
+    step = whole.step(1)
+    assert (count_steps(whole.events), count_steps(step.events), step.apart.tolist(), step.unmatched) == (3, 1, [], [])
+    assert step.bubble() == whole.bubble(1)
+    assert pairs(step) == pairs(whole.filter(steps=[1, 2]).step(0))
+    with pytest.raises(ArgumentError, match="steps must be from 0 to 2, got 3"):
+        whole.step(3)
+    assert {event.group for event in pipeline().filter(groups="ring:0>1")} == {"ring:0>1"}
+    story = Story(2)
+    story.op(0, "irecv", (1, 2, -1), peer=1, group="world", tag=0)
+    story.op(0, "isend", (1, 2, 3), peer=1, group="world", tag=0)
+    assert [event.op for event in story.trace().filter(between_s=(0.005, 0.006))] == ["irecv"]
+    stuck = story.trace().filter(ops="irecv").explain()
+    assert str(stuck) == "Nothing wrong was found in this part of a run of 2 ranks."
+
+
+@pytest.mark.parametrize(
+    ("condition", "says"),
+    [
+        ({"ranks": 4}, "ranks must be from 0 to 3, got 4"),
+        ({"ranks": "01"}, "ranks must be from 0 to 3, got '01'"),
+        ({"ranks": 1.0}, "ranks must be from 0 to 3, got 1.0"),
+        ({"steps": 0}, "steps must be left out: this trace has no steps, got 0"),
+        ({"between_s": 3}, "between_s must be two times in seconds from the start of the run, the earlier first, got 3"),
+        ({"between_s": (2, 1)}, r"between_s must be two times .*, got \(2, 1\)"),
+        ({"ops": "isned"}, r"ops must be of the 'span', 'mark', 'isend', 'irecv', 'barrier' that this trace has, got 'isned'"),
+        ({"groups": ["world", 3]}, r"groups must be of the 'world', .* that this trace has, got 3"),
+    ],
+)
+def test_what_is_not_in_the_trace_cannot_be_asked_for(condition: dict[str, Any], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        pipeline().filter(**condition)
