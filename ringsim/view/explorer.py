@@ -67,7 +67,7 @@ def say_stuck(error: RingError) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """Sliders over simulated runs; as the last line of a cell it shows itself, and `to_html` writes it as a page that moves without a kernel.
+    """Sliders over simulated runs; as the last line of a cell it shows itself, and `to_html` writes a page that moves without a kernel.
 
     Attributes:
         title: what is explored.
@@ -123,7 +123,12 @@ class Explorer:
         packed = [data for _, data, _ in runs.values()]
         head = {
             "choices": [
-                {"label": choice.label, "options": list(map(choice.say, options)), "at": options.index(choice.value), "numbers": choice.is_number}
+                {
+                    "label": choice.label,
+                    "options": list(map(choice.say, options)),
+                    "at": options.index(choice.value),
+                    "numbers": choice.is_number,
+                }
                 for choice, options in zip(self.choices, exported, strict=True)
                 if len(options) > 1
             ],
@@ -141,7 +146,7 @@ class Explorer:
         write_page(path, f"ringsim: {self.title}", "explorer.js", body, [data])
 
     def _ipython_display_(self) -> None:
-        """Shows the sliders, the words and the view; below them what remains in a saved notebook: words and pictures of the first choice."""
+        """Shows the sliders, the words and the view; below them what a saved notebook keeps: the pictures of the first choice."""
         import ipywidgets
         from IPython.display import display
 
@@ -163,7 +168,9 @@ class Explorer:
         for control in controls.values():
             control.observe(change, "value")
         show(first)
-        box = ipywidgets.VBox([ipywidgets.GridBox(list(controls.values()), layout={"grid_template_columns": "repeat(3, 320px)"}), words, view.widget])
+        box = ipywidgets.VBox(
+            [ipywidgets.GridBox(list(controls.values()), layout={"grid_template_columns": "repeat(3, 320px)"}), words, view.widget]
+        )
         display({**box._repr_mimebundle_(), "text/plain": f"Explorer of {self.title}: run this cell to move it.\n{first.text}"}, raw=True)
         for trace in first.traces:
             display(trace)
