@@ -57,6 +57,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {  # and the arguments th
     "sensitivity": (RUN.sensitivity, "by most"),
     "trace of a schedule": (RUN.trace, "ranks between"),
     "calibrate": (lambda trace: ringsim.calibrate(trace), "trace"),
+    "filter": (TRACE.filter, "ranks between_s ops groups steps"),
     "compare": (partial(ringsim.compare, real=TRACE, virtual=TRACE), "real virtual"),
     "scale": (partial(ringsim.scale, trace=TRACE, world_size=4), "trace world_size num_microbatches"),
     "make_schedule": (

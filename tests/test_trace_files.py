@@ -10,10 +10,12 @@ import io
 import json
 import os
 import pickle
+import re
 import stat
 import tempfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -441,3 +443,38 @@ def test_no_memory_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(files, "make_events", fail)
     with pytest.raises(TraceFileError, match="malloc of size 10 failed"):
         ringsim.load(damaged_meta(tmp_path))
+
+
+def test_several_files_are_several_traces(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.ringtrace" for name in ("before", "after")]
+    for number, path in enumerate(paths):
+        Trace(small().events, {"world_size": 2, "number": number}).save(path)
+    assert [trace.metadata["number"] for trace in load(paths)] == [0, 1]
+    assert load(iter([])) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("/home/student/my project/run/train.py:4 failed", "train.py:4 failed"),
+        ('File "/home/student/x/y.py", line 3\n[/opt/gloo/pair.cc:53]', 'File "y.py", line 3\n[pair.cc:53]'),
+        ("read C:" r"\Users\student\data\a.bin and ~/b/c", "read a.bin and c"),
+        (
+            "node7.lab said: student is on node7, node71 is not; http://a.org/b/c",
+            "host0 said: user is on host0, node71 is not; http://a.org/b/c",
+        ),
+        ("12 GB/s, 1/2/3, forward / backward, students, /x", "12 GB/s, 1/2/3, forward / backward, students, /x"),
+    ],
+)
+def test_a_redacted_trace_names_no_directory_host_or_user(tmp_path: Path, text: str, left: str) -> None:
+    called = ("/home/student/my project/train.py:40 > /home/student/my project/lib/send.py", "cell [3]")
+    events = replace(small().events, tables=TABLES._replace(labels=(text,), groups=(Group(text, (0, 1)),), files=called))
+    metadata = {"world_size": 2, "ranks": [{"rank": 0, "host": "node7.lab"}], "ends": [{"rank": 0, "about": text}], text: [text]}
+    shared = Trace(events, metadata, results=[text], output=[text]).redact()
+    assert shared.metadata == {"world_size": 2, "ranks": [{"rank": 0, "host": "host0"}], "ends": [{"rank": 0, "about": left}], left: [left]}
+    tables = shared.events.tables
+    assert (tables.labels, tables.groups[0].name, tables.files) == ((left,), left, ("train.py:40 > send.py", "cell [3]"))
+    assert (shared.results, shared.output) == ([], [])
+    shared.save(tmp_path / "shared.ringtrace")
+    data = (tmp_path / "shared.ringtrace").read_bytes()
+    assert not [word for word in (b"student", b"node7.lab", b"project", b"lib") if re.search(rb"\b%b\b" % word, data)]

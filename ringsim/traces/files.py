@@ -17,9 +17,9 @@ import os
 import secrets
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, overload
 
 import numpy as np
 
@@ -110,17 +110,21 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
     write_whole(path, lambda file: _write_zip(file, members))
 
 
-def load(path: str | PathLike[str]) -> Trace:
-    """Reads a trace file.
+@overload
+def load(path: str | PathLike[str]) -> Trace: ...  # type: ignore[overload-overlap]  # a text is an iterable, too
+@overload
+def load(path: Iterable[str | PathLike[str]]) -> list[Trace]: ...
+def load(path: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Trace | list[Trace]:
+    """Reads a trace file; or several, each of a run of its own.
 
     If the file is missing or damaged and there are parts beside it (``<path>.parts``, left by a run that was killed before it could write
     the file), the trace is put together from those, and its metadata says so.
 
     Args:
-        path: the file, or a directory of parts.
+        path: the file, or a directory of parts; or several of them.
 
     Returns:
-        The trace, without results and output, which a file does not hold.
+        The trace, without results and output, which a file does not hold; of several, a list of traces in their order.
 
     Raises:
         TraceFileError: there is no such file, it is damaged or not a trace, or it was written by a later version of ringsim.
@@ -132,6 +136,8 @@ def load(path: str | PathLike[str]) -> Trace:
         ...     print(error)
         A trace file must exist, got no/such.ringtrace: No such file or directory. Check the path.
     """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return [load(one) for one in path]
     name = os.fsdecode(path).rstrip(os.sep)
     name = name.removesuffix(".parts") if os.path.isdir(name) else name
     try:

@@ -15,6 +15,7 @@ __all__ = ["NAMES", "Style", "bundle", "resolve", "shows_images"]
 NAMES: Final = {
     "explain": "ringsim.diagnose.explain:explain",
     "filter": "ringsim.traces.filtering:filter_trace",
+    "redact": "ringsim.traces.redaction:redact",
     "save": "ringsim.traces.files:save",
     "write_whole": "ringsim.traces.files:write_whole",
     "to_perfetto": "ringsim.exchange.perfetto:to_perfetto",

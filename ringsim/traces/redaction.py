@@ -1,0 +1,67 @@
+"""A trace to hand on: without the directories, hosts and users that its names and messages give away."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from ringsim.traces.events import CALLS
+from ringsim.traces.value import Trace
+
+__all__ = ["redact"]
+
+_PART: Final = r"""[^\s/\\:;,'"()<>|*?]+"""
+# The directories of a path, "/home/me/src/" of "/home/me/src/train.py"; also from "~" or a drive on.
+_DIRECTORIES: Final = rf"(?<![\w.:/\\-])(?:~[\w.-]*/(?:{_PART}/)*|/(?:{_PART}/)+)|\b[A-Za-z]:\\(?:{_PART}\\)*"
+_USER: Final = re.compile(r"(?:/home|[/\\]Users)[/\\]([\w.-]+)")
+
+
+def redact(trace: Trace) -> Trace:
+    """Returns the trace without paths, host and user names, see ``Trace.redact``.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, Tables, make_events
+        >>> tables = Tables(labels=("read /home/student/data/a.bin",), files=("/home/student/train.py",))
+        >>> events = make_events({"rank": [0], "op": [OP_CODES["span"]], "label": [0], "file": [0]}, tables)
+        >>> shared = redact(Trace(events, {"ranks": [{"rank": 0, "host": "node7"}], "notes": ["student@node7 was slow"]}))
+        >>> shared.events.tables.labels, shared.events.tables.files
+        (('read a.bin',), ('train.py',))
+        >>> shared.metadata
+        {'ranks': [{'rank': 0, 'host': 'host0'}], 'notes': ['user@host0 was slow']}
+    """
+    tables = trace.events.tables
+    directories = {os.path.dirname(file) for called in tables.files for file in called.split(CALLS)} - {"", "/"}
+    known = "\n".join([*tables.files, *tables.labels, json.dumps(trace.metadata, ensure_ascii=False).replace("\\\\", "\\")])
+    hosts = dict.fromkeys(str(one.get("host") or "") for one in trace.metadata.get("ranks", ()))
+    named = {host: f"host{number}" for number, host in enumerate(hosts) if host}
+    named |= {host.partition(".")[0]: name for host, name in reversed(named.items())}
+    words = dict.fromkeys(_USER.findall(known), "user") | named
+    known_first = [rf"{re.escape(one)}/(?:{_PART}/)*" for one in sorted(directories, key=len, reverse=True)]  # they may have spaces in them
+    any_directory = re.compile("|".join([*known_first, _DIRECTORIES]))
+    any_word = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, sorted(words, key=len, reverse=True)))})(?![\w-])")
+
+    def clean(text: str) -> str:
+        text = any_directory.sub("", text)
+        return any_word.sub(lambda found: words[found[0]], text) if words else text
+
+    names = tables._replace(
+        groups=tuple(group._replace(name=clean(group.name)) for group in tables.groups),
+        labels=tuple(map(clean, tables.labels)),
+        files=tuple(CALLS.join(map(clean, called.split(CALLS))) for called in tables.files),
+    )
+    return Trace(replace(trace.events, tables=names), _map(clean, trace.metadata))
+
+
+def _map(change: Callable[[str], str], value: Any) -> Any:
+    """Returns JSON with each of its texts changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_map(change, one) for one in value]
+    if isinstance(value, dict):
+        return {change(key): _map(change, one) for key, one in value.items()}
+    return value
