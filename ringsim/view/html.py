@@ -169,6 +169,7 @@ def encode(trace: Trace) -> bytes:
         "summary": trace.summary(),
         "end": min(read_end_ns(trace.metadata) or 0, 2**53) if (events.status == IN_FLIGHT).any() else 0,  # stuck until then
         "counts": np.bincount(events.rank, minlength=trace.world_size).tolist(),
+        "hosts": _hosts(trace),
         "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
         "groups": [escape(group.name, lines=False) for group in events.tables.groups],
         "payloads": [[one.dtype, list(one.shape), one.size_bytes] for one in events.tables.payloads],
@@ -180,6 +181,15 @@ def encode(trace: Trace) -> bytes:
     }
     text = json.dumps(head, separators=(",", ":")).encode()
     return b"".join([struct.pack("<I", len(text)), text, *(values.tobytes() for values in columns.values())])
+
+
+def _hosts(trace: Trace) -> list[int] | None:
+    """Returns the number of each rank's host, None where it is not known: recorded, or as the topology of a simulation says."""
+    hosts, constants = trace.metadata.get("hosts"), trace.metadata.get("constants")
+    if isinstance(constants, dict) and (said := re.match(r"Hosts\(ranks_per_host=([1-9]\d{0,8}),", str(constants.get("topology")))):
+        return [rank // int(said[1]) for rank in range(trace.world_size)]
+    known = isinstance(hosts, list) and len(hosts) == trace.world_size and all(isinstance(one, int) and abs(one) < 2**31 for one in hosts)
+    return hosts if known else None
 
 
 def _title(trace: Trace) -> str:

@@ -25,6 +25,7 @@ class View {
     this.pins = []; // cards that stay: {run, event}
     this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
     this.describeRuns();
+    this.showMatrix(this.ring.asMatrix);
     this.listen();
     new ResizeObserver(() => this.layOut()).observe(part("stage"));
   }
@@ -70,6 +71,13 @@ class View {
     const { shown } = this.timeline;
     if (!shown.delete(name)) shown.add(name);
     for (const one of ["path", "bubbles"]) this.part(one).setAttribute("aria-pressed", `${shown.has(one)}`);
+    this.draw();
+  }
+
+  /** Shows the ring, or who sent how much to whom as a matrix. */
+  showMatrix(yes) {
+    this.ring.asMatrix = yes;
+    this.part("matrix").setAttribute("aria-pressed", `${yes}`);
     this.draw();
   }
 
@@ -131,7 +139,7 @@ class View {
     } else if (this.tab === "findings") {
       panel.replaceChildren(...(run.flags.length ? run.flags.map((flag) => this.finding(run, flag)) : [make("p", {}, "Nothing wrong was found in this run.")]));
     } else if (this.tab === "statistics") {
-      panel.replaceChildren(statisticsTable(run, Math.max(0, from), Math.min(timeline.end, until)));
+      panel.replaceChildren(statisticsTable(run, Math.max(0, from), Math.min(timeline.end, until)), edgesTable(this.ring.traffic(this.which).edges(from, until)));
     } else if (this.tab === "bandwidth") {
       const canvas = make("canvas", { role: "img", "aria-label": "bandwidth against size of the messages in view" });
       panel.replaceChildren(canvas, make("p", {}, "Messages (dots) and collectives (squares) in view. Where a rank waited late, the bandwidth is a lower bound."));
@@ -223,7 +231,8 @@ class View {
       if (event.key === "Escape") { search.value = ""; this.search(""); stage.focus(); }
     });
     const act = { fit: () => this.fit(), in: () => this.zoom(0.5), out: () => this.zoom(2), play: () => this.play(), before: () => this.step(false),
-      next: () => this.step(true), path: () => this.toggle("path"), bubbles: () => this.toggle("bubbles"), theme: () => this.setTheme(!timeline.dark) };
+      next: () => this.step(true), path: () => this.toggle("path"), bubbles: () => this.toggle("bubbles"),
+      matrix: () => this.showMatrix(!this.ring.asMatrix), theme: () => this.setTheme(!timeline.dark) };
     for (const button of this.root.querySelectorAll("[data-act]")) button.addEventListener("click", act[button.dataset.act]);
     this.part("speed").addEventListener("input", (event) => { this.speed = Number(event.target.value); });
     this.part("by").addEventListener("change", (event) => this.groupBy(event.target.value));
@@ -243,9 +252,13 @@ class View {
   }
 
   onDown(event) {
-    const { timeline } = this;
     this.pointers.set(event.pointerId, event);
     event.currentTarget.setPointerCapture(event.pointerId);
+    this.beginDrag(event);
+  }
+
+  beginDrag(event) {
+    const { timeline } = this;
     const begin = { x: event.offsetX, y: event.offsetY, from: timeline.from, until: timeline.until, top: timeline.top, time: timeline.time(event.offsetX) };
     this.drag = { ...begin, mode: event.offsetY < RULER ? "measure" : event.shiftKey ? "box" : "move", moved: false };
   }
@@ -266,6 +279,7 @@ class View {
       this.draw();
     } else {
       timeline.tape = [drag.time, timeline.time(event.offsetX)];
+      timeline.box = drag.mode === "box" && Math.abs(dy) > 20 ? [drag.y, event.offsetY] : null; // a flat one keeps the ranks
       timeline.drawOverlay();
     }
   }
@@ -284,6 +298,7 @@ class View {
     const { timeline, drag } = this;
     this.pointers.delete(event.pointerId);
     if (!drag) return;
+    if (this.pointers.size) return this.beginDrag([...this.pointers.values()][0]); // the finger that stays moves on from here
     if (!drag.moved) {
       const flag = event.offsetY < RULER ? timeline.flags().find(({ x }) => Math.abs(x - event.offsetX) < 7) : null;
       timeline.tape = null;
@@ -292,8 +307,9 @@ class View {
       this.select(timeline.hit(event.offsetX, event.offsetY));
     } else if (drag.mode === "box") {
       const [from, until] = [...timeline.tape].sort((a, b) => a - b);
-      timeline.tape = null;
       timeline.show(from, until);
+      if (timeline.box) timeline.showRows(...timeline.box);
+      timeline.tape = timeline.box = null;
     }
     this.draw();
   }

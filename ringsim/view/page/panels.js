@@ -109,6 +109,13 @@ function statisticsTable(run, from, until) {
   return table(caption, ["operation", "group", "count", "bytes", "blocked (median)", "blocked (all)", "bandwidth (median)"], rows);
 }
 
+/** Makes a table of who sent how much to whom, the most first. */
+function edgesTable(edges) {
+  const rows = [...edges].sort((a, b) => b.bytes - a.bytes || b.count - a.count).slice(0, 60);
+  return table("Messages by edge", ["from", "to", "messages", "bytes"],
+    rows.map(({ src, dst, count, bytes }) => [`rank ${src}`, `rank ${dst}`, count.toLocaleString("en"), bytesText(bytes)]));
+}
+
 /** Draws bandwidth against size, both logarithmic, of the messages in a window. */
 function drawBandwidth(canvas, timeline, run) {
   const width = canvas.clientWidth || 300, height = 180, ratio = devicePixelRatio || 1;

@@ -39,6 +39,7 @@ class Timeline {
     this.pins = []; // the same, of cards that stay
     this.head = 0; // the playhead's time
     this.tape = null; // [from, until], measured
+    this.box = null; // where a box that is being drawn begins and ends, in pixels
     this.notes = []; // marks of the user: times
     this.found = null; // the events that a search left: by run, 1 for each of them
     this.setTheme(false);
@@ -130,6 +131,14 @@ class Timeline {
     const row = (this.top + (this.height - RULER) / 2) / this.rowHeight;
     this.rowHeight = Math.min(FULL_ROW * 2, Math.max(LEAST_ROW, height));
     this.top = row * this.rowHeight - (this.height - RULER) / 2;
+    this.scroll(0);
+  }
+
+  /** Makes the ranks between two heights fill the view. */
+  showRows(...heights) {
+    const [first, last] = heights.sort((a, b) => a - b).map((y) => this.rowAt(Math.max(RULER, y)));
+    this.rowHeight = Math.min(2 * FULL_ROW, Math.max(LEAST_ROW, (this.height - RULER) / (Math.min(last, this.rows.length - 1) - first + 1)));
+    this.top = first * this.rowHeight;
     this.scroll(0);
   }
 
@@ -451,7 +460,8 @@ class Timeline {
     if (!this.tape) return;
     const [x0, x1] = this.tape.map((time) => this.x(time)).sort((a, b) => a - b);
     context.fillStyle = this.dark ? "rgb(120 180 255 / 0.18)" : "rgb(0 114 178 / 0.12)";
-    context.fillRect(x0, 0, x1 - x0, this.height);
+    const [y0, y1] = this.box ?? [0, this.height];
+    context.fillRect(x0, y0, x1 - x0, y1 - y0);
     context.fillStyle = this.ink;
     context.fillText(timeText(Math.abs(this.tape[1] - this.tape[0]), 4), x0 + 4, RULER + 10);
   }
