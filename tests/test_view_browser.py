@@ -273,6 +273,7 @@ def test_a_thousand_ranks_scroll(open_page: Open) -> None:
         page.locator('[data-part="stage"]'),
         "(({ timeline: { top, rowHeight, height } }) => [top / rowHeight, height - RULER])(window.ringsim)",
     )
+    text(page, "legend")  # the page has come to rest
     first, room = page.evaluate(view)
     assert first == 0
     stage.hover()

@@ -41,13 +41,6 @@ class View {
   describeRuns() {
     const heads = this.runs.map(({ head }, number) => (this.runs.length > 1 ? `${"ABCDEFGH"[number]}: ` : "") + `${head.title} · ${head.source}`);
     this.part("source").textContent = heads.join("  |  ");
-    const used = new Set();
-    for (const run of this.runs) for (let i = 0; i < Math.min(run.size, 200000); i++) if (run.kind(i) !== "span") run.parts(i, (_, __, state) => used.add(state));
-    const legend = STATES.slice(0, SPANS).map((state, number) => [state, number]).filter(([, number]) => used.has(number));
-    this.part("legend").replaceChildren(...legend.map(([state, number]) => {
-      const swatch = make("span", { class: "swatch", "data-state": `${number}` }, state.texture || "\u00a0");
-      return make("span", {}, swatch, ` ${state.name}`);
-    }));
     this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
     this.part("tabs").replaceChildren(...TABS.map((tab) => make("button", {
       type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => this.showTab(tab),
@@ -64,6 +57,18 @@ class View {
   close() {
     this.playing = false;
     return this;
+  }
+
+  /** Says what the colours mean, of the states that the runs have. */
+  drawLegend() {
+    const used = new Set();
+    for (const run of this.runs) for (let i = 0; i < Math.min(run.size, 200000); i++) if (run.kind(i) !== "span") run.parts(i, (_, __, state) => used.add(state));
+    const legend = STATES.slice(0, SPANS).map((state, number) => [state, number]).filter(([, number]) => used.has(number));
+    this.part("legend").replaceChildren(...legend.map(([state, number]) => {
+      const swatch = make("span", { class: "swatch", "data-state": `${number}` }, state.texture || "\u00a0");
+      swatch.style.backgroundColor = this.timeline.colours[number];
+      return make("span", {}, swatch, ` ${state.name}`);
+    }));
   }
 
   /** Shows the critical path or the bubbles, or no longer. */
@@ -91,7 +96,7 @@ class View {
   setTheme(dark) {
     this.root.dataset.theme = dark ? "dark" : "light";
     this.timeline.setTheme(dark);
-    for (const swatch of this.root.querySelectorAll(".swatch")) swatch.style.backgroundColor = this.timeline.colours[Number(swatch.dataset.state)];
+    if (this.frame !== undefined) this.drawLegend();
     this.draw();
   }
 
@@ -115,11 +120,24 @@ class View {
       clearTimeout(this.later);
       this.later = setTimeout(() => { // once it has come to rest
         this.later = 0;
+        if (!this.part("legend").children.length) this.drawLegend();
         if (!small) this.ring.draw(this.which);
         this.drawPanel();
         this.remember();
+        this.refine();
       }, 120);
     });
+  }
+
+  /** Makes finer bins while nothing else is to be done, a few at a time. */
+  refine() {
+    const begin = performance.now(), { timeline } = this;
+    let rows = 0;
+    while (timeline.pyramids.some((pyramid) => pyramid.run.size > MOST_BARS && pyramid.refine())) {
+      rows += 1;
+      if (performance.now() - begin > 8) return setTimeout(() => this.waiting || this.later || this.refine());
+    }
+    if (rows) timeline.draw();
   }
 
   // -- panels
