@@ -21,7 +21,7 @@ Contents::
     simulate                          run the same worker on thousands of simulated ranks, on a virtual clock
     simulate_schedule                 what a step of a pipeline takes, from its schedule and what things cost
     calibrate                         what messages and computing cost on this machine, from a trace
-    compare                           a run on real ranks beside the same run on a virtual clock: how far off the prediction was
+    compare                           where two runs differ: before and after, two schedules, or a run and its prediction
     predict                           a worker or a schedule on many ranks, from a trace of a few
     scale                             the recorded step on hundreds of ranks, from a trace of a few
     Link                              what a message costs on a link: latency, and seconds for each byte
@@ -38,6 +38,7 @@ Contents::
     comm                              torch.distributed's names, on any backend and with a log
     pipeline                          stages, schedules, training and generation
     check                             checks for the exercises of the lessons
+    explore                           sliders over simulated runs, in notebooks and in pages
     environment                       who this process is among those that a launcher started
     errors                            everything ringsim raises on purpose
     topologies                        what the links between simulated ranks look like
@@ -77,6 +78,7 @@ _CONTENTS: Final = {
     "current_ring": "ringsim.ring.ring",
     "destroy_distributed": "ringsim.ring.ring",
     "environment": "ringsim.environment",
+    "explore": "ringsim.explore",
     "errors": "ringsim.errors",
     "get_comm_device": "ringsim.ring.ring",
     "get_pipeline_parallel_pred_group": "ringsim.ring.ring",
@@ -103,6 +105,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim import comm as comm
     from ringsim import environment as environment
     from ringsim import errors as errors
+    from ringsim import explore as explore
     from ringsim import pipeline as pipeline
     from ringsim import topologies as topologies
     from ringsim.compute_costs import FlopCosts as FlopCosts

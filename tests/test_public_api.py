@@ -22,11 +22,11 @@ import ringsim.pipeline
 PUBLIC_NAMES = set(
     """
     Degrade Fail FlopCosts Jitter Link Ring Slow Trace bandwidth calibrate check comm compare compute current_ring destroy_distributed
-    environment errors get_comm_device get_pipeline_parallel_pred_group get_pipeline_parallel_succ_group initialize_distributed load
+    environment errors explore get_comm_device get_pipeline_parallel_pred_group get_pipeline_parallel_succ_group initialize_distributed load
     load_ipython_extension mark pipeline predict scale simulate simulate_schedule span suppress_output topologies trace traced
     """.split()
 )
-PUBLIC_MODULES = {"check", "comm", "environment", "errors", "pipeline", "topologies"}
+PUBLIC_MODULES = {"check", "comm", "environment", "errors", "explore", "pipeline", "topologies"}
 PIPELINE: dict[str, str] = ringsim.pipeline._CONTENTS
 SEED_NAMES = {
     *("partition_model", "get_stage_layers", "forward_stage", "backward_stage", "send_activation", "recv_activation"),

@@ -135,6 +135,7 @@ def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
     assert pieces["world_size"] == 2, "the last value counts"
     assert pieces["notes"][:2] == ["Recording of rank 0 stopped: the disk was full.", "rank 1 stopped recording at the maximum of records"]
     assert "2 hosts, whose clocks are not aligned" in pieces["notes"][2]
+    assert pieces["hosts"] == [0, 1]
     assert pieces["complete"] is False
 
 

@@ -136,6 +136,28 @@ def test_wheel_drag_and_keys_move_the_window(open_page: Open) -> None:
     assert after[1] - after[0] == pytest.approx(before[1] - before[0])
     page.locator('[data-part="stage"]').press("f")
     assert page.evaluate(window) == whole
+    box = page.locator('[data-part="stage"]').bounding_box()
+    low = page.evaluate("window.ringsim.timeline.rowHeight")
+    for y, is_measured in ((10, True), (150, False)):  # along the ruler it measures; with Shift the box fills the view
+        page.keyboard.down("Shift")
+        page.mouse.move(box["x"] + 200, box["y"] + y)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 400, box["y"] + y + 30, steps=2)
+        begin, end = page.evaluate("window.ringsim.timeline.tape")
+        assert [begin, end] == pytest.approx([page.evaluate(time.format(x)) for x in (200, 400)])
+        page.mouse.up()
+        page.keyboard.up("Shift")
+        assert page.evaluate(window) == (whole if is_measured else [pytest.approx(begin), pytest.approx(end)])
+    assert page.evaluate("window.ringsim.timeline.rowHeight") == 2 * low
+    page.mouse.click(box["x"] + 600, page.locator('[data-part="overview"]').bounding_box()["y"] + 20)  # the whole run leads there
+    assert sum(page.evaluate(window)) / 2 == pytest.approx((600 - 76) / (box["width"] - 76) * 8e6, rel=0.01)
+    touch = page.context.new_cdp_session(page)
+    page.locator('[data-part="stage"]').press("f")
+    for kind, spots in (("Start", [300, 500]), ("Move", [280, 520]), ("Move", [200, 600]), ("End", [])):
+        points = [{"x": box["x"] + spot, "y": box["y"] + 100, "id": finger} for finger, spot in enumerate(spots)]
+        touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+    until(page, f"{window}[1] - {window}[0] < {0.6 * (whole[1] - whole[0])}")
+    page.locator('[data-part="stage"]').press("f")
     for key, holds in (
         ("w", lambda old, new: new[1] - new[0] < old[1] - old[0]),
         ("s", lambda old, new: new[1] - new[0] > old[1] - old[0]),
@@ -166,14 +188,7 @@ def test_arrow_keys_walk_and_say_where_they_are(open_page: Open) -> None:
 
 def test_search_finds_and_leaves_the_rest_pale(open_page: Open) -> None:
     page = open_page(two_that_meet().trace())
-    for query, found in (
-        ("recv", 2),
-        ("rank:1 size>100", 1),
-        ("tag:7", 2),
-        ("compute", 1),
-        ("microbatch:3 op:span label:comp", 1),
-        ("nothing", 0),
-    ):
+    for query, found in (("recv", 2), ("rank:1 size>100", 1), ("tag:7", 2), ("compute", 1), ("microbatch:3 op:span label:c", 1), ("no", 0)):
         page.locator('[data-part="search"]').fill(query)
         assert text(page, "hits") == f"{found} found", query
     page.locator('[data-part="search"]').fill("tag:8")
@@ -209,6 +224,11 @@ def test_panels_count_what_is_in_the_window(open_page: Open) -> None:
     page = open_page(two_that_meet().trace(), fragment="#t=0,5000000")
     page.get_by_role("tab", name="statistics").click()
     assert "send\tworld\t1\t4 KiB" in text(page, "panel")
+    assert "rank 0\trank 1\t1\t4 KiB" in text(page, "panel")
+    page.get_by_role("button", name="matrix").click()
+    ring = page.locator('[data-part="ring"]').bounding_box()
+    page.mouse.move(ring["x"] + 36 + 0.75 * (ring["width"] - 40), ring["y"] + 20 + 0.25 * (ring["width"] - 40))
+    until(page, """document.querySelector('[data-part="ring"]').title === "rank 0 to rank 1: 4 KiB in 1 message" """)
     page.get_by_role("tab", name="table").click()
     assert text(page, "panel").count("compute") == 1
     page.get_by_role("tab", name="bandwidth").click()
@@ -232,13 +252,8 @@ def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> No
     shown = "#t=1000000,3000000&h=2000000&y=7,128&e=1,5&p=0,3,1,2&m=1500000,2500000&q=op%3Arecv+rank%3A1&tab=table&show=bubbles"
     page = open_page(pipeline(4), pipeline(2), fragment=shown)
     timeline = "window.ringsim.timeline"
-    assert page.evaluate(f"[{timeline}.from, {timeline}.until, {timeline}.head, {timeline}.top, {timeline}.rowHeight]") == [
-        1e6,
-        3e6,
-        2e6,
-        7,
-        128,
-    ]
+    numbers = ", ".join(f"{timeline}.{name}" for name in ("from", "until", "head", "top", "rowHeight"))
+    assert page.evaluate(f"[{numbers}]") == [1e6, 3e6, 2e6, 7, 128]
     assert page.evaluate(f"[{timeline}.runs.indexOf({timeline}.selected.run), {timeline}.selected.event]") == [1, 5]
     assert "Events from 1 ms to 3 ms" in text(page, "panel")
     assert page.evaluate("location.hash") == shown
@@ -246,6 +261,31 @@ def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> No
     text(page, "panel")
     assert page.evaluate("location.hash") == "#t=1000000,3000000&h=2000000&y=7,128&p=0,3,1,2&tab=table&show=bubbles"
     assert page.evaluate(f"{timeline}.rows.map((row) => [row.number, row.rank])") == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [0, 3]]
+
+
+def test_a_thousand_ranks_scroll(open_page: Open) -> None:
+    story = Story(1000, ring=False)
+    for rank in range(1000):
+        story.op(rank, "isend", (0, 4, 5), peer=(rank + 1) % 1000, group="world", tag=0, size_bytes=4096)
+        story.op(rank, "irecv", (1, 2, 5), peer=(rank - 1) % 1000, group="world", tag=0, size_bytes=4096)
+    page = open_page(story.trace())
+    stage, view = (
+        page.locator('[data-part="stage"]'),
+        "(({ timeline: { top, rowHeight, height } }) => [top / rowHeight, height - RULER])(window.ringsim)",
+    )
+    text(page, "legend")  # the page has come to rest
+    first, room = page.evaluate(view)
+    assert first == 0
+    stage.hover()
+    page.mouse.wheel(0, 300)
+    until(page, f"{view}[0] === 100")  # rows of 3 pixels
+    stage.press("PageDown")
+    assert page.evaluate(view)[0] == pytest.approx(100 + room / 3)
+    stage.press("End")  # selects nothing where nothing is selected
+    for _ in range(6):
+        stage.press("PageDown")
+    assert page.evaluate(view)[0] == pytest.approx(1000 - room / 3)  # the last rank stands at the bottom
+    assert page.get_by_role("button", name="matrix").get_attribute("aria-pressed") == "true"
 
 
 def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
@@ -286,7 +326,7 @@ def test_steps_bubbles_and_the_critical_path_are_those_of_the_schedule(open_page
                 return sum;
             });
             const peaks = [...step.computes.keys()].map((rank) => peakIn(liveActivations(run, [step], rank), 0, Infinity));
-            const on = (ranks) => path.filter(({ to }) => (to === undefined) === ranks).reduce((sum, { from, until }) => sum + until - from, 0);
+            const on = (ranks) => path.reduce((sum, { to, from, until }) => sum + ((to === undefined) === ranks ? until - from : 0), 0);
             const joined = path.every(({ from }, k) => k === 0 || from === path[k - 1].until);
             return { more: more.length, idle, peaks, share: bubbleShare(run, step), computing: on(true), travelling: on(false), joined };
         }""", number)  # fmt: skip
@@ -333,3 +373,10 @@ def test_printers_and_browsers_without_scripts_get_the_still_picture(open_page: 
     assert not picture.is_visible()
     page.emulate_media(media="print")
     assert picture.is_visible()
+    assert not page.locator('[data-part="bars"]').is_visible()
+    picture.evaluate("(picture) => picture.remove()")  # as of a large trace
+    assert page.locator('[data-part="bars"]').is_visible()
+    page.evaluate("window.ringsim.setTheme(true); dispatchEvent(new Event('beforeprint'))")
+    assert not page.evaluate("window.ringsim.timeline.dark")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("window.ringsim.timeline.dark")

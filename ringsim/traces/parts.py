@@ -443,9 +443,11 @@ class _Parts:
             (self._damaged, "left something unreadable, which was passed over"),
         ):
             notes += [f"{_name_ranks(concerned)} {what}"] if concerned else []
-        if (hosts := len(set(_valid(metas, "host")))) > 1:
-            not_checked.append(f"Both sides of an operation were not compared between the {hosts} hosts that the ranks ran on.")
-            notes.append(f"the ranks ran on {hosts} hosts, whose clocks are not aligned: compare times within a host only")
+        hosts = {name: number for number, name in enumerate(dict.fromkeys(_valid(metas, "host")))}  # no names: a trace may be handed on
+        host_of = {rank: hosts[name] for rank, meta in ranks for name in _valid([meta], "host")}
+        if len(hosts) > 1:
+            not_checked.append(f"Both sides of an operation were not compared between the {len(hosts)} hosts that the ranks ran on.")
+            notes.append(f"the ranks ran on {len(hosts)} hosts, whose clocks are not aligned: compare times within a host only")
         starts = [
             meta["start_unix_ns"] + self.start_ns - meta["start_ns"]
             for meta in metas
@@ -456,6 +458,7 @@ class _Parts:
             "used_before": _sentences(metas, "used_before"),
             "backend": next(iter(_valid(metas, "backend")), None),
             "start_unix_ns": next(iter(starts), None),
+            "hosts": [host_of.get(rank, NONE) for rank in range(self.world_size)] if len(hosts) > 1 else None,
         }
         return {
             "world_size": self.world_size,

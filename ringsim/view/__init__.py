@@ -12,5 +12,6 @@ plain functions and classes on Canvas 2D, one file a subject, put behind one ano
     critical.js  the critical path
     main.js      pointer, wheel, keys, search, playing
     page.js      shows the traces of a page
+    explorer.js  or those of an explorer, a choice each (``ringsim.explore``)
     widget.js    or, in a notebook, those that the kernel sends (``notebook``)
 """

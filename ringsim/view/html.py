@@ -16,7 +16,7 @@ import html
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.findings import Finding, Operation
 
-__all__ = ["PROGRAM", "check_runs", "find", "pack", "part", "to_html"]
+__all__ = ["PROGRAM", "check_runs", "encode", "find", "pack", "page_body", "part", "to_html", "write_page"]
 
 PROGRAM: Final = (
     "columns.js",
@@ -76,7 +76,8 @@ def to_html(traces: Trace | Sequence[Trace], path: str | PathLike[str]) -> None:
         '<!DOCTYPE html>'
     """
     several = check_runs(traces)
-    resolve("write_whole")(Path(path), lambda file: file.write(_page(several).encode()))
+    title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in several)
+    write_page(path, title, "page.js", page_body(title, several), map(pack, several))
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
@@ -91,18 +92,23 @@ def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
     return several
 
 
-def _page(traces: Sequence[Trace]) -> str:
-    program, look = part(*PROGRAM, "page.js"), part("style.css")
-    title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in traces)
+def page_body(title: str, traces: Iterable[Trace]) -> str:
+    """Returns the view's part of a page, still empty; with the pictures of traces, for printers and where no script runs."""
+    return part("page.html").replace("{title}", html.escape(title)).replace("{picture}", "".join(map(_picture, traces)))
+
+
+def write_page(path: str | PathLike[str], title: str, entry: str, body: str, data: Iterable[bytes]) -> None:
+    """Writes a page: its body, its data, and the program with the file ``entry`` at its end."""
+    program, look = part(*PROGRAM, entry), part("style.css")
     policy = f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
-    data = "".join(f'<script type="application/x-ringsim">{base64.b64encode(pack(trace)).decode("ascii")}</script>\n' for trace in traces)
-    body = part("page.html").replace("{title}", html.escape(title)).replace("{picture}", "".join(map(_picture, traces)))
-    return (
+    scripts = "".join(f'<script type="application/x-ringsim">{base64.b64encode(one).decode("ascii")}</script>\n' for one in data)
+    text = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{look}</style>\n</head>\n<body>\n{body}{data}<script>{program}</script>\n</body>\n</html>\n"
+        f"<title>{html.escape(title)}</title>\n<style>{look}</style>\n</head>\n<body>\n{body}{scripts}<script>{program}</script>\n</body>\n</html>\n"
     )
+    resolve("write_whole")(Path(path), lambda file: file.write(text.encode()))
 
 
 @cache
@@ -149,6 +155,11 @@ def pack(trace: Trace) -> bytes:
         >>> gzip.decompress(packed)[4:22]
         b'{"title":"1 rank",'
     """
+    return gzip.compress(encode(trace), _LEVEL, mtime=0)
+
+
+def encode(trace: Trace) -> bytes:
+    """Returns a trace as the view reads it, before gzip."""
     events = trace.events
     labels, label = _stems(events)
     columns = {name: _narrow(values) for name, values in _columns(trace, label).items()}
@@ -158,6 +169,7 @@ def pack(trace: Trace) -> bytes:
         "summary": trace.summary(),
         "end": min(read_end_ns(trace.metadata) or 0, 2**53) if (events.status == IN_FLIGHT).any() else 0,  # stuck until then
         "counts": np.bincount(events.rank, minlength=trace.world_size).tolist(),
+        "hosts": _hosts(trace),
         "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
         "groups": [escape(group.name, lines=False) for group in events.tables.groups],
         "payloads": [[one.dtype, list(one.shape), one.size_bytes] for one in events.tables.payloads],
@@ -168,9 +180,16 @@ def pack(trace: Trace) -> bytes:
         "columns": [{"name": name, "type": values.dtype.str[1:]} for name, values in columns.items()],
     }
     text = json.dumps(head, separators=(",", ":")).encode()
-    return gzip.compress(
-        b"".join([struct.pack("<I", len(text)), text, *(values.tobytes() for values in columns.values())]), _LEVEL, mtime=0
-    )
+    return b"".join([struct.pack("<I", len(text)), text, *(values.tobytes() for values in columns.values())])
+
+
+def _hosts(trace: Trace) -> list[int] | None:
+    """Returns the number of each rank's host, None where it is not known: recorded, or as the topology of a simulation says."""
+    hosts, constants = trace.metadata.get("hosts"), trace.metadata.get("constants")
+    if isinstance(constants, dict) and (said := re.match(r"Hosts\(ranks_per_host=([1-9]\d{0,8}),", str(constants.get("topology")))):
+        return [rank // int(said[1]) for rank in range(trace.world_size)]
+    known = isinstance(hosts, list) and len(hosts) == trace.world_size and all(isinstance(one, int) and abs(one) < 2**31 for one in hosts)
+    return hosts if known else None
 
 
 def _title(trace: Trace) -> str:

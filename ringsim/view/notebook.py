@@ -17,7 +17,7 @@ from IPython.display import display
 from ringsim.errors import ArgumentError, say
 from ringsim.traces.findings import Finding
 from ringsim.traces.value import Trace, count
-from ringsim.view.html import PROGRAM, check_runs, find, pack, part
+from ringsim.view.html import PROGRAM, check_runs, find, pack, page_body, part
 
 __all__ = ["View", "view"]
 
@@ -27,7 +27,7 @@ _STYLE = ".ringsim { height: 560px; min-height: 0; border: 1px solid var(--line)
 class _Widget(anywidget.AnyWidget):
     """What is kept with a notebook's widget: the program, and a few numbers."""
 
-    _page = part("page.html").replace("<h1>{title}</h1>", "").replace("{picture}", "")
+    _page = page_body("", ())
     _esm = f"{part(*PROGRAM, 'widget.js')}\nconst [PAGE, STYLE] = {json.dumps([_page, part('style.css') + _STYLE])};\n"
     window: traitlets.List[float] = traitlets.List().tag(sync=True)  # from and until in ns; empty for the whole run
     selected: traitlets.List[int] = traitlets.List().tag(sync=True)  # the number of a trace and of an event in it; empty for none
@@ -60,10 +60,12 @@ class View:
     Attributes:
         traces: what it shows.
         widget: the widget alone, to be put beside others (``ipywidgets.HBox``).
+        tab: the panel that is open first; empty for the view's own.
     """
 
-    def __init__(self, traces: Sequence[Trace]) -> None:
+    def __init__(self, traces: Sequence[Trace], tab: str = "") -> None:
         self.traces = tuple(traces)
+        self.tab = tab
         self.widget = _Widget()
         self.widget.on_msg(lambda *_: self._send())  # a view asks for the traces
         self._version = 0
@@ -133,7 +135,7 @@ class View:
         self._send()
 
     def _send(self) -> None:
-        self.widget.send({"version": self._version}, buffers=[pack(trace) for trace in self.traces])
+        self.widget.send({"version": self._version, "tab": self.tab}, buffers=[pack(trace) for trace in self.traces])
 
     def __repr__(self) -> str:
         """Says what it is; saved notebooks show this where no kernel runs."""

@@ -32,15 +32,23 @@ function fromBase64(text) {
   return bytes;
 }
 
-/** Reads one trace from gzip: the length of a head, the head in JSON, and its columns. */
-async function readRun(bytes) {
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const buffer = await new Response(stream).arrayBuffer();
-  const length = new DataView(buffer).getUint32(0, true);
-  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+/** Reads what gzip packed. */
+function unpack(bytes) {
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+}
+
+/** Reads the JSON at the beginning of a buffer, behind its length; returns it, and where it ends. */
+function readHead(buffer) {
+  const end = 4 + new DataView(buffer).getUint32(0, true);
+  return [JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, end - 4))), end];
+}
+
+/** Reads one trace: a head, and its columns. */
+function readRun(buffer) {
+  const [head, end] = readHead(buffer);
   const events = head.counts.reduce((sum, count) => sum + count, 0);
   const columns = {};
-  let at = 4 + length;
+  let at = end;
   for (const { name, type } of head.columns) {
     const size = ARRAYS[type].BYTES_PER_ELEMENT * events;
     columns[name] = new ARRAYS[type](buffer.slice(at, at + size)); // a copy: columns of other widths stand before it
@@ -59,33 +67,39 @@ class Run {
     this.kinds = head.ops.map(([, kind]) => kind); // by operation
     this.first = [0];
     for (const count of head.counts) this.first.push(this.first.at(-1) + count);
-    this.rank = new Int32Array(size);
-    this.post = new Float64Array(size);
-    this.wait = new Float64Array(size);
-    this.done = new Float64Array(size);
-    for (let rank = 0; rank < this.ranks; rank++) {
-      let time = 0;
-      for (let i = this.first[rank]; i < this.first[rank + 1]; i++) {
-        time += columns.post[i];
-        this.rank[i] = rank;
-        this.post[i] = time;
-        this.wait[i] = columns.wait[i] < 0 ? NaN : time + columns.wait[i];
-        this.done[i] = columns.done[i] < 0 ? NaN : time + columns.done[i];
-      }
-    }
-    this.end = Math.max(1, head.end);
-    for (const times of [this.post, this.wait, this.done]) for (const time of times) if (time > this.end) this.end = time;
+    this.readTimes();
     const stems = new Map(); // spans whose names differ in numbers alone look alike
     this.looks = head.labels.map((label) => {
       const stem = label.replace(/[\d.…]+/g, "");
       if (!stems.has(stem)) stems.set(stem, SPANS + (stems.size % SPAN_LOOKS.length));
       return stems.get(stem);
     });
-    this.lane = new Uint8Array(size); // the number of an event's lane
-    this.lanes = Array.from({ length: this.ranks }, (_, rank) => this.layOut(rank));
+    this.lane = new Uint8Array(size); // the number of an event's lane, once its rank's are laid out
+    this.lanes = [];
     this.hosts = head.hosts;
     this.stages = this.findStages();
     this.flags = head.findings.map((finding) => ({ ...finding, event: finding.events[0] ?? -1 }));
+  }
+
+  /** Adds up the times, which are stored as differences; finds the end and the marks on the way. */
+  readTimes() {
+    const { size, first, kinds } = this, { post, wait, done, op } = this.columns;
+    const [ranks, posts, waits, dones] = [new Int32Array(size), new Float64Array(size), new Float64Array(size), new Float64Array(size)];
+    let begin = Infinity, end = Math.max(1, this.head.end);
+    this.marks = [];
+    for (let rank = 0; rank < this.ranks; rank++) {
+      for (let i = first[rank], time = 0; i < first[rank + 1]; i++) {
+        time += post[i];
+        ranks[i] = rank;
+        posts[i] = time;
+        waits[i] = wait[i] < 0 ? NaN : time + wait[i];
+        dones[i] = done[i] < 0 ? NaN : time + done[i];
+        begin = Math.min(begin, time);
+        end = Math.max(end, time + Math.max(0, wait[i], done[i]));
+        if (kinds[op[i]] === "mark") this.marks.push(i);
+      }
+    }
+    Object.assign(this, { rank: ranks, post: posts, wait: waits, done: dones, begin: Math.min(begin, end), end });
   }
 
   /** Returns the lowest stage of each rank, -1 for none; nothing for a run without stages. */
@@ -154,23 +168,31 @@ class Run {
     if (done > met) each(met, done, TRANSFER);
   }
 
-  /** Puts a rank's bars into lanes, each behind the one before it; spans that are nested lie in lanes of their own. */
+  /** Returns the lanes of a rank's bars: each bar stands behind the one before it; spans that are nested lie in lanes of their own. */
+  lanesOf(rank) { return (this.lanes[rank] ??= this.layOut(rank)); }
+
   layOut(rank) {
-    const bands = { span: [], operation: [] }, order = [];
-    this.marks ??= [];
-    for (let i = this.first[rank]; i < this.first[rank + 1]; i++) (this.kind(i) === "mark" ? this.marks : order).push(i);
-    if (order.some((i, k) => k && this.post[i] < this.post[order[k - 1]])) order.sort((a, b) => this.post[a] - this.post[b]); // threads
+    const bands = { span: [], operation: [] }, order = [], { post } = this;
+    let sorted = true;
+    for (let i = this.first[rank]; i < this.first[rank + 1]; i++) {
+      if (this.kind(i) === "mark") continue;
+      sorted &&= !(post[i] < post[order.at(-1)]);
+      order.push(i);
+    }
+    if (!sorted) order.sort((a, b) => post[a] - post[b]); // threads
     for (const i of order) {
       const band = this.bandOf(i), lanes = bands[band];
-      let lane = lanes.find((one) => one.end <= this.post[i]);
-      if (!lane) {
-        if (lanes.length < MOST_LANES[band]) lanes.push({ events: [], begins: [], ends: [], end: 0 });
-        lane = lanes.at(-1);
+      let number = 0;
+      while (number < lanes.length && lanes[number].end > post[i]) number++;
+      if (number === lanes.length) {
+        if (number < MOST_LANES[band]) lanes.push({ events: [], begins: [], ends: [], end: 0 });
+        else number--;
       }
+      const lane = lanes[number];
       lane.end = Math.max(lane.end, this.endOf(i));
-      this.lane[i] = lanes.indexOf(lane);
+      this.lane[i] = number;
       lane.events.push(i);
-      lane.begins.push(this.post[i]);
+      lane.begins.push(post[i]);
       lane.ends.push(lane.end);
     }
     return bands;

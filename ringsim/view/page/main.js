@@ -25,6 +25,7 @@ class View {
     this.pins = []; // cards that stay: {run, event}
     this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
     this.describeRuns();
+    this.showMatrix(this.ring.asMatrix);
     this.listen();
     new ResizeObserver(() => this.layOut()).observe(part("stage"));
   }
@@ -40,16 +41,9 @@ class View {
   describeRuns() {
     const heads = this.runs.map(({ head }, number) => (this.runs.length > 1 ? `${"ABCDEFGH"[number]}: ` : "") + `${head.title} · ${head.source}`);
     this.part("source").textContent = heads.join("  |  ");
-    const used = new Set();
-    for (const run of this.runs) for (let i = 0; i < Math.min(run.size, 200000); i++) if (run.kind(i) !== "span") run.parts(i, (_, __, state) => used.add(state));
-    const legend = STATES.slice(0, SPANS).map((state, number) => [state, number]).filter(([, number]) => used.has(number));
-    this.part("legend").replaceChildren(...legend.map(([state, number]) => {
-      const swatch = make("span", { class: "swatch", "data-state": `${number}` }, state.texture || "\u00a0");
-      return make("span", {}, swatch, ` ${state.name}`);
-    }));
     this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
     this.part("tabs").replaceChildren(...TABS.map((tab) => make("button", {
-      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => { this.tab = tab; this.draw(); this.drawPanel(); },
+      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => this.showTab(tab),
     }, tab)));
     this.part("which").replaceChildren(...this.runs.map((_, number) => make("option", { value: `${number}` }, `run ${"ABCDEFGH"[number]}`)));
     const groupings = ["rank", ...this.timeline.groupings()];
@@ -59,11 +53,36 @@ class View {
     this.part("which").hidden = this.runs.length < 2;
   }
 
+  /** Ends what goes on by itself, before another view takes this one's place. */
+  close() {
+    this.playing = false;
+    return this;
+  }
+
+  /** Says what the colours mean, of the states that the runs have. */
+  drawLegend() {
+    const used = new Set();
+    for (const run of this.runs) for (let i = 0; i < Math.min(run.size, 200000); i++) if (run.kind(i) !== "span") run.parts(i, (_, __, state) => used.add(state));
+    const legend = STATES.slice(0, SPANS).map((state, number) => [state, number]).filter(([, number]) => used.has(number));
+    this.part("legend").replaceChildren(...legend.map(([state, number]) => {
+      const swatch = make("span", { class: "swatch", "data-state": `${number}` }, state.texture || "\u00a0");
+      swatch.style.backgroundColor = this.timeline.colours[number];
+      return make("span", {}, swatch, ` ${state.name}`);
+    }));
+  }
+
   /** Shows the critical path or the bubbles, or no longer. */
   toggle(name) {
     const { shown } = this.timeline;
     if (!shown.delete(name)) shown.add(name);
     for (const one of ["path", "bubbles"]) this.part(one).setAttribute("aria-pressed", `${shown.has(one)}`);
+    this.draw();
+  }
+
+  /** Shows the ring, or who sent how much to whom as a matrix. */
+  showMatrix(yes) {
+    this.ring.asMatrix = yes;
+    this.part("matrix").setAttribute("aria-pressed", `${yes}`);
     this.draw();
   }
 
@@ -77,7 +96,7 @@ class View {
   setTheme(dark) {
     this.root.dataset.theme = dark ? "dark" : "light";
     this.timeline.setTheme(dark);
-    for (const swatch of this.root.querySelectorAll(".swatch")) swatch.style.backgroundColor = this.timeline.colours[Number(swatch.dataset.state)];
+    if (this.frame !== undefined) this.drawLegend();
     this.draw();
   }
 
@@ -101,11 +120,24 @@ class View {
       clearTimeout(this.later);
       this.later = setTimeout(() => { // once it has come to rest
         this.later = 0;
+        if (!this.part("legend").children.length) this.drawLegend();
         if (!small) this.ring.draw(this.which);
         this.drawPanel();
         this.remember();
+        this.refine();
       }, 120);
     });
+  }
+
+  /** Makes finer bins while nothing else is to be done, a few at a time. */
+  refine() {
+    const begin = performance.now(), { timeline } = this;
+    let rows = 0;
+    while (timeline.pyramids.some((pyramid) => pyramid.run.size > MOST_BARS && pyramid.refine())) {
+      rows += 1;
+      if (performance.now() - begin > 8) return setTimeout(() => this.waiting || this.later || this.refine());
+    }
+    if (rows) timeline.draw();
   }
 
   // -- panels
@@ -125,7 +157,7 @@ class View {
     } else if (this.tab === "findings") {
       panel.replaceChildren(...(run.flags.length ? run.flags.map((flag) => this.finding(run, flag)) : [make("p", {}, "Nothing wrong was found in this run.")]));
     } else if (this.tab === "statistics") {
-      panel.replaceChildren(statisticsTable(run, Math.max(0, from), Math.min(timeline.end, until)));
+      panel.replaceChildren(statisticsTable(run, Math.max(0, from), Math.min(timeline.end, until)), edgesTable(this.ring.traffic(this.which).edges(from, until)));
     } else if (this.tab === "bandwidth") {
       const canvas = make("canvas", { role: "img", "aria-label": "bandwidth against size of the messages in view" });
       panel.replaceChildren(canvas, make("p", {}, "Messages (dots) and collectives (squares) in view. Where a rank waited late, the bandwidth is a lower bound."));
@@ -137,6 +169,12 @@ class View {
     } else {
       panel.replaceChildren(visibleTable(timeline));
     }
+  }
+
+  showTab(tab) {
+    this.tab = tab;
+    this.draw();
+    this.drawPanel();
   }
 
   card(one) {
@@ -211,7 +249,8 @@ class View {
       if (event.key === "Escape") { search.value = ""; this.search(""); stage.focus(); }
     });
     const act = { fit: () => this.fit(), in: () => this.zoom(0.5), out: () => this.zoom(2), play: () => this.play(), before: () => this.step(false),
-      next: () => this.step(true), path: () => this.toggle("path"), bubbles: () => this.toggle("bubbles"), theme: () => this.setTheme(!timeline.dark) };
+      next: () => this.step(true), path: () => this.toggle("path"), bubbles: () => this.toggle("bubbles"),
+      matrix: () => this.showMatrix(!this.ring.asMatrix), theme: () => this.setTheme(!timeline.dark) };
     for (const button of this.root.querySelectorAll("[data-act]")) button.addEventListener("click", act[button.dataset.act]);
     this.part("speed").addEventListener("input", (event) => { this.speed = Number(event.target.value); });
     this.part("by").addEventListener("change", (event) => this.groupBy(event.target.value));
@@ -231,9 +270,13 @@ class View {
   }
 
   onDown(event) {
-    const { timeline } = this;
     this.pointers.set(event.pointerId, event);
     event.currentTarget.setPointerCapture(event.pointerId);
+    this.beginDrag(event);
+  }
+
+  beginDrag(event) {
+    const { timeline } = this;
     const begin = { x: event.offsetX, y: event.offsetY, from: timeline.from, until: timeline.until, top: timeline.top, time: timeline.time(event.offsetX) };
     this.drag = { ...begin, mode: event.offsetY < RULER ? "measure" : event.shiftKey ? "box" : "move", moved: false };
   }
@@ -254,6 +297,7 @@ class View {
       this.draw();
     } else {
       timeline.tape = [drag.time, timeline.time(event.offsetX)];
+      timeline.box = drag.mode === "box" && Math.abs(dy) > 20 ? [drag.y, event.offsetY] : null; // a flat one keeps the ranks
       timeline.drawOverlay();
     }
   }
@@ -272,6 +316,7 @@ class View {
     const { timeline, drag } = this;
     this.pointers.delete(event.pointerId);
     if (!drag) return;
+    if (this.pointers.size) return this.beginDrag([...this.pointers.values()][0]); // the finger that stays moves on from here
     if (!drag.moved) {
       const flag = event.offsetY < RULER ? timeline.flags().find(({ x }) => Math.abs(x - event.offsetX) < 7) : null;
       timeline.tape = null;
@@ -280,8 +325,9 @@ class View {
       this.select(timeline.hit(event.offsetX, event.offsetY));
     } else if (drag.mode === "box") {
       const [from, until] = [...timeline.tape].sort((a, b) => a - b);
-      timeline.tape = null;
       timeline.show(from, until);
+      if (timeline.box) timeline.showRows(...timeline.box);
+      timeline.tape = timeline.box = null;
     }
     this.draw();
   }

@@ -19,6 +19,14 @@ class Page extends View {
     }
   }
 
+  /** Turns light for paper, until the printing has ended; where there is no still picture the timeline is printed. */
+  print() {
+    if (!this.timeline.dark) return;
+    this.setTheme(false);
+    this.timeline.draw();
+    addEventListener("afterprint", () => this.setTheme(true), { once: true });
+  }
+
   rowsWord() { return [this.timeline.top, this.timeline.rowHeight].map((one) => Number(one.toFixed(1))); }
 
   restore() {
@@ -47,10 +55,11 @@ async function start() {
   const root = document.querySelector(".ringsim");
   try {
     const packed = [...document.querySelectorAll('script[type="application/x-ringsim"]')];
-    const runs = await Promise.all(packed.map((one) => readRun(fromBase64(one.textContent.trim()))));
+    const runs = await Promise.all(packed.map(async (one) => readRun(await unpack(fromBase64(one.textContent.trim())))));
     root.classList.add("ready");
     const prefers = matchMedia("(prefers-color-scheme: dark)");
     window.ringsim = new Page(root, runs).open(prefers.matches);
+    addEventListener("beforeprint", () => window.ringsim.print());
     prefers.addEventListener("change", (event) => window.ringsim.setTheme(event.matches));
   } catch (error) {
     root.querySelector('[data-part="live"]').textContent = `The view cannot be shown: ${error.message}`;

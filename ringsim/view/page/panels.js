@@ -72,7 +72,7 @@ function card(run, event, goTo, ...buttons) {
 function statistics(run, from, until) {
   const rows = new Map();
   for (let rank = 0; rank < run.ranks; rank++) {
-    for (const lane of run.lanes[rank].operation) {
+    for (const lane of run.lanesOf(rank).operation) {
       run.between(lane, from, until, (i) => {
         const key = `${run.op(i)}\n${run.group(i)}`;
         const row = rows.get(key) ?? { op: run.op(i), group: run.group(i), count: 0, bytes: 0, blocked: [], rates: [] };
@@ -109,6 +109,13 @@ function statisticsTable(run, from, until) {
   return table(caption, ["operation", "group", "count", "bytes", "blocked (median)", "blocked (all)", "bandwidth (median)"], rows);
 }
 
+/** Makes a table of who sent how much to whom, the most first. */
+function edgesTable(edges) {
+  const rows = [...edges].sort((a, b) => b.bytes - a.bytes || b.count - a.count).slice(0, 60);
+  return table("Messages by edge", ["from", "to", "messages", "bytes"],
+    rows.map(({ src, dst, count, bytes }) => [`rank ${src}`, `rank ${dst}`, count.toLocaleString("en"), bytesText(bytes)]));
+}
+
 /** Draws bandwidth against size, both logarithmic, of the messages in a window. */
 function drawBandwidth(canvas, timeline, run) {
   const width = canvas.clientWidth || 300, height = 180, ratio = devicePixelRatio || 1;
@@ -117,8 +124,8 @@ function drawBandwidth(canvas, timeline, run) {
   context.scale(ratio, ratio);
   context.font = "10px system-ui, sans-serif";
   const points = [];
-  for (const lanes of run.lanes) {
-    for (const lane of lanes.operation) {
+  for (let rank = 0; rank < run.ranks; rank++) {
+    for (const lane of run.lanesOf(rank).operation) {
       run.between(lane, timeline.from, timeline.until, (i) => {
         const rate = run.kind(i) === "recv" || run.kind(i) === "collective" ? run.rate(i) : NaN;
         if (rate && points.length < 50000) points.push([Math.log10(run.bytes(i)), Math.log10(rate), run.kind(i)]);
@@ -156,7 +163,7 @@ function visibleTable(timeline) {
   for (let index = Math.max(0, timeline.rowAt(RULER)); index < timeline.rows.length && index <= timeline.rowAt(timeline.height - 1); index++) {
     const { run, rank } = timeline.rows[index];
     for (const band of BANDS) {
-      for (const lane of run.lanes[rank][band]) {
+      for (const lane of run.lanesOf(rank)[band]) {
         run.between(lane, timeline.from, timeline.until, (i) => {
           if (rows.length < MOST_TABLE) {
             rows.push([`${rank}`, run.text(i), timeText(run.post[i], 6), Number.isNaN(run.done[i]) ? "never" : timeText(run.done[i], 6), run.place(i)]);

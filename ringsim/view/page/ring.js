@@ -46,6 +46,8 @@ class RingPicture {
   constructor(canvas, timeline) {
     Object.assign(this, { canvas, timeline });
     this.found = new Map();
+    this.asMatrix = timeline.runs.some((run) => run.ranks > MOST_ON_RING);
+    canvas.addEventListener("pointermove", (event) => { canvas.title = this.asMatrix ? this.cellText(event.offsetX, event.offsetY) : ""; });
   }
 
   /** Returns the messages of a run, which are looked for at the first question. */
@@ -65,7 +67,7 @@ class RingPicture {
     const traffic = this.traffic(number), { from, until } = this.timeline;
     const key = `${from},${until},${number}`;
     if (key !== this.key) [this.key, this.edges] = [key, traffic.edges(from, until)];
-    if (traffic.run.ranks > MOST_ON_RING) this.drawMatrix(context, traffic.run.ranks, size);
+    if (this.asMatrix) this.drawMatrix(context, traffic, size);
     else this.drawRing(context, traffic, size);
   }
 
@@ -126,23 +128,28 @@ class RingPicture {
     context.fillText(timeText(view.head, 5), size / 2, size / 2);
   }
 
-  /** Draws who sent how much to whom: rows send, columns receive. */
-  drawMatrix(context, ranks, size) {
-    const view = this.timeline, side = size - 40, most = Math.max(1, ...this.edges.map((edge) => edge.bytes));
+  /** Draws who sent how much to whom: rows send, columns receive; what is on its way at the time of the line is framed. */
+  drawMatrix(context, traffic, size) {
+    const view = this.timeline, { ranks } = traffic.run, side = size - 40, most = Math.max(1, ...this.edges.map((edge) => edge.bytes));
     context.fillStyle = view.stripe;
     context.fillRect(36, 20, side, side);
-    const cells = Math.min(ranks, Math.floor(side)), sums = new Map(); // no more cells than pixels
-    for (const { src, dst, bytes } of this.edges) {
-      const cell = Math.floor((src * cells) / ranks) * cells + Math.floor((dst * cells) / ranks);
-      sums.set(cell, Math.max(sums.get(cell) ?? 0, bytes));
+    const cells = Math.min(ranks, Math.floor(side)), width = Math.max(1.5, side / cells); // no more cells than pixels
+    const place = (rank) => (Math.floor((rank * cells) / ranks) * side) / cells;
+    this.cells = new Map(); // the busiest edge of each
+    for (const edge of this.edges) {
+      const key = `${Math.floor((edge.src * cells) / ranks)},${Math.floor((edge.dst * cells) / ranks)}`;
+      if (!(this.cells.get(key)?.bytes >= edge.bytes)) this.cells.set(key, edge);
     }
-    for (const [cell, bytes] of sums) {
-      context.fillStyle = view.colours[TRANSFER];
+    this.cellSize = side / cells;
+    context.fillStyle = view.colours[TRANSFER];
+    for (const { src, dst, bytes } of this.cells.values()) {
       context.globalAlpha = 0.25 + (0.75 * bytes) / most;
-      const width = Math.max(1.5, side / cells);
-      context.fillRect(36 + ((cell % cells) * side) / cells, 20 + (Math.floor(cell / cells) * side) / cells, width, width);
+      context.fillRect(36 + place(dst), 20 + place(src), width, width);
     }
     context.globalAlpha = 1;
+    context.strokeStyle = view.colours[LATE_SENDER];
+    const { rank } = traffic.run;
+    traffic.between(view.head, view.head, (send, recv) => context.strokeRect(36 + place(rank[recv]), 20 + place(rank[send]), width, width));
     context.fillStyle = view.muted;
     context.fillText(`to rank 0 … ${ranks - 1}`, 36 + side / 2, 9);
     context.save();
@@ -150,5 +157,10 @@ class RingPicture {
     context.rotate(-Math.PI / 2);
     context.fillText(`from rank 0 … ${ranks - 1}, darkest: ${bytesText(most)}`, 0, 0);
     context.restore();
+  }
+  /** Says what the cell of the matrix under a point holds. */
+  cellText(x, y) {
+    const edge = this.cells?.get([y - 20, x - 36].map((one) => Math.floor(one / this.cellSize)).join());
+    return edge ? `rank ${edge.src} to rank ${edge.dst}: ${bytesText(edge.bytes)} in ${edge.count.toLocaleString("en")} message${edge.count === 1 ? "" : "s"}` : "";
   }
 }

@@ -27,7 +27,7 @@ class Timeline {
     Object.assign(this, { canvas, overlay, overview, runs });
     this.pyramids = runs.map((run) => new Pyramid(run));
     this.end = Math.max(...runs.map((run) => run.end));
-    this.begin = Math.min(...runs.map((run) => run.post.reduce((least, post) => Math.min(least, post), run.end)));
+    this.begin = Math.min(...runs.map((run) => run.begin));
     if (this.begin < 0.3 * this.end) this.begin = 0; // times count from the start of the run; what comes before it was recorded is left out
     this.top = 0;
     this.fit();
@@ -39,9 +39,9 @@ class Timeline {
     this.pins = []; // the same, of cards that stay
     this.head = 0; // the playhead's time
     this.tape = null; // [from, until], measured
+    this.box = null; // where a box that is being drawn begins and ends, in pixels
     this.notes = []; // marks of the user: times
     this.found = null; // the events that a search left: by run, 1 for each of them
-    this.setTheme(false);
   }
 
   /** Returns what a rank can be grouped by: "stage" and "host", where the run tells. */
@@ -99,7 +99,7 @@ class Timeline {
   /** Returns the upper and the lower end of a lane's bars in a row, in pixels from the row's top. */
   laneSpan(row, band, lane) {
     const pad = this.rowHeight >= 12 ? 2 : 0, inner = this.rowHeight - 2 * pad;
-    const lanes = row.run.lanes[row.rank];
+    const lanes = row.run.lanesOf(row.rank);
     const both = lanes.span.length && lanes.operation.length;
     const [low, high] = !both ? [0, inner] : band === "span" ? [0, inner * 0.55] : [inner * 0.55, inner];
     const share = (high - low) / Math.max(1, lanes[band].length);
@@ -133,6 +133,14 @@ class Timeline {
     this.scroll(0);
   }
 
+  /** Makes the ranks between two heights fill the view. */
+  showRows(...heights) {
+    const [first, last] = heights.sort((a, b) => a - b).map((y) => this.rowAt(Math.max(RULER, y)));
+    this.rowHeight = Math.min(2 * FULL_ROW, Math.max(LEAST_ROW, (this.height - RULER) / (Math.min(last, this.rows.length - 1) - first + 1)));
+    this.top = first * this.rowHeight;
+    this.scroll(0);
+  }
+
   /** Brings an event into view, without changing how much time is shown unless the event is out of all proportion. */
   reveal({ run, event }) {
     const begin = run.post[event], end = run.endOf(event);
@@ -153,7 +161,7 @@ class Timeline {
     const inside = y - this.y(this.rowAt(y));
     let best = null, distance = Infinity;
     for (const band of BANDS) {
-      for (const [number, lane] of row.run.lanes[row.rank][band].entries()) {
+      for (const [number, lane] of row.run.lanesOf(row.rank)[band].entries()) {
         const [low, high] = this.laneSpan(row, band, number);
         const away = inside < low ? low - inside : inside > high ? inside - high : 0;
         if (away > (this.rowHeight < 12 ? this.rowHeight : 1)) continue;
@@ -209,7 +217,7 @@ class Timeline {
     for (let index = first; index <= last; index++) {
       const { run, rank } = this.rows[index];
       for (const band of BANDS) {
-        for (const { begins, ends } of run.lanes[rank][band]) bars += Math.max(0, firstAbove(begins, this.until) - firstAbove(ends, this.from));
+        for (const { begins, ends } of run.lanesOf(rank)[band]) bars += Math.max(0, firstAbove(begins, this.until) - firstAbove(ends, this.from));
       }
     }
     return bars;
@@ -225,18 +233,15 @@ class Timeline {
 
   /** Draws a band of a row from the pyramid: one line of pixels, repeated. */
   drawBins(row, index, band, pyramid, left, perPixel, stripe) {
-    const lanes = row.run.lanes[row.rank][band];
+    const lanes = row.run.lanesOf(row.rank)[band];
     if (!lanes.length) return;
-    const level = Math.min(pyramid.depth - 1, Math.floor(Math.log2(perPixel / pyramid.binTime)));
-    const at = pyramid.offset(row.rank, BANDS.indexOf(band), level), bins = pyramid.bins >> level;
-    const state = pyramid.state[level], share = pyramid.share[level];
-    const width = this.canvas.width, perBin = pyramid.binTime * 2 ** level;
+    const { state, share, at, bins, binTime } = pyramid.level(row.rank, BANDS.indexOf(band), perPixel), width = this.canvas.width;
     const [low] = this.laneSpan(row, band, 0), [, high] = this.laneSpan(row, band, lanes.length - 1);
     const y0 = Math.round((this.y(index) + low) * this.ratio), y1 = Math.max(y0 + 1, Math.round((this.y(index) + high) * this.ratio));
     const line = new Uint32Array(width);
     const colours = this.pixels[stripe], pale = this.found ? 2 : 0;
     for (let x = left; x < width; x++) {
-      const bin = Math.floor((this.from + (x - left) * perPixel) / perBin);
+      const bin = Math.floor((this.from + (x - left) * perPixel) / binTime);
       if (bin >= 0 && bin < bins && share[at + bin]) line[x] = colours[state[at + bin]][share[at + bin] >> pale];
     }
     if (this.found) this.addFound(row, band, line, left, perPixel, colours);
@@ -260,7 +265,7 @@ class Timeline {
     const { run, rank } = row, ratio = this.ratio, width = this.canvas.width;
     const scale = (width - left) / (this.until - this.from);
     const found = this.found?.get(run);
-    for (const [number, lane] of run.lanes[rank][band].entries()) {
+    for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
       const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * ratio));
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
       run.between(lane, this.from, this.until, (event) => {
@@ -298,7 +303,7 @@ class Timeline {
   drawBubbles(context, first, last) {
     const places = [];
     for (let index = first; index <= last; index++) {
-      const row = this.rows[index], [, high] = this.laneSpan(row, "span", row.run.lanes[row.rank].span.length - 1);
+      const row = this.rows[index], [, high] = this.laneSpan(row, "span", row.run.lanesOf(row.rank).span.length - 1);
       for (const step of this.steps[row.number]) {
         if (step.end < this.from || step.begin > this.until || !step.computes.has(row.rank)) continue;
         const [low] = this.laneSpan(row, "span", row.run.lane[step.computes.get(row.rank)[0]]);
@@ -363,14 +368,12 @@ class Timeline {
     const lines = Math.min(this.rows.length * BANDS.length, height);
     for (let line = 0; line < lines; line++) {
       const row = this.rows[Math.floor((line * this.rows.length) / lines)];
-      const pyramid = this.pyramids[row.number], band = line % BANDS.length;
       const perPixel = this.end / (width - GUTTER);
-      const level = Math.max(0, Math.min(pyramid.depth - 1, Math.floor(Math.log2(perPixel / pyramid.binTime))));
-      const at = pyramid.offset(row.rank, band, level), bins = pyramid.bins >> level;
+      const { state, share, at, bins, binTime } = this.pyramids[row.number].level(row.rank, line % BANDS.length, perPixel);
       for (let x = GUTTER; x < width; x++) {
-        const bin = Math.floor(((x - GUTTER) * perPixel) / (pyramid.binTime * 2 ** level));
-        if (bin >= bins || !pyramid.share[level][at + bin]) continue;
-        const colour = this.pixels[1][pyramid.state[level][at + bin]][pyramid.share[level][at + bin]];
+        const bin = Math.floor(((x - GUTTER) * perPixel) / binTime);
+        if (bin >= bins || !share[at + bin]) continue;
+        const colour = this.pixels[1][state[at + bin]][share[at + bin]];
         for (let y = Math.floor((line * height) / lines); y < Math.floor(((line + 1) * height) / lines); y++) buffer[y * width + x] = colour;
       }
     }
@@ -451,7 +454,8 @@ class Timeline {
     if (!this.tape) return;
     const [x0, x1] = this.tape.map((time) => this.x(time)).sort((a, b) => a - b);
     context.fillStyle = this.dark ? "rgb(120 180 255 / 0.18)" : "rgb(0 114 178 / 0.12)";
-    context.fillRect(x0, 0, x1 - x0, this.height);
+    const [y0, y1] = this.box ?? [0, this.height];
+    context.fillRect(x0, y0, x1 - x0, y1 - y0);
     context.fillStyle = this.ink;
     context.fillText(timeText(Math.abs(this.tape[1] - this.tape[0]), 4), x0 + 4, RULER + 10);
   }
@@ -492,7 +496,7 @@ class Timeline {
     const sends = [];
     for (let index = Math.max(0, this.rowAt(RULER)); index <= this.rowAt(this.height - 1) && index < this.rows.length; index++) {
       const { run, rank } = this.rows[index];
-      for (const lane of run.lanes[rank].operation) {
+      for (const lane of run.lanesOf(rank).operation) {
         if (firstAbove(lane.begins, this.until) - firstAbove(lane.ends, this.from) > 2 * MOST_ARROWS) return [];
         run.between(lane, this.from, this.until, (event) => {
           if (run.kind(event) === "send" && run.partner(event) >= 0) sends.push({ run, event });

@@ -46,14 +46,16 @@ function render({ model, el }) {
     if (message.select && view) view.select({ run: view.runs[message.select[0]], event: message.select[1] }, true);
     if (!(message.version > version)) return;
     version = message.version;
-    const runs = await Promise.all(buffers.map((one) => readRun(new Uint8Array(one.buffer, one.byteOffset, one.byteLength))));
+    const runs = await Promise.all(buffers.map(async (one) => readRun(await unpack(one))));
     if (message.version < version) return;
     const page = document.createElement("template");
     page.innerHTML = PAGE;
     const root = page.content.querySelector(".ringsim");
     root.classList.add("ready");
     (shadow.querySelector(".ringsim") ?? said).replaceWith(root);
+    const tab = view?.close().tab ?? message.tab;
     view = new NotebookView(root, runs, model).open(isDark(el));
+    if (tab) view.showTab(tab);
   };
   const follow = () => view?.follow();
   const themes = new MutationObserver(() => view?.setTheme(isDark(el)));

@@ -1,0 +1,355 @@
+"""Explorers: sliders over simulated runs, in a notebook or in one page.
+
+::
+
+    explore.schedule()     two schedules of pipelines side by side: ranks, microbatches, unequal stages, latency, memory
+    explore.ring()         a token, a shift or an all-reduce going round a ring, beside what alpha and beta say
+    explore.bandwidth()    messages of all sizes on two links
+    explore.generation()   how many batches a generation ring needs to be busy, and how many jam it
+    explore.deadlock()     who sends first: which orders end, and which wait for ever
+
+Each is the last line of a cell; ``to_html`` writes it as a page that moves without a kernel, and ``frame`` gives what a choice comes to.
+
+Example:
+    >>> from ringsim import explore
+    >>> explore.deadlock().frame(rank_2="receives").text
+    'It ends, after 51.6 µs. By the rule it ends: one rank has to differ from the others.'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+
+import ringsim
+from ringsim import comm as dist
+from ringsim.errors import Deadlock, ScheduleError
+from ringsim.faults import Slow
+from ringsim.link import Link
+from ringsim.ring.ring import current_ring
+from ringsim.schedules import SCHEDULE_NAMES, find_num_chunks
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.generation import plan_jobs, plan_steps, steady_use, time_generation
+from ringsim.simulator.api import simulate
+from ringsim.simulator.schedules import simulate_schedule
+from ringsim.traces.steps import measure_stage_use
+from ringsim.traces.units import bytes_text, time_text
+from ringsim.traces.value import Trace, count
+from ringsim.view.explorer import Choice, Explorer, Frame, say_stuck
+
+__all__ = ["bandwidth", "deadlock", "generation", "ring", "schedule"]
+
+_NONE: Final = "none"
+_ONE_BY_ONE: Final = "one after the other"
+_ALL_REDUCE: Final = "all-reduce"
+_MS: Final = 1e-3
+_US: Final = 1e-6
+_LATENCIES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+_BANDWIDTHS: Final = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 400.0)
+_EAGER_BYTES: Final = 65536
+_ITEM_BYTES: Final = 8  # a float64
+
+
+def schedule() -> Explorer:
+    """Explores schedules of pipelines, two side by side on one axis; forwards take 1 ms.
+
+    Returns:
+        The explorer.
+
+    Example:
+        >>> print(schedule().frame(left="1f1b", right="none", ranks=2, microbatches=4).text)  # doctest: +NORMALIZE_WHITESPACE
+                step    closed form   bubble   closed form   activations held, by rank
+        A 1f1b  15 ms         15 ms   20.0 %        20.0 %   2 1
+    """
+    names = [name for name in SCHEDULE_NAMES if name != "afab"]  # another name of gpipe
+    choices = (
+        Choice("left", "A", "gpipe", names, ("gpipe", "1f1b", "interleaved_1f1b")),
+        Choice("right", "B", "1f1b", [_NONE, *names], ("1f1b", "zb_h1", "zb_v")),
+        Choice("ranks", "ranks", 4, range(2, 17), (2, 4, 8)),
+        Choice("microbatches", "microbatches", 8, range(1, 33), (4, 8, 16)),
+        Choice("backward", "backward", 2.0, (1.0, 1.5, 2.0, 2.5, 3.0), unit="ms"),
+        Choice("latency", "latency", 0.0, (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), (0.0, 0.5), "ms"),
+        Choice("last", "last stage", 1.0, (0.5, 1.0, 1.5, 2.0, 3.0), (1.0, 2.0), "x"),
+    )
+    return Explorer("schedules of pipelines", _schedules, choices)
+
+
+def _schedules(left: str, right: str, ranks: int, microbatches: int, backward: float, latency: float, last: float) -> Frame:
+    lines = ["                       step   closed form   bubble   closed form   activations held, by rank"]
+    traces = []
+    for letter, name in zip("AB", (left, right), strict=True):
+        if name == _NONE:
+            continue
+        words = f"{letter} {name}"
+        try:
+            line, trace = _one_schedule(name, ranks, microbatches, backward, latency, last)
+        except ScheduleError as error:
+            lines.append(f"{words:<18} {error}")
+            continue
+        lines.append(f"{words:<18} {line}")
+        traces.append(trace)
+    return Frame("\n".join(lines), tuple(traces))
+
+
+@lru_cache(256)
+def _one_schedule(name: str, ranks: int, microbatches: int, backward: float, latency: float, last: float) -> tuple[str, Trace]:
+    stages = ranks * find_num_chunks(name)
+    scale = [_MS * ranks / stages] * (stages - 1) + [_MS * ranks / stages * last]  # a model is cut into more stages, not made larger
+    halves = tuple(backward / 2 * one for one in scale)
+    costs = Costs(forward=tuple(scale), input=halves, weight=halves, latency=latency * _MS)
+    if last == 1.0:  # closed forms are for stages that are alike
+        costs = Costs(forward=scale[0], input=halves[0], weight=halves[0], latency=latency * _MS)
+    run = simulate_schedule(name, costs, num_ranks=ranks, num_microbatches=microbatches, semantics="buffered")
+    trace = run.trace()
+    bubble, peaks = trace.bubble(), trace.peak_activations()
+    step = "none" if run.closed_form is None else f"{1e3 * float(run.closed_form):.4g} ms"
+    share = "none" if latency or last != 1.0 or bubble.closed_form is None else f"{100 * bubble.closed_form.of_total:.1f} %"
+    held = " ".join(map(str, peaks.peaks))
+    line = f"{1e3 * run.makespan:>5.4g} ms   {step:>11}   {100 * run.bubble:>4.1f} %   {share:>11}   {held}"
+    return line, trace
+
+
+def ring() -> Explorer:
+    """Explores what goes round a ring of simulated ranks: a token, a shift, or the chunks of an all-reduce.
+
+    Returns:
+        The explorer.
+
+    Example:
+        >>> print(ring().frame(what="token", ranks=8).text)
+        simulated    212 µs
+        closed form  212 µs   ranks (computing + latency + size / bandwidth)
+    """
+    choices = (
+        Choice("what", "what", "token", ("token", "shift", _ALL_REDUCE), ("token", "shift", _ALL_REDUCE)),
+        Choice("ranks", "ranks", 4, range(2, 17), (2, 4, 8)),
+        Choice("size", "size", 64, (1, 4, 16, 64, 256), (4, 64, 256), "KiB"),
+        Choice("latency", "latency", 10.0, _LATENCIES, (10.0, 100.0), "µs"),
+        Choice("bandwidth", "bandwidth", 10.0, _BANDWIDTHS, (1.0, 10.0), "GB/s"),
+        Choice("computing", "computing", 10.0, (0.0, 1.0, 10.0, 50.0, 100.0), unit="µs"),
+        Choice("slow", "rank 1 slower", 1, (1, 2, 4, 8), (1, 4), "x"),
+    )
+    return Explorer("what goes round a ring", _go_round, choices)
+
+
+def _go_round(what: str, ranks: int, size: int, latency: float, bandwidth: float, computing: float, slow: int) -> Frame:
+    link, size_bytes, compute_s = _link(latency, bandwidth), 1024 * size, _US * computing
+    chunk_bytes = _ITEM_BYTES * (size_bytes // _ITEM_BYTES // ranks)
+    forms = {
+        "token": (ranks * (compute_s + link.time_s(size_bytes)), "ranks (computing + latency + size / bandwidth)"),
+        "shift": (compute_s + link.time_s(size_bytes), "computing + latency + size / bandwidth"),
+        _ALL_REDUCE: (
+            compute_s + 2 * (ranks - 1) * link.time_s(chunk_bytes),
+            "computing + 2 (ranks - 1) (latency + size / ranks / bandwidth)",
+        ),
+    }
+    closed_s, words = forms[what]
+    inject = [Slow(1, slow)] if slow > 1 else []
+    trace = simulate(_pass_round, world_size=ranks, args=(what, size_bytes, compute_s), link=link, inject=inject)
+    known = (
+        f"{time_text(1e9 * closed_s)}   {words}"
+        if slow == 1
+        else f"none: it is for ranks that are alike, which would take {time_text(1e9 * closed_s)}"
+    )
+    return Frame(f"simulated    {time_text(1e9 * trace.makespan_s)}\nclosed form  {known}", (trace,))
+
+
+def _pass_round(what: str, size_bytes: int, compute_s: float) -> None:
+    ring = current_ring()
+    chunks = ring.world_size if what == _ALL_REDUCE else 1
+    mine, space = _payload(size_bytes // chunks), _payload(size_bytes // chunks)
+    if what == "token":
+        if ring.rank > 0:
+            dist.recv(space, ring.pred, group=ring.pred_group)
+        _compute(compute_s)
+        dist.send(mine, ring.succ, group=ring.succ_group)
+        if ring.rank == 0:
+            dist.recv(space, ring.pred, group=ring.pred_group)
+        return
+    _compute(compute_s)
+    for _ in range(2 * (ring.world_size - 1) if what == _ALL_REDUCE else 1):
+        sending: Any = dist.isend(mine, ring.succ, group=ring.succ_group)
+        dist.recv(space, ring.pred, group=ring.pred_group)
+        sending.wait()
+
+
+def _payload(size_bytes: int) -> torch.Tensor:
+    """Returns a tensor of few numbers: the threads with which torch copies many cost more than a frame may."""
+    return torch.zeros(size_bytes // _ITEM_BYTES, dtype=torch.float64)
+
+
+def _compute(seconds: float) -> None:
+    with ringsim.span("compute"):
+        ringsim.compute(seconds)
+
+
+def _link(latency: float, bandwidth: float) -> Link:
+    return Link(alpha_s=_US * latency, beta_s_per_byte=1e-9 / bandwidth)
+
+
+def bandwidth() -> Explorer:
+    """Explores what two links give to messages of all sizes.
+
+    Returns:
+        The explorer.
+
+    Example:
+        >>> print(bandwidth().frame(latency_b=10.0, bandwidth_b=10.0).text.splitlines()[-1].split())
+        ['half', 'of', 'the', 'bandwidth', 'from', '97.7', 'KiB', '97.7', 'KiB']
+    """
+    choices = (
+        Choice("latency_a", "A: latency", 10.0, _LATENCIES, _LATENCIES[::3], "µs"),
+        Choice("bandwidth_a", "A: bandwidth", 10.0, _BANDWIDTHS, (2.0, 10.0, 50.0), "GB/s"),
+        Choice("latency_b", "B: latency", 1.0, _LATENCIES, _LATENCIES[::3], "µs"),
+        Choice("bandwidth_b", "B: bandwidth", 2.0, _BANDWIDTHS, (2.0, 10.0, 50.0), "GB/s"),
+    )
+    return Explorer("what two links give", _two_links, choices, tab="bandwidth")
+
+
+_SIZES: Final = tuple(8**power for power in range(1, 9))  # bytes, to 16 MiB
+
+
+def _two_links(latency_a: float, bandwidth_a: float, latency_b: float, bandwidth_b: float) -> Frame:
+    sides = [_one_link(latency_a, bandwidth_a), _one_link(latency_b, bandwidth_b)]
+    sizes = ["", "    size", *(f"{bytes_text(size):>8}" for size in _SIZES), "half of the bandwidth from"]
+    lines = ["   ".join([size, *rows]).rstrip() for size, *rows in zip(sizes, *(rows for rows, _ in sides), strict=True)]
+    return Frame("\n".join(lines), tuple(trace for _, trace in sides))
+
+
+@lru_cache(256)
+def _one_link(latency: float, bandwidth: float) -> tuple[list[str], Trace]:
+    """Returns the rows of a table, and the trace."""
+    link = _link(latency, bandwidth)
+    trace = simulate(_send_all, world_size=2, link=link)
+    events, messages = trace.events, trace.messages
+    took_ns = (events.done_ns[messages.recv] - events.post_ns[messages.send]).tolist()
+    rows = [f"{f'{latency:g} µs, {bandwidth:g} GB/s':^36}", "simulated   closed form    bandwidth"]
+    rows += [
+        f"{time_text(ns):>9}   {time_text(1e9 * link.time_s(size)):>11}  {size / ns:>6.3g} GB/s"
+        for size, ns in zip(_SIZES, took_ns, strict=True)
+    ]
+    return [*rows, f"{bytes_text(round(link.n_half_bytes)):<36}"], trace
+
+
+def _send_all() -> None:
+    rank = dist.get_rank()
+    for size in _SIZES:
+        payload = _payload(size)
+        if rank == 0:
+            dist.send(payload, 1)
+        else:
+            dist.recv(payload, 0)
+
+
+def generation() -> Explorer:
+    """Explores the ring that generates tokens: how many batches keep its stages busy, and how many jam it.
+
+    Returns:
+        The explorer.
+
+    Example:
+        >>> print(generation().frame(batches=4).text)  # doctest: +NORMALIZE_WHITESPACE
+                          in all   32 tokens
+        simulated          56 ms   a stage works 85 % of the time while decoding
+        played, by plan    56 ms   closed form, without latency: 100 %
+        >>> print(generation().frame(batches=5).text)
+        It never ends; by the closed form a stage works 0 % of the time.
+        Ranks 0, 1, 2, 3 wait for each other, for ever.
+    """
+    kinds = (_ONE_BY_ONE, "both posted together")
+    choices = (
+        Choice("stages", "stages", 4, range(1, 9), (2, 4, 6)),
+        Choice("batches", "batches", 2, range(1, 17), range(1, 13)),
+        Choice("messages", "messages", _ONE_BY_ONE, kinds, kinds),
+        Choice("tokens", "tokens", 8, range(3, 25)),
+        Choice("prefill", "prefill", 4.0, (1.0, 2.0, 4.0, 8.0, 16.0), unit="ms"),
+        Choice("latency", "latency", 0.0, (0.0, 0.1, 0.25, 0.5, 1.0), (0.0, 0.25), "ms"),
+    )
+    return Explorer("the ring that generates tokens", _tokens, choices)
+
+
+def _tokens(stages: int, batches: int, messages: str, tokens: int, prefill: float, latency: float) -> Frame:
+    together = messages != _ONE_BY_ONE
+    share = f"{100 * float(steady_use(stages, batches, together)):.0f} %"
+    args = (batches, tokens, together, prefill * _MS)
+    try:
+        trace = simulate(_generate, world_size=stages, args=args, link=Link(alpha_s=latency * _MS, beta_s_per_byte=0.0))
+    except Deadlock as error:
+        return Frame(f"It never ends; by the closed form a stage works {share} of the time.\n{say_stuck(error)}", (error.trace,))
+    played = time_generation(stages, batches, 1, tokens, prefill, 1.0, async_comm=together, latency=latency)
+    busy = sum(row.decode_use for row in measure_stage_use(trace)) / stages
+    lines = [
+        f"                  in all   {count(batches * tokens, 'token')}",
+        f"simulated         {1e3 * trace.makespan_s:>6.4g} ms   a stage works {100 * busy:.0f} % of the time while decoding",
+        f"played, by plan   {max(times[-1][1] for times in played.times):>6.4g} ms   closed form, without latency: {share}",
+    ]
+    return Frame("\n".join(lines), (trace,))
+
+
+def _generate(batches: int, tokens: int, together: bool, prefill_s: float) -> None:
+    ring = current_ring()
+    output, space = torch.zeros(1), torch.zeros(1)
+    for step in plan_steps(ring.rank, ring.world_size, plan_jobs(batches, batches, tokens), tokens):
+        posts: list[Callable[[], Any]] = []
+        if step.send is not None:
+            posts.append(lambda: dist.isend(output, ring.succ, group=ring.succ_group))
+        if step.receive is not None:
+            posts.append(lambda: dist.irecv(space, ring.pred, group=ring.pred_group))
+        if together:
+            for work in [post() for post in posts]:
+                work.wait()
+        else:
+            for post in posts if ring.rank else reversed(posts):  # stage 0 receives first
+                post().wait()
+        if step.compute is not None:
+            with ringsim.span(step.compute.name, stage=ring.rank, microbatch=step.compute.batch):
+                ringsim.compute(_MS if step.compute.token else prefill_s)
+
+
+def deadlock() -> Explorer:
+    """Explores who sends first: four ranks each send to the next one and receive from the one before, in an order of their own.
+
+    Returns:
+        The explorer.
+
+    Example:
+        >>> print(deadlock().frame().text)
+        It never ends. By the rule it never ends: one rank has to differ from the others.
+        Ranks 0, 1, 2, 3 wait for each other, for ever.
+    """
+    orders = ("sends", "receives")
+    choices = (
+        *(Choice(f"rank_{rank}", f"rank {rank} first", "sends", orders, orders) for rank in range(4)),
+        Choice("size", "size", 4, (4, 1024), (4, 1024), "KiB"),
+        Choice("semantics", "messages", "rendezvous", ("rendezvous", "eager up to 64 KiB"), ("rendezvous", "eager up to 64 KiB")),
+    )
+    return Explorer("who sends first", _in_order, choices)
+
+
+def _in_order(size: int, semantics: str, **first: str) -> Frame:
+    orders, eager = list(first.values()), semantics != "rendezvous" and 1024 * size <= _EAGER_BYTES
+    ends = len(set(orders)) > 1 or (orders[0] == "sends" and eager)
+    rule = f"By the rule it {'ends' if ends else 'never ends'}: "
+    rule += "a message leaves before its receiver asks for it." if eager else "one rank has to differ from the others."
+    if orders[0] == "receives" and len(set(orders)) == 1:
+        rule = "By the rule it never ends: nobody has sent what all wait for."
+    kind = "rendezvous" if semantics == "rendezvous" else f"buffered({_EAGER_BYTES})"
+    try:
+        trace = simulate(_exchange, world_size=len(orders), args=(orders, 1024 * size), link=_link(5.0, 10.0), semantics=kind)
+    except Deadlock as error:
+        return Frame(f"It never ends. {rule}\n{say_stuck(error)}", (error.trace,))
+    return Frame(f"It ends, after {time_text(1e9 * trace.makespan_s)}. {rule}", (trace,))
+
+
+def _exchange(orders: list[str], size_bytes: int) -> None:
+    ring = current_ring()
+    mine, space = _payload(size_bytes), _payload(size_bytes)
+    _compute(10 * _US * (ring.rank + 1))  # ranks are never alike
+    if orders[ring.rank] == "sends":
+        dist.send(mine, ring.succ, group=ring.succ_group)
+    dist.recv(space, ring.pred, group=ring.pred_group)
+    if orders[ring.rank] != "sends":
+        dist.send(mine, ring.succ, group=ring.succ_group)

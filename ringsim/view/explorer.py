@@ -1,0 +1,183 @@
+"""What all explorers share: choices, the frame that belongs to them, sliders in a notebook, and a page that needs no kernel."""
+
+from __future__ import annotations
+
+import gzip
+import html
+import itertools
+import json
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ringsim.errors import ArgumentError, RingError, say
+from ringsim.traces.value import Trace
+from ringsim.view.html import encode, page_body, write_page
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = ["Choice", "Explorer", "Frame", "say_stuck"]
+
+_LEVEL: Final = 6  # of gzip
+
+
+class Choice(NamedTuple):
+    """What can be chosen: a slider for numbers, a list for names.
+
+    Attributes:
+        name: the argument of the function that makes a frame.
+        label: what it is called.
+        value: what is chosen first.
+        options: what can be chosen.
+        exported: which of these a page offers, that holds all frames; empty for ``value`` alone.
+        unit: of the numbers.
+    """
+
+    name: str
+    label: str
+    value: Any
+    options: Sequence[Any]
+    exported: Sequence[Any] = ()
+    unit: str = ""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a slider."""
+        return not isinstance(self.options[0], str)
+
+    def say(self, option: Any) -> str:
+        """Returns an option in words."""
+        return f"{option:g} {self.unit}".rstrip() if self.is_number else str(option)
+
+
+class Frame(NamedTuple):
+    """What belongs to a choice: runs on one axis, and what they come to in words."""
+
+    text: str
+    traces: tuple[Trace, ...]
+
+
+def say_stuck(error: RingError) -> str:
+    """Says who waits for whom, for ever."""
+    (finding, *_) = error.diagnosis.findings
+    return f"Ranks {', '.join(map(str, finding.ranks))} wait for each other, for ever."
+
+
+@dataclass(frozen=True, eq=False)
+class Explorer:
+    """Sliders over simulated runs; as the last line of a cell it shows itself, and `to_html` writes a page that moves without a kernel.
+
+    Attributes:
+        title: what is explored.
+        make: what makes the frame of a choice.
+        choices: what can be chosen.
+        tab: the panel that is open first; empty for the view's own.
+    """
+
+    title: str
+    make: Callable[..., Frame]
+    choices: tuple[Choice, ...]
+    tab: str = ""
+
+    def frame(self, **values: Any) -> Frame:
+        """Computes the frame of a choice.
+
+        Args:
+            values: by their names, what is chosen; what is left out is what a page shows first.
+
+        Returns:
+            The runs, and what they come to.
+
+        Raises:
+            ArgumentError: there is no such choice, or it has no such option.
+        """
+        known = {choice.name: choice for choice in self.choices}
+        for name, value in values.items():
+            if name not in known:
+                raise ArgumentError(f"a choice must be one of {', '.join(known)}, got {say(name)}. Take one of these names.")
+            if value not in known[name].options:
+                options = ", ".join(map(str, known[name].options))
+                raise ArgumentError(f"{name} must be one of {options}, got {say(value)}. Take one of these.")
+        return self.make(**{name: choice.value for name, choice in known.items()} | values)
+
+    def to_html(self, path: str | PathLike[str]) -> None:
+        """Writes a page with all frames of what `Choice.exported` says: sliders, without a kernel and a network.
+
+        Args:
+            path: where to; an existing file is replaced.
+
+        Raises:
+            TraceFileError: the file cannot be written.
+        """
+        exported = [choice.exported or (choice.value,) for choice in self.choices]
+        runs: dict[int, tuple[int, bytes, Trace]] = {}  # by identity, since frames share them: its number; kept, so that the identity lasts
+        frames = []
+        for values in itertools.product(*exported):
+            text, traces = self.frame(**dict(zip((choice.name for choice in self.choices), values, strict=True)))
+            for trace in traces:
+                if id(trace) not in runs:
+                    runs[id(trace)] = len(runs), encode(trace), trace
+            frames.append({"text": text, "runs": [runs[id(trace)][0] for trace in traces]})
+        packed = [data for _, data, _ in runs.values()]
+        head = {
+            "choices": [
+                {
+                    "label": choice.label,
+                    "options": list(map(choice.say, options)),
+                    "at": options.index(choice.value),
+                    "numbers": choice.is_number,
+                }
+                for choice, options in zip(self.choices, exported, strict=True)
+                if len(options) > 1
+            ],
+            "tab": self.tab,
+            "frames": frames,
+            "sizes": list(map(len, packed)),
+        }
+        said = json.dumps(head, separators=(",", ":")).encode()
+        data = gzip.compress(b"".join([struct.pack("<I", len(said)), said, *packed]), _LEVEL, mtime=0)
+        first = self.frame()
+        body = (
+            f'<div class="ringsim ready explorer"><h1>{html.escape(self.title)}</h1><form></form>'
+            f'<pre aria-live="polite">{html.escape(first.text)}</pre>\n{page_body("", first.traces)}</div>\n'
+        )
+        write_page(path, f"ringsim: {self.title}", "explorer.js", body, [data])
+
+    def _ipython_display_(self) -> None:
+        """Shows the sliders, the words and the view; below them what a saved notebook keeps: the pictures of the first choice."""
+        import ipywidgets
+        from IPython.display import display
+
+        from ringsim.view.notebook import View
+
+        first = self.frame()
+        words = ipywidgets.HTML()
+        view = View(first.traces, self.tab)
+        controls = {choice.name: _control(choice) for choice in self.choices}
+
+        def show(frame: Frame) -> None:
+            words.value = f'<pre style="line-height: 1.3">{html.escape(frame.text)}</pre>'
+
+        def change(_: Any) -> None:
+            frame = self.frame(**{name: control.value for name, control in controls.items()})
+            show(frame)
+            view.show(frame.traces)
+
+        for control in controls.values():
+            control.observe(change, "value")
+        show(first)
+        box = ipywidgets.VBox(
+            [ipywidgets.GridBox(list(controls.values()), layout={"grid_template_columns": "repeat(3, 320px)"}), words, view.widget]
+        )
+        display({**box._repr_mimebundle_(), "text/plain": f"Explorer of {self.title}: run this cell to move it.\n{first.text}"}, raw=True)
+        for trace in first.traces:
+            display(trace)
+
+
+def _control(choice: Choice) -> Any:
+    import ipywidgets
+
+    kind = ipywidgets.SelectionSlider if choice.is_number else ipywidgets.Dropdown
+    return kind(options=[(choice.say(option), option) for option in choice.options], value=choice.value, description=choice.label)

@@ -1,0 +1,111 @@
+"""Explorers: what is simulated agrees with the closed forms, with every choice; a page of one holds all its frames."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import struct
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringsim import explore
+from ringsim.errors import ArgumentError
+from ringsim.view.explorer import Explorer
+
+EXPLORERS = [explore.schedule, explore.ring, explore.bandwidth, explore.generation, explore.deadlock]
+every = pytest.mark.parametrize("make", EXPLORERS, ids=lambda make: make.__name__)
+
+
+def choose(explorer: Explorer, seed: int) -> dict[str, Any]:
+    rng = random.Random(seed)
+    return {choice.name: rng.choice(list(choice.options)) for choice in explorer.choices}
+
+
+@every
+def test_any_choice_has_a_frame(make: Any) -> None:
+    explorer = make()
+    for choice in explorer.choices:
+        assert choice.value in choice.options
+        assert not choice.exported or choice.value in choice.exported
+        assert set(choice.exported) <= set(choice.options)
+    for seed in range(6):
+        frame = explorer.frame(**choose(explorer, seed))
+        assert frame.text
+        assert 1 <= len(frame.traces) <= 2
+    with pytest.raises(ArgumentError, match=r"a choice must be one of .*, got 'rank'"):
+        explorer.frame(rank=4)
+    with pytest.raises(ArgumentError, match=f"{choice.name} must be one of .*, got 1000"):
+        explorer.frame(**{choice.name: 1000})
+
+
+@pytest.mark.parametrize("right", ["1f1b", "zb_h1", "zb_h2", "zb_v", "interleaved_1f1b"])
+def test_schedules_take_what_their_closed_forms_say(right: str) -> None:
+    for latency in (0.0, 0.5):
+        text = explore.schedule().frame(right=right, latency=latency).text
+        for line in text.splitlines()[1:]:
+            step, closed = re.findall(r"([\d.]+ ms|none)", line)[:2]
+            assert closed in (step, "none")
+    assert text.count("none") <= 3  # of gpipe the bubble alone
+
+
+def test_what_goes_round_a_ring_takes_what_the_closed_form_says() -> None:
+    explorer = explore.ring()
+    for seed in range(30):
+        simulated, closed = explorer.frame(**choose(explorer, seed) | {"slow": 1}).text.splitlines()
+        assert simulated.removeprefix("simulated    ") == closed.removeprefix("closed form  ").split("   ")[0]
+
+
+def test_links_give_what_the_closed_form_says() -> None:
+    rows = explore.bandwidth().frame().text.splitlines()[2:-1]
+    assert len(rows) == 8
+    for row in rows:
+        simulated_a, closed_a, simulated_b, closed_b = re.findall(r"\S+ [µm]s", row)
+        assert (simulated_a, simulated_b) == (closed_a, closed_b)
+
+
+def test_an_order_ends_where_the_rule_says_so() -> None:
+    explorer = explore.deadlock()
+    for seed in range(40):
+        text = explorer.frame(**choose(explorer, seed)).text
+        assert re.match(r"It (ends|never ends)\b.* By the rule it \1:", text)
+    assert explorer.frame(semantics="eager up to 64 KiB").text.startswith("It ends")
+    assert explorer.frame(semantics="eager up to 64 KiB", size=1024).text.startswith("It never ends")
+
+
+def test_a_generation_ring_takes_as_long_as_its_plan_and_jams_where_the_closed_form_says() -> None:
+    explorer = explore.generation()
+    for seed in range(30):
+        text = explorer.frame(**choose(explorer, seed)).text
+        if text.startswith("It never ends"):
+            assert " 0 % " in text
+        else:
+            _, simulated, played = text.splitlines()
+            assert simulated.split()[1] == played.split()[3]
+
+
+def test_a_page_holds_the_frames_of_every_choice(tmp_path: Path) -> None:
+    explorer = explore.deadlock()
+    explorer.to_html(tmp_path / "explorer.html")
+    (data,) = re.findall(r'<script type="application/x-ringsim">(.*?)</script>', (tmp_path / "explorer.html").read_text())
+    packed = gzip.decompress(b64decode(data))
+    (length,) = struct.unpack_from("<I", packed)
+    head = json.loads(packed[4 : 4 + length])
+    assert [choice["label"] for choice in head["choices"]] == [
+        "rank 0 first",
+        "rank 1 first",
+        "rank 2 first",
+        "rank 3 first",
+        "size",
+        "messages",
+    ]
+    assert len(head["frames"]) == 2**6
+    assert 4 + length + sum(head["sizes"]) == len(packed)
+    last = explorer.frame(
+        rank_0="receives", rank_1="receives", rank_2="receives", rank_3="receives", size=1024, semantics="eager up to 64 KiB"
+    )
+    assert head["frames"][-1]["text"] == last.text
