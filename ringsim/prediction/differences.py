@@ -167,7 +167,7 @@ def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints
         which = [np.where(span, column, NONE) for column in (events.stage, events.microbatch)]
         all_columns.append(np.stack([events.rank, name, np.where(span, NONE, events.peer), *which])[:, events.kind != MARK])
         chosen.append(np.flatnonzero(events.kind != MARK))
-    if np.array_equal(*all_columns):  # on a virtual clock, which step it is in may not show where a step begins or ends
+    if np.array_equal(all_columns[0], all_columns[1]):  # on a virtual clock, which step it is in may not show where a step begins or ends
         return chosen[0], chosen[1]
     counted = [step[index] != NONE for step, index in zip(steps, chosen, strict=True)]
     chosen = [index[some] for index, some in zip(chosen, counted, strict=True)]
