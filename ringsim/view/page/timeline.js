@@ -67,7 +67,7 @@ class Timeline {
     this.stripe = dark ? "#1a1e23" : "#f7f8fa";
     this.ink = dark ? "#e6e6e6" : "#222222";
     this.muted = dark ? "#9aa2ad" : "#5f5f5f";
-    this.hatch = makeHatch(this.muted);
+    this.hatch = null; // made when there is something to hatch
     this.colours = STATES.map((state) => state[dark ? "dark" : "light"]);
     this.pixels = [this.ground, this.stripe].map((ground) =>
       this.colours.map((colour) => Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, ground, share))));
@@ -314,7 +314,8 @@ class Timeline {
         if (places.length > MOST_BUBBLES) return;
       }
     }
-    context.fillStyle = this.hatch;
+    if (!places.length) return;
+    context.fillStyle = this.hatch ??= makeHatch(this.muted);
     for (const place of places) context.fillRect(...place);
   }
 
