@@ -7,7 +7,8 @@ const MOST_CELLS = 1 << 22; // bins of all ranks together: 4 million, two bytes 
 class Pyramid {
   constructor(run) {
     this.run = run;
-    this.bins = 1 << Math.max(8, Math.min(14, Math.floor(Math.log2(MOST_CELLS / Math.max(1, 2 * run.ranks)))));
+    const most = run.size > MOST_BARS ? 14 : 11; // a run whose bars are drawn one by one needs bins for the overview alone
+    this.bins = 1 << Math.max(8, Math.min(most, Math.floor(Math.log2(MOST_CELLS / Math.max(1, 2 * run.ranks)))));
     this.binTime = run.end / this.bins;
     this.depth = Math.log2(this.bins) + 1;
     this.state = [];
