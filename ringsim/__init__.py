@@ -21,7 +21,7 @@ Contents::
     simulate                          run the same worker on thousands of simulated ranks, on a virtual clock
     simulate_schedule                 what a step of a pipeline takes, from its schedule and what things cost
     calibrate                         what messages and computing cost on this machine, from a trace
-    compare                           a run on real ranks beside the same run on a virtual clock: how far off the prediction was
+    compare                           where two runs differ: before and after, two schedules, or a run and its prediction
     predict                           a worker or a schedule on many ranks, from a trace of a few
     scale                             the recorded step on hundreds of ranks, from a trace of a few
     Link                              what a message costs on a link: latency, and seconds for each byte
@@ -55,8 +55,15 @@ Example:
     [(1, 0, 1), (0, 1, 0)]
 """
 
+import sys
 from importlib import import_module
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, Final
+
+for _package in ("torch", "numpy") if sys.argv[:1] != ["-m"] else ():  # `python -m ringsim` does not look into the working directory
+    _found = PathFinder.find_spec(_package)
+    if _found is not None and not _found.submodule_search_locations:  # a torch.py beside the script, or in the working directory
+        raise ImportError(f"{_package} must be the package of that name, got {_found.origin}, which hides it. Give that file another name.")
 
 # The table of contents: public name -> the module that defines it (or that it is).
 _CONTENTS: Final = {

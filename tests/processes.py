@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -50,9 +51,20 @@ def until(condition: Callable[[], bool], limit_s: float) -> bool:
 
 def listening() -> set[str]:
     """Returns the addresses on which this process listens, in hexadecimal digits."""
-    links = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    return {address for address, _ in _list_listening("self")}
+
+
+def listening_ports(pid: int) -> list[int]:
+    """Returns the ports on which a process listens."""
+    return [int(port, 16) for _, port in _list_listening(pid)]
+
+
+def _list_listening(pid: int | str) -> list[list[str]]:
+    links = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread has just closed it
+            links.append(os.readlink(fd))
     inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
-    lines = [
-        (name, line.split()) for name in ("tcp", "tcp6", "udp", "udp6") for line in read(Path(f"/proc/self/net/{name}")).splitlines()[1:]
-    ]
-    return {words[1].split(":")[0] for name, words in lines if words[9] in inodes and (words[3] == "0A" or name.startswith("udp"))}
+    tables = ("tcp", "tcp6", "udp", "udp6")
+    lines = [(name, line.split()) for name in tables for line in read(Path(f"/proc/{pid}/net/{name}")).splitlines()[1:]]
+    return [words[1].split(":") for name, words in lines if words[9] in inodes and (words[3] == "0A" or name.startswith("udp"))]

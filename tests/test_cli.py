@@ -18,7 +18,7 @@ from ringsim.cli import main, make_parser
 from ringsim.cli.demo import BATCH, LENGTH, NUM_MICROBATCHES, expected_losses, make_task
 from ringsim.cli.doctor import backend_facts, examine
 from ringsim.errors import RankFailed, RingError
-from ringsim.traces.events import OP_CODES, make_events
+from ringsim.traces.events import OP_CODES, Tables, make_events
 from ringsim.traces.value import Trace
 
 
@@ -30,7 +30,7 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "figures", "explain", "bandwidth", "simulate", "doctor"])
+@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "compare", "figures", "explain", "bandwidth", "simulate", "doctor"])
 def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])
@@ -69,6 +69,23 @@ def test_explain_says_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest
     assert main(["explain", "-o", str(picture), str(trace_file)]) == 0
     assert capsys.readouterr().out == f"Nothing wrong was found in this run of 1 rank.\nwrote {picture}\n"
     assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_compare_says_where_two_runs_differ_and_shows_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(tmp_path / f"{name}.ringtrace") for name in ("before", "after")]
+    for file, done_ns in zip(files, (4_000_000, 6_000_000), strict=True):
+        columns = {"rank": [0], "op": [OP_CODES["span"]], "label": [0], "post_ns": [0], "done_ns": [done_ns]}
+        Trace(make_events(columns, Tables(labels=("work",))), {"world_size": 1}).save(file)
+    for ending, begins in (("html", b"<!DOCTYPE html>"), ("png", b"\x89PNG")):
+        out = tmp_path / "new" / f"both.{ending}"
+        assert main(["compare", *files, "-o", str(out)]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("run: first 4.000 ms, second 6.000 ms (+50.0%)\n")
+        assert "most of it: rank 0: work took 2 ms longer." in said
+        assert said.endswith(f"wrote {out}\n")
+        assert out.read_bytes().startswith(begins)
+    ringsim.compare(*ringsim.load(files)).to_html(tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_text() == (tmp_path / "new" / "both.html").read_text()
 
 
 def test_explain_tells_whether_the_script_ended_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +137,9 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
         (["show", str(trace_file), "-o", str(occupied)], 1),
         (["show", str(trace_file), "-o", str(tmp_path / "picture.gif")], 2),
         (["show", str(trace_file), "--export", str(tmp_path / "run.pdf")], 2),
+        (["compare", str(trace_file), str(foreign)], 1),
+        (["compare", str(trace_file), str(trace_file)], 2),
+        (["compare", str(trace_file), str(trace_file), "-o", str(tmp_path / "both")], 2),
         (["explain", str(foreign)], 1),
         (["explain", "-o", str(occupied / "waits.png"), str(trace_file)], 1),
         (["explain", "-n", "2", str(tmp_path / "missing.py")], 2),

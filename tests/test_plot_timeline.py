@@ -484,7 +484,8 @@ def recorded(*scales: float) -> Trace:
 
 @pytest.fixture(scope="module")
 def comparison() -> Comparison:
-    return compare(recorded(1.1, 1.0, 0.97), recorded(1.0, 0.9, 1.0))
+    virtual = recorded(1.0, 0.9, 1.0)
+    return compare(recorded(1.1, 1.0, 0.97), Trace(virtual.events, virtual.metadata | {"source": "simulated"}))
 
 
 def predicted(ax: Axes) -> list[int]:
@@ -510,18 +511,21 @@ def test_words_say_the_error_of_the_step_and_of_all(comparison: Comparison) -> N
     assert alt.startswith("A measured run and its prediction; median step: measured ")
 
 
-def test_a_run_without_steps_is_drawn_by_its_spans_and_one_without_spans_not_at_all(comparison: Comparison) -> None:
+def test_a_run_without_steps_is_drawn_by_its_spans_else_by_its_waits(comparison: Comparison) -> None:
     def run(end_ms: float) -> Trace:
         story = Story(1)
         story.span(0, "work", 0, end_ms)
         return story.trace()
 
     ax = plot_overlay(compare(run(2.0), run(2.04)))
-    assert title(ax) == "Predicted 2.04 ms, measured 2 ms: 2.0 % too long"
+    assert title(ax) == "Second 2.04 ms, first 2 ms: 2.0 % longer"
     assert predicted(ax) == [0, 0, 0, 1, 0]
     story = Story(2)
     story.message(0, 1, (1, 1, 2), (1, 1, 2))
-    with pytest.raises(ArgumentError, match="must have spans to be drawn"):
+    assert predicted(plot_overlay(compare(story.trace(), story.trace()))) == [0, 0, 2, 0, 0]
+    story = Story(2)
+    story.message(0, 1, (1, -1, 2), (1, -1, 2))
+    with pytest.raises(ArgumentError, match="must have spans or waits to be drawn"):
         plot_overlay(compare(story.trace(), story.trace()))
     with pytest.raises(ArgumentError, match="step must be from 0 to 2, got 3"):
         plot_overlay(comparison, step=3)

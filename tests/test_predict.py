@@ -333,7 +333,8 @@ def test_nominal_is_what_the_program_asked_for() -> None:
             story.span(rank, "compute 0.005 s", begin, end)
         return story.trace()
 
-    comparison = compare(run(0.5), run(0.25))
+    virtual = run(0.25)
+    comparison = compare(run(0.5), Trace(virtual.events, virtual.metadata | {"source": "simulated"}))
     steps_s = (*comparison.real_steps_s, *comparison.virtual_steps_s)
     assert steps_s == pytest.approx((0.012, 0.0115))
     assert (comparison.nominal_s, comparison.no_communication_s) == pytest.approx((0.010, 0.0105))  # with the prediction's computations
@@ -361,18 +362,83 @@ def test_a_run_without_steps_is_one_step() -> None:
     assert comparison.nominal_s is comparison.no_communication_s is None
 
 
-@pytest.mark.parametrize(
-    ("real", "virtual", "says"),
-    [
-        (one_message(1, 3, 3), one_message(2, 3, 3), r"got isend with 1 in one and isend with 2 in the other \(rank 0, operation 0\)"),
-        (Story(3).trace(), Story(2).trace(), "the two runs must have as many ranks, got 3 and 2"),
-        (step(steps=2), step(steps=1), r"got the span 'step 1f1b' in one and nothing more in the other \(rank 0"),
-        (Story(1).trace(), Story(1).trace(), "must have something to compare"),
-    ],
-)
-def test_runs_of_other_programs_are_refused(real: Trace, virtual: Trace, says: str) -> None:
-    with pytest.raises(ArgumentError, match=says):
-        compare(real, virtual)
+def test_runs_with_nothing_in_common_are_refused_and_others_say_what_they_lack() -> None:
+    for real, virtual in ((one_message(1, 3, 3), one_message(2, 3, 3)), (Story(3).trace(), Story(2).trace())):
+        with pytest.raises(ArgumentError, match="must have something to compare"):
+            compare(real, virtual)
+    longer = compare(step(steps=2), step(steps=1))
+    assert (longer.steps.count, longer.unpaired) == (1, (0, 0)), "steps that only one has are left out"
+    assert compare(step(), one_message(1, 3, 3)).unpaired[0] > 0
+    wider = compare(trace_of(evaluate(make_schedule("1f1b", 4, 4))), trace_of(evaluate(make_schedule("gpipe", 2, 4))))
+    assert wider.unpaired == (4 * 4, 0), "the computations of the stages that only one has"
+
+
+def slowed(schedule: str = "1f1b", *, stage: int = 1, since: int = 3, by_ms: float = 2.0) -> Trace:
+    """Six simulated steps; one stage's forwards take longer from one step on."""
+
+    def work() -> None:
+        for number in range(6):
+            late = [by_ms / 1e3 * (number >= since and place == stage) for place in range(3)]
+            rehearse(make_schedule(schedule, 3, 4), Costs([0.004 + more for more in late], 0.008), size_bytes=4096)
+
+    return simulate(work, world_size=3, link=LINK)
+
+
+@pytest.mark.parametrize(("stage", "since", "by_ms"), [(1, 3, 2.0), (0, 0, 1.0), (2, 5, -3.0)])
+def test_a_change_is_found_where_it_was_made(stage: int, since: int, by_ms: float) -> None:
+    before, after = slowed(by_ms=0), slowed(stage=stage, since=since, by_ms=by_ms)
+    comparison = compare(before, after)
+    table = comparison.to_pandas().set_index(["step", "rank", "operation"]).sort_index()
+    for number in range(6):
+        expected = 4e-3 * by_ms * (number >= since)  # four microbatches
+        assert table.loc[(number, stage, "forward")].longer_s.sum() == pytest.approx(expected)
+        if by_ms > 0:
+            longer = comparison.virtual_steps_s[number] - comparison.real_steps_s[number]
+            assert longer == pytest.approx(table.loc[number].later_s.max(), abs=1e-9)
+    row = comparison.differences.find_beginning()
+    assert row is not None
+    found = comparison.differences
+    assert (found.step[row], found.rank[row], found.stage[row], found.operation[row]) == (since, stage, stage, "forward")
+    event = after[int(found.began[row])]
+    assert (event.rank, event.stage, event.microbatch) == (stage, stage, 0)
+    assert f"most of it: step {since}, rank {stage}: forward of stage {stage} took " in repr(comparison)
+    other = compare(after, before).to_pandas().set_index(["step", "rank", "operation"]).sort_index()
+    assert other.longer_s.tolist() == pytest.approx((-table.longer_s).tolist())
+
+
+scales = st.lists(st.floats(0.1, 10), min_size=3, max_size=3)
+
+
+@given(scales, scales, st.sampled_from(["1f1b", "gpipe"]))
+def test_all_of_a_ranks_time_is_shared_out(first: list[float], second: list[float], name: str) -> None:
+    def run(forward: list[float], name: str = "1f1b") -> Trace:
+        return trace_of(evaluate(make_schedule(name, 3, 4), Costs(forward, 2.0, latency=0.25)))
+
+    before, after = run(first), run(second, name)
+    table = compare(before, after).to_pandas().groupby("rank")[["first_s", "second_s"]].sum()
+    for column, trace in (("first_s", before), ("second_s", after)):
+        steps = trace.to_pandas().query("label.str.startswith('step')", engine="python")
+        assert table[column].tolist() == pytest.approx(((steps.done_ns - steps.post_ns) * 1e-9).tolist(), abs=1e-8)
+
+
+def test_two_schedules_and_an_unnamed_change_of_a_run_without_steps() -> None:
+    comparison = compare(slowed("gpipe", by_ms=0), slowed("1f1b", by_ms=0))
+    assert (comparison.unpaired, comparison.steps.count) == ((0, 0), 6)
+    assert [*map(float, comparison.lag_s[comparison.step == 0])] != [0.0] * len(comparison.lag_s)
+
+    def work(slow_s: float) -> None:
+        for number in range(5):
+            ringsim.compute(0.001 + slow_s * (number >= 2 and ringsim.current_ring().rank == 2))
+            dist.all_reduce(torch.ones(1000))
+
+    before, after = (simulate(work, world_size=4, link=LINK, args=(slow_s,)) for slow_s in (0.0, 0.001))
+    said = repr(compare(before, after))
+    assert "rank 2: compute took 3 ms longer. It began with rank 2: span 'compute 0.002 s' from 2." in said
+    unnamed = compare(*(trace.filter(ops="all_reduce") for trace in (before, after)))
+    assert unnamed.where_it_began() == "rank 2: (program) took 3 ms longer."
+    table = unnamed.to_pandas().query("operation == 'all_reduce'").set_index("rank")
+    assert table.waited_longer_s.to_dict() == pytest.approx({0: 3e-3, 1: 3e-3, 2: 0, 3: 3e-3})
+    assert unnamed.plot().get_title(loc="left").startswith("Second ")
 
 
 SLOW_LINK = Link(alpha_s=200e-6, beta_s_per_byte=0.0)  # of a trace with one size, all counts as latency

@@ -17,6 +17,7 @@ VERBS = (
     traces.add_trace,
     traces.add_show,
     traces.add_open,
+    traces.add_compare,
     traces.add_figures,
     traces.add_explain,
     measure.add_parser,

@@ -200,8 +200,8 @@ def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def run_show(options: argparse.Namespace) -> int:
     """Summarises, draws and exports a trace file; returns the exit code."""
     out: Path | None = options.out
-    if out is not None and out.suffix and not out.is_dir() and out.suffix not in PICTURES:
-        raise ArgumentError(f"The ending of -o must be one of {', '.join(PICTURES)}, got {str(out)!r}. Choose one, or a directory.")
+    if out is not None and out.suffix and not out.is_dir():
+        check_ending(out, "Choose one, or a directory.")
     trace = ringsim.load(options.file)
     print(json.dumps(_numbers(trace), indent=2) if options.json else trace.summary())
     if out is not None and out.suffix in PICTURES and not out.is_dir():
@@ -215,6 +215,12 @@ def run_show(options: argparse.Namespace) -> int:
         getattr(trace, EXPORTS[path.suffix])(path)
         tell_written(path)
     return 0
+
+
+def check_ending(out: Path, hint: str) -> None:
+    """Raises ArgumentError unless a path ends as a picture or page does."""
+    if out.suffix not in PICTURES:
+        raise ArgumentError(f"The ending of -o must be one of {', '.join(PICTURES)}, got {str(out)!r}. {hint}")
 
 
 def write_page(traces: Sequence[Trace], file: Path) -> Path:
@@ -238,6 +244,30 @@ def run_open(options: argparse.Namespace) -> int:
     tell_written(file)
     if not options.no_browser and not webbrowser.open(file.resolve().as_uri()):
         print("no browser was found: open that file in one")
+    return 0
+
+
+def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the verb."""
+    example = "ringsim compare before.ringtrace after.ringtrace -o both.html"
+    parser = add_verb(verbs, "compare", "say where two runs differ, or how far off a prediction was", example, run_compare)
+    parser.add_argument(
+        "files", type=Path, nargs=2, metavar="FILE", help="a trace file (.ringtrace): before and after, measured and simulated"
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="FILE", help=f"draw one over the other ({', '.join(PICTURES)}); .html has both on one axis"
+    )
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Compares two trace files; returns the exit code, which does not depend on what differs."""
+    if options.out is not None:
+        check_ending(options.out, "Choose one.")
+    comparison = ringsim.compare(*ringsim.load(options.files))
+    print(comparison)
+    if options.out is not None:
+        both = [comparison.real, comparison.virtual]
+        tell_written(write_page(both, options.out) if options.out.suffix == ".html" else write_picture(comparison.plot(), options.out))
     return 0
 
 

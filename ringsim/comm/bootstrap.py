@@ -399,12 +399,34 @@ def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: f
 
 
 def host(listener: socket.socket, timeout_s: float) -> Store:
-    """Hosts the store that the ranks meet over in this process, on a socket from ``listen``, which belongs to the store afterwards.
+    """Hosts a store that ranks meet over in this process, on a socket from ``listen`` or ``close_door``, which is the store's afterwards.
 
     It lives as long as somebody holds it; a look-up in it waits ``timeout_s`` seconds.
     """
     address, port = listener.getsockname()[:2]
     return BackgroundCall(partial(_connect, address, port, timeout_s, listener.detach())).result(timeout_s)
+
+
+def close_door(descriptor: int, address: str, port: int) -> socket.socket | None:
+    """Ends the listening of a store whose ranks have all come: they stay connected, and nobody else can reach it.
+
+    Args:
+        descriptor: of the socket that the store listens on.
+        address: what that is bound to.
+        port: its port.
+
+    Returns:
+        A socket that holds the port and does not listen, for ``host`` to open another store on; None where somebody was quicker.
+    """
+    _stop_listening(descriptor)
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        holder.bind((address, port))
+    except OSError:
+        holder.close()
+        return None
+    return holder
 
 
 def build_default_group(rendezvous: Rendezvous, rank: int, world_size: int, backend: str, timeout: timedelta) -> Callable[[], None]:

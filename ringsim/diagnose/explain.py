@@ -35,7 +35,7 @@ from ringsim.diagnose.verdict import blame_threads, judge, name_ranks, waits_tex
 from ringsim.diagnose.waitfor import hindering
 from ringsim.traces.events import COLLECTIVE, NONE, RECV, SEND, SPAN, Events, Ints
 from ringsim.traces.findings import Diagnosis, Edge, Finding
-from ringsim.traces.matching import CollectiveCalls
+from ringsim.traces.matching import CollectiveCalls, wait_for_last
 from ringsim.traces.units import time_text
 from ringsim.traces.value import count
 
@@ -311,13 +311,10 @@ def _collect(trace: Trace) -> _Waits:
 
 def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
     """Returns the waits in complete collectives for the member that came last."""
-    events = trace.events
-    calls = CollectiveCalls.of(events, trace.apart)
-    whole = calls.complete[calls.call] & (events.done_ns[calls.event] != NONE) & (events.wait_ns[calls.event] != NONE)
-    mine, other = calls.event[whole], calls.last[calls.call[whole]]
-    length = np.minimum(events.post_ns[other], events.done_ns[mine]) - events.wait_ns[mine]
-    some = (length > 0) & (events.rank[mine] != events.rank[other])
-    return mine[some], other[some], length[some], np.full(int(some.sum()), _MEMBER)
+    calls, rank = CollectiveCalls.of(trace.events, trace.apart), trace.events.rank
+    length, last = wait_for_last(trace.events, trace.apart)[calls.event], calls.last[calls.call]
+    some = (length > 0) & (rank[calls.event] != rank[last])
+    return calls.event[some], last[some], length[some], np.full(int(some.sum()), _MEMBER)
 
 
 def _own_time(waits: _Waits, activity: Activity) -> Ints:

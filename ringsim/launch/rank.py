@@ -25,6 +25,7 @@ import queue
 import random
 import runpy
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -65,7 +66,7 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     inbox = _watch(channel, config, say, woken)
     status = 1
     try:
-        port, _store = _join(config)
+        port, door, _store = _join(config)
         recorder = _start_recording(config)
         recorder.on_failure = functools.partial(_raise_verdict, recorder, woken, say)
         note_failed_threads(recorder)
@@ -74,6 +75,8 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         job: Job = pickle.loads(inbox.get())
         _name_process(f"ringsim-rank{config.rank}")
         _enter(job, config, port)
+        if door is not None:  # for groups that the program makes anew; in the background, where a slow name server may keep it
+            _programs = bootstrap.BackgroundCall(functools.partial(bootstrap.host, door, config.timeout_s))
         recorder.set_meta("num_threads", torch.get_num_threads())
         if job.check != "basic" or job.inject:
             torch_hooks.uninstall(recorder)
@@ -198,8 +201,13 @@ def _complete_as_failed(slots: Sequence[int]) -> None:
             recorder.complete(slot, ERROR)
 
 
-def _join(config: RankConfig) -> tuple[int, Any]:
-    """Meets the other ranks; returns the port of the rendezvous, and the object that must stay alive for it."""
+def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
+    """Meets the other ranks.
+
+    Returns:
+        The port of the rendezvous; on rank 0 of a ring, what holds it, since a ring of Gloo's is closed to all that come later; and the
+        object that must stay alive for it.
+    """
     if config.rank == 0:
         listener = bootstrap.listen(HEAD, 0)
         port: int = listener.getsockname()[1]
@@ -211,12 +219,14 @@ def _join(config: RankConfig) -> tuple[int, Any]:
         port = _read_port(config)
     if config.ring:
         place = config.world_size, config.rank, config.rank, config.comm_device
+        descriptor = -1 if listener is None else listener.fileno()
         ring.initialize(HEAD, port, *place, timeout_s=config.timeout_s, listen_socket=listener)
-        return port, None
+        closes = descriptor >= 0 and config.comm_device == "cpu"  # NCCL connects to the store again for later groups
+        return port, bootstrap.close_door(descriptor, HEAD, port) if closes else None, None
     # The script or worker makes its own groups, on loopback and over this store, which it finds as it would find torchrun's.
     if (interface := bootstrap.loopback_interface()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return port, bootstrap.host(listener, config.timeout_s) if listener is not None else None
+    return port, None, bootstrap.host(listener, config.timeout_s) if listener is not None else None
 
 
 def _read_port(config: RankConfig) -> int:

@@ -1,4 +1,4 @@
-"""Simulated schedules as pictures, with their critical path; and a prediction over what was measured.
+"""Simulated schedules as pictures, with their critical path; and one run over another, such as a prediction over what was measured.
 
 A small schedule is drawn as a recorded step is. One with more computations than pixels is drawn as a map: for each rank and stretch of
 time, how much of it was spent on what. The critical path runs along a rank while it computes, and from rank to rank while a message
@@ -37,7 +37,7 @@ from ringsim.plot.style import Look, Picture, percent
 from ringsim.provenance import footer
 from ringsim.schedules.schedule import COMPUTE_KINDS
 from ringsim.simulator.critical_path import DATA, LINK_BUSY, PROGRAM, RECEIVER_LATE, START, CriticalPath
-from ringsim.traces.events import NONE, SPAN, Ints
+from ringsim.traces.events import NONE, SPAN, Events, Ints
 from ringsim.traces.lazy import Style
 from ringsim.traces.steps import KINDS, StageActions, count_steps, find_step
 from ringsim.traces.units import bytes_text, time_text, time_unit
@@ -288,16 +288,16 @@ MEASURED_LOOK: Final = Look("measured", "#C9C9C9")
 BOUNDS: Final = (-0.05, -0.01, 0.01, 0.05)
 INDIGO: Final = "#4B4A9E"  # the blues are those of forward
 LOOKS: Final = (
-    Look("predicted, > 5 % of the step too early", INDIGO, "\\\\\\\\"),
-    Look("1 to 5 % too early", "#C3C1E8", "\\\\\\\\"),
+    Look("> 5 % of the step earlier", INDIGO, "\\\\\\\\"),
+    Look("1 to 5 % earlier", "#C3C1E8", "\\\\\\\\"),
     Look("within 1 %", "#EDEDED", "", "#9A9A9A"),
-    Look("1 to 5 % too late", "#F1BE99", "////"),
-    Look("> 5 % too late", style.VERMILLION, "////"),
+    Look("1 to 5 % later", "#F1BE99", "////"),
+    Look("> 5 % later", style.VERMILLION, "////"),
 )
 
 
 def plot_overlay(comparison: Comparison, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws a predicted step under the measured one, and how far off the end of each computation is.
+    """Draws a step of the second run (the prediction) under that of the first, and how much earlier or later each computation ends.
 
     Args:
         comparison: of ``ringsim.compare``.
@@ -321,7 +321,7 @@ def plot_overlay(comparison: Comparison, *, step: int | None = None, ax: Axes | 
         ...                          Tables(labels=("work",)))
         ...     return Trace(events, {"world_size": 1})
         >>> plot_overlay(compare(run(2_000_000), run(1_900_000))).get_title(loc="left")
-        'Predicted 1.9 ms, measured 2 ms: 5.0 % too short'
+        'Second 1.9 ms, first 2 ms: 5.0 % shorter'
     """
     return style.show([_overlay(comparison, step)], ax, **look)
 
@@ -356,50 +356,66 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     else:
         handles = _draw_measured(ax, comparison, step, chosen, unit_ns)
     handles += _draw_predicted(ax, comparison, step, chosen, unit_ns)
-    for length_s, dash, name in ((real_s, (0, ()), "end, measured"), (virtual_s, (0, (4, 2)), "end, predicted")):
+    first, second = comparison.names
+    for length_s, dash, name in ((real_s, (0, ()), f"end, {first}"), (virtual_s, (0, (4, 2)), f"end, {second}")):
         ax.axvline(length_s * 1e9 / unit_ns, color=style.INK, linewidth=1.2, linestyle=dash, zorder=8)
         handles.append(Line2D([], [], color=style.INK, linewidth=1.2, linestyle=dash, label=name))
     title, subtitle = _words(comparison, step, steps)
-    notes = ["In each row: above what was measured, below what was predicted. Colours: how far off the end is, as a part of the step."]
-    notes.append(f"Prediction: {footer(comparison.virtual.metadata)}.")
+    above, below = ("what was measured", "what was predicted") if comparison.predicts else ("the first run", "the second")
+    notes = [f"In each row: above {above}, below {below}. Colours: how much earlier or later it ends, as a part of the step."]
+    notes.append(f"{'Prediction' if comparison.predicts else 'The second'}: {footer(comparison.virtual.metadata)}.")
     style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=comparison.real.metadata)
 
 
 def _choose(comparison: Comparison, step: int) -> Ints:
-    """Returns the computations of a step, by their place in the comparison; all spans of a run without steps."""
+    """Returns the computations of a step, by their place in the comparison; of a run without steps all spans, else what it waited in."""
     events = comparison.real.events
     kinds = np.array([not count_steps(events) or label in KINDS for label in events.tables.labels] or [False])
     spans = (events.kind[comparison.real_index] == SPAN) & (events.label[comparison.real_index] != NONE)
-    chosen: Ints = np.flatnonzero((comparison.step == step) & spans & kinds[events.label[comparison.real_index]])
+    waited = events.wait_ns[comparison.real_index] != NONE
+    waited &= comparison.virtual.events.wait_ns[comparison.virtual_index] != NONE
+    which = spans & kinds[events.label[comparison.real_index]] if spans.any() else waited
+    chosen: Ints = np.flatnonzero((comparison.step == step) & which)
     if len(chosen) == 0:
-        raise ArgumentError("a comparison must have spans to be drawn, got none. Put the work of the ranks into ringsim.span.")
+        raise ArgumentError("a comparison must have spans or waits to be drawn, got none. Put the work of the ranks into ringsim.span.")
     return chosen
 
 
 def _draw_measured(ax: Axes, comparison: Comparison, step: int, chosen: Ints, unit_ns: float) -> list[Artist]:
     events, index, begin = comparison.real.events, comparison.real_index[chosen], comparison.real_begin_ns[step]
-    start, end = (events.post_ns[index] - begin) / unit_ns, (events.done_ns[index] - begin) / unit_ns
-    draw_boxes(ax, ROWS.boxes(events.rank[index], MEASURED_LANE, start, end), MEASURED_LOOK, gid="measured", linewidth=0.6)
-    return [style.swatch(MEASURED_LOOK)]
+    start, end = (_begins(events, index) - begin) / unit_ns, (events.done_ns[index] - begin) / unit_ns
+    look = replace(MEASURED_LOOK, name=comparison.names[0])
+    draw_boxes(ax, ROWS.boxes(events.rank[index], MEASURED_LANE, start, end), look, gid="measured", linewidth=0.6)
+    return [style.swatch(look)]
+
+
+def _begins(events: Events, index: Ints) -> Ints:
+    begins: Ints = np.where(events.kind[index] == SPAN, events.post_ns[index], events.wait_ns[index])
+    return begins
 
 
 def _draw_predicted(ax: Axes, comparison: Comparison, step: int, chosen: Ints, unit_ns: float) -> list[Artist]:
     """Draws the predicted computations, each in the look for how far off its end is."""
     events, index, begin = comparison.virtual.events, comparison.virtual_index[chosen], comparison.virtual_begin_ns[step]
-    start, end = (events.post_ns[index] - begin) / unit_ns, (events.done_ns[index] - begin) / unit_ns
+    start, end = (_begins(events, index) - begin) / unit_ns, (events.done_ns[index] - begin) / unit_ns
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / comparison.real_steps_s[step])
     for number in np.unique(off).tolist():
         some = off == number
         corners = ROWS.boxes(events.rank[index][some], PREDICTED_LANE, start[some], end[some])
         draw_boxes(ax, corners, LOOKS[number], gid=f"predicted-{number}", linewidth=0.6)
-    return [style.swatch(look) for look in LOOKS]
+    early, *others = LOOKS
+    return [style.swatch(look) for look in (replace(early, name=f"{comparison.names[1]}, {early.name}"), *others)]
 
 
 def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
     real_s, virtual_s = float(comparison.real_steps_s[step]), float(comparison.virtual_steps_s[step])
     off = virtual_s / real_s - 1
-    how = f"{abs(off):.1%} too {'short' if off < 0 else 'long'}" if abs(off) >= 0.0005 else "off by less than 0.1 %"
-    title = f"Predicted {time_text(virtual_s * 1e9)}, measured {time_text(real_s * 1e9)}: {how.replace('%', ' %').replace('  %', ' %')}"
+    short, long = ("too short", "too long") if comparison.predicts else ("shorter", "longer")
+    how = f"{abs(off):.1%} {short if off < 0 else long}" if abs(off) >= 0.0005 else "off by less than 0.1 %"
+    first, second = comparison.names
+    title = f"{second.capitalize()} {time_text(virtual_s * 1e9)}, {first} {time_text(real_s * 1e9)}: {how}".replace("%", " %").replace(
+        "  %", " %"
+    )
     said = [count(comparison.real.world_size, "rank")]
     if steps:
         schedule = find_step(comparison.real, step).schedule
@@ -407,6 +423,6 @@ def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
     if steps > 1:
         errors = comparison.steps
         said.append(f"step {step + 1} of {steps}: all of them off by {errors.mean:.1%} on average, {errors.worst:.1%} at most")
-    if comparison.no_communication_s is not None:
+    if comparison.predicts and comparison.no_communication_s is not None:
         said.append(f"without communication it would be {comparison.no_communication_s / real_s - 1:+.1%}")
     return title, "; ".join(said).replace("%", " %")

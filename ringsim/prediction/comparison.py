@@ -1,7 +1,7 @@
-"""``ringsim.compare``: a run on real ranks beside the same run on a virtual clock, and how far off the prediction was.
+"""``ringsim.compare``: two runs of a program side by side, and where they differ; or a run beside its prediction, and how far off that was.
 
-Errors are signed and relative to the measurement, ``virtual / real - 1``: -0.1 is a prediction that is 10 % too short. Two baselines show
-what the prediction is worth: *nominal* has only what the program asked of ``ringsim.compute``, *no communication* has the predicted
+Errors are signed and relative to the first run, ``second / first - 1``: -0.1 is a prediction that is 10 % too short. Two baselines show
+what a prediction is worth: *nominal* has only what the program asked of ``ringsim.compute``, *no communication* has the predicted
 computations. In both, messages take no time.
 """
 
@@ -16,14 +16,19 @@ import numpy as np
 from ringsim.compute_costs import read_label
 from ringsim.errors import ArgumentError, RingError
 from ringsim.prediction.calibration import median_costs
+from ringsim.prediction.differences import Differences, differ, pair
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
-from ringsim.traces.events import MARK, NONE, OP_NAMES, SPAN, Events, Ints
+from ringsim.traces.events import MARK, NONE, SPAN, Events, Ints
 from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.steps import StageActions, count_steps, find_step, is_step, number_steps
-from ringsim.traces.value import Trace, check_trace
+from ringsim.traces.units import time_text
+from ringsim.traces.value import Trace, check_trace, count
 
 if TYPE_CHECKING:
+    from os import PathLike
+
+    import pandas as pd
     from matplotlib.axes import Axes
 
 __all__ = ["Comparison", "Errors", "compare"]
@@ -60,21 +65,25 @@ class Errors:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Two runs of one program, from ``compare``. Printing it says how good the prediction was, ``plot()`` shows it.
+    """Two runs, from ``compare``. Printing it says how they differ and where that began, ``plot()`` shows it.
+
+    The first one is called *real* and the second *virtual*, for a run and its prediction; they may be any two.
 
     Attributes:
-        real: what was measured.
-        virtual: what was predicted.
+        real: the first run: what was measured, where the other predicts it.
+        virtual: the second.
         real_steps_s: how long each step took, in seconds; the whole run if it has no steps of a pipeline.
-        virtual_steps_s: how long it was predicted to take.
+        virtual_steps_s: the same in the second run.
         nominal_s: what a step would take if each computation took what it was asked to, and messages nothing; None if none was asked to.
-        no_communication_s: the same with the predicted computations; None if there is no step.
-        real_index: the operations and spans that were compared, by their place in ``real.events``.
+        no_communication_s: the same with the second run's computations; None if there is no step.
+        real_index: the operations and spans that are alike, by their place in ``real.events``.
         virtual_index: the same in ``virtual.events``.
         real_begin_ns: when each step began to compute, in the time of ``real``.
         virtual_begin_ns: the same in that of ``virtual``.
         step: the step of each compared event.
-        lag_s: how much later each of them ends in the prediction, counted from the start of the step.
+        lag_s: how much later each of them ends in the second run, counted from the start of the step.
+        unpaired: how many operations and spans only the first run has, and only the second.
+        differences: the table: for each step, rank, stage and operation how much longer it took, and how much later it ended.
     """
 
     real: Trace
@@ -89,6 +98,18 @@ class Comparison:
     virtual_begin_ns: Ints
     step: Ints
     lag_s: Ints
+    unpaired: tuple[int, int]
+    differences: Differences
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the second run is a simulation of a first that is none."""
+        return self.virtual.metadata.get("source") == "simulated" != self.real.metadata.get("source")
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What to call the two: measured and predicted, or first and second."""
+        return ("measured", "predicted") if self.predicts else ("first", "second")
 
     @cached_property
     def steps(self) -> Errors:
@@ -131,38 +152,79 @@ class Comparison:
         axes: Axes = resolve("plot_overlay")(self, step=step, ax=ax, **look)
         return axes
 
+    def to_pandas(self) -> pd.DataFrame:
+        """Returns the table of ``differences`` as a DataFrame: what differs most comes first."""
+        return self.differences.to_pandas()
+
+    def to_html(self, path: str | PathLike[str]) -> None:
+        """Writes both runs as one interactive page, on one axis, rank 0 beside rank 0."""
+        resolve("to_html")([self.real, self.virtual], path)
+
+    def where_it_began(self) -> str:
+        """Says in which step and operation the runs began to differ; empty if none took longer or shorter itself.
+
+        Of all operations of a stage it is those that changed most, in the direction in which the run did, and waiting does not count.
+        """
+        table = self.differences
+        row = table.find_beginning()
+        if row is None:
+            return ""
+        change = float(table.longer_s[row])
+        stage = "" if table.stage[row] == NONE else f" of stage {table.stage[row]}"
+        which = [f"step {table.step[row]}, "] if count_steps(self.real.events) else [""]
+        began = "" if table.began[row] == NONE else f" It began with {self.virtual[int(table.began[row])]!r}."
+        how = f"{time_text(abs(change) * 1e9)} {'longer' if change > 0 else 'less'}"
+        return f"{which[0]}rank {table.rank[row]}: {table.operation[row]}{stage} took {how}.{began}"
+
     def __repr__(self) -> str:
-        """Returns the errors in a few lines."""
-        real_ms, virtual_ms = np.median(self.real_steps_s) * 1e3, np.median(self.virtual_steps_s) * 1e3
-        lines = [f"median step: measured {real_ms:.3f} ms, predicted {virtual_ms:.3f} ms ({self.median_error:+.1%})"]
-        lines.append(f"steps: {_words(self.steps)}")
-        for name, value in (("nominal", self.nominal_s), ("no communication", self.no_communication_s)):
-            if value is not None:
-                lines.append(f"  baseline {name}: {value * 1e3:.3f} ms, {_words(self.baseline(name))}")
-        lines.append(f"ends of operations, of the step: {_words(self.operations)}")
-        lines += [f"note on the prediction: {note}" for note in self.virtual.metadata.get("notes", ())]
-        return "\n".join(lines)
+        """Returns the differences in a few lines, with the first rows of the table."""
+        table = f"{self.differences}".splitlines() if self.differences.longer_s.any() else []
+        notes = [f"note on the prediction: {note}" for note in self.virtual.metadata.get("notes", ()) if self.predicts]
+        return "\n".join([*self._tell(), *table, *notes])
 
     def describe(self) -> str:
         """Returns one sentence that says what the picture shows: its alternative text."""
-        return f"A measured run and its prediction; {'; '.join(line.strip() for line in repr(self).splitlines())}."
+        what = "A measured run and its prediction" if self.predicts else "Two runs"
+        return f"{what}; {'; '.join(line.strip().rstrip('.') for line in self._tell())}."
+
+    def _tell(self) -> list[str]:
+        first, second = self.names
+        real_ms, virtual_ms = np.median(self.real_steps_s) * 1e3, np.median(self.virtual_steps_s) * 1e3
+        what = "median step" if count_steps(self.real.events) else "run"
+        lines = [f"{what}: {first} {real_ms:.3f} ms, {second} {virtual_ms:.3f} ms ({self.median_error:+.1%})"]
+        lines.append(f"steps: {self._words(self.steps)}")
+        for name, value in (("nominal", self.nominal_s), ("no communication", self.no_communication_s)):
+            if value is not None and self.predicts:
+                lines.append(f"  baseline {name}: {value * 1e3:.3f} ms, {self._words(self.baseline(name))}")
+        lines.append(f"ends of operations, of the step: {self._words(self.operations)}")
+        lines += [f"only {name}: {count(number, 'event')}" for name, number in zip(self.names, self.unpaired, strict=True) if number]
+        began = self.where_it_began()
+        return [*lines, f"most of it: {began}"] if began else lines
+
+    def _words(self, errors: Errors) -> str:
+        if self.predicts:
+            return f"error {errors.mean:.1%} on average, {errors.worst:.1%} at most, bias {errors.bias:+.1%}, n {errors.count}"
+        return f"{errors.bias:+.1%} on average, off by {errors.mean:.1%} on average and {errors.worst:.1%} at most, n {errors.count}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         return bundle(self, repr(self), "overlay_png", self.describe())
 
 
 def compare(real: Trace, virtual: Trace) -> Comparison:
-    """Compares a run on real ranks with the same run on a virtual clock.
+    """Compares two runs: before and after, two schedules, two machines; or a run on real ranks and the same run on a virtual clock.
+
+    Operations are compared that both have: in the same step of the same rank, of the same name, with the same peer or of the same stage
+    and microbatch. Steps that one run has more are left out.
 
     Args:
-        real: of ``ringsim.trace``.
-        virtual: of ``ringsim.simulate``, the same worker with the same arguments.
+        real: the first run.
+        virtual: the second; where it is simulated and the first is not, it is called a prediction of that.
 
     Returns:
-        The errors by step and by operation, and those of the baselines.
+        What took longer and where that began, the errors by step and by operation, and those of the baselines.
 
     Raises:
-        ArgumentError: the two are not runs of one program: a rank did other things, or in another order.
+        ArgumentError: the two have nothing in common.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -174,30 +236,31 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         >>> comparison = compare(run(2_000_000), run(1_500_000))
         >>> comparison.steps.bias, len(comparison.lag_s)
         (-0.25, 2)
+        >>> comparison.to_pandas()[["rank", "operation", "longer_s"]].head(2)
+           rank operation  longer_s
+        0     0      send   -0.0005
+        1     1      recv   -0.0005
     """
     check_trace("real", real)
     check_trace("virtual", virtual)
-    if real.world_size != virtual.world_size:
-        raise ArgumentError(f"the two runs must have as many ranks, got {real.world_size} and {virtual.world_size}. Simulate as many.")
-    real_index, virtual_index = _pair(real, virtual)
-    num_steps = count_steps(real.events)
-    if num_steps != count_steps(virtual.events):
-        raise ArgumentError(
-            f"the two runs must have as many steps, got {num_steps} and {count_steps(virtual.events)}. Run the same worker."
-        )
-    numbers = np.where(is_step(real.events), NONE, number_steps(real.events)) if num_steps else np.zeros(len(real.events), dtype=np.int64)
-    compared = numbers[real_index] != NONE
-    real_index, virtual_index = real_index[compared], virtual_index[compared]
-    number = numbers[real_index]
+    num_steps = min(count_steps(real.events), count_steps(virtual.events))
+    numbers = [_number_steps(trace.events, num_steps) for trace in (real, virtual)]
+    alike = [np.where(is_step(trace.events) & (num_steps > 0), NONE, of) for trace, of in zip((real, virtual), numbers, strict=True)]
+    real_index, virtual_index = pair(real, virtual, alike)
+    unpaired = [_count_others(*one) for one in zip((real, virtual), alike, (real_index, virtual_index), strict=True)]
+    numbers[1][virtual_index] = numbers[0][real_index]  # a pair is in the step that the first run has it in
+    number = alike[0][real_index]
+    done = (number != NONE) & (real.events.done_ns[real_index] != NONE) & (virtual.events.done_ns[virtual_index] != NONE)
+    real_index, virtual_index, number = real_index[done], virtual_index[done], number[done]
     if len(real_index) == 0:
         raise ArgumentError(
-            "the two runs must have something to compare, got no operation that is done. Record a worker that communicates."
+            "the two runs must have something to compare, got no operation that both have done. Record the same worker twice."
         )
     (real_begin, real_end), (virtual_begin, virtual_end) = (
         _find_extents(trace, index, num_steps) for trace, index in ((real, real_index), (virtual, virtual_index))
     )
     lag_ns = (virtual.events.done_ns[virtual_index] - virtual_begin[number]) - (real.events.done_ns[real_index] - real_begin[number])
-    nominal, no_communication = _find_baselines(find_step(virtual), virtual.events) if num_steps else (None, None)
+    nominal, no_communication = _find_baselines(find_step(virtual, num_steps - 1), virtual.events) if num_steps else (None, None)
     return Comparison(
         real=real,
         virtual=virtual,
@@ -211,35 +274,25 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         virtual_begin_ns=virtual_begin,
         step=number,
         lag_s=lag_ns * 1e-9,
+        unpaired=(unpaired[0], unpaired[1]),
+        differences=differ(real, virtual, numbers, (real_begin, virtual_begin), (real_index, virtual_index)),
     )
 
 
-def _pair(real: Trace, virtual: Trace) -> tuple[Ints, Ints]:
-    """Pairs the n-th event of a rank in one run with its n-th in the other; raises if they are not alike."""
-    pairs = []
-    for rank in range(real.world_size):
-        mine, theirs = (np.flatnonzero((trace.events.rank == rank) & (trace.events.kind != MARK)) for trace in (real, virtual))
-        words = [_describe(trace.events, index) for trace, index in ((real, mine), (virtual, theirs))]
-        if words[0] != words[1]:
-            place = next((at for at, (one, other) in enumerate(zip(*words, strict=False)) if one != other), min(map(len, words)))
-            was, is_now = (each[place] if place < len(each) else "nothing more" for each in words)
-            raise ArgumentError(
-                f"the two runs must be of one program, got {was} in one and {is_now} in the other (rank {rank}, operation {place}). "
-                "Run the same worker with the same arguments on both clocks."
-            )
-        pairs.append((mine, theirs))
-    real_index, virtual_index = (np.concatenate(columns) for columns in zip(*pairs, strict=True))
-    done = (real.events.done_ns[real_index] != NONE) & (virtual.events.done_ns[virtual_index] != NONE)
-    return real_index[done], virtual_index[done]
+def _count_others(trace: Trace, step: Ints, index: Ints) -> int:
+    """Counts the events that have a step and are not at ``index``."""
+    others = (step != NONE) & (trace.events.kind != MARK)
+    others[index] = False
+    return int(np.count_nonzero(others))
 
 
-def _describe(events: Events, index: Ints) -> list[str]:
-    """Returns what was done, in words that are the same in both runs."""
-    labels, labelled = events.tables.labels, events.kind == SPAN
-    return [
-        f"the span {labels[events.label[at]]!r}" if labelled[at] else f"{OP_NAMES[events.op[at]]} with {events.peer[at]}"
-        for at in index.tolist()
-    ]
+def _number_steps(events: Events, num_steps: int) -> Ints:
+    """Returns the step of each event, -1 outside of the first ``num_steps``; of a run without steps, all is one."""
+    if num_steps == 0:
+        return np.zeros(len(events), dtype=np.int64)
+    numbers = number_steps(events)
+    numbers[numbers >= num_steps] = NONE
+    return numbers
 
 
 def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints]:
@@ -273,7 +326,3 @@ def _find_baselines(actions: StageActions, events: Events) -> tuple[float | None
         return (time_step(asked) if asked.any() else None), time_step((actions.end - actions.start) * 1e-9)
     except RingError:
         return None, None  # not a schedule that can be timed
-
-
-def _words(errors: Errors) -> str:
-    return f"error {errors.mean:.1%} on average, {errors.worst:.1%} at most, bias {errors.bias:+.1%}, n {errors.count}"

@@ -366,3 +366,21 @@ class CollectiveCalls:
         """The events in the order of their calls, and where each call begins."""
         order = np.argsort(self.call, kind="stable")
         return order, np.searchsorted(self.call[order], np.arange(len(self.last) + 1))
+
+
+def wait_for_last(events: Events, apart: Ints | Sequence[int] = ()) -> Ints:
+    """Returns how long each collective was blocked before the last rank called it, in ns; 0 for others and where not all ranks called it.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events
+        >>> barrier = {"rank": [0, 1], "op": [OP_CODES["barrier"]] * 2, "group": [0] * 2, "post_ns": [1, 5], "wait_ns": [2, 5],
+        ...            "done_ns": [9, 9]}
+        >>> wait_for_last(make_events(barrier, Tables(groups=(Group("world", (0, 1)),)))).tolist()
+        [3, 0]
+    """
+    calls = CollectiveCalls.of(events, apart)
+    known = calls.complete[calls.call] & (events.done_ns[calls.event] != NONE) & (events.wait_ns[calls.event] != NONE)
+    mine, last = calls.event[known], calls.last[calls.call[known]]
+    length = np.zeros(len(events), dtype=np.int64)
+    length[mine] = np.maximum(np.minimum(events.post_ns[last], events.done_ns[mine]) - events.wait_ns[mine], 0)
+    return length

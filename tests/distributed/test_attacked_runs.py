@@ -101,10 +101,11 @@ def call():
 
 
 @pytest.mark.parametrize("way", ["-W error ../program.py alone <&- >/dev/full 2>&-", "-m ringsim trace ../program.py >/dev/full"])
-def test_closed_streams_a_full_disk_behind_one_strict_warnings_and_a_neighbour_called_random(way: str, tmp_path: Path) -> None:
+def test_closed_streams_a_full_disk_behind_one_strict_warnings_and_neighbours_called_random_and_torch(way: str, tmp_path: Path) -> None:
     """None of them is worth an error."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "random.py").touch()
+    for name in ("random", "torch", "numpy"):
+        (tmp_path / "elsewhere" / f"{name}.py").touch()
     subprocess.run(f"exec {sys.executable} {way}", shell=True, cwd=tmp_path / "elsewhere", timeout=60, check=False)
     assert ringsim.load(tmp_path / "elsewhere" / "program.ringtrace").metadata["complete"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import select
 import random
+import select
 import signal
 import socket
 import stat
@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from processes import descendants, gone, listening, until
+from processes import descendants, gone, listening, listening_ports, until
 
 import ringsim
 from ringsim.errors import Deadlock, Interrupted, PeerExited, RankFailed, RingError, RunTimeout
@@ -460,6 +460,56 @@ def test_parked_ranks_end_when_nobody_comes() -> None:
     assert until(lambda: all(gone(pid) for pid in pids), 5.0)
     assert until(lambda: not parked.directory.exists(), 1.0)
     assert not parked.take()
+    parked.close()
+
+
+def knock(port: int) -> str:
+    """Connects to a port of loopback, and says what came of it."""
+    try:
+        with socket.socket() as connection:  # not create_connection, which imports what another user may not read
+            connection.settimeout(0.2)
+            connection.connect(("127.0.0.1", port))
+            connection.sendall(bytes(64))
+            return "answer" if connection.recv(1) else "end"
+    except OSError as error:
+        return type(error).__name__
+
+
+def knock_as_another_user(ports: list[int]) -> set[str]:
+    """Connects to ports of loopback, as nobody where this process is root, and says what came of each."""
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setresgid(*3 * [65534])
+                os.setresuid(*3 * [65534])
+            os.write(write, " ".join(map(knock, ports)).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with os.fdopen(read) as said:
+        return set(said.read().split())
+
+
+def test_nobody_else_reaches_the_store_that_a_ring_has_met_over() -> None:
+    def meet_anew() -> tuple[int, bool, float]:
+        ring, place = ringsim.current_ring(), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store = dist.TCPStore(*place, is_master=False)
+        held = store.check(["ringsim/0/head"])  # of the roll-call, in the store that they met over
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")  # over env://, as under torchrun
+        dist.all_reduce(total := torch.ones(1))
+        return ring.port - place[1], held, total.item()
+
+    assert ringsim.trace(meet_anew, world_size=2).results == [(0, False, 2.0)] * 2
+    server = get_launcher()._server
+    assert server is not None
+    parked = ForkedRanks(server, Kind(2, "cpu", 30.0, True, start_environment()), park_s=20)
+    pids = [channel.recv()[1] for channel in parked.channels]
+    assert knock_as_another_user([int(parked.config.port_file.read_text())]) == {"ConnectionRefusedError"}
+    assert knock_as_another_user([port for pid in pids for port in listening_ports(pid)]) <= {"TimeoutError", "end", "ConnectionResetError"}
     parked.close()
 
 

@@ -67,33 +67,39 @@ class Run {
     this.kinds = head.ops.map(([, kind]) => kind); // by operation
     this.first = [0];
     for (const count of head.counts) this.first.push(this.first.at(-1) + count);
-    this.rank = new Int32Array(size);
-    this.post = new Float64Array(size);
-    this.wait = new Float64Array(size);
-    this.done = new Float64Array(size);
-    for (let rank = 0; rank < this.ranks; rank++) {
-      let time = 0;
-      for (let i = this.first[rank]; i < this.first[rank + 1]; i++) {
-        time += columns.post[i];
-        this.rank[i] = rank;
-        this.post[i] = time;
-        this.wait[i] = columns.wait[i] < 0 ? NaN : time + columns.wait[i];
-        this.done[i] = columns.done[i] < 0 ? NaN : time + columns.done[i];
-      }
-    }
-    this.end = Math.max(1, head.end);
-    for (const times of [this.post, this.wait, this.done]) for (const time of times) if (time > this.end) this.end = time;
+    this.readTimes();
     const stems = new Map(); // spans whose names differ in numbers alone look alike
     this.looks = head.labels.map((label) => {
       const stem = label.replace(/[\d.…]+/g, "");
       if (!stems.has(stem)) stems.set(stem, SPANS + (stems.size % SPAN_LOOKS.length));
       return stems.get(stem);
     });
-    this.lane = new Uint8Array(size); // the number of an event's lane
-    this.lanes = Array.from({ length: this.ranks }, (_, rank) => this.layOut(rank));
+    this.lane = new Uint8Array(size); // the number of an event's lane, once its rank's are laid out
+    this.lanes = [];
     this.hosts = head.hosts;
     this.stages = this.findStages();
     this.flags = head.findings.map((finding) => ({ ...finding, event: finding.events[0] ?? -1 }));
+  }
+
+  /** Adds up the times, which are stored as differences; finds the end and the marks on the way. */
+  readTimes() {
+    const { size, first, kinds } = this, { post, wait, done, op } = this.columns;
+    const [ranks, posts, waits, dones] = [new Int32Array(size), new Float64Array(size), new Float64Array(size), new Float64Array(size)];
+    let begin = Infinity, end = Math.max(1, this.head.end);
+    this.marks = [];
+    for (let rank = 0; rank < this.ranks; rank++) {
+      for (let i = first[rank], time = 0; i < first[rank + 1]; i++) {
+        time += post[i];
+        ranks[i] = rank;
+        posts[i] = time;
+        waits[i] = wait[i] < 0 ? NaN : time + wait[i];
+        dones[i] = done[i] < 0 ? NaN : time + done[i];
+        begin = Math.min(begin, time);
+        end = Math.max(end, time + Math.max(0, wait[i], done[i]));
+        if (kinds[op[i]] === "mark") this.marks.push(i);
+      }
+    }
+    Object.assign(this, { rank: ranks, post: posts, wait: waits, done: dones, begin: Math.min(begin, end), end });
   }
 
   /** Returns the lowest stage of each rank, -1 for none; nothing for a run without stages. */
@@ -162,26 +168,48 @@ class Run {
     if (done > met) each(met, done, TRANSFER);
   }
 
-  /** Puts a rank's bars into lanes, each behind the one before it; spans that are nested lie in lanes of their own. */
+  /** Returns the lanes of a rank's bars: each bar stands behind the one before it; spans that are nested lie in lanes of their own. */
+  lanesOf(rank) { return (this.lanes[rank] ??= this.layOut(rank)); }
+
   layOut(rank) {
-    const bands = { span: [], operation: [] }, order = [];
-    this.marks ??= [];
-    for (let i = this.first[rank]; i < this.first[rank + 1]; i++) (this.kind(i) === "mark" ? this.marks : order).push(i);
-    if (order.some((i, k) => k && this.post[i] < this.post[order[k - 1]])) order.sort((a, b) => this.post[a] - this.post[b]); // threads
+    const bands = { span: [], operation: [] }, order = this.inOrder(rank), { post } = this;
     for (const i of order) {
       const band = this.bandOf(i), lanes = bands[band];
-      let lane = lanes.find((one) => one.end <= this.post[i]);
-      if (!lane) {
-        if (lanes.length < MOST_LANES[band]) lanes.push({ events: [], begins: [], ends: [], end: 0 });
-        lane = lanes.at(-1);
+      let number = 0;
+      while (number < lanes.length && lanes[number].end > post[i]) number++;
+      if (number === lanes.length) {
+        if (number < MOST_LANES[band]) lanes.push({ size: 0, end: 0 });
+        else number--;
       }
+      lanes[number].end = Math.max(lanes[number].end, this.endOf(i));
+      lanes[number].size++;
+      this.lane[i] = number;
+    }
+    for (const lane of [...bands.span, ...bands.operation]) {
+      const { size } = lane;
+      Object.assign(lane, { events: new Int32Array(size), begins: new Float64Array(size), ends: new Float64Array(size), size: 0, end: 0 });
+    }
+    for (const i of order) {
+      const lane = bands[this.bandOf(i)][this.lane[i]], at = lane.size++;
       lane.end = Math.max(lane.end, this.endOf(i));
-      this.lane[i] = lanes.indexOf(lane);
-      lane.events.push(i);
-      lane.begins.push(this.post[i]);
-      lane.ends.push(lane.end);
+      lane.events[at] = i;
+      lane.begins[at] = post[i];
+      lane.ends[at] = lane.end;
     }
     return bands;
+  }
+
+  /** Returns a rank's events but marks, in order of their posts: those of several threads are not so already. */
+  inOrder(rank) {
+    const order = new Int32Array(this.first[rank + 1] - this.first[rank]), { post } = this;
+    let size = 0, sorted = true;
+    for (let i = this.first[rank]; i < this.first[rank + 1]; i++) {
+      if (this.kind(i) === "mark") continue;
+      sorted &&= !(size && post[i] < post[order[size - 1]]);
+      order[size++] = i;
+    }
+    const own = order.subarray(0, size);
+    return sorted ? own : own.sort((a, b) => post[a] - post[b]);
   }
 
   /** Calls `each(event)` for the bars of a lane between two times. */

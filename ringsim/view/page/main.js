@@ -41,13 +41,6 @@ class View {
   describeRuns() {
     const heads = this.runs.map(({ head }, number) => (this.runs.length > 1 ? `${"ABCDEFGH"[number]}: ` : "") + `${head.title} · ${head.source}`);
     this.part("source").textContent = heads.join("  |  ");
-    const used = new Set();
-    for (const run of this.runs) for (let i = 0; i < Math.min(run.size, 200000); i++) if (run.kind(i) !== "span") run.parts(i, (_, __, state) => used.add(state));
-    const legend = STATES.slice(0, SPANS).map((state, number) => [state, number]).filter(([, number]) => used.has(number));
-    this.part("legend").replaceChildren(...legend.map(([state, number]) => {
-      const swatch = make("span", { class: "swatch", "data-state": `${number}` }, state.texture || "\u00a0");
-      return make("span", {}, swatch, ` ${state.name}`);
-    }));
     this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
     this.part("tabs").replaceChildren(...TABS.map((tab) => make("button", {
       type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => this.showTab(tab),
@@ -67,6 +60,18 @@ class View {
     clearTimeout(this.later);
     cancelAnimationFrame(this.waiting);
     return this;
+  }
+
+  /** Says what the colours mean, of the states that the runs have. */
+  drawLegend() {
+    const used = new Set();
+    for (const run of this.runs) for (let i = 0; i < Math.min(run.size, 200000); i++) if (run.kind(i) !== "span") run.parts(i, (_, __, state) => used.add(state));
+    const legend = STATES.slice(0, SPANS).map((state, number) => [state, number]).filter(([, number]) => used.has(number));
+    this.part("legend").replaceChildren(...legend.map(([state, number]) => {
+      const swatch = make("span", { class: "swatch", "data-state": `${number}` }, state.texture || "\u00a0");
+      swatch.style.backgroundColor = this.timeline.colours[number];
+      return make("span", {}, swatch, ` ${state.name}`);
+    }));
   }
 
   /** Shows the critical path or the bubbles, or no longer. */
@@ -94,7 +99,7 @@ class View {
   setTheme(dark) {
     this.root.dataset.theme = dark ? "dark" : "light";
     this.timeline.setTheme(dark);
-    for (const swatch of this.root.querySelectorAll(".swatch")) swatch.style.backgroundColor = this.timeline.colours[Number(swatch.dataset.state)];
+    if (this.frame !== undefined) this.drawLegend();
     this.draw();
   }
 
@@ -118,11 +123,24 @@ class View {
       clearTimeout(this.later);
       this.later = setTimeout(() => { // once it has come to rest
         this.later = 0;
+        if (!this.part("legend").children.length) this.drawLegend();
         if (!small) this.ring.draw(this.which);
         this.drawPanel();
         this.remember();
+        this.refine();
       }, 120);
     });
+  }
+
+  /** Makes finer bins while nothing else is to be done, a few at a time. */
+  refine() {
+    const begin = performance.now(), { timeline } = this;
+    let rows = 0;
+    while (timeline.pyramids.some((pyramid) => pyramid.run.size > MOST_BARS && pyramid.refine())) {
+      rows += 1;
+      if (performance.now() - begin > 8) return setTimeout(() => this.waiting || this.later || this.refine());
+    }
+    if (rows) timeline.draw();
   }
 
   // -- panels
@@ -408,7 +426,7 @@ class View {
 
   search(text) {
     const { timeline } = this;
-    this.hits = [];
+    let hits = 0;
     timeline.found = null;
     if (text.trim()) {
       const test = parseSearch(text);
@@ -417,20 +435,30 @@ class View {
         const found = new Uint8Array(run.size);
         for (let event = 0; event < run.size; event++) {
           found[event] = test(run, event);
-          if (found[event]) this.hits.push({ run, event });
+          hits += found[event];
         }
         timeline.found.set(run, found);
       }
-      this.hits.sort((a, b) => a.run.post[a.event] - b.run.post[b.event]);
     }
-    this.part("hits").textContent = text.trim() ? `${this.hits.length.toLocaleString("en")} found` : "";
+    this.part("hits").textContent = text.trim() ? `${hits.toLocaleString("en")} found` : "";
     this.draw();
   }
 
+  /** Selects what was found next in time, or before, and after the last one the first. */
   nextHit(by) {
-    if (!this.hits?.length) return;
-    const at = this.hits.indexOf(this.timeline.selected);
-    this.select(this.hits[(at + (at < 0 && by < 0 ? 0 : by) + this.hits.length) % this.hits.length], true);
+    const { found, selected } = this.timeline;
+    if (!found) return;
+    const after = (one, other) => by * (one.run.post[one.event] - other.run.post[other.event] || this.runs.indexOf(one.run) - this.runs.indexOf(other.run)
+      || one.event - other.event);
+    let next = null, first = null;
+    for (const run of this.runs) {
+      const marks = found.get(run), one = { run };
+      for (one.event = marks.indexOf(1); one.event >= 0; one.event = marks.indexOf(1, one.event + 1)) {
+        if (!first || after(one, first) < 0) first = { ...one };
+        if (selected && after(one, selected) > 0 && (!next || after(one, next) < 0)) next = { ...one };
+      }
+    }
+    if (next ?? first) this.select(next ?? first, true);
   }
 
   // -- playing

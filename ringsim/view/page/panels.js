@@ -72,16 +72,16 @@ function card(run, event, goTo, ...buttons) {
 function statistics(run, from, until) {
   const rows = new Map();
   for (let rank = 0; rank < run.ranks; rank++) {
-    for (const lane of run.lanes[rank].operation) {
+    for (const lane of run.lanesOf(rank).operation) {
       run.between(lane, from, until, (i) => {
-        const key = `${run.op(i)}\n${run.group(i)}`;
-        const row = rows.get(key) ?? { op: run.op(i), group: run.group(i), count: 0, bytes: 0, blocked: [], rates: [] };
+        const key = run.columns.op[i] + run.head.ops.length * run.columns.group[i];
+        let row = rows.get(key);
+        if (!row) rows.set(key, (row = { op: run.op(i), group: run.group(i), count: 0, bytes: 0, blocked: [], rates: [] }));
         row.count += 1;
         row.bytes += run.bytes(i);
         if (run.done[i] >= run.wait[i]) row.blocked.push(run.done[i] - run.wait[i]);
         const rate = run.rate(i);
         if (rate) row.rates.push(rate);
-        rows.set(key, row);
       });
     }
   }
@@ -89,7 +89,7 @@ function statistics(run, from, until) {
 }
 
 function median(values) {
-  return values.length ? [...values].sort((a, b) => a - b)[values.length >> 1] : NaN;
+  return values.length ? Float64Array.from(values).sort()[values.length >> 1] : NaN;
 }
 
 /** Makes a table with a caption. */
@@ -124,8 +124,8 @@ function drawBandwidth(canvas, timeline, run) {
   context.scale(ratio, ratio);
   context.font = "10px system-ui, sans-serif";
   const points = [];
-  for (const lanes of run.lanes) {
-    for (const lane of lanes.operation) {
+  for (let rank = 0; rank < run.ranks; rank++) {
+    for (const lane of run.lanesOf(rank).operation) {
       run.between(lane, timeline.from, timeline.until, (i) => {
         const rate = run.kind(i) === "recv" || run.kind(i) === "collective" ? run.rate(i) : NaN;
         if (rate && points.length < 50000) points.push([Math.log10(run.bytes(i)), Math.log10(rate), run.kind(i)]);
@@ -163,7 +163,7 @@ function visibleTable(timeline) {
   for (let index = Math.max(0, timeline.rowAt(RULER)); index < timeline.rows.length && index <= timeline.rowAt(timeline.height - 1); index++) {
     const { run, rank } = timeline.rows[index];
     for (const band of BANDS) {
-      for (const lane of run.lanes[rank][band]) {
+      for (const lane of run.lanesOf(rank)[band]) {
         run.between(lane, timeline.from, timeline.until, (i) => {
           if (rows.length < MOST_TABLE) {
             rows.push([`${rank}`, run.text(i), timeText(run.post[i], 6), Number.isNaN(run.done[i]) ? "never" : timeText(run.done[i], 6), run.place(i)]);

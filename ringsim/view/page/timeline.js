@@ -4,7 +4,7 @@ const GUTTER = 76, RULER = 34; // pixels left of the rows and above them, for na
 const [LEAST_ROW, FULL_ROW] = [3, 96]; // heights
 const MOST_ARROWS = 400, MOST_NAMES = 400; // more would be grey
 const MOST_BUBBLES = 4000; // shaded at once
-const MOST_BARS = 30000; // drawn one by one; of more the pyramid is drawn where its bins are no wider than a pixel
+const MOST_BARS = 20000; // drawn one by one; of more bins are drawn
 const MOST_PIXELS = 4e6; // of the canvas: a screen with more gets larger ones
 
 /** Returns a colour "#rrggbb" as a pixel of an ImageData, mixed with another: `share` 255 is the colour alone. */
@@ -27,7 +27,7 @@ class Timeline {
     Object.assign(this, { canvas, overlay, overview, runs });
     this.pyramids = runs.map((run) => new Pyramid(run));
     this.end = Math.max(...runs.map((run) => run.end));
-    this.begin = Math.min(...runs.map((run) => run.post.reduce((least, post) => Math.min(least, post), run.end)));
+    this.begin = Math.min(...runs.map((run) => run.begin));
     if (this.begin < 0.3 * this.end) this.begin = 0; // times count from the start of the run; what comes before it was recorded is left out
     this.top = 0;
     this.fit();
@@ -42,7 +42,6 @@ class Timeline {
     this.box = null; // where a box that is being drawn begins and ends, in pixels
     this.notes = []; // marks of the user: times
     this.found = null; // the events that a search left: by run, 1 for each of them
-    this.setTheme(false);
   }
 
   /** Returns what a rank can be grouped by: "stage" and "host", where the run tells. */
@@ -68,7 +67,7 @@ class Timeline {
     this.stripe = dark ? "#1a1e23" : "#f7f8fa";
     this.ink = dark ? "#e6e6e6" : "#222222";
     this.muted = dark ? "#9aa2ad" : "#5f5f5f";
-    this.hatch = makeHatch(this.muted);
+    this.hatch = null; // made when there is something to hatch
     this.colours = STATES.map((state) => state[dark ? "dark" : "light"]);
     this.pixels = [this.ground, this.stripe].map((ground) =>
       this.colours.map((colour) => Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, ground, share))));
@@ -100,7 +99,7 @@ class Timeline {
   /** Returns the upper and the lower end of a lane's bars in a row, in pixels from the row's top. */
   laneSpan(row, band, lane) {
     const pad = this.rowHeight >= 12 ? 2 : 0, inner = this.rowHeight - 2 * pad;
-    const lanes = row.run.lanes[row.rank];
+    const lanes = row.run.lanesOf(row.rank);
     const both = lanes.span.length && lanes.operation.length;
     const [low, high] = !both ? [0, inner] : band === "span" ? [0, inner * 0.55] : [inner * 0.55, inner];
     const share = (high - low) / Math.max(1, lanes[band].length);
@@ -162,7 +161,7 @@ class Timeline {
     const inside = y - this.y(this.rowAt(y));
     let best = null, distance = Infinity;
     for (const band of BANDS) {
-      for (const [number, lane] of row.run.lanes[row.rank][band].entries()) {
+      for (const [number, lane] of row.run.lanesOf(row.rank)[band].entries()) {
         const [low, high] = this.laneSpan(row, band, number);
         const away = inside < low ? low - inside : inside > high ? inside - high : 0;
         if (away > (this.rowHeight < 12 ? this.rowHeight : 1)) continue;
@@ -196,9 +195,8 @@ class Timeline {
       const [top, bottom] = [this.y(index), this.y(index + 1)].map((y) => Math.round(y * ratio));
       if (stripe) this.fill(0, width, top, bottom, pixel(this.stripe, this.stripe));
       const pyramid = this.pyramids[row.number];
-      const coarse = many && perPixel >= pyramid.binTime;
       for (const band of BANDS) {
-        if (coarse) this.drawBins(row, index, band, pyramid, left, perPixel, stripe);
+        if (many) this.drawBins(row, index, band, pyramid, left, perPixel, stripe);
         else this.drawBars(row, index, band, left, stripe);
       }
     }
@@ -218,7 +216,7 @@ class Timeline {
     for (let index = first; index <= last; index++) {
       const { run, rank } = this.rows[index];
       for (const band of BANDS) {
-        for (const { begins, ends } of run.lanes[rank][band]) bars += Math.max(0, firstAbove(begins, this.until) - firstAbove(ends, this.from));
+        for (const { begins, ends } of run.lanesOf(rank)[band]) bars += Math.max(0, firstAbove(begins, this.until) - firstAbove(ends, this.from));
       }
     }
     return bars;
@@ -234,18 +232,17 @@ class Timeline {
 
   /** Draws a band of a row from the pyramid: one line of pixels, repeated. */
   drawBins(row, index, band, pyramid, left, perPixel, stripe) {
-    const lanes = row.run.lanes[row.rank][band];
+    const lanes = row.run.lanesOf(row.rank)[band];
     if (!lanes.length) return;
-    const level = Math.min(pyramid.depth - 1, Math.floor(Math.log2(perPixel / pyramid.binTime)));
-    const at = pyramid.offset(row.rank, BANDS.indexOf(band), level), bins = pyramid.bins >> level;
-    const state = pyramid.state[level], share = pyramid.share[level];
-    const width = this.canvas.width, perBin = pyramid.binTime * 2 ** level;
+    const width = this.canvas.width, number = BANDS.indexOf(band);
+    const { state, share, at, bins, begin, binTime } = perPixel >= pyramid.binTime ? pyramid.level(row.rank, number, perPixel)
+      : pyramid.window(row.rank, number, this.from, this.until, width - left);
     const [low] = this.laneSpan(row, band, 0), [, high] = this.laneSpan(row, band, lanes.length - 1);
     const y0 = Math.round((this.y(index) + low) * this.ratio), y1 = Math.max(y0 + 1, Math.round((this.y(index) + high) * this.ratio));
     const line = new Uint32Array(width);
     const colours = this.pixels[stripe], pale = this.found ? 2 : 0;
     for (let x = left; x < width; x++) {
-      const bin = Math.floor((this.from + (x - left) * perPixel) / perBin);
+      const bin = Math.floor((this.from - begin + (x - left) * perPixel) / binTime);
       if (bin >= 0 && bin < bins && share[at + bin]) line[x] = colours[state[at + bin]][share[at + bin] >> pale];
     }
     if (this.found) this.addFound(row, band, line, left, perPixel, colours);
@@ -269,7 +266,7 @@ class Timeline {
     const { run, rank } = row, ratio = this.ratio, width = this.canvas.width;
     const scale = (width - left) / (this.until - this.from);
     const found = this.found?.get(run);
-    for (const [number, lane] of run.lanes[rank][band].entries()) {
+    for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
       const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * ratio));
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
       run.between(lane, this.from, this.until, (event) => {
@@ -307,7 +304,7 @@ class Timeline {
   drawBubbles(context, first, last) {
     const places = [];
     for (let index = first; index <= last; index++) {
-      const row = this.rows[index], [, high] = this.laneSpan(row, "span", row.run.lanes[row.rank].span.length - 1);
+      const row = this.rows[index], [, high] = this.laneSpan(row, "span", row.run.lanesOf(row.rank).span.length - 1);
       for (const step of this.steps[row.number]) {
         if (step.end < this.from || step.begin > this.until || !step.computes.has(row.rank)) continue;
         const [low] = this.laneSpan(row, "span", row.run.lane[step.computes.get(row.rank)[0]]);
@@ -318,7 +315,8 @@ class Timeline {
         if (places.length > MOST_BUBBLES) return;
       }
     }
-    context.fillStyle = this.hatch;
+    if (!places.length) return;
+    context.fillStyle = this.hatch ??= makeHatch(this.muted);
     for (const place of places) context.fillRect(...place);
   }
 
@@ -372,14 +370,12 @@ class Timeline {
     const lines = Math.min(this.rows.length * BANDS.length, height);
     for (let line = 0; line < lines; line++) {
       const row = this.rows[Math.floor((line * this.rows.length) / lines)];
-      const pyramid = this.pyramids[row.number], band = line % BANDS.length;
       const perPixel = this.end / (width - GUTTER);
-      const level = Math.max(0, Math.min(pyramid.depth - 1, Math.floor(Math.log2(perPixel / pyramid.binTime))));
-      const at = pyramid.offset(row.rank, band, level), bins = pyramid.bins >> level;
+      const { state, share, at, bins, binTime } = this.pyramids[row.number].level(row.rank, line % BANDS.length, perPixel);
       for (let x = GUTTER; x < width; x++) {
-        const bin = Math.floor(((x - GUTTER) * perPixel) / (pyramid.binTime * 2 ** level));
-        if (bin >= bins || !pyramid.share[level][at + bin]) continue;
-        const colour = this.pixels[1][pyramid.state[level][at + bin]][pyramid.share[level][at + bin]];
+        const bin = Math.floor(((x - GUTTER) * perPixel) / binTime);
+        if (bin >= bins || !share[at + bin]) continue;
+        const colour = this.pixels[1][state[at + bin]][share[at + bin]];
         for (let y = Math.floor((line * height) / lines); y < Math.floor(((line + 1) * height) / lines); y++) buffer[y * width + x] = colour;
       }
     }
@@ -502,7 +498,7 @@ class Timeline {
     const sends = [];
     for (let index = Math.max(0, this.rowAt(RULER)); index <= this.rowAt(this.height - 1) && index < this.rows.length; index++) {
       const { run, rank } = this.rows[index];
-      for (const lane of run.lanes[rank].operation) {
+      for (const lane of run.lanesOf(rank).operation) {
         if (firstAbove(lane.begins, this.until) - firstAbove(lane.ends, this.from) > 2 * MOST_ARROWS) return [];
         run.between(lane, this.from, this.until, (event) => {
           if (run.kind(event) === "send" && run.partner(event) >= 0) sends.push({ run, event });
