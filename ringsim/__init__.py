@@ -145,7 +145,11 @@ else:  # hidden from them, so that they report a misspelt name
         module = _CONTENTS.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = import_module(module)
+        try:
+            found = import_module(module)
+        except (ImportError, AttributeError):
+            import_module("ringsim.errors").refuse_impostors()
+            raise
         value = found if module == f"{__name__}.{name}" else getattr(found, name)
         globals()[name] = value  # the next use costs nothing
         return value
