@@ -55,8 +55,15 @@ Example:
     [(1, 0, 1), (0, 1, 0)]
 """
 
+import sys
 from importlib import import_module
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, Final
+
+for _package in ("torch", "numpy") if sys.argv[:1] != ["-m"] else ():  # `python -m ringsim` does not look into the working directory
+    _found = PathFinder.find_spec(_package)
+    if _found is not None and not _found.submodule_search_locations:  # a torch.py beside the script, or in the working directory
+        raise ImportError(f"{_package} must be the package of that name, got {_found.origin}, which hides it. Give that file another name.")
 
 # The table of contents: public name -> the module that defines it (or that it is).
 _CONTENTS: Final = {
@@ -145,11 +152,7 @@ else:  # hidden from them, so that they report a misspelt name
         module = _CONTENTS.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        try:
-            found = import_module(module)
-        except (ImportError, AttributeError):
-            import_module("ringsim.errors").refuse_impostors()
-            raise
+        found = import_module(module)
         value = found if module == f"{__name__}.{name}" else getattr(found, name)
         globals()[name] = value  # the next use costs nothing
         return value

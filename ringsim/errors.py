@@ -27,7 +27,6 @@ Below the errors are the checks of arguments that several functions share, so th
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
 import operator
@@ -160,18 +159,6 @@ class Interrupted(_Explained, KeyboardInterrupt):
 
 LONGEST_S: Final = 9e9  # of any time in a trace: it counts nanoseconds in 64 bits, which hold 292 years
 _MOST_SHOWN: Final = 200  # characters of a value in a message
-
-
-def refuse_impostors() -> None:
-    """Refuses a file of the user's that Python takes for torch or numpy: beside the script, or in the working directory.
-
-    Raises:
-        RingError: it names the file.
-    """
-    for package in ("torch", "numpy"):
-        spec = importlib.util.find_spec(package)
-        if spec is not None and spec.submodule_search_locations is None:
-            raise RingError(f"{package} must be the package, got the file {spec.origin}, which Python finds first. Rename that file.")
 
 
 def is_integer(value: object) -> TypeGuard[int]:

@@ -52,7 +52,7 @@ LIBRARIES: dict[str, set[str]] = {  # beyond the standard library and numpy; wha
     "launch": {"torch", "cloudpickle", "IPython"},
     "pipeline": {"torch", "transformers"},
     "simulator": {"torch", "greenlet"},
-    "prediction": set(),
+    "prediction": {"pandas"},
     "links": {"torch"},
     "exchange": DATA | {"google", "otf2", "_otf2"},
     "plot": {"matplotlib", "networkx"},

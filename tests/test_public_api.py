@@ -50,6 +50,14 @@ def test_public_names_are_found_where_the_contents_say() -> None:
         _ = ringsim.traec
 
 
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_a_file_that_hides_a_package_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").touch()
+    (tmp_path / "script.py").write_text("import ringsim")
+    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert re.search(rf"ImportError: {name} must be the package of that name, got .*{name}\.py, which hides it\.", ended.stderr)
+
+
 def test_names_of_the_seed_are_in_the_pipeline() -> None:
     assert set(ringsim.pipeline.__all__) >= SEED_NAMES
     assert dir(ringsim.pipeline) == sorted(PIPELINE)

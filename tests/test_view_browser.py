@@ -309,6 +309,10 @@ def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
         assert page.evaluate(script, [1, 0.8]) == ["transfer"]
         assert page.evaluate(script, [3, 0.8]) == []  # pale
         page.evaluate("window.ringsim.search('')")
+        page.evaluate("window.ringsim.timeline.show(3.9e6, 4.1e6)")  # too close for the bins of the whole run
+        assert page.evaluate(script, [3, 0.59]) == ["blocked: late sender"]
+        assert page.evaluate(script, [3, 0.61]) == ["transfer"]
+        page.evaluate("window.ringsim.timeline.fit()")
 
 
 def test_steps_bubbles_and_the_critical_path_are_those_of_the_schedule(open_page: Open) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from ringsim.errors import ArgumentError, check_seed, check_worker, is_integer, is_number, refuse_impostors
+from ringsim.errors import ArgumentError, check_seed, check_worker, is_integer, is_number
 from ringsim.faults import Degrade, Injection, check_injections
 from ringsim.launch.job import CHECKS, Kind, pack_call, start_environment
 from ringsim.launch.run import RunOptions, run
@@ -133,7 +133,6 @@ def _record(path: Path, world_size: int | None, inject: Sequence[Injection], che
 
 def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, ring: bool) -> Kind:
     """Checks what the ranks are to be like, and that they have a torch to load."""
-    refuse_impostors()
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     if world_size is None or not is_integer(world_size) or not 1 <= world_size <= WORLD_SIZE_MAX:

@@ -247,13 +247,11 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
     numbers = [_number_steps(trace.events, num_steps) for trace in (real, virtual)]
     alike = [np.where(is_step(trace.events) & (num_steps > 0), NONE, of) for trace, of in zip((real, virtual), numbers, strict=True)]
     real_index, virtual_index = pair(real, virtual, alike)
-    unpaired = tuple(
-        int(np.count_nonzero((of != NONE) & (trace.events.kind != MARK))) - len(real_index)
-        for trace, of in zip((real, virtual), alike, strict=True)
-    )
-    done = (real.events.done_ns[real_index] != NONE) & (virtual.events.done_ns[virtual_index] != NONE)
-    real_index, virtual_index = real_index[done], virtual_index[done]
+    unpaired = [_count_others(*one) for one in zip((real, virtual), alike, (real_index, virtual_index), strict=True)]
+    numbers[1][virtual_index] = numbers[0][real_index]  # a pair is in the step that the first run has it in
     number = alike[0][real_index]
+    done = (number != NONE) & (real.events.done_ns[real_index] != NONE) & (virtual.events.done_ns[virtual_index] != NONE)
+    real_index, virtual_index, number = real_index[done], virtual_index[done], number[done]
     if len(real_index) == 0:
         raise ArgumentError(
             "the two runs must have something to compare, got no operation that both have done. Record the same worker twice."
@@ -279,6 +277,13 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         unpaired=(unpaired[0], unpaired[1]),
         differences=differ(real, virtual, numbers, (real_begin, virtual_begin), (real_index, virtual_index)),
     )
+
+
+def _count_others(trace: Trace, step: Ints, index: Ints) -> int:
+    """Counts the events that have a step and are not at ``index``."""
+    others = (step != NONE) & (trace.events.kind != MARK)
+    others[index] = False
+    return int(np.count_nonzero(others))
 
 
 def _number_steps(events: Events, num_steps: int) -> Ints:

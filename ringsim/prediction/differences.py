@@ -148,7 +148,10 @@ def name_operations(*several: Events) -> tuple[list[Ints], list[str]]:
 
 
 def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """Pairs what two runs have in common: in a step of a rank, the k-th operation of a name with a peer, or span of a stage and microbatch.
+    """Pairs what two runs have in common.
+
+    Of two runs in which every rank did the same, the n-th event of a rank is paired with its n-th. Of others, in a step of a rank, the k-th
+    operation of a name with a peer, or span of a stage and microbatch.
 
     Args:
         first: one run.
@@ -158,15 +161,19 @@ def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints
     Returns:
         The places of the pairs in either, by those in the first.
     """
-    chosen, columns = [], []
-    for trace, step, name in zip((first, second), steps, name_operations(first.events, second.events)[0], strict=True):
-        events = trace.events
-        index = np.flatnonzero((step != NONE) & (events.kind != MARK))
-        span = events.kind[index] == SPAN
-        which = [np.where(span, column[index], NONE) for column in (events.stage, events.microbatch)]
-        columns.append([step[index], events.rank[index], name[index], np.where(span, NONE, events.peer[index]), *which])
-        chosen.append(index)
-    key, split = number_rows(*(np.concatenate(both) for both in zip(*columns, strict=True))), len(chosen[0])
+    all_columns, chosen = [], []
+    for trace, name in zip((first, second), name_operations(first.events, second.events)[0], strict=True):
+        events, span = trace.events, trace.events.kind == SPAN
+        which = [np.where(span, column, NONE) for column in (events.stage, events.microbatch)]
+        all_columns.append(np.stack([events.rank, name, np.where(span, NONE, events.peer), *which])[:, events.kind != MARK])
+        chosen.append(np.flatnonzero(events.kind != MARK))
+    if np.array_equal(all_columns[0], all_columns[1]):  # on a virtual clock, which step it is in may not show where a step begins or ends
+        return chosen[0], chosen[1]
+    counted = [step[index] != NONE for step, index in zip(steps, chosen, strict=True)]
+    chosen = [index[some] for index, some in zip(chosen, counted, strict=True)]
+    rows = np.concatenate([columns[:, some] for columns, some in zip(all_columns, counted, strict=True)], axis=1)
+    step = np.concatenate([step[index] for step, index in zip(steps, chosen, strict=True)])
+    key, split = number_rows(step, *rows), len(chosen[0])
     alike = key * (len(key) + 1) + np.concatenate([number_places(key[:split]), number_places(key[split:])])
     _, at_first, at_second = np.intersect1d(alike[:split], alike[split:], assume_unique=True, return_indices=True)
     order = np.argsort(at_first)

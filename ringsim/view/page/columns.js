@@ -172,30 +172,44 @@ class Run {
   lanesOf(rank) { return (this.lanes[rank] ??= this.layOut(rank)); }
 
   layOut(rank) {
-    const bands = { span: [], operation: [] }, order = [], { post } = this;
-    let sorted = true;
-    for (let i = this.first[rank]; i < this.first[rank + 1]; i++) {
-      if (this.kind(i) === "mark") continue;
-      sorted &&= !(post[i] < post[order.at(-1)]);
-      order.push(i);
-    }
-    if (!sorted) order.sort((a, b) => post[a] - post[b]); // threads
+    const bands = { span: [], operation: [] }, order = this.inOrder(rank), { post } = this;
     for (const i of order) {
       const band = this.bandOf(i), lanes = bands[band];
       let number = 0;
       while (number < lanes.length && lanes[number].end > post[i]) number++;
       if (number === lanes.length) {
-        if (number < MOST_LANES[band]) lanes.push({ events: [], begins: [], ends: [], end: 0 });
+        if (number < MOST_LANES[band]) lanes.push({ size: 0, end: 0 });
         else number--;
       }
-      const lane = lanes[number];
-      lane.end = Math.max(lane.end, this.endOf(i));
+      lanes[number].end = Math.max(lanes[number].end, this.endOf(i));
+      lanes[number].size++;
       this.lane[i] = number;
-      lane.events.push(i);
-      lane.begins.push(post[i]);
-      lane.ends.push(lane.end);
+    }
+    for (const lane of [...bands.span, ...bands.operation]) {
+      const { size } = lane;
+      Object.assign(lane, { events: new Int32Array(size), begins: new Float64Array(size), ends: new Float64Array(size), size: 0, end: 0 });
+    }
+    for (const i of order) {
+      const lane = bands[this.bandOf(i)][this.lane[i]], at = lane.size++;
+      lane.end = Math.max(lane.end, this.endOf(i));
+      lane.events[at] = i;
+      lane.begins[at] = post[i];
+      lane.ends[at] = lane.end;
     }
     return bands;
+  }
+
+  /** Returns a rank's events but marks, in order of their posts: those of several threads are not so already. */
+  inOrder(rank) {
+    const order = new Int32Array(this.first[rank + 1] - this.first[rank]), { post } = this;
+    let size = 0, sorted = true;
+    for (let i = this.first[rank]; i < this.first[rank + 1]; i++) {
+      if (this.kind(i) === "mark") continue;
+      sorted &&= !(size && post[i] < post[order[size - 1]]);
+      order[size++] = i;
+    }
+    const own = order.subarray(0, size);
+    return sorted ? own : own.sort((a, b) => post[a] - post[b]);
   }
 
   /** Calls `each(event)` for the bars of a lane between two times. */

@@ -423,7 +423,7 @@ class View {
 
   search(text) {
     const { timeline } = this;
-    this.hits = [];
+    let hits = 0;
     timeline.found = null;
     if (text.trim()) {
       const test = parseSearch(text);
@@ -432,20 +432,30 @@ class View {
         const found = new Uint8Array(run.size);
         for (let event = 0; event < run.size; event++) {
           found[event] = test(run, event);
-          if (found[event]) this.hits.push({ run, event });
+          hits += found[event];
         }
         timeline.found.set(run, found);
       }
-      this.hits.sort((a, b) => a.run.post[a.event] - b.run.post[b.event]);
     }
-    this.part("hits").textContent = text.trim() ? `${this.hits.length.toLocaleString("en")} found` : "";
+    this.part("hits").textContent = text.trim() ? `${hits.toLocaleString("en")} found` : "";
     this.draw();
   }
 
+  /** Selects what was found next in time, or before, and after the last one the first. */
   nextHit(by) {
-    if (!this.hits?.length) return;
-    const at = this.hits.indexOf(this.timeline.selected);
-    this.select(this.hits[(at + (at < 0 && by < 0 ? 0 : by) + this.hits.length) % this.hits.length], true);
+    const { found, selected } = this.timeline;
+    if (!found) return;
+    const after = (one, other) => by * (one.run.post[one.event] - other.run.post[other.event] || this.runs.indexOf(one.run) - this.runs.indexOf(other.run)
+      || one.event - other.event);
+    let next = null, first = null;
+    for (const run of this.runs) {
+      const marks = found.get(run), one = { run };
+      for (one.event = marks.indexOf(1); one.event >= 0; one.event = marks.indexOf(1, one.event + 1)) {
+        if (!first || after(one, first) < 0) first = { ...one };
+        if (selected && after(one, selected) > 0 && (!next || after(one, next) < 0)) next = { ...one };
+      }
+    }
+    if (next ?? first) this.select(next ?? first, true);
   }
 
   // -- playing

@@ -74,14 +74,14 @@ function statistics(run, from, until) {
   for (let rank = 0; rank < run.ranks; rank++) {
     for (const lane of run.lanesOf(rank).operation) {
       run.between(lane, from, until, (i) => {
-        const key = `${run.op(i)}\n${run.group(i)}`;
-        const row = rows.get(key) ?? { op: run.op(i), group: run.group(i), count: 0, bytes: 0, blocked: [], rates: [] };
+        const key = run.columns.op[i] + run.head.ops.length * run.columns.group[i];
+        let row = rows.get(key);
+        if (!row) rows.set(key, (row = { op: run.op(i), group: run.group(i), count: 0, bytes: 0, blocked: [], rates: [] }));
         row.count += 1;
         row.bytes += run.bytes(i);
         if (run.done[i] >= run.wait[i]) row.blocked.push(run.done[i] - run.wait[i]);
         const rate = run.rate(i);
         if (rate) row.rates.push(rate);
-        rows.set(key, row);
       });
     }
   }
@@ -89,7 +89,7 @@ function statistics(run, from, until) {
 }
 
 function median(values) {
-  return values.length ? [...values].sort((a, b) => a - b)[values.length >> 1] : NaN;
+  return values.length ? Float64Array.from(values).sort()[values.length >> 1] : NaN;
 }
 
 /** Makes a table with a caption. */

@@ -4,6 +4,8 @@ const BANDS = ["span", "operation"];
 const MOST_CELLS = 1 << 22; // bins of all ranks together: 4 million, two bytes each
 const FIRST_BINS = 2048; // of a row, until there is time for finer ones: a screen has hardly more pixels
 
+const MOST_IN_VIEW = 4096; // bins made for a window
+
 /** Where a screen shows more events than it has pixels, it shows these bins. */
 class Pyramid {
   constructor(run) {
@@ -13,15 +15,25 @@ class Pyramid {
     this.depth = Math.log2(this.bins) + 1;
     this.rows = []; // by rank and band, made when they are first asked for
     this.refined = 0; // so many rows have all their bins
-    this.filled = new Float32Array(this.bins);
-    this.covers = STATES.map(() => new Float32Array(this.bins));
+    const most = Math.max(this.bins, MOST_IN_VIEW);
+    this.filled = new Float32Array(most);
+    this.covers = STATES.map(() => new Float32Array(most));
   }
 
-  /** Returns the bins of a rank's band at about a level: {state, share, at, bins, binTime}. `share` is what is filled of a bin, up to 255. */
+  /** Returns bins of about a pixel for a rank's band: {state, share, at, bins, begin, binTime}. `share` is what is filled of a bin, up to 255. */
   level(rank, band, perPixel) {
     const row = (this.rows[rank * BANDS.length + band] ??= this.build(rank, band, Math.max(0, this.depth - 1 - Math.log2(FIRST_BINS))));
     const level = Math.min(this.depth - 1, Math.max(row.base, Math.floor(Math.log2(perPixel / this.binTime))));
-    return { state: row.state, share: row.share, at: this.offset(row.base, level), bins: this.bins >> level, binTime: this.binTime * 2 ** level };
+    return { ...row, at: this.offset(row.base, level), bins: this.bins >> level, begin: 0, binTime: this.binTime * 2 ** level };
+  }
+
+  /** Returns such bins for a window that is too short for those of the run, from the events in it. */
+  window(rank, band, from, until, pixels) {
+    const bins = Math.min(MOST_IN_VIEW, pixels), binTime = (until - from) / bins;
+    const row = { base: 0, state: new Uint8Array(bins), share: new Uint8Array(bins) };
+    const used = this.cover(rank, band, from, bins, binTime, (lane, each) => this.run.between(lane, from, until, each));
+    this.write(row, 0, bins, 1, used);
+    return { ...row, at: 0, bins, begin: from, binTime };
   }
 
   /** Gives one more row all its bins; tells whether there was one. */
@@ -36,8 +48,20 @@ class Pyramid {
   offset(base, level) { return 2 * ((this.bins >> base) - (this.bins >> level)); }
 
   build(rank, band, base) {
-    const { run, filled, covers } = this, bins = this.bins >> base, binTime = this.binTime * 2 ** base;
-    const row = { base, state: new Uint8Array(2 * bins), share: new Uint8Array(2 * bins) }, used = [];
+    const bins = this.bins >> base, row = { base, state: new Uint8Array(2 * bins), share: new Uint8Array(2 * bins) };
+    const used = this.cover(rank, band, 0, bins, this.binTime * 2 ** base, ({ events }, each) => events.forEach(each));
+    for (let level = base; level < this.depth; level++) {
+      this.write(row, this.offset(base, level), this.bins >> level, 1 << (level - base), used);
+      for (const cover of [this.filled, ...used.map((one) => this.covers[one])]) {
+        for (let bin = 0; 2 * bin + 1 < this.bins >> level; bin++) cover[bin] = cover[2 * bin] + cover[2 * bin + 1];
+      }
+    }
+    return row;
+  }
+
+  /** Adds up what fills bins, in all and by states; returns the states that do. `walk` goes through the events of a lane. */
+  cover(rank, band, begin, bins, binTime, walk) {
+    const { run, filled, covers } = this, used = [];
     filled.fill(0, 0, bins);
     let weight = 1; // of nested spans the innermost is shown
     const add = (from, until, state) => {
@@ -46,7 +70,7 @@ class Pyramid {
         used.push(state);
         cover.fill(0, 0, bins);
       }
-      const low = from / binTime, high = Math.max(until / binTime, low + 1e-3);
+      const low = Math.max(0, (from - begin) / binTime), high = Math.max((until - begin) / binTime, low + 1e-3);
       const last = Math.min(bins - 1, Math.floor(high));
       for (let bin = Math.min(bins - 1, Math.floor(low)); bin <= last; bin++) {
         const part = Math.max(0, Math.min(high, bin + 1) - Math.max(low, bin)); // of the bin
@@ -54,26 +78,23 @@ class Pyramid {
         filled[bin] += part;
       }
     };
-    for (const { events } of run.lanesOf(rank)[BANDS[band]]) {
-      for (let k = 0; k < events.length; k++) run.parts(events[k], add);
+    const each = (event) => run.parts(event, add);
+    for (const lane of run.lanesOf(rank)[BANDS[band]]) {
+      walk(lane, each);
       weight *= 4;
     }
-    for (let level = base; level < this.depth; level++) this.reduce(row, level, used);
-    return row;
+    return used;
   }
 
-  /** Writes one level, and joins every two bins for the next. */
-  reduce(row, level, used) {
-    const { filled, covers } = this, bins = this.bins >> level, at = this.offset(row.base, level), whole = 1 << (level - row.base);
+  /** Writes which state fills most of each bin, and how much of the bin is filled. */
+  write(row, at, bins, whole, used) {
+    const { filled, covers } = this;
     for (let bin = 0; bin < bins; bin++) {
       if (!(filled[bin] > 0)) continue;
       let best = used[0];
       for (let k = 1; k < used.length; k++) if (covers[used[k]][bin] > covers[best][bin]) best = used[k];
       row.state[at + bin] = best;
       row.share[at + bin] = Math.max(24, Math.min(255, (255 * filled[bin]) / whole));
-    }
-    for (const cover of [filled, ...used.map((one) => covers[one])]) {
-      for (let bin = 0; 2 * bin + 1 < bins; bin++) cover[bin] = cover[2 * bin] + cover[2 * bin + 1];
     }
   }
 }

@@ -2,41 +2,45 @@
 
 const MOST_ON_RING = 48; // ranks; more are shown as a matrix
 
-/** Finds what messages a run has, by the time of their sends. */
+/** Finds what messages a run has: the sends of each rank, by their times. */
 class Traffic {
   constructor(run) {
     this.run = run;
-    this.sends = [];
-    for (let i = 0; i < run.size; i++) if (run.kind(i) === "send" && run.partner(i) >= 0) this.sends.push(i);
-    this.sends.sort((a, b) => run.post[a] - run.post[b]);
-    this.begins = this.sends.map((send) => run.post[send]);
-    let latest = 0;
-    this.ends = this.sends.map((send) => (latest = Math.max(latest, run.endOf(run.partner(send)))));
+    this.ranks = Array.from({ length: run.ranks }, (_, rank) => {
+      const sends = run.inOrder(rank).filter((i) => run.kind(i) === "send" && run.partner(i) >= 0);
+      const begins = Float64Array.from(sends, (send) => run.post[send]);
+      let latest = 0;
+      const ends = Float64Array.from(sends, (send) => (latest = Math.max(latest, run.endOf(run.partner(send)))));
+      return { sends, begins, ends };
+    });
   }
 
   /** Calls `each(send, recv)` for the messages that were on their way at some moment between two. */
   between(from, until, each) {
-    for (let k = firstAbove(this.ends, from); k < this.sends.length && this.begins[k] <= until; k++) {
-      const send = this.sends[k], recv = this.run.partner(send);
-      if (this.run.endOf(recv) >= from) each(send, recv);
+    for (const { sends, begins, ends } of this.ranks) {
+      for (let k = firstAbove(ends, from); k < sends.length && begins[k] <= until; k++) {
+        const send = sends[k], recv = this.run.partner(send);
+        if (this.run.endOf(recv) >= from) each(send, recv);
+      }
     }
   }
 
   /** Returns the time at which the next message is sent, or the one before. */
   step(time, forward) {
-    const place = forward ? firstAbove(this.begins, time + 1) : firstAbove(this.begins, time) - 1;
-    return this.begins[Math.min(Math.max(0, place), this.begins.length - 1)] ?? time;
+    const times = this.ranks.map(({ begins }) => begins[forward ? firstAbove(begins, time + 1) : firstAbove(begins, time) - 1]);
+    const there = times.filter((one) => one !== undefined);
+    return there.length ? there.reduce((best, one) => (forward ? Math.min(best, one) : Math.max(best, one))) : time;
   }
 
-  /** Returns the bytes and the number of messages of each edge in a window, by "src>dst". */
+  /** Returns the bytes and the number of messages of each edge in a window. */
   edges(from, until) {
-    const edges = new Map();
+    const edges = new Map(), { rank, ranks } = this.run;
     this.between(from, until, (send, recv) => {
-      const key = `${this.run.rank[send]}>${this.run.rank[recv]}`;
-      const edge = edges.get(key) ?? { src: this.run.rank[send], dst: this.run.rank[recv], bytes: 0, count: 0 };
+      const key = rank[send] * ranks + rank[recv];
+      let edge = edges.get(key);
+      if (!edge) edges.set(key, (edge = { src: rank[send], dst: rank[recv], bytes: 0, count: 0 }));
       edge.bytes += this.run.bytes(send);
       edge.count += 1;
-      edges.set(key, edge);
     });
     return [...edges.values()];
   }

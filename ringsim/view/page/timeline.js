@@ -4,7 +4,7 @@ const GUTTER = 76, RULER = 34; // pixels left of the rows and above them, for na
 const [LEAST_ROW, FULL_ROW] = [3, 96]; // heights
 const MOST_ARROWS = 400, MOST_NAMES = 400; // more would be grey
 const MOST_BUBBLES = 4000; // shaded at once
-const MOST_BARS = 30000; // drawn one by one; of more the pyramid is drawn where its bins are no wider than a pixel
+const MOST_BARS = 20000; // drawn one by one; of more bins are drawn
 const MOST_PIXELS = 4e6; // of the canvas: a screen with more gets larger ones
 
 /** Returns a colour "#rrggbb" as a pixel of an ImageData, mixed with another: `share` 255 is the colour alone. */
@@ -67,7 +67,7 @@ class Timeline {
     this.stripe = dark ? "#1a1e23" : "#f7f8fa";
     this.ink = dark ? "#e6e6e6" : "#222222";
     this.muted = dark ? "#9aa2ad" : "#5f5f5f";
-    this.hatch = makeHatch(this.muted);
+    this.hatch = null; // made when there is something to hatch
     this.colours = STATES.map((state) => state[dark ? "dark" : "light"]);
     this.pixels = [this.ground, this.stripe].map((ground) =>
       this.colours.map((colour) => Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, ground, share))));
@@ -195,9 +195,8 @@ class Timeline {
       const [top, bottom] = [this.y(index), this.y(index + 1)].map((y) => Math.round(y * ratio));
       if (stripe) this.fill(0, width, top, bottom, pixel(this.stripe, this.stripe));
       const pyramid = this.pyramids[row.number];
-      const coarse = many && perPixel >= pyramid.binTime;
       for (const band of BANDS) {
-        if (coarse) this.drawBins(row, index, band, pyramid, left, perPixel, stripe);
+        if (many) this.drawBins(row, index, band, pyramid, left, perPixel, stripe);
         else this.drawBars(row, index, band, left, stripe);
       }
     }
@@ -235,13 +234,15 @@ class Timeline {
   drawBins(row, index, band, pyramid, left, perPixel, stripe) {
     const lanes = row.run.lanesOf(row.rank)[band];
     if (!lanes.length) return;
-    const { state, share, at, bins, binTime } = pyramid.level(row.rank, BANDS.indexOf(band), perPixel), width = this.canvas.width;
+    const width = this.canvas.width, number = BANDS.indexOf(band);
+    const { state, share, at, bins, begin, binTime } = perPixel >= pyramid.binTime ? pyramid.level(row.rank, number, perPixel)
+      : pyramid.window(row.rank, number, this.from, this.until, width - left);
     const [low] = this.laneSpan(row, band, 0), [, high] = this.laneSpan(row, band, lanes.length - 1);
     const y0 = Math.round((this.y(index) + low) * this.ratio), y1 = Math.max(y0 + 1, Math.round((this.y(index) + high) * this.ratio));
     const line = new Uint32Array(width);
     const colours = this.pixels[stripe], pale = this.found ? 2 : 0;
     for (let x = left; x < width; x++) {
-      const bin = Math.floor((this.from + (x - left) * perPixel) / binTime);
+      const bin = Math.floor((this.from - begin + (x - left) * perPixel) / binTime);
       if (bin >= 0 && bin < bins && share[at + bin]) line[x] = colours[state[at + bin]][share[at + bin] >> pale];
     }
     if (this.found) this.addFound(row, band, line, left, perPixel, colours);
@@ -314,7 +315,8 @@ class Timeline {
         if (places.length > MOST_BUBBLES) return;
       }
     }
-    context.fillStyle = this.hatch;
+    if (!places.length) return;
+    context.fillStyle = this.hatch ??= makeHatch(this.muted);
     for (const place of places) context.fillRect(...place);
   }
 
