@@ -12,7 +12,8 @@ import sys
 def main() -> None:
     """Becomes a fork server, or a rank of its own."""
     what, path, arguments = json.loads(sys.argv[1])
-    sys.path[:] = path  # the caller's, as it is now: it may have grown since its start
+    # The caller's, as it is now: it may have grown since its start. The working directory comes last: a torch.py there is not for us.
+    sys.path[:] = sorted(path, key=lambda place: not place)
     if what == "fork server":
         from ringsim.launch import forkserver
 

@@ -87,6 +87,9 @@ def test_the_disk_has_no_room_for_what_a_worker_returns() -> None:
 PROGRAM = """
 import sys
 import ringsim
+import torch
+
+sys.path.insert(0, "")  # the working directory, as in a notebook
 
 def work():
     print("x" * 1000)
