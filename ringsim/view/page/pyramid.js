@@ -9,8 +9,7 @@ const MOST_IN_VIEW = 4096; // bins made for a window
 class Pyramid {
   constructor(run) {
     this.run = run;
-    const most = run.size > MOST_BARS ? 14 : 11; // a run whose bars are drawn one by one needs bins for the overview alone
-    this.bins = 1 << Math.max(8, Math.min(most, Math.floor(Math.log2(MOST_CELLS / Math.max(1, 2 * run.ranks)))));
+    this.bins = 1 << Math.max(8, Math.min(14, Math.floor(Math.log2(MOST_CELLS / Math.max(1, 2 * run.ranks)))));
     this.binTime = run.end / this.bins;
     this.depth = Math.log2(this.bins) + 1;
     this.rows = []; // by rank and band, made when they are first asked for
