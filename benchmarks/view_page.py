@@ -1,24 +1,29 @@
 """The interactive page: its size, how long writing it takes, when its first picture is there, and how long a frame takes.
 
-    python benchmarks/view_page.py [--events 10000 100000 1000000] [--ranks 64]
+    python benchmarks/view_page.py [--events 10000 100000 1000000] [--ranks 64] [--vizviewer PATH]
 
 Needs Playwright and Chromium. The trace is made up: spans, sends and recvs round a ring, with times that jitter as measured ones do. A
-frame is drawing the timeline anew while it is zoomed, in the page's own time; the median of 40.
+frame is drawing the timeline anew while it is zoomed, in the page's own time; the median of 40. With ``--vizviewer`` the same run is also
+written as Chrome's JSON and opened in the viewer of VizTracer (``pip install viztracer``), which is Perfetto's interface, until its tracks
+are there; its frames are the browser's own while W and S are pressed. CPU is that of the page's thread: other
+work on the machine hardly changes it.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import socket
 import statistics
+import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from paired import where
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from ringsim.traces.events import OK, OP_CODES, Group, Payload, Tables, make_events
 from ringsim.traces.value import Trace
@@ -33,6 +38,15 @@ ZOOM = """() => {
         times.push(performance.now() - begin);
     }
     return times;
+}"""
+
+
+RUNS = 5  # pages of each size; the table has medians
+COLLECT = """() => {
+    let last = performance.now();
+    window.gaps = [];
+    const tick = (now) => { window.gaps.push(now - last); last = now; requestAnimationFrame(tick); };
+    requestAnimationFrame(tick);
 }"""
 
 
@@ -63,17 +77,64 @@ def make_trace(events: int, ranks: int) -> Trace:
     return Trace(make_events(columns, tables), {"world_size": ranks, "source": "measured"})
 
 
-def measure(browser: Browser, page_file: Path) -> tuple[float, float, float]:
-    """Returns the seconds to the first picture, and the median and the longest milliseconds of a frame."""
+class Opened(NamedTuple):
+    """What opening a run took: seconds to the first picture, seconds of the page's thread, milliseconds of a frame, and of the longest."""
+
+    first_s: float
+    cpu_s: float
+    frame_ms: float
+    longest_ms: float
+
+
+def measure(browser: Browser, address: str, ready: str, *, ours: bool) -> Opened:
+    """Opens a run, and zooms in and out: in ours by drawing it anew, in others by keys."""
     page = browser.new_page(viewport={"width": 1600, "height": 900})
+    meter = page.context.new_cdp_session(page)
+    meter.send("Performance.enable", {"timeDomain": "threadTicks"})
     begin_s = time.perf_counter()
-    page.goto(page_file.as_uri(), wait_until="commit")
-    while not page.evaluate("window.ringsim?.frame"):
+    page.goto(address, wait_until="commit")
+    while not page.evaluate(ready):
         time.sleep(0.005)
     first_s = time.perf_counter() - begin_s
-    frames = page.evaluate(ZOOM)
+    cpu_s = next(one["value"] for one in meter.send("Performance.getMetrics")["metrics"] if one["name"] == "TaskDuration")
+    frames = page.evaluate(ZOOM) if ours else press_keys(page)
     page.close()
-    return first_s, statistics.median(frames), max(frames)
+    return Opened(first_s, cpu_s, statistics.median(frames), max(frames))
+
+
+def press_keys(page: Page) -> list[float]:
+    """Returns the milliseconds between the frames of a browser while W and S are pressed."""
+    page.wait_for_timeout(2000)
+    page.evaluate(COLLECT)
+    for number in range(40):
+        page.keyboard.press("w" if number % 20 < 10 else "s")
+        page.wait_for_timeout(25)
+    frames: list[float] = page.evaluate("window.gaps")
+    return frames
+
+
+def measure_peer(browser: Browser, vizviewer: str, trace: Trace, directory: str) -> str:
+    """Returns what VizTracer's viewer takes for the same run, as a line."""
+    written = Path(directory, "run.json")
+    begin_s = time.perf_counter()
+    trace.to_chrome(written)
+    written_s = time.perf_counter() - begin_s
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = subprocess.Popen([vizviewer, "-s", "-p", str(port), str(written)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while subprocess.run(["curl", "-so", "/dev/null", f"http://127.0.0.1:{port}/"], check=False).returncode:
+            time.sleep(0.1)
+        opened = measure(browser, f"http://127.0.0.1:{port}/", "document.querySelector('.pf-track') !== null", ours=False)
+    finally:
+        server.terminate()
+        server.wait()
+    return show(written.stat().st_size / len(trace.events), written_s, opened)
+
+
+def show(size: float, written_s: float, opened: Opened) -> str:
+    """Returns a line of the table."""
+    return f"{size:>13.1f}{written_s:>11.2f}{opened.first_s:>17.2f}{opened.cpu_s:>7.2f}{opened.frame_ms:>10.1f}{opened.longest_ms:>12.1f}"
 
 
 def main() -> None:
@@ -81,9 +142,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="how many, one page each")
     parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--vizviewer", help="the command of VizTracer, to compare")
     options = parser.parse_args()
     print(where())
-    print("     events  ranks  bytes/event  written s  first picture s (5)  frame ms  longest ms")
+    print("     events  ranks  bytes/event  written s  first picture s  CPU s  frame ms  longest ms")
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for events in options.events:
@@ -91,10 +153,12 @@ def main() -> None:
             begin_s = time.perf_counter()
             to_html(trace, page_file)
             written_s = time.perf_counter() - begin_s
-            runs = [measure(browser, page_file) for _ in range(5)]
-            first, frame, longest = (statistics.median(column) for column in zip(*runs, strict=True))
-            size = page_file.stat().st_size / len(trace.events)
-            print(f"{len(trace.events):>11,}{options.ranks:>7}{size:>13.1f}{written_s:>11.2f}{first:>21.2f}{frame:>10.1f}{longest:>12.1f}")
+            runs = [measure(browser, page_file.as_uri(), "window.ringsim?.frame", ours=True) for _ in range(RUNS)]
+            opened = Opened(*(statistics.median(column) for column in zip(*runs, strict=True)))
+            begin = f"{len(trace.events):>11,}{options.ranks:>7}"
+            print(begin + show(page_file.stat().st_size / len(trace.events), written_s, opened))
+            if options.vizviewer:
+                print(begin + measure_peer(browser, options.vizviewer, trace, directory) + "  VizTracer's viewer, Chrome JSON")
         browser.close()
 
 

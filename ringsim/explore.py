@@ -136,7 +136,7 @@ def ring() -> Explorer:
 
 
 def _go_round(what: str, ranks: int, size: int, latency: float, bandwidth: float, computing: float, slow: int) -> Frame:
-    link, size_bytes, compute_s = _link(latency, bandwidth), 1024 * size, _US * computing
+    link, size_bytes, compute_s = _link(latency, bandwidth), 1024 * size, round(_US * computing, 6)
     chunk_bytes = _ITEM_BYTES * (size_bytes // _ITEM_BYTES // ranks)
     forms = {
         "token": (ranks * (compute_s + link.time_s(size_bytes)), "ranks (computing + latency + size / bandwidth)"),
@@ -164,12 +164,12 @@ def _pass_round(what: str, size_bytes: int, compute_s: float) -> None:
     if what == "token":
         if ring.rank > 0:
             dist.recv(space, ring.pred, group=ring.pred_group)
-        _compute(compute_s)
+        ringsim.compute(compute_s)
         dist.send(mine, ring.succ, group=ring.succ_group)
         if ring.rank == 0:
             dist.recv(space, ring.pred, group=ring.pred_group)
         return
-    _compute(compute_s)
+    ringsim.compute(compute_s)
     for _ in range(2 * (ring.world_size - 1) if what == _ALL_REDUCE else 1):
         sending: Any = dist.isend(mine, ring.succ, group=ring.succ_group)
         dist.recv(space, ring.pred, group=ring.pred_group)
@@ -179,11 +179,6 @@ def _pass_round(what: str, size_bytes: int, compute_s: float) -> None:
 def _payload(size_bytes: int) -> torch.Tensor:
     """Returns a tensor of few numbers: the threads with which torch copies many cost more than a frame may."""
     return torch.zeros(size_bytes // _ITEM_BYTES, dtype=torch.float64)
-
-
-def _compute(seconds: float) -> None:
-    with ringsim.span("compute"):
-        ringsim.compute(seconds)
 
 
 def _link(latency: float, bandwidth: float) -> Link:
@@ -347,7 +342,7 @@ def _in_order(size: int, semantics: str, **first: str) -> Frame:
 def _exchange(orders: list[str], size_bytes: int) -> None:
     ring = current_ring()
     mine, space = _payload(size_bytes), _payload(size_bytes)
-    _compute(10 * _US * (ring.rank + 1))  # ranks are never alike
+    ringsim.compute(round(10 * _US * (ring.rank + 1), 6))  # ranks are never alike
     if orders[ring.rank] == "sends":
         dist.send(mine, ring.succ, group=ring.succ_group)
     dist.recv(space, ring.pred, group=ring.pred_group)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,7 +25,7 @@ from ringsim.errors import ArgumentError
 from ringsim.traces.value import Trace
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
 
 def stuck(world_size: int = 2) -> Trace:
@@ -64,17 +64,18 @@ def test_python_reads_and_leads_the_view_without_a_notebook() -> None:
 
 CELLS = [
     f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_view_notebook import stuck\nview = stuck().view()\nview",
-    "view.window, view.selection.shape",
+    "view.window",
+    "from ringsim import explore\nexplore.deadlock()",
 ]
 
 
-def notebook() -> nbformat.NotebookNode:
+def notebook(cells: int) -> nbformat.NotebookNode:
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}  # without it JupyterLab asks
-    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS], metadata=kernel)
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS[:cells]], metadata=kernel)
 
 
 def test_a_saved_notebook_holds_the_picture_and_not_the_trace() -> None:
-    ran = NotebookClient(notebook(), timeout=60).execute()
+    ran = NotebookClient(notebook(1), timeout=60).execute()
     widget, picture = ran.cells[0].outputs
     assert set(widget.data) == {"application/vnd.jupyter.widget-view+json", "text/plain"}
     assert "run this cell" in widget.data["text/plain"]
@@ -102,22 +103,25 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
         "--IdentityProvider.token=",
         "--ServerApp.disable_check_xsrf=True",
         f"--ServerApp.root_dir={folder}",
+        "--ServerApp.jpserver_extensions={'jupyter_lsp': False, 'jupyter_server_terminals': False}",  # it starts sooner without
     ]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen([sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", *options], env=environment, **quiet)  # type: ignore[call-overload]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", *options]
     url = f"http://127.0.0.1:{port}"
-    try:
-        until(lambda: answers(f"{url}/api"))
-        yield url, folder
-    finally:
-        server.terminate()
-        server.wait(20)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            until(lambda: answers(f"{url}/api"))
+            yield url, folder
+        finally:
+            with urllib.request.urlopen(f"{url}/api/kernels") as answer:
+                for kernel in json.load(answer):
+                    urllib.request.urlopen(urllib.request.Request(f"{url}/api/kernels/{kernel['id']}", method="DELETE")).close()
+            server.kill()  # told to terminate, it may wait long for what it has begun
 
 
 def answers(url: str) -> bool:
     try:
         return bool(urllib.request.urlopen(url).status == 200)
-    except urllib.error.URLError:
+    except OSError:
         return False
 
 
@@ -136,7 +140,7 @@ def page() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
         chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1500, "height": 1400})
-        page.set_default_timeout(40_000)
+        page.set_default_timeout(100_000)
         yield page
         chromium.close()
 
@@ -155,9 +159,16 @@ def run_cell(page: Any, number: int, then: str) -> None:
     cell.locator(then).first.wait_for()
 
 
+def window_of(page: Any) -> list[float]:
+    """Asks Python for the window of the view."""
+    run_cell(page, 1, ".jp-OutputArea-output")
+    said = page.locator(".jp-CodeCell").nth(1).locator(".jp-OutputArea-output").inner_text()
+    return [float(time) for time in said.strip("()").split(", ")]
+
+
 def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], page: Any) -> None:
     url, folder = lab
-    nbformat.write(notebook(), folder / "run.ipynb")
+    nbformat.write(notebook(3), folder / "run.ipynb")
     page.goto(f"{url}/lab/tree/run.ipynb?reset")
     page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
     run_cell(page, 0, ".ringsim.ready")
@@ -168,23 +179,27 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     for key in ("d", "d", "w", "w", "w"):  # D D deletes a cell, where JupyterLab hears it
         stage.press(key)
     assert page.locator(".jp-Cell").count() == cells
-    page.wait_for_timeout(300)  # until the view has come to rest, and said so
-    run_cell(page, 1, ".jp-OutputArea-output")
-    said = page.locator(".jp-CodeCell").nth(1).locator(".jp-OutputArea-output").inner_text()
-    from_s, until_s = map(float, said.strip("()").split("), (")[0].split(", "))
-    assert 0 <= from_s < until_s < stuck().makespan_s
+    until(lambda: window_of(page)[1] < stuck().makespan_s)  # the view says where it is once it has come to rest
+    assert 0 <= window_of(page)[0] < window_of(page)[1]
     page.evaluate(
         "document.body.style.cssText = '--jp-widgets-color: #eeeeee; --jp-ui-font-color1: #eeeeee; --jp-content-font-color1: #eeeeee'"
     )
     page.locator('.ringsim[data-theme="dark"]').wait_for()
+    run_cell(page, 2, ".ringsim.ready")  # an explorer: a choice brings another run and other words
+    explorer = page.locator(".jp-CodeCell").nth(2)
+    explorer.get_by_text("It never ends.").first.wait_for()
+    explorer.locator("select").first.select_option("receives")
+    explorer.get_by_text("It ends, after").first.wait_for()
+    explorer.get_by_text("blocked: late sender").wait_for()
     page.keyboard.press("Control+s")
     until(lambda: "image/png" in (folder / "run.ipynb").read_text())
     saved = nbformat.read(folder / "run.ipynb", as_version=4)
     assert len(str(saved.cells[0].outputs[0])) < 1000
 
-    page.goto("about:blank")  # and open it again with another kernel
     (session,) = page.request.get(f"{url}/api/sessions").json()
     page.request.delete(f"{url}/api/sessions/{session['id']}")
-    page.goto(f"{url}/lab/tree/run.ipynb?reset")
-    page.locator(".jp-CodeCell img").wait_for()
+    saved.metadata.kernelspec = {"name": "gone", "display_name": "gone"}  # opened again where no kernel runs
+    nbformat.write(saved, folder / "again.ipynb")
+    page.goto(f"{url}/lab/tree/again.ipynb?reset")
+    page.locator(".jp-CodeCell img").first.wait_for()
     assert page.locator(".ringsim").count() == 0

@@ -118,9 +118,11 @@ def _parse(data: bytes) -> dict[str, Any]:
         if data.lstrip()[:1] == b"{":
             dump = parse_json(data)
         else:
-            # Python 3.11 prints a SystemError of its own where a bytearray is larger than memory: none is made.
-            if b"\x96" in data and any(code.name == "BYTEARRAY8" for code, _, _ in pickletools.genops(data)):
-                raise ValueError("it holds something else than containers, words and numbers (bytearray)")
+            for code, value, _ in pickletools.genops(data):
+                # Python 3.11 prints a SystemError of its own where a bytearray is larger than memory: none is made. And Python keeps a
+                # place for each number under which a pickle says that it keeps something, as many as the largest one.
+                if code.name == "BYTEARRAY8" or (code.name in ("PUT", "LONG_BINPUT") and int(value or 0) > len(data)):
+                    raise ValueError(f"it holds something else than containers, words and numbers ({code.name})")
             dump = _Unpickler(io.BytesIO(data)).load()
     except pickle.UnpicklingError as error:
         raise ValueError(str(error)) from error

@@ -171,7 +171,9 @@ class Explorer:
         box = ipywidgets.VBox(
             [ipywidgets.GridBox(list(controls.values()), layout={"grid_template_columns": "repeat(3, 320px)"}), words, view.widget]
         )
-        display({**box._repr_mimebundle_(), "text/plain": f"Explorer of {self.title}: run this cell to move it.\n{first.text}"}, raw=True)
+        display({**box._repr_mimebundle_(), "text/plain": f"Sliders for {self.title}: run this cell to move them."}, raw=True)
+        chosen = ", ".join(f"{choice.label} {choice.say(choice.value)}" for choice in self.choices)
+        display({"text/plain": f"For a saved notebook, the first choice: {chosen}\n\n{first.text}"}, raw=True)
         for trace in first.traces:
             display(trace)
 
@@ -180,4 +182,5 @@ def _control(choice: Choice) -> Any:
     import ipywidgets
 
     kind = ipywidgets.SelectionSlider if choice.is_number else ipywidgets.Dropdown
-    return kind(options=[(choice.say(option), option) for option in choice.options], value=choice.value, description=choice.label)
+    options = [(choice.say(option), option) for option in choice.options]
+    return kind(options=options, value=choice.value, description=choice.label, style={"description_width": "100px"})

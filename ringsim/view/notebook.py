@@ -130,7 +130,8 @@ class View:
             ArgumentError: there are no traces, or too many.
         """
         self.traces = check_runs(traces)
-        self.widget.selected, self.widget.window = [], []
+        with self.widget.hold_sync():  # one message
+            self.widget.selected, self.widget.window = [], []
         self._version += 1
         self._send()
 

@@ -113,7 +113,8 @@ class Call:
         (pickle.dumps(Call()), "something else than containers, words and numbers"),
         (pickle.dumps({"version": "2.10", "entries": [Call()]}), "something else than containers, words and numbers"),
         (b"\x80\x05\x96" + (2**62).to_bytes(8, "little"), "expected 4611686018427387904 bytes in a bytearray8|something else than"),
-        (b"", "Ran out of input"),
+        (b"\x80\x02}r" + (2**30).to_bytes(4, "little") + b".", "something else than .*LONG_BINPUT"),  # which took 16 GiB
+        (b"", "exhausted before seeing STOP"),
         (b"\x80\x02}q\x00.", "version 2"),
         (pickle.dumps({"version": "2.10", "entries": [{}]}), "record_id"),
         (pickle.dumps({"version": "2.10", "entries": [entry(1, time_created_ns=2**70)]}), "outside"),

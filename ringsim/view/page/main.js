@@ -55,7 +55,10 @@ class View {
 
   /** Ends what goes on by itself, before another view takes this one's place. */
   close() {
+    this.closed = true;
     this.playing = false;
+    clearTimeout(this.later);
+    cancelAnimationFrame(this.waiting);
     return this;
   }
 

@@ -3,7 +3,6 @@
 const BANDS = ["span", "operation"];
 const MOST_CELLS = 1 << 22; // bins of all ranks together: 4 million, two bytes each
 const FIRST_BINS = 2048; // of a row, until there is time for finer ones: a screen has hardly more pixels
-
 const MOST_IN_VIEW = 4096; // bins made for a window
 
 /** Where a screen shows more events than it has pixels, it shows these bins. */
@@ -15,9 +14,8 @@ class Pyramid {
     this.depth = Math.log2(this.bins) + 1;
     this.rows = []; // by rank and band, made when they are first asked for
     this.refined = 0; // so many rows have all their bins
-    const most = Math.max(this.bins, MOST_IN_VIEW);
-    this.filled = new Float32Array(most);
-    this.covers = STATES.map(() => new Float32Array(most));
+    this.filled = new Float32Array(Math.max(this.bins, MOST_IN_VIEW));
+    this.covers = STATES.map(() => new Float32Array(this.filled.length));
   }
 
   /** Returns bins of about a pixel for a rank's band: {state, share, at, bins, begin, binTime}. `share` is what is filled of a bin, up to 255. */

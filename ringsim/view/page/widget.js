@@ -8,6 +8,7 @@ class NotebookView extends View {
 
   remember() {
     const { timeline, model } = this, one = timeline.selected;
+    if (this.closed) return;
     model.set("window", [timeline.from, timeline.until]);
     model.set("selected", one ? [this.runs.indexOf(one.run), one.event] : []);
     model.save_changes();
@@ -41,11 +42,14 @@ function render({ model, el }) {
   const shadow = el.appendChild(make("div")).attachShadow({ mode: "open" }); // the notebook's style stays out, and ours in
   const said = make("p", {}, "The view asks the kernel for its trace. If nothing comes, run the cell again.");
   shadow.append(make("style", {}, STYLE), said);
-  let view, version = -1;
+  let view, tab, version = -1;
   const show = async (message, buffers) => {
     if (message.select && view) view.select({ run: view.runs[message.select[0]], event: message.select[1] }, true);
     if (!(message.version > version)) return;
+    if (version >= 0) for (const name of ["window", "selected"]) model.set(name, []); // were those of the runs before
     version = message.version;
+    tab = view?.close().tab ?? tab ?? message.tab;
+    view = undefined;
     const runs = await Promise.all(buffers.map(async (one) => readRun(await unpack(one))));
     if (message.version < version) return;
     const page = document.createElement("template");
@@ -53,7 +57,6 @@ function render({ model, el }) {
     const root = page.content.querySelector(".ringsim");
     root.classList.add("ready");
     (shadow.querySelector(".ringsim") ?? said).replaceWith(root);
-    const tab = view?.close().tab ?? message.tab;
     view = new NotebookView(root, runs, model).open(isDark(el));
     if (tab) view.showTab(tab);
   };
