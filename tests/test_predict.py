@@ -356,6 +356,12 @@ def one_message(dst: int, arrives_ms: float, world_size: int = 2) -> Trace:
 
 def test_a_run_without_steps_is_one_step() -> None:
     comparison = compare(one_message(1, 5.0), one_message(1, 6.0))
+    slow = Story(2)
+    slow.message(0, 1, (1, 4, 6), (2, 2, 6), group="world")
+    table = compare(one_message(1, 5.0), slow.trace()).to_pandas().set_index(["rank", "operation"])
+    assert table.second_s.to_dict() == pytest.approx(
+        {(0, "isend"): 0.002, (0, "(program)"): 0.003, (1, "irecv"): 0.004, (1, "(program)"): 0}
+    ), "what posting takes is the program's"
     assert comparison.real_steps_s.tolist() == pytest.approx([0.004])
     assert comparison.steps.bias == pytest.approx(0.25)
     assert comparison.lag_s.tolist() == pytest.approx([0.001, 0.001])

@@ -15,6 +15,7 @@ from test_hostile_names import hostile_file
 import ringsim
 from ringsim.schedules.costs import Costs
 from ringsim.view import html
+from ringsim.view.explorer import Choice, Explorer, Frame
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -43,7 +44,10 @@ def open_page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(html, "MOST_PICTURED", 20)  # drawing the still picture takes longer than all the rest
 
     def open_it(*traces: Any, fragment: str = "") -> Any:
-        html.to_html(traces, tmp_path / "run.html")
+        if isinstance(traces[0], Explorer):
+            traces[0].to_html(tmp_path / "run.html")
+        else:
+            html.to_html(traces, tmp_path / "run.html")
         page = context.new_page()
         page.on("console", lambda message: said.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: said.append(f"error: {error}"))
@@ -384,3 +388,25 @@ def test_printers_and_browsers_without_scripts_get_the_still_picture(open_page: 
     assert not page.evaluate("window.ringsim.timeline.dark")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate("window.ringsim.timeline.dark")
+
+
+def test_choices_of_an_explorer_bring_their_runs(open_page: Open) -> None:
+    def compute(ranks: int, name: str) -> Frame:
+        story = Story(ranks)
+        for rank in range(ranks):
+            story.op(rank, "span", (0, -1, 4), label=name)
+        return Frame(f"{ranks} ranks <b>{name}</b>", (story.trace(),))
+
+    choices = (Choice("ranks", "ranks", 2, (1, 2, 3), (2, 3)), Choice("name", "kind", "a", ("a", "b"), ("a", "b")))
+    page = open_page(Explorer("an example", compute, choices))
+    assert page.locator("pre").first.inner_text() == "2 ranks <b>a</b>"
+    page.get_by_role("tab", name="table").click()
+    page.get_by_role("button", name="light / dark").click()
+    dark = page.locator(".explorer").get_attribute("data-theme")
+    page.get_by_role("slider", name="ranks").press("ArrowRight")
+    page.get_by_role("combobox", name="kind").select_option("b")
+    until(page, "window.ringsim.runs[0].ranks === 3")
+    assert page.locator("pre").first.inner_text() == "3 ranks <b>b</b>"
+    assert page.get_by_role("slider", name="ranks").get_attribute("aria-valuetext") == "3"
+    assert text(page, "panel").count("b") >= 3  # the table is still open, and of the new run
+    assert page.locator(".explorer > .ringsim").get_attribute("data-theme") == dark == page.locator(".explorer").get_attribute("data-theme")

@@ -238,7 +238,8 @@ def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
         ranks, at = np.unique(rank, return_index=True)
         until = np.maximum.reduceat(end, at)
         none, zero = np.full(len(ranks), NONE), np.zeros(len(ranks), dtype=np.int64)
-        runs = [none, zero, ranks, np.minimum.reduceat(thread, at), np.minimum.reduceat(start, at), until, none, zero + program, zero]
+        posted = np.minimum.reduceat(events.post_ns[own], at)
+        runs = [none, zero, ranks, np.minimum.reduceat(thread, at), posted, until, none, zero + program, zero]
         columns = [np.concatenate(both) for both in zip(runs, columns, strict=True)]
     order = np.lexsort((-columns[5], columns[4], columns[3], columns[2]))
     event, step, rank, thread, start, end, stage, name, waited = (column[order] for column in columns)
