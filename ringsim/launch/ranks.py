@@ -126,6 +126,8 @@ class ForkServer:
             )
         os.register_at_fork(after_in_child=self._control.close)  # or the server would not see the end of this process
         self._start_s, self._has_answered = time.monotonic(), False
+        self._is_stuck = self._is_retired = False
+        self._sets: set[str] = set()  # ranks that somebody uses, by name
         self.directories: deque[Path] = deque(maxlen=_RECENT)  # of ranks: a server that is killed removes none
         self._control.send(_QUESTION)  # answered once it has started
 
@@ -151,16 +153,32 @@ class ForkServer:
                 self._control.send(_QUESTION)
                 return bool(self._control.recv(_ANSWER_BYTES))
             except BlockingIOError:
-                return time.monotonic() < self._start_s + START_S
+                self._is_stuck = time.monotonic() > self._start_s + START_S
             except OSError:
-                return False
+                self._is_stuck = True
             finally:
                 self._control.settimeout(None)
+        return not self._is_stuck
 
-    def kill(self) -> None:
-        """Ends a server that is stuck, and with it every rank."""
-        self._process.kill()
-        self.close()
+    def use(self, name: str) -> None:
+        """Notes that somebody uses a set of ranks."""
+        with self._lock:
+            self._sets.add(name)
+
+    def release(self, name: str) -> None:
+        """Notes that nobody uses a set of ranks any more; with the last one, a server that is retired ends."""
+        with self._lock:
+            self._sets.discard(name)
+            over = self._is_retired and not self._sets
+        if over:
+            atexit.unregister(self.close)
+            self.close()
+
+    def retire(self) -> None:
+        """Ends the server as soon as nobody uses its ranks: other threads may."""
+        self._is_retired = True
+        atexit.register(self.close)
+        self.release("")
 
     def send(self, message: dict[str, object], fds: list[int] | None = None) -> None:
         """Sends one message; a server that is gone is no error here: the channels of its ranks are closed."""
@@ -169,6 +187,8 @@ class ForkServer:
 
     def close(self) -> None:
         """Ends the server, and with it every rank."""
+        if self._is_stuck:
+            self._process.kill()
         self._control.close()
         try:
             self._process.wait(EXIT_S)
@@ -205,6 +225,7 @@ class ForkedRanks(RankSet):
         if keep_at is None:
             server.directories.append(self.directory)
         self._name = uuid.uuid4().hex
+        server.use(self._name)
         pairs = [socket.socketpair() for _ in range(kind.world_size)]
         self.channels = [Connection(ours.detach()) for ours, _ in pairs]
         for first in range(0, kind.world_size, FDS_PER_MESSAGE):
@@ -228,6 +249,7 @@ class ForkedRanks(RankSet):
         self._server.send({"do": "end", "set": self._name, "directory": str(self.directory)})
         for channel in self.channels:
             channel.close()
+        self._server.release(self._name)
         if not self._server.alive:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -354,9 +376,9 @@ class Launcher:
         with self._lock:
             parked, self._parked = self._parked, None
             if self._server is not None and self._server.alive and not self._server.answers():
-                self._server.kill()
+                self._retire_server()
             if parked is not None:
-                if keep_at is None and parked.kind == kind and parked.take():
+                if keep_at is None and self._server is not None and parked.kind == kind and parked.take():
                     return parked
                 parked.close()
             return ForkedRanks(self._get_server(kind), kind, keep_at=keep_at)
@@ -382,11 +404,15 @@ class Launcher:
     def _get_server(self, kind: Kind) -> ForkServer:
         """Returns a server that started in the environment that ``kind`` asks for."""
         if self._server is not None and (not self._server.alive or self._server.environment != kind.environment):
-            self._server.close()
-            self._server = None
+            self._retire_server()
         if self._server is None:
             self._server = ForkServer()
         return self._server
+
+    def _retire_server(self) -> None:
+        if self._server is not None:
+            self._server.retire()
+            self._server = None
 
 
 def has_fork_server() -> bool:

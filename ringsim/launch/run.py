@@ -50,6 +50,7 @@ from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
 GPU_LIMIT_S: Final = 3600.0  # of a run on GPUs that has no limit of its own: nobody watches it
+_LOST_S: Final = 5.0  # a fork server says within milliseconds that a rank has died
 _SHOWN: Final = 4  # ranks whose lines an error shows
 QUIET_S: Final = 2.0  # shorter runs need no progress line
 _EVERY_S: Final = 0.5  # between two changes of the progress line
@@ -220,6 +221,7 @@ class _Supervisor:
         self._watcher: Watcher | None = None
         self._next_look = 0.0
         self._pids: dict[int, int] = {}
+        self._dead: set[int] = set()  # ranks that were dead at the last look, though their channels were open
         self._places: dict[int, tuple[str, int] | None] = {}  # where ranks said they were
         self._processes: dict[int, str] = {}  # what ranks were doing that had to be ended: "computing", "asleep", "stopped"
         self._given_up_ns: int | None = None  # when it was decided to end the ranks
@@ -291,6 +293,7 @@ class _Supervisor:
         open_channels = list(self._ranks.channels)
         grace_ends: float | None = None
         next_follow, started = 0.0, time.monotonic()
+        next_roll_call = started + _LOST_S
         pause_s = self._watch_for_stuck_ranks(0.0)
         while open_channels and len(self._results) + len(self._reports) < self._size:
             for channel in wait(open_channels, timeout=pause_s):
@@ -301,6 +304,9 @@ class _Supervisor:
                 next_follow = now + _POLL_S
                 self._follow_outputs()
                 self._progress.update(len(self._results), self._doing)
+            if now >= next_roll_call:
+                next_roll_call = now + _LOST_S
+                self._report_lost_ranks()
             pause_s = self._watch_for_stuck_ranks(now)
             if self._verdict is not None:
                 grace_ends = grace_ends or now + WAKE_S
@@ -405,13 +411,7 @@ class _Supervisor:
             what, value = channel.recv()
         except (EOFError, OSError):
             if rank not in self._results and rank not in self._reports:
-                code, at_ns = self._ranks.exit_status(rank)
-                self._follow_outputs(last=True)
-                crash = self._ranks.config.for_rank(rank).crash_file
-                stack = crash.read_text(errors="replace") if crash.exists() else ""
-                self._reports[rank] = rename_files(
-                    report_death(rank, code, at_ns, self._outputs[rank].text, stack), name_cells(self._job.lines)
-                )
+                self._report_death(rank)
             return False
         if what == "ready":
             self._pids[rank] = value
@@ -431,6 +431,21 @@ class _Supervisor:
         elif what == "failed":
             self._reports[rank] = rename_files(value, name_cells(self._job.lines))
         return True
+
+    def _report_death(self, rank: int) -> None:
+        code, at_ns = self._ranks.exit_status(rank)
+        self._follow_outputs(last=True)
+        crash = self._ranks.config.for_rank(rank).crash_file
+        stack = crash.read_text(errors="replace") if crash.exists() else ""
+        self._reports[rank] = rename_files(report_death(rank, code, at_ns, self._outputs[rank].text, stack), name_cells(self._job.lines))
+
+    def _report_lost_ranks(self) -> None:
+        """Reports ranks that were dead at the last look already: their fork server is stopped or stuck, and does not say so."""
+        left = self._pids.keys() - self._results.keys() - self._reports.keys() if has_proc() else set()
+        dead = {rank for rank in left if (process := look_at(self._pids[rank])) is None or process.state == "Z"}
+        for rank in sorted(dead & self._dead):
+            self._report_death(rank)
+        self._dead = dead
 
     def _follow_outputs(self, *, last: bool = False) -> None:
         for output in self._outputs:

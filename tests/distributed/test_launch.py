@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -16,7 +17,8 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -402,8 +404,26 @@ def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(tmp
     assert len(pids) == 16
 
 
+@contextlib.contextmanager
+def going_on(there: Path) -> Iterator[tuple[Future[ringsim.Trace], list[int]]]:
+    """Keeps a run of another thread going for the length of a block; gives its future, and the processes of its ranks."""
+
+    def worker() -> int:
+        rank = ringsim.current_ring().rank
+        (there / f"{rank} {os.getpid()}").touch()
+        until(lambda: (there / "over").exists(), 60)
+        return rank
+
+    there.mkdir()
+    with ThreadPoolExecutor() as thread:
+        future = thread.submit(ringsim.trace, worker, world_size=2)
+        until(lambda: len(list(there.iterdir())) == 2, 60)
+        yield future, [int(path.name.split()[1]) for path in sorted(there.iterdir())]
+        (there / "over").touch()
+
+
 def test_values_read_at_the_start_take_another_server_and_no_rank_outlives_its_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def worker() -> None:
         (tmp_path / str(os.getpid())).touch()
@@ -412,8 +432,10 @@ def test_values_read_at_the_start_take_another_server_and_no_rank_outlives_its_s
             os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(100)
 
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert ringsim.trace(torch.get_num_threads, world_size=1).results == [1]
+    with going_on(tmp_path_factory.mktemp("other") / "run") as (other, _):
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        assert ringsim.trace(torch.get_num_threads, world_size=1).results == [1]
+    assert other.result().results == [0, 1]  # of the server before
     fails(RingError, None, worker, world_size=2)  # not a hang
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert until(lambda: all(gone(int(path.name)) for path in tmp_path.iterdir()), 1.0), "a rank is left"
@@ -513,14 +535,20 @@ def test_nobody_else_reaches_the_store_that_a_ring_has_met_over() -> None:
     parked.close()
 
 
-def test_a_fork_server_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    ringsim.trace(pass_round, world_size=2)
+def test_ranks_do_without_a_fork_server_that_is_stopped_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "ANSWER_S", 0.5)
-    stopped = get_launcher()._server
-    assert stopped is not None
-    os.kill(stopped._process.pid, signal.SIGSTOP)
-    assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]
-    assert get_launcher()._server is not stopped
+    monkeypatch.setattr(ranks, "EXIT_S", 0.2)  # nobody says that its ranks have ended
+    monkeypatch.setattr(run, "_LOST_S", 0.2)
+    with going_on(tmp_path / "dying") as (dying, pids), going_on(tmp_path / "other") as (other, _):
+        stopped = get_launcher()._server
+        assert stopped is not None
+        os.kill(stopped._process.pid, signal.SIGSTOP)
+        assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]
+        assert get_launcher()._server is not stopped
+        os.kill(pids[0], signal.SIGKILL)
+        with pytest.raises(RankFailed, match="rank 0 of 2 failed: its process is gone"):
+            dying.result()
+    assert other.result().results == [0, 1]
     assert gone(stopped._process.pid)
 
 
