@@ -40,6 +40,13 @@ def main() -> None:
                 page.mouse.move(*points_at)
                 page.wait_for_timeout(SETTLE_MS)
             page.screenshot(path=HERE / f"{name}.png")
+        explorer_file = Path(directory, "explorer.html")
+        ringsim.explore.schedule().to_html(explorer_file)
+        page.goto(explorer_file.as_uri())
+        page.get_by_role("combobox", name="A", exact=True).select_option("1f1b")
+        page.get_by_role("combobox", name="B", exact=True).select_option("zb_h1")
+        page.wait_for_timeout(SETTLE_MS)
+        page.screenshot(path=HERE / "explore.png")
         browser.close()
 
 
