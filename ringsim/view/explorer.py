@@ -140,7 +140,8 @@ class Explorer:
         data = gzip.compress(b"".join([struct.pack("<I", len(said)), said, *packed]), _LEVEL, mtime=0)
         first = self.frame()
         body = (
-            f'<div class="ringsim ready explorer"><section class="choices" aria-label="choices"><h1>{html.escape(self.title)}</h1><form></form>'
+            '<div class="ringsim ready explorer"><section class="choices" aria-label="choices">'
+            f"<h1>{html.escape(self.title)}</h1><form></form>"
             f'<pre aria-live="polite">{html.escape(first.text)}</pre></section>\n{page_body("", first.traces)}</div>\n'
         )
         write_page(path, f"ringsim: {self.title}", "explorer.js", body, [data])
