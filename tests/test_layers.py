@@ -185,7 +185,7 @@ def users_of(pattern: str) -> set[str]:
 
 
 def test_nothing_behind_the_back_of_python_and_torch() -> None:
-    assert users_of(r"\b(import_module|__import__)\b") == {"ringsim", "ringsim.pipeline", "ringsim.traces.lazy"}
+    assert users_of(r"\b(import_module|__import__)\b") == {"ringsim", "ringsim.pipeline", "ringsim.ring", "ringsim.traces.lazy"}
     assert users_of(r"\b(?<!\.)exec\(") <= {"ringsim.magics"}  # the user's cell
     assert users_of(r"\bctypes\b") <= {"ringsim.launch.forkserver"}  # the kernel ends a child with its parent: prctl has no public name
     assert not [path for suffix in ("pyx", "pxd", "c", "so") for path in (ROOT / "ringsim").rglob(f"*.{suffix}")]

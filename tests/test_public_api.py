@@ -103,6 +103,11 @@ def test_import_is_light(statement: str) -> None:
     assert shown.strip() == "[]"
 
 
+def test_a_worker_is_started_without_torch() -> None:
+    code = "import sys, ringsim\nfrom ringsim.launch import job\njob.pack_call(print, (), {}, 0)\nprint('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout.strip() == "False"
+
+
 def test_a_trace_is_read_and_drawn_without_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import ringsim, ringsim.plot.ring, ringsim.plot.timeline; ringsim.load; ringsim.Trace"
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)

@@ -128,7 +128,7 @@ def pack_call(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         ArgumentError: ``args`` is no list, ``kwargs`` no dict, or something that the function uses cannot be pickled; the message names it
             and the line that uses it.
     """
-    from ringsim.ring.packing import pack_worker  # on use: its package loads torch, without which doctor still speaks
+    from ringsim.ring.packing import pack_worker  # on use: cloudpickle
 
     return _pack(pack_worker(worker, args, kwargs), None, list(sys.argv), seed)
 

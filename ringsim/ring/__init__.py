@@ -1,12 +1,28 @@
-"""The ring: a rank, its two neighbours, the group that it shares with each, and how these groups are built."""
+"""The ring: a rank, its two neighbours, the group that it shares with each, and how these groups are built.
 
-from ringsim.ring.printing import restore_output as restore_output
-from ringsim.ring.printing import suppress_output as suppress_output
-from ringsim.ring.ring import Ring as Ring
-from ringsim.ring.ring import current_ring as current_ring
-from ringsim.ring.ring import destroy_distributed as destroy_distributed
-from ringsim.ring.ring import get_comm_device as get_comm_device
-from ringsim.ring.ring import get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group
-from ringsim.ring.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
-from ringsim.ring.ring import initialize as initialize
-from ringsim.ring.ring import initialize_distributed as initialize_distributed
+Names are found on first use: what packs a worker for the ranks is in this package too, and must not load torch into a program without it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringsim.ring.printing import restore_output as restore_output
+    from ringsim.ring.printing import suppress_output as suppress_output
+    from ringsim.ring.ring import Ring as Ring
+    from ringsim.ring.ring import current_ring as current_ring
+    from ringsim.ring.ring import destroy_distributed as destroy_distributed
+    from ringsim.ring.ring import get_comm_device as get_comm_device
+    from ringsim.ring.ring import get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group
+    from ringsim.ring.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
+    from ringsim.ring.ring import initialize as initialize
+    from ringsim.ring.ring import initialize_distributed as initialize_distributed
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Finds a name in the module that defines it."""
+        module = "printing" if name in ("restore_output", "suppress_output") else "ring"
+        try:
+            return getattr(import_module(f"ringsim.ring.{module}"), name)
+        except AttributeError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
