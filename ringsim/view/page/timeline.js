@@ -324,9 +324,11 @@ class Timeline {
   drawNames(context, first, last) {
     context.textBaseline = "middle";
     context.font = "11px system-ui, sans-serif";
-    for (const [text, x, y, room, ground] of this.names) {
+    for (const [name, x, y, room, ground] of this.names) {
       context.fillStyle = isBright(ground) ? "#111111" : "#f6f6f6";
       const fits = Math.floor(room / 6.5);
+      // "backward 3" is B3 where there is little room, as in drawings of schedules.
+      const text = name.length > fits ? name.replace(/^(\p{L})\p{L}* (\d+)$/u, (_, letter, number) => letter.toUpperCase() + number) : name;
       if (fits >= 2) context.fillText(text.length > fits ? `${text.slice(0, fits - 1)}…` : text, x, y);
     }
     context.fillStyle = this.ground;
