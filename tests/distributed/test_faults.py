@@ -38,6 +38,8 @@ from ringsim.errors import Deadlock, MessageMismatch, PeerExited, RankFailed, Ri
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
+from ringsim.launch.watcher import LiveRecords
+from ringsim.state import get_state
 from ringsim.traces.events import Group
 from ringsim.traces.findings import Diagnosis, Finding
 from ringsim.traces.value import Trace
@@ -345,11 +347,15 @@ def test_the_ranks_themselves_raise_on_the_users_line(ended: Callable[..., Ended
 def waits_for_one_that_disagreed() -> None:
     """Gloo takes one dtype for the other without a word; the program goes on, and one rank waits for the other."""
     if dist.get_rank() == 1:
+        records = LiveRecords(get_state().recorder.directory, 2)
+        while not records.look()[0].awaited:  # else nobody might wait when the two sides are seen
+            time.sleep(0.01)
         dist.recv(torch.zeros(4, dtype=torch.int32), 0)
         time.sleep(30)
-    dist.send(torch.zeros(4), 1)
+    sending = dist.isend(torch.zeros(4), 1)
     try:
         dist.barrier()
+        sending.wait()
     except MessageMismatch as error:
         print(f"heard: {error}")
         raise
