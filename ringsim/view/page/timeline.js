@@ -328,7 +328,7 @@ class Timeline {
       context.fillStyle = isBright(ground) ? "#111111" : "#f6f6f6";
       const fits = Math.floor(room / 6.5);
       // "backward 3" is B3 where there is little room, as in drawings of schedules.
-      const text = name.length > fits ? name.replace(/^(\p{L})\p{L}* (\d+)$/u, (_, letter, number) => letter.toUpperCase() + number) : name;
+      const text = name.length > fits ? name.replace(/^(\p{L})\S* (\d+)$/u, (_, letter, number) => letter.toUpperCase() + number) : name;
       if (fits >= 2) context.fillText(text.length > fits ? `${text.slice(0, fits - 1)}…` : text, x, y);
     }
     context.fillStyle = this.ground;
