@@ -38,7 +38,6 @@ from typing import Any, Final, NoReturn, TextIO
 import numpy as np
 import torch
 
-from ringsim import ring
 from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import call_to_end, note_failed_threads, read_verdict, report_exception
@@ -49,6 +48,7 @@ from ringsim.launch.job import HIDE, SHOW, Job, RankConfig, configure_loggers
 from ringsim.launch.results import write_result
 from ringsim.launch.threads import find_place, list_threads
 from ringsim.launch.watcher import ASK, OVER, WAKE, WAKE_S, WHERE, shut_connections
+from ringsim.ring.ring import initialize
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
@@ -220,7 +220,7 @@ def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
     if config.ring:
         place = config.world_size, config.rank, config.rank, config.comm_device
         descriptor = -1 if listener is None else listener.fileno()
-        ring.initialize(HEAD, port, *place, timeout_s=config.timeout_s, listen_socket=listener)
+        initialize(HEAD, port, *place, timeout_s=config.timeout_s, listen_socket=listener)
         closes = descriptor >= 0 and config.comm_device == "cpu"  # NCCL connects to the store again for later groups
         return port, bootstrap.close_door(descriptor, HEAD, port) if closes else None, None
     # The script or worker makes its own groups, on loopback and over this store, which it finds as it would find torchrun's.
