@@ -290,6 +290,17 @@ class SimulatedRank(Rank, Membership, Backend):
 
     isend, irecv = begin_send, begin_recv
 
+    def blank_messages(self) -> None:
+        """Lets every message of this rank carry zeros from now on, whatever was in its tensor."""
+        match = self._match
+
+        def match_blank(message: Message) -> None:
+            if message.sends:
+                message.tensor = message.tensor.new_zeros(message.tensor.shape)
+            match(message)
+
+        self._match = match_blank
+
     def _batch(self) -> AbstractContextManager[Any]:
         return self.world.matcher.batch(self)
 
