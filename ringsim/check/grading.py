@@ -78,7 +78,7 @@ def take_apart(name: str, source: str) -> Exercise:
         made = ast.Call(ast.Name("dict"), [], call.keywords)
         rest.append(ast.Assign([ast.Name(answer)], made, lineno=0))
         call = ast.Call(call.func, call.args, [ast.keyword(None, ast.Name(answer))])
-    return Exercise(name, checked, ast.unparse(rest), ast.unparse(call))
+    return Exercise(name, checked, ast.unparse(ast.Module(rest, [])), ast.unparse(call))
 
 
 def _find_check(statement: ast.stmt) -> tuple[str, ast.Call] | None:
