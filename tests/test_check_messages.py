@@ -420,7 +420,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (with_calls(on="world", source_on="world"), 'on the group "world", and must do so on its successor group "ring:0>1".'),
         (with_calls(source_on="world"), 'on the group "world", and must do so on its predecessor group "ring:2>0".'),
         (lambda token: dist.all_reduce(token), "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed."),
-        (sends_first, "The run never ended, because these waited in vain: rank 0 in send to rank 1 (line "),
+        (sends_first, "In a ring of 3, ranks 0, 1 and 2 wait for each other: rank 0 waits "),
         (calls_its_successor_on_the_other_group, "ust be a global rank of the group, one of [2, 0], got 1 "),
         (recurses_at_one, "ust be another rank, got this rank itself (rank 0 of 1)"),
     ],
@@ -448,8 +448,8 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (meets_itself, "A single rank has nobody to talk to, and called barrier."),
     ],
     check.token_ring: [
-        (all_send_first, "The run never ended, because these waited in vain: rank 0 in send to rank 1", "if every rank sends first"),
-        (all_receive_first, "The run never ended, because these waited in vain: rank 0 in recv from rank 2", "needs a send to meet"),
+        (all_send_first, "In a ring of 3, ranks 0, 1 and 2 wait for each other: ", "before they receive"),
+        (all_receive_first, "In a ring of 3, ranks 0, 2 and 1 wait for each other: ", "before they send"),
         (
             lambda output, space: posted_first(output, None if space is None else torch.empty_like(space)),
             "Token 0 of batch 0 must be ",

@@ -18,7 +18,6 @@ from ringsim.traces.value import Trace
 
 Answer = Callable[..., Any]
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
-ENOUGH_S = 15.0  # what a check promises
 
 
 @pytest.fixture
@@ -35,9 +34,7 @@ def on_the_clock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 
 
 def verdict(examine: Callable[..., CheckResult], answer: Any, seed: int | None = 1) -> CheckResult:
-    start = time.monotonic()
     result = examine(answer, seed=seed)
-    assert time.monotonic() - start < ENOUGH_S
     assert bool(result) is result.passed
     assert result.reason.endswith(".")
     assert "\n" not in result.reason

@@ -10,17 +10,18 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.errors import Deadlock, PeerExited, RingError, RunTimeout
+from ringsim.errors import Deadlock, PeerExited, RendezvousFailed, RingError, RunTimeout
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
-from ringsim.traces.events import COLLECTIVE, NONE, OK, OP_NAMES, RECV, SEND
+from ringsim.launch.watcher import look_at
+from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.value import Trace, count
 
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 
     from ringsim.pipeline.reports import GradientRow
 
-LIMIT_S: Final = 10.0  # for all runs of a check together; ending ranks and drawing come on top
-TIMEOUT_S: Final = 5.0  # for one blocked operation: a deadlock shows before LIMIT_S, and names its lines
+# What a run may use. A busy machine makes neither of them longer, and a deadlock is known before.
+CPU_S: Final = 20.0  # CPU time of all ranks together: right answers take less than a tenth
+ASLEEP_S: Final = 20.0  # in which no rank does anything, nor would like to
+LIMIT_S: Final = 120.0  # for all runs of a check together, on any machine; ending ranks and drawing come on top
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # its own lines tell a student nothing
-_WAITED: Final = "Timed out waiting"  # how Gloo words it
 _FRAME: Final = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in \S+\n\s+(?P<source>.+)')
 ALONE_HINT: Final = "A ring of one has no groups (both are None) and nobody to send to: range(ring.world_size - 1) is empty there."
 RAISED_HINT: Final = (
@@ -49,9 +51,12 @@ WIDTH: Final = 6
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CheckResult:
-    """The verdict on one answer; true if the answer passed.
+    """The verdict on one answer: passed, not yet, or undecided; true if the answer passed.
 
-    In a notebook it shows its text and, below, the picture of the run that failed, or of who waited for whom; in a terminal only the text.
+    It is undecided where the answer had to be stopped, and nothing proves that it is wrong: it slept, or the machine was busy.
+
+    In a notebook it shows its text and, below, the picture of the run that failed, or of who waited for whom; in a terminal only the
+    text.
 
     Attributes:
         check: name of the check.
@@ -62,6 +67,7 @@ class CheckResult:
         world_size: number of ranks of the run that the reason is about, None if no run got that far.
         trace: the record of that run, None if there is none.
         diagnosis: who waited for whom in that run, if that is what is wrong.
+        undecided: whether the answer neither passed nor failed.
 
     Example:
         >>> result = CheckResult("ring", False, "Rank 0 of 3 sent nothing.", "Send to ring.succ.", seed=5, world_size=3)
@@ -81,6 +87,12 @@ class CheckResult:
     world_size: int | None = None
     trace: Trace | None = None
     diagnosis: Diagnosis | None = None
+    undecided: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words: passed, not yet or undecided."""
+        return "passed" if self.passed else "undecided" if self.undecided else "not yet"
 
     def __bool__(self) -> bool:
         """Tells whether the answer passed."""
@@ -91,16 +103,16 @@ class CheckResult:
 
         Example:
             >>> CheckResult("hello", True, "It holds.", "", seed=7).as_dict()
-            {'check': 'hello', 'passed': True, 'reason': 'It holds.', 'hint': '', 'seed': 7, 'world_size': None}
+            {'check': 'hello', 'verdict': 'passed', 'passed': True, 'reason': 'It holds.', 'hint': '', 'seed': 7, 'world_size': None}
         """
-        return {name: getattr(self, name) for name in ("check", "passed", "reason", "hint", "seed", "world_size")}
+        return {name: getattr(self, name) for name in ("check", "verdict", "passed", "reason", "hint", "seed", "world_size")}
 
     def __repr__(self) -> str:
         """Returns the verdict as text."""
         about = [] if self.seed is None else [f"seed {self.seed}"]
         if self.world_size is not None and not (self.passed and about):
             about.insert(0, count(self.world_size, "rank"))
-        lines = [f"check.{self.check}: {'passed' if self.passed else 'not yet'} ({', '.join(about)})", f"  {self.reason}"]
+        lines = [f"check.{self.check}: {self.verdict} ({', '.join(about)})", f"  {self.reason}"]
         return "\n".join([*lines, f"  Hint: {self.hint}"] if self.hint else lines)
 
     def _ipython_display_(self) -> None:
@@ -117,11 +129,41 @@ class Wrong(Exception):
     """An answer does not hold: raised by whoever finds out, shown by the check; see ``CheckResult`` for what it says."""
 
     def __init__(
-        self, reason: str, hint: str, *, trace: Trace | None = None, world_size: int | None = None, diagnosis: Diagnosis | None = None
+        self,
+        reason: str,
+        hint: str,
+        *,
+        trace: Trace | None = None,
+        world_size: int | None = None,
+        diagnosis: Diagnosis | None = None,
+        undecided: bool = False,
     ) -> None:
         super().__init__(reason)
-        self.reason, self.hint, self.trace, self.diagnosis = reason, hint, trace, diagnosis
+        self.reason, self.hint, self.trace, self.diagnosis, self.undecided = reason, hint, trace, diagnosis, undecided
         self.world_size = trace.world_size if world_size is None and trace is not None else world_size
+
+
+class _Effort:
+    """What the ranks of a run have used so far, as the system counts it (Linux; nothing elsewhere)."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, int] = {}
+        self._looked = time.monotonic()
+        self.asleep_s = 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of all ranks, in seconds."""
+        return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
+
+    def allows(self, pids: Collection[int]) -> bool:
+        """Looks at the ranks that are running; tells whether they may go on."""
+        found = {pid: process for pid in pids if (process := look_at(pid)) is not None}
+        self._ticks.update((pid, process.ticks) for pid, process in found.items())
+        passed_s, self._looked = time.monotonic() - self._looked, time.monotonic()
+        if found and all(process.doing != "computing" for process in found.values()):
+            self.asleep_s += min(passed_s, 0.1)  # whoever looks late does not know what happened before
+        return self.cpu_s <= CPU_S and self.asleep_s <= ASLEEP_S
 
 
 class Examination:
@@ -152,17 +194,20 @@ class Examination:
         Raises:
             Wrong: the run failed, or took too long.
         """
-        left_s = max(self._deadline - time.monotonic(), 0.5)
+        left_s, effort = max(self._deadline - time.monotonic(), 0.5), _Effort()
         try:
             job = pack_call(on_rank, (self.function, *args), {}, seed=0)
-            return run(job, make_kind(world_size, "cpu", TIMEOUT_S, ring=True), RunOptions(limit_s=left_s, show=False))
+            kind = make_kind(world_size, "cpu", 2 * LIMIT_S, ring=True)
+            return run(job, kind, RunOptions(limit_s=left_s, show=False, allows=effort.allows))
         except RingError as error:
             trace = error.trace
-            stuck = isinstance(error, RunTimeout | Deadlock | PeerExited) or _WAITED in str(error)
-            if stuck and trace is not None:
-                if judge_early_end is not None:
-                    judge_early_end(trace)
-                raise _stuck(trace) from None
+            stuck = isinstance(error, Deadlock | PeerExited) and trace is not None and error.diagnosis is not None
+            if judge_early_end is not None and trace is not None and (stuck or isinstance(error, RunTimeout)):
+                judge_early_end(trace)
+            if stuck:
+                raise _stuck(trace, error.diagnosis) from None
+            if isinstance(error, RunTimeout):
+                raise _unended(world_size, trace, effort) from None
             raise self._failed(error, world_size, hint) from None
 
     def run_on_ring(self, on_rank: Callable[..., Any], world_size: int, *args: Any, things: str, hint: str) -> Trace:
@@ -188,7 +233,9 @@ class Examination:
         theirs = [frame for frame in frames if code is not None and frame["file"] == code.co_filename] or frames
         where = f" (line {theirs[-1]['line']}: {shown(theirs[-1]['source'])})" if theirs else ""
         hint = hint or "Run it with ringsim.trace to see the whole error, and read the error from its last line upwards."
-        return Wrong(f"{first[:1].upper()}{first[1:]}{where}.", hint, world_size=world_size, trace=error.trace)
+        never_ran = isinstance(error, RendezvousFailed) or (type(error) is RingError and error.trace is None)
+        reason = f"{first[:1].upper()}{first[1:]}{where}."
+        return Wrong(reason, hint, world_size=world_size, trace=error.trace, undecided=never_ran)
 
 
 def examine(name: str, function: object, judge: Callable[[Examination], tuple[str, Trace | None]], seed: int | None) -> CheckResult:
@@ -201,7 +248,7 @@ def examine(name: str, function: object, judge: Callable[[Examination], tuple[st
     try:
         sentence, trace = judge(examination)
     except Wrong as wrong:
-        return CheckResult(name, False, wrong.reason, wrong.hint, seed, wrong.world_size, wrong.trace, wrong.diagnosis)
+        return CheckResult(name, False, wrong.reason, wrong.hint, seed, wrong.world_size, wrong.trace, wrong.diagnosis, wrong.undecided)
     return CheckResult(name, True, sentence, "", seed, trace=trace)
 
 
@@ -223,27 +270,26 @@ def refuse_text(answer: Any) -> Any:
     return answer
 
 
-def _stuck(trace: Trace) -> Wrong:
-    """Says who waited for whom when a run had to be ended."""
-    events = trace.events
-    messages = (events.kind == SEND) | (events.kind == RECV)
-    blocked = np.flatnonzero(messages & (events.status != OK) & (events.wait_ns != NONE))
-    waits = []
-    for rank in range(trace.world_size):
-        of_rank = blocked[events.rank[blocked] == rank]
-        if len(of_rank):
-            index = of_rank[np.argmax(events.wait_ns[of_rank])]
-            to = "to" if events.kind[index] == SEND else "from"
-            waits.append(f"rank {rank} in {OP_NAMES[events.op[index]]} {to} rank {events.peer[index]} (line {events.line[index]})")
-    if not waits:
-        hint = "Look for a loop that never ends, and for an input() or a sleep(). If there is none, the machine was busy: try again."
-        return Wrong(f"A run of {count(trace.world_size, 'rank')} did not end in time.", hint, trace=trace)
-    hint = (
-        "A send ends only when the other side receives: if every rank sends first, and waits for it, nobody ever receives. "
-        "Post the send with isend, receive, and then wait for the send. And every recv needs a send to meet."
-    )
-    reason = f"The run never ended, because these waited in vain: {', '.join(waits)}."
-    return Wrong(reason, hint, trace=trace)
+def _stuck(trace: Trace, diagnosis: Diagnosis) -> Wrong:
+    """Says who waited for whom, of a run that could never have gone on."""
+    cause = diagnosis.findings[0]
+    hint = " ".join(cause.hint.split()) or "Follow the arrows of the picture: each leads from a rank to the one that it waits for."
+    undecided = bool(trace.metadata.get("at_rest"))  # which is no proof
+    return Wrong(f"In a ring of {trace.world_size}, {cause.message}", hint, trace=trace, diagnosis=diagnosis, undecided=undecided)
+
+
+def _unended(world_size: int, trace: Trace | None, effort: _Effort) -> Wrong:
+    """Says of a run that had to be ended what it had used up; only computing for ever is wrong for certain."""
+    what, computed = f"A run of {count(world_size, 'rank')} did not end", effort.cpu_s > CPU_S
+    if computed:
+        reason, hint = f"{what} after {CPU_S:g} s of CPU time.", "Look for a loop that never ends."
+    elif effort.asleep_s > ASLEEP_S:
+        reason = f"{what}: for {ASLEEP_S:g} s no rank did anything, and nothing proves that none ever would."
+        hint = "Look for a sleep(), and for a loop that looks again and again whether something has happened."
+    else:
+        reason = f"{what} in time, and had {effort.cpu_s:.1f} s of CPU time until then: the machine is busy."
+        hint = "Try again when less is running here."
+    return Wrong(reason, hint, trace=trace, world_size=world_size, undecided=not computed)
 
 
 def plain_number(answer: Any) -> float | str:

@@ -15,6 +15,7 @@ VERBS = (
     demo.add_demo,
     demo.add_generate,
     traces.add_trace,
+    traces.add_merge,
     traces.add_show,
     traces.add_open,
     traces.add_compare,

@@ -18,6 +18,7 @@ from ringsim.cli.verb import Verbs, add_verb, make_directory, tell_written, writ
 from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks, escape
 from ringsim.launch.job import CHECKS
+from ringsim.traces.files import merge
 from ringsim.traces.lazy import Style
 from ringsim.view.html import to_html
 
@@ -41,6 +42,28 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument("-f", "--force", action="store_true", help="replace that file if it exists, instead of taking the next free name")
     parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module, followed by its own arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+
+
+def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the verb."""
+    parser = add_verb(
+        verbs,
+        "merge",
+        "join the parts that the ranks of one run left on several hosts",
+        "ringsim merge run.ringtrace node1/run.ringtrace.parts node2/run.ringtrace.parts",
+        run_merge,
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="trace file to write")
+    parser.add_argument("parts", nargs="+", metavar="PARTS", help="a directory of parts")
+
+
+def run_merge(options: argparse.Namespace) -> int:
+    """Joins parts and saves the trace; returns the exit code."""
+    trace = merge(options.parts)
+    trace.save(options.out)
+    print(trace.summary())
+    tell_written(options.out)
+    return 0
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:

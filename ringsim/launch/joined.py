@@ -28,6 +28,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,7 @@ import torch
 import torch.distributed as dist
 
 from ringsim.comm.torch_private import default_store
-from ringsim.diagnose.failure import clear_verdict, describe_unfinished, raise_verdict, read_verdict, write_verdict
+from ringsim.diagnose.failure import describe_unfinished, raise_verdict, read_verdict, write_verdict
 from ringsim.errors import RingError
 from ringsim.launch.threads import Threads, find_place, list_threads
 from ringsim.launch.watcher import ANSWER_S, ASK, SHUT, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, look_at, shut_connections
@@ -76,7 +77,6 @@ class JoinedWatch:
         self._threads = [threading.Thread(target=self._listen, name=f"{OUR_THREADS}ear", daemon=True)]
         self._answers, self._unread = -1, b""  # the pipe of the answers, on a rank that watches or did
         if rank == 0:
-            clear_verdict(directory)
             self._begin_to_watch()
         self._threads[0].start()
 
@@ -243,7 +243,15 @@ def _store_port() -> int:
 
 
 class Board(ABC):
-    """Where the ranks of one block announce that they have left it; each posts one text."""
+    """Where the ranks of one block announce that they have left it; each posts one text.
+
+    Attributes:
+        run_id: names the block, on all ranks alike; no other block has it.
+        store: of the block, through which parts can be gathered; None where there is none.
+    """
+
+    run_id: str
+    store: Any = None
 
     @abstractmethod
     def post(self, rank: int, text: str) -> None:
@@ -270,15 +278,17 @@ class StoreBoard(Board):
         if store is None:
             raise RingError("this version of torch must tell its default store, got none. Use a version that ringsim was tested with.")
         entered = store.add(f"ringsim/recording/entered/{rank}", 1)
-        self._store = dist.PrefixStore(f"ringsim/recording/{entered}", store)  # type: ignore[attr-defined]  # public, though torch lists it nowhere
+        self.store = dist.PrefixStore(f"ringsim/recording/{entered}", store)  # type: ignore[attr-defined]  # public, though torch lists it nowhere
+        # The first rank to enter names the block: rank 0 may come late, and nobody waits for it.
+        self.run_id = self.store.compare_set("run_id", "", uuid.uuid4().hex[:12]).decode()
 
     def post(self, rank: int, text: str) -> None:
         """See ``Board``."""
-        self._store.set(str(rank), text)
+        self.store.set(str(rank), text)
 
     def find(self, rank: int) -> str | None:
         """See ``Board``; it asks first, since torch warns of each time-out of a ``get``."""
-        said: bytes | None = self._store.get(str(rank)) if self._store.check([str(rank)]) else None
+        said: bytes | None = self.store.get(str(rank)) if self.store.check([str(rank)]) else None
         return None if said is None else said.decode()
 
 
@@ -295,6 +305,7 @@ class FileBoard(Board):
 
     def __init__(self, directory: Path, block: str) -> None:
         self._directory, self._block = directory, block
+        self.run_id = block
 
     def post(self, rank: int, text: str) -> None:
         """See ``Board``."""

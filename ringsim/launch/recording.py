@@ -1,13 +1,16 @@
 """``with ringsim.trace(path) as recording:`` in ranks that something else started.
 
-Each rank writes its part into ``<path>.parts``. At the end of the block it announces, in the default group's store or in a file, that its
-part is complete, and rank 0 merges the parts into one file. Nothing goes through a process group: recording adds no message, and inside the
-block no rank waits for another.
+Each rank writes its part into ``<path>.parts``, or under ``RINGSIM_PARTS`` on its own host. At the end of the block it announces, in the
+default group's store or in a file, that its part is complete; rank 0 fetches over the store what lies on other hosts (``launch/gathering``)
+and merges the parts into one file. Nothing goes through a process group: recording adds no message, and inside the block no rank waits for
+another.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import re
@@ -29,8 +32,9 @@ from ringsim import provenance
 from ringsim.comm import torch_hooks
 from ringsim.comm.backend import get_backend_object
 from ringsim.comm.log import interrupt_log, resume_log
-from ringsim.diagnose.failure import describe_end, error_of_kind, note_failed_threads, read_verdict, report_exception
+from ringsim.diagnose.failure import clear_verdict, describe_end, error_of_kind, note_failed_threads, read_verdict, report_exception
 from ringsim.errors import RingError
+from ringsim.launch.gathering import Gathering, Store, offer, place_of
 from ringsim.launch.joined import JoinedWatch, make_board
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
 from ringsim.state import get_state
@@ -54,7 +58,8 @@ class Recording:
     trace is saved all the same, and the exception goes on.
 
     Args:
-        path: the file that rank 0 writes, usually ``*.ringtrace``; the same on every rank. An existing file is replaced.
+        path: the file that rank 0 writes, usually ``*.ringtrace``; the same on every rank. An existing file is replaced, but where torchrun
+            may restart the ranks: each attempt then has a file of its own, ``run.1.ringtrace`` after ``run.ringtrace``.
         check: which mistakes raise an error, see ``ringsim.trace``; inside another block or run, that one's setting holds.
 
     Example:
@@ -70,10 +75,10 @@ class Recording:
 
     def __init__(self, path: Path | str, *, check: str = "basic") -> None:
         self._check = check
-        self._path = Path(os.path.abspath(path))
-        self._directory = self._path.with_name(self._path.name + ".parts")
+        self._given = self._path = Path(os.path.abspath(path))
         self._recorder: Recorder | None = None
         self._rank = 0
+        self._attempt: int | None = None
         self._trace: Trace | None = None
 
     @property
@@ -104,9 +109,16 @@ class Recording:
         moves = log is not None and log.records is not None and log.records.directory is not None
         moved = interrupt_log() if moves else None  # a log with its own recorder uses that of the block instead
         active = get_state().recorder
-        self._board = make_board(active.directory if active else self._directory, self._rank)
+        self._path = self._given
+        self._board = make_board(active.directory if active else parts_of(self._path), self._rank)
+        self._keys = None if self._board.store is None else Store(self._board.store, self._board.run_id)
         self._own = active is None
+        if self._own and self._keys and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+            self._path = number(self._given, self._agree_on_attempt(self._keys))
         self._recorder = active or self._make_recorder()
+        if self._keys:
+            place = {**place_of(self._recorder.directory), "start_ns": self._recorder.start_ns}
+            self._keys.put(f"at/{self._rank}", json.dumps(place).encode())
         self._stop_noting = note_failed_threads(self._recorder) if self._own else None
         torch_hooks.install(self._recorder, self._check)
         resume_log(moved)
@@ -142,14 +154,19 @@ class Recording:
         resume_log(moved)
         mismatch = self._watch.unheard() if self._watch is not None and error is None else None
         try:
-            self._board.post(self._rank, json.dumps({"span": span, "directory": str(recorder.directory), "left": left}))
+            self._board.post(self._rank, json.dumps({"span": span, "path": str(self._path), "left": left}))
+            if self._rank and self._keys:
+                offer(self._keys, self._rank, recorder.directory, self._path)
             if self._rank == 0:
                 said, late = self._collect_announcements(recorder.directory, hurry, failed=error is not None)
-                self._trace, whole = self._merge(recorder.directory, said, late, doing)
+                gathering = Gathering(self._keys, recorder.directory, self._world_size)
+                gathering.fetch([*said], lambda: not hurry.is_set())
+                self._trace, whole = self._merge(recorder.directory, said, late, doing, gathering.missing)
                 if isinstance(error, RingError) and error.trace is None:
                     error.trace = self._trace
                     error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self._trace)
                 save(self._trace, self._path)
+                gathering.acknowledge(whole=whole and self._own, keep=self._own)
                 if error is None and self._own and not late and "gloo" in self._backend:
                     mismatch = self._find_mismatch(recorder.directory)
                 if self._own and whole:
@@ -175,19 +192,41 @@ class Recording:
         return error_of_kind(found.kind)(str(found), diagnosis=replace(found, trace=self._trace))
 
     def _make_recorder(self) -> Recorder:
-        directory = self._directory
+        directory = parts_of(self._path)
         recorder = Recorder(directory, self._rank, self._world_size)
+        recorder.set_meta("run_id", self._board.run_id)
+        claim = directory / "run_id"
+        if not claim.exists() or claim.read_text() != self._board.run_id:  # the first rank of the block in this directory
+            clear_verdict(directory)
+            claim.write_text(self._board.run_id)
         if self._rank == 0:
             for entry in directory.iterdir():  # left by an earlier run with more ranks that was killed
                 match = re.fullmatch(r"rank-(\d+)\.\w+", entry.name)
                 if match and int(match[1]) >= self._world_size:
                     entry.unlink(missing_ok=True)
             unfinished = directory / "run.json.unfinished"
-            unfinished.write_text(
-                json.dumps({**provenance.measured_run(self._world_size, self._backend, self._start_unix_ns), "start_ns": self._start_ns})
-            )
+            unfinished.write_text(json.dumps({**self._describe(), "start_ns": self._start_ns}))
             unfinished.replace(directory / "run.json")
         return recorder
+
+    def _describe(self) -> dict[str, Any]:
+        """Returns what the metadata say of the run's origin."""
+        job = {"job": os.environ.get("TORCHELASTIC_RUN_ID", ""), "attempt": self._attempt} if self._attempt is not None else {}
+        return {**provenance.measured_run(self._world_size, self._backend, self._start_unix_ns), "run_id": self._board.run_id, **job}
+
+    def _agree_on_attempt(self, keys: Store) -> int:
+        """Returns the number of this attempt of a job that is restarted, which rank 0 finds; the others wait until it enters."""
+        if self._rank == 0:
+            keys.put("attempt", str(find_attempt(self._given)).encode())
+        deadline = time.monotonic() + WAIT_S
+        found = keys.read("attempt", lambda: time.monotonic() < deadline)
+        if found is None:
+            raise RingError(
+                f"rank 0 must enter a recorded block within {WAIT_S:.0f} s of the others where ranks may be restarted, got nothing from it "
+                f"(rank {self._rank} of {self._world_size}). Let all ranks enter it at the same place."
+            )
+        self._attempt = int(found)
+        return self._attempt
 
     def _begin_watch(self, recorder: Recorder) -> JoinedWatch | None:
         """Begins to watch for stuck ranks; on a file system without named pipes the block is recorded without a watch."""
@@ -218,8 +257,10 @@ class Recording:
             with contextlib.suppress(OSError):  # the disk may be full
                 recorder.set_meta("ends", ends)
 
-    def _merge(self, directory: Path, said: dict[int, dict[str, Any]], late: list[int], doing: list[dict[str, Any]]) -> tuple[Trace, bool]:
-        """Reads all parts; returns the trace, and whether the parts are complete. ``late`` ranks announced nothing."""
+    def _merge(
+        self, directory: Path, said: dict[int, dict[str, Any]], late: list[int], doing: list[dict[str, Any]], missing: list[str]
+    ) -> tuple[Trace, bool]:
+        """Reads all parts; returns the trace, and whether the parts are complete. ``late`` ranks announced nothing; ``missing`` is said."""
         events, facts = read_parts(directory, start_ns=0, world_size=self._world_size)
         inside = np.ones(len(events), dtype=bool)
         for rank, words in said.items():
@@ -230,8 +271,9 @@ class Recording:
         raised_ns = [words["left"]["at_ns"] for words in said.values() if words["left"]["raised"]]
         metadata = {
             **facts,
-            **provenance.measured_run(self._world_size, self._backend, self._start_unix_ns),
-            "complete": facts["complete"] and not late and not raised_ns,
+            **self._describe(),
+            "notes": [*facts["notes"], *missing],
+            "complete": facts["complete"] and not late and not raised_ns and not missing,
         }
         others = [*find_ends(directory, late), *(end for end in doing if end["rank"] in late)]
         ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
@@ -245,12 +287,12 @@ class Recording:
             metadata["ends"] = ends
         if late:
             metadata["notes"] = [
-                *facts["notes"],
+                *metadata["notes"],
                 f"ranks {late} had not left the recorded block when rank 0 wrote what they had done by then.",
             ]
         if late or raised_ns:  # ranks that still wait have waited until then
             metadata["end_ns"] = max(raised_ns if not late else [time.monotonic_ns()]) - start_ns
-        return Trace(_count_from(start_ns, events), metadata), facts["complete"] and not late
+        return Trace(_count_from(start_ns, events), metadata), facts["complete"] and not late and not missing
 
     def _collect_announcements(
         self, directory: Path, hurry: threading.Event, *, failed: bool
@@ -270,12 +312,34 @@ class Recording:
                 late.append(rank)
                 continue
             words = said[rank] = json.loads(text)
-            if words["directory"] != str(directory):
+            if words["path"] != str(self._path):
                 raise RingError(
-                    f"the path of a recording must be the same on every rank, got parts in {directory} (rank 0) and in "
-                    f"{words['directory']} (rank {rank} of {self._world_size}). Give an absolute path."
+                    f"the path of a recording must be the same on every rank, got {self._path} (rank 0) and {words['path']} "
+                    f"(rank {rank} of {self._world_size}). Give an absolute path."
                 )
         return said, late
+
+
+def parts_of(path: Path) -> Path:
+    """Returns the directory of the parts of a trace file: beside it, or in ``RINGSIM_PARTS``, on a disk of each host's own."""
+    return Path(os.path.abspath(os.environ.get("RINGSIM_PARTS") or path.parent), f"{path.name}.parts")
+
+
+def number(path: Path, attempt: int) -> Path:
+    """Returns the file of one attempt of a job.
+
+    Example:
+        >>> [str(number(Path("out/run.ringtrace"), attempt)) for attempt in range(3)]
+        ['out/run.ringtrace', 'out/run.1.ringtrace', 'out/run.2.ringtrace']
+    """
+    return path.with_name(f"{path.stem}.{attempt}{path.suffix}") if attempt else path
+
+
+@functools.cache  # a block that is repeated replaces the file of its own attempt
+def find_attempt(path: Path) -> int:
+    """Returns the first number of which no attempt has left a file, or parts."""
+    tried = (number(path, attempt) for attempt in itertools.count())
+    return next(attempt for attempt, file in enumerate(tried) if not file.exists() and not parts_of(file).exists())
 
 
 def _count_from(start_ns: int, events: Events) -> Events:

@@ -10,7 +10,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -162,6 +162,7 @@ class RunOptions:
         keep_at: where the ranks' records go, None for a private directory that is removed at the end.
         doing: given the directory of the run, says in a few words what the ranks are doing, for the progress line; None for nothing.
         poll_s: how often to look whether ranks are stuck, in seconds; None for never.
+        allows: given the processes of the ranks that have not finished, tells whether they may go on; None for always.
     """
 
     limit_s: float | None = None
@@ -170,6 +171,7 @@ class RunOptions:
     keep_at: Path | None = None
     doing: Callable[[Path], str] | None = None
     poll_s: float | None = POLL_S
+    allows: Callable[[Collection[int]], bool] | None = None
 
 
 def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
@@ -304,6 +306,8 @@ class _Supervisor:
                 next_follow = now + _POLL_S
                 self._follow_outputs()
                 self._progress.update(len(self._results), self._doing)
+                if self._options.allows is not None and not self._options.allows(self._running()):
+                    break
             if now >= next_roll_call:
                 next_roll_call = now + _LOST_S
                 self._report_lost_ranks()
@@ -438,6 +442,10 @@ class _Supervisor:
         crash = self._ranks.config.for_rank(rank).crash_file
         stack = crash.read_text(errors="replace") if crash.exists() else ""
         self._reports[rank] = rename_files(report_death(rank, code, at_ns, self._outputs[rank].text, stack), name_cells(self._job.lines))
+
+    def _running(self) -> list[int]:
+        """Returns the processes of the ranks that have neither returned nor failed."""
+        return [pid for rank, pid in self._pids.items() if rank not in self._results and rank not in self._reports]
 
     def _report_lost_ranks(self) -> None:
         """Reports ranks that were dead at the last look already: their fork server is stopped or stuck, and does not say so."""

@@ -16,8 +16,9 @@ import json
 import os
 import secrets
 import struct
+import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, overload
 
@@ -45,7 +46,7 @@ from ringsim.traces.events import (
     readable,
     write_tables,
 )
-from ringsim.traces.parts import read_run
+from ringsim.traces.parts import FILE_NAME, PartReader, read_run
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -146,18 +147,65 @@ def load(path: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Trace | l
         parts = name + ".parts"
         if not os.path.isdir(parts):
             raise
-        return _recover(Path(parts), error)
+        trace = _recover(Path(parts), f"{error} Its parts in {parts} could not be read either")
+    trace.metadata["notes"].append(f"put together from what the ranks left in {Path(parts).name}: the run ended before it wrote its file")
+    return trace
 
 
-def _recover(parts: Path, error: TraceFileError) -> Trace:
+def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
+    """Joins the parts of one run that lie in several directories: copies from hosts whose parts did not come to rank 0.
+
+    Args:
+        directories: of parts, ``run.ringtrace.parts``. Of a part that is in two of them, the longer file counts.
+
+    Returns:
+        The trace.
+
+    Raises:
+        TraceFileError: a directory holds no parts, or those of another run.
+
+    Example:
+        >>> try:
+        ...     merge(["no/such.parts"])
+        ... except TraceFileError as error:
+        ...     print(error)
+        Parts to merge must be in a directory, got no/such.parts: No such file or directory. Give the directories *.ringtrace.parts.
+    """
+    runs: dict[object, Path] = {}
+    with tempfile.TemporaryDirectory(prefix="ringsim-merge-") as together:
+        for directory in map(Path, directories):
+            try:
+                files = [file for file in sorted(directory.iterdir()) if FILE_NAME.fullmatch(file.name) or file.name == "run.json"]
+                if not files:
+                    raise FileNotFoundError(0, "No rank left anything there")
+            except OSError as error:
+                raise TraceFileError(
+                    f"Parts to merge must be in a directory, got {directory}: {error.strerror}. Give the directories *.ringtrace.parts."
+                ) from error
+            for file in files:
+                if match := FILE_NAME.fullmatch(file.name):
+                    part = PartReader(directory, int(match[1]))
+                    part.read_names()
+                    runs.setdefault(part.meta.get("run_id"), directory)
+                there = Path(together, file.name)
+                if not there.exists() or there.stat().st_size < file.stat().st_size:
+                    there.unlink(missing_ok=True)
+                    there.symlink_to(file.resolve())
+        if len(runs) > 1:
+            said = " and ".join(f"{run_id!r} ({directory})" for run_id, directory in [*runs.items()][:2])
+            raise TraceFileError(f"Parts to merge must be of one run, got those of {said}. Merge each run by itself.")
+        return _recover(Path(together), "The parts must be readable")
+
+
+def _recover(parts: Path, otherwise: str) -> Trace:
+    """Returns the trace that parts make; ``otherwise`` begins the error where they make none."""
     try:
         events, metadata = read_run(parts)
         if not metadata["ranks"]:
             raise ValueError("no rank left anything")
         check_run(events, metadata)
     except (*_DAMAGE, TraceFileError) as other:
-        raise TraceFileError(f"{error} Its parts in {parts} could not be read either: {other}") from other
-    metadata["notes"].append(f"put together from what the ranks left in {parts.name}: the run ended before it wrote its file")
+        raise TraceFileError(f"{otherwise}: {other}") from other
     return Trace(events, metadata)
 
 

@@ -43,7 +43,7 @@ from ringsim.traces.events import (
     read_word,
 )
 
-_FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
+FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
 _MAX_RANKS: Final = 10**6  # as many as the file names can tell apart; a number beyond is damage
 _FIRST_WINDOW: Final = 64  # slots that a look reads at first; more follow where they are full
 _WINDOW: Final = 1 << 16
@@ -346,7 +346,7 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     parts = _Parts(directory, *start_ns or [None], *world_size or [None])
     pieces, metas = parts.describe(), list(parts.metas.values())
     said = {key: value for key, value in said.items() if isinstance(value, dict) or key not in ("machine", "versions")}
-    metadata = {"format": 1, "run_id": "", "source": "measured", **said, **pieces}
+    metadata = {"format": 1, "run_id": next(iter(_valid(metas, "run_id")), ""), "source": "measured", **said, **pieces}
     if ends := _ends(parts.metas):
         metadata["ends"] = ends
     if ended_ns := _valid(metas, "end_ns"):
@@ -394,7 +394,7 @@ class _Parts:
 
     def __init__(self, directory: Path, start_ns: int | None, world_size: int | None, only_rank: int | None = None) -> None:
         try:
-            found = sorted({int(match[1]) for entry in directory.iterdir() if (match := _FILE_NAME.fullmatch(entry.name))})
+            found = sorted({int(match[1]) for entry in directory.iterdir() if (match := FILE_NAME.fullmatch(entry.name))})
             self._readers = {rank: PartReader(directory, rank, cells=False) for rank in found if only_rank in (None, rank)}
             for reader in self._readers.values():
                 reader.read_names()

@@ -44,9 +44,14 @@ def sent_as_it_lies(tensor: torch.Tensor) -> None:
         dist.send(tensor, ring.succ, group=ring.succ_group)
 
 
-def test_a_right_answer_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "LIMIT_S", 50.0)  # the machine may be busy
-    assert check.hello(messages.share, seed=1).passed
+def test_a_right_answer_passes_though_it_sleeps() -> None:
+    def sleepy_share(numbers: list[int]) -> Any:
+        ring = ringsim.current_ring()
+        time.sleep(0.2 * ring.rank)
+        with ringsim.span("share"):
+            return sum(numbers[ring.rank :: ring.world_size])
+
+    assert check.hello(sleepy_share, seed=1).passed
 
 
 @pytest.mark.parametrize(
@@ -76,16 +81,27 @@ def test_a_rank_that_dies_is_a_reason() -> None:
     assert "failed: its process left with exit code 3" in result.reason
 
 
+def computes_forever(*_: Any) -> None:
+    while True:
+        pass
+
+
 @pytest.mark.parametrize(
-    ("examine", "answer"),
+    ("examine", "answer", "limit", "most", "verdict_due", "reason"),
     [
-        (check.no_deadlock, never_ends),  # which looks at the trace of a run that was ended
-        (check.timed_op, messages.around(looks_until_it_is_done)),  # waiting by looking
+        (check.no_deadlock, computes_forever, "CPU_S", 0.5, "not yet", "A run of 3 ranks did not end after 0.5 s of CPU time."),
+        (check.no_deadlock, never_ends, "ASLEEP_S", 0.2, "undecided", "A run of 3 ranks did not end: for 0.2 s no rank did anything, "),
+        (check.timed_op, messages.around(looks_until_it_is_done), "ASLEEP_S", 0.2, "undecided", "A run of 3 ranks did not end: for 0.2 s"),
+        (check.hello, never_ends, "LIMIT_S", 0.5, "undecided", "A run of 3 ranks did not end in time, and had "),
     ],
 )
-def test_a_run_that_never_ends_is_a_reason(monkeypatch: pytest.MonkeyPatch, examine: Answer, answer: Answer) -> None:
-    monkeypatch.setattr(examination, "LIMIT_S", 1.0)
-    assert verdict(examine, answer).reason == "A run of 3 ranks did not end in time."
+def test_a_run_that_never_ends_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch, examine: Answer, answer: Answer, limit: str, most: float, verdict_due: str, reason: str
+) -> None:
+    monkeypatch.setattr(examination, limit, most)
+    result = verdict(examine, answer)
+    assert result.verdict == verdict_due
+    assert reason in result.reason
 
 
 def test_what_gloo_refuses_is_a_reason() -> None:
@@ -95,8 +111,7 @@ def test_what_gloo_refuses_is_a_reason() -> None:
 
 
 def test_an_answer_that_is_stuck_is_told_before_the_limit() -> None:
-    reason = verdict(check.ring, messages.sends_first).reason
-    assert reason.startswith("The run never ended, because these waited in vain: rank 0 in send to rank 1 (line ")
+    assert verdict(check.ring, messages.sends_first).reason.startswith("In a ring of 3, ranks 0, 1 and 2 wait for each other: rank 0 ")
 
 
 def test_what_the_answer_prints_is_kept_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,274 @@
+"""The parts of ranks on other hosts come to rank 0 over the store: in chunks, a few at a time, each checked, and deleted once read.
+
+::
+
+    rank 0, leaving the block               a rank on another host that has left it, a thread
+    -------------------------               -------------------------------------------------
+    wants/4 = [4, 5, 6, 7]    ------------>
+                              <------------ files/4 = [["rank-4.events", 36864], ...]
+    reads, checks, deletes    <------------ chunk/4/0 ... chunk/4/7; a further one for each that is deleted
+    receipt/4                 ------------> removes its parts
+
+Rank 0 asks one rank of each directory for the parts of all ranks there, also of those that died, and one host after the other: never
+are more than ``WINDOW`` chunks in the store. What arrives is believed no more than a file: it is written beside rank 0's own parts, and
+read as those are. The program's process groups carry none of it, so it works on any backend, and after ranks have died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ringsim.state import OUR_THREADS
+from ringsim.traces.parts import FILE_NAME, PartReader
+
+CHUNK_BYTES: Final = 1 << 18
+WINDOW: Final = 8
+STOPPED_S: Final = 5.0  # a rank from which nothing has come for this long has stopped
+ASKED_S: Final = 30.0  # how long a process that has nothing else to do waits to be asked for its parts
+MAX_FILE_BYTES: Final = 1 << 28  # more than a recorder ever writes
+_MAX_PAUSE_S: Final = 0.01
+_PLACE: Final = {"host": str, "directory": str, "id": str, "pid": int, "start_ns": int}
+
+
+def place_of(directory: Path) -> dict[str, Any]:
+    """Describes where a rank's part lies, as plain data for JSON; ranks with the same ``id`` see the same directory."""
+    about = directory.stat()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = socket.gethostname()
+    return {"host": socket.gethostname(), "directory": str(directory), "id": f"{boot} {about.st_dev} {about.st_ino}", "pid": os.getpid()}
+
+
+class Store:
+    """The keys of one recorded block in the store, and what all its chunks are sealed with.
+
+    Args:
+        store: a store of torch's, or one with its ``set``, ``get``, ``check`` and ``delete_key``.
+        run_id: of the block; a chunk that another block has sealed is refused.
+    """
+
+    def __init__(self, store: Any, run_id: str) -> None:
+        self._store, self._key = store, zlib.crc32(run_id.encode())
+
+    def put(self, key: str, data: bytes) -> None:
+        """Puts data under a key, with their checksum."""
+        self._store.set(key, zlib.crc32(data, self._key).to_bytes(4, "big") + data)
+
+    def read(self, key: str, patience: Callable[[], bool]) -> bytes | None:
+        """Returns what is under a key once it is there; None once ``patience()`` is over, or where it is not whole."""
+        if not self.wait(key, patience):
+            return None
+        sealed: bytes = self._store.get(key)
+        return sealed[4:] if zlib.crc32(sealed[4:], self._key).to_bytes(4, "big") == sealed[:4] else None
+
+    def take(self, key: str, patience: Callable[[], bool]) -> bytes | None:
+        """Returns what ``read`` does, and deletes it."""
+        data = self.read(key, patience)
+        self._store.delete_key(key)
+        return data
+
+    def wait(self, key: str, patience: Callable[[], bool], *, there: bool = True) -> bool:
+        """Waits until a key is there, or gone; tells whether it came to that while ``patience()`` lasted."""
+        pause_s = 0.0002
+        while self._store.check([key]) != there:
+            if not patience():
+                return False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+        return True
+
+
+def _for(seconds: float) -> Callable[[], bool]:
+    deadline = time.monotonic() + seconds
+    return lambda: time.monotonic() < deadline
+
+
+# -- a rank on another host
+
+
+def offer(store: Store, rank: int, directory: Path, path: Path) -> None:
+    """Gives rank 0 the parts of this host, from a thread, unless it sees them; the process lives until that is over.
+
+    Args:
+        store: of the block.
+        rank: this rank, which has left the block.
+        directory: of the parts.
+        path: of the trace, to tell the user how to join the parts by hand.
+    """
+    if _where(store, 0, _for(0)).get("id") != place_of(directory)["id"]:
+        threading.Thread(target=_give, args=(store, rank, directory, path), name=f"{OUR_THREADS}parts").start()
+
+
+def _where(store: Store, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
+    """Returns the place of a rank's part; nothing where the rank has not entered the block, or has said something else."""
+    try:
+        place: Any = json.loads(store.read(f"at/{rank}", patience) or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    fits = isinstance(place, dict) and place.keys() == _PLACE.keys() and all(type(place[key]) is kind for key, kind in _PLACE.items())
+    return place if fits else {}
+
+
+def _give(store: Store, rank: int, directory: Path, path: Path) -> None:
+    with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0
+        rank_0 = _where(store, 0, threading.main_thread().is_alive)
+        if rank_0.get("id") in (None, place_of(directory)["id"]):
+            return
+        asked = store.take(f"wants/{rank}", _while_at_work())
+        wanted = json.loads(asked) if asked else None
+        if wanted == [] or (wanted and _send(store, rank, directory, wanted)):
+            return
+    sys.stderr.write(
+        f"[rank {rank}] ringsim: rank 0 did not take the parts of a recording from {socket.gethostname()}. They are in {directory}: join "
+        f"them with those of the other hosts by ringsim merge {path} DIRECTORY ...\n"
+    )
+
+
+def _while_at_work() -> Callable[[], bool]:
+    """Patience while the program runs, and some time after it."""
+    over: list[Callable[[], bool]] = []
+
+    def patience() -> bool:
+        if not over and not threading.main_thread().is_alive():
+            over.append(_for(ASKED_S))
+        return not over or over[0]()
+
+    return patience
+
+
+def _send(store: Store, rank: int, directory: Path, ranks: Sequence[int]) -> bool:
+    """Sends the parts of some ranks; tells whether rank 0 has them all."""
+    paths = [directory / f"rank-{one}.{kind}" for one in ranks for kind in ("events", "names")]
+    files = [(path, path.stat().st_size) for path in paths if path.exists()]
+    store.put(f"files/{rank}", json.dumps([(path.name, size) for path, size in files]).encode())
+    number = 0
+    for path, size in files:
+        with path.open("rb") as file:
+            for at in range(0, size, CHUNK_BYTES):
+                if number >= WINDOW and not store.wait(f"chunk/{rank}/{number - WINDOW}", _for(ASKED_S), there=False):
+                    return False
+                store.put(f"chunk/{rank}/{number}", file.read(min(CHUNK_BYTES, size - at)))
+                number += 1
+    receipt = store.take(f"receipt/{rank}", _for(ASKED_S))
+    if receipt == b"whole":
+        shutil.rmtree(directory, ignore_errors=True)
+    return receipt is not None
+
+
+# -- rank 0
+
+
+class Gathering:
+    """What rank 0 fetches at the end of a block: the parts that it does not see.
+
+    Args:
+        store: of the block; None where all ranks write to one directory.
+        directory: of rank 0's own parts, into which the others come.
+        world_size: number of ranks.
+
+    Attributes:
+        missing: sentences on the parts that did not come.
+    """
+
+    def __init__(self, store: Store | None, directory: Path, world_size: int) -> None:
+        self._store: Any = store  # not None where there is a place
+        self._directory = directory
+        places = {rank: _where(store, rank, _for(0)) for rank in range(1, world_size)} if store else {}
+        self._places = {rank: place for rank, place in places.items() if place}
+        self._senders: list[int] = []
+        self._fetched: list[Path] = []
+        self.missing: list[str] = []
+
+    def fetch(self, left: Sequence[int], patience: Callable[[], bool]) -> None:
+        """Fetches all parts that lie elsewhere.
+
+        Args:
+            left: ranks that have left the block: one of each directory is asked.
+            patience: whether to go on.
+        """
+        here, groups = place_of(self._directory)["id"], dict[str, list[int]]()
+        for rank, place in self._places.items():
+            if place["id"] != here:
+                if self._sees(rank, place):  # a shared directory
+                    self._store.put(f"wants/{rank}", b"[]")
+                else:
+                    groups.setdefault(place["id"], []).append(rank)
+        for ranks in groups.values():
+            asked = [rank for rank in ranks if rank in left]
+            for rank in asked[1:]:
+                self._store.put(f"wants/{rank}", b"[]")
+            if not asked or not patience() or not self._fetch_from(asked[0], ranks):
+                place = self._places[ranks[0]]
+                self.missing.append(
+                    f"the parts of ranks {ranks} did not come from host {place['host']}: they are there in {place['directory']}, and "
+                    "ringsim merge joins them with those of the other hosts"
+                )
+
+    def _sees(self, rank: int, place: Mapping[str, Any]) -> bool:
+        part = PartReader(self._directory, rank)
+        part.read_names()
+        return (part.meta.get("pid"), part.meta.get("start_ns")) == (place["pid"], place["start_ns"])
+
+    def _fetch_from(self, rank: int, ranks: Sequence[int]) -> bool:
+        """Asks a rank for the parts of some; tells whether all came."""
+        self._store.put(f"wants/{rank}", json.dumps(ranks).encode())
+        files = _read_list(self._store.take(f"files/{rank}", _for(STOPPED_S)), ranks)
+        if files is None:
+            return False
+        number = 0
+        for name, size in files:
+            arriving, path = self._directory / f"{name}.arriving", self._directory / name
+            with open(arriving, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                for at in range(0, size, CHUNK_BYTES):
+                    data = self._store.take(f"chunk/{rank}/{number}", _for(STOPPED_S))
+                    if data is None or len(data) > CHUNK_BYTES:
+                        return False
+                    file.seek(at)
+                    file.write(data)
+                    number += 1
+            arriving.replace(path)  # rather than write into what may be there: somebody may still have it
+            self._fetched.append(path)
+        self._senders.append(rank)
+        return True
+
+    def acknowledge(self, *, whole: bool, keep: bool) -> None:
+        """Tells those who sent parts that the trace is written.
+
+        Args:
+            whole: whether nothing is missing, so that the parts may go.
+            keep: whether what came is still needed here.
+        """
+        for rank in self._senders:
+            self._store.put(f"receipt/{rank}", b"whole" if whole else b"kept")
+        for path in () if keep else self._fetched:
+            path.unlink(missing_ok=True)
+
+
+def _read_list(listed: bytes | None, ranks: Sequence[int]) -> list[tuple[str, int]] | None:
+    """Returns the names and sizes of files that a rank is going to send; None where there is one that it must not send."""
+    try:
+        said: Any = json.loads(listed or b"0")
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, list):
+        return None
+    files: list[tuple[str, int]] = []
+    for entry in said:
+        name, size = entry if isinstance(entry, list) and len(entry) == 2 else ("", 0)
+        match = FILE_NAME.fullmatch(name) if isinstance(name, str) else None
+        if match is None or int(match[1]) not in ranks or type(size) is not int or not 0 <= size <= MAX_FILE_BYTES:
+            return None
+        files.append((name, size))
+    return files

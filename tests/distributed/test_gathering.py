@@ -1,0 +1,101 @@
+"""One trace of ranks that share no directory: their parts come to rank 0 over the store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_server import RankServer, results
+from test_recording import join
+
+import ringsim
+from ringsim.cli import main
+from ringsim.launch import gathering
+from ringsim.state import OUR_THREADS
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def hosts(directory: str, rank: int, dies: bool) -> None:
+    """Four ranks on two hosts: two directories of parts that only their own ranks write to."""
+    os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank // 2}"
+    gathering.CHUNK_BYTES = 1 << 10  # type: ignore[misc]  # many chunks of few events
+    path = join(directory, rank, 4)
+    with contextlib.suppress(RuntimeError), ringsim.trace(path):
+        for _ in range(100):
+            dist.barrier()
+        with ringsim.trace(f"{directory}/inner.ringtrace"):
+            dist.all_reduce(torch.zeros(1))
+        if dies and rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if dies and rank == 0:
+            dist.recv(torch.zeros(1), 3)  # fails
+    for thread in threading.enumerate():  # as Python does at the end of a process, and the server of these ranks does not
+        if thread.name == f"{OUR_THREADS}parts":
+            thread.join()
+
+
+def test_parts_on_other_hosts_come_over_the_store(server: RankServer, tmp_path: Path) -> None:
+    results(server.run(hosts, [(str(tmp_path), rank, False) for rank in range(4)], limit_s=60))
+    trace, inner = (ringsim.load(tmp_path / f"{name}.ringtrace") for name in ("run", "inner"))
+    assert (len(trace.events), len(inner.events)) == (4 * 101, 4)
+    assert trace.metadata["complete"]
+    assert trace.metadata["notes"] == []
+    assert not [*tmp_path.glob("host-*/*")], "parts go once rank 0 has them"
+
+
+def test_parts_of_a_rank_that_died_elsewhere_come_too_and_stay(server: RankServer, tmp_path: Path) -> None:
+    server.run(hosts, [(str(tmp_path), rank, True) for rank in range(4)], limit_s=60)
+    trace = ringsim.load(tmp_path / "run.ringtrace")
+    assert [int((trace.events.rank == rank).sum()) for rank in range(4)] == [102, 101, 101, 101]
+    assert trace.metadata["complete"] is False
+    parts = sorted(tmp_path.glob("host-*/*.parts"))
+    assert len(parts) == 2
+    assert main(["merge", str(tmp_path / "merged.ringtrace"), *map(str, parts)]) == 0
+    merged = ringsim.load(tmp_path / "merged.ringtrace")
+    assert len(merged.events) == len(trace.events)
+    assert merged.metadata["run_id"] == trace.metadata["run_id"]
+
+
+GOOD = [["rank-1.events", 3]]
+
+
+@pytest.mark.parametrize(
+    ("listed", "chunk", "sealed_by", "comes"),
+    [
+        (GOOD, b"abc", "run", True),
+        (GOOD, b"abc", "another run", False),
+        (GOOD, b"abc" * gathering.CHUNK_BYTES, "run", False),
+        ([["../rank-1.events", 3]], b"abc", "run", False),
+        ([["rank-0.events", 3]], b"abc", "run", False),  # rank 0's own
+        ([["rank-1.events", 1 << 40]], b"abc", "run", False),
+        ([["rank-1.events", 3], 7], b"abc", "run", False),
+        ({}, b"abc", "run", False),
+        (GOOD, None, "run", False),  # it has stopped
+    ],
+)
+def test_what_arrives_is_not_trusted(
+    listed: object, chunk: bytes | None, sealed_by: str, comes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "STOPPED_S", 0)
+    (tmp_path / "here").mkdir()
+    store = dist.HashStore()
+    keys, theirs = gathering.Store(store, "run"), gathering.Store(store, sealed_by)
+    keys.put("at/1", json.dumps({"host": "node2", "directory": "/there", "id": "there", "pid": 7, "start_ns": 1}).encode())
+    keys.put("files/1", json.dumps(listed).encode())
+    if chunk is not None:
+        theirs.put("chunk/1/0", chunk)
+    gathered = gathering.Gathering(keys, tmp_path / "here", 2)
+    gathered.fetch([0, 1], lambda: True)
+    assert [path.name for path in tmp_path.rglob("rank-*") if path.suffix != ".arriving"] == ["rank-1.events"] * comes
+    assert [re.findall(r"ranks \[1\] .*host node2: .* /there", said) != [] for said in gathered.missing] == [True] * (not comes)
+    gathered.acknowledge(whole=True, keep=True)
+    assert store.check(["receipt/1"]) == comes
