@@ -622,7 +622,7 @@ def test_no_deadlock_names_who_waits_for_whom(answer: Answer, reason: str, monke
     monkeypatch.setattr(IPython.display, "display", lambda what, raw=False: shown.append(what))
     result._ipython_display_()
     (page,) = shown
-    assert page["text/html"].count("<img alt=") == 1, "the picture of who waits for whom"
+    assert page["text/html"].count("<img ") == 1, "the picture of who waits for whom"
     assert page["text/html"].partition("<img")[0].count(html.escape(result.reason)) == 1, "nothing is said twice"
 
 

@@ -122,7 +122,8 @@ class CheckResult:
         said = [self.reason, *(f"Hint: {hint}" for hint in self.hints[:1])]
         said += [f"({count(len(self.hints) - 1, 'more hint')}: .hints)"] if len(self.hints) > 1 else []
         lines = [line for each in said for line in textwrap.wrap(each, 110, break_long_words=False, break_on_hyphens=False)]
-        return "\n  ".join([f"check.{self.check}: {self.verdict} ({', '.join(about)})", *lines])
+        runs = f" ({', '.join(about)})" if about else ""
+        return "\n  ".join([f"check.{self.check}: {self.verdict}{runs}", *lines])
 
     @property
     def hints(self) -> tuple[str, ...]:
