@@ -65,7 +65,7 @@ def test_parts_of_a_rank_that_died_elsewhere_come_too_and_stay(server: RankServe
     assert merged.metadata["run_id"] == trace.metadata["run_id"]
 
 
-GOOD = [["rank-1.events", 3]]
+GOOD = [["rank-1.events", 3], ["rank-1.names", 0]]
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ GOOD = [["rank-1.events", 3]]
         (GOOD, b"abc", "run", True),
         (GOOD, b"abc", "another run", False),
         (GOOD, b"abc" * gathering.CHUNK_BYTES, "run", False),
-        ([["../rank-1.events", 3]], b"abc", "run", False),
-        ([["rank-0.events", 3]], b"abc", "run", False),  # rank 0's own
-        ([["rank-1.events", 1 << 40]], b"abc", "run", False),
-        ([["rank-1.events", 3], 7], b"abc", "run", False),
+        ([*GOOD, ["../rank-1.events", 3]], b"abc", "run", False),
+        ([*GOOD, ["rank-0.events", 3]], b"abc", "run", False),  # rank 0's own
+        ([["rank-1.events", 1 << 40], GOOD[1]], b"abc", "run", False),
+        ([*GOOD, 7], b"abc", "run", False),
         ({}, b"abc", "run", False),
         (GOOD, None, "run", False),  # it has stopped
     ],
@@ -95,7 +95,7 @@ def test_what_arrives_is_not_trusted(
         theirs.put("chunk/1/0", chunk)
     gathered = gathering.Gathering(keys, tmp_path / "here", 2)
     gathered.fetch([0, 1], lambda: True)
-    assert [path.name for path in tmp_path.rglob("rank-*") if path.suffix != ".arriving"] == ["rank-1.events"] * comes
+    assert sorted(path.name for path in tmp_path.rglob("rank-*") if path.suffix != ".arriving") == ["rank-1.events", "rank-1.names"] * comes
     assert [re.findall(r"ranks \[1\] .*host node2: .* /there", said) != [] for said in gathered.missing] == [True] * (not comes)
     gathered.acknowledge(whole=True, keep=True)
-    assert store.check(["receipt/1"]) == comes
+    assert store.check(["receipt/1"]) is False, "it did not wait to be asked, so it does not wait for a receipt"
