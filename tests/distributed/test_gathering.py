@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -32,7 +33,7 @@ def hosts(directory: str, rank: int, dies: bool) -> None:
     with contextlib.suppress(RuntimeError), ringsim.trace(path):
         for _ in range(100):
             dist.barrier()
-        with ringsim.trace(f"{directory}/inner.ringtrace"):
+        with contextlib.nullcontext() if dies else ringsim.trace(f"{directory}/inner.ringtrace"):
             dist.all_reduce(torch.zeros(1))
         if dies and rank == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -52,7 +53,9 @@ def test_parts_on_other_hosts_come_over_the_store(server: RankServer, tmp_path: 
     assert not [*tmp_path.glob("host-*/*")], "parts go once rank 0 has them"
 
 
-def test_parts_of_a_rank_that_died_elsewhere_come_too_and_stay(server: RankServer, tmp_path: Path) -> None:
+def test_parts_of_a_rank_that_died_elsewhere_come_too_and_stay(
+    server: RankServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.run(hosts, [(str(tmp_path), rank, True) for rank in range(4)], limit_s=60)
     trace = ringsim.load(tmp_path / "run.ringtrace")
     assert [int((trace.events.rank == rank).sum()) for rank in range(4)] == [102, 101, 101, 101]
@@ -63,6 +66,11 @@ def test_parts_of_a_rank_that_died_elsewhere_come_too_and_stay(server: RankServe
     merged = ringsim.load(tmp_path / "merged.ringtrace")
     assert len(merged.events) == len(trace.events)
     assert merged.metadata["run_id"] == trace.metadata["run_id"]
+    other = shutil.copytree(parts[1], tmp_path / "other.parts")
+    for names in other.glob("*.names"):
+        names.write_text(names.read_text().replace(trace.metadata["run_id"], "another"))
+    assert main(["merge", str(tmp_path / "merged.ringtrace"), str(parts[0]), str(other)]) == 1
+    assert "must be of one run, got those of" in capsys.readouterr().err
 
 
 GOOD = [["rank-1.events", 3], ["rank-1.names", 0]]

@@ -23,7 +23,7 @@ private=$2 copy=$4; shift 4; cd $private; "$@"; code=$?; cp -r $private/. $copy;
 """
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(330)
 def test_one_trace_an_attempt_without_a_shared_directory(machines: tuple[str, str], tmp_path: Path) -> None:
     unshare = [("ip", "netns", "exec", name, "unshare", "-m", "-u", "-p", "-f", "--mount-proc") for name in machines]
     try:
@@ -43,7 +43,7 @@ def test_one_trace_an_attempt_without_a_shared_directory(machines: tuple[str, st
         host = [*prefix, "sh", "-c", HOST, "sh", out.name, str(tmp_path / "private"), str(tmp_path / "hosts"), str(out)]
         words = [*host, *torchrun, "-m", "ringsim", "trace", "-o", "run.ringtrace", str(PROGRAM)]
         jobs.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    said = [job.communicate(timeout=150)[0] for job in jobs]
+    said = [job.communicate(timeout=300)[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], said
     assert "wrote" in said[0]
     first, second = (ringsim.load(tmp_path / "node0" / name) for name in ("run.ringtrace", "run.1.ringtrace"))
