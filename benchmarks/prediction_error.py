@@ -1,15 +1,17 @@
-"""How far off the predicted step is: constants from 2 ranks and two sizes, frozen; then more ranks, other sizes, schedules and stage times.
+"""How far off predicted times are, for programs that the model was not made on (`prediction_programs.py`).
 
-Each configuration is measured for some steps on real ranks that sleep (`ringsim.pipeline.rehearse`), and predicted with `ringsim.simulate`.
-The statistic is the median step after a warm-up: the first steps of fresh processes load libraries and connect, 1.4 times as long as the
-others at worst. Every configuration that was run counts. Replay has all constants from the run itself, and the time that each computation
-took in the step itself: what is left is what the model cannot say. A run on a machine that was busy before it began is inconclusive.
+`measure DIR` runs programs on real ranks, each several times, in an order drawn by a seed, and `ringsim.calibration_worker` on 2 ranks
+before each turn; `predict DIR` predicts the time of each program, from its first operation to its last, with constants from those 2 ranks
+alone, and compares with the median of the runs. Beside it stand a prediction with links and posting alone, a nominal latency and bandwidth,
+and no communication at all; what the constants of the run itself would have given (replay); and how far single runs are from their median,
+which no model can beat. A run on a machine that was busy before it began is inconclusive.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import random
 import time
@@ -20,128 +22,44 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from paired import where
+from prediction_programs import KINDS
 
 import ringsim
-from ringsim.pipeline import Action, Costs, make_schedule, rehearse
+from ringsim.errors import RingError
 from ringsim.prediction.calibration import Calibration
 from ringsim.prediction.comparison import Errors
-from ringsim.traces.events import SPAN
-from ringsim.traces.steps import count_steps, find_step, in_step
 from ringsim.traces.value import Trace
 
 KIB = 1024
-CALIBRATED = (KIB, 2048 * KIB)
-SIZES = (KIB, 256 * KIB, 1024 * KIB, 2048 * KIB)
-SCHEDULES = ("gpipe", "1f1b", "zb_h1")  # the first two calibrate
-# Forward and backward; the first two calibrate, and the second is heavy on communication.
-TIMES_S = {"5 and 10 ms": (0.005, 0.010), "1 and 2 ms": (0.001, 0.002), "3 and 6 ms": (0.003, 0.006)}
-AHEAD = {0: "blocking", 1: "posted ahead"}  # receives
-SMALL_BYTES, SMALL_GOAL, GOAL, REPLAY_GOAL = 256 * KIB, 0.05, 0.10, 0.02
+SMALL_BYTES, SMALL_GOAL, GOAL, KIND_GOAL, BIAS_GOAL, REPLAY_GOAL = 256 * KIB, 0.06, 0.10, 0.15, 0.03, 0.03
 LEAST_IDLE = 0.80
+SEEDS = 5  # of which messages stall; the median counts, as of the runs
+NOMINAL = ringsim.Link(alpha_s=50e-6, beta_s_per_byte=1 / 10e9)  # what a data sheet would say of loopback
 
 
 class Configuration(NamedTuple):
     """What is run."""
 
+    kind: str
     ranks: int
-    schedule: str
-    times: str
-    ahead: int
     size_bytes: int
+    rounds: int
+
+    def file(self, turn: int) -> str:
+        """Returns the name of the trace of a turn."""
+        return f"{self.kind.replace(' ', '_')}-{self.ranks}-{self.size_bytes}-{self.rounds}.{turn}.ringtrace"
 
 
 class Found(NamedTuple):
-    """Signed errors of the median step, of a prediction and of others."""
+    """Signed errors against the median run; how far the runs are from it; and whether it is within the predicted range."""
 
     predicted: float
-    links_alone: float  # the same where ranks do not share cores
-    of_least: float  # the prediction, against the shortest step
-    replayed: float
+    as_before: float  # links, posting and cores alone
     nominal: float
     no_communication: float
-
-
-class Measured(Costs):
-    """What each computation of one step took."""
-
-    took_s: dict[Action, float]
-
-    def __init__(self, took_s: dict[Action, float]) -> None:
-        super().__init__()
-        object.__setattr__(self, "took_s", took_s)  # the class is frozen
-
-    def get_duration(self, action: Action) -> float:
-        """Returns how long it took."""
-        return self.took_s[action]
-
-
-def do_all(configurations: Sequence[Configuration], microbatches: int, steps: int) -> None:
-    """What each rank does: rehearses the configurations one after the other."""
-    for configuration in configurations:
-        forward, backward = TIMES_S[configuration.times]
-        do_steps(configuration, microbatches, steps, Costs(forward, input=backward / 2, weight=backward / 2))
-
-
-def do_steps(configuration: Configuration, microbatches: int, steps: int, costs: Costs) -> None:
-    """Rehearses one configuration."""
-    schedule = make_schedule(configuration.schedule, configuration.ranks, microbatches)
-    rehearse(schedule, costs, size_bytes=configuration.size_bytes, steps=steps, ahead=configuration.ahead)
-
-
-def median_step_s(trace: Trace) -> float:
-    """Returns how long the median step took."""
-    return float(np.median([find_step(trace, step).makespan for step in range(count_steps(trace.events))])) * 1e-9
-
-
-def find_times(trace: Trace, step: int) -> Measured:
-    """Returns what each computation of a step took, from when it began to sleep until it went on."""
-    events, actions = trace.events, find_step(trace, step)
-    sleeps = np.array([label.startswith("compute ") for label in events.tables.labels])
-    asleep = in_step(events, step) & (events.kind == SPAN) & sleeps[events.label]
-    took_s: dict[Action, float] = {}
-    for rank in actions.ranks:
-        mine = np.flatnonzero(asleep & (events.rank == rank))
-        own = actions.list_actions(rank)
-        took_s.update(zip(own, ((events.done_ns - events.post_ns)[mine] * 1e-9).tolist(), strict=True))
-    return Measured(took_s)
-
-
-def replay_s(trace: Trace, configuration: Configuration, microbatches: int, warmup: int) -> float:
-    """Returns how long the median step takes on the virtual clock, with the computations and the constants of the trace itself.
-
-    The cores are not shared here: what waiting for them took is in the constants already.
-    """
-    own = replace(ringsim.calibrate(trace), sleep_s=0.0)  # the times have it
-    found = []
-    for step in range(warmup, count_steps(trace.events)):
-        args = (configuration, microbatches, 1, find_times(trace, step))
-        found.append(median_step_s(ringsim.simulate(do_steps, world_size=configuration.ranks, args=args, link=own.link, compute=own)))
-    return float(np.median(found))
-
-
-def examine(configuration: Configuration, microbatches: int, steps: int, warmup: int, calibration: Calibration, save: Path | None) -> Found:
-    """Measures one configuration and predicts it."""
-    args = ([configuration], microbatches, warmup + steps)
-    real = ringsim.trace(do_all, world_size=configuration.ranks, args=args, limit_s=600)
-    if save is not None:
-        real.save(save / f"{'-'.join(map(str, configuration)).replace(' ', '')}.ringtrace")
-    how: dict[str, Any] = {"world_size": configuration.ranks, "args": args}
-    virtual = ringsim.simulate(do_all, topology=calibration.topology, compute=calibration, **how)
-    comparison = ringsim.compare(real, virtual)
-    alone_s = median_step_s(ringsim.simulate(do_all, link=calibration.link, compute=calibration, **how))
-    replayed_s = replay_s(real, configuration, microbatches, warmup)
-    steps_s, predicted_s = comparison.real_steps_s[warmup:], float(np.median(comparison.virtual_steps_s))
-    median_s = float(np.median(steps_s))
-    assert comparison.nominal_s is not None
-    assert comparison.no_communication_s is not None
-    return Found(
-        predicted_s / median_s - 1,
-        alone_s / median_s - 1,
-        predicted_s / float(steps_s.min()) - 1,
-        replayed_s / median_s - 1,
-        comparison.nominal_s / median_s - 1,
-        comparison.no_communication_s / median_s - 1,
-    )
+    replayed: float
+    spread: float
+    within: bool
 
 
 def measure_idle(seconds: float = 1.0) -> float:
@@ -157,79 +75,142 @@ def measure_idle(seconds: float = 1.0) -> float:
     return idle / max(total, 1)
 
 
-def words(errors: Sequence[float]) -> str:
-    """Says what errors come to."""
-    found = Errors.of(list(errors))
-    return f"{found.mean:7.1%} {found.worst:7.1%} {found.bias:+7.1%}"
+def measure(options: argparse.Namespace) -> None:
+    """Runs the configurations, in turns."""
+    grid = itertools.product(options.kinds, options.ranks, [int(size * KIB) for size in options.sizes_kib], options.rounds)
+    wanted = [Configuration(*each) for each in grid if not (each[0].endswith("barrier") and each[2] != int(options.sizes_kib[0] * KIB))]
+    chosen = random.Random(options.seed).sample(wanted, min(options.draw or len(wanted), len(wanted)))
+    options.directory.mkdir(parents=True, exist_ok=True)
+    idle = measure_idle()
+    for turn in range(options.turns):
+        calibrating = ringsim.trace(ringsim.calibration_worker, world_size=2, limit_s=120)
+        calibrating.save(options.directory / f"calibration.{turn}.ringtrace")
+        for configuration in random.Random(turn).sample(chosen, len(chosen)):
+            args = (configuration.rounds, configuration.size_bytes)
+            trace = ringsim.trace(KINDS[configuration.kind], world_size=configuration.ranks, args=args, limit_s=120)
+            trace.save(options.directory / configuration.file(turn))
+        print(f"turn {turn + 1} of {options.turns}, load average {os.getloadavg()[0]:.1f}", flush=True)
+    facts = {"where": where(), "idle": idle, "turns": options.turns, "configurations": [list(each) for each in chosen]}
+    (options.directory / "measured.json").write_text(json.dumps(facts))
+
+
+def run_virtually(configuration: Configuration, compute: Any, seeds: int = 1, **network: Any) -> float:
+    """Returns the median time of a configuration on the virtual clock, in seconds."""
+    args = (configuration.rounds, configuration.size_bytes)
+    work = {"world_size": configuration.ranks, "args": args, "compute": compute, **network}
+    return float(np.median([ringsim.simulate(KINDS[configuration.kind], seed=seed, **work).makespan_s for seed in range(seeds)]))
+
+
+def replay(configuration: Configuration, real: Trace) -> float:
+    """Returns the time with the constants of the run itself; NaN where it has too little in it."""
+    try:
+        own = ringsim.calibrate(real)
+    except RingError:
+        return float("nan")
+    return run_virtually(configuration, own, topology=own.topology)
+
+
+def examine(configuration: Configuration, directory: Path, turns: int, calibration: Calibration) -> Found:
+    """Predicts one configuration, and compares."""
+    runs = [ringsim.load(directory / configuration.file(turn)) for turn in range(turns)]
+    times_s = np.array([run.makespan_s for run in runs])
+    real_s = float(np.median(times_s))
+    typical = runs[int(np.argmin(np.abs(times_s - real_s)))]
+    machine = calibration.topology
+    predicted_s = run_virtually(configuration, calibration, SEEDS, topology=machine)
+    args = (configuration.rounds, configuration.size_bytes)
+    low_s, high_s = ringsim.predict(KINDS[configuration.kind], world_size=configuration.ranks, from_trace=calibration, args=args).metadata[
+        "range_s"
+    ]
+    before_s = run_virtually(configuration, calibration, topology=replace(machine, gloo=None))
+    others_s = [run_virtually(configuration, None, link=link) for link in (NOMINAL, ringsim.Link(0.0, 0.0))]
+    errors = [each_s / real_s - 1 for each_s in (predicted_s, before_s, *others_s, replay(configuration, typical))]
+    return Found(*errors, spread=float(np.abs(times_s / real_s - 1).mean()), within=low_s <= real_s <= high_s)
 
 
 def report(found: dict[Configuration, Found]) -> None:
     """Prints the errors by groups of configurations, and whether the goals are met."""
     groups: dict[str, Callable[[Configuration], Any]] = {
-        "size": lambda each: f"{each.size_bytes // KIB} KiB",
+        "": lambda each: each.kind,
         "ranks": lambda each: each.ranks,
-        "schedule": lambda each: each.schedule,
-        "receives": lambda each: AHEAD[each.ahead],
-        "stage times": lambda each: each.times,
+        "KiB": lambda each: each.size_bytes / KIB,
+        "rounds": lambda each: each.rounds,
+        "all": lambda _: "",
     }
-    print(f"\n{'':24} n  prediction: mean, max, bias    replay    links alone  shortest  nominal  no communication (means)")
-    groups["all"] = lambda _: ""
+    print(f"\n{'':34} n  prediction: mean, max, bias   replay  spread of runs  as before  nominal  no communication   within range")
     for name, key in groups.items():
         for value in dict.fromkeys(map(key, found)):
             some = [errors for configuration, errors in found.items() if key(configuration) == value]
-            means = [Errors.of([getattr(errors, field) for errors in some]).mean for field in Found._fields]
-            label = f"{name} {value}".strip()
-            rest = "".join(f"{means[at]:11.1%}" for at in (3, 1, 2, 4, 5))
-            print(f"  {label:21} {len(some):3}  {words([errors.predicted for errors in some])}    {rest}")
-    small = [errors.predicted for configuration, errors in found.items() if configuration.size_bytes <= SMALL_BYTES]
-    goals = [
-        (f"up to {SMALL_BYTES // KIB} KiB", small, SMALL_GOAL),
-        ("all", [errors.predicted for errors in found.values()], GOAL),
-        ("replay", [errors.replayed for errors in found.values()], REPLAY_GOAL),
+            mean = {field: float(np.nanmean(np.abs([getattr(each, field) for each in some]))) for field in Found._fields}
+            errors = Errors.of([each.predicted for each in some])
+            print(
+                f"  {f'{value} {name}'.strip():32} {len(some):3}  {errors.mean:7.1%} {errors.worst:7.1%} {errors.bias:+7.1%}   "
+                f"{mean['replayed']:7.1%}  {mean['spread']:10.1%}     {mean['as_before']:8.1%} {mean['nominal']:8.1%} "
+                f"{mean['no_communication']:12.1%} {mean['within']:18.0%}"
+            )
+    kinds = [
+        [each.predicted for configuration, each in found.items() if configuration.kind == kind] for kind in {each.kind for each in found}
     ]
+    small = [each.predicted for configuration, each in found.items() if configuration.size_bytes <= SMALL_BYTES]
+    whole = Errors.of([each.predicted for each in found.values()])
+    replayed = float(np.nanmean(np.abs([each.replayed for each in found.values()])))
+    goals: Sequence[tuple[str, float, float]] = (
+        (f"up to {SMALL_BYTES // KIB} KiB", Errors.of(small).mean, SMALL_GOAL),
+        ("all", whole.mean, GOAL),
+        ("worst kind", max(Errors.of(errors).mean for errors in kinds), KIND_GOAL),
+        ("bias", abs(whole.bias), BIAS_GOAL),
+        ("replay", replayed, REPLAY_GOAL),
+    )
     print()
-    for name, errors, goal in goals:
-        mean = Errors.of(errors).mean
-        print(f"  {name:14} {mean:6.1%}, n {len(errors)}, goal {goal:.0%}: {'met' if mean <= goal else 'missed'}")
-    baseline = Errors.of([errors.no_communication for errors in found.values()]).mean
-    print(f"  skill beside no communication: {1 - Errors.of([errors.predicted for errors in found.values()]).mean / baseline:.2f}")
+    for name, value, goal in goals:
+        print(f"  {name:14} {value:6.1%}, goal {goal:.0%}: {'met' if value <= goal else 'missed'}")
+
+
+def predict(options: argparse.Namespace) -> None:
+    """Predicts what was measured."""
+    facts = json.loads((options.directory / "measured.json").read_text())
+    verdict = "" if facts["idle"] >= LEAST_IDLE else " (below 80 %: INCONCLUSIVE, the machine was busy)"
+    print(f"{facts['where']}; idle before: {facts['idle']:.0%}{verdict}; {facts['turns']} runs each")
+    calibrating = [ringsim.load(options.directory / f"calibration.{turn}.ringtrace") for turn in range(facts["turns"])]
+    calibration = ringsim.calibrate(*calibrating)
+    print(f"constants from 2 ranks, {len(calibrating)} runs:\n{calibration}")
+    configurations = sorted(Configuration(*each) for each in facts["configurations"])
+    found = {}
+    for configuration in configurations:
+        found[configuration] = examine(configuration, options.directory, facts["turns"], calibration)
+        if options.verbose:
+            print(f"  {configuration}: " + ", ".join(f"{name} {value:+.1%}" for name, value in found[configuration]._asdict().items()))
+    report(found)
+    if options.save is not None:
+        lines = []
+        for configuration, errors in found.items():
+            row = {**configuration._asdict(), **errors._asdict(), "within": bool(errors.within)}
+            lines.append(json.dumps({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}))
+        rows = ",\n  ".join(lines).replace("NaN", "null")
+        options.save.write_text(f'{{"where": {json.dumps(facts["where"])}, "turns": {facts["turns"]}, "rows": [\n  {rows}\n]}}\n')
 
 
 def main() -> None:
-    """Calibrates, freezes the constants, predicts."""
+    """Measures, or predicts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=9)
-    parser.add_argument("--warmup", type=int, default=3, help="steps before those")
-    parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--sizes-kib", type=int, nargs="+", default=[size // KIB for size in SIZES])
-    parser.add_argument("--schedules", nargs="+", default=list(SCHEDULES), choices=list(SCHEDULES))
-    parser.add_argument("--times", nargs="+", default=list(TIMES_S), choices=list(TIMES_S))
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the configurations")
-    parser.add_argument("--save", type=Path, help="a directory for the traces")
-    parser.add_argument("--verbose", action="store_true", help="a line for each configuration")
+    commands = parser.add_subparsers(required=True)
+    measuring = commands.add_parser("measure", help="run the programs on real ranks")
+    measuring.add_argument("directory", type=Path)
+    measuring.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), metavar="KIND")
+    measuring.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    measuring.add_argument("--sizes-kib", type=float, nargs="+", default=[1, 64, 512])
+    measuring.add_argument("--rounds", type=int, nargs="+", default=[5, 50])
+    measuring.add_argument("--draw", type=int, help="so many configurations, drawn by the seed; all if left out")
+    measuring.add_argument("--seed", type=int, default=0)
+    measuring.add_argument("--turns", type=int, default=5)
+    measuring.set_defaults(do=measure)
+    predicting = commands.add_parser("predict", help="predict them, and compare")
+    predicting.add_argument("directory", type=Path)
+    predicting.add_argument("--verbose", action="store_true", help="a line for each configuration")
+    predicting.add_argument("--save", type=Path, help="a file for the table, as JSON: figures/make.py draws it")
+    predicting.set_defaults(do=predict)
     options = parser.parse_args()
-    print(f"{where()}, affinity {sorted(os.sched_getaffinity(0))}, nice {os.nice(0)}")
-    idle = measure_idle()
-    print(f"idle before: {idle:.0%}{'' if idle >= LEAST_IDLE else ' (below 80 %: INCONCLUSIVE, the machine is busy)'}")
-    if options.save is not None:
-        options.save.mkdir(parents=True, exist_ok=True)
-    known = itertools.product((2,), SCHEDULES[:2], list(TIMES_S)[:2], AHEAD, CALIBRATED)
-    base = [Configuration(*each) for each in known]
-    measured = ringsim.trace(do_all, world_size=2, args=(base, options.microbatches, options.steps), limit_s=600)
-    if options.save is not None:
-        measured.save(options.save / "calibrated.ringtrace")
-    calibration = ringsim.calibrate(measured)
-    print(f"\ncalibrated on 2 ranks, {' and '.join(f'{size // KIB} KiB' for size in CALIBRATED)}, n {len(base)}:\n{calibration}")
-    sizes = [size * KIB for size in options.sizes_kib]
-    wanted = [Configuration(*each) for each in itertools.product(options.ranks, options.schedules, options.times, AHEAD, sizes)]
-    found = {}
-    for configuration in random.Random(options.seed).sample(wanted, len(wanted)):
-        found[configuration] = examine(configuration, options.microbatches, options.steps, options.warmup, calibration, options.save)
-        if options.verbose:
-            print(f"  {configuration}: " + ", ".join(f"{name} {value:+.1%}" for name, value in found[configuration]._asdict().items()))
-    report({configuration: found[configuration] for configuration in wanted})
-    print(f"\nafterwards: load average {os.getloadavg()[0]:.1f}, idle {measure_idle():.0%}")
+    options.do(options)
 
 
 if __name__ == "__main__":

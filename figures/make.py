@@ -10,6 +10,7 @@ with the versions in ``requirements/lock.txt``; another matplotlib may draw a li
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -60,6 +61,47 @@ def straggler(trace: ringsim.Trace) -> Axes:
     return trace.explain().plot()
 
 
+class PredictionErrors:
+    """The table that ``benchmarks/prediction_error.py predict --save`` writes."""
+
+    def __init__(self, file: Path) -> None:
+        table = json.loads(file.read_text())
+        self.rows, self.measured = table["rows"], f"measured on {table['where'].split(', load')[0]}; medians of {table['turns']} runs"
+
+    def describe(self) -> str:
+        """Returns one sentence that says what the picture shows."""
+        return f"Mean absolute errors of {len(self.rows)} predictions by kind of program, {self.measured}."
+
+
+def prediction(table: PredictionErrors) -> Axes:
+    """How far off predicted programs are, by kind: with what Gloo costs on shared cores, and without; and how alike two runs are."""
+    rows = table.rows
+    names = {row["kind"]: ("collectives" if row["kind"].startswith("collective") else row["kind"]) for row in rows}
+    series = {"spread": "real runs, from their median", "predicted": "predicted", "as_before": "links, posting and cores alone"}
+    means = {
+        name: {field: _mean([abs(row[field]) for row in rows if names[row["kind"]] == name]) for field in series} for name in names.values()
+    }
+    order = sorted(means, key=lambda name: means[name]["predicted"], reverse=True)
+    _, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for place, ((field, label), hatch, color) in enumerate(zip(series.items(), ("...", "", "//"), ("0.75", "C0", "C1"), strict=True)):
+        at = [number + (1 - place) * 0.27 for number in range(len(order))]
+        bars = axes.barh(
+            at, [means[name][field] * 100 for name in order], height=0.25, label=label, color=color, hatch=hatch, edgecolor="white"
+        )
+        axes.bar_label(bars, fmt="%.0f %%", padding=2, fontsize=8)
+    axes.set_yticks(range(len(order)), order)
+    axes.set_xlabel("mean absolute error, %")
+    axes.set_xlim(0, 100)
+    axes.set_title(f"How far off predictions of {len(rows)} programs are, on 2, 4 and 8 ranks", loc="left", fontsize=11)
+    axes.get_figure(root=True).legend(loc="outside lower center", ncols=3, fontsize=8)
+    axes.annotate(table.measured, (1, -0.16), xycoords="axes fraction", ha="right", fontsize=7)
+    return axes
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
 class Wanted(NamedTuple):
     """One figure: its files are called ``name`` with each ending."""
 
@@ -67,6 +109,7 @@ class Wanted(NamedTuple):
     data: str
     draw: Callable[[Any], Axes]
     endings: tuple[str, ...] = (".png", ".svg")
+    load: Callable[[Path], Any] = ringsim.load
 
 
 FIGURES = (
@@ -74,7 +117,8 @@ FIGURES = (
     Wanted("timeline", "pipeline.ringtrace", timeline),
     Wanted("deadlock", "deadlock.ringtrace", deadlock, (".png",)),
     Wanted("straggler", "straggler.ringtrace", straggler, (".png",)),
-    Wanted("bandwidth", "bandwidth-gloo.json", bandwidth),
+    Wanted("bandwidth", "bandwidth-gloo.json", bandwidth, load=bandwidths.load),
+    Wanted("prediction", "prediction-error.json", prediction, (".png",), PredictionErrors),
     Wanted("schedule", "schedule.ringtrace", schedule),
 )
 
@@ -83,8 +127,7 @@ def draw_all(directory: Path) -> list[str]:
     """Draws every figure into a directory; returns the names of the files."""
     names = []
     for figure in FIGURES:
-        file = HERE / "data" / figure.data
-        data = bandwidths.load(file) if file.suffix == ".json" else ringsim.load(file)
+        data = figure.load(HERE / "data" / figure.data)
         ax = figure.draw(data)
         for ending in figure.endings:
             names.append(figure.name + ending)

@@ -21,6 +21,7 @@ Contents::
     simulate                          run the same worker on thousands of simulated ranks, on a virtual clock
     simulate_schedule                 what a step of a pipeline takes, from its schedule and what things cost
     calibrate                         what messages and computing cost on this machine, from a trace
+    calibration_worker                two ranks that do what calibrate needs to see
     compare                           where two runs differ: before and after, two schedules, or a run and its prediction
     predict                           a worker or a schedule on many ranks, from a trace of a few
     scale                             the recorded step on hundreds of ranks, from a trace of a few
@@ -78,6 +79,7 @@ _CONTENTS: Final = {
     "__version__": "ringsim.provenance",
     "bandwidth": "ringsim.links.api",
     "calibrate": "ringsim.prediction.calibration",
+    "calibration_worker": "ringsim.links.calibrating",
     "check": "ringsim.check",
     "comm": "ringsim.comm",
     "compare": "ringsim.prediction.comparison",
@@ -125,6 +127,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.launch.api import traced as traced
     from ringsim.link import Link as Link
     from ringsim.links.api import bandwidth as bandwidth
+    from ringsim.links.calibrating import calibration_worker as calibration_worker
     from ringsim.magics import load_ipython_extension as load_ipython_extension
     from ringsim.prediction.calibration import calibrate as calibrate
     from ringsim.prediction.comparison import compare as compare

@@ -24,6 +24,7 @@ from ringsim.traces.recorder import span
 
 __all__ = [
     "COMPUTE",
+    "PROCESSOR",
     "Clock",
     "CostTable",
     "FlopCosts",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 COMPUTE: Final = "compute "  # what the name of its span begins with; the seconds asked for follow
+PROCESSOR: Final = "processor time "  # what the name of a mark begins with; the seconds follow: of the process, and of its main thread
 
 
 # How long the calling rank has slept in `compute`, in seconds: that has been stretched already.

@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
-from ringsim.errors import ArgumentError, check_integer
+from ringsim.errors import ArgumentError, check_duration, check_integer, is_number, say
 from ringsim.link import Link, check_link
 
-__all__ = ["FullBisection", "GraphLinks", "Hop", "Hosts", "OneMachine", "RingLinks", "Topology"]
+__all__ = ["FullBisection", "GlooCosts", "GraphLinks", "Hop", "Hosts", "OneMachine", "RingLinks", "Topology"]
 
 
 class Hop(NamedTuple):
@@ -133,6 +133,42 @@ class Hosts(_Roomy):
 
 
 @dataclass(frozen=True)
+class GlooCosts:
+    """What Gloo's messages and collectives cost on cores that ranks share, besides what a message alone takes.
+
+    ``ringsim.calibrate`` finds it. All but the stalls is time of cores: on a machine with fewer cores than ranks it is what decides.
+
+    Args:
+        carrying: core time of a message, without posting it, half of it on each side.
+        collective_s: core time of a collective on each rank, before its first message: Gloo hands it to another thread.
+        first_use_s: core time of each rank as it posts its first operation: fresh processes load pages and libraries as they need them.
+        awake: what a message alone takes while the cores are at work, and need not be woken; None for as long as ever.
+        stall_s: how long a stall lasts, in seconds. A thread of Gloo's that finds a connection locked asks again and again, until the
+            scheduler takes the core from it.
+        stall_share: which part of the messages stall, of those on whose connection both ranks are at work at one time; from 0 to 1.
+
+    Raises:
+        ArgumentError: a value breaks its rule.
+    """
+
+    carrying: Link
+    collective_s: float = 0.0
+    first_use_s: float = 0.0
+    awake: Link | None = None
+    stall_s: float = 0.0
+    stall_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_link("carrying", self.carrying)
+        if self.awake is not None:
+            check_link("awake", self.awake)
+        for name in ("collective_s", "first_use_s", "stall_s"):
+            check_duration(name, getattr(self, name))
+        if not is_number(self.stall_share) or not 0 <= self.stall_share <= 1:
+            raise ArgumentError(f"stall_share must be a number from 0 to 1, got {say(self.stall_share)}. It is a part of the messages.")
+
+
+@dataclass(frozen=True)
 class OneMachine(_Roomy):
     """Ranks of one machine: each pair has a link of its own, and all share the cores.
 
@@ -142,6 +178,7 @@ class OneMachine(_Roomy):
     Args:
         link: what a message costs that is alone.
         cores: how many there are, from 1.
+        gloo: what else Gloo costs; collectives then go as Gloo's do. None: a message takes a core for as long as it is under way.
 
     Raises:
         ArgumentError: a value breaks its rule.
@@ -153,10 +190,13 @@ class OneMachine(_Roomy):
 
     link: Link
     cores: int
+    gloo: GlooCosts | None = None
 
     def __post_init__(self) -> None:
         check_link("link", self.link)
         check_integer("cores", self.cores, 1, "Take what os.cpu_count() says.")
+        if self.gloo is not None and not isinstance(self.gloo, GlooCosts):
+            raise ArgumentError(f"gloo must be a GlooCosts or None, got {say(self.gloo)}. Take that of a calibration.")
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
         """Goes over the pair's link."""

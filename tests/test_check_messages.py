@@ -13,6 +13,7 @@ import IPython.display
 import pytest
 import torch
 import torch.distributed as dist
+import verdicts
 from verdicts import make_tests, verdict
 
 import ringsim
@@ -40,6 +41,13 @@ def sharing(total: Callable[[list[int], Any], Any]) -> Answer:
 
 share = sharing(lambda numbers, ring: sum(numbers[ring.rank :: ring.world_size]))
 share_as_tensor = sharing(lambda numbers, ring: torch.tensor(numbers[ring.rank :: ring.world_size], dtype=torch.float64).sum())
+
+
+def share_before_span(numbers: list[int]) -> int:
+    total = share_without_span(numbers)
+    with ringsim.span("share"):
+        pass
+    return total
 
 
 def share_without_span(numbers: list[int]) -> int:
@@ -85,7 +93,8 @@ def with_calls(**changes: Any) -> Answer:
             sent = dist.isend(token, choose[changes.get("to", "succ")], group=choose[changes.get("on", "succ_group")])
             received = torch.empty_like(token)
             dist.recv(received, choose[changes.get("source", "pred")], group=choose[changes.get("source_on", "pred_group")])
-            sent.wait()
+            if changes.get("waits", True):
+                sent.wait()
             token = received
             total += token
         return total
@@ -94,6 +103,14 @@ def with_calls(**changes: Any) -> Answer:
 
 
 pass_round = with_calls()
+
+
+def rounds_of_zeros(token: torch.Tensor) -> float:
+    """The messages are all there, and the numbers travel beside them."""
+    ring = ringsim.current_ring()
+    verdicts.BOARD[ring.rank] = float(token)
+    pass_round(torch.zeros(1))
+    return sum(verdicts.BOARD[rank] for rank in range(ring.world_size))
 
 
 def sends_first(token: torch.Tensor) -> torch.Tensor:
@@ -118,7 +135,7 @@ def recurses_at_one(token: torch.Tensor) -> torch.Tensor:
 # -- no_deadlock: exchanges that end
 
 
-def exchange(*names: str, sends: str = "send", tag_shift: int = 0, on_world: bool = False) -> Callable[[Any], Any]:
+def exchange(*names: str, sends: str = "send", tag_shift: int = 0, on_world: bool = False, waits: bool = True) -> Callable[[Any], Any]:
     """An exchange that sends and receives in the order given."""
 
     def answer(mine: torch.Tensor) -> torch.Tensor:
@@ -130,7 +147,7 @@ def exchange(*names: str, sends: str = "send", tag_shift: int = 0, on_world: boo
                 handle = getattr(dist, sends)(mine, ring.succ, group=ring.succ_group)
             else:
                 dist.recv(received, ring.pred, group=None if on_world else ring.pred_group, tag=tag_shift)
-        if sends == "isend" and handle is not None:
+        if sends == "isend" and handle is not None and waits:
             handle.wait()
         return received
 
@@ -175,6 +192,13 @@ def returns_before_it_is_there(mine: torch.Tensor) -> torch.Tensor:
     return copy
 
 
+def exchange_of_zeros(mine: torch.Tensor) -> torch.Tensor:
+    ring = ringsim.current_ring()
+    verdicts.BOARD[ring.rank, len(mine)] = mine
+    by_isend(torch.zeros_like(mine))
+    return verdicts.BOARD[ring.pred, len(mine)]
+
+
 def turns_round(mine: torch.Tensor) -> torch.Tensor:
     ring = ringsim.current_ring()
     received = torch.empty_like(mine)
@@ -202,7 +226,8 @@ def all_reduce(steps: Callable[[int], int] = lambda n: 2 * (n - 1), **changes: A
             sent = dist.isend(chunks[out], to, group=on)
             received = torch.empty_like(chunks[into])
             dist.recv(received, choose[changes.get("source", "pred")], group=choose[changes.get("source_on", "pred_group")])
-            sent.wait()
+            if changes.get("waits", True):
+                sent.wait()
             if step < n - 1 or changes.get("always_add"):
                 chunks[into] += received
             else:
@@ -268,11 +293,11 @@ def all_receive_first(output: torch.Tensor | None, space: torch.Tensor | None) -
 rank_0_receives_first = on_rank_0(all_receive_first, all_send_first)
 
 
-def posted_first(output: torch.Tensor | None, space: torch.Tensor | None) -> None:
+def posted_first(output: torch.Tensor | None, space: torch.Tensor | None, waits: bool = True) -> None:
     ring = ringsim.current_ring()
     sent = dist.isend(output, ring.succ, group=ring.succ_group) if output is not None else None
     receive(space)
-    if sent is not None:
+    if sent is not None and waits:
         sent.wait()
 
 
@@ -389,6 +414,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
             sharing(lambda numbers, ring: sum(numbers[(ring.rank + 1) % ring.world_size :: ring.world_size])),
             "Rank 0 of 3 returned the share of rank 1.",
         ),
+        (share_before_span, 'Rank 0 of 3 took no number inside its span named "share": the work is somewhere else.'),
         (share_without_span, 'Rank 0 of 3 must record one span named "share", got 0.'),
         (lambda numbers: numbers[len(numbers)], "of 3 raised IndexError: list index out of range (line "),
         (lambda: 3, "takes 0 positional arguments but 1 was given"),
@@ -420,6 +446,8 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (with_calls(on="world", source_on="world"), 'on the group "world", and must do so on its successor group "ring:0>1".'),
         (with_calls(source_on="world"), 'on the group "world", and must do so on its predecessor group "ring:2>0".'),
         (lambda token: dist.all_reduce(token), "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed."),
+        (with_calls(waits=False), "Rank 0 never waited for its isend to 1 (", "Keep what isend returns and call its wait()"),
+        (rounds_of_zeros, "With 2 ranks the answer is the same where every message carries zeros: its numbers go another way."),
         (sends_first, "In a ring of 3, ranks 0, 1 and 2 wait for each other: rank 0 waits "),
         (calls_its_successor_on_the_other_group, "ust be a global rank of the group, one of [2, 0], got 1 "),
         (recurses_at_one, "ust be another rank, got this rank itself (rank 0 of 1)"),
@@ -429,6 +457,9 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda mine: (by_isend(mine), None)[1], "Rank 0 of 3 must return the tensor of its predecessor, of shape (1,), got None."),
         (lambda mine: (by_isend(mine), mine)[1], "of shape (1,), got its own."),
         (lambda mine: by_isend(mine)[:1], ", got one of shape (1,)."),
+        (lambda mine: torch.ones(5), "Rank 0 of 3 must send 3 tensors to its successor, sent none."),
+        (exchange("send", "recv", sends="isend", waits=False), "Rank 0 never waited for its isend to 1 ("),
+        (exchange_of_zeros, "With 2 ranks the answer is the same where every message carries zeros"),
         (returns_before_it_is_there, ", and number 0 of it differs."),
     ],
     check.ring_all_reduce: [
@@ -445,6 +476,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda tensor: (reduced(tensor), tensor)[1], "must return the sum of all tensors: number 0, in chunk 0, must be "),
         (lambda tensor: (reduced(tensor), None)[1], "must return a tensor of shape (123,), got None."),
         (all_reduce(end=lambda chunks: chunks), "must return a tensor of shape (123,), got [tensor(["),
+        (all_reduce(waits=False), "Rank 0 never waited for its isend to 1 ("),
         (meets_itself, "A single rank has nobody to talk to, and called barrier."),
     ],
     check.token_ring: [
@@ -455,6 +487,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
             "Token 0 of batch 0 must be ",
             "Receive into space itself",
         ),
+        (functools.partial(posted_first, waits=False), "Rank 0 never waited for its isend to 1 ("),
         (on_the_world, 'on the group "world", and must do so on its', "Name the group"),
         (
             lambda output, space: dist.send(output, ringsim.current_ring().succ, group=ringsim.current_ring().succ_group),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -51,8 +51,8 @@ def rest_to_the_last(num_layers: int, num_stages: int) -> list[range]:
     return [range(start, stop) for start, stop in itertools.pairwise(starts)]
 
 
-def without_empty_stages(num_layers: int, num_stages: int) -> list[range]:
-    return [layers for layers in by_count(num_layers, num_stages) if layers]
+def without_empty_stages(num_layers: int, num_stages: int) -> list[list[int]]:
+    return [layers for layers in last_stages_get_more(num_layers, num_stages) if layers]
 
 
 def dealt_out(num_layers: int, num_stages: int) -> list[range]:
@@ -191,10 +191,6 @@ def written_down(rank: int, p: int, m: int) -> list[str]:
     return row + [f"{rank}B{i}" for i in range(m - warm_up, m)]
 
 
-def generated(rank: int, p: int, m: int) -> Iterable[Any]:
-    return one_f_one_b(p, m).actions[rank]
-
-
 def all_forwards_first(rank: int, p: int, m: int) -> list[str]:
     return [f"{rank}{kind}{i}" for kind in "FB" for i in range(m)]
 
@@ -256,10 +252,10 @@ def fewest_counted(stages: int) -> tuple[int, bool]:
 
 
 RIGHT: dict[Answer, list[Answer]] = {
-    check.partition: [by_count, last_stages_get_more],
+    check.partition: [last_stages_get_more],
     check.gradients: [step, one_after_the_other],
-    check.schedule: [written_down, generated, lambda *case: " ".join(written_down(*case))],
-    check.fast_schedule: [zero_bubble, lambda rank, p, m: zb_h1(p, m).actions[rank]],
+    check.schedule: [written_down, lambda *case: " ".join(written_down(*case))],
+    check.fast_schedule: [zero_bubble],
     check.fewest_microbatches: [by_simulation, lambda *case: np.int64(by_simulation(*case))],
     check.inner_iterations: [fewest, fewest_counted],
 }
@@ -271,7 +267,11 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda layers, stages: [range(layers)] * stages, "With 8 layers and 4 stages layer 0 is in more than one place."),
         (lambda layers, stages: [range(1, 3), range(3, 5), range(5, 7), range(7, 9)], "there is no layer 8."),
         (lambda layers, stages: [range(2), range(2, 4), range(4, 6), range(6, 7)], "1 layer is lost, the first of them layer 7."),
-        (lambda layers, stages: [len(each) for each in by_count(layers, stages)], "must be a list of ranges, one for each stage, got [2"),
+        (
+            lambda layers, stages: [len(each) for each in last_stages_get_more(layers, stages)],
+            "must be a list of ranges, one for each stage, got [2",
+        ),
+        (by_count, "The answer calls by_count of ringsim, and must do that by itself."),
         (lambda layers, stages: None, "must be a list of ranges, one for each stage, got None."),
     ],
     check.hand_over: [
@@ -296,6 +296,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (all_forwards_first, "With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2."),
         (one_at_a_time, "With 2 ranks and 4 microbatches the step takes 24 units, and must take 15 at most."),
         (only_with_enough, "With 4 ranks and 2 microbatches the step takes 24 units, and must take 15 at most."),
+        (lambda *case: one_f_one_b(*case[1:]).actions[case[0]], "The answer calls one_f_one_b of ringsim, and must do that by itself."),
         (with_halves, "1F1B does a backward in one piece, got 0I0."),
         (in_a_circle, "With 2 ranks and 4 microbatches: stage 1 must do the forward pass of microbatch 2, got none (rank 1). Add 1F2."),
         (lambda rank, p, m: ["forward 0", "backward 0"], "an action must be a stage, one of F, B, I, W, "),
@@ -304,6 +305,8 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
     check.fast_schedule: [
         (written_down, "With 2 ranks and 4 microbatches the step takes 15 units, and must take 13 at most."),
         (all_weights_at_the_end, "With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2."),
+        (lambda rank, p, m: (action for action in zb_h1(p, m).actions[rank]), "The answer calls zb_h1 of ringsim"),
+        (lambda rank, p, m: zero_bubble(rank, p, 4), "With 4 ranks and 8 microbatches: stage 0 must do the forward pass of microbatch 4"),
         (lambda rank, p, m: zero_bubble(rank, p, m)[:-1], "must make the weights' gradients of microbatch 3, got none (rank 0). Add 0W3"),
         (lambda rank, p, m: None, "the answer must be a list of actions, got None."),
     ],
@@ -313,6 +316,8 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
             "F 1, B 2 and 0.5 a message, 9 microbatches have a bubble of 40.0 %, and 25 % is allowed.",
         ),
         (lambda *case: by_simulation(*case) + 1, "26 microbatches are more than needed: 25 would do."),
+        (lambda *case: 40, "40 microbatches are more than needed: "),
+        (lambda *case: "ten", "must be a number of microbatches, got "),
         (lambda *case: 0, "must be a number of microbatches, got 0."),
         (lambda *case: None, "must be a number of microbatches, got None."),
     ],

@@ -165,6 +165,10 @@ def by_fit_link(sizes: Any, times: Any) -> ringsim.Link:
     return fit_link(*medians(sizes, times))
 
 
+def as_a_link(sizes: Any, times: Any) -> ringsim.Link:
+    return ringsim.Link(*weighted(sizes, times))
+
+
 def both_ends(sizes: Any, times: Any) -> list[float]:
     each, middle = medians(sizes, times)
     return [middle[0], (middle[-1] - middle[0]) / each[-1]]
@@ -183,7 +187,7 @@ def of_means(sizes: Any, times: Any) -> tuple[float, float]:
 
 
 @pytest.mark.usefixtures("on_the_clock")
-@pytest.mark.parametrize("answer", [weighted, by_fit_link, both_ends])
+@pytest.mark.parametrize("answer", [weighted, as_a_link, both_ends])
 def test_alphabeta_passes_a_right_answer(answer: Answer) -> None:
     for seed in (1, None):
         result = verdict(check.alphabeta, answer, seed)
@@ -200,6 +204,7 @@ def test_alphabeta_passes_a_right_answer(answer: Answer) -> None:
         (of_means, r"(alpha|beta) must be ", "Take the median"),
         (lambda sizes, times: weighted(sizes, times)[::-1], "alpha must be ", "return alpha, beta"),
         (lambda sizes, times: tuple(1e6 * number for number in weighted(sizes, times)), "alpha must be ", "not 40"),
+        (by_fit_link, "The answer calls fit_link of ringsim, and must do that by itself.", "Write down what the function would do."),
         (lambda sizes, times: None, "two numbers from 0, alpha and beta, got None", "Return two numbers"),
         (lambda sizes, times: (1.0, float("nan")), "two numbers from 0", "Return two numbers"),
         (lambda sizes, times: times[10**6], "IndexError", "two numpy arrays"),

@@ -57,7 +57,7 @@ LIBRARIES: dict[str, set[str]] = {  # beyond the standard library and numpy; wha
     "exchange": DATA | {"google", "otf2", "_otf2"},
     "plot": {"matplotlib", "networkx"},
     "view": {"anywidget", "ipywidgets", "traitlets", "IPython", "pandas"},
-    "check": {"torch", "cloudpickle", "IPython", "matplotlib"},
+    "check": {"torch", "cloudpickle", "IPython", "matplotlib", "nbclient", "nbformat"},
     "magics": {"IPython", "cloudpickle"},
     "explore": {"torch"},
     "cli": {"torch", "matplotlib", "cloudpickle", "IPython", "ipywidgets"},

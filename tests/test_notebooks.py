@@ -329,7 +329,8 @@ def test_lesson_06_simulates_what_it_claims() -> None:
     texts = texts_of("06_schedules")
     assert "1f1b, 4 ranks, 8 microbatches: 33 (closed form 33), bubble 27.3 %\n" in texts["data-picture"]
     assert "gpipe with 36 units and 8 live, 1f1b with 41 units and 4 live." in texts["beside-run"]
-    assert re.search(r"^link +\d.+ a byte, from 64 messages$", texts["predict-constants"], re.MULTILINE)
+    assert re.search(r"^link +\d.+ a byte, from \d{2,} messages, \+-\d+%$", texts["predict-constants"], re.MULTILINE)
+    assert "not found" not in texts["predict-constants"]
     predicted = re.search(r"median step: measured \d+\.\d+ ms, predicted (\d+\.\d+) ms", texts["predict-run"])
     assert predicted is not None
     assert float(predicted[1]) > 165, "resting and messages take longer than nothing"

@@ -230,7 +230,7 @@ def test_links_alone_share_no_cores() -> None:
 
 
 def test_slower_link_needs_no_more_of_a_core() -> None:
-    carrier = SharedCores(LATENCY, {(0, 1): 10.0}, count=1)
+    carrier = SharedCores(OneMachine(LATENCY, cores=1), {(0, 1): 10.0})
     assert carrier.carry(0, 1, 0, 0.0) == pytest.approx(0.040)
     assert carrier.carry(2, 3, 0, 0.0) == pytest.approx(0.008)  # after the 4 ms that the first one needed the core
 

@@ -17,6 +17,7 @@ from ringsim.simulator.api import simulate
 from ringsim.traces.value import Trace
 
 Answer = Callable[..., Any]
+BOARD: dict[Any, Any] = {}  # which all simulated ranks see: a way for numbers to travel beside the messages
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
 
@@ -52,6 +53,7 @@ def never_ends(*_: Any) -> None:
 
 def make_tests(right: dict[Answer, list[Answer]], wrong: dict[Answer, list[tuple[Any, ...]]]) -> tuple[Answer, Answer]:
     """Returns the tests that each right answer passes, and that each wrong one fails with some words in its reason, and in its hint."""
+    assert min(map(len, wrong.values())) >= 6, "wrong answers that each exercise is tried with"
 
     @pytest.mark.parametrize(("examine", "answer"), [(examine, answer) for examine, answers in right.items() for answer in answers])
     def passes(examine: Answer, answer: Answer) -> None:

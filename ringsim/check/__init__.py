@@ -1,8 +1,8 @@
 """Checks for the exercises of the lessons: does the answer hold, and if not, why.
 
 A check runs a student's function on fresh ranks, with random sizes and data, and looks at what was recorded and returned;
-``diagnose`` compares what somebody reads from a trace. A check never raises for a wrong answer, and always returns: an answer that computes for
-ever has failed, one that sleeps for long, or gets no processor, is *undecided*. No right answer fails because the machine is busy::
+``diagnose`` compares what somebody reads from a trace. A check never raises for a wrong answer, and always returns: an answer that
+computes for ever has failed, one that sleeps for long, or gets no processor, is *undecided*. None fails because the machine is busy::
 
     check.hello(sum_share)             notebooks/00_four_processes: each rank adds up its share
     check.pair_groups(pair_groups)     notebooks/01_ring: which pairs of ranks make a ring

@@ -63,7 +63,8 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     for world_size, steps in ((3, (4,)), (2, (1, draw.choice([2, 3]))), (1, (draw.choice([2, 5]),))):
         traces.append(examination.run(_steps_on_rank, world_size, draw.randrange(10**9), steps, hint=_RAISED_HINT))
         for index, num_microbatches in enumerate(steps):
-            _judge_step(traces[-1], [rows[index] for rows in traces[-1].results], num_microbatches)
+            _judge_step(traces[-1], index, num_microbatches)
+    examination.judge_content(lambda blank: _judge_step(blank, 0, 2), _steps_on_rank, 2, draw.randrange(10**9), (2,))
     return "Every parameter has the gradient of one process, on 1, 2 and 3 ranks, with one microbatch and with more.", traces[0]
 
 
@@ -84,10 +85,10 @@ def _steps_on_rank(function: Callable[..., Any], secret: int, steps: Sequence[in
     return found
 
 
-def _judge_step(trace: Trace, rows: Sequence[GradientRow | None], num_microbatches: int) -> None:
+def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
     """Raises for the first stage with a wrong gradient; a missing one is said before others, for it is often their cause."""
     size = trace.world_size
-    wrong = [(rank, row) for rank, row in enumerate(rows) if row is not None]
+    wrong = [(rank, row) for rank, rows in enumerate(trace.results) if (row := rows[index]) is not None]
     if not wrong:
         return
     rank, row = min(wrong, key=lambda each: (each[1].verdict != "missing", each[0]))

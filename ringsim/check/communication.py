@@ -261,6 +261,7 @@ def _judge_chunks(examination: Examination) -> tuple[str, Trace | None]:
         if world_size == max(sizes):
             sentence = f"{_formula(world_size, length * _ITEM_BYTES)} = {sent}"
             shown_trace = trace
+    examination.judge_content(lambda blank: _judge_sums(blank, 4), _reduce_on_rank, 2, 4, secret)
     return f"Right in rings of {listed(sizes)} ranks; in the largest, each sent {sentence} bytes.", shown_trace
 
 

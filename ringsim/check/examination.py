@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import random
 import re
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from ringsim.diagnose.mismatches import find_leaks
 from ringsim.errors import Deadlock, PeerExited, RendezvousFailed, RingError, RunTimeout
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
@@ -198,7 +201,7 @@ class Examination:
         try:
             job = pack_call(on_rank, (self.function, *args), {}, seed=0)
             kind = make_kind(world_size, "cpu", 2 * LIMIT_S, ring=True)
-            return run(job, kind, RunOptions(limit_s=left_s, show=False, allows=effort.allows))
+            trace = run(job, kind, RunOptions(limit_s=left_s, show=False, allows=effort.allows))
         except RingError as error:
             trace = error.trace
             stuck = isinstance(error, Deadlock | PeerExited) and trace is not None and error.diagnosis is not None
@@ -209,6 +212,21 @@ class Examination:
             if isinstance(error, RunTimeout):
                 raise _unended(world_size, trace, effort) from None
             raise self._failed(error, world_size, hint) from None
+        for leak in find_leaks(trace):
+            if leak.operations[0].kind != COLLECTIVE:
+                raise Wrong(leak.message[:1].upper() + leak.message[1:], leak.hint, trace=trace)
+        return trace
+
+    def judge_content(self, judge: Callable[[Trace], None], on_rank: Callable[..., Any], world_size: int, *args: Any) -> None:
+        """Runs once more with messages that carry zeros only, and raises ``Wrong`` if that does the answer no harm."""
+        try:
+            judge(self.run(_on_blank_rank, world_size, on_rank, *args))
+        except Wrong as wrong:
+            if wrong.undecided:
+                raise
+            return
+        reason = f"With {count(world_size, 'rank')} the answer is the same where every message carries zeros: its numbers go another way."
+        raise Wrong(reason, "What a rank is to know of the others must be in the messages that it receives.", world_size=world_size)
 
     def run_on_ring(self, on_rank: Callable[..., Any], world_size: int, *args: Any, things: str, hint: str) -> Trace:
         """Runs as ``run`` does, and judges whether ``things`` went to the successor only, whether the run ended or not."""
@@ -216,12 +234,14 @@ class Examination:
         judge_way(trace, things)
         return trace
 
-    def ask(self, cases: Sequence[Any], read: Callable[[Any], Any], *, hint: str = "") -> Iterator[tuple[Any, Any]]:
-        """Calls ``function(*case)`` on a rank of its own, which can be stopped.
+    def ask(self, cases: Sequence[Any], read: Callable[[Any], Any], *, hint: str = "", own: bool = True) -> Iterator[tuple[Any, Any]]:
+        """Calls ``function(*case)`` on a rank of its own, which can be stopped. What is to be its ``own`` work may not call ringsim.
 
         Yields each case with its answer as ``read`` makes it, or, of one that it cannot read, with a few words.
         """
-        (answers,) = self.run(_answer_on_rank, 1, cases, read, hint=hint).results
+        ((answers, called),) = self.run(_answer_on_rank, 1, cases, read, hint=hint).results
+        if own and called:
+            raise Wrong(f"The answer calls {called[0]} of ringsim, and must do that by itself.", "Write down what the function would do.")
         return zip(cases, answers, strict=True)
 
     def _failed(self, error: RingError, world_size: int, hint: str) -> Wrong:
@@ -252,15 +272,36 @@ def examine(name: str, function: object, judge: Callable[[Examination], tuple[st
     return CheckResult(name, True, sentence, "", seed, trace=trace)
 
 
-def _answer_on_rank(function: Callable[..., Any], cases: Sequence[Any], read: Callable[[Any], Any]) -> list[Any]:
-    answers = []
-    for case in cases:
-        answer = function(*case)
-        try:
-            answers.append(read(answer))
-        except Exception:  # students may return anything
-            answers.append(repr(answer) if isinstance(answer, str) else shown(answer))
-    return answers
+def _on_blank_rank(function: Callable[..., Any], on_rank: Callable[..., Any], *args: Any) -> Any:
+    from ringsim.comm.injecting import blank_messages  # on the rank: it loads torch
+
+    blank_messages()
+    return on_rank(function, *args)
+
+
+def _answer_on_rank(function: Callable[..., Any], cases: Sequence[Any], read: Callable[[Any], Any]) -> tuple[list[Any], list[str]]:
+    """Returns the answers, and the functions of ringsim that were called for them; to make one of its values is no call."""
+    answers: list[Any] = []
+    called: list[str] = []
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        code, caller = frame.f_code, frame.f_back
+        if event != "call" or not code.co_filename.startswith(_PACKAGE) or code.co_name.startswith(("_", "<")):
+            return
+        if code is getattr(function, "__code__", None) or (caller is not None and not caller.f_code.co_filename.startswith(_PACKAGE)):
+            called.append(code.co_qualname)
+
+    sys.setprofile(watch)
+    try:
+        for case in cases:
+            answer = function(*case)
+            try:
+                answers.append(read(answer))
+            except Exception:  # students may return anything
+                answers.append(repr(answer) if isinstance(answer, str) else shown(answer))
+    finally:
+        sys.setprofile(None)
+    return answers, called
 
 
 def refuse_text(answer: Any) -> Any:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import UserList
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, plain_number, shown
-from ringsim.traces.events import NONE, OK, SPAN
+from ringsim.traces.events import MARK, OK, SPAN
+from ringsim.traces.recorder import mark
 from ringsim.traces.value import Trace
 
 __all__ = ["hello"]
 
 SPAN_NAME: Final = "share"
+_READ: Final = "a number is taken"
 _WHOLE_HINT: Final = (
     "ringsim.current_ring() knows the rank and the world_size of the process that runs. The rank says where a share begins, the "
     "world_size how far it is from one of its numbers to the next."
@@ -22,8 +27,8 @@ def hello(function: Callable[..., Any], *, seed: int | None = None) -> CheckResu
     """Checks a function that adds up one rank's share of a list of numbers.
 
     ``function(numbers)`` gets the same list on every rank. Rank r returns the sum of numbers[r], numbers[r + world_size],
-    numbers[r + 2 * world_size] and so on, and does so inside one ``with ringsim.span("share")``. The check runs it on 1, 2, 3
-    and more ranks.
+    numbers[r + 2 * world_size] and so on, and takes them from the list inside one ``with ringsim.span("share")``. The check runs it on
+    1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
@@ -55,8 +60,21 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     return f"Every rank added up its share, in runs of {listed(sizes)} ranks.", trace
 
 
+class _Numbers(UserList[int]):
+    """A list that notes in the record when a number is taken from it; a slice of it does, too."""
+
+    def __getitem__(self, place: Any) -> Any:
+        if not isinstance(place, slice):
+            mark(_READ)
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[int]:
+        mark(_READ)
+        return iter(self.data)
+
+
 def _share_on_rank(function: Callable[..., Any], numbers: Sequence[int]) -> float | str:
-    return plain_number(function(list(numbers)))
+    return plain_number(function(_Numbers(numbers)))
 
 
 def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
@@ -87,16 +105,17 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
 
 def _judge_spans(trace: Trace) -> None:
     events = trace.events
-    named = [label == SPAN_NAME for label in events.tables.labels]
+    labelled = [np.array([label == name for label in (*events.tables.labels, "")])[events.label] for name in (SPAN_NAME, _READ)]
+    hint = f'Put the work into a block that begins with: with ringsim.span("{SPAN_NAME}"):'
     for rank in range(trace.world_size):
-        mine = (events.kind == SPAN) & (events.rank == rank) & (events.label != NONE) & (events.status == OK)
-        count = sum(named[label] for label in events.label[mine].tolist())
-        if count != 1:
-            raise Wrong(
-                f'Rank {rank} of {trace.world_size} must record one span named "{SPAN_NAME}", got {count}.',
-                f'Put the work into a block that begins with: with ringsim.span("{SPAN_NAME}"):',
-                trace=trace,
-            )
+        who, mine = f"Rank {rank} of {trace.world_size}", (events.rank == rank) & (events.status == OK)
+        spans, reads = (np.flatnonzero(mine & (events.kind == kind) & these) for kind, these in zip((SPAN, MARK), labelled, strict=True))
+        if len(spans) != 1:
+            raise Wrong(f'{who} must record one span named "{SPAN_NAME}", got {len(spans)}.', hint, trace=trace)
+        span = spans[0]
+        inside = (reads > span) & (events.post_ns[reads] <= events.done_ns[span])
+        if not inside.any():
+            raise Wrong(f'{who} took no number inside its span named "{SPAN_NAME}": the work is somewhere else.', hint, trace=trace)
 
 
 def _nth(number: int) -> str:

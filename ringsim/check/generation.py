@@ -52,6 +52,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
         due = [_count_messages(rank, world_size) for rank in range(world_size)]
         judge_counts(trace, due, ("output", ""), ("input", ""), _COUNT_HINT)
         _judge_tokens(trace)
+    examination.judge_content(_judge_tokens, _generate_on_rank, 2, secret)
     return f"Right in rings of {listed(sizes)} ranks: none of them jams, and every token is right.", trace
 
 

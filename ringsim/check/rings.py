@@ -145,6 +145,7 @@ def _judge_rounds(examination: Examination) -> tuple[str, Trace | None]:
         due = [(world_size - 1, world_size - 1)] * world_size
         judge_counts(trace, due, ("token", " to its successor"), ("token", " from its predecessor"), _COUNT_HINT)
         _judge_sums(trace)
+    examination.judge_content(_judge_sums, _round_on_rank, 2, secret)
     return f"Right in rings of {listed(sizes)} ranks, message by message.", trace
 
 

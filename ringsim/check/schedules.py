@@ -85,9 +85,9 @@ def fast_schedule(function: Callable[..., Any], *, seed: int | None = None) -> C
         The verdict; its trace is that of the training step.
 
     Example:
-        >>> from ringsim.pipeline import one_f_one_b
-        >>> print(fast_schedule(lambda rank, p, m: map(str, one_f_one_b(p, m).actions[rank]), seed=1).reason)
-        With 2 ranks and 4 microbatches the step takes 15 units, and must take 13 at most.
+        >>> from ringsim.pipeline import zb_h1
+        >>> print(fast_schedule(lambda rank, p, m: zb_h1(p, m).actions[rank], seed=1).reason)
+        The answer calls zb_h1 of ringsim, and must do that by itself.
     """
     return examine("fast_schedule", function, _judge_fast, seed)
 
@@ -249,7 +249,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
         least = lost / (1 + backward + lost)
         cases.append(_Case(num_ranks, backward, latency, limit=math.ceil(100 * (least + 0.05)) / 100))
     asked = [(case.num_ranks, case.costs, case.limit) for case in cases]
-    for case, (_, answer) in zip(cases, examination.ask(asked, _read_number), strict=True):
+    for case, (_, answer) in zip(cases, examination.ask(asked, _read_number, own=False), strict=True):
         _judge_number(case, answer)
     return f"Right for {len(cases)} pipelines of 1 to 8 ranks, with messages that take time and without.", None
 

@@ -69,6 +69,7 @@ def _judge(examination: Examination, way: str | None) -> tuple[str, Trace | None
         _judge_values(trace, lengths)
         if way is not None:
             _judge_way(trace, way)
+    examination.judge_content(lambda blank: _judge_values(blank, [1]), _exchange_on_rank, 2, [1], draw.randrange(10**6))
     sizes = listed(_WORLD_SIZES)
     return f"Nobody waited in vain in rings of {sizes} ranks, with 4 bytes, a few kB and a megabyte.", trace
 

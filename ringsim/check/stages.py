@@ -138,6 +138,7 @@ def _judge_hand_over(examination: Examination) -> tuple[str, Trace | None]:
         trace = examination.run_on_ring(_hand_over_on_rank, world_size, secret, things="tensors", hint=_RAISED_HINT)
         _judge_messages(trace, secret, headers)
         _judge_values(trace, secret)
+    examination.judge_content(lambda blank: _judge_values(blank, secret), _hand_over_on_rank, 2, secret)
     (size_bytes,) = headers
     return f"Right on {listed(sizes)} ranks: a header of {size_bytes} bytes, then the payload.", trace
 

@@ -23,6 +23,7 @@ from ringsim.comm.collectives import METHODS
 from ringsim.comm.torch_hooks import find_handle_types, install, name_and_ranks, put
 from ringsim.comm.torch_private import Place
 from ringsim.faults import Injection, degraded_by, fails_at, make_failure
+from ringsim.state import get_state
 from ringsim.traces.events import NONE, OP_KINDS, SEND
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Recorder
@@ -73,6 +74,21 @@ def _make_failing(at_op: int, recorder: Recorder) -> dict[Place, Callable[..., A
         return operation
 
     return {(ProcessGroup, name): make(vars(ProcessGroup)[name]) for name in _OPERATIONS if name in vars(ProcessGroup)}
+
+
+def blank_messages() -> None:
+    """Lets every message of this rank carry zeros from now on, whatever was in its tensor. Not for ranks that are used again."""
+    blank = getattr(get_state().backend, "blank_messages", None)
+    if blank is not None:
+        blank()
+        return
+    call: Callable[..., Any] = ProcessGroup.send
+
+    @functools.wraps(call)
+    def send(group: ProcessGroup, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        return call(group, [torch.zeros_like(tensor) for tensor in tensors], rank, tag)
+
+    put({(ProcessGroup, "send"): send})
 
 
 class _SlowLinks:

@@ -12,7 +12,8 @@ between recorded events. Each is a mean without the extremes: the steps of a cha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,27 +21,47 @@ import numpy as np
 from ringsim.compute_costs import read_label
 from ringsim.errors import ArgumentError
 from ringsim.link import Link, fit_link
+from ringsim.prediction.gloo_costs import STALLED_S, find_gloo_costs, find_marks
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.schedule import Action
-from ringsim.topologies import OneMachine
-from ringsim.traces.events import NONE, OK, RECV, SEND, SPAN, Ints
-from ringsim.traces.steps import count_steps, find_step, is_step
+from ringsim.simulator.links import AWAKE_S
+from ringsim.topologies import GlooCosts, OneMachine
+from ringsim.traces.events import COLLECTIVE, NONE, OK, RECV, SEND, SPAN, Events, Ints
+from ringsim.traces.steps import count_steps, find_step, is_step, number_steps
 from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:
     from ringsim.compute_costs import Work
 
-__all__ = ["Calibration", "calibrate", "median_costs"]
+__all__ = ["Calibration", "Moment", "calibrate", "list_moments", "median_costs"]
 
 LEAST_MESSAGES: Final = 3  # of one size, seen from beginning to end
 WIDEST_SLEEP_S: Final = 1e-3  # nine in ten sleeps end within this much of one in ten, where the machine is idle
 SLOWEST_POST_S: Final = 0.5e-3  # nine in ten receives are posted within this, where the rank has a core
 LONGEST_BETWEEN_S: Final = 1e-3  # that ranks without anything to compute take between two operations
-# What happens at a moment of a rank. Of those at the same time, which only a virtual clock has, ends come first.
-_DONE, _END, _BEGIN, _POST_SEND, _POST_EARLY, _POST_RECV, _COMPUTE, _WAIT, _OTHER = range(9)
-_AROUND: Final = (_DONE, _BEGIN, _END)
 TAIL: Final = 0.02  # of the times, at both ends: rare events do not count
+_FIND_ALL: Final = "ringsim.trace(ringsim.calibration_worker, world_size=2) takes a few seconds and shows everything."
+LATEST_WAIT_S: Final = 1e-3  # after both sides are posted: of programs that let no receiver wait from the beginning
+PARTS: Final = 5  # of the traces, whose differences say how far constants may be trusted
 FEW: Final = 5  # from this many times on, at least one at both ends
+
+
+class Moment(IntEnum):
+    """What happens at a moment of a rank. Of those at the same time, which only a virtual clock has, ends come first."""
+
+    DONE = 0
+    END = 1
+    BEGIN = 2
+    POST_SEND = 3  # its receive is there
+    POST_EARLY = 4  # a send whose receive is not
+    POST_RECV = 5
+    POST_COLLECTIVE = 6
+    COMPUTE = 7
+    WAIT = 8
+    OTHER = 9
+
+
+_AROUND: Final = (Moment.DONE, Moment.BEGIN, Moment.END)
 
 
 @dataclass(frozen=True)
@@ -60,6 +81,9 @@ class Calibration:
         num_messages: how many messages ``link`` is from.
         sizes_bytes: their sizes.
         notes: what makes the constants doubtful, a sentence each; empty if nothing does.
+        gloo: what Gloo costs besides, on cores that ranks share; None if the traces show nothing of it.
+        missing: what the traces do not show, in a few words each: it takes no time, or what is said instead.
+        spread: how far fifths of the traces are from the whole: the standard deviation of what messages took, relative.
     """
 
     link: Link
@@ -73,6 +97,9 @@ class Calibration:
     num_messages: int
     sizes_bytes: tuple[int, ...]
     notes: tuple[str, ...] = field(default=())
+    gloo: GlooCosts | None = None
+    missing: tuple[str, ...] = field(default=())
+    spread: float = 0.0
 
     @property
     def topology(self) -> OneMachine:
@@ -83,7 +110,21 @@ class Calibration:
         """
         if not self.cores:
             raise ArgumentError("a calibration must know how many cores there are, got a trace that does not say. Use its link instead.")
-        return OneMachine(self.link, self.cores)
+        return OneMachine(self.link, self.cores, self.gloo)
+
+    def scaled(self, factor: float) -> Calibration:
+        """Returns the constants, each ``factor`` times as long: how often something stalls, and computing itself, stay.
+
+        Args:
+            factor: from 0.
+        """
+        gloo = self.gloo
+        if gloo is not None:
+            awake = None if gloo.awake is None else _scale(gloo.awake, factor)
+            times = {name: getattr(gloo, name) * factor for name in ("collective_s", "first_use_s", "stall_s")}
+            gloo = replace(gloo, carrying=_scale(gloo.carrying, factor), awake=awake, **times)
+        seconds = {name: getattr(self, name) * factor for name in ("sending_early_s", "receiving_s", "sleep_s", "around_s")}
+        return replace(self, link=_scale(self.link, factor), sending=_scale(self.sending, factor), gloo=gloo, **seconds)
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
         """Returns what posting a message takes of its rank's time, in seconds.
@@ -115,11 +156,22 @@ class Calibration:
     def __str__(self) -> str:
         """Returns the constants in a few lines."""
         lines = [
-            f"link      {_say(self.link)}, from {self.num_messages} messages",
+            f"link      {_say(self.link)}, from {self.num_messages} messages, +-{self.spread:.0%}",
             f"posting   a send {_say(self.sending)}, before its receive {self.sending_early_s * 1e6:.1f} us, "
             f"a receive {self.receiving_s * 1e6:.1f} us",
             f"compute   {self.sleep_s * 1e6:.1f} us longer than asked, and {self.around_s * 1e6:.1f} us around it",
         ]
+        if self.gloo is not None:
+            gloo = self.gloo
+            first_ms, stall_ms = gloo.first_use_s * 1e3, gloo.stall_s * 1e3
+            if gloo.awake is not None:
+                lines.append(f"awake     {_say(gloo.awake)}, while the cores are at work")
+            lines.append(
+                f"gloo      a message {_say(gloo.carrying)} of the cores, a collective {gloo.collective_s * 1e6:.1f} us, a first "
+                f"operation {first_ms:.1f} ms; {gloo.stall_share:.1%} stall for {stall_ms:.1f} ms"
+            )
+        if self.missing:
+            lines.append(f"not found: {', '.join(self.missing)}. {_FIND_ALL}")
         return "\n".join([*lines, *(f"doubtful: {note}" for note in self.notes)])
 
 
@@ -155,32 +207,39 @@ def calibrate(*traces: Trace) -> Calibration:
         check_trace("a trace to calibrate from", trace)
         if trace.metadata.get("source") == "simulated":
             raise ArgumentError("a trace to calibrate from must be measured, got a simulated one. Record real ranks: ringsim.trace.")
-    link, counts = _fit_messages([_sample_messages(trace) for trace in traces])
-    kinds, gaps, sizes = (np.concatenate(columns) for columns in zip(*map(_list_moments, traces), strict=True))
+    sizes, times, awake = (np.concatenate(columns) for columns in zip(*map(_sample_messages, traces), strict=True))
+    asleep = ~awake if _count(sizes[~awake]) else np.ones_like(awake)
+    link, counts, spread = _fit_messages(sizes[asleep], times[asleep])
+    gloo, missing = find_gloo_costs(traces, link)
+    if gloo is not None and _count(sizes[awake]):
+        gloo = replace(gloo, awake=_fit_messages(sizes[awake], times[awake])[0])
+    moments = [(kind, gap, trace.events.size_bytes[event]) for trace in traces for event, kind, gap in [list_moments(trace)]]
+    kinds, gaps, sizes = (np.concatenate(columns) for columns in zip(*moments, strict=True))
     overshoots = np.concatenate([_sample_overshoots(trace) for trace in traces])
-    around = sum(_typical(gaps[kinds == kind]) * int((kinds == kind).sum()) for kind in _AROUND)
-    met = kinds == _POST_SEND
+    beside = _find_beside(kinds)
+    around = sum(_typical(gaps[beside & (kinds == kind)]) * int((beside & (kinds == kind)).sum()) for kind in _AROUND)
+    met = kinds == Moment.POST_SEND
     if not met.any():
-        met = kinds == _POST_EARLY
+        met = kinds == Moment.POST_EARLY
     sending = _fit_sizes(sizes[met], gaps[met])
     cores = min(int((trace.metadata.get("machine") or {}).get("cores") or 0) for trace in traces)
     notes = (
         [] if len(counts) > 1 else ["messages had one size only: all of their time counts as latency, and other sizes are not predicted"]
     )
-    if len(overshoots) and (spread := float(np.subtract(*np.quantile(overshoots, [0.9, 0.1])))) > WIDEST_SLEEP_S:
-        notes.append(f"the machine was busy with other things: sleeps ended up to {spread * 1e3:.1f} ms apart, less than 1 ms is usual")
+    if len(overshoots) and (apart := float(np.subtract(*np.quantile(overshoots, [0.9, 0.1])))) > WIDEST_SLEEP_S:
+        notes.append(f"the machine was busy with other things: sleeps ended up to {apart * 1e3:.1f} ms apart, less than 1 ms is usual")
     between = _typical(gaps[np.isin(kinds, _AROUND)])
     costs = _find_costs(traces)
     if not len(overshoots) and costs is None and between > LONGEST_BETWEEN_S:
         notes.append(f"ranks computed for {between * 1e3:.1f} ms at a time without ringsim.compute: that will take no time")
-    posts = gaps[kinds == _POST_RECV]
+    posts = gaps[kinds == Moment.POST_RECV]
     if len(posts) and (slow := float(np.quantile(posts, 0.9))) > SLOWEST_POST_S:
         notes.append(f"the machine was busy with other things: posting a receive took up to {slow * 1e3:.1f} ms, less than 0.5 ms is usual")
     return Calibration(
         link=link,
         sending=sending,
-        sending_early_s=_typical(gaps[kinds == _POST_EARLY]),
-        receiving_s=_typical(gaps[kinds == _POST_RECV]),
+        sending_early_s=_typical(gaps[kinds == Moment.POST_EARLY]),
+        receiving_s=_typical(gaps[kinds == Moment.POST_RECV]),
         sleep_s=max(_typical(overshoots), 0.0),
         around_s=around / len(overshoots) if len(overshoots) else 0.0,
         cores=cores,
@@ -188,15 +247,22 @@ def calibrate(*traces: Trace) -> Calibration:
         num_messages=sum(counts.values()),
         sizes_bytes=tuple(counts),
         notes=tuple(notes),
+        gloo=gloo,
+        missing=tuple(missing),
+        spread=spread,
     )
+
+
+def _scale(link: Link, factor: float) -> Link:
+    return Link(link.alpha_s * factor, link.beta_s_per_byte * factor)
 
 
 def _say(link: Link) -> str:
     return f"{link.alpha_s * 1e6:.1f} us + {link.beta_s_per_byte * 1e9:.3f} ns a byte"
 
 
-def _sample_messages(trace: Trace) -> tuple[Ints, Ints]:
-    """Sizes in bytes and times in seconds of the messages that were seen from beginning to end."""
+def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
+    """Messages that were seen from beginning to end (all, if those are too few): bytes, seconds, and if others had just been under way."""
     events, messages = trace.events, trace.messages
     ready = np.maximum(events.post_ns[messages.send], events.post_ns[messages.recv])
     wait, done = events.wait_ns[messages.recv], events.done_ns[messages.recv]
@@ -207,22 +273,40 @@ def _sample_messages(trace: Trace) -> tuple[Ints, Ints]:
         following = np.searchsorted(moments, events.post_ns[own], "right")
         at_once[own] = moments[np.minimum(following, len(moments) - 1)] == events.wait_ns[own]
         at_once[own[:-1]] &= events.post_ns[own[1:]] >= events.wait_ns[own[:-1]]
-    seen = (wait != NONE) & ((wait <= ready) | at_once[messages.recv]) & (events.status[messages.recv] == OK)
-    return events.size_bytes[messages.recv][seen], (done - ready)[seen] * 1e-9
+    whole = (wait != NONE) & (events.status[messages.recv] == OK) & _counts(events)[messages.recv]
+    seen = whole & ((wait <= ready) | at_once[messages.recv])
+    if np.count_nonzero(seen) < LEAST_MESSAGES:
+        seen = whole & (wait - ready < LATEST_WAIT_S * 1e9)
+    before = np.sort(np.append(done[done != NONE], np.iinfo(np.int64).min // 2))
+    awake = (ready - before[np.searchsorted(before, ready, "right") - 1]) * 1e-9 < AWAKE_S
+    return events.size_bytes[messages.recv][seen], (done - ready)[seen] * 1e-9, awake[seen]
 
 
-def _fit_messages(samples: Sequence[tuple[Ints, Ints]]) -> tuple[Link, dict[int, int]]:
-    """The link, and how many messages of each size it is from."""
-    sizes, times = (np.concatenate(columns) for columns in zip(*samples, strict=True))
+def _counts(events: Events) -> Ints:
+    """Which events tell what messages and computing take: where messages are sent in steps of a pipeline, those of steps."""
+    steps: Ints = number_steps(events) != NONE
+    return steps if (steps & (events.kind == SEND)).any() else np.ones_like(steps)
+
+
+def _count(sizes: Ints) -> dict[int, int]:
+    """Counts the messages of each size that there are enough of."""
     found, counts = np.unique(sizes, return_counts=True)
-    enough = {int(size): int(count) for size, count in zip(found, counts, strict=True) if count >= LEAST_MESSAGES}
+    return {int(size): int(count) for size, count in zip(found, counts, strict=True) if count >= LEAST_MESSAGES}
+
+
+def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float]:
+    """The link, how many messages of each size it is from, and how far parts of them are from the whole."""
+    enough = _count(sizes)
     if not enough:
         raise ArgumentError(
             f"a trace to calibrate from must have {LEAST_MESSAGES} messages of a size whose receiver waited for them, got {len(sizes)} of "
-            "any size. Let the receiver wait: a receive that blocks, and a sender that computes before it sends."
+            f"any size. Let the receiver wait: a receive that blocks, and a sender that computes before it sends. {_FIND_ALL}"
         )
     chosen = np.isin(sizes, list(enough))
-    return _fit_sizes(sizes[chosen], times[chosen]), enough
+    usual = {size: _typical(times[sizes == size]) for size in enough}
+    relative = times[chosen] / np.array([max(usual[size], 1e-9) for size in sizes[chosen].tolist()])
+    parts = [_typical(part) for part in np.array_split(relative, PARTS) if len(part)]
+    return _fit_sizes(sizes[chosen], times[chosen]), enough, float(np.std(parts))
 
 
 def _fit_sizes(sizes: Ints, times: Ints) -> Link:
@@ -233,33 +317,41 @@ def _fit_sizes(sizes: Ints, times: Ints) -> Link:
 
 
 def _typical(times: Ints) -> float:
-    """The mean of all but the longest and the shortest fiftieth, at least one of each from five on; 0 for none."""
-    ordered = np.sort(times)
+    """The mean of all but the longest and the shortest fiftieth, at least one of each from five on, without what stalled; 0 for none."""
+    ordered = np.sort(times[times <= np.median(times) + STALLED_S]) if len(times) else times
     cut = max(round(len(ordered) * TAIL), int(len(ordered) >= FEW))
     return float(ordered[cut : len(ordered) - cut].mean()) if len(ordered) else 0.0
 
 
-def _list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """What happens at each moment of a rank, how many seconds until the next one of its thread, and for how many bytes."""
+def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
+    """Returns, for each moment of a rank, the event to which something happens, what, and how many seconds until the next of its thread.
+
+    Where messages are sent in steps of a pipeline, only moments of steps count; of ``calibration_worker`` those of its computing.
+
+    Args:
+        trace: measured or simulated.
+    """
     events = trace.events
-    spans, sends, recvs = (events.kind == kind for kind in (SPAN, SEND, RECV))
+    spans, sends, recvs, collectives = (events.kind == kind for kind in (SPAN, SEND, RECV, COLLECTIVE))
     asleep = events.spans(lambda label: read_label(label) is not None)
     steps = is_step(events)  # what comes after one is not part of it
-    both = sends | recvs
+    both = sends | recvs | collectives
     messages = trace.messages
     early = np.zeros(len(events), dtype=bool)
     early[messages.send] = events.post_ns[messages.recv] > events.post_ns[messages.send]
-    known = (events.done_ns != NONE) & (spans | (events.wait_ns != NONE))
+    known = (events.done_ns != NONE) & (spans | (events.wait_ns != NONE)) & _counts(events)
+    known &= events.post_ns > events.post_ns[find_marks(events)].max(initial=np.iinfo(np.int64).min)
     parts = [  # (which events, when, what happens)
-        (sends & known & ~early, events.post_ns, _POST_SEND),
-        (sends & known & early, events.post_ns, _POST_EARLY),
-        (recvs & known, events.post_ns, _POST_RECV),
-        (both & known, events.wait_ns, _WAIT),
-        (both & known, events.done_ns, _DONE),
-        (spans & ~asleep & known, events.post_ns, _BEGIN),
-        (asleep & known, events.post_ns, _COMPUTE),
-        (spans & known & ~steps, events.done_ns, _END),
-        (steps & known, events.done_ns, _OTHER),
+        (sends & known & ~early, events.post_ns, Moment.POST_SEND),
+        (sends & known & early, events.post_ns, Moment.POST_EARLY),
+        (recvs & known, events.post_ns, Moment.POST_RECV),
+        (collectives & known, events.post_ns, Moment.POST_COLLECTIVE),
+        (both & known & (events.done_ns > events.wait_ns), events.wait_ns, Moment.WAIT),  # else it did not wait
+        (both & known, events.done_ns, Moment.DONE),
+        (spans & ~asleep & known, events.post_ns, Moment.BEGIN),
+        (asleep & known, events.post_ns, Moment.COMPUTE),
+        (spans & known & ~steps, events.done_ns, Moment.END),
+        (steps & known, events.done_ns, Moment.OTHER),
     ]
     index = np.concatenate([np.flatnonzero(which) for which, _, _ in parts])
     time = np.concatenate([when[which] for which, when, _ in parts])
@@ -267,7 +359,15 @@ def _list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
     order = np.lexsort((kind, time, events.thread[index], events.rank[index]))
     index, time, kind = index[order], time[order], kind[order]
     same = (np.diff(events.rank[index]) == 0) & (np.diff(events.thread[index]) == 0)
-    return kind[:-1][same], np.diff(time)[same] * 1e-9, events.size_bytes[index[:-1]][same]
+    return index[:-1][same], kind[:-1][same], np.diff(time)[same] * 1e-9
+
+
+def _find_beside(kinds: Ints) -> Ints:
+    """Returns the mask of the moments between the last operation before a computation and the first one after it."""
+    operations = (Moment.POST_SEND, Moment.POST_EARLY, Moment.POST_RECV, Moment.POST_COLLECTIVE, Moment.WAIT)
+    stretch = np.cumsum(np.isin(kinds, operations))
+    where: Ints = np.bincount(stretch, weights=kinds == Moment.COMPUTE)[stretch] > 0 if len(kinds) else np.zeros(0, dtype=bool)
+    return where
 
 
 def _sample_overshoots(trace: Trace) -> Ints:

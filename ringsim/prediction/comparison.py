@@ -17,6 +17,7 @@ from ringsim.compute_costs import read_label
 from ringsim.errors import ArgumentError, RingError
 from ringsim.prediction.calibration import median_costs
 from ringsim.prediction.differences import Differences, differ, pair
+from ringsim.prediction.parts import Parts, share_out
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import MARK, NONE, SPAN, Events, Ints
@@ -84,6 +85,7 @@ class Comparison:
         lag_s: how much later each of them ends in the second run, counted from the start of the step.
         unpaired: how many operations and spans only the first run has, and only the second.
         differences: the table: for each step, rank, stage and operation how much longer it took, and how much later it ended.
+        parts: the table of where the time goes: first use, posting, waiting, transfer, computing, program; by step and operation.
     """
 
     real: Trace
@@ -100,6 +102,7 @@ class Comparison:
     lag_s: Ints
     unpaired: tuple[int, int]
     differences: Differences
+    parts: Parts
 
     @property
     def predicts(self) -> bool:
@@ -198,6 +201,8 @@ class Comparison:
                 lines.append(f"  baseline {name}: {value * 1e3:.3f} ms, {self._words(self.baseline(name))}")
         lines.append(f"ends of operations, of the step: {self._words(self.operations)}")
         lines += [f"only {name}: {count(number, 'event')}" for name, number in zip(self.names, self.unpaired, strict=True) if number]
+        if parts := f"{self.parts}":
+            lines.append(f"all ranks: {parts}")
         began = self.where_it_began()
         return [*lines, f"most of it: {began}"] if began else lines
 
@@ -276,6 +281,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         lag_s=lag_ns * 1e-9,
         unpaired=(unpaired[0], unpaired[1]),
         differences=differ(real, virtual, numbers, (real_begin, virtual_begin), (real_index, virtual_index)),
+        parts=share_out((real, virtual), numbers),
     )
 
 

@@ -11,6 +11,8 @@ What the few ranks tell::
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
@@ -19,7 +21,7 @@ import numpy as np
 
 from ringsim.errors import ArgumentError, check_integer, is_integer, say
 from ringsim.link import Link
-from ringsim.prediction.calibration import calibrate
+from ringsim.prediction.calibration import Calibration, calibrate
 from ringsim.provenance import note_doubts
 from ringsim.schedules import make_schedule
 from ringsim.schedules.costs import Costs
@@ -28,6 +30,7 @@ from ringsim.simulator.api import simulate
 from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
 from ringsim.traces.events import NONE, Ints
 from ringsim.traces.steps import StageActions, count_steps, find_step, in_step
+from ringsim.traces.units import time_text
 from ringsim.traces.value import Trace, check_trace
 
 __all__ = ["predict", "scale"]
@@ -41,7 +44,7 @@ def predict(
 
 @overload
 def predict(
-    worker_or_schedule: Callable[..., Any], *, world_size: int, from_trace: Trace, args: Sequence[Any] = (),
+    worker_or_schedule: Callable[..., Any], *, world_size: int, from_trace: Trace | Calibration, args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Trace: ...  # fmt: skip
 
@@ -50,7 +53,7 @@ def predict(
     worker_or_schedule: Callable[..., Any] | Schedule | str,
     *,
     world_size: int,
-    from_trace: Trace,
+    from_trace: Trace | Calibration,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Trace | ScheduleRun:
@@ -58,18 +61,21 @@ def predict(
 
     The trace is calibrated (see ``ringsim.calibrate``), and the program runs on the virtual clock: messages, posting, ``ringsim.compute``
     and the stages of a pipeline take what they took in the trace, inner stages of more ranks the mean of the inner ones. The ranks share
-    the machine's cores. Whatever else the worker computes takes no time.
+    the machine's cores. Whatever else the worker computes takes no time. It is run three times: as predicted, and with all constants as
+    much shorter and longer as parts of the trace differ, so that the prediction can say between which times it may be.
 
     Args:
         worker_or_schedule: a function, as for ``ringsim.trace``; or the schedule of a pipeline's step, which is timed without ranks: any
             schedule, or a name, with as many microbatches as the trace has.
         world_size: number of ranks to predict; with a schedule 2 or more.
-        from_trace: what was measured, on two ranks or more; for a schedule, with a step of a pipeline.
+        from_trace: what was measured, on two ranks or more; for a schedule, with a step of a pipeline. For a worker also what
+            ``ringsim.calibrate`` found in several traces.
         args: positional arguments of the worker.
         kwargs: keyword arguments of the worker.
 
     Returns:
-        For a worker a trace, as from ``ringsim.simulate``; for a schedule its times, as from ``ringsim.simulate_schedule``. What makes the
+        For a worker a trace, as from ``ringsim.simulate``, with ``metadata["range_s"]``: from when to when the run may end; for a schedule
+        its times, as from ``ringsim.simulate_schedule``. What makes the
         constants doubtful, such as a busy machine, stands in the repr and, briefly, under the pictures.
 
     Raises:
@@ -87,19 +93,43 @@ def predict(
     if not callable(worker_or_schedule):
         if args or kwargs:
             raise ArgumentError("args and kwargs must be left out with a schedule, got some: a worker takes them. Give a worker.")
+        if isinstance(from_trace, Calibration):
+            raise ArgumentError("from_trace must be a trace with a step of a pipeline for a schedule, got constants. Give the trace.")
         return _predict_schedule(worker_or_schedule, from_trace, world_size)
-    constants, network = calibrate(from_trace), from_trace.metadata.get("backend")
+    constants, semantics = _find_constants(from_trace, world_size)
+    shares = constants.cores > 0 and semantics == "rendezvous"
+    found = []
+    for seed, factor in enumerate(_factors(constants)):
+        table = constants.scaled(factor)
+        network: dict[str, Any] = {"topology": table.topology} if shares else {"link": table.link}
+        with contextlib.redirect_stdout(io.StringIO()) if seed else contextlib.nullcontext():  # it has printed once
+            found.append(
+                simulate(
+                    worker_or_schedule, world_size=world_size, args=args, kwargs=kwargs, compute=table, semantics=semantics, seed=seed,
+                    **network,
+                )
+            )  # fmt: skip
+    return replace(found[0], metadata=_with_range(found[0].metadata, [each.makespan_s for each in found]))
+
+
+def _find_constants(source: Trace | Calibration, world_size: int) -> tuple[Calibration, str]:
+    """Returns the constants of a prediction, with times for as many stages as it needs, and the semantics of messages."""
+    if isinstance(source, Calibration):
+        return source, "rendezvous"
+    constants = calibrate(source)
     if constants.costs is not None:
-        recorded = find_step(from_trace)
+        recorded = find_step(source)
         stages = recorded.num_stages * world_size // len(recorded.ranks)
         if stages != recorded.num_stages:
             constants = replace(constants, costs=_spread_costs(constants.costs, stages))
-    if constants.cores and network != "nccl":
-        return simulate(worker_or_schedule, world_size=world_size, args=args, kwargs=kwargs, topology=constants.topology, compute=constants)
-    semantics = "grouped" if network == "nccl" else "rendezvous"
-    return simulate(
-        worker_or_schedule, world_size=world_size, args=args, kwargs=kwargs, link=constants.link, compute=constants, semantics=semantics
-    )
+    return constants, "grouped" if source.metadata.get("backend") == "nccl" else "rendezvous"
+
+
+def _with_range(metadata: Mapping[str, Any], times_s: Sequence[float]) -> dict[str, Any]:
+    """Returns the metadata of a prediction, with the times between which it may be."""
+    low_s, high_s = min(times_s), max(times_s)
+    note = f"by how far parts of the calibration differ, it takes {time_text(low_s * 1e9)} to {time_text(high_s * 1e9)}"
+    return {**metadata, "range_s": [low_s, high_s], "notes": [*metadata.get("notes", ()), note]}
 
 
 def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None) -> ScheduleRun:
@@ -181,19 +211,32 @@ def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: An
     calibration = calibrate(trace)
     sizes = np.unique(trace.events.size_bytes[trace.messages.send[in_step(trace.events, 0)[trace.messages.send]]])
     size_bytes = int(sizes[-1])  # headers are smaller
-    assert calibration.costs is not None  # there is a step
-    # The time to post a send is part of what follows its computation and of what its message takes: it counts once.
-    latency_s = max(calibration.link.time_s(size_bytes) - calibration.post_s(True, size_bytes), 0.0)
-    busy = calibration.link.beta_s_per_byte * size_bytes
-    run = simulate_schedule(
-        schedule,
-        _spread_costs(calibration.costs, stages, _find_time_between(trace)),
-        link=Link(max(latency_s - busy, 0.0), min(busy, latency_s) / size_bytes if size_bytes else 0.0),
-        size_bytes=size_bytes,
-        **counts,
-    )
-    metadata = {**run.setting.metadata, "notes": note_doubts(calibration.notes)}
-    return replace(run, setting=replace(run.setting, metadata=metadata))
+    between_s = _find_time_between(trace)
+
+    def run(factor: float) -> ScheduleRun:
+        """Times the step with messages, and what lies between computations, so many times as long."""
+        table = calibration.scaled(factor)
+        # The time to post a send is part of what follows its computation and of what its message takes: it counts once.
+        latency_s = max(table.link.time_s(size_bytes) - table.post_s(True, size_bytes), 0.0)
+        busy = table.link.beta_s_per_byte * size_bytes
+        assert calibration.costs is not None  # there is a step
+        return simulate_schedule(
+            schedule,
+            _spread_costs(calibration.costs, stages, between_s * factor),
+            link=Link(max(latency_s - busy, 0.0), min(busy, latency_s) / size_bytes if size_bytes else 0.0),
+            size_bytes=size_bytes,
+            **counts,
+        )
+
+    found, *others = [run(factor) for factor in _factors(calibration)]
+    doubtful = {**found.setting.metadata, "notes": note_doubts(calibration.notes)}
+    metadata = _with_range(doubtful, [float(each.makespan) for each in (found, *others)])
+    return replace(found, setting=replace(found.setting, metadata=metadata))
+
+
+def _factors(calibration: Calibration) -> tuple[float, float, float]:
+    """Returns how many times as long constants may be: as found, and by how far parts of the calibration differ."""
+    return 1.0, 1.0 - min(calibration.spread, 1.0), 1.0 + calibration.spread
 
 
 def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:

@@ -295,7 +295,7 @@ class _Simulation:
         self._clock = clock = Clock(self._isolation, measures=_is_measured(settings.compute))
         self._recorder = recorder = _make_recorder(clock, size)
         everyone = tuple(range(size))
-        links = make_links(clock, size, link=settings.link, topology=settings.topology, inject=settings.inject)
+        links = make_links(clock, size, link=settings.link, topology=settings.topology, inject=settings.inject, seed=settings.seed)
         clock.cores = links.cores if isinstance(links, SharedCores) else None
         everybody = SimulatedGroup(clock, "world", everyone, recorder.group("world", everyone), "default_pg")
         self._costs = settings.compute if isinstance(settings.compute, PostingCosts) else None

@@ -120,7 +120,11 @@ class Clock:
 
     def work(self, seconds: float) -> None:
         """Lets time pass for which the calling rank needs a core."""
-        self.sleep_until(self.now + seconds if self.cores is None else self.cores.book(self.now, seconds))
+        self.sleep_until(self.book(seconds))
+
+    def book(self, seconds: float) -> float:
+        """Takes a core for the calling rank, from now on or as soon as one is free; returns when it is done with it."""
+        return self.now + seconds if self.cores is None else self.cores.book(self.now, seconds)
 
     def sleep_until(self, time_s: float) -> None:
         """Lets the calling rank go on at a time, which a trace must be able to hold; the others run until then."""

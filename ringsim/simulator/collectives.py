@@ -21,6 +21,8 @@ then a formula: a step takes as long as the slowest link from a member to the ne
 On shared links the bytes are flows among those of messages and other collectives. Steps that take the same ways each time are one flow for
 each way, so that a ring of N ranks costs N flows, not 2 N (N - 1); where no link is shared, that takes the same time.
 
+Where ranks share cores, and the costs of Gloo are known, all of this is as Gloo does it: see `ringsim.simulator.gloo`.
+
 Source:
     R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005): the algorithms.
 """
@@ -42,7 +44,8 @@ from ringsim.diagnose.verdict import name_ranks
 from ringsim.errors import ArgumentError, MessageMismatch, Refused
 from ringsim.link import Link
 from ringsim.simulator.clock import Rank
-from ringsim.simulator.links import Links, SharedLinks
+from ringsim.simulator.gloo import GlooCollective
+from ringsim.simulator.links import Links, SharedCores, SharedLinks
 from ringsim.simulator.matching import Kind, Operation, SimulatedGroup, check_storage, describe_payload
 from ringsim.traces.collectives import COLLECTIVES, make_rounds, same_collective
 from ringsim.traces.events import OP_CODES
@@ -305,6 +308,10 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
     size_bytes = max(part.kind.size_bytes for part in parts)
     if len(parts) == 1:
         _complete(parts, now_s)
+        return
+    if isinstance(links, SharedCores) and links.gloo is not None:
+        root, clock = max(first.root, 0), first.rank.clock
+        GlooCollective(first.name, first.group.ranks, root, size_bytes, links, clock, lambda place, time_s: parts[place].complete(time_s))
         return
     how = _choose(first.name, size_bytes, first.group, links)
     if isinstance(links, SharedLinks) and size_bytes > 0:

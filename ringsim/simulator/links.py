@@ -12,6 +12,13 @@ its bytes go in, and arrives one latency after the last of them::
     core 0   |== rank 0 posts ==|== rank 2 posts ==|          rank 2 asked last, and waits for the first core that is free
     core 1   |== rank 1 posts ==|== 0 -> 1 is carried ====|
 
+With the costs of Gloo (`ringsim.topologies.GlooCosts`) it needs a core on each side, for half of what carrying it takes. Where both ranks
+are at work on their connection at one time, some messages, drawn from the run's seed, stall: they arrive so much later, as does whatever
+else comes to that rank meanwhile, and a core is busy until then. Cores that have had nothing to do for a while must be woken first::
+
+    rank 0    |= posts =|                             |= goes on
+    rank 1       |= posts =|......... stall ..........|= goes on
+
 **Shared links**: messages that are under way together share the links of a topology fairly. A message is a flow, which passes all links of
 its route at once; when a flow begins or ends, those that it met get new paces. Messages from one rank to another go one after the other, as
 so do the flows of one group's collectives, beside them::
@@ -33,6 +40,7 @@ Source:
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
@@ -42,12 +50,26 @@ from typing import Final, Protocol, TypeVar
 from ringsim.errors import ArgumentError, say
 from ringsim.faults import Degrade, Injection, degraded_by
 from ringsim.link import Link, check_links
-from ringsim.topologies import Hop, OneMachine, Topology
+from ringsim.topologies import GlooCosts, Hop, OneMachine, Topology
 
-__all__ = ["Arrived", "Cores", "Links", "PrivateLinks", "SharedCores", "SharedLinks", "Timer", "degraded", "fair_paces", "make_links"]
+__all__ = [
+    "CLOSE_S",
+    "Arrived",
+    "Cores",
+    "Links",
+    "PrivateLinks",
+    "SharedCores",
+    "SharedLinks",
+    "Timer",
+    "degraded",
+    "fair_paces",
+    "make_links",
+]
 
 Arrived = Callable[[float], None]  # called with the time of an arrival, at that time
 
+AWAKE_S: Final = 300e-6  # so long after a message the cores have not gone to sleep
+CLOSE_S: Final = 150e-6  # two posts on a connection within this are at one time: what the first sends is about to arrive
 _NO_DEGREES: Final[Mapping[tuple[int, int], float]] = {}
 
 
@@ -69,7 +91,9 @@ class Links(Protocol):
     Messages of one source and one destination arrive in the order in which they were handed over.
     """
 
-    def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float | None:
+    def carry(
+        self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None, apart_s: float = math.inf
+    ) -> float | None:
         """Takes a message.
 
         Args:
@@ -78,6 +102,7 @@ class Links(Protocol):
             size_bytes: its size, 0 or more.
             ready_s: when it may leave: not before now.
             arrived: what to call when it arrives, where that is not known yet; None where nobody asks.
+            apart_s: for how long one of its ranks has had nothing to do with their connection; shared cores ask.
 
         Returns:
             When it arrives, in seconds, where that is known at once; then ``arrived`` is not called. None where it depends on messages
@@ -134,7 +159,9 @@ class PrivateLinks:
         self._slower = slower
         self._lines: dict[tuple[int, int], _Line] = {}  # by (src, dst)
 
-    def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float:
+    def carry(
+        self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None, apart_s: float = math.inf
+    ) -> float:
         """Takes a message, as `Links.carry` says; returns when it arrives."""
         line = self._lines.get((src, dst))
         if line is None:
@@ -262,7 +289,9 @@ class SharedLinks:
         self._users: dict[Edge, dict[_Flow, None]] = {}  # who is on each link now; no sets, whose order may differ by run
         self._changed: dict[Edge, None] = {}  # links whose users are no longer those that the paces were made for
 
-    def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float | None:
+    def carry(
+        self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None, apart_s: float = math.inf
+    ) -> float | None:
         """Takes a message, as `Links.carry` says: calls ``arrived`` when it arrives; a message to the rank itself is there at once."""
         if src == dst:
             return ready_s
@@ -391,24 +420,65 @@ class Cores:
 
 
 class SharedCores(PrivateLinks):
-    """A link for each ordered pair of ranks; each message needs a core for as long as it takes alone, and none for what ``slower`` adds.
+    """A link for each ordered pair of ranks, and cores that all share.
+
+    Each message needs a core for as long as it takes alone, or what the machine's costs of Gloo say; and none for what ``slower`` adds.
+
+    Args:
+        machine: the link, the cores, and the costs of Gloo.
+        slower: how many times as long a link takes, by (src, dst).
+        world_size: how many ranks share the cores.
+        seed: which messages stall is drawn from it.
 
     Example:
-        >>> links = SharedCores(Link(alpha_s=1.0, beta_s_per_byte=0.5), {}, count=1)
+        >>> links = SharedCores(OneMachine(Link(alpha_s=1.0, beta_s_per_byte=0.5), cores=1))
         >>> links.carry(0, 1, size_bytes=4, ready_s=0.0), links.carry(2, 3, size_bytes=4, ready_s=0.0)
         (3.0, 6.0)
     """
 
-    def __init__(self, link: Link, slower: Mapping[tuple[int, int], float], count: int) -> None:
-        super().__init__(link, slower)
-        self.cores = Cores(count)
-        self._alone = link
+    def __init__(
+        self, machine: OneMachine, slower: Mapping[tuple[int, int], float] = _NO_DEGREES, world_size: int = 1, seed: int = 0
+    ) -> None:
+        super().__init__(machine.link, slower)
+        self.gloo, self.cores = machine.gloo, Cores(machine.cores)
+        self._alone = machine.link
+        self._draw = random.Random(seed).random
+        self._stalled_s: dict[int, float] = {}  # until when, by rank
+        self._close_s = CLOSE_S * max(1.0, world_size / machine.cores)  # who waits for a core is at work for longer
+        self._handled_s = -math.inf  # when the last message was there
 
-    def carry(self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None) -> float:
+    def carry(
+        self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None, apart_s: float = math.inf
+    ) -> float:
         """Takes a message, as `PrivateLinks.carry` does; it needs a core from when it begins."""
         begin_s = max(ready_s, self.free_s(src, dst))
         arrives_s = super().carry(src, dst, size_bytes, ready_s)
-        return max(arrives_s, self.cores.book(begin_s, self._alone.time_s(size_bytes)))
+        gloo = self.gloo
+        if gloo is None:
+            return max(arrives_s, self.cores.book(begin_s, self._alone.time_s(size_bytes)))
+        if gloo.awake is not None and begin_s - self._handled_s < AWAKE_S:
+            arrives_s += gloo.awake.time_s(size_bytes) - self._alone.time_s(size_bytes)
+        return self._stall(gloo, dst, max(arrives_s, self._handle(gloo, begin_s, size_bytes)), apart_s)
+
+    def carry_piece(self, gloo: GlooCosts, dst: int, size_bytes: float, ready_s: float, apart_s: float) -> float:
+        """Takes a message of a collective, which no link delays; returns when it arrives."""
+        return self._stall(gloo, dst, self._handle(gloo, ready_s, size_bytes), apart_s)
+
+    def _handle(self, gloo: GlooCosts, begin_s: float, size_bytes: float) -> float:
+        """Takes a core for each side; returns when both are done."""
+        half_s = gloo.carrying.time_s(size_bytes) / 2
+        self._handled_s = end_s = max(self.cores.book(begin_s, half_s), self.cores.book(begin_s, half_s))
+        return end_s
+
+    def _stall(self, gloo: GlooCosts, dst: int, arrives_s: float, apart_s: float) -> float:
+        """Returns when a message arrives, given when it would."""
+        until_s = self._stalled_s.get(dst, 0.0)
+        if until_s > arrives_s:
+            return until_s
+        if apart_s < self._close_s and self._draw() < gloo.stall_share:
+            self.cores.book(arrives_s, gloo.stall_s)
+            arrives_s = self._stalled_s[dst] = arrives_s + gloo.stall_s
+        return arrives_s
 
 
 def make_links(
@@ -418,6 +488,7 @@ def make_links(
     link: Link | Mapping[tuple[int, int], Link] | None = None,
     topology: Topology | None = None,
     inject: Iterable[Injection] = (),
+    seed: int = 0,
 ) -> Links:
     """Returns the links of a run, given as to ``ringsim.simulate``; each `Degrade` makes the messages of a pair slower."""
     if (link is None) == (topology is None):
@@ -429,7 +500,7 @@ def make_links(
     if link is not None:
         return PrivateLinks(link, slower)
     if isinstance(topology, OneMachine):
-        return SharedCores(topology.link, slower, topology.cores)
+        return SharedCores(topology, slower, world_size, seed)
     assert topology is not None
     if isinstance(topology, type) or not all(callable(getattr(topology, name, None)) for name in ("check", "route")):
         raise ArgumentError(f"topology must have the methods check and route, got {say(topology)}. Take one of ringsim.topologies.")

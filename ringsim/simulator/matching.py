@@ -36,7 +36,7 @@ from ringsim.comm.collectives import Members, check_dense, shorten
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
 from ringsim.simulator.clock import Clock, Rank
-from ringsim.simulator.links import Links
+from ringsim.simulator.links import Links, SharedCores
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, Payload
 from ringsim.traces.recorder import Recorder
 
@@ -324,6 +324,7 @@ class Connection:
 
     channels: list[Channel] = field(default_factory=list)
     is_open: bool = True
+    busy_s: dict[int, float] = field(default_factory=dict)  # until when each of them was posting on it, where that takes time
 
 
 class Channel:
@@ -350,6 +351,7 @@ class Rendezvous:
     def __init__(self, clock: Clock, links: Links) -> None:
         self._clock = clock
         self._carry = links.carry
+        self._stalls = isinstance(links, SharedCores) and links.gloo is not None
         self._posted = 0  # how many have had to wait for their other side
         self._channels: dict[tuple[SimulatedGroup, int, int, int], Channel] = {}
         self._connections: defaultdict[tuple[SimulatedGroup, int, int], Connection] = defaultdict(Connection)
@@ -426,7 +428,11 @@ class Rendezvous:
 
     def _begin(self, send: Message, recv: Message) -> None:
         """Begins to carry a message."""
-        arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, self._clock.now, send.arrive)
+        now_s, apart_s = self._clock.now, NEVER
+        if self._stalls:
+            busy_s = send.channel.connection.busy_s
+            apart_s = now_s - min(busy_s.get(message.rank.number, -NEVER) for message in (send, recv))
+        arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, now_s, send.arrive, apart_s)
         if arrives_s is not None:
             send.done_s = recv.done_s = arrives_s
             if recv.waiting:

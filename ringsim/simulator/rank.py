@@ -24,7 +24,7 @@ from ringsim.errors import ArgumentError, Refused, RendezvousFailed, RingError
 from ringsim.faults import make_failure
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.simulator.collectives import Part, meet
-from ringsim.simulator.links import Links
+from ringsim.simulator.links import Links, SharedCores
 from ringsim.simulator.matching import Channel, Kind, Message, Operation, Rendezvous, SimulatedGroup, check_tensor
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.recorder import Recorder
@@ -97,7 +97,8 @@ class SimulatedRank(Rank, Membership, Backend):
         self.in_order = not world.matcher.by_tag
         self.fails_at = fails_at
         self.hooked = world.clock.measures or fails_at is not None  # whether `_before_operation` has something to do
-        self._match, self._costs = world.matcher.post, world.costs
+        self._match, self._costs, links = world.matcher.post, world.costs, world.links
+        self._first_use_s = gloo.first_use_s if isinstance(links, SharedCores) and (gloo := links.gloo) is not None else 0.0
         # Where messages meet, by what was given (sends or receives, group, peer, tag), which is good after the first time.
         self._channels: dict[tuple[Any, ...], Channel] = {}
         self._operations = self._made = self._shares = self._refusals = 0
@@ -264,6 +265,8 @@ class SimulatedRank(Rank, Membership, Backend):
             peer = NONE if call.root == NONE else group.ranks[call.root]
             slots = (self._posts[OP_CODES[call.recorded_name]](group.number, peer, NONE, kind.number),)
         part = Part(self, slots, kind, call)
+        if self._first_use_s:
+            self._warm_up()
         self.clock.polls = 0
         meet(part, self.world.links)
         return part
@@ -289,6 +292,17 @@ class SimulatedRank(Rank, Membership, Backend):
         return self._begin(False, op, tensor, src, group, tag, group_src)
 
     isend, irecv = begin_send, begin_recv
+
+    def blank_messages(self) -> None:
+        """Lets every message of this rank carry zeros from now on, whatever was in its tensor."""
+        match = self._match
+
+        def match_blank(message: Message) -> None:
+            if message.sends:
+                message.tensor = message.tensor.new_zeros(message.tensor.shape)
+            match(message)
+
+        self._match = match_blank
 
     def _batch(self) -> AbstractContextManager[Any]:
         return self.world.matcher.batch(self)
@@ -317,10 +331,22 @@ class SimulatedRank(Rank, Membership, Backend):
         if self._records:
             slots = (self._posts[op](channel.group.number, channel.dst if sends else channel.src, tag, kind.number),)
         message = Message(op, self, slots, channel, kind, tensor, tag, sends)
+        if self._first_use_s:
+            self._warm_up()
+        if self._costs is None:
+            self._match(message)
+            return message
+        busy_s = channel.connection.busy_s
+        busy_s[self.number] = self.clock.now
         self._match(message)
-        if self._costs is not None:
-            self.clock.work(self._costs.post_s(sends, kind.size_bytes, met=message.number == 0))
+        busy_s[self.number] = end_s = self.clock.book(self._costs.post_s(sends, kind.size_bytes, met=message.number == 0))
+        self.clock.sleep_until(end_s)
         return message
+
+    def _warm_up(self) -> None:
+        """Lets what a fresh process takes for its first operation pass, once."""
+        seconds, self._first_use_s = self._first_use_s, 0.0
+        self.clock.work(seconds)
 
     def _open(self, sends: bool, tensor: Tensor, peer: int | None, given: Any, tag: int, group_peer: int | None) -> Channel:
         """Returns where messages to or from a peer meet their other side, and keeps it; checks the arguments."""

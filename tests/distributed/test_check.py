@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -38,6 +39,13 @@ def looks_until_it_is_done(function: Answer, args: tuple[Any, ...], kwargs: dict
     return result
 
 
+def share_after_span(numbers: list[int]) -> int:
+    with ringsim.span("share"):
+        pass
+    ring = ringsim.current_ring()
+    return sum(numbers[ring.rank :: ring.world_size])
+
+
 def sent_as_it_lies(tensor: torch.Tensor) -> None:
     ring = ringsim.current_ring()
     if ring.rank < ring.world_size - 1:
@@ -55,14 +63,30 @@ def test_a_right_answer_passes_though_it_sleeps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("examine", "answer", "reason"),
     [
-        (messages.around(loses_keywords), "share_gradients must get the arguments that it was called with"),
-        (messages.spans(around_the_call=False), "Rank 0 of 3 called share_gradients outside of its span."),
+        (check.timed_op, messages.around(loses_keywords), "share_gradients must get the arguments that it was called with"),
+        (check.timed_op, messages.spans(around_the_call=False), "Rank 0 of 3 called share_gradients outside of its span."),
+        (check.hello, share_after_span, 'Rank 0 of 3 took no number inside its span named "share"'),
     ],
 )
-def test_what_only_real_times_and_groups_show(answer: Answer, reason: str) -> None:
-    assert reason in verdict(check.timed_op, answer).reason
+def test_what_only_real_times_and_groups_show(examine: Answer, answer: Answer, reason: str) -> None:
+    assert reason in verdict(examine, answer).reason
+
+
+def test_numbers_that_travel_beside_real_messages(tmp_path: Path) -> None:
+    place = str(tmp_path)
+
+    def rounds_of_zeros(token: torch.Tensor) -> float:
+        ring, zeros = ringsim.current_ring(), torch.zeros(1)
+        Path(place, str(ring.rank)).write_text(str(float(token)))
+        for _ in range(ring.world_size - 1):
+            sent = dist.isend(zeros, ring.succ, group=ring.succ_group)
+            dist.recv(torch.empty(1), ring.pred, group=ring.pred_group)
+            sent.wait()
+        return sum(float(Path(place, str(rank)).read_text()) for rank in range(ring.world_size))
+
+    assert "the answer is the same where every message carries zeros" in verdict(check.ring, rounds_of_zeros).reason
 
 
 def test_what_cannot_travel_is_a_reason() -> None:

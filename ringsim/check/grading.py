@@ -1,0 +1,232 @@
+"""Grades a notebook in a kernel of its own, and makes of a lesson an assignment for nbgrader and otter.
+
+An exercise is a cell with the tag ``exercise`` that ends in a call of a check. It is taken apart into the answer and the call, which the
+grader makes anew: what the notebook shows, and what a student has made of the call's name, do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import secrets
+from collections.abc import Iterator
+from inspect import signature
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ringsim import check
+from ringsim.errors import ArgumentError, RingError
+
+POINTS: Final = 1  # of each exercise
+CELL_S: Final = 400.0  # for one cell, on a busy machine; a check ends before
+_CALL: Final = "_ringsim_check"  # what the grader calls the package of the checks
+
+
+class Exercise(NamedTuple):
+    """One exercise, taken apart.
+
+    Attributes:
+        name: the cell's identity.
+        check: name of the check; empty where the cell has no call of one.
+        answer: what the student has written.
+        call: the call of the check, ``check.ring(pass_round)``.
+    """
+
+    name: str
+    check: str
+    answer: str
+    call: str
+
+
+def read_notebook(path: Path) -> Any:
+    """Reads a notebook; raises RingError where it cannot be, or where what reads and runs notebooks is not installed."""
+    try:
+        import nbclient  # noqa: F401  # and its absence is said here, in front of everything else
+        import nbformat
+    except ModuleNotFoundError as error:
+        raise RingError(f"nbclient must be installed to grade, got no {error.name}. Install it: pip install nbclient ipykernel.") from None
+    try:
+        return nbformat.read(path, as_version=4)
+    except Exception as error:  # of many types: a file may hold anything
+        raise RingError(f"the notebook must be readable, got {path}: {error}. Save it again in Jupyter.") from None
+
+
+def take_apart(name: str, source: str) -> Exercise:
+    r"""Takes an exercise apart; where the call itself is the answer, its keywords go to a dictionary of the student's.
+
+    Example:
+        >>> take_apart("share", "def share(numbers):\n    return 0\n\n\ncheck.hello(share)").call
+        'check.hello(share)'
+        >>> take_apart("patient-1", "check.diagnose(patient, kind='')")[2:]
+        ("answer_patient_1 = dict(kind='')", 'check.diagnose(patient, **answer_patient_1)')
+    """
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    try:
+        body = ast.parse(TransformerManager().transform_cell(source)).body
+    except SyntaxError:
+        return Exercise(name, "", source, "")
+    found = [(place, called) for place, one in enumerate(body) if (called := _find_check(one)) is not None]
+    if not found:
+        return Exercise(name, "", source, "")
+    checked, call = found[-1][1]
+    rest: list[ast.stmt] = [one for number, one in enumerate(body) if number not in dict(found)]
+    if "seed" not in signature(getattr(check, checked)).parameters:
+        answer = f"answer_{name.replace('-', '_')}"
+        made = ast.Call(ast.Name("dict"), [], call.keywords)
+        rest.append(ast.Assign([ast.Name(answer)], made, lineno=0))
+        call = ast.Call(call.func, call.args, [ast.keyword(None, ast.Name(answer))])
+    return Exercise(name, checked, ast.unparse(ast.Module(rest, [])), ast.unparse(call))
+
+
+def _find_check(statement: ast.stmt) -> tuple[str, ast.Call] | None:
+    """Returns the name of the check that a statement calls, and the call."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) != "check":
+        return None
+    return (call.func.attr, call) if call.func.attr in check.__all__ else None
+
+
+def _tags(cell: Any) -> list[str]:
+    return list(cell.metadata.get("tags", []))
+
+
+def find_exercises(notebook: Any) -> dict[str, Exercise]:
+    """Returns the exercises of a notebook by the identities of their cells, in order."""
+    cells = (cell for cell in notebook.cells if cell.cell_type == "code" and "exercise" in _tags(cell))
+    return {cell.id: take_apart(cell.id, cell.source) for cell in cells}
+
+
+def grade(path: Path, *, seed: int | None = None, lesson: Path | None = None) -> dict[str, Any]:
+    """Grades a notebook: runs it from top to bottom in a fresh kernel, without the cells of solutions, and judges every exercise.
+
+    Whoever calls it trusts the students: their code runs with the rights of the caller. It blocks until the last cell has ended.
+
+    Args:
+        path: the notebook.
+        seed: seed of the sizes and data of all checks; None for a random one.
+        lesson: the notebook as it was handed out, whose calls of checks then count, whatever the students have made of them.
+
+    Returns:
+        Plain data, for JSON: ``notebook``, ``seed``, ``points``, ``of``, and ``exercises``, a dictionary each: its name, ``check``,
+        ``verdict``, ``points``, ``of``, ``reason`` and ``hint``.
+
+    Raises:
+        RingError: a notebook cannot be read, or has no exercises.
+    """
+    notebook = read_notebook(path)
+    calls = find_exercises(notebook if lesson is None else read_notebook(lesson))
+    if not calls:
+        raise ArgumentError(f'a notebook must have exercises, got {path} without a cell with the tag "exercise". Take a lesson.')
+    seed = random.SystemRandom().randrange(10**6) if seed is None else seed
+    rows = {name: _row(exercise, {}) for name, exercise in calls.items()}
+    rows.update(_judge_all(notebook, calls, path.parent, seed))
+    points, of = (sum(row[column] for row in rows.values()) for column in ("points", "of"))
+    return {"notebook": path.name, "seed": seed, "points": points, "of": of, "exercises": list(rows.values())}
+
+
+def _row(exercise: Exercise, judged: dict[str, Any]) -> dict[str, Any]:
+    verdict = judged.get("verdict", "not yet")
+    reason, hint = judged.get("reason", "The notebook has no such cell any more."), judged.get("hint", "")
+    points = POINTS if verdict == "passed" else 0
+    about = {"verdict": verdict, "points": points, "of": POINTS, "reason": reason, "hint": hint}
+    return {"exercise": exercise.name, "check": exercise.check, **about}
+
+
+def _judge_all(notebook: Any, calls: dict[str, Exercise], directory: Path, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Runs the cells; yields a row for each exercise that was reached."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import DeadKernelError
+
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and "solution" not in _tags(cell)]
+    client = NotebookClient(
+        nbformat.v4.new_notebook(metadata=notebook.metadata),
+        timeout=CELL_S,
+        interrupt_on_timeout=True,
+        allow_errors=True,
+        resources={"metadata": {"path": str(directory)}},
+    )
+
+    def run(source: str) -> list[Any]:
+        client.nb.cells.append(nbformat.v4.new_code_cell(source))
+        outputs: list[Any] = client.execute_cell(client.nb.cells[-1], len(client.nb.cells) - 1).outputs
+        return outputs
+
+    with client.setup_kernel(env={**os.environ, "MPLBACKEND": "agg"}):
+        for cell in cells:
+            exercise = calls.get(cell.id)
+            try:
+                if exercise is None:
+                    run(cell.source)
+                else:
+                    yield cell.id, _row(exercise, _judge(run, exercise, cell.source, seed))
+            except DeadKernelError:
+                if exercise is not None:
+                    yield cell.id, _row(exercise, {"reason": "The kernel died in this cell.", "hint": "Run it in Jupyter."})
+                return
+
+
+def _judge(run: Any, exercise: Exercise, source: str, seed: int) -> dict[str, Any]:
+    """Runs the answer, then the check, in a kernel; returns the verdict as plain data."""
+    written = take_apart(exercise.name, source)
+    outputs = run(written.answer)
+    if exercise.check and all(output.output_type != "error" for output in outputs):
+        word = secrets.token_hex(16)  # by which nobody else can sign
+        seeded = f", seed={seed})" if "seed" in signature(getattr(check, exercise.check)).parameters else ")"
+        call = exercise.call.replace("check.", f"{_CALL}.", 1)[:-1] + seeded
+        outputs += run(f"import json as _json, ringsim.check as {_CALL}\nprint('{word}' + _json.dumps({call}.as_dict()))")
+        for output in outputs:
+            if output.output_type == "stream" and output.text.startswith(word):
+                judged: dict[str, Any] = json.loads(output.text.removeprefix(word))
+                return judged
+    errors = [f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"]
+    reason = errors[0].splitlines()[0] if errors else "The cell has no call of a check."
+    return {"reason": reason, "hint": "Run the cell in Jupyter, and read the error from its last line upwards."}
+
+
+def write_assignment(lesson: Path, directory: Path) -> list[Path]:
+    """Writes a lesson without its solutions as an assignment: a notebook with nbgrader's metadata, and a folder of tests for otter.
+
+    In the notebook each exercise is a cell for the answer, followed by a locked cell with the check, which is worth a point.
+
+    Args:
+        lesson: the notebook.
+        directory: gets a notebook of the same name, and ``tests`` with a file for each exercise.
+
+    Returns:
+        The files.
+
+    Raises:
+        RingError: the lesson cannot be read.
+    """
+    import nbformat
+
+    notebook, cells = read_notebook(lesson), []
+    exercises = find_exercises(notebook)
+    (directory / "tests").mkdir(parents=True, exist_ok=True)
+    written = [directory / lesson.name]
+    for cell in notebook.cells:
+        if "solution" in _tags(cell):
+            continue
+        cells.append(cell)
+        exercise = exercises.get(cell.id)
+        if exercise is None:
+            continue
+        name = exercise.name
+        cell.source = cell.source.rpartition("check.")[0].rstrip() if exercise.check != "diagnose" else exercise.answer
+        judged = f"verdict = {exercise.call}\ndisplay(verdict)\nassert verdict.passed, verdict.reason"
+        check_cell = nbformat.v4.new_code_cell(judged, id=f"{name}-check")
+        known = {"schema_version": 3, "grade_id": check_cell.id, "points": POINTS}  # the answer's own cell is not nbgrader's: it is kept
+        check_cell.metadata["nbgrader"] = {**known, "grade": True, "locked": True, "solution": False, "task": False}
+        cells.append(check_cell)
+        case = {"code": f">>> {exercise.call}.passed\nTrue", "hidden": False, "locked": False}
+        suite = {"cases": [case], "scored": True, "setup": "", "teardown": "", "type": "doctest"}
+        test = {"name": name.replace("-", "_"), "points": POINTS, "suites": [suite]}
+        written.append(directory / "tests" / f"{test['name']}.py")
+        written[-1].write_text(f"OK_FORMAT = True\n\ntest = {test!r}\n")
+    notebook.cells = cells
+    nbformat.write(notebook, written[0])
+    return written

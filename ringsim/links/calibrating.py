@@ -1,0 +1,112 @@
+"""``ringsim.calibration_worker``: what two ranks do so that ``ringsim.calibrate`` finds every constant in the trace of it.
+
+It takes a few seconds. Each constant shows where it is alone::
+
+    ping-pong              what a message takes of the cores: processor time is marked before and after
+    both ways at once      how many messages stall, and for how long
+    collectives            what Gloo takes before the first message of one
+    computing and sending  links, posting, sleeping, and what the program takes around that
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from ringsim import comm as dist
+from ringsim.compute_costs import PROCESSOR, compute
+from ringsim.errors import ArgumentError
+from ringsim.traces.recorder import mark
+
+__all__ = ["calibration_worker"]
+
+_COMPUTED_S: Final = (0.001, 0.003)
+_MARKED: Final = 5  # ping-pongs between two marks
+_FLOAT_BYTES: Final = 4
+
+
+def calibration_worker(sizes_bytes: Sequence[int] = (256, 65536, 1048576), repeats: int = 60) -> None:
+    """Sends messages, calls collectives, and computes in between, so that ``ringsim.calibrate`` finds every constant.
+
+    Both ranks call it, at the same time; it blocks until it is done, which takes a few seconds. The machine should be idle.
+
+    Args:
+        sizes_bytes: sizes of the messages, two or more.
+        repeats: how often each is sent.
+
+    Raises:
+        ArgumentError: there are not two ranks.
+
+    Example:
+        >>> import ringsim
+        >>> trace = ringsim.trace(ringsim.calibration_worker, world_size=2, kwargs={"sizes_bytes": (256, 65536), "repeats": 10})
+        >>> ringsim.calibrate(trace).missing
+        ()
+    """
+    if dist.get_world_size() != 2:
+        raise ArgumentError(f"world_size must be 2 for calibration_worker, got {dist.get_world_size()}. Trace it on two ranks.")
+    for size_bytes in sizes_bytes:
+        _send(size_bytes, repeats)
+        _call_collectives(size_bytes, repeats)
+    _mark_processor_time()  # what follows is computing
+    for size_bytes in sizes_bytes:
+        for seconds in _COMPUTED_S:
+            _compute_and_send(size_bytes, seconds, repeats // 4)
+
+
+def _send(size_bytes: int, repeats: int) -> None:
+    """Sends a message to and fro, and then both ways at once."""
+    rank = dist.get_rank()
+    peer, here, there = 1 - rank, torch.zeros(size_bytes // _FLOAT_BYTES), torch.zeros(size_bytes // _FLOAT_BYTES)
+
+    def bounce() -> None:
+        first, second = (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send)
+        first(here, peer)
+        second(there, peer)
+
+    for number in range(repeats + 1):
+        if number % _MARKED == 0:  # often, for what stalls is left out
+            _mark_processor_time()
+        bounce()
+    for _ in range(repeats):
+        sending = dist.isend(here, peer)
+        assert sending is not None  # None only outside the group
+        dist.recv(there, peer)
+        sending.wait()
+
+
+def _compute_and_send(size_bytes: int, seconds: float, rounds: int) -> None:
+    """Has rank 1 wait for what rank 0 has computed, with a receive that blocks and with one that was posted before; then the other way."""
+    for sender in (0, 1):
+        here = torch.zeros(size_bytes // _FLOAT_BYTES)
+        for number in range(rounds):
+            if dist.get_rank() == sender:
+                compute(seconds)
+                dist.send(here, 1 - sender)
+            elif number % 2:
+                dist.recv(here, sender)
+            else:
+                receiving = dist.irecv(here, sender)
+                assert receiving is not None  # None only outside the group
+                receiving.wait()
+
+
+def _call_collectives(size_bytes: int, repeats: int) -> None:
+    whole = torch.zeros(size_bytes // _FLOAT_BYTES)
+    halves = list(torch.zeros_like(whole).chunk(2))
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: dist.broadcast(whole, 0),
+        lambda: dist.all_reduce(whole),
+        lambda: dist.all_gather(halves, whole[: len(whole) // 2]),
+        dist.barrier,
+    )
+    for call in calls:
+        for _ in range(repeats // 2):
+            call()
+
+
+def _mark_processor_time() -> None:
+    mark(f"{PROCESSOR}{time.process_time()!r} {time.thread_time()!r} s")

@@ -1,0 +1,169 @@
+"""How Gloo carries out collectives: what each member sends and receives, in which order, and what it waits for before it goes on.
+
+A member posts one step after the other: what it sends and receives together. It has one or two steps under way, and posts the next one
+when the oldest of them is complete. Pieces of a ring are halved, so that one half is under way while the other is added up::
+
+    all_reduce, 2 ranks     step 0 |=====|
+                            step 1    |=====|            posted at once: two steps may be under way
+                            step 2         |=====|       waits for step 0
+
+| collective | steps of each member, S bytes, N ranks | under way |
+|---|---|---|
+| all_reduce, reduce_scatter | 4 (N - 1) to the rank before, of S / 2N: once round to add up, once to hand out | 2 |
+| all_gather | 2 (N - 1) to the next rank, of S / 2N | 2 |
+| reduce | 2 (N - 1) to the rank before, then S / N to the root | 2 |
+| broadcast | a binomial tree: receive S, then send S to all children | 1 |
+| gather, scatter, all_to_all | everything at once | 1 |
+| barrier | log2 N exchanges, with ranks 1, 2, 4, ... places on | 1 |
+
+Pieces of a ring have at most 1 MiB; where S is larger there are more of them. torch carries out a reduce_scatter as an all_reduce, and
+keeps a part.
+
+Source:
+    Gloo, ``allreduce.cc``, ``reduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``scatter.cc``, ``alltoall.cc``, ``barrier.cc``; torch,
+    ``ProcessGroupGloo.cpp``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from ringsim.simulator.links import SharedCores, Timer
+from ringsim.traces.collectives import COLLECTIVES
+
+__all__ = ["GlooCollective", "Step", "list_steps"]
+
+_LARGEST_BYTES: Final = 1 << 20  # of a piece of a ring
+
+
+class Step(NamedTuple):
+    """What a member posts together: the places that it sends to and receives from, and how many bytes each message has."""
+
+    to: tuple[int, ...]
+    source: tuple[int, ...]
+    size_bytes: float
+
+
+def list_steps(name: str, place: int, count: int, root: int, size_bytes: int) -> tuple[list[Step], int]:
+    """Returns the steps of a member, and how many of them may be under way.
+
+    Args:
+        name: of the collective, as torch spells it.
+        place: of the member in its group.
+        count: how many members there are, 2 or more.
+        root: place of the root, ignored where there is none.
+        size_bytes: S.
+
+    Example:
+        >>> list_steps("barrier", 0, 4, -1, 0)
+        ([Step(to=(1,), source=(3,), size_bytes=0), Step(to=(2,), source=(2,), size_bytes=0)], 1)
+        >>> steps, under_way = list_steps("all_reduce", 1, 4, -1, 4096)
+        >>> len(steps), steps[0], under_way
+        (12, Step(to=(0,), source=(2,), size_bytes=512.0), 2)
+    """
+    before, after = (place - 1) % count, (place + 1) % count
+    others = tuple((place + shift) % count for shift in range(1, count))
+    pieces = -(-max(2 * count, -(-size_bytes // _LARGEST_BYTES)) // count) * count
+    match COLLECTIVES[name].family:
+        case "all_reduce" | "reduce_scatter":
+            return [Step((before,), (after,), size_bytes / pieces)] * (2 * (pieces - 2)), 2
+        case "all_gather":
+            return [Step((after,), (before,), size_bytes / count / 2)] * (2 * (count - 1)), 2
+        case "reduce":
+            last = Step((), others, size_bytes / count) if place == root else Step((root,), (), size_bytes / count)
+            return [*[Step((before,), (after,), size_bytes / pieces)] * (pieces - 2), last], 2
+        case "broadcast":
+            return _spread(place, count, root, size_bytes), 1
+        case "gather":
+            return [Step((), others, size_bytes / count) if place == root else Step((root,), (), size_bytes / count)], 1
+        case "scatter":
+            return [Step(others, (), size_bytes / count) if place == root else Step((), (root,), size_bytes / count)], 1
+        case "all_to_all":
+            return [Step(others, tuple(reversed(others)), size_bytes / count)], 1
+        case _:
+            hops = [1 << bit for bit in range((count - 1).bit_length())]
+            return [Step(((place + hop) % count,), ((place - hop) % count,), 0) for hop in hops], 1
+
+
+def _spread(place: int, count: int, root: int, size_bytes: int) -> list[Step]:
+    """Returns the steps of a member in a binomial tree."""
+    number = (place - root) % count  # the root's is 0
+    level = number.bit_length()
+    hops = [1 << bit for bit in range(level, (count - 1).bit_length())]
+    children = tuple((number + hop + root) % count for hop in hops if number + hop < count)
+    steps = [] if number == 0 else [Step((), ((number - (1 << (level - 1)) + root) % count,), size_bytes)]
+    return [*steps, Step(children, (), size_bytes)] if children else steps
+
+
+class _Member:
+    """How far a member is with its steps."""
+
+    def __init__(self, steps: Sequence[Step], most: int) -> None:
+        self.steps, self.most = steps, most
+        self.posted = self.complete = 0  # how many
+        self.missing: deque[int] = deque()  # of the steps under way: how many messages have not arrived
+
+
+class GlooCollective:
+    """One collective, from when all members have called it.
+
+    Args:
+        name: as torch spells it.
+        ranks: its members.
+        root: place of the root.
+        size_bytes: S.
+        links: the cores, with costs of Gloo.
+        clock: the virtual clock.
+        done: called with the place of each member, and the time, when it is through.
+    """
+
+    def __init__(
+        self, name: str, ranks: Sequence[int], root: int, size_bytes: int, links: SharedCores, clock: Timer,
+        done: Callable[[int, float], None],
+    ) -> None:  # fmt: skip
+        assert links.gloo is not None  # whoever asks knows
+        self._ranks, self._links, self._gloo, self._clock, self._done = ranks, links, links.gloo, clock, done
+        self._members = [_Member(*list_steps(name, place, len(ranks), root, size_bytes)) for place in range(len(ranks))]
+        # The messages of which one side is posted, by source and destination: whether it is the send, its step, and when.
+        self._waiting: defaultdict[tuple[int, int], deque[tuple[bool, int, float]]] = defaultdict(deque)
+        for place in range(len(ranks)):
+            clock.at(links.cores.book(clock.now_s(), self._gloo.collective_s), partial(self._post, place))
+
+    def _post(self, place: int) -> None:
+        """Posts as many steps of a member as may be under way."""
+        member = self._members[place]
+        while member.posted < len(member.steps) and member.posted - member.complete < member.most:
+            step, number = member.steps[member.posted], member.posted
+            member.posted += 1
+            member.missing.append(len(step.to) + len(step.source))
+            for other in step.to:
+                self._meet(True, number, place, other, step.size_bytes)
+            for other in step.source:
+                self._meet(False, number, other, place, step.size_bytes)
+        if member.complete == len(member.steps):
+            self._done(place, self._clock.now_s())
+
+    def _meet(self, sends: bool, number: int, source: int, to: int, size_bytes: float) -> None:
+        """Posts one side of a message; where the other side is there, the message is carried."""
+        now_s, queue = self._clock.now_s(), self._waiting[source, to]
+        if not queue or queue[0][0] is sends:
+            queue.append((sends, number, now_s))
+            return
+        _, other_number, posted_s = queue.popleft()
+        arrives_s = self._links.carry_piece(self._gloo, self._ranks[to], size_bytes, now_s, now_s - posted_s)
+        sent, received = (number, other_number) if sends else (other_number, number)
+        self._clock.at(arrives_s, partial(self._arrive, source, sent), partial(self._arrive, to, received))
+
+    def _arrive(self, place: int, number: int) -> None:
+        """Takes note that a message of a member's step has arrived; the member goes on where it waited for that."""
+        member = self._members[place]
+        member.missing[number - member.complete] -= 1
+        before = member.complete
+        while member.missing and not member.missing[0]:
+            member.missing.popleft()
+            member.complete += 1
+        if member.complete > before:
+            self._post(place)

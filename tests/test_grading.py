@@ -1,0 +1,112 @@
+"""Grading a notebook in a kernel of its own, and the assignment that is made of a lesson."""
+
+from __future__ import annotations
+
+import csv
+import doctest
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+import ringsim
+from ringsim import check
+from ringsim.check import grading
+from ringsim.cli import main
+
+pytestmark = pytest.mark.timeout(240)
+LESSON = Path(__file__).parent.parent / "notebooks" / "09_diagnose.ipynb"
+PAIRS = "def pairs(N):\n    return [(i, (i + 1) % N) for i in range(N)] if N > 1 else []"
+# Exercises as handed out, and what a student has made of them; the verdict, and words of its reason.
+CELLS = {
+    "right": (f"{PAIRS}\n\n\ncheck.pair_groups(pairs)", f"%time pass\n{PAIRS}\n\n\ncheck.pair_groups(pairs)", "passed", "Right for rings"),
+    "wrong": (
+        "check.pair_groups(mine)",
+        "def mine(N):\n    return []\n\n\ncheck.pair_groups(mine)",
+        "not yet",
+        "A ring of 2 ranks has 2 pairs",
+    ),
+    "patient": ("check.diagnose(trace, kind='')", "check.diagnose(trace, kind='deadlock', ranks=0, event=0)", "not yet", "Nothing wrong"),
+    "forged": (
+        "check.pair_groups(other)",
+        "print(check.CheckResult('pair_groups', True, '', '').as_dict())",
+        "not yet",
+        "NameError: name 'ot",
+    ),
+    "unreadable": ("check.pair_groups(pairs)", "def pairs(N:\ncheck.pair_groups(pairs)", "not yet", "SyntaxError: "),
+    "deadly": ("check.pair_groups(pairs)", "import os\nos._exit(1)\ncheck.pair_groups(pairs)", "not yet", "The kernel died"),
+}
+
+
+def write(path: Path, sources: dict[str, str], before: str = "") -> Path:
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(before)]
+    for name, source in sources.items():
+        cell = nbformat.v4.new_code_cell(source, id=name)
+        cell.metadata["tags"] = ["exercise"]
+        notebook.cells.append(cell)
+    notebook.cells.append(nbformat.v4.new_code_cell("raise SystemError('never run')", metadata={"tags": ["solution"]}))
+    nbformat.write(notebook, path)
+    return path
+
+
+def test_a_notebook_is_graded_by_the_checks_that_were_handed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = "from ringsim import check\nfrom ringsim.traces.value import Trace\nfrom ringsim.traces.events import make_events\n"
+    before += "trace = Trace(make_events({'rank': [], 'op': []}), {'world_size': 1})\nlist = sorted = None"
+    lesson = write(tmp_path / "lesson.ipynb", {name: cell[0] for name, cell in CELLS.items()} | {"lost": "check.hello(f)"})
+    answers = write(tmp_path / "answers.ipynb", {name: cell[1] for name, cell in CELLS.items()}, before)
+    assert main(["grade", str(answers), "--lesson", str(lesson), "--seed", "5", "--json"]) == 0
+    graded = json.loads(capsys.readouterr().out)
+    rows = {row["exercise"]: row for row in graded["exercises"]}
+    assert [graded["points"], graded["of"], graded["seed"], list(rows)] == [1, 7, 5, [*CELLS, "lost"]]
+    for name, (*_, verdict, words) in CELLS.items():
+        assert rows[name]["verdict"] == verdict, rows[name]
+        assert words in rows[name]["reason"], rows[name]
+    assert rows["lost"]["reason"] == "The notebook has no such cell any more."
+
+
+@pytest.mark.parametrize("form", ["", "--csv"])
+def test_points_are_printed_for_people_and_for_tables(
+    form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"exercise": "pairs", "check": "ring", "verdict": "undecided", "points": 0, "of": 1, "reason": "Busy, \x1b[31m.", "hint": ""}
+    graded = {"notebook": "a.ipynb", "seed": 7, "points": 0, "of": 1, "exercises": [row]}
+    monkeypatch.setattr(grading, "grade", lambda *args, **kwargs: graded)
+    assert main(["grade", "a.ipynb", *form.split()]) == 0
+    printed = capsys.readouterr().out
+    if form:
+        assert [each["verdict"] for each in csv.DictReader(io.StringIO(printed))] == ["undecided"]
+    else:
+        assert printed == f"{'pairs':<24} 0/1  undecided  Busy, \\x1b[31m.\n0 of 1 points (seed 7)\n"
+
+
+def test_what_is_no_lesson_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken.ipynb").write_text("{")
+    assert main(["grade", str(tmp_path / "broken.ipynb")]) == 1
+    assert main(["grade", str(write(tmp_path / "empty.ipynb", {}))]) == 2
+    assert "the notebook must be readable" in (said := capsys.readouterr().err)
+    assert 'without a cell with the tag "exercise"' in said
+
+
+def test_an_assignment_has_locked_checks_and_tests_for_otter(tmp_path: Path) -> None:
+    notebook, *tests = grading.write_assignment(LESSON, tmp_path)
+    made = nbformat.read(notebook, as_version=4)
+    nbformat.validate(made)
+    assert [cell.id for cell in made.cells if "solution" in cell.metadata.get("tags", [])] == []
+    graded = [cell for cell in made.cells if cell.metadata.get("nbgrader", {}).get("grade")]
+    assert [test.stem for test in tests] == [cell.id.removesuffix("-check").replace("-", "_") for cell in graded]
+    assert all(cell.metadata["nbgrader"]["locked"] and cell.metadata["nbgrader"]["points"] == 1 for cell in graded)
+    names: dict[str, Any] = {}
+    exec(tests[0].read_text(), names)
+    (case,) = names["test"]["suites"][0]["cases"]
+    told: dict[str, Any] = {
+        "check": check,
+        "patient_1": ringsim.load(LESSON.parent / "data" / "patient_1.ringtrace"),
+        "answer_patient_1_answer": {"kind": "", "ranks": (), "event": 0},
+    }
+    runner = doctest.DocTestRunner(verbose=False)
+    wrong = doctest.DocTestParser().get_doctest(case["code"], told, "otter", None, None)
+    assert runner.run(wrong, out=lambda _: None).failed == 1
