@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import tempfile
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -121,10 +120,10 @@ def record_rank(options: argparse.Namespace, out: Path) -> int:
 
     if options.ranks is not None:
         raise ArgumentError(f"-n must be left out where a launcher starts the ranks, got {options.ranks}. Leave it out, or the launcher.")
-    record_program(options.script, options.arguments, out, check=options.check, module=options.module)
-    if os.environ.get("RANK", "0") == "0" and out.exists():
-        print(ringsim.load(out).summary())
-        tell_written(out)
+    written = record_program(options.script, options.arguments, out, check=options.check, module=options.module)
+    if written is not None:
+        print(ringsim.load(written).summary())
+        tell_written(written)
     return 0
 
 

@@ -9,6 +9,8 @@
     reads, checks, deletes    <------------ chunk/4/0 ... chunk/4/7; a further one for each that is deleted
     receipt/4                 ------------> removes its parts
 
+A process that fails or ends does not wait for rank 0, for others may wait for its end: if its part fits into the window, it leaves it in
+the store, unasked.
 Rank 0 asks one rank of each directory for the parts of all ranks there, also of those that died, and one host after the other: never
 are more than ``WINDOW`` chunks in the store. What arrives is believed no more than a file: it is written beside rank 0's own parts, and
 read as those are. The program's process groups carry none of it, so it works on any backend, and after ranks have died.
@@ -35,7 +37,8 @@ from ringsim.traces.parts import FILE_NAME, PartReader
 CHUNK_BYTES: Final = 1 << 18
 WINDOW: Final = 8
 STOPPED_S: Final = 5.0  # a rank from which nothing has come for this long has stopped
-ASKED_S: Final = 30.0  # how long a process that has nothing else to do waits to be asked for its parts
+ENDING_S: Final = 2.0  # how long a process that has nothing else to do waits to be asked for its parts
+ANSWER_S: Final = 30.0  # how long a rank that sends waits for the next word of rank 0
 MAX_FILE_BYTES: Final = 1 << 28  # more than a recorder ever writes
 _MAX_PAUSE_S: Final = 0.01
 _PLACE: Final = {"host": str, "directory": str, "id": str, "pid": int, "start_ns": int}
@@ -79,10 +82,14 @@ class Store:
         self._store.delete_key(key)
         return data
 
+    def has(self, key: str) -> bool:
+        """Tells whether a key is there."""
+        return bool(self._store.check([key]))
+
     def wait(self, key: str, patience: Callable[[], bool], *, there: bool = True) -> bool:
         """Waits until a key is there, or gone; tells whether it came to that while ``patience()`` lasted."""
         pause_s = 0.0002
-        while self._store.check([key]) != there:
+        while self.has(key) != there:
             if not patience():
                 return False
             time.sleep(pause_s)
@@ -98,7 +105,7 @@ def _for(seconds: float) -> Callable[[], bool]:
 # -- a rank on another host
 
 
-def offer(store: Store, rank: int, directory: Path, path: Path) -> None:
+def offer(store: Store, rank: int, directory: Path, path: Path, *, failed: bool) -> None:
     """Gives rank 0 the parts of this host, from a thread, unless it sees them; the process lives until that is over.
 
     Args:
@@ -106,9 +113,10 @@ def offer(store: Store, rank: int, directory: Path, path: Path) -> None:
         rank: this rank, which has left the block.
         directory: of the parts.
         path: of the trace, to tell the user how to join the parts by hand.
+        failed: whether an error has ended the block here: then this process may be ended at any moment.
     """
     if _where(store, 0, _for(0)).get("id") != place_of(directory)["id"]:
-        threading.Thread(target=_give, args=(store, rank, directory, path), name=f"{OUR_THREADS}parts").start()
+        threading.Thread(target=_give, args=(store, rank, directory, path, failed), name=f"{OUR_THREADS}parts").start()
 
 
 def _where(store: Store, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
@@ -121,14 +129,14 @@ def _where(store: Store, rank: int, patience: Callable[[], bool]) -> dict[str, A
     return place if fits else {}
 
 
-def _give(store: Store, rank: int, directory: Path, path: Path) -> None:
+def _give(store: Store, rank: int, directory: Path, path: Path, failed: bool) -> None:
     with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0
-        rank_0 = _where(store, 0, threading.main_thread().is_alive)
+        unasked = failed and _fits(_list(directory, [rank]))
+        rank_0 = _where(store, 0, _for(0) if unasked else threading.main_thread().is_alive)
         if rank_0.get("id") in (None, place_of(directory)["id"]):
             return
-        asked = store.take(f"wants/{rank}", _while_at_work())
-        wanted = json.loads(asked) if asked else None
-        if wanted == [] or (wanted and _send(store, rank, directory, wanted)):
+        asked = None if unasked else store.take(f"wants/{rank}", _while_at_work())
+        if asked == b"[]" or _send(store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None):
             return
     sys.stderr.write(
         f"[rank {rank}] ringsim: rank 0 did not take the parts of a recording from {socket.gethostname()}. They are in {directory}: join "
@@ -142,26 +150,40 @@ def _while_at_work() -> Callable[[], bool]:
 
     def patience() -> bool:
         if not over and not threading.main_thread().is_alive():
-            over.append(_for(ASKED_S))
+            over.append(_for(ENDING_S))
         return not over or over[0]()
 
     return patience
 
 
-def _send(store: Store, rank: int, directory: Path, ranks: Sequence[int]) -> bool:
-    """Sends the parts of some ranks; tells whether rank 0 has them all."""
-    paths = [directory / f"rank-{one}.{kind}" for one in ranks for kind in ("events", "names")]
-    files = [(path, path.stat().st_size) for path in paths if path.exists()]
-    store.put(f"files/{rank}", json.dumps([(path.name, size) for path, size in files]).encode())
+def _list(directory: Path, ranks: Sequence[int]) -> list[tuple[Path, int]]:
+    """Returns the files of the parts of some ranks, and their sizes."""
+    paths = [directory / f"rank-{rank}.{kind}" for rank in ranks for kind in ("events", "names")]
+    return [(path, path.stat().st_size) for path in paths if path.exists()]
+
+
+def _fits(files: Sequence[tuple[Path, int]]) -> bool:
+    return sum(-(-size // CHUNK_BYTES) for _, size in files) <= WINDOW
+
+
+def _send(store: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool) -> bool:
+    """Sends the parts of some ranks; tells whether rank 0 has them all, or if it has not asked, whether they are in the store."""
+    files = _list(directory, ranks)
+    fits = asked or _fits(files)
+    store.put(f"files/{rank}", json.dumps([(path.name, size) for path, size in files] if fits else None).encode())
+    if not fits:
+        return False
     number = 0
     for path, size in files:
         with path.open("rb") as file:
             for at in range(0, size, CHUNK_BYTES):
-                if number >= WINDOW and not store.wait(f"chunk/{rank}/{number - WINDOW}", _for(ASKED_S), there=False):
+                if number >= WINDOW and not store.wait(f"chunk/{rank}/{number - WINDOW}", _for(ANSWER_S), there=False):
                     return False
                 store.put(f"chunk/{rank}/{number}", file.read(min(CHUNK_BYTES, size - at)))
                 number += 1
-    receipt = store.take(f"receipt/{rank}", _for(ASKED_S))
+    if not asked:
+        return True
+    receipt = store.take(f"receipt/{rank}", _for(ANSWER_S))
     if receipt == b"whole":
         shutil.rmtree(directory, ignore_errors=True)
     return receipt is not None
@@ -188,6 +210,7 @@ class Gathering:
         places = {rank: _where(store, rank, _for(0)) for rank in range(1, world_size)} if store else {}
         self._places = {rank: place for rank, place in places.items() if place}
         self._senders: list[int] = []
+        self._unread: list[str] = []
         self._fetched: list[Path] = []
         self.missing: list[str] = []
 
@@ -195,25 +218,34 @@ class Gathering:
         """Fetches all parts that lie elsewhere.
 
         Args:
-            left: ranks that have left the block: one of each directory is asked.
+            left: ranks that have left the block: one of each directory is asked, and the next only for what that did not have.
             patience: whether to go on.
         """
         here, groups = place_of(self._directory)["id"], dict[str, list[int]]()
         for rank, place in self._places.items():
             if place["id"] != here:
                 if self._sees(rank, place):  # a shared directory
-                    self._store.put(f"wants/{rank}", b"[]")
+                    self._tell(f"wants/{rank}", b"[]")
                 else:
                     groups.setdefault(place["id"], []).append(rank)
         for ranks in groups.values():
-            asked = [rank for rank in ranks if rank in left]
-            for rank in asked[1:]:
-                self._store.put(f"wants/{rank}", b"[]")
-            if not asked or not patience() or not self._fetch_from(asked[0], ranks):
+            wanted = {*ranks}
+            there = {rank: self._store.has(f"files/{rank}") for rank in ranks if rank in left}
+            for rank in sorted(there, key=lambda rank: not there[rank]):  # first those that did not wait to be asked
+                if there[rank]:
+                    wanted -= self._fetch_from(rank, sorted(wanted))
+                elif not wanted or not patience():
+                    self._tell(f"wants/{rank}", b"[]")
+                else:
+                    self._store.put(f"wants/{rank}", json.dumps(sorted(wanted)).encode())
+                    if came := self._fetch_from(rank, sorted(wanted)):
+                        wanted -= came
+                        self._senders.append(rank)
+            if wanted:
                 place = self._places[ranks[0]]
                 self.missing.append(
-                    f"the parts of ranks {ranks} did not come from host {place['host']}: they are there in {place['directory']}, and "
-                    "ringsim merge joins them with those of the other hosts"
+                    f"the parts of ranks {sorted(wanted)} did not come from host {place['host']}: they are there in "
+                    f"{place['directory']}, and ringsim merge joins them with those of the other hosts"
                 )
 
     def _sees(self, rank: int, place: Mapping[str, Any]) -> bool:
@@ -221,42 +253,47 @@ class Gathering:
         part.read_names()
         return (part.meta.get("pid"), part.meta.get("start_ns")) == (place["pid"], place["start_ns"])
 
-    def _fetch_from(self, rank: int, ranks: Sequence[int]) -> bool:
-        """Asks a rank for the parts of some; tells whether all came."""
-        self._store.put(f"wants/{rank}", json.dumps(ranks).encode())
+    def _fetch_from(self, rank: int, ranks: Sequence[int]) -> set[int]:
+        """Receives from one rank the parts of some; returns those whose parts came."""
         files = _read_list(self._store.take(f"files/{rank}", _for(STOPPED_S)), ranks)
         if files is None:
-            return False
+            return set()
         number = 0
-        for name, size in files:
+        for name, size in files.items():
             arriving, path = self._directory / f"{name}.arriving", self._directory / name
             with open(arriving, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                 for at in range(0, size, CHUNK_BYTES):
                     data = self._store.take(f"chunk/{rank}/{number}", _for(STOPPED_S))
                     if data is None or len(data) > CHUNK_BYTES:
-                        return False
+                        return set()
                     file.seek(at)
                     file.write(data)
                     number += 1
             arriving.replace(path)  # rather than write into what may be there: somebody may still have it
             self._fetched.append(path)
-        self._senders.append(rank)
-        return True
+        return {one for one in ranks if {f"rank-{one}.names", f"rank-{one}.events"} <= files.keys()}
+
+    def _tell(self, key: str, data: bytes) -> None:
+        self._store.put(key, data)
+        self._unread.append(key)
 
     def acknowledge(self, *, whole: bool, keep: bool) -> None:
-        """Tells those who sent parts that the trace is written.
+        """Tells those who sent parts that the trace is written, and waits until they know: the store may go with this process.
 
         Args:
             whole: whether nothing is missing, so that the parts may go.
             keep: whether what came is still needed here.
         """
         for rank in self._senders:
-            self._store.put(f"receipt/{rank}", b"whole" if whole else b"kept")
+            self._tell(f"receipt/{rank}", b"whole" if whole else b"kept")
         for path in () if keep else self._fetched:
             path.unlink(missing_ok=True)
+        patience = _for(STOPPED_S)
+        for key in self._unread:
+            self._store.wait(key, patience, there=False)
 
 
-def _read_list(listed: bytes | None, ranks: Sequence[int]) -> list[tuple[str, int]] | None:
+def _read_list(listed: bytes | None, ranks: Sequence[int]) -> dict[str, int] | None:
     """Returns the names and sizes of files that a rank is going to send; None where there is one that it must not send."""
     try:
         said: Any = json.loads(listed or b"0")
@@ -264,11 +301,11 @@ def _read_list(listed: bytes | None, ranks: Sequence[int]) -> list[tuple[str, in
         said = None
     if not isinstance(said, list):
         return None
-    files: list[tuple[str, int]] = []
+    files: dict[str, int] = {}
     for entry in said:
         name, size = entry if isinstance(entry, list) and len(entry) == 2 else ("", 0)
         match = FILE_NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None or int(match[1]) not in ranks or type(size) is not int or not 0 <= size <= MAX_FILE_BYTES:
             return None
-        files.append((name, size))
+        files[name] = size
     return files

@@ -82,6 +82,11 @@ class Recording:
         self._trace: Trace | None = None
 
     @property
+    def written(self) -> Path | None:
+        """The file that this rank has written."""
+        return None if self._trace is None else self._path
+
+    @property
     def trace(self) -> Trace:
         """The trace of all ranks; on rank 0, after the block.
 
@@ -156,7 +161,7 @@ class Recording:
         try:
             self._board.post(self._rank, json.dumps({"span": span, "path": str(self._path), "left": left}))
             if self._rank and self._keys:
-                offer(self._keys, self._rank, recorder.directory, self._path)
+                offer(self._keys, self._rank, recorder.directory, self._path, failed=error is not None)
             if self._rank == 0:
                 said, late = self._collect_announcements(recorder.directory, hurry, failed=error is not None)
                 gathering = Gathering(self._keys, recorder.directory, self._world_size)

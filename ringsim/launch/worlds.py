@@ -144,7 +144,7 @@ def _two_launchers() -> StartsRanks:
 # -- in a program that makes its worlds by itself
 
 
-def record_program(script: str, arguments: Sequence[str], path: Path, *, check: str = "basic", module: bool = False) -> None:
+def record_program(script: str, arguments: Sequence[str], path: Path, *, check: str = "basic", module: bool = False) -> Path | None:
     """Runs a script in this process, and records the world that it, or a process that it starts, makes or joins.
 
     Args:
@@ -153,6 +153,9 @@ def record_program(script: str, arguments: Sequence[str], path: Path, *, check: 
         path: the file that rank 0 writes at its end, if one of these processes is rank 0.
         check: see ``ringsim.trace``.
         module: whether ``script`` is the name of a module.
+
+    Returns:
+        The file, where this process has written it.
     """
     leave = record_worlds(path, check)
     sys.argv[:] = [script, *arguments]
@@ -160,10 +163,11 @@ def record_program(script: str, arguments: Sequence[str], path: Path, *, check: 
     try:
         call_to_end(functools.partial(runpy.run_module if module else runpy.run_path, script, run_name="__main__"))
     finally:
-        leave()
+        written = leave()
+    return written
 
 
-def record_worlds(path: Path, check: str) -> Callable[[], None]:
+def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
     """Records this process, and those that it starts, each from when it has joined a world to its end; returns what ends that here."""
     from ringsim.comm.torch_hooks import put
     from ringsim.comm.torch_private import SET_DEFAULT, present
@@ -171,13 +175,17 @@ def record_worlds(path: Path, check: str) -> Callable[[], None]:
 
     call, recordings = getattr(*SET_DEFAULT), list[Recording]()
 
-    def leave() -> None:
+    def leave() -> Path | None:
+        written = None
         error = sys.exception()
         if isinstance(error, SystemExit):
             error = None if error.code in (None, 0) else error.__context__ or error
         while recordings:
-            recordings.pop().__exit__(None if error is None else type(error), error, None)
+            recording = recordings.pop()
+            recording.__exit__(None if error is None else type(error), error, None)
+            written = recording.written
         put(present({SET_DEFAULT: call}))
+        return written
 
     def set_default(group: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(group, *args, **kwargs)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -32,7 +33,7 @@ def hosts(directory: str, rank: int, dies: bool) -> None:
     with contextlib.suppress(RuntimeError), ringsim.trace(path):
         for _ in range(100):
             dist.barrier()
-        with ringsim.trace(f"{directory}/inner.ringtrace"):
+        with contextlib.nullcontext() if dies else ringsim.trace(f"{directory}/inner.ringtrace"):
             dist.all_reduce(torch.zeros(1))
         if dies and rank == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -52,7 +53,7 @@ def test_parts_on_other_hosts_come_over_the_store(server: RankServer, tmp_path: 
     assert not [*tmp_path.glob("host-*/*")], "parts go once rank 0 has them"
 
 
-def test_parts_of_a_rank_that_died_elsewhere_come_too_and_stay(server: RankServer, tmp_path: Path) -> None:
+def test_parts_of_a_rank_that_died_come_and_stay(server: RankServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server.run(hosts, [(str(tmp_path), rank, True) for rank in range(4)], limit_s=60)
     trace = ringsim.load(tmp_path / "run.ringtrace")
     assert [int((trace.events.rank == rank).sum()) for rank in range(4)] == [102, 101, 101, 101]
@@ -63,9 +64,14 @@ def test_parts_of_a_rank_that_died_elsewhere_come_too_and_stay(server: RankServe
     merged = ringsim.load(tmp_path / "merged.ringtrace")
     assert len(merged.events) == len(trace.events)
     assert merged.metadata["run_id"] == trace.metadata["run_id"]
+    other = shutil.copytree(parts[1], tmp_path / "other.parts", ignore=shutil.ignore_patterns("*.ear"))
+    for names in other.glob("*.names"):
+        names.write_text(names.read_text().replace(trace.metadata["run_id"], "another"))
+    assert main(["merge", str(tmp_path / "merged.ringtrace"), str(parts[0]), str(other)]) == 1
+    assert "must be of one run, got those of" in capsys.readouterr().err
 
 
-GOOD = [["rank-1.events", 3]]
+GOOD = [["rank-1.events", 3], ["rank-1.names", 0]]
 
 
 @pytest.mark.parametrize(
@@ -74,10 +80,10 @@ GOOD = [["rank-1.events", 3]]
         (GOOD, b"abc", "run", True),
         (GOOD, b"abc", "another run", False),
         (GOOD, b"abc" * gathering.CHUNK_BYTES, "run", False),
-        ([["../rank-1.events", 3]], b"abc", "run", False),
-        ([["rank-0.events", 3]], b"abc", "run", False),  # rank 0's own
-        ([["rank-1.events", 1 << 40]], b"abc", "run", False),
-        ([["rank-1.events", 3], 7], b"abc", "run", False),
+        ([*GOOD, ["../rank-1.events", 3]], b"abc", "run", False),
+        ([*GOOD, ["rank-0.events", 3]], b"abc", "run", False),  # rank 0's own
+        ([["rank-1.events", 1 << 40], GOOD[1]], b"abc", "run", False),
+        ([*GOOD, 7], b"abc", "run", False),
         ({}, b"abc", "run", False),
         (GOOD, None, "run", False),  # it has stopped
     ],
@@ -95,7 +101,7 @@ def test_what_arrives_is_not_trusted(
         theirs.put("chunk/1/0", chunk)
     gathered = gathering.Gathering(keys, tmp_path / "here", 2)
     gathered.fetch([0, 1], lambda: True)
-    assert [path.name for path in tmp_path.rglob("rank-*") if path.suffix != ".arriving"] == ["rank-1.events"] * comes
+    assert sorted(path.name for path in tmp_path.rglob("rank-*") if path.suffix != ".arriving") == ["rank-1.events", "rank-1.names"] * comes
     assert [re.findall(r"ranks \[1\] .*host node2: .* /there", said) != [] for said in gathered.missing] == [True] * (not comes)
     gathered.acknowledge(whole=True, keep=True)
-    assert store.check(["receipt/1"]) == comes
+    assert store.check(["receipt/1"]) is False, "it did not wait to be asked, so it does not wait for a receipt"

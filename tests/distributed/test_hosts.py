@@ -1,0 +1,58 @@
+"""torchrun on two hosts that share no directory, no process numbers and no name: one trace an attempt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import RANK_VARIABLES
+from test_other_network import HERE, THERE, command
+from test_other_network import machines as machines
+
+import ringsim
+from ringsim.traces.events import OP_NAMES
+
+PROGRAM = Path(__file__).parent.parent / "programs" / "scripts" / "fails_once.py"
+# Runs the rest of its arguments on a host: $1 its name, $2 a directory that it alone sees, $3 its hosts file, $4 gets a copy of $2.
+HOST = """
+hostname $1 && mount --make-rprivate / && mount -t tmpfs tmpfs $2 && mount --bind $3 /etc/hosts || exit 1
+private=$2 copy=$4; shift 4; cd $private; "$@"; code=$?; cp -r $private/. $copy; exit $code
+"""
+
+
+@pytest.mark.timeout(330)
+def test_one_trace_an_attempt_without_a_shared_directory(machines: tuple[str, str], tmp_path: Path) -> None:
+    unshare = [("ip", "netns", "exec", name, "unshare", "-m", "-u", "-p", "-f", "--mount-proc") for name in machines]
+    try:
+        command(*unshare[0], "true")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"hosts cannot be made here: {getattr(error, 'stderr', '') or error}")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{HERE} node0\n{THERE} node1\n")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--max-restarts=1"]
+    torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:29400", "--rdzv-id=job"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
+    environment |= {"GLOO_SOCKET_IFNAME": "cable", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    jobs = []
+    for number, prefix in enumerate(unshare):
+        out = tmp_path / f"node{number}"
+        out.mkdir()
+        host = [*prefix, "sh", "-c", HOST, "sh", out.name, str(tmp_path / "private"), str(tmp_path / "hosts"), str(out)]
+        words = [*host, *torchrun, "-m", "ringsim", "trace", "-o", "run.ringtrace", str(PROGRAM)]
+        jobs.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    said = [job.communicate(timeout=300)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], said
+    assert "wrote" in said[0]
+    first, second = (ringsim.load(tmp_path / "node0" / name) for name in ("run.ringtrace", "run.1.ringtrace"))
+    for number, trace in enumerate((first, second)):
+        assert [one["host"] for one in trace.metadata["ranks"]] == ["node0", "node1"]
+        assert not any("did not come" in note for note in trace.metadata["notes"])
+        assert (trace.metadata["job"], trace.metadata["attempt"], trace.metadata["hosts"]) == ("job", number, [0, 1])
+        assert trace.metadata["complete"] == (number == 1)
+    assert sorted(OP_NAMES[op] for op in second.events.op if OP_NAMES[op] != "mark") == ["barrier"] * 2 + ["isend"] * 2 + ["recv"] * 2
+    assert first.metadata["run_id"] != second.metadata["run_id"]
+    assert [end["rank"] for end in first.metadata["ends"] if "sys.exit(no)" in end["about"]] == [1]
+    assert sorted(path.name for path in (tmp_path / "node1").iterdir()) == ["run.ringtrace.parts"], "of the attempt that has no receipt"
