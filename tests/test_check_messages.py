@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import inspect
 import sys
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from verdicts import make_tests, verdict
 import ringsim
 from ringsim import check
 from ringsim.errors import ArgumentError
-from ringsim.traces.findings import Diagnosis
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_clock")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
@@ -574,14 +574,19 @@ def test_a_failing_result_shows_text_and_then_the_picture(monkeypatch: pytest.Mo
     monkeypatch.setattr(IPython.display, "display", lambda value, **options: displayed.append(value))
     wrong = verdict(check.ring, with_calls(on="world", source_on="world"))
     wrong._ipython_display_()
-    assert displayed == [{"text/plain": repr(wrong)}, wrong.trace]
+    shown, picture = displayed
+    assert (shown["text/plain"], picture) == (repr(wrong), wrong.trace)
+    assert [word for word in ("\N{BALLOT X}", "not yet", "<summary>A hint</summary>") if word not in shown["text/html"]] == []
+    assert shown["text/html"].count(html.escape(wrong.reason)) == 1
     data, about = wrong.trace._repr_mimebundle_()  # type: ignore[union-attr]
     assert "image/png" in data
     assert about["image/png"]["alt"]
     displayed.clear()
     right = verdict(check.ring, pass_round)
     right._ipython_display_()
-    assert displayed == [{"text/plain": repr(right)}]
+    assert len(displayed) == 1
+    assert "\N{CHECK MARK}" in displayed[0]["text/html"]
+    assert "<summary>" not in displayed[0]["text/html"]
 
 
 @pytest.mark.parametrize(
@@ -616,7 +621,9 @@ def test_no_deadlock_names_who_waits_for_whom(answer: Answer, reason: str, monke
     shown: list[Any] = []
     monkeypatch.setattr(IPython.display, "display", lambda what, raw=False: shown.append(what))
     result._ipython_display_()
-    assert isinstance(shown[1], Diagnosis), "the picture of who waits for whom"
+    (page,) = shown
+    assert page["text/html"].count("<img ") == 1, "the picture of who waits for whom"
+    assert page["text/html"].partition("<img")[0].count(html.escape(result.reason)) == 1, "nothing is said twice"
 
 
 @pytest.mark.parametrize(

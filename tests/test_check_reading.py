@@ -230,3 +230,22 @@ def test_a_line_is_judged_by_the_medians_of_real_messages() -> None:
     with pytest.raises(examination.Wrong, match=r"8 B took 40 µs in the median, and the line says 80 µs"):
         fits._judge_line(quiet(), ringsim.Link(80e-6, 2.5e-10), trace)
     assert fits._judge_line(quiet(30.0), ringsim.Link(40e-6, 2.5e-10), trace) is False, "no line fits: nothing to judge by"
+
+
+# -- prediction: what was said before, beside what was found
+
+
+@pytest.mark.parametrize(
+    ("said", "found", "verdict", "reason"),
+    [
+        (60, 63.25, "passed", "You said 60 ms, and it was 63.2 ms."),
+        (30, 63.25, "not yet", "You said 30 ms, and it was 63.2 ms."),
+        ("ends", "ends", "passed", "You said ends, and it was ends."),
+        ("ends", "deadlock", "not yet", "You said ends, and it was deadlock."),
+        ("many", 4, "not yet", "You said many, and it was 4."),
+        (None, 4, "undecided", "There is no prediction yet."),
+    ],
+)
+def test_a_prediction_is_compared(said: Any, found: Any, verdict: str, reason: str) -> None:
+    result = check.prediction(said, found, unit="ms")
+    assert (result.verdict, result.reason, bool(result.hint)) == (verdict, reason, verdict != "passed")

@@ -170,6 +170,14 @@ def test_solutions_pass_and_skeletons_do_not(lesson: Path) -> None:
         assert ": passed (" in solved
 
 
+@each_lesson
+def test_a_prediction_is_asked_for_and_compared(lesson: Path) -> None:
+    names = [cell["id"] for cell in cells(lesson, "code")]
+    asked = [name.removesuffix("-guess") for name in names if name.endswith("-guess")]
+    assert [name.removesuffix("-compare") for name in names if name.endswith("-compare")] == asked
+    assert all(verdict(lesson, f"{name}-compare").startswith("check.prediction: undecided\n") for name in asked), "until there is one"
+
+
 def texts_of(lesson: str) -> dict[str, str]:
     """The text below each cell of a lesson."""
     texts: dict[str, str] = {}
@@ -202,7 +210,7 @@ def test_lesson_02_shows_what_it_claims() -> None:
     assert [int(size) for size, _ in took] == [4, 4_000_000]
     assert all(float(seconds) >= 0.2 for _, seconds in took)
     assert texts["provoke-run"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
-    assert texts["provoke-run"].splitlines()[0].count(" at Cell In[3]:4") == 3
+    assert texts["provoke-run"].splitlines()[0].count(" at Cell In[5]:4") == 3
     assert texts["provoke-picture"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
     assert texts["read-run"].startswith("messages: 0\n")
     assert texts["order-run"].splitlines() == [

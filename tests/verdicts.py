@@ -41,7 +41,8 @@ def verdict(examine: Callable[..., CheckResult], answer: Any, seed: int | None =
     assert "\n" not in result.reason
     assert bool(result.hint) is not result.passed
     assert json.loads(json.dumps(result.as_dict()))["passed"] is result.passed
-    assert result.reason in repr(result)
+    assert result.reason in " ".join(repr(result).split())
+    assert " ".join(result.hints) == result.hint
     assert str(result.seed) in repr(result)
     return result
 

@@ -19,6 +19,7 @@ computes for ever has failed, one that sleeps for long, or gets no processor, is
     check.inner_iterations(choose)     notebooks/07_generation_ring: how many batches on their way make stages busy
     check.timed_op(timed_op)           notebooks/08_communication_layer: a decorator that times and changes nothing
     check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: an all-reduce in chunks, by the bytes that it sends
+    check.prediction(said, found)      all of them: what was predicted, beside what was found
     check.diagnose(trace, kind, ...)   notebooks/09_diagnose: what is wrong in a trace, with whom, and what shows it
 
 ``examination`` has what all checks share; each other file belongs to one lesson.
@@ -41,6 +42,7 @@ from ringsim.check.examination import CheckResult
 from ringsim.check.fits import alphabeta
 from ringsim.check.four_processes import hello
 from ringsim.check.generation import inner_iterations, token_ring
+from ringsim.check.predictions import prediction
 from ringsim.check.rings import pair_groups, ring
 from ringsim.check.schedules import fast_schedule, fewest_microbatches, schedule
 from ringsim.check.send_recv import no_deadlock
@@ -59,6 +61,7 @@ __all__ = [
     "no_deadlock",
     "pair_groups",
     "partition",
+    "prediction",
     "ring",
     "ring_all_reduce",
     "schedule",

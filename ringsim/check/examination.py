@@ -6,10 +6,12 @@ otherwise returns one sentence.
 
 from __future__ import annotations
 
+import html
 import os
 import random
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,6 +49,8 @@ RAISED_HINT: Final = (
 _GROUP_HINT: Final = (
     "Name the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), dist.recv(..., ring.pred, group=ring.pred_group)."
 )
+_SENTENCE: Final = re.compile(r"(?<=[.?:]) (?=[A-Z])")
+_SIGNS: Final = {"passed": ("\N{CHECK MARK}", "#009E73"), "not yet": ("\N{BALLOT X}", "#D55E00"), "undecided": ("?", "#0072B2")}
 Counted = tuple[str, str]
 VOCABULARY: Final = 11
 WIDTH: Final = 6
@@ -115,17 +119,38 @@ class CheckResult:
         about = [] if self.seed is None else [f"seed {self.seed}"]
         if self.world_size is not None and not (self.passed and about):
             about.insert(0, count(self.world_size, "rank"))
-        lines = [f"check.{self.check}: {self.verdict} ({', '.join(about)})", f"  {self.reason}"]
-        return "\n".join([*lines, f"  Hint: {self.hint}"] if self.hint else lines)
+        said = [self.reason, *(f"Hint: {hint}" for hint in self.hints[:1])]
+        said += [f"({count(len(self.hints) - 1, 'more hint')}: .hints)"] if len(self.hints) > 1 else []
+        lines = [line for each in said for line in textwrap.wrap(each, 110, break_long_words=False, break_on_hyphens=False)]
+        runs = f" ({', '.join(about)})" if about else ""
+        return "\n  ".join([f"check.{self.check}: {self.verdict}{runs}", *lines])
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """The hint, sentence by sentence: each says more than the one before."""
+        return tuple(_SENTENCE.split(self.hint)) if self.hint else ()
 
     def _ipython_display_(self) -> None:
         """Shows the text and then the picture: as one output with both, a notebook would show the picture alone."""
         from IPython.display import display
 
-        display({"text/plain": repr(self)}, raw=True)
-        picture = self.diagnosis or self.trace
-        if picture is not None and not self.passed:
-            display(picture)
+        waits = self.diagnosis.picture_html() if self.diagnosis is not None else ""
+        display({"text/plain": repr(self), "text/html": self._html() + waits}, raw=True)
+        if self.trace is not None and not waits and not self.passed:
+            display(self.trace)
+
+    def _html(self) -> str:
+        """Returns the verdict with a sign and its colour, and hints that open one after the other."""
+        sign, colour = _SIGNS[self.verdict]
+        hints = ""
+        for number, hint in reversed(list(enumerate(self.hints))):
+            hints = f"<details><summary>{'Another hint' if number else 'A hint'}</summary>{html.escape(hint)}{hints}</details>"
+        seed = "" if self.seed is None else f" (seed {self.seed})"
+        return (
+            f'<div style="border-left: 4px solid {colour}; padding: 2px 12px; word-break: normal; overflow-wrap: normal">'
+            f'<b><span style="color: {colour}">{sign}</span> check.{html.escape(self.check)}: {self.verdict}</b>{seed}'
+            f"<div>{html.escape(self.reason)}</div>{hints}</div>"
+        )
 
 
 class Wrong(Exception):

@@ -12,12 +12,13 @@ from ringsim.schedules.closed_forms import Step, makespan, peak_live
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import evaluate, validate
 from ringsim.schedules.schedule import Schedule, parse_action
+from ringsim.simulator.schedules import simulate_schedule
 from ringsim.traces.value import Trace, count
 
 __all__ = ["fast_schedule", "fewest_microbatches", "schedule"]
 
 Size = tuple[int, int]  # ranks and microbatches
-MOST_RANKS: Final = 4  # of runs: a machine has few cores
+MOST_RANKS: Final = 4  # of pictures
 _LISTS_HINT: Final = (
     'Return the actions of one rank as a list of texts, such as ["0F0", "0B0"]: stage, kind, microbatch. The stage is the rank.'
 )
@@ -99,9 +100,9 @@ def _judge_1f1b(examination: Examination) -> tuple[str, Trace | None]:
     for each in schedules:
         _judge_kinds(each)
         step = Step("1f1b", each.num_ranks, each.num_microbatches)
-        _judge_memory(examination, each, peak_live(step))
+        _judge_memory(each, peak_live(step))
         for costs in (Costs(), Costs(forward=draw.randrange(1, 9), backward=draw.randrange(1, 9))):
-            _judge_time(examination, each, costs, makespan(step, costs), _TIME_HINT)
+            _judge_time(each, costs, makespan(step, costs), _TIME_HINT)
     trace = _train(examination, schedules[3])
     return f"1F1B for {len(sizes)} pipelines: complete, min(p - s, m) live activations, no longer than the formula; and it trains.", trace
 
@@ -113,8 +114,8 @@ def _judge_fast(examination: Examination) -> tuple[str, Trace | None]:
     schedules = _ask(examination, sizes)
     for each in schedules:
         step = Step("zb_h1", each.num_ranks, each.num_microbatches)
-        _judge_memory(examination, each, (each.num_ranks,) * each.num_ranks)
-        _judge_time(examination, each, Costs(), makespan(step), _FAST_HINT)
+        _judge_memory(each, (each.num_ranks,) * each.num_ranks)
+        _judge_time(each, Costs(), makespan(step), _FAST_HINT)
     trace = _train(examination, schedules[2])
     return f"Fast enough for {len(sizes)} pipelines, with p live activations at most; and it trains.", trace
 
@@ -159,25 +160,25 @@ def _judge_kinds(schedule: Schedule) -> None:
         raise Wrong(f"1F1B does a backward in one piece, got {split}.", "Write B for a whole backward.")
 
 
-def _judge_memory(examination: Examination, schedule: Schedule, allowed: Sequence[int]) -> None:
+def _judge_memory(schedule: Schedule, allowed: Sequence[int]) -> None:
     for rank, (live, most) in enumerate(zip(evaluate(schedule).peak_live, allowed, strict=True)):
         if live > most:
             reason = f"{_about(_size_of(schedule))} rank {rank} holds {count(live, 'live activation')} at a time, and may hold {most}."
-            raise Wrong(reason, _MEMORY_HINT, world_size=schedule.num_ranks, trace=_show(examination, schedule))
+            raise Wrong(reason, _MEMORY_HINT, world_size=schedule.num_ranks, trace=_show(schedule, Costs()))
 
 
-def _judge_time(examination: Examination, schedule: Schedule, costs: Costs, most: Any, hint: str) -> None:
+def _judge_time(schedule: Schedule, costs: Costs, most: Any, hint: str) -> None:
     took = evaluate(schedule, costs).makespan
     if took > most:
         reason = f"{_about(_size_of(schedule))} the step takes {took} units, and must take {most} at most."
         if costs != Costs():
             reason = f"{reason[:-1]}, where F takes {costs.forward} and B {costs.backward}."
-        raise Wrong(reason, hint, world_size=schedule.num_ranks, trace=_show(examination, schedule))
+        raise Wrong(reason, hint, world_size=schedule.num_ranks, trace=_show(schedule, costs))
 
 
-def _show(examination: Examination, schedule: Schedule) -> Trace | None:
-    """Returns the trace of a step with a schedule that is whole, but not good enough, where it is small enough to be run."""
-    return _train(examination, schedule) if schedule.num_ranks <= MOST_RANKS else None
+def _show(schedule: Schedule, costs: Costs) -> Trace | None:
+    """Returns the step as it was evaluated, with a schedule that is whole, but not good enough, where it is small enough to be read."""
+    return simulate_schedule(schedule, costs).trace() if schedule.num_ranks <= MOST_RANKS else None
 
 
 def _train(examination: Examination, schedule: Schedule) -> Trace:

@@ -208,15 +208,16 @@ class Diagnosis:
         data: dict[str, Any] = {"text/plain": str(self)}
         if not shows_images():
             return data
-        page = f'<pre style="white-space: pre-wrap">{html.escape(str(self))}</pre>'
+        return {**data, "text/html": f'<pre style="white-space: pre-wrap">{html.escape(str(self))}</pre>{self.picture_html()}'}
+
+    def picture_html(self) -> str:
+        """Returns the picture as an element of a page, "" without matplotlib."""
         try:
             picture: bytes = resolve("waitfor_png")(self)
         except ImportError:
-            pass
-        else:
-            alt = html.escape(self.findings[0].message if self.findings else str(self), quote=True)
-            page += f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(picture).decode("ascii")}">'
-        return {**data, "text/html": page}
+            return ""
+        alt = html.escape(self.findings[0].message if self.findings else str(self), quote=True)
+        return f'<img style="max-width: 100%" alt="{alt}" src="data:image/png;base64,{base64.b64encode(picture).decode("ascii")}">'
 
 
 def waited_text(operation: Operation) -> str:
