@@ -248,6 +248,11 @@ def test_who_joins_by_the_name_does_not_take_it_for_local_either(node07: str, mo
     for head, local in ((node07, False), (DEBIAN, True)):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", head)
         assert meet(head, port, 0, 1, Card(1, "cpu", (0,)), 20).loopback is local
+    for restarts, told in (("0", False), ("3", True)):  # another agent may count its restarts otherwise
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
+        with pytest.raises(RendezvousFailed, match="rank 1 missing") as caught:
+            meet(DEBIAN, port, 0, 2, Card(2, "cpu", (0, 1)), 0.3)
+        assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(caught.value)) is told
     del store
 
 

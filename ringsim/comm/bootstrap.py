@@ -388,7 +388,16 @@ def meet(
                 raise _unanswered(where, "a ring that is being taken down") from error
             time.sleep(_RETRY_S)
         else:
-            return Rendezvous(roll, roll.start(card, deadline), loopback)
+            break
+    try:
+        return Rendezvous(roll, roll.start(card, deadline), loopback)
+    except RendezvousFailed as error:
+        if not agent or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+            raise
+        raise RendezvousFailed(
+            f"{error} If ranks were restarted on several machines: each of torchrun's agents counts by itself. Set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all of them, so that each attempt has a store of its own."
+        ) from error
 
 
 def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: float) -> Rendezvous:

@@ -138,6 +138,8 @@ def _give(store: Store, rank: int, directory: Path, path: Path, failed: bool) ->
         asked = None if unasked else store.take(f"wants/{rank}", _while_at_work())
         if asked == b"[]" or _send(store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None):
             return
+    if any((directory / f"rank-{lower}.names").exists() for lower in range(rank)):
+        return  # one rank of each host says it
     sys.stderr.write(
         f"[rank {rank}] ringsim: rank 0 did not take the parts of a recording from {socket.gethostname()}. They are in {directory}: join "
         f"them with those of the other hosts by ringsim merge {path} DIRECTORY ...\n"

@@ -105,3 +105,15 @@ def test_what_arrives_is_not_trusted(
     assert [re.findall(r"ranks \[1\] .*host node2: .* /there", said) != [] for said in gathered.missing] == [True] * (not comes)
     gathered.acknowledge(whole=True, keep=True)
     assert store.check(["receipt/1"]) is False, "it did not wait to be asked, so it does not wait for a receipt"
+
+
+def test_one_rank_of_a_host_says_how_to_join_the_parts_that_nobody_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Gone:
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError(f"the store went with rank 0: {keys}")
+
+    for rank in (2, 3):
+        (tmp_path / f"rank-{rank}.names").touch()
+        gathering._give(gathering.Store(Gone(), "run"), rank, tmp_path, Path("run.ringtrace"), False)
+    said = capsys.readouterr().err
+    assert re.findall(r"\[rank (\d)\].*They are in (.*): join .*ringsim merge run.ringtrace", said) == [("2", str(tmp_path))]
