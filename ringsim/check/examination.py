@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -94,7 +94,7 @@ class CheckResult:
     world_size: int | None = None
     trace: Trace | None = None
     diagnosis: Diagnosis | None = None
-    undecided: bool = False
+    undecided: ClassVar[bool] = False
 
     @property
     def verdict(self) -> str:
@@ -151,6 +151,12 @@ class CheckResult:
             f'<b><span style="color: {colour}">{sign}</span> check.{html.escape(self.check)}: {self.verdict}</b>{seed}'
             f"<div>{html.escape(self.reason)}</div>{hints}</div>"
         )
+
+
+class Undecided(CheckResult):
+    """The verdict on an answer that neither passed nor failed."""
+
+    undecided = True
 
 
 class Wrong(Exception):
@@ -293,7 +299,8 @@ def examine(name: str, function: object, judge: Callable[[Examination], tuple[st
     try:
         sentence, trace = judge(examination)
     except Wrong as wrong:
-        return CheckResult(name, False, wrong.reason, wrong.hint, seed, wrong.world_size, wrong.trace, wrong.diagnosis, wrong.undecided)
+        result = Undecided if wrong.undecided else CheckResult
+        return result(name, False, wrong.reason, wrong.hint, seed, wrong.world_size, wrong.trace, wrong.diagnosis)
     return CheckResult(name, True, sentence, "", seed, trace=trace)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringsim.check.examination import CheckResult, shown
+from ringsim.check.examination import CheckResult, Undecided, shown
 from ringsim.errors import is_number
 
 __all__ = ["prediction"]
@@ -31,7 +31,7 @@ def prediction(said: Any, found: Any, *, unit: str = "", within: float = 0.3) ->
     """
     if said is None:
         hint = "Put yours into the cell above that asks for it, run it, and then run this cell again."
-        return CheckResult("prediction", False, "There is no prediction yet.", hint, undecided=True)
+        return Undecided("prediction", False, "There is no prediction yet.", hint)
     if is_number(said) and is_number(found):
         close, of = abs(said - found) <= within * abs(found), f" {unit}" if unit else ""
         reason = f"You said {said:g}{of}, and it was {found:.3g}{of}."

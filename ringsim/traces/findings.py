@@ -217,7 +217,7 @@ class Diagnosis:
         except ImportError:
             return ""
         alt = html.escape(self.findings[0].message if self.findings else str(self), quote=True)
-        return f'<img style="max-width: 100%" alt="{alt}" src="data:image/png;base64,{base64.b64encode(picture).decode("ascii")}">'
+        return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(picture).decode("ascii")}">'
 
 
 def waited_text(operation: Operation) -> str:
