@@ -68,6 +68,12 @@ def test_a_notebook_is_graded_by_the_checks_that_were_handed_out(tmp_path: Path,
     assert rows["lost"]["reason"] == "The notebook has no such cell any more."
 
 
+def test_a_cell_that_had_to_be_interrupted_is_undecided() -> None:
+    interrupted = nbformat.v4.new_output("error", ename="KeyboardInterrupt", evalue="", traceback=[])
+    judged = grading._judge(lambda source: [interrupted], grading.take_apart("pairs", "check.pair_groups(pairs)"), "while True: pass", 7)
+    assert (judged["verdict"], judged["reason"]) == ("undecided", "The cell did not end within 400 s.")
+
+
 @pytest.mark.parametrize("form", ["", "--csv"])
 def test_points_are_printed_for_people_and_for_tables(
     form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -183,6 +183,8 @@ def _judge(run: Any, exercise: Exercise, source: str, seed: int) -> dict[str, An
                 judged: dict[str, Any] = json.loads(output.text.removeprefix(word))
                 return judged
     errors = [f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"]
+    if errors and errors[0].startswith("KeyboardInterrupt"):
+        return {"verdict": "undecided", "reason": f"The cell did not end within {CELL_S:g} s.", "hint": "Look for a loop that never ends."}
     reason = errors[0].splitlines()[0] if errors else "The cell has no call of a check."
     return {"reason": reason, "hint": "Run the cell in Jupyter, and read the error from its last line upwards."}
 
