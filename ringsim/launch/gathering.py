@@ -133,7 +133,7 @@ def _give(store: Store, rank: int, directory: Path, path: Path, failed: bool) ->
     with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0
         unasked = failed and _fits(_list(directory, [rank]))
         rank_0 = _where(store, 0, _for(0) if unasked else threading.main_thread().is_alive)
-        if rank_0.get("id") in (None, place_of(directory)["id"]):
+        if rank_0.get("id") == place_of(directory)["id"] or not (rank_0 or unasked):  # rank 0 may enter after this rank has failed
             return
         asked = None if unasked else store.take(f"wants/{rank}", _while_at_work())
         if asked == b"[]" or _send(store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None):

@@ -71,6 +71,21 @@ def test_parts_of_a_rank_that_died_come_and_stay(server: RankServer, tmp_path: P
     assert "must be of one run, got those of" in capsys.readouterr().err
 
 
+def test_a_rank_that_fails_before_rank_0_is_there_leaves_its_part_in_the_store(tmp_path: Path) -> None:
+    for kind in ("events", "names"):
+        (tmp_path / f"rank-1.{kind}").write_bytes(b"abc")
+    keys = gathering.Store(dist.HashStore(), "run")
+    gathering.offer(keys, 1, tmp_path, tmp_path / "run.ringtrace", failed=True)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == f"{OUR_THREADS}parts")
+    thread.join()
+    rank_0 = tmp_path / "rank 0"
+    rank_0.mkdir()
+    keys.put("at/1", json.dumps({"host": "node2", "directory": "/there", "id": "there", "pid": 7, "start_ns": 1}).encode())
+    fetching = gathering.Gathering(keys, rank_0, 2)
+    fetching.fetch([1], lambda: False)
+    assert (fetching.missing, sorted(path.name for path in rank_0.iterdir())) == ([], ["rank-1.events", "rank-1.names"])
+
+
 GOOD = [["rank-1.events", 3], ["rank-1.names", 0]]
 
 
