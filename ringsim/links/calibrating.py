@@ -58,7 +58,7 @@ def calibration_worker(sizes_bytes: Sequence[int] = (256, 65536, 1048576), repea
 
 
 def _send(size_bytes: int, repeats: int) -> None:
-    """Sends a message to and fro, and then both ways at once."""
+    """Sends a message to the other rank and back, and then both ways at once."""
     rank = dist.get_rank()
     peer, here, there = 1 - rank, torch.zeros(size_bytes // _FLOAT_BYTES), torch.zeros(size_bytes // _FLOAT_BYTES)
 
