@@ -223,6 +223,19 @@ def test_playing_moves_the_line_and_steps_go_from_message_to_message(open_page: 
     assert page.evaluate(head) == 7e6
 
 
+def test_a_playing_that_was_paused_does_not_go_on_beside_the_next(open_page: Open) -> None:
+    page = open_page(two_that_meet().trace())
+    page.evaluate("""(() => {  // in one task, so that no frame comes between
+        const view = window.ringsim;
+        view.play(), view.play();
+        window.matchMedia = () => ({ matches: true });
+        view.timeline.head = 0;
+        view.play();
+    })()""")
+    until(page, "!window.ringsim.playing")
+    assert page.evaluate("window.ringsim.timeline.head") == 7e6
+
+
 def test_panels_count_what_is_in_the_window(open_page: Open) -> None:
     page = open_page(two_that_meet().trace(), fragment="#t=0,5000000")
     page.get_by_role("tab", name="statistics").click()

@@ -467,21 +467,22 @@ class View {
     this.playing = !this.playing;
     this.part("play").textContent = this.playing ? "❚❚" : "▶";
     this.part("play").setAttribute("aria-label", this.playing ? "pause" : "play");
+    cancelAnimationFrame(this.frame); // a frame that still waits would go on beside the next playing
+    clearTimeout(this.timer);
     if (!this.playing) return;
     const { timeline } = this;
     if (timeline.head < timeline.from || timeline.head >= Math.min(timeline.until, timeline.end)) timeline.head = Math.max(0, timeline.from);
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) return this.playCalmly();
     let last = performance.now();
     const tick = (now) => {
-      if (!this.playing) return;
       timeline.head += ((now - last) / 10000) * SPEEDS[this.speed] * (timeline.until - timeline.from);
       last = now;
-      if (timeline.head >= Math.min(timeline.until, timeline.end)) this.play();
       timeline.drawOverlay();
       this.ring.draw(this.which);
-      requestAnimationFrame(tick);
+      if (timeline.head >= Math.min(timeline.until, timeline.end)) return this.play();
+      this.frame = requestAnimationFrame(tick);
     };
-    requestAnimationFrame(tick);
+    this.frame = requestAnimationFrame(tick);
   }
 
   /** Plays without motion: from message to message. */
@@ -489,7 +490,7 @@ class View {
     const before = this.timeline.head;
     this.step(true);
     if (this.timeline.head === before) return this.play();
-    setTimeout(() => this.playing && this.playCalmly(), CALM_MS / SPEEDS[this.speed]);
+    this.timer = setTimeout(() => this.playCalmly(), CALM_MS / SPEEDS[this.speed]);
   }
 
   /** Goes to the next message, or the one before. */
