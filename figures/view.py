@@ -1,4 +1,4 @@
-"""Draws ``view.png``, ``view_pipeline.png``, ``view_runs.png``, ``view_ranks.png`` and ``explore.png``: screenshots of the interactive page.
+"""Draws ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks`` and ``explore``: screenshots of the interactive page.
 
     python figures/view.py
 
