@@ -1,4 +1,4 @@
-"""Draws ``figures/view.png`` and ``figures/view_pipeline.png``: screenshots of the interactive page.
+"""Draws ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks`` and ``explore``: screenshots of the interactive page.
 
     python figures/view.py
 
@@ -11,27 +11,50 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import torch
 from playwright.sync_api import sync_playwright
 
 import ringsim
+from ringsim import comm as dist
 from ringsim.pipeline import Costs
 
 HERE = Path(__file__).resolve().parent
 SETTLE_MS = 500
+LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
+
+
+def exchange_halos(columns: int, rounds: int = 6) -> None:
+    """Exchanges 64 KiB with the neighbours on a grid of so many columns, and computes; one rank takes longer."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    row, column = divmod(rank, columns)
+    beside = [row * columns + near for near in (column - 1, column + 1) if 0 <= near < columns]
+    neighbours = beside + [other for other in (rank - columns, rank + columns) if 0 <= other < size]
+    edge = torch.zeros(16384)
+    for _ in range(rounds):
+        ringsim.compute(0.002 if rank == 27 else 0.001)
+        handles = [dist.irecv(torch.empty_like(edge), other) for other in neighbours]
+        handles += [dist.isend(edge, other) for other in neighbours]
+        for handle in handles:
+            handle.wait()
 
 
 def main() -> None:
-    """Opens the page of the recorded pipeline and points at a wait; and that of a simulated schedule, with its critical path."""
+    """Opens the page of the recorded pipeline and points at a wait; those of simulated schedules: one, and two compared; an explorer."""
     schedule = ringsim.simulate_schedule("interleaved_1f1b", Costs(latency=0.1), num_ranks=4, num_microbatches=8, num_chunks=2)
+    gpipe, one_f_one_b = (
+        ringsim.simulate_schedule(name, Costs(latency=0.1), num_ranks=4, num_microbatches=8).trace() for name in ("gpipe", "1f1b")
+    )
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, trace, shown, points_at in (
-            ("view", ringsim.load(HERE / "data" / "pipeline.ringtrace"), "h=43200000", (600, 160)),
-            ("view_pipeline", schedule.trace(), "show=bubbles,path&tab=steps&by=stage", None),
+        for name, trace, shown, points_at, is_dark in (
+            ("view", ringsim.load(HERE / "data" / "pipeline.ringtrace"), "h=43200000", (600, 160), False),
+            ("view_pipeline", schedule.trace(), "show=bubbles,path&tab=steps&by=stage", None, False),
+            ("view_runs", ringsim.compare(gpipe, one_f_one_b), "show=bubbles&tab=steps", None, True),
+            ("view_ranks", ringsim.simulate(exchange_halos, world_size=64, args=(8,), link=LINK), "tab=statistics", (1050, 220), False),
         ):
             page_file = Path(directory, f"{name}.html")
             trace.to_html(page_file)
-            page = browser.new_page(viewport={"width": 1280, "height": 720})
+            page = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme="dark" if is_dark else "light")
             page.goto(f"{page_file.as_uri()}#{shown}")
             while not page.evaluate("window.ringsim?.frame"):
                 page.wait_for_timeout(SETTLE_MS)
