@@ -131,11 +131,11 @@ def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
     write(tmp_path, 0, [], meta(world_size=5, host="a", stopped_at_max=True, note="Recording of rank 0 stopped: the disk was full."))
     write(tmp_path, 1, [], meta(world_size=5) + meta(world_size=2, host="b", stopped_at_max=True))
     write(tmp_path, 0, [], meta(world_size=2, host="a", stopped_at_max=True, note="Recording of rank 0 stopped: the disk was full."))
-    _, pieces = read_parts(tmp_path)
+    events, pieces = read_parts(tmp_path)
     assert pieces["world_size"] == 2, "the last value counts"
     assert pieces["notes"][:2] == ["Recording of rank 0 stopped: the disk was full.", "rank 1 stopped recording at the maximum of records"]
     assert "2 hosts, whose clocks are not aligned" in pieces["notes"][2]
-    assert pieces["hosts"] == [0, 1]
+    assert Trace(events, pieces).hosts == ["a", "b"]
     assert pieces["complete"] is False
 
 

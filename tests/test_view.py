@@ -93,15 +93,16 @@ def test_findings_point_to_their_operations() -> None:
     assert [(one["kind"], sorted(one["events"])) for one in head["findings"]] == [("deadlock", [0, 1])]
 
 
-def test_rows_know_their_hosts_and_a_damaged_list_of_them_is_left_out() -> None:
+def test_rows_know_their_hosts_whatever_those_are_called() -> None:
     def worker() -> None:
         pass
 
     outer = ringsim.Link(alpha_s=1e-6, beta_s_per_byte=1e-9)
     trace = ringsim.simulate(worker, world_size=5, topology=topologies.Hosts(2, outer, outer))
     assert unpack(pack(trace))[0]["hosts"] == [0, 0, 1, 1, 2]
-    for hosts in (None, 5, [0, 1], ["</script>"] * 5, [1.5] * 5, [2**70] * 5):
-        assert unpack(pack(Trace(trace.events, {"world_size": 5, "hosts": hosts})))[0]["hosts"] is None
+    for hosts, numbers in ((["</script>", 7, None], [0, 1, -1, -1, -1]), (["one"], None)):
+        ranks = [{"rank": rank, "host": host} for rank, host in enumerate(hosts)]
+        assert unpack(pack(Trace(trace.events, {"world_size": 5, "ranks": ranks})))[0]["hosts"] == numbers
 
 
 def test_the_page_may_run_nothing_but_its_own_program(tmp_path: Path) -> None:

@@ -443,8 +443,7 @@ class _Parts:
             (self._damaged, "left something unreadable, which was passed over"),
         ):
             notes += [f"{_name_ranks(concerned)} {what}"] if concerned else []
-        hosts = {name: number for number, name in enumerate(dict.fromkeys(_valid(metas, "host")))}  # no names: a trace may be handed on
-        host_of = {rank: hosts[name] for rank, meta in ranks for name in _valid([meta], "host")}
+        hosts = set(_valid(metas, "host"))
         if len(hosts) > 1:
             not_checked.append(f"Both sides of an operation were not compared between the {len(hosts)} hosts that the ranks ran on.")
             notes.append(f"the ranks ran on {len(hosts)} hosts, whose clocks are not aligned: compare times within a host only")
@@ -458,7 +457,6 @@ class _Parts:
             "used_before": _sentences(metas, "used_before"),
             "backend": next(iter(_valid(metas, "backend")), None),
             "start_unix_ns": next(iter(starts), None),
-            "hosts": [host_of.get(rank, NONE) for rank in range(self.world_size)] if len(hosts) > 1 else None,
         }
         return {
             "world_size": self.world_size,

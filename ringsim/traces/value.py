@@ -7,6 +7,7 @@ the run. ``message_id`` of an event is the row of its message in the other table
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
 
 import numpy as np
 
-from ringsim.errors import ArgumentError, say
+from ringsim.errors import ArgumentError, escape, say
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
 from ringsim.traces.items import Event, event_at
@@ -90,6 +91,21 @@ class Trace:
         """Number of ranks in the run, those included that left no event."""
         known = self.metadata.get("world_size")
         return known if isinstance(known, int) else int(self.events.rank.max(initial=-1)) + 1
+
+    @cached_property
+    def hosts(self) -> list[str]:
+        """Name of each rank's host, by rank; "" where it is not known. A simulation with a topology of hosts calls them "host0", ...
+
+        Example:
+            >>> from ringsim.traces.events import make_events
+            >>> Trace(make_events({"rank": [], "op": []}), {"world_size": 2, "ranks": [{"rank": 0, "host": "node7"}]}).hosts
+            ['node7', '']
+        """
+        constants, about = self.metadata.get("constants"), self.metadata.get("ranks", ())
+        if isinstance(constants, dict) and (said := re.match(r"Hosts\(ranks_per_host=([1-9]\d{0,8}),", str(constants.get("topology")))):
+            return [f"host{rank // int(said[1])}" for rank in range(self.world_size)]
+        names = {one.get("rank"): escape(str(one.get("host") or ""), lines=False) for one in about}
+        return [names.get(rank, "") for rank in range(self.world_size)]
 
     @cached_property
     def makespan_s(self) -> float:

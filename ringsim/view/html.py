@@ -184,12 +184,9 @@ def encode(trace: Trace) -> bytes:
 
 
 def _hosts(trace: Trace) -> list[int] | None:
-    """Returns the number of each rank's host, None where it is not known: recorded, or as the topology of a simulation says."""
-    hosts, constants = trace.metadata.get("hosts"), trace.metadata.get("constants")
-    if isinstance(constants, dict) and (said := re.match(r"Hosts\(ranks_per_host=([1-9]\d{0,8}),", str(constants.get("topology")))):
-        return [rank // int(said[1]) for rank in range(trace.world_size)]
-    known = isinstance(hosts, list) and len(hosts) == trace.world_size and all(isinstance(one, int) and abs(one) < 2**31 for one in hosts)
-    return hosts if known else None
+    """Returns the number of each rank's host, None where there is one host at most."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, trace.hosts)))}
+    return [numbers.get(name, NONE) for name in trace.hosts] if len(numbers) > 1 else None
 
 
 def _title(trace: Trace) -> str:
