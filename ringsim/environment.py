@@ -376,10 +376,17 @@ def discover(
 
 
 def find_launched() -> Discovery | None:
-    """Returns what the launcher of this process says, without starting MPI; None where there is none, or it does not say everything."""
+    """Returns what the launcher of this process says, without starting MPI; None where there is none, or torchrun's variables do not fit.
+
+    Raises:
+        RingError: a launcher has started several ranks, and what it says is not enough, or contradicts torchrun's variables.
+    """
     try:
         return discover(ask_mpi=False)
     except RingError:
+        said = [launcher(os.environ) for launcher in LAUNCHERS]
+        if any(facts is not None and facts.rank is not None and (facts.world_size or 1) > 1 for facts in said):
+            raise  # each of these ranks would start ranks of its own
         return None
 
 

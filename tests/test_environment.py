@@ -10,6 +10,7 @@ import importlib.machinery
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -19,7 +20,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed.run import get_args_parser
 
+from ringsim.cli import make_parser
 from ringsim.environment import Discovery, discover, expand_node_list
 from ringsim.errors import ArgumentError, RingError
 from ringsim.provenance import footer, machine, versions
@@ -323,3 +326,22 @@ def test_discovery_and_versions_load_neither_torch_nor_mpi() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True).stdout
     assert said.strip() == versions()["ringsim"]
+
+
+def test_the_manifest_for_kubernetes_starts_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (Path(__file__).parent.parent / "docs" / "launchers.md").read_text()
+    service, job = yaml.safe_load_all(text.split("```yaml\n")[1].split("```")[0])
+    pods = job["spec"]["template"]["spec"]
+    assert service["spec"] == {"clusterIP": "None", "selector": {"job-name": job["metadata"]["name"]}}
+    assert (job["spec"]["completionMode"], job["spec"]["parallelism"]) == ("Indexed", job["spec"]["completions"])
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")  # what Kubernetes leaves in a pod
+    (container,) = pods["containers"]
+    program, *words = shlex.split(os.path.expandvars(container["command"][2]))
+    given = get_args_parser().parse_args(words)
+    assert (program, given.nnodes, given.node_rank) == ("torchrun", str(job["spec"]["completions"]), 1)
+    assert given.master_addr == f"{job['metadata']['name']}-0.{pods['subdomain']}", "the name of pod 0"
+    assert service["metadata"]["name"] == pods["subdomain"]
+    assert (given.module, given.training_script) == (True, "ringsim")
+    options = make_parser().parse_args(given.training_script_args)
+    assert (options.script, options.arguments) == ("train.py", ["--steps", "10"])

@@ -86,6 +86,7 @@ def run_trace(options: argparse.Namespace) -> int:
     name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
     out: Path = options.out or Path(f"{name}.ringtrace")
     if (launched := find_launched()) is not None and launched.world_size > 1:  # by torchrun, srun or mpirun
+        launched.export()  # the script's init_process_group knows torchrun's variables only
         return record_rank(options, out)
     if not options.force and out.exists():
         there, out = out, next_free(out)

@@ -1,4 +1,4 @@
-"""A message around all ranks, under torchrun; on the first attempt the last rank leaves before it."""
+"""A message around all ranks; on the first attempt of torchrun the last rank leaves before it."""
 
 import os
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-if rank == size - 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+if rank == size - 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
     raise SystemExit("no")
 sent = dist.isend(torch.ones(4), (rank + 1) % size)
 dist.recv(torch.zeros(4), (rank - 1) % size)

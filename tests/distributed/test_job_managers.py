@@ -1,0 +1,154 @@
+"""Slurm and MPI on two hosts that share no directory: the script stays as it is, and one trace comes back."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mpi_runs import require_mpi
+from processes import RANK_VARIABLES
+from test_hosts import HOST, PROGRAM
+from test_other_network import HERE, THERE, command
+from test_other_network import machines as machines
+
+import ringsim
+from ringsim.traces.events import OP_NAMES
+
+SLURM = """
+ClusterName=test
+SlurmctldHost=node0
+SlurmUser=root
+AuthInfo=socket={private}/munge.socket
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+SlurmdParameters=config_overrides
+SlurmctldPidFile={private}/slurmctld.pid
+SlurmdPidFile={private}/slurmd.pid
+StateSaveLocation={private}/state
+SlurmdSpoolDir={private}/spool
+NodeName=node0 NodeAddr={here} CPUs=3
+NodeName=node1 NodeAddr={there} CPUs=1
+PartitionName=all Nodes=ALL Default=YES
+"""
+BATCH = """#!/bin/sh
+#SBATCH --nodes=2 --ntasks=4 --output=job.log
+srun {python} -m ringsim trace -o run.ringtrace {program}
+echo $? > ended
+"""
+# A node of the cluster: $1 has the configuration. The first one runs the batch file; the other stays until its input ends.
+NODE = """
+mkdir -m 700 state spool
+munged --force --foreground --socket=$PWD/munge.socket --key-file=$1/munge.key --pid-file=munge.pid --log-file=munge.log \
+    --seed-file=munge.seed &
+until test -S munge.socket; do sleep 0.02; done
+slurmd -D -N $(hostname) > node.log 2>&1 &
+test $(hostname) = node0 || { read end; exit; }
+slurmctld -D > control.log 2>&1 &
+until sinfo --noheader --format=%T%D 2> sinfo.log | grep -q idle2; do sleep 0.05; done
+mkfifo ended
+sbatch $1/job.sh; read code < ended
+cat job.log; exit $code
+"""
+
+
+def on_hosts(machines: tuple[str, str], tmp_path: Path, *options: str) -> list[list[str]]:
+    """Returns for each host the words that run what follows them there; skips where hosts cannot be made."""
+    unshare = [["ip", "netns", "exec", name, "unshare", "-m", "-u", "--kill-child", "-f", *options] for name in machines]
+    try:
+        command(*unshare[0], "true")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"hosts cannot be made here: {getattr(error, 'stderr', '') or error}")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{HERE} node0\n{THERE} node1\n")
+    words = [str(tmp_path / "private"), str(tmp_path / "hosts")]
+    return [
+        [*prefix, "sh", "-c", HOST, "sh", f"node{number}", *words, str(tmp_path / f"node{number}")] for number, prefix in enumerate(unshare)
+    ]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Returns this process's environment without what a launcher left there."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+def start(hosts: list[list[str]], script: str, *arguments: str, **variables: str) -> list[subprocess.Popen[str]]:
+    """Runs a shell script on both hosts; each reads what it is told."""
+    words, pipes = ["sh", "-c", script, "sh", *arguments], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return [subprocess.Popen([*host, *words], env=environment(**variables), text=True, stderr=subprocess.STDOUT, **pipes) for host in hosts]
+
+
+def check(trace: ringsim.Trace) -> None:
+    """Looks whether a trace has three ranks of one host and one of the other, each with its messages."""
+    assert [one["host"] for one in trace.metadata["ranks"]] == ["node0", "node0", "node0", "node1"]
+    assert sorted(OP_NAMES[op] for op in trace.events.op if OP_NAMES[op] != "mark") == ["barrier"] * 4 + ["isend"] * 4 + ["recv"] * 4
+    assert trace.metadata["complete"], trace.metadata["notes"]
+
+
+@pytest.mark.timeout(330)
+def test_a_batch_file_of_slurm(machines: tuple[str, str], tmp_path: Path) -> None:
+    missing = [name for name in ("slurmctld", "slurmd", "srun", "munged") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"Slurm must be installed, with munge: {', '.join(missing)}")
+    hosts = on_hosts(machines, tmp_path, "-p", "--mount-proc")
+    (tmp_path / "slurm.conf").write_text(SLURM.format(private=tmp_path / "private", here=HERE, there=THERE))
+    (tmp_path / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
+    (tmp_path / "munge.key").write_bytes(secrets.token_bytes(1024))
+    (tmp_path / "munge.key").chmod(0o400)
+    (tmp_path / "job.sh").write_text(BATCH.format(python=sys.executable, program=PROGRAM))
+    first, second = nodes = start(hosts, NODE, str(tmp_path), SLURM_CONF=str(tmp_path / "slurm.conf"))
+    try:
+        said = first.communicate(timeout=300)[0]
+        second.communicate("end\n", timeout=20)
+    finally:
+        for node in nodes:
+            node.kill()
+    assert first.returncode == 0, said
+    check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
+
+
+@pytest.mark.timeout(330)
+def test_mpirun_with_a_remote_shell(machines: tuple[str, str], tmp_path: Path) -> None:
+    mpirun = require_mpi()
+    if "HYDRA" not in command(mpirun, "--version"):
+        pytest.skip("mpirun must be MPICH's, whose options are used here")
+    nodes = start(on_hosts(machines, tmp_path), "echo $$; read end")
+    try:
+        enter = {f"node{number}": ["nsenter", "-t", node.stdout.readline().strip(), "-m", "-u", "-n"] for number, node in enumerate(nodes)}
+        cases = "".join(f'{name}) exec {" ".join(words)} sh -c "$*";;\n' for name, words in enter.items())
+        remote = tmp_path / "remote"
+        remote.write_text(f'#!/bin/sh\nname=$1; shift; case "$name" in\n{cases}esac\n')
+        remote.chmod(0o700)
+        words = [
+            *enter["node0"],
+            mpirun,
+            "-launcher",
+            "rsh",
+            "-launcher-exec",
+            str(remote),
+            "-iface",
+            "cable",
+            "-wdir",
+            str(tmp_path / "private"),
+        ]
+        words += ["-hosts", "node0:3,node1:1", "-n", "4"]
+        program = [sys.executable, "-m", "ringsim", "trace", "-o", "run.ringtrace", str(PROGRAM)]
+        run = [
+            subprocess.run([*words, *more, *program], env=environment(), capture_output=True, text=True, timeout=150, check=False)
+            for more in ([], ["-genv", "MASTER_ADDR", HERE])
+        ]
+        for node in nodes:
+            node.communicate("end\n", timeout=20)
+    finally:
+        for node in nodes:
+            node.kill()
+    assert run[0].returncode, "each rank would start ranks of its own"
+    assert "head_ip must be said by the launcher" in run[0].stderr, run[0]
+    assert not run[1].returncode, run[1]
+    check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
