@@ -134,7 +134,7 @@ def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
     events, pieces = read_parts(tmp_path)
     assert pieces["world_size"] == 2, "the last value counts"
     assert pieces["notes"][:2] == ["Recording of rank 0 stopped: the disk was full.", "rank 1 stopped recording at the maximum of records"]
-    assert "2 hosts, whose clocks are not aligned" in pieces["notes"][2]
+    assert "2 hosts, whose clocks were not compared" in pieces["notes"][2]
     assert Trace(events, pieces).hosts == ["a", "b"]
     assert pieces["complete"] is False
 

@@ -38,7 +38,8 @@ from ringsim.launch.gathering import Gathering, Store, offer, place_of
 from ringsim.launch.joined import JoinedWatch, make_board
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
 from ringsim.state import get_state
-from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, make_events, readable
+from ringsim.traces.clocks import align_run, reference_ns
+from ringsim.traces.events import readable
 from ringsim.traces.files import save
 from ringsim.traces.parts import PartReader, read_parts
 from ringsim.traces.recorder import Recorder
@@ -272,13 +273,17 @@ class Recording:
             first, last = words["span"]
             inside &= (events.rank != rank) | ((events.seq >= first) & (events.seq < last))
         events = events.select(inside)
-        start_ns = min(self._start_ns, int(events.post_ns.min(initial=self._start_ns)))  # another rank may have begun before
+        clocks = facts.pop("clocks", [])
+        events, moved, start_ns = align_run(events, clocks, self._start_ns)  # another rank may have begun before
+        for rank, words in said.items():
+            words["left"]["at_ns"] = reference_ns(clocks, rank, words["left"]["at_ns"])
         raised_ns = [words["left"]["at_ns"] for words in said.values() if words["left"]["raised"]]
         metadata = {
             **facts,
             **self._describe(),
             "notes": [*facts["notes"], *missing],
             "complete": facts["complete"] and not late and not raised_ns and not missing,
+            **({"clocks": moved} if moved else {}),
         }
         others = [*find_ends(directory, late), *(end for end in doing if end["rank"] in late)]
         ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
@@ -297,7 +302,7 @@ class Recording:
             ]
         if late or raised_ns:  # ranks that still wait have waited until then
             metadata["end_ns"] = max(raised_ns if not late else [time.monotonic_ns()]) - start_ns
-        return Trace(_count_from(start_ns, events), metadata), facts["complete"] and not late and not missing
+        return Trace(events, metadata), facts["complete"] and not late and not missing
 
     def _collect_announcements(
         self, directory: Path, hurry: threading.Event, *, failed: bool
@@ -345,14 +350,6 @@ def find_attempt(path: Path) -> int:
     """Returns the first number of which no attempt has left a file, or parts."""
     tried = (number(path, attempt) for attempt in itertools.count())
     return next(attempt for attempt, file in enumerate(tried) if not file.exists() and not parts_of(file).exists())
-
-
-def _count_from(start_ns: int, events: Events) -> Events:
-    """Returns the events with times that count from ``start_ns``."""
-    columns = {name: getattr(events, name) for name in COLUMN_DTYPES if name != "seq"}  # seq starts again at 0
-    for name in ("post_ns", "wait_ns", "done_ns"):
-        columns[name] = np.where(columns[name] == NONE, NONE, columns[name] - start_ns)
-    return make_events(columns, events.tables)
 
 
 def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:

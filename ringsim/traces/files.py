@@ -3,7 +3,8 @@
 The file is a zip archive with two uncompressed members::
 
     meta.json       {"format": 1, "needs": "0.1.0", "events": 2, "tables": {...}, "metadata": {...}}
-    events.parquet  one row an event; the columns of ``Events``, null where wait_ns and done_ns have not come
+    events.parquet  one row an event; the columns of ``Events``, null where wait_ns and done_ns have not come; times as
+                    each rank's own clock showed them
 
 Any tool that knows zip and Parquet can read it, and nothing in it can be executed. Sizes, counts and checksums are checked before anything
 is parsed, and afterwards every number that points into a table.
@@ -26,6 +27,7 @@ import numpy as np
 
 from ringsim.errors import TraceFileError
 from ringsim.provenance import __version__
+from ringsim.traces.clocks import align, are_clocks, unalign
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLUMN_DTYPES,
@@ -101,8 +103,8 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
         True
     """
     try:
-        members = {META: _pack_meta(trace), EVENTS: _pack_events(trace.events)}
         check_run(trace.events, trace.metadata)
+        members = {META: _pack_meta(trace), EVENTS: _pack_events(unalign(trace.events, trace.metadata.get("clocks", [])))}
         _check_density(len(trace.events), len(members[EVENTS]))
     except (TypeError, ValueError, RecursionError) as error:
         raise TraceFileError(f"A trace must be plain data to be saved, got one where {error} ({path}). Change it, then save.") from error
@@ -215,8 +217,9 @@ def _load(path: str) -> Trace:
         meta_bytes, parquet = _read_zip(data)
         meta = parse_json(meta_bytes)
         _check_format(meta, path)
-        events = _unpack_events(parquet, meta)
         metadata: Any = readable(meta.get("metadata"))
+        check_metadata(metadata, _FORMS)
+        events = align(_unpack_events(parquet, meta), metadata.get("clocks", []))
         check_run(events, metadata)
     except TraceFileError:
         raise
@@ -359,6 +362,7 @@ _FORMS: Final[Forms] = {
         lambda value: are_all(value, list) and all(len(one) == 2 and isinstance(one[0], str) for one in value),
         "a list of names and members",
     ),
+    "clocks": (are_clocks, "what is known of the clocks"),
     "part": (
         lambda value: isinstance(value, dict) and are_all(value.get("of"), str) and are_all(value.get("apart"), int),
         "what a part of a trace is of, and which events are apart",

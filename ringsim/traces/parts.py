@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ringsim.errors import TraceFileError
+from ringsim.traces.clocks import UNKNOWN, align_run, find_clocks, reference_ns
 from ringsim.traces.events import (
     ANY_SOURCE,
     CALLS,
@@ -350,8 +351,14 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     metadata = {"format": 1, "run_id": next(iter(_valid(metas, "run_id")), ""), "source": "measured", **said, **pieces}
     if ends := _ends(parts.metas):
         metadata["ends"] = ends
-    if ended_ns := _valid(metas, "end_ns"):
-        metadata["end_ns"] = max(max(ended_ns) - parts.start_ns, 0)
+    events, clocks, begun_ns = parts.join(), pieces.get("clocks", []), 0
+    ended_ns = [
+        reference_ns(clocks, rank, at_ns - parts.start_ns) for rank, meta in parts.metas.items() for at_ns in _valid([meta], "end_ns")
+    ]
+    if clocks:
+        events, metadata["clocks"], begun_ns = align_run(events, clocks, start_ns[0] - parts.start_ns if start_ns else None)
+    if ended_ns:
+        metadata["end_ns"] = max(max(ended_ns) - begun_ns, 0)
     for key in ("notes", "not_recorded"):
         metadata[key] = _sentences([said, pieces], key)
     metadata["complete"] = all("end_ns" in meta for meta in metas) and pieces["complete"] and said.get("complete", True) is True
@@ -359,7 +366,7 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
         metadata["start_unix_ns"] = start_unix_ns
         if not isinstance(said.get("date"), str):
             metadata["date"] = datetime.fromtimestamp(start_unix_ns * 1e-9, tz=UTC).date().isoformat()
-    return parts.join(), readable(metadata)
+    return events, readable(metadata)
 
 
 def read_parts(
@@ -447,7 +454,11 @@ class _Parts:
         hosts = set(_valid(metas, "host"))
         if len(hosts) > 1:
             not_checked.append(f"Both sides of an operation were not compared between the {len(hosts)} hosts that the ranks ran on.")
-            notes.append(f"the ranks ran on {len(hosts)} hosts, whose clocks are not aligned: compare times within a host only")
+        clocks = find_clocks(self.metas, self.start_ns)
+        if any(entry["how"] == UNKNOWN for entry in clocks) or (len(hosts) > 1 and not clocks):
+            notes.append(
+                f"the ranks ran on {max(len(hosts), len(clocks))} hosts, whose clocks were not compared: compare times within a host only"
+            )
         starts = [
             meta["start_unix_ns"] + self.start_ns - meta["start_ns"]
             for meta in metas
@@ -458,6 +469,7 @@ class _Parts:
             "used_before": _sentences(metas, "used_before"),
             "backend": next(iter(_valid(metas, "backend")), None),
             "start_unix_ns": next(iter(starts), None),
+            "clocks": clocks,
         }
         return {
             "world_size": self.world_size,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
 import numpy as np
 
 from ringsim.errors import ArgumentError, escape, say
+from ringsim.traces.clocks import Clock, list_clocks
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
 from ringsim.traces.items import Event, event_at
@@ -106,6 +107,11 @@ class Trace:
             return [f"host{rank // int(said[1])}" for rank in range(self.world_size)]
         names = {one.get("rank"): escape(str(one.get("host") or ""), lines=False) for one in about}
         return [names.get(rank, "") for rank in range(self.world_size)]
+
+    @cached_property
+    def clocks(self) -> list[Clock]:
+        """The clocks of the machines that ran the ranks, rank 0's first, as they were compared; empty where all ranks had one clock."""
+        return list_clocks(self.events, self.metadata.get("clocks", []), self.hosts)
 
     @cached_property
     def makespan_s(self) -> float:
