@@ -141,6 +141,9 @@ def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
 
 def test_run_json_says_what_the_ranks_cannot(tmp_path: Path) -> None:
     two_ranks(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps({"run_id": "\ud800", "notes": ["a\x1b"]}))
+    trace = Trace(*read_run(tmp_path))
+    assert (trace.to_pandas()["run"][0], trace.metadata["notes"][0]) == ("\\ud800", "a\\x1b"), "readable, as in a file"
     said: dict[str, Any] = {"run_id": "r1", "world_size": 3, "notes": ["n"], "not_recorded": ["C++", "more"], "machine": {"cores": 2}}
     (tmp_path / "run.json").write_text(json.dumps(said | {"start_ns": 999_999_900}))
     events, metadata = read_run(tmp_path)

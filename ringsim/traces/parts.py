@@ -42,6 +42,7 @@ from ringsim.traces.events import (
     read_group,
     read_payload,
     read_word,
+    readable,
 )
 
 FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
@@ -365,7 +366,7 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
         metadata["start_unix_ns"] = start_unix_ns
         if not isinstance(said.get("date"), str):
             metadata["date"] = datetime.fromtimestamp(start_unix_ns * 1e-9, tz=UTC).date().isoformat()
-    return events, metadata
+    return events, readable(metadata)
 
 
 def read_parts(
