@@ -24,7 +24,7 @@ from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.matching import Messages, Unmatched, Waits, describe_unmatched, match, split_waits
 from ringsim.traces.stats import OperationStats, Stats, measure_stats
 from ringsim.traces.steps import Bubble, PeakActivations, count_steps, find_step, measure_bubble, measure_peaks
-from ringsim.traces.units import bytes_text, time_text
+from ringsim.traces.units import bytes_text, rate_text, time_text
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -494,6 +494,7 @@ def _summarise(trace: Trace) -> str:
         others = f" and {count(edge.equals, 'other')} alike" if edge.equals else ""
         lines.append(f"  busiest edge  {edge.src} -> {edge.dst}{others}: {count(edge.number, 'message')}, {bytes_text(edge.total_bytes)}")
         lines.append(f"  longest wait  {_longest_wait(trace) or 'nobody waited for a partner'}")
+    lines += _summarise_hosts(trace)
     lines += _summarise_collectives(trace)
     if count_steps(events):
         lines.append(f"  pipeline      {_last_step(trace)}")
@@ -511,6 +512,36 @@ def _say_part(trace: Trace) -> list[str]:
         return []
     apart = f"{count(len(trace.apart), 'operation')} whose other side is left out"
     return [f"  part          {'; '.join([*trace.metadata['part']['of'], *([apart] if len(trace.apart) else [])])}"]
+
+
+def _summarise_hosts(trace: Trace) -> list[str]:
+    """Returns how well times of several hosts compare, and what went within hosts and across; nothing where there was one host."""
+    names = list(dict.fromkeys(filter(None, trace.hosts)))
+    if len(names) < 2 and not trace.clocks:
+        return []
+    messages, early = trace.messages, int(trace.messages.early.sum())
+    known = [clock.uncertainty_ns for clock in trace.clocks]
+    exact = [time_ns for time_ns in known if time_ns is not None]
+    clocks = [] if not known else ["clocks not all compared" if len(exact) < len(known) else f"clocks known to ±{time_text(max(exact))}"]
+    clocks += [f"{count(early, 'message')} arrived before being sent"] if early or known else []
+    more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    lines = [f"  hosts         {'; '.join([', '.join([*names[:_SHOWN], *more]), *clocks])}"]
+    number = np.unique(trace.hosts, return_inverse=True)[1]
+    crosses = number[messages.src] != number[messages.dst]
+    for where, chosen in (("within hosts", ~crosses), ("across hosts", crosses)):
+        lines += [f"    {where}: {_say_messages(trace, chosen)}"] if chosen.any() else []
+    return lines
+
+
+def _say_messages(trace: Trace, chosen: Ints) -> str:
+    """Returns the number of some messages, their bandwidth while both sides were there, and how long their two sides were blocked."""
+    events, send, recv = trace.events, trace.messages.send[chosen], trace.messages.recv[chosen]
+    done = events.done_ns[recv] != NONE
+    sent = int(np.maximum(events.size_bytes[send], 0)[done].sum())
+    took_ns = np.maximum(events.done_ns[recv] - np.maximum(events.post_ns[send], events.post_ns[recv]), 0)[done].sum()
+    blocked_ns = np.maximum(trace.waits.blocked_ns[np.concatenate([send, recv])], 0).sum()
+    rate = f", {rate_text(sent / took_ns)}" if took_ns and sent else ""
+    return f"{count(len(send), 'message')}, {bytes_text(sent)}{rate}, blocked {time_text(blocked_ns)}"
 
 
 def _summarise_collectives(trace: Trace) -> list[str]:
