@@ -108,6 +108,13 @@ class Trace:
         names = {one.get("rank"): escape(str(one.get("host") or ""), lines=False) for one in about}
         return [names.get(rank, "") for rank in range(self.world_size)]
 
+    def crosses(self, src: Any, dst: Any) -> Ints:
+        """Tells which links, given by their two ranks, lead from one known host to another."""
+        known = {name: number for number, name in enumerate(dict.fromkeys(filter(None, self.hosts)))}
+        host = np.array([known.get(name, NONE) for name in self.hosts], dtype=np.int64)
+        crosses: Ints = (host[src] != host[dst]) & (host[src] != NONE) & (host[dst] != NONE)
+        return crosses
+
     @cached_property
     def clocks(self) -> list[Clock]:
         """The clocks of the machines that ran the ranks, rank 0's first, as they were compared; empty where all ranks had one clock."""
@@ -268,11 +275,12 @@ class Trace:
         axes: Axes = resolve("plot_ring")(self, ax=ax, **look)
         return axes
 
-    def plot_timeline(self, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
+    def plot_timeline(self, *, step: int | None = None, align: bool = True, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws what each rank did when; on ``ax`` where given, else on a new figure.
 
         Args:
             step: of a pipeline's trace, which step, from 0; None for the last one.
+            align: whether times of several hosts are aligned; False draws what each host's own clock showed.
             ax: where to draw.
             **look: size, theme and so on of the new figure, see `Style`.
 
@@ -282,7 +290,7 @@ class Trace:
         Raises:
             ArgumentError: the trace has no such step.
         """
-        axes: Axes = resolve("plot_timeline")(self, step=step, ax=ax, **look)
+        axes: Axes = resolve("plot_timeline")(self, step=step, align=align, ax=ax, **look)
         return axes
 
     def plot_bandwidth(self, *, curve: Bandwidths | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
@@ -526,8 +534,7 @@ def _summarise_hosts(trace: Trace) -> list[str]:
     clocks += [f"{count(early, 'message')} arrived before being sent"] if early or known else []
     more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
     lines = [f"  hosts         {'; '.join([', '.join([*names[:_SHOWN], *more]), *clocks])}"]
-    number = np.unique(trace.hosts, return_inverse=True)[1]
-    crosses = number[messages.src] != number[messages.dst]
+    crosses = trace.crosses(messages.src, messages.dst)
     for where, chosen in (("within hosts", ~crosses), ("across hosts", crosses)):
         lines += [f"    {where}: {_say_messages(trace, chosen)}"] if chosen.any() else []
     return lines
