@@ -142,6 +142,13 @@ def test_conda_environment_agrees_with_pyproject() -> None:
     }
 
 
+def test_release_has_one_version() -> None:
+    import ringsim
+
+    assert f"\nversion: {ringsim.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{ringsim.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
 # -- the front page and the commands
 
 
