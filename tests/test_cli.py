@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +24,8 @@ from ringsim.errors import RankFailed, RingError
 from ringsim.traces.events import OP_CODES, Tables, make_events
 from ringsim.traces.value import Trace
 
+ROOT = Path(__file__).parent.parent
+
 
 @pytest.fixture
 def trace_file(tmp_path: Path) -> Path:
@@ -30,7 +35,10 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "compare", "figures", "explain", "bandwidth", "simulate", "doctor"])
+VERBS = ("demo generate trace merge show open compare figures explain bandwidth simulate lessons lab grade doctor").split()
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])
@@ -47,6 +55,66 @@ def test_without_a_verb(arguments: list[str], code: int, words: str, capsys: pyt
         main(arguments)
     assert left.value.code == code
     assert words in "".join(capsys.readouterr())
+
+
+def test_a_word_that_is_nearly_right_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, near in (("shwo run.ringtrace", "show"), ("trace --check ful x.py", "full"), ("figures x --for papper", "paper")):
+        with pytest.raises(SystemExit):
+            main(words.split())
+        assert f"Did you mean {near}?" in capsys.readouterr().err
+
+
+def test_a_shell_learns_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--print-completion", "bash"])
+    assert left.value.code == 0
+    (verbs,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("_shtab_ringsim_subparsers="))
+    assert set(VERBS) <= set(re.findall(r"[a-z]+", verbs.partition("(")[2]))
+
+
+DATA_FILES = {name: str(ROOT / "figures" / "data" / f"{name}.ringtrace") for name in ("deadlock", "pipeline", "schedule")}
+
+
+@pytest.mark.parametrize(
+    ("words", "reads"),
+    [
+        (
+            ["explain", DATA_FILES["deadlock"], "--json"],
+            lambda said: (said["findings"][0]["kind"], said["findings"][0]["ranks"]) == ("deadlock", [0, 3, 2, 1]),
+        ),
+        (
+            ["compare", DATA_FILES["pipeline"], DATA_FILES["pipeline"], "--json"],
+            lambda said: {one["longer_s"] for one in said["parts"]} == {0.0},
+        ),
+        (
+            ["simulate", str(ROOT / "docs" / "examples" / "pipeline.toml"), "--json"],
+            lambda said: (said["num_ranks"], said["step_s"] > 0) == (8, True),
+        ),
+        (["doctor", "--json"], lambda said: [one["comm_device"] for one in said["backends"]] == ["cpu", "gpu"]),
+    ],
+)
+def test_json_can_be_read_by_programs(words: list[str], reads: Callable[[Any], bool], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert reads(said), said
+
+
+def test_options_may_follow_the_file_that_explain_is_given(tmp_path: Path) -> None:
+    """0.1.0 took them for arguments of the file, and did nothing with them."""
+    assert main(["explain", DATA_FILES["deadlock"], "-o", str(tmp_path / "waits.png")]) == 0
+    assert (tmp_path / "waits.png").exists()
+    with pytest.raises(SystemExit):
+        main(["explain", DATA_FILES["deadlock"], "--nothing"])
+
+
+def test_lessons_are_copied_and_answers_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "01_ring.ipynb").write_text("answers")
+    assert main(["lessons", str(tmp_path)]) == 0
+    assert "kept 1 that was there already" in capsys.readouterr().out
+    assert (tmp_path / "01_ring.ipynb").read_text() == "answers"
+    there = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    lessons = ROOT / "notebooks"
+    assert there == {path.relative_to(lessons) for ending in ("ipynb", "ringtrace", "py") for path in lessons.rglob(f"*.{ending}")}
 
 
 def test_show_prints_the_summary_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import ringsim
 from ringsim.cli import demo, doctor, grade, lessons, measure, traces, virtual
@@ -30,17 +32,39 @@ VERBS = (
 )
 
 
+_LEFT_OUT = ("torch", "cloudpickle", "greenlet", "shtab", "google")  # by the light install of docs/installing.md; the last one is protobuf
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors quote what was written without what commands a terminal; those of the verbs are made of it, too."""
+    """A parser whose errors quote what was written without what commands a terminal; those of the verbs are made of it, too.
+
+    Of what a word may be, they name the nearest: Python does so from 3.14 on.
+    """
 
     def error(self, message: str) -> NoReturn:
+        if "invalid choice" in message:
+            given, _, known = message.partition("(choose from")
+            near = difflib.get_close_matches(given.split("'")[-2], re.findall(r"[\w-]+", known), 1)
+            message += f". Did you mean {near[0]}?" if near else ""
         super().error(escape(message, lines=False))
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints what makes a shell complete our verbs and options, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, shell: Any, option_string: str | None = None) -> None:
+        import shtab
+
+        print(shtab.complete(parser, shell))
+        parser.exit()
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     parser: argparse.ArgumentParser = _Parser(prog="ringsim", description="See how the stages of a pipeline talk.")
     parser.add_argument("--version", action="version", version=f"ringsim {ringsim.__version__}")
+    how = 'print what completes verbs and options in a shell: eval "$(ringsim --print-completion bash)" in its start-up file'
+    parser.add_argument("--print-completion", action=_PrintCompletion, choices=("bash", "zsh", "tcsh"), help=how)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for add_verb in VERBS:
         add_verb(verbs)
@@ -56,17 +80,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 a run or file failed, 2 a bad argument, 130 interrupted.
     """
-    options = make_parser().parse_args(argv)
     try:
+        options = make_parser().parse_args(argv)
         code: int = options.run(options)
     except ArgumentError as error:
         return _say(error, 2)
     except RingError as error:
         return _say(error, 1)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torch":
+        if (name := (error.name or "").partition(".")[0]) not in _LEFT_OUT:
             raise
-        return _say('torch must be installed for this, got a Python without it. Install it: README.md, section "Which torch".', 1)
+        return _say(f"{name} must be installed for this, got a Python without it. Install it: pip install ringsim (docs/installing.md).", 1)
     except KeyboardInterrupt as error:
         return _say(error if isinstance(error, Interrupted) else "interrupted", 130)
     except BrokenPipeError:

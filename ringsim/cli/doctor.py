@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 
 from ringsim import provenance
-from ringsim.cli.verb import Verbs, add_verb
+from ringsim.cli.verb import Verbs, add_json, add_verb, print_json
 from ringsim.environment import discover
 from ringsim.errors import ArgumentError, RingError
 from ringsim.traces.bandwidths import Bandwidths
@@ -85,6 +85,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser = add_verb(
         verbs, "doctor", "say what works on this machine, which backend is used and why", "ringsim doctor --bandwidths links.json", run
     )
+    add_json(parser, "what was looked at, and the backends")
     parser.add_argument("--bandwidths", metavar="FILE", help="a table that `ringsim bandwidth -o FILE` measured here, for the comparison")
 
 
@@ -93,6 +94,11 @@ def run(options: argparse.Namespace) -> int:
     table = load_table(options.bandwidths) if options.bandwidths else None
     facts = backend_facts()
     findings = list(examine(facts))
+    works = all(good for good, what, _ in findings if what in ("torch", "Gloo", "loopback"))
+    if options.json:
+        examined = [{"works": good, "what": what, "detail": detail} for good, what, detail in findings]
+        print_json({"examined": examined, "backends": [choose_backend(device, facts) for device in ("cpu", "gpu")]})
+        return 0 if works else 1
     for good, what, detail in findings:
         print(f"{'ok' if good else 'no':3} {what:16} {detail}")
     print("\nWhich backend, and why:\n")
@@ -102,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
         print(f'comm_device="{device}"{default}: {choice.backend or "cannot run here"}; {choice.reason}')
     print()
     print(criteria_text(backend_criteria(facts, table)))
-    return 0 if all(good for good, what, _ in findings if what in ("torch", "Gloo", "loopback")) else 1
+    return 0 if works else 1
 
 
 def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import tempfile
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_verb, make_directory, tell_written, write_picture, write_pictures
+from ringsim.cli.verb import Verbs, add_json, add_verb, make_directory, print_json, tell_written, write_picture, write_pictures
 from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks, escape
 from ringsim.launch.job import CHECKS
@@ -207,9 +206,7 @@ def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
         metavar="DIR|FILE",
         help=f"draw ring.png and timeline.png into a directory, or the timeline into a file ({', '.join(PICTURES)}); .html is interactive",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print numbers instead of words: the run, and a row for each operation and group"
-    )
+    add_json(parser, "the run, and a row for each operation and group")
     parser.add_argument(
         "--export",
         type=Path,
@@ -226,7 +223,10 @@ def run_show(options: argparse.Namespace) -> int:
     if out is not None and out.suffix and not out.is_dir():
         check_ending(out, "Choose one, or a directory.")
     trace = ringsim.load(options.file)
-    print(json.dumps(_numbers(trace), indent=2) if options.json else trace.summary())
+    if options.json:
+        print_json(_numbers(trace))
+    else:
+        print(trace.summary())
     if out is not None and out.suffix in PICTURES and not out.is_dir():
         tell_written(write_page([trace], out) if out.suffix == ".html" else write_picture(trace.plot_timeline(), out))
     elif out is not None:
@@ -277,6 +277,7 @@ def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "files", type=Path, nargs=2, metavar="FILE", help="a trace file (.ringtrace): before and after, measured and simulated"
     )
+    add_json(parser, "the steps, and where the time went")
     parser.add_argument(
         "-o", "--out", type=Path, metavar="FILE", help=f"draw one over the other ({', '.join(PICTURES)}); .html has both on one axis"
     )
@@ -287,7 +288,11 @@ def run_compare(options: argparse.Namespace) -> int:
     if options.out is not None:
         check_ending(options.out, "Choose one.")
     comparison = ringsim.compare(*ringsim.load(options.files))
-    print(comparison)
+    if options.json:
+        steps = {"first_steps_s": comparison.real_steps_s, "second_steps_s": comparison.virtual_steps_s, "unpaired": comparison.unpaired}
+        print_json({**steps, "parts": comparison.parts.to_pandas().to_dict("records")})
+    else:
+        print(comparison)
     if options.out is not None:
         both = [comparison.real, comparison.virtual]
         tell_written(write_page(both, options.out) if options.out.suffix == ".html" else write_picture(comparison.plot(), options.out))
@@ -349,9 +354,11 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
         run_explain,
     )
     add_rank_options(parser)
+    add_json(parser, "the findings")
     parser.add_argument("-o", "--out", type=Path, metavar="PNG", help="draw who waits for whom into this file")
     parser.add_argument("script", metavar="FILE|SCRIPT", help="a trace file, or a script (.py) to run, followed by its own arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+    parser.set_defaults(parser=parser)
 
 
 def run_explain(options: argparse.Namespace) -> int:
@@ -365,9 +372,14 @@ def run_explain(options: argparse.Namespace) -> int:
                 raise
             trace, failed = error.trace, True
     else:
+        if options.arguments:  # a file takes none: they are options of ours
+            options.parser.parse_args([*options.arguments, options.script], options)
         trace = ringsim.load(options.script)
     diagnosis = trace.explain()
-    print("\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis))
+    if options.json:
+        print_json({"findings": diagnosis.findings})
+    else:
+        print("\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis))
     if options.out is not None:
         tell_written(write_picture(diagnosis.plot(), options.out))
     return 1 if failed else 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ringsim.errors import RingError, escape
 
@@ -31,6 +33,20 @@ def add_verb(
     )
     parser.set_defaults(run=run)
     return parser
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds ``--json`` to a verb."""
+    parser.add_argument("--json", action="store_true", help=f"print JSON instead of words: {what}")
+
+
+def print_json(value: object) -> None:
+    """Prints a value as JSON: data classes as objects, and numpy's numbers as numbers."""
+
+    def plain(one: Any) -> object:
+        return dataclasses.asdict(one) if dataclasses.is_dataclass(one) and not isinstance(one, type) else one.tolist()
+
+    print(json.dumps(value, indent=2, default=plain))
 
 
 def write_pictures(trace: Trace, directory: Path) -> list[Path]:
