@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
         wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)|unrecognized arguments: ([^\s=]+)", message)
         if wrong:
             choice, choices, option = wrong.groups()
-            known = re.findall(r"\w+", choices) if choices else re.findall(r"--[\w-]+", self.format_usage())
+            known = re.findall(r"\w+", choices) if choices else re.findall(r"--[\w-]+", self.format_help())
             near = difflib.get_close_matches(choice or option, known, n=1)
             message += f". Did you mean {near[0]}?" if near else ""
         super().error(escape(message, lines=False))
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options, unknown = make_parser().parse_known_args(argv)
     if unknown:
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # the verb's, which knows what may have been meant
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # the verb's, whose help has what may have been meant
     try:
         code: int = options.run(options)
     except ArgumentError as error:
