@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from ringsim.cli.doctor import backend_facts, examine
 from ringsim.errors import RankFailed, RingError
 from ringsim.traces.events import OP_CODES, Tables, make_events
 from ringsim.traces.value import Trace
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -118,12 +121,43 @@ def test_figures_are_drawn_for_what_they_are_for(tmp_path: Path) -> None:
         assert all(file.read_bytes().startswith(begins) for file in files)
 
 
-def test_show_has_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(trace_file), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    trace = ringsim.load(trace_file)
+def test_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def ask(*arguments: object) -> Any:
+        assert main([*map(str, arguments)]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    said, trace = ask("show", trace_file, "--json"), ringsim.load(trace_file)
     assert (said["world_size"], said["events"]) == (trace.world_size, len(trace.events))
     assert [row["count"] for row in said["operations"]] == [row.count for row in trace.stats().rows]
+    slow = ROOT / "figures" / "data" / "straggler.ringtrace"
+    findings = ringsim.load(slow).explain().findings
+    assert [(one["kind"], one["message"]) for one in ask("explain", "--json", slow)["findings"]] == [
+        (one.kind, one.message) for one in findings
+    ]
+    compared = ask("compare", slow, slow, "--json")
+    assert compared["steps_s"]["first"] == compared["steps_s"]["second"] != []
+    assert {row["longer_s"] for row in compared["parts"]} == {0.0}
+    step = ask("simulate", ROOT / "docs" / "examples" / "pipeline.toml", "--json")
+    assert (step["num_ranks"], step["num_microbatches"]) == (8, 16)
+    assert 0 < step["bubble"] < 1
+    assert step["step_s"] > (16 + 8 - 1) * 30e-3  # without messages, and without the slow rank
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["shwo", "x"], "show"),
+        (["show", "x", "--jsn"], "--json"),
+        (["trace", "--rnaks=2", "x.py"], "--ranks"),
+        (["show", "x", "--zzzz"], ""),
+    ],
+)
+def test_says_what_may_have_been_meant(arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f"Did you mean {meant}?" if meant else "unrecognized arguments: --zzzz")
 
 
 def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +166,7 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
     occupied = tmp_path / "occupied"
     occupied.write_text("a file where a directory should be")
     for command, code in (
+        (["explain", str(trace_file), "--json"], 2),
         (["show", str(tmp_path / "missing.ringtrace")], 1),
         (["show", str(foreign)], 1),
         (["show", str(trace_file), "-o", str(occupied)], 1),
@@ -154,7 +189,7 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
 
 
 def test_without_torch_a_verb_that_needs_it_says_so_in_a_sentence(trace_file: Path) -> None:
-    hosts = Path(__file__).parent.parent / "docs" / "examples" / "hosts.toml"
+    hosts = ROOT / "docs" / "examples" / "hosts.toml"
     verbs = [["demo"], ["simulate", str(hosts)], ["trace", "-n", "2", __file__], ["bandwidth"], ["show", str(trace_file)]]
     program = f"import sys; sys.modules['torch'] = None; from ringsim.cli import main; print([main(words) for words in {verbs}])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -32,6 +34,12 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors quote what was written without what commands a terminal; those of the verbs are made of it, too."""
 
     def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)|unrecognized arguments: ([^\s=]+)", message)
+        if wrong:
+            choice, choices, option = wrong.groups()
+            known = re.findall(r"\w+", choices) if choices else re.findall(r"--[\w-]+", self.format_help())
+            near = difflib.get_close_matches(choice or option, known, n=1)
+            message += f". Did you mean {near[0]}?" if near else ""
         super().error(escape(message, lines=False))
 
 
@@ -54,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 a run or file failed, 2 a bad argument, 130 interrupted.
     """
-    options = make_parser().parse_args(argv)
+    options, unknown = make_parser().parse_known_args(argv)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # the verb's, whose help has what may have been meant
     try:
         code: int = options.run(options)
     except ArgumentError as error:
