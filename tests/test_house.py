@@ -62,7 +62,6 @@ NOBODYS = ("/home/student/", "/home/me/")  # examples
 
 
 def test_no_text_and_no_committed_trace_names_a_machine() -> None:
-    import ringsim
 
     texts = [(path, re.sub("|".join(NOBODYS), "", path.read_text())) for path in TRACKED if path.suffix in TEXT_SUFFIXES]
     for path in TRACKED:
@@ -145,8 +144,6 @@ def test_conda_environment_agrees_with_pyproject() -> None:
 
 
 def test_release_has_one_version() -> None:
-    import ringsim
-
     assert f"\nversion: {ringsim.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## [{ringsim.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
