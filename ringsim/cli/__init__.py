@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import ringsim
-from ringsim.cli import demo, doctor, grade, measure, traces, virtual
+from ringsim.cli import demo, doctor, grade, lessons, measure, traces, virtual
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 
 VERBS = (
@@ -25,6 +25,8 @@ VERBS = (
     traces.add_explain,
     measure.add_parser,
     virtual.add_parser,
+    lessons.add_lessons,
+    lessons.add_lab,
     grade.add_parser,
     doctor.add_parser,
 )
