@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ringsim.traces import files
 from ringsim.traces.clocks import (
     CLOSE_NS,
     DRIFT_PPM,
+    TIMES,
     WANDER_PPM,
     align,
     align_run,
@@ -24,7 +26,7 @@ from ringsim.traces.clocks import (
     unalign,
     uncertainty_ns,
 )
-from ringsim.traces.events import NONE, OP_CODES, Events, make_events
+from ringsim.traces.events import NONE, OP_CODES, Events, Group, Payload, Tables, make_events
 from ringsim.traces.value import Trace
 
 SECOND = 10**9
@@ -119,6 +121,49 @@ def test_a_file_has_raw_times_and_reading_aligns_them(tmp_path: Path) -> None:
     assert (reference.how, reference.offset_ns, reference.uncertainty_ns) == ("reference", 0, 0)
     assert (clock.ranks, clock.host, clock.offset_ns, clock.how, clock.drift_ppm) == ((1,), "far", -5 * SECOND, "store", 1.0)
     assert clock.uncertainty_ns == pytest.approx(20_000 + 5e9 * DRIFT_PPM * 1e-6, rel=0.01)
+
+
+def messages_between_hosts(*, uncertainty_ns: int = 30) -> Trace:
+    """Two messages from rank 0 to rank 1, whose clock is 5 s ahead; the second one arrives before it is sent."""
+    tables = Tables(payloads=(Payload("uint8", (3000,), 3000),))
+    columns: dict[str, Any] = {"rank": [0, 0, 1, 1], "op": [OP_CODES["send"]] * 2 + [OP_CODES["recv"]] * 2, "peer": [1, 1, 0, 0]}
+    columns |= {"group": [-1] * 4, "tag": [0] * 4, "payload": [0] * 4, "status": [2] * 4, "post_ns": np.array([0, 4000, 0, 3500])}
+    columns |= {"wait_ns": columns["post_ns"], "done_ns": np.array([3000, 4500, 3000, 3900])}
+    raw = make_events(columns | {name: columns[name] + 5 * SECOND * np.array([0, 0, 1, 1]) for name in TIMES}, tables)
+    clocks = [
+        {"ranks": [0], "how": "reference", "samples": [[0, 0, 0]]},
+        {"ranks": [1], "how": "store", "samples": [[0, -5 * SECOND, uncertainty_ns], [10 * SECOND, -5 * SECOND, uncertainty_ns]]},
+    ]
+    events, moved, _ = align_run(raw, clocks, None)
+    hosts = [{"rank": rank, "host": f"node{rank}"} for rank in range(2)]
+    return Trace(events, {"world_size": 2, "ranks": hosts, "clocks": moved})
+
+
+def test_the_summary_tells_what_went_across_hosts_and_counts_what_cannot_be() -> None:
+    said = messages_between_hosts(uncertainty_ns=600).summary()
+    (clocks,) = re.findall(r"hosts +node0, node1; clocks known to ±(.*); 1 message arrived before being sent", said)
+    assert clocks == "5.6 µs", "in the middle of 10 s"
+    assert "    across hosts: 2 messages, 5.86 KiB, 2 GB/s, blocked 6.9 µs" in said
+    assert "within hosts" not in said
+
+
+@pytest.mark.parametrize(
+    ("rings", "places", "said"),
+    [
+        (["0>1", "1>2", "2>3", "3>0"], "abab", "the ring crosses hosts 4 times, 2 would do"),
+        (["1>2", "2>3", "0>1"], "abab", "the ring crosses hosts 4 times, 2 would do"),
+        (["0>2", "2>1", "1>3", "3>0"], "abab", ""),
+        (["0>2", "2>0", "1>3", "3>1"], "abab", ""),
+        (["0>1", "1>0", "2>3", "3>2", "0>9"], "abab", ""),
+        (["0>1", "1>2", "2>0"], "ab ", ""),
+    ],
+)
+def test_the_summary_tells_of_a_ring_that_crosses_more_often_than_it_must(rings: list[str], places: str, said: str) -> None:
+    tables = Tables(groups=tuple(Group(f"ring:{name}", ()) for name in rings))
+    about = [{"rank": rank, "host": place.strip()} for rank, place in enumerate(places)]
+    text = Trace(make_events({"rank": [], "op": []}, tables), {"world_size": len(places), "ranks": about}).summary()
+    assert said in text
+    assert bool(said) == ("crosses" in text)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,6 @@ NOBODYS = ("/home/student/", "/home/me/")  # examples
 
 
 def test_no_text_and_no_committed_trace_names_a_machine() -> None:
-    import ringsim
 
     texts = [(path, re.sub("|".join(NOBODYS), "", path.read_text())) for path in TRACKED if path.suffix in TEXT_SUFFIXES]
     for path in TRACKED:
@@ -144,6 +143,11 @@ def test_conda_environment_agrees_with_pyproject() -> None:
     }
 
 
+def test_release_has_one_version() -> None:
+    assert f"\nversion: {ringsim.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{ringsim.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
 # -- the front page and the commands
 
 
@@ -157,10 +161,6 @@ def test_makefile_targets_are_in_the_docs_and_in_its_help() -> None:
     for target in targets:
         assert f"make {target}" in page
         assert re.search(rf"^  make {target} +\S", shown, re.MULTILINE)
-
-
-def test_the_citation_is_of_this_version() -> None:
-    assert f"\nversion: {ringsim.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_commit_hooks_and_ci_run_what_make_check_runs() -> None:

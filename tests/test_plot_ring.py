@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
-from pictures import assert_apart, assert_within, drawn, overlap, title, words
+from pictures import assert_apart, assert_within, drawn, legend, overlap, title, words
 from synthetic import Story
 
 from ringsim.plot import style
@@ -171,6 +171,20 @@ def test_above_sixteen_ranks_a_matrix_is_drawn_that_keeps_every_byte() -> None:
         assert len(cells) <= most_cells
         assert len(cells) * shared >= 33
         assert cells[cells >= 0].sum() == sum(data["size_bytes"] for *_, data in graph.edges(data=True))
+
+
+@pytest.mark.parametrize("world_size", [4, 18])
+def test_links_between_hosts_are_marked(world_size: int) -> None:
+    trace = ring_trace(world_size)
+    trace.metadata["ranks"] = [{"rank": rank, "host": f"node{2 * rank // world_size}"} for rank in range(world_size)]
+    ax = plot_ring(trace)
+    if world_size == 4:
+        marked = [name for name, tube in patches(ax, "group-").items() if tube.get_linewidth() == 2]
+        assert sorted(marked) == ["group-ring:1>2", "group-ring:3>0"]
+        assert words(ax).count("node1") == 2
+        assert "from host to host" in legend(ax)
+    else:
+        assert [line.get_ydata()[0] for line in ax.lines if line.get_gid() == "hosts"] == [8.5, 0]
 
 
 # -- who waits for whom

@@ -416,6 +416,29 @@ def test_a_picture_says_that_ranks_shared_their_cores() -> None:
     assert "shared" not in words(plot_timeline(trace_of(known("1f1b", 2, 2))))
 
 
+def test_hosts_are_named_and_links_between_them_marked() -> None:
+    """Two hosts of two ranks; the second one's clock is 5 s ahead, and only what the clocks showed says so."""
+    story = Story(4)
+    for src, dst in ((0, 1), (1, 2), (2, 3), (3, 0)):
+        story.op(src, "isend", (1, 2, 3), peer=dst, group="world", tag=0, size_bytes=8)
+        story.op(dst, "irecv", (1, 2, 3), peer=src, group="world", tag=0, size_bytes=8)
+    events = story.trace().events
+    hosts = {"world_size": 4, "ranks": [{"rank": rank, "host": f"node{rank // 2}"} for rank in range(4)]}
+    clocks = [
+        {"ranks": [0, 1], "how": "reference", "samples": [[0, 0, 0]]},
+        {"ranks": [2, 3], "how": "store", "samples": [[0, -5 * 10**9, 9]]},
+    ]
+    trace = Trace(events, hosts | {"clocks": clocks})
+    ax = plot_timeline(trace)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["node0  rank 0", "rank 1", "node1  rank 2", "rank 3"]
+    arrows = {one.get_gid(): len(one.U) for one in ax.collections if str(one.get_gid()).startswith("arrows")}
+    assert arrows == {"arrows": 2, "arrows-across": 2}
+    assert "from host to host" in legend(ax)
+    shown = plot_timeline(trace, align=False)
+    assert [one.get_xlim()[1] > 5 for one in (ax, shown)] == [False, True]
+    assert "arrows-across" not in [one.get_gid() for one in plot_timeline(Trace(events, {"world_size": 4})).collections]
+
+
 # -- simulated schedules
 
 

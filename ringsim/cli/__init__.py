@@ -32,19 +32,15 @@ VERBS = (
 )
 
 
-_LEFT_OUT = ("torch", "cloudpickle", "greenlet", "shtab", "google")  # by the light install of docs/installing.md; the last one is protobuf
-
-
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors quote what was written without what commands a terminal; those of the verbs are made of it, too.
-
-    Of what a word may be, they name the nearest: Python does so from 3.14 on.
-    """
+    """A parser whose errors quote what was written without what commands a terminal; those of the verbs are made of it, too."""
 
     def error(self, message: str) -> NoReturn:
-        if "invalid choice" in message:
-            given, _, known = message.partition("(choose from")
-            near = difflib.get_close_matches(given.split("'")[-2], re.findall(r"[\w-]+", known), 1)
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)|unrecognized arguments: ([^\s=]+)", message)
+        if wrong:
+            choice, choices, option = wrong.groups()
+            known = re.findall(r"\w+", choices) if choices else re.findall(r"--[\w-]+", self.format_help())
+            near = difflib.get_close_matches(choice or option, known, n=1)
             message += f". Did you mean {near[0]}?" if near else ""
         super().error(escape(message, lines=False))
 
@@ -80,17 +76,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 a run or file failed, 2 a bad argument, 130 interrupted.
     """
+    options, unknown = make_parser().parse_known_args(argv)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # the verb's, whose help has what may have been meant
     try:
-        options = make_parser().parse_args(argv)
         code: int = options.run(options)
     except ArgumentError as error:
         return _say(error, 2)
     except RingError as error:
         return _say(error, 1)
     except ModuleNotFoundError as error:
-        if (name := (error.name or "").partition(".")[0]) not in _LEFT_OUT:
+        if (error.name or "").partition(".")[0] != "torch":
             raise
-        return _say(f"{name} must be installed for this, got a Python without it. Install it: pip install ringsim (docs/installing.md).", 1)
+        return _say('torch must be installed for this, got a Python without it. Install it: README.md, section "Which torch".', 1)
     except KeyboardInterrupt as error:
         return _say(error if isinstance(error, Interrupted) else "interrupted", 130)
     except BrokenPipeError:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ringsim.errors import RingError, escape
 
@@ -31,22 +30,18 @@ def add_verb(
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 
-def add_json(parser: argparse.ArgumentParser, what: str) -> None:
-    """Adds ``--json`` to a verb."""
-    parser.add_argument("--json", action="store_true", help=f"print JSON instead of words: {what}")
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that ``tell`` obeys."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs, instead of words")
 
 
-def print_json(value: object) -> None:
-    """Prints a value as JSON: data classes as objects, and numpy's numbers as numbers."""
-
-    def plain(one: Any) -> object:
-        return dataclasses.asdict(one) if dataclasses.is_dataclass(one) and not isinstance(one, type) else one.tolist()
-
-    print(json.dumps(value, indent=2, default=plain))
+def tell(options: argparse.Namespace, words: Callable[[], object], numbers: Callable[[], object]) -> None:
+    """Prints what was found: in words, or as JSON where that was asked for."""
+    print(json.dumps(numbers(), indent=2) if options.json else words())
 
 
 def write_pictures(trace: Trace, directory: Path) -> list[Path]:

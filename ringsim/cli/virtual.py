@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringsim.cli.description import Description, Network, read_description
-from ringsim.cli.verb import Verbs, add_json, add_verb, print_json, tell_written, write_picture
+from ringsim.cli.verb import Verbs, add_json, add_verb, tell, tell_written, write_picture
 from ringsim.errors import ScheduleError
 from ringsim.schedules.closed_forms import gpipe_makespan, makespan, one_f_one_b_bound, peak_live
 from ringsim.schedules.engine import evaluate
@@ -26,9 +26,9 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
     help_text = "simulate a training step on a virtual clock, from a small description of model, ring, links and schedule"
     parser = add_verb(verbs, "simulate", help_text, "ringsim simulate docs/examples/pipeline.toml --save run.ringtrace --plot run.png", run)
     parser.add_argument("file", type=Path, metavar="FILE.toml", help="the description; docs/simulation.md says what may stand in it")
-    add_json(parser, "how long the step takes, and its bubble")
     parser.add_argument("--save", type=Path, metavar="FILE.ringtrace", help="save the trace of the step")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the timeline of the step")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,10 +36,11 @@ def run(options: argparse.Namespace) -> int:
     described = read_description(options.file)
     step = described.simulate()
     trace = described.rehearse() if described.needs_ranks else None
-    if options.json:
-        print_json(_numbers(step, trace))
-    else:
-        print(_report(described, step) if trace is None else _report_ranks(described, step, trace))
+    tell(
+        options,
+        lambda: _report(described, step) if trace is None else _report_ranks(described, step, trace),
+        lambda: _numbers(described, step, trace),
+    )
     if options.save is not None:
         (step.trace() if trace is None else trace).save(options.save)
         tell_written(options.save)
@@ -49,21 +50,22 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _numbers(step: ScheduleRun, trace: Trace | None) -> dict[str, object]:
-    """Returns the step as numbers; ``undisturbed_s`` is what it takes over links of their own and without jitter."""
-    undisturbed_s, closed_form = float(step.makespan), step.closed_form
-    said = {"step_s": undisturbed_s, "bubble": float(step.bubble)}
-    if trace is not None:
-        said = {"step_s": trace.metadata["end_ns"] * 1e-9, "undisturbed_s": undisturbed_s, "bubble": trace.bubble().of_total}
-    about = {"schedule": step.name, "num_ranks": step.num_ranks, "num_microbatches": step.num_microbatches}
-    return {**about, **said, "closed_form_s": None if closed_form is None else float(closed_form)}
-
-
 def _title(described: Description, step: ScheduleRun, more: str = "") -> str:
     return (
         f"{step.name} on {count(step.num_ranks, 'rank')}, {count(step.num_microbatches, 'microbatch')} (simulated, {described.semantics}, "
         f"{bytes_text(described.size_bytes)} a message{more})"
     )
+
+
+def _numbers(described: Description, step: ScheduleRun, trace: Trace | None) -> dict[str, object]:
+    undisturbed = {"undisturbed_s": float(step.makespan), "undisturbed_bubble": step.bubble}
+    taken = (
+        {"step_s": float(step.makespan), "bubble": step.bubble}
+        if trace is None
+        else {"step_s": trace.metadata["end_ns"] * 1e-9, "bubble": trace.bubble().of_total, **undisturbed}
+    )
+    about = {"semantics": described.semantics, "size_bytes": described.size_bytes}
+    return {"schedule": step.name, "num_ranks": step.num_ranks, "num_microbatches": step.num_microbatches, **about, **taken}
 
 
 def _report_ranks(described: Description, undisturbed: ScheduleRun, trace: Trace) -> str:

@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ringsim.launch.clocks import name_boot, name_clock
 from ringsim.state import OUR_THREADS
 from ringsim.traces.parts import FILE_NAME, PartReader
 
@@ -41,17 +42,14 @@ ENDING_S: Final = 2.0  # how long a process that has nothing else to do waits to
 ANSWER_S: Final = 30.0  # how long a rank that sends waits for the next word of rank 0
 MAX_FILE_BYTES: Final = 1 << 28  # more than a recorder ever writes
 _MAX_PAUSE_S: Final = 0.01
-_PLACE: Final = {"host": str, "directory": str, "id": str, "pid": int, "start_ns": int}
+_PLACE: Final = {"host": str, "clock": str, "directory": str, "id": str, "pid": int, "start_ns": int}
 
 
 def place_of(directory: Path) -> dict[str, Any]:
     """Describes where a rank's part lies, as plain data for JSON; ranks with the same ``id`` see the same directory."""
     about = directory.stat()
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = socket.gethostname()
-    return {"host": socket.gethostname(), "directory": str(directory), "id": f"{boot} {about.st_dev} {about.st_ino}", "pid": os.getpid()}
+    place = {"host": socket.gethostname(), "directory": str(directory), "id": f"{name_boot()} {about.st_dev} {about.st_ino}"}
+    return {**place, "clock": name_clock(), "pid": os.getpid()}
 
 
 class Store:
@@ -115,11 +113,11 @@ def offer(store: Store, rank: int, directory: Path, path: Path, *, failed: bool)
         path: of the trace, to tell the user how to join the parts by hand.
         failed: whether an error has ended the block here: then this process may be ended at any moment.
     """
-    if _where(store, 0, _for(0)).get("id") != place_of(directory)["id"]:
+    if find_place(store, 0, _for(0)).get("id") != place_of(directory)["id"]:
         threading.Thread(target=_give, args=(store, rank, directory, path, failed), name=f"{OUR_THREADS}parts").start()
 
 
-def _where(store: Store, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
+def find_place(store: Store, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
     """Returns the place of a rank's part; nothing where the rank has not entered the block, or has said something else."""
     try:
         place: Any = json.loads(store.read(f"at/{rank}", patience) or b"{}")
@@ -132,7 +130,7 @@ def _where(store: Store, rank: int, patience: Callable[[], bool]) -> dict[str, A
 def _give(store: Store, rank: int, directory: Path, path: Path, failed: bool) -> None:
     with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0
         unasked = failed and _fits(_list(directory, [rank]))
-        rank_0 = _where(store, 0, _for(0) if unasked else threading.main_thread().is_alive)
+        rank_0 = find_place(store, 0, _for(0) if unasked else threading.main_thread().is_alive)
         if rank_0.get("id") == place_of(directory)["id"] or not (rank_0 or unasked):  # rank 0 may enter after this rank has failed
             return
         asked = None if unasked else store.take(f"wants/{rank}", _while_at_work())
@@ -209,7 +207,7 @@ class Gathering:
     def __init__(self, store: Store | None, directory: Path, world_size: int) -> None:
         self._store: Any = store  # not None where there is a place
         self._directory = directory
-        places = {rank: _where(store, rank, _for(0)) for rank in range(1, world_size)} if store else {}
+        places = {rank: find_place(store, rank, _for(0)) for rank in range(1, world_size)} if store else {}
         self._places = {rank: place for rank, place in places.items() if place}
         self._senders: list[int] = []
         self._unread: list[str] = []

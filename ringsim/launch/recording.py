@@ -19,7 +19,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,8 @@ from ringsim.comm.backend import get_backend_object
 from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.diagnose.failure import clear_verdict, describe_end, error_of_kind, note_failed_threads, read_verdict, report_exception
 from ringsim.errors import RingError
-from ringsim.launch.gathering import Gathering, Store, offer, place_of
+from ringsim.launch.clocks import ClockComparison
+from ringsim.launch.gathering import Gathering, Store, find_place, offer, place_of
 from ringsim.launch.joined import JoinedWatch, make_board
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
 from ringsim.state import get_state
@@ -125,6 +126,9 @@ class Recording:
         if self._keys:
             place = {**place_of(self._recorder.directory), "start_ns": self._recorder.start_ns}
             self._keys.put(f"at/{self._rank}", json.dumps(place).encode())
+        self._clocks: ClockComparison | None = None
+        if self._own and self._keys and self._world_size > 1:
+            self._clocks = ClockComparison(self._board.store, self._rank, self._world_size, self._recorder, self._find_clock_of_rank_0)
         self._stop_noting = note_failed_threads(self._recorder) if self._own else None
         torch_hooks.install(self._recorder, self._check)
         resume_log(moved)
@@ -151,6 +155,8 @@ class Recording:
             if error is not None:
                 doing = self._watch.ask_others()
             self._watch.stop()
+        if self._clocks is not None and self._rank:
+            self._clocks.stop(failed=error is not None)
         span = [self._first, recorder.count]
         moved = interrupt_log() if self._own else None
         torch_hooks.uninstall(recorder)
@@ -164,7 +170,11 @@ class Recording:
             if self._rank and self._keys:
                 offer(self._keys, self._rank, recorder.directory, self._path, failed=error is not None)
             if self._rank == 0:
-                said, late = self._collect_announcements(recorder.directory, hurry, failed=error is not None)
+                try:
+                    said, late = self._collect_announcements(recorder.directory, hurry, failed=error is not None)
+                finally:
+                    if self._clocks is not None:
+                        self._clocks.stop(failed=error is not None)
                 gathering = Gathering(self._keys, recorder.directory, self._world_size)
                 gathering.fetch([*said], lambda: not hurry.is_set())
                 self._trace, whole = self._merge(recorder.directory, said, late, doing, gathering.missing)
@@ -219,6 +229,9 @@ class Recording:
         """Returns what the metadata say of the run's origin."""
         job = {"job": os.environ.get("TORCHELASTIC_RUN_ID", ""), "attempt": self._attempt} if self._attempt is not None else {}
         return {**provenance.measured_run(self._world_size, self._backend, self._start_unix_ns), "run_id": self._board.run_id, **job}
+
+    def _find_clock_of_rank_0(self, patience: Callable[[], bool]) -> str | None:
+        return None if self._keys is None else find_place(self._keys, 0, patience).get("clock")
 
     def _agree_on_attempt(self, keys: Store) -> int:
         """Returns the number of this attempt of a job that is restarted, which rank 0 finds; the others wait until it enters."""

@@ -489,8 +489,13 @@ def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAx
     src, dst = messages.src[chosen], messages.dst[chosen]
     x, y = axis.at(events.post_ns[messages.send[chosen]]), rows.middle(src, send_lane)
     to_x, to_y = axis.at(events.done_ns[messages.recv[chosen]]), rows.middle(dst, send_lane + 1)
-    far = abs(dst // rows.ranks - src // rows.ranks) > 1  # an arrow across many rows steps back
-    for some, colour, zorder, gid in ((far, "#8C8C8C", 4.0, "arrows-far"), (~far, INK, 4.5, "arrows")):
+    far, across = abs(dst // rows.ranks - src // rows.ranks) > 1, trace.crosses(src, dst)  # an arrow across many rows steps back
+    looks = (
+        (far & ~across, "#8C8C8C", 4.0, "arrows-far"),
+        (across, VERMILLION, 4.4, "arrows-across"),
+        (~far & ~across, INK, 4.5, "arrows"),
+    )
+    for some, colour, zorder, gid in looks:
         if some.any():
             ax.quiver(
                 x[some], y[some], (to_x - x)[some], (to_y - y)[some], angles="xy", scale_units="xy", scale=1, units="inches",

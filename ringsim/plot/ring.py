@@ -134,9 +134,10 @@ def communication_graph(trace: Trace) -> nx.MultiDiGraph:
         trace: any trace.
 
     Returns:
-        A graph with a node for each rank (``pid`` where known). The key of an edge is the name of its group; an edge has ``lane``
-        ("forward", "backward" or "outside"), ``messages`` and ``size_bytes``. The graph itself has ``ring`` (name of a built ring group to
-        its pred and succ), ``unfinished`` (sends of which neither side got done) and ``collectives`` (collective operations posted).
+        A graph with a node for each rank (``pid`` and ``host`` where known). The key of an edge is the name of its group; an edge has
+        ``lane`` ("forward", "backward" or "outside"), ``messages`` and ``size_bytes``. The graph itself has ``ring`` (name of a built ring
+        group to its pred and succ), ``unfinished`` (sends of which neither side got done) and ``collectives`` (collective operations
+        posted).
 
     Example:
         >>> from ringsim.traces.events import Group, OP_CODES, Payload, Tables, make_events
@@ -155,7 +156,7 @@ def communication_graph(trace: Trace) -> nx.MultiDiGraph:
     graph = nx.MultiDiGraph(ring=ring, unfinished=int((sends & ~sent).sum()), collectives=int((events.kind == COLLECTIVE).sum()))
     known = {piece.get("rank"): piece for piece in trace.metadata.get("ranks", [])}
     for rank in range(trace.world_size):
-        graph.add_node(rank, pid=known.get(rank, {}).get("pid"))
+        graph.add_node(rank, pid=known.get(rank, {}).get("pid"), host=trace.hosts[rank])
     for name, (pred, succ) in ring.items():
         graph.add_edge(pred, succ, key=name, lane="forward", messages=0, size_bytes=0)
 
@@ -353,11 +354,12 @@ def _draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     ax.apply_aspect()
     _draw_groups(graph, ax, radius)
     notes = _draw_messages(graph, ax, radius)
+    several = len(set(nx.get_node_attributes(graph, "host").values())) > 1
     for rank, data in graph.nodes(data=True):
         x, y = _node(graph, rank).tolist()
         ax.add_patch(Circle((x, y), radius, facecolor="white", edgecolor=style.INK, linewidth=1.6, zorder=6, gid=f"rank-{rank}"))
-        pid = f"pid {data['pid']}"
-        small = data["pid"] is not None and len(pid) * LETTER * PID_SIZE * style.per_point(ax) < 1.5 * radius
+        pid = data["host"] if several else f"pid {data['pid']}" if data["pid"] is not None else ""
+        small = pid and len(pid) * LETTER * PID_SIZE * style.per_point(ax) < 1.5 * radius
         ax.text(
             x, y + (0.05 if small else 0), str(rank), ha="center", va="center", zorder=7, weight="bold",
             fontsize=style.letters(18 if world_size <= 6 else 15 if world_size <= 10 else 11),
@@ -377,11 +379,13 @@ def _draw_groups(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> None:
         words = [f"{src}>{dst}: {_amount(data)}" if both_ways else _amount(data) for src, dst, data in lanes]
         if len(lanes) == 2 and not detailed:
             words = [_amount({what: sum(data[what] for *_, data in lanes) for what in ("messages", "size_bytes")})]
-        outline = CLOSING_COLOUR if _closes(pred, succ) else style.MUTED
+        across = _crosses(graph, pred, succ)
+        outline = style.VERMILLION if across else CLOSING_COLOUR if _closes(pred, succ) else style.MUTED
         tube = ribbon(_centre_line(graph, pred, succ, radius * 0.7), TUBE)
         ax.add_patch(
             Polygon(
-                tube, facecolor=TUBE_COLOUR, edgecolor=outline, linewidth=1.0, linestyle="solid" if lanes else UNUSED, zorder=1,
+                tube, facecolor=TUBE_COLOUR, edgecolor=outline, linewidth=2.0 if across else 1.0, linestyle="solid" if lanes else UNUSED,
+                zorder=1,
                 gid=f"group-{name}",
             )
         )  # fmt: skip
@@ -408,7 +412,8 @@ def _draw_messages(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> list[str]
         elif data["lane"] == "outside":
             clockwise = (dst - src) % len(graph) <= len(graph) // 2  # the way back bows further in
             path = _chord(_node(graph, src), _node(graph, dst), pull=0.4 if clockwise else 1.0, gap=gap)
-            _draw_arrow(ax, path, width, style.MUTED, (0, (2, 2)), 3, f"outside-{src}-{dst}-{key}")
+            colour = style.VERMILLION if _crosses(graph, src, dst) else style.MUTED
+            _draw_arrow(ax, path, width, colour, (0, (2, 2)), 3, f"outside-{src}-{dst}-{key}")
             if data["size_bytes"] >= least_named:
                 text = f"{key}\n{_amount(data).replace('message', 'msg')}"  # the middle of a small ring has little room
                 at = _middle(path)
@@ -468,7 +473,15 @@ def _circle_legend(graph: nx.MultiDiGraph) -> list[Artist]:
         handles.append(Patch(facecolor=style.MUTED, label="messages on other groups"))
     if any(_closes(*ends) for ends in graph.graph["ring"].values()):
         handles.append(Patch(facecolor=CLOSING_COLOUR, label="the edge that closes the ring"))
+    if any(_crosses(graph, src, dst) for src, dst in graph.edges()):
+        handles.append(Patch(facecolor=TUBE_COLOUR, edgecolor=style.VERMILLION, linewidth=2, label="from host to host"))
     return handles
+
+
+def _crosses(graph: nx.MultiDiGraph, src: int, dst: int) -> bool:
+    """Tells whether two ranks are on two hosts."""
+    here, there = graph.nodes[src]["host"], graph.nodes[dst]["host"]
+    return bool(here and there and here != there)
 
 
 def _goes_backward(graph: nx.MultiDiGraph) -> bool:
@@ -552,6 +565,12 @@ def _draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
         bar = ax.figure.colorbar(picture, cax=beside, label="bytes sent", format=FuncFormatter(lambda value, _: bytes_text(value)))
         bar.locator = LogLocator(base=2, numticks=8) if low < high else FixedLocator([low])
         bar.minorticks_off()
+    borders = [rank - 0.5 for rank in range(1, len(graph)) if _crosses(graph, rank - 1, rank)]
+    if borders and len(borders) < MOST_OUTLINES:
+        for border in borders:
+            ax.axhline(border, color=style.VERMILLION, linewidth=0.8, gid="hosts")
+            ax.axvline(border, color=style.VERMILLION, linewidth=0.8, gid="hosts")
+        notes.append("Orange lines: from one host to the next.")
     unused = [ends for name, ends in graph.graph["ring"].items() if graph.edges[(*ends, name)]["messages"] == 0]
     if unused and len(graph) <= MOST_OUTLINES:
         for pred, succ in unused:

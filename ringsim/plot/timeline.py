@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Unpack
 
 import numpy as np
@@ -30,6 +31,7 @@ from ringsim.plot.layout import (
 )
 from ringsim.plot.ring import ring_picture
 from ringsim.plot.steps import microbatch_entry, picture_step, plot_step, shows_step, step_picture
+from ringsim.traces.clocks import unalign
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
 from ringsim.traces.lazy import Style
 from ringsim.traces.units import time_text
@@ -51,7 +53,7 @@ MARK_NAME_SIZE: Final = 7.5  # points
 SMALLER: Final = 0.68  # of the pictures' own sizes, in a notebook: the words stay as large, and can be read when the picture is shrunk
 
 
-def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
+def plot_timeline(trace: Trace, *, step: int | None = None, align: bool = True, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws what each rank did when: spans, and under them sends and recvs, with arrows from send to recv.
 
     Ranks are rows, rank 0 on top; time runs to the right, to scale, from the start of the run. The time for which an operation was
@@ -59,11 +61,13 @@ def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = No
 
     A trace of ``train_step_pipeline`` is drawn as papers draw it, one step at a time: forwards and backwards with the number of their
     microbatch, the bubbles shaded, and warm-up, steady phase and cool-down marked; on a new figure, the live activations stand below.
-    A trace in which something is stuck or has failed is drawn like any other.
+    A trace in which something is stuck or has failed is drawn like any other. Of several hosts, the first row of each has its name, and
+    arrows from one to another have a colour of their own.
 
     Args:
         trace: any trace, with any number of events.
         step: of a pipeline's trace, which step, from 0; None for the last one.
+        align: whether times of several hosts are aligned; False draws what each host's own clock showed.
         ax: where to draw; a new figure by default.
         **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
@@ -80,6 +84,9 @@ def plot_timeline(trace: Trace, *, step: int | None = None, ax: Axes | None = No
         >>> plot_timeline(Trace(make_events({"rank": [], "op": []}), {"world_size": 4})).get_title(loc="left")
         'Nothing was recorded on 4 ranks'
     """
+    if not align:
+        shown = unalign(trace.events, trace.metadata.get("clocks", []))
+        trace = replace(trace, events=shown, metadata={key: value for key, value in trace.metadata.items() if key != "clocks"})
     if step is not None or shows_step(trace):
         return plot_step(picture_step(trace, step), ax, **look)
     return style.show([timeline_picture(trace)], ax, **look)
@@ -110,7 +117,15 @@ def _draw(trace: Trace, ax: Axes) -> None:
     firsts = range(0, trace.world_size, rows.ranks)
     lasts = [min(first + rows.ranks, trace.world_size) - 1 for first in firsts]
     names = [f"rank {first}" if first == last else f"ranks {first}–{last}" for first, last in zip(firsts, lasts, strict=True)]
+    if len({*trace.hosts} - {""}) > 1:
+        names = [
+            name if first and trace.hosts[first] == trace.hosts[first - 1] else f"{trace.hosts[first]}  {name}"
+            for first, name in zip(firsts, names, strict=True)
+        ]
     prepare_rows(ax, names, length, axis.label)
+    borders = [row for row in range(1, len(firsts)) if trace.crosses(lasts[row - 1], firsts[row])]
+    if borders:
+        ax.hlines(np.array(borders) - 0.5, *ax.get_xlim(), color=style.MUTED, linewidth=0.8, zorder=1, gid="hosts")
     for row in range(0, len(names) if len(names) <= MOST_STRIPES else 0, 2):
         ax.axhspan(row - 0.5, row + 0.5, color="#F7F7F7", linewidth=0, zorder=0)
 
@@ -231,6 +246,10 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
         handles.append(
             Line2D([], [], color=style.INK, linewidth=1, marker=">", markersize=5, markevery=[1], label="send posted → recv done")
         )
+        if trace.crosses(trace.messages.src, trace.messages.dst).any():
+            handles.append(
+                Line2D([], [], color=style.VERMILLION, linewidth=1, marker=">", markersize=5, markevery=[1], label="from host to host")
+            )
     if (trace.events.kind == MARK).any():
         handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="v", markersize=4, label="mark"))
     return handles

@@ -78,6 +78,13 @@ class Messages:
     unmatched: Ints
     events: Events = field(init=False, repr=False)
 
+    @property
+    def early(self) -> Ints:
+        """Which messages arrived before they were sent: the times of their two ranks are less exact than that."""
+        done_ns = self.events.done_ns[self.recv]
+        early: Ints = (done_ns != NONE) & (done_ns < self.events.post_ns[self.send])
+        return early
+
     def __len__(self) -> int:
         """Returns the number of messages."""
         return len(self.src)

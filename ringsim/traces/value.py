@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
 
 import numpy as np
 
+from ringsim.environment import count_crossings
 from ringsim.errors import ArgumentError, escape, say
 from ringsim.traces.clocks import Clock, list_clocks
 from ringsim.traces.collectives import COLLECTIVES
@@ -24,7 +25,7 @@ from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.matching import Messages, Unmatched, Waits, describe_unmatched, match, split_waits
 from ringsim.traces.stats import OperationStats, Stats, measure_stats
 from ringsim.traces.steps import Bubble, PeakActivations, count_steps, find_step, measure_bubble, measure_peaks
-from ringsim.traces.units import bytes_text, time_text
+from ringsim.traces.units import bytes_text, rate_text, time_text
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -107,6 +108,13 @@ class Trace:
             return [f"host{rank // int(said[1])}" for rank in range(self.world_size)]
         names = {one.get("rank"): escape(str(one.get("host") or ""), lines=False) for one in about}
         return [names.get(rank, "") for rank in range(self.world_size)]
+
+    def crosses(self, src: Any, dst: Any) -> Ints:
+        """Tells which links, given by their two ranks, lead from one known host to another."""
+        known = {name: number for number, name in enumerate(dict.fromkeys(filter(None, self.hosts)))}
+        host = np.array([known.get(name, NONE) for name in self.hosts], dtype=np.int64)
+        crosses: Ints = (host[src] != host[dst]) & (host[src] != NONE) & (host[dst] != NONE)
+        return crosses
 
     @cached_property
     def clocks(self) -> list[Clock]:
@@ -268,11 +276,12 @@ class Trace:
         axes: Axes = resolve("plot_ring")(self, ax=ax, **look)
         return axes
 
-    def plot_timeline(self, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
+    def plot_timeline(self, *, step: int | None = None, align: bool = True, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws what each rank did when; on ``ax`` where given, else on a new figure.
 
         Args:
             step: of a pipeline's trace, which step, from 0; None for the last one.
+            align: whether times of several hosts are aligned; False draws what each host's own clock showed.
             ax: where to draw.
             **look: size, theme and so on of the new figure, see `Style`.
 
@@ -282,7 +291,7 @@ class Trace:
         Raises:
             ArgumentError: the trace has no such step.
         """
-        axes: Axes = resolve("plot_timeline")(self, step=step, ax=ax, **look)
+        axes: Axes = resolve("plot_timeline")(self, step=step, align=align, ax=ax, **look)
         return axes
 
     def plot_bandwidth(self, *, curve: Bandwidths | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
@@ -494,6 +503,7 @@ def _summarise(trace: Trace) -> str:
         others = f" and {count(edge.equals, 'other')} alike" if edge.equals else ""
         lines.append(f"  busiest edge  {edge.src} -> {edge.dst}{others}: {count(edge.number, 'message')}, {bytes_text(edge.total_bytes)}")
         lines.append(f"  longest wait  {_longest_wait(trace) or 'nobody waited for a partner'}")
+    lines += _summarise_hosts(trace)
     lines += _summarise_collectives(trace)
     if count_steps(events):
         lines.append(f"  pipeline      {_last_step(trace)}")
@@ -511,6 +521,51 @@ def _say_part(trace: Trace) -> list[str]:
         return []
     apart = f"{count(len(trace.apart), 'operation')} whose other side is left out"
     return [f"  part          {'; '.join([*trace.metadata['part']['of'], *([apart] if len(trace.apart) else [])])}"]
+
+
+def _summarise_hosts(trace: Trace) -> list[str]:
+    """Returns how well times of several hosts compare, and what went within hosts and across; nothing where there was one host."""
+    names = list(dict.fromkeys(filter(None, trace.hosts)))
+    if len(names) < 2 and not trace.clocks:
+        return []
+    messages, early = trace.messages, int(trace.messages.early.sum())
+    known = [clock.uncertainty_ns for clock in trace.clocks]
+    exact = [time_ns for time_ns in known if time_ns is not None]
+    clocks = [] if not known else ["clocks not all compared" if len(exact) < len(known) else f"clocks known to ±{time_text(max(exact))}"]
+    clocks += [f"{count(early, 'message')} arrived before being sent"] if early or known else []
+    more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    lines = [f"  hosts         {'; '.join([', '.join([*names[:_SHOWN], *more]), *clocks])}"]
+    crosses = trace.crosses(messages.src, messages.dst)
+    for where, chosen in (("within hosts", ~crosses), ("across hosts", crosses)):
+        lines += [f"    {where}: {_say_messages(trace, chosen)}"] if chosen.any() else []
+    return lines + _say_crossings(trace)
+
+
+def _say_crossings(trace: Trace) -> list[str]:
+    """Returns how often the rings change hosts where another order of their ranks would do so less often."""
+    names = [re.fullmatch(r"ring:(\d{1,9})>(\d{1,9})", group.name) for group in trace.events.tables.groups]
+    pairs = [(int(name[1]), int(name[2])) for name in names if name is not None]
+    after = {pred: succ for pred, succ in pairs if max(pred, succ) < trace.world_size}
+    crossed = needed = 0
+    for first in sorted(after, key=lambda rank: rank in after.values()):  # where an edge was not used, from behind it
+        ring = [first]
+        while ring[-1] in after:
+            ring.append(after.pop(ring[-1]))
+        hosts = [trace.hosts[rank] for rank in dict.fromkeys(ring)]
+        crossed, needed = crossed + count_crossings(hosts), needed + count_crossings(sorted(hosts))
+    hint = 'initialize_distributed(ring_order="hosts")'
+    return [f"    the ring crosses hosts {count(crossed, 'time')}, {needed} would do: {hint}"] if crossed > needed else []
+
+
+def _say_messages(trace: Trace, chosen: Ints) -> str:
+    """Returns the number of some messages, their bandwidth while both sides were there, and how long their two sides were blocked."""
+    events, send, recv = trace.events, trace.messages.send[chosen], trace.messages.recv[chosen]
+    done = events.done_ns[recv] != NONE
+    sent = int(np.maximum(events.size_bytes[send], 0)[done].sum())
+    took_ns = np.maximum(events.done_ns[recv] - np.maximum(events.post_ns[send], events.post_ns[recv]), 0)[done].sum()
+    blocked_ns = np.maximum(trace.waits.blocked_ns[np.concatenate([send, recv])], 0).sum()
+    rate = f", {rate_text(sent / took_ns)}" if took_ns and sent else ""
+    return f"{count(len(send), 'message')}, {bytes_text(sent)}{rate}, blocked {time_text(blocked_ns)}"
 
 
 def _summarise_collectives(trace: Trace) -> list[str]:

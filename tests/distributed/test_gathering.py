@@ -25,6 +25,13 @@ from ringsim.state import OUR_THREADS
 pytestmark = pytest.mark.timeout(90)
 
 
+def finish_sending() -> None:
+    """Does what Python does at the end of a process, and the server of these ranks does not."""
+    for thread in threading.enumerate():
+        if thread.name == f"{OUR_THREADS}parts":
+            thread.join()
+
+
 def hosts(directory: str, rank: int, dies: bool) -> None:
     """Four ranks on two hosts: two directories of parts that only their own ranks write to."""
     os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank // 2}"
@@ -39,9 +46,7 @@ def hosts(directory: str, rank: int, dies: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if dies and rank == 0:
             dist.recv(torch.zeros(1), 3)  # fails
-    for thread in threading.enumerate():  # as Python does at the end of a process, and the server of these ranks does not
-        if thread.name == f"{OUR_THREADS}parts":
-            thread.join()
+    finish_sending()
 
 
 def test_parts_on_other_hosts_come_over_the_store(server: RankServer, tmp_path: Path) -> None:
@@ -76,12 +81,10 @@ def test_a_rank_that_fails_before_rank_0_is_there_leaves_its_part_in_the_store(t
         (tmp_path / f"rank-1.{kind}").write_bytes(b"abc")
     keys = gathering.Store(dist.HashStore(), "run")
     gathering.offer(keys, 1, tmp_path, tmp_path / "run.ringtrace", failed=True)
-    for thread in threading.enumerate():  # it may have ended already
-        if thread.name == f"{OUR_THREADS}parts":
-            thread.join()
+    finish_sending()
     rank_0 = tmp_path / "rank 0"
     rank_0.mkdir()
-    keys.put("at/1", json.dumps({"host": "node2", "directory": "/there", "id": "there", "pid": 7, "start_ns": 1}).encode())
+    keys.put("at/1", json.dumps({"host": "node2", "clock": "far", "directory": "/there", "id": "there", "pid": 7, "start_ns": 1}).encode())
     fetching = gathering.Gathering(keys, rank_0, 2)
     fetching.fetch([1], lambda: False)
     assert (fetching.missing, sorted(path.name for path in rank_0.iterdir())) == ([], ["rank-1.events", "rank-1.names"])
@@ -111,7 +114,7 @@ def test_what_arrives_is_not_trusted(
     (tmp_path / "here").mkdir()
     store = dist.HashStore()
     keys, theirs = gathering.Store(store, "run"), gathering.Store(store, sealed_by)
-    keys.put("at/1", json.dumps({"host": "node2", "directory": "/there", "id": "there", "pid": 7, "start_ns": 1}).encode())
+    keys.put("at/1", json.dumps({"host": "node2", "clock": "far", "directory": "/there", "id": "there", "pid": 7, "start_ns": 1}).encode())
     keys.put("files/1", json.dumps(listed).encode())
     if chunk is not None:
         theirs.put("chunk/1/0", chunk)

@@ -1,4 +1,4 @@
-"""torchrun on two hosts that share no directory, no process numbers and no name: one trace an attempt."""
+"""torchrun on two hosts that share no directory, no process numbers, no name and no clock: one trace an attempt."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from test_other_network import machines as machines
 import ringsim
 from ringsim.traces.events import OP_NAMES
 
+AHEAD_S = 5  # of the clock of the second host
 PROGRAM = Path(__file__).parent.parent / "programs" / "scripts" / "fails_once.py"
 # Runs the rest of its arguments on a host: $1 its name, $2 a directory that it alone sees, $3 its hosts file, $4 gets a copy of $2.
 HOST = """
@@ -25,9 +26,10 @@ private=$2 copy=$4; shift 4; cd $private; "$@"; code=$?; cp -r $private/. $copy;
 
 @pytest.mark.timeout(330)
 def test_one_trace_an_attempt_without_a_shared_directory(machines: tuple[str, str], tmp_path: Path) -> None:
-    unshare = [("ip", "netns", "exec", name, "unshare", "-m", "-u", "-p", "-f", "--mount-proc") for name in machines]
+    unshare = [["ip", "netns", "exec", name, "unshare", "-m", "-u", "-p", "-f", "--mount-proc"] for name in machines]
+    unshare[1] += ["-T", "--monotonic", str(AHEAD_S), "--boottime", str(AHEAD_S)]
     try:
-        command(*unshare[0], "true")
+        command(*unshare[1], "true")
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"hosts cannot be made here: {getattr(error, 'stderr', '') or error}")
     (tmp_path / "private").mkdir()
@@ -53,6 +55,11 @@ def test_one_trace_an_attempt_without_a_shared_directory(machines: tuple[str, st
         assert (trace.metadata["job"], trace.metadata["attempt"]) == ("job", number)
         assert trace.metadata["complete"] == (number == 1)
     assert sorted(OP_NAMES[op] for op in second.events.op if OP_NAMES[op] != "mark") == ["barrier"] * 2 + ["isend"] * 2 + ["recv"] * 2
+    reference, clock = second.clocks
+    assert (reference.ranks, reference.how, clock.ranks, clock.how) == ((0,), "reference", (1,), "store")
+    assert clock.uncertainty_ns is not None
+    assert abs(clock.offset_ns + AHEAD_S * 10**9) <= clock.uncertainty_ns < 10**9
+    assert second.makespan_s < AHEAD_S
     assert first.metadata["run_id"] != second.metadata["run_id"]
     assert [end["rank"] for end in first.metadata["ends"] if "sys.exit(no)" in end["about"]] == [1]
     assert sorted(path.name for path in (tmp_path / "node1").iterdir()) == ["run.ringtrace.parts"], "of the attempt that has no receipt"

@@ -113,6 +113,9 @@ class Run {
     return stages;
   }
 
+  /** Tells whether two ranks are on two known hosts. */
+  crosses(src, dst) { return Boolean(this.hosts) && this.hosts[src] !== this.hosts[dst] && this.hosts[src] >= 0 && this.hosts[dst] >= 0; }
+
   kind(i) { return this.kinds[this.columns.op[i]]; }
   op(i) { return this.head.ops[this.columns.op[i]][0]; }
   partner(i) { return this.columns.partner[i] ? i + this.columns.partner[i] : -1; }

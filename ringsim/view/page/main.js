@@ -71,7 +71,7 @@ class View {
       const swatch = make("span", { class: "swatch", "data-state": `${number}` }, state.texture || "\u00a0");
       swatch.style.backgroundColor = this.timeline.colours[number];
       return make("span", {}, swatch, ` ${state.name}`);
-    }));
+    }), ...(this.runs.some((run) => run.hosts) ? [make("span", {}, "- - from host to host")] : []));
   }
 
   /** Shows the critical path or the bubbles, or no longer. */

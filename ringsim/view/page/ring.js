@@ -95,9 +95,11 @@ class RingPicture {
       context.strokeStyle = view.muted;
       context.lineWidth = 1 + (4 * bytes) / most;
       context.globalAlpha = 0.6;
+      context.setLineDash(run.crosses(src, dst) ? [7, 4] : []);
       context.beginPath();
       for (let share = 0; share <= 1.001; share += 0.1) context.lineTo(...this.onWay(src, dst, share, ranks, size));
       context.stroke();
+      context.setLineDash([]);
       context.globalAlpha = 1;
       if (this.edges.length <= 16) {
         context.fillStyle = view.muted;

@@ -532,10 +532,12 @@ class Timeline {
     context.globalAlpha = alpha;
     context.strokeStyle = context.fillStyle = this.dark ? "#8cc8ff" : "#004f7d";
     context.lineWidth = thick;
+    context.setLineDash(run.crosses(run.rank[send], run.rank[recv]) ? [7, 4] : []);
     context.beginPath();
     context.moveTo(x0, y0);
     context.lineTo(x1, y1);
     context.stroke();
+    context.setLineDash([]);
     context.beginPath();
     context.moveTo(x1, y1);
     for (const side of [2.7, -2.7]) context.lineTo(x1 + 8 * Math.cos(angle + side), y1 + 8 * Math.sin(angle + side));

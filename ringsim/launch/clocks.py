@@ -1,0 +1,160 @@
+"""The clocks of several machines, compared over the store while a recorded block runs: one rank of each asks, rank 0 answers.
+
+::
+
+    the first rank of a clock, a thread              rank 0, a thread
+    -----------------------------------              ----------------
+    reads its clock; asked <- its number   ------->  reads its clock
+    reads its clock                        <-------  told/number <- what it showed
+
+32 times at the start of the block, at its end, and every minute; the shortest round trip counts. Where there are very many clocks,
+those that ask answer others. No message of the program's kind is sent, nobody waits for rank 0 at the start, and no new port listens: the
+two ends talk through queues of torch's store, each on a connection of its own, since one that waits there blocks all others on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from ringsim.state import OUR_THREADS
+from ringsim.traces.recorder import Recorder
+
+ROUND_TRIPS: Final = 32
+EVERY_S: Final = 60.0
+PATIENCE: Final = timedelta(seconds=5)  # with an answer
+MOST_ASKERS: Final = 64  # of rank 0; further clocks ask others
+FAN_OUT: Final = 16  # of those
+
+
+def name_boot() -> str:
+    """Names this boot of this machine: its ranks see the same file systems."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def name_clock() -> str:
+    """Names the clock of this process: a time namespace shifts CLOCK_MONOTONIC."""
+    try:
+        return f"{name_boot()} {os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        return name_boot()
+
+
+class ClockComparison:
+    """This rank's part in comparing the clocks, from its creation to ``stop``. Every rank of the block creates one; none waits.
+
+    Args:
+        store: of the block, one of torch's.
+        rank: this rank.
+        world_size: number of ranks.
+        recorder: of this rank, into whose part the comparisons go.
+        find_rank_0: waits for rank 0 to enter the block, as long as its argument says; returns the name of its clock, None if it has none.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, world_size: int, recorder: Recorder, find_rank_0: Callable[[Callable[[], bool]], str | None]
+    ) -> None:
+        self._store, self._recorder, self._find_rank_0 = store, recorder, find_rank_0
+        self._stopped, self._failed, self._number = threading.Event(), False, 0
+        self._threads: dict[str, threading.Thread] = {}
+        clock = name_clock()
+        recorder.set_meta("clock", clock)
+        if rank == 0:
+            recorder.set_meta("clock_number", 0)
+            self._begin("answer", self._answer)
+        elif store.compare_set(f"clock/{clock}", "", str(rank)) == str(rank).encode():
+            self._begin("compare", lambda: self._compare(clock, world_size))
+
+    def _begin(self, name: str, work: Callable[[], None]) -> None:
+        def run() -> None:
+            with contextlib.suppress(RuntimeError, ValueError):  # the store has gone, or has no queues; or somebody said nonsense
+                work()
+
+        self._threads[name] = threading.Thread(target=run, name=f"{OUR_THREADS}clock", daemon=True)
+        self._threads[name].start()
+
+    def stop(self, *, failed: bool) -> None:
+        """Compares a last time, unless an error has ended the block; on rank 0, after the others' ``stop``."""
+        self._failed = failed
+        self._stopped.set()
+        if "answer" in self._threads:
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"clock/over/{self._number}", "")
+                self._store.queue_push(f"clock/asked/{self._number}", "")
+        for thread in [*self._threads.values()]:
+            thread.join(0 if failed else PATIENCE.total_seconds())
+
+    def _answer(self) -> None:
+        """Tells whoever asks what this clock shows."""
+        store = self._store.clone()
+        store.set_timeout(timedelta(days=365))
+        while asker := store.queue_pop(f"clock/asked/{self._number}"):
+            store.queue_push(f"clock/told/{asker.decode()}", str(time.monotonic_ns()))
+
+    def _compare(self, clock: str, world_size: int) -> None:
+        """Asks, now and then, what the clock above shows; nothing where rank 0 has this one."""
+        theirs = self._find_rank_0(lambda: not self._stopped.is_set())
+        if theirs == clock:
+            self._recorder.set_meta("clock_number", 0)
+        if theirs in (None, clock):
+            return
+        self._number = self._store.add("clock/askers", 1)
+        self._recorder.set_meta("clock_number", self._number)
+        above = find_above(self._number)
+        if find_above(world_size) > 0:
+            self._begin("answer", self._answer)
+        store = self._store.clone()
+        store.set_timeout(PATIENCE)
+        for comparison in itertools.count():
+            if store.check([f"clock/over/{above}"]):
+                return
+            self._recorder.set_meta(f"clock {comparison}", [above, *compare(store, self._number, above)])
+            if self._stopped.is_set() or (self._stopped.wait(EVERY_S) and self._failed):
+                return
+
+
+def find_above(number: int) -> int:
+    """Returns the number of the clock that a clock asks, 0 for rank 0's.
+
+    Example:
+        >>> [find_above(number) for number in (1, 64, 65, 80, 81)]
+        [0, 0, 1, 1, 2]
+    """
+    return 0 if number <= MOST_ASKERS else (number - MOST_ASKERS - 1) // FAN_OUT + 1
+
+
+def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
+    """Compares this clock with another that answers; blocks for some round trips.
+
+    Args:
+        store: of the block, on a connection that nobody else uses.
+        number: of this clock.
+        above: of the other one.
+
+    Returns:
+        The middle of the shortest round trip on this clock, what is to be added then to get the other's time, and the round trip, in ns.
+
+    Raises:
+        RuntimeError: nobody answers, or the store has gone.
+    """
+    best = (0, 0, 2**60)
+    for _ in range(ROUND_TRIPS):
+        asked_ns = time.monotonic_ns()
+        store.queue_push(f"clock/asked/{above}", str(number))
+        told_ns = int(store.queue_pop(f"clock/told/{number}"))
+        heard_ns = time.monotonic_ns()
+        if heard_ns - asked_ns < best[2]:
+            middle_ns = (asked_ns + heard_ns) // 2
+            best = (middle_ns, told_ns - middle_ns, heard_ns - asked_ns)
+    return best
