@@ -20,7 +20,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick test-lowest check check-format check-lint check-types check-spelling lab figures soak clean clean-all
+.PHONY: help install demo test test-quick test-lowest dist check check-format check-lint check-types check-spelling lab figures soak clean clean-all
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -56,6 +56,13 @@ check-types: $(INSTALLED)
 check-spelling: $(INSTALLED)
 	$(BIN)/codespell
 
+dist: ## build wheel and sdist of the last commit in dist/, twice, compare their bytes, and check them (another environment, .venv-dist)
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python $(PIP_INSTALL) build twine
+	rm -rf dist build/again
+	sh requirements/build.sh dist && sh requirements/build.sh build/again && diff -r dist build/again
+	.venv-dist/bin/twine check --strict dist/*
+
 lab: $(INSTALLED) ## open the lessons in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
@@ -75,7 +82,7 @@ clean: ## remove caches and build products
 	find ringsim tests figures benchmarks notebooks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 clean-all: clean ## the same, and the environments
-	rm -rf $(VENV) .venv-lowest
+	rm -rf $(VENV) .venv-lowest .venv-dist
 
 # Installing happens once for each change of the two files. What builds ringsim comes first, so that pip fetches nothing to build with. torch
 # is by far the largest part.

@@ -1,4 +1,4 @@
-"""Draws ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks`` and ``explore``: screenshots of the interactive page.
+"""Draws ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks`` and ``explore``, and ``playing``: screenshots of the interactive page.
 
     python figures/view.py
 
@@ -7,12 +7,14 @@ Needs Playwright and Chromium. A browser draws letters its own way: the bytes di
 
 from __future__ import annotations
 
+import io
 import shutil
 import tempfile
 from pathlib import Path
 
 import torch
-from playwright.sync_api import sync_playwright
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
 
 import ringsim
 from ringsim import comm as dist
@@ -20,6 +22,7 @@ from ringsim.pipeline import Costs
 
 HERE = Path(__file__).resolve().parent
 SETTLE_MS = 500
+FRAMES, FRAME_MS = 60, 120
 LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
 
 
@@ -36,6 +39,20 @@ def exchange_halos(columns: int, rounds: int = 6) -> None:
         handles += [dist.isend(edge, other) for other in neighbours]
         for handle in handles:
             handle.wait()
+
+
+def write_film(page: Page, file: Path) -> None:
+    """Plays a page, frame by frame, and writes what it shows."""
+    page.set_viewport_size({"width": 960, "height": 540})
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(SETTLE_MS)
+    pictures = []
+    for number in range(FRAMES):
+        page.evaluate("(share) => { const v = window.ringsim; v.timeline.head = share * v.timeline.end; v.draw(); }", number / FRAMES)
+        page.wait_for_timeout(FRAME_MS)
+        picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        pictures.append(picture.quantize(64, dither=Image.Dither.NONE))
+    pictures[0].save(file, save_all=True, append_images=pictures[1:], duration=FRAME_MS, loop=0, optimize=True)
 
 
 def main() -> None:
@@ -63,6 +80,8 @@ def main() -> None:
                 page.mouse.move(*points_at)
                 page.wait_for_timeout(SETTLE_MS)
             page.screenshot(path=HERE / f"{name}.png")
+            if name == "view":
+                write_film(page, HERE / "playing.gif")
         explorer_file = Path(directory, "explorer.html")
         ringsim.explore.schedule().to_html(explorer_file)
         page.goto(explorer_file.as_uri())

@@ -23,7 +23,7 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -510,3 +510,30 @@ def _show(variables: Mapping[str, str]) -> str:
 
 def _join(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def count_crossings(hosts: Sequence[str]) -> int:
+    """Counts the links of a ring that lead from one known host to another.
+
+    Args:
+        hosts: name of each rank's host, in the ring's order; "" where it is not known.
+
+    Example:
+        >>> count_crossings(["node0", "node1", "node0", "node1"]), count_crossings(["node0", "node0", "node1", "node1"])
+        (4, 2)
+    """
+    return sum(bool(host and after and host != after) for host, after in zip(hosts, [*hosts[1:], *hosts[:1]], strict=True))
+
+
+def order_by_hosts(hosts: Sequence[Any]) -> tuple[int, ...]:
+    """Orders ranks so that those of a host follow each other, and the hosts as they first occur.
+
+    Args:
+        hosts: each rank's host, by rank.
+
+    Example:
+        >>> order_by_hosts(["node0", "node1", "node0", "node1"])
+        (0, 2, 1, 3)
+    """
+    first = {host: rank for rank, host in reversed([*enumerate(hosts)])}
+    return tuple(sorted(range(len(hosts)), key=lambda rank: (first[hosts[rank]], rank)))

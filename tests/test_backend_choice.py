@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -84,7 +85,7 @@ def test_the_criteria_are_those_of_the_table() -> None:
     rows = backend_criteria(FOUR)
     assert [row.name for row in rows] == ["tensor location", "interconnect", "bandwidth", "use"]
     assert "4 x A100" in rows[0].nccl
-    assert criteria_text(rows).count("\n") == 3 * len(rows) - 1
+    assert criteria_text(rows).count("\n") == 2 * len(rows) - 1
 
 
 def test_the_facts_are_those_of_torch() -> None:
@@ -108,6 +109,11 @@ def test_doctor_explains_the_choice(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert 'comm_device="cpu", the default: gloo; the tensors are in host memory' in shown
     assert "up to 4 GB/s (pingpong 0 -> 1)" in shown
+    assert len(shown.splitlines()) <= 24  # one screen
+    assert main(["doctor", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert ("torch", True) in [(row["what"], row["works"]) for row in said["found"]]
+    assert said["backends"][0]["backend"] == "gloo"
     (tmp_path / "links.json").write_text("no table")
     assert main(["doctor", "--bandwidths", str(tmp_path / "links.json")]) == 1
     assert "A table of bandwidths must be whole" in capsys.readouterr().err

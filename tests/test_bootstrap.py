@@ -71,6 +71,7 @@ def pair(other: Card) -> list[Card]:
         (pair(Card(3, "cpu", (0, 1))), "world_size must be the same on every rank, got 2 on rank 0 and 3 on rank 1"),
         (pair(Card(2, "gpu", (0, 1))), "comm_device must be the same on every rank, got 'cpu' on rank 0 and 'gpu' on rank 1"),
         (pair(Card(2, "cpu", (1,))), "ring_ranks must be the same on every rank of a ring, got [0, 1] on rank 0 and [1] on rank 1"),
+        (pair(Card(2, "cpu", (0, 1), host="node1")), 'ring_order must be the same on every rank, got "hosts" on rank 1 alone'),
         (pair(Card(2, "gpu", (0, 1), "A")), "a GPU must be used by one rank only, got ranks 0 and 1 on GPU A"),
     ],
 )

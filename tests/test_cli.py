@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +24,8 @@ from ringsim.errors import RankFailed, RingError
 from ringsim.traces.events import OP_CODES, Tables, make_events
 from ringsim.traces.value import Trace
 
+ROOT = Path(__file__).parent.parent
+
 
 @pytest.fixture
 def trace_file(tmp_path: Path) -> Path:
@@ -30,7 +35,10 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "compare", "figures", "explain", "bandwidth", "simulate", "doctor"])
+VERBS = "demo generate trace merge show open compare figures explain bandwidth simulate grade lessons lab doctor".split()
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])
@@ -47,6 +55,14 @@ def test_without_a_verb(arguments: list[str], code: int, words: str, capsys: pyt
         main(arguments)
     assert left.value.code == code
     assert words in "".join(capsys.readouterr())
+
+
+def test_a_shell_learns_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--print-completion", "bash"])
+    assert left.value.code == 0
+    (verbs,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("_shtab_ringsim_subparsers="))
+    assert {"demo", "explain", "lab"} <= set(verbs.partition("(")[2].replace("'", "").split())
 
 
 def test_show_prints_the_summary_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,12 +134,43 @@ def test_figures_are_drawn_for_what_they_are_for(tmp_path: Path) -> None:
         assert all(file.read_bytes().startswith(begins) for file in files)
 
 
-def test_show_has_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(trace_file), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    trace = ringsim.load(trace_file)
+def test_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def ask(*arguments: object) -> Any:
+        assert main([*map(str, arguments)]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    said, trace = ask("show", trace_file, "--json"), ringsim.load(trace_file)
     assert (said["world_size"], said["events"]) == (trace.world_size, len(trace.events))
     assert [row["count"] for row in said["operations"]] == [row.count for row in trace.stats().rows]
+    slow = ROOT / "figures" / "data" / "straggler.ringtrace"
+    findings = ringsim.load(slow).explain().findings
+    assert [(one["kind"], one["message"]) for one in ask("explain", "--json", slow)["findings"]] == [
+        (one.kind, one.message) for one in findings
+    ]
+    compared = ask("compare", slow, slow, "--json")
+    assert compared["steps_s"]["first"] == compared["steps_s"]["second"] != []
+    assert {row["longer_s"] for row in compared["parts"]} == {0.0}
+    step = ask("simulate", ROOT / "docs" / "examples" / "pipeline.toml", "--json")
+    assert (step["num_ranks"], step["num_microbatches"]) == (8, 16)
+    assert 0 < step["bubble"] < 1
+    assert step["step_s"] > (16 + 8 - 1) * 30e-3  # without messages, and without the slow rank
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["shwo", "x"], "show"),
+        (["show", "x", "--jsn"], "--json"),
+        (["trace", "--rnaks=2", "x.py"], "--ranks"),
+        (["show", "x", "--zzzz"], ""),
+    ],
+)
+def test_says_what_may_have_been_meant(arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f"Did you mean {meant}?" if meant else "unrecognized arguments: --zzzz")
 
 
 def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +179,7 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
     occupied = tmp_path / "occupied"
     occupied.write_text("a file where a directory should be")
     for command, code in (
+        (["explain", str(trace_file), "--json"], 2),
         (["show", str(tmp_path / "missing.ringtrace")], 1),
         (["show", str(foreign)], 1),
         (["show", str(trace_file), "-o", str(occupied)], 1),
@@ -154,12 +202,45 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
 
 
 def test_without_torch_a_verb_that_needs_it_says_so_in_a_sentence(trace_file: Path) -> None:
-    hosts = Path(__file__).parent.parent / "docs" / "examples" / "hosts.toml"
+    hosts = ROOT / "docs" / "examples" / "hosts.toml"
     verbs = [["demo"], ["simulate", str(hosts)], ["trace", "-n", "2", __file__], ["bandwidth"], ["show", str(trace_file)]]
     program = f"import sys; sys.modules['torch'] = None; from ringsim.cli import main; print([main(words) for words in {verbs}])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[1, 1, 1, 1, 0]\n")
     assert [line[:32] for line in done.stderr.splitlines()] == ["ringsim: torch must be installed"] * 4
+
+
+def test_light_install_reads_draws_and_plans(tmp_path: Path) -> None:
+    """With what docs/installing.md names for reading and drawing, and without the rest."""
+    light = re.search(r"pip install --no-deps ringsim && pip install ([a-z ]+)\n", (ROOT / "docs" / "installing.md").read_text())[1].split()
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    left_out = {re.match(r"\w+", line)[0] for line in wanted} - set(light)
+    assert {"torch", "cloudpickle", "greenlet", "protobuf"} <= left_out
+    trace, description = ROOT / "figures" / "data" / "straggler.ringtrace", ROOT / "docs" / "examples" / "pipeline.toml"
+    verbs = [
+        ["show", trace, "-o", "pictures"],
+        ["figures", trace],
+        ["explain", "-o", "waits.png", trace],
+        ["compare", trace, trace, "-o", "both.html"],
+        ["open", trace, "-o", "page.html", "--no-browser"],
+        ["simulate", description, "--save", "step.ringtrace", "--plot", "step.png"],
+        ["lessons"],
+        ["lessons"],
+    ]
+    program = f"""
+import sys
+sys.modules |= dict.fromkeys({sorted(left_out - {"protobuf"} | {"google.protobuf"})})
+import ringsim
+from ringsim.cli import main
+assert [main(words) for words in {[[*map(str, words)] for words in verbs]}] == [0] * {len(verbs)}
+ringsim.load("step.ringtrace").filter(ranks=[0, 1]).plot_bandwidth()
+ringsim.simulate_schedule("zb_h1", num_ranks=4, num_microbatches=8).plot()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    lessons = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+    assert sorted(path.name for path in (tmp_path / "ringsim-lessons").glob("*.ipynb")) == lessons
+    assert "that were there already" in done.stdout  # the second time: somebody's answers may be in them
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from ringsim.traces.clocks import (
     unalign,
     uncertainty_ns,
 )
-from ringsim.traces.events import NONE, OP_CODES, Events, Payload, Tables, make_events
+from ringsim.traces.events import NONE, OP_CODES, Events, Group, Payload, Tables, make_events
 from ringsim.traces.value import Trace
 
 SECOND = 10**9
@@ -145,6 +145,25 @@ def test_the_summary_tells_what_went_across_hosts_and_counts_what_cannot_be() ->
     assert clocks == "5.6 µs", "in the middle of 10 s"
     assert "    across hosts: 2 messages, 5.86 KiB, 2 GB/s, blocked 6.9 µs" in said
     assert "within hosts" not in said
+
+
+@pytest.mark.parametrize(
+    ("rings", "places", "said"),
+    [
+        (["0>1", "1>2", "2>3", "3>0"], "abab", "the ring crosses hosts 4 times, 2 would do"),
+        (["1>2", "2>3", "0>1"], "abab", "the ring crosses hosts 4 times, 2 would do"),
+        (["0>2", "2>1", "1>3", "3>0"], "abab", ""),
+        (["0>2", "2>0", "1>3", "3>1"], "abab", ""),
+        (["0>1", "1>0", "2>3", "3>2", "0>9"], "abab", ""),
+        (["0>1", "1>2", "2>0"], "ab ", ""),
+    ],
+)
+def test_the_summary_tells_of_a_ring_that_crosses_more_often_than_it_must(rings: list[str], places: str, said: str) -> None:
+    tables = Tables(groups=tuple(Group(f"ring:{name}", ()) for name in rings))
+    about = [{"rank": rank, "host": place.strip()} for rank, place in enumerate(places)]
+    text = Trace(make_events({"rank": [], "op": []}, tables), {"world_size": len(places), "ranks": about}).summary()
+    assert said in text
+    assert bool(said) == ("crosses" in text)
 
 
 @pytest.mark.parametrize(

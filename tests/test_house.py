@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+import ringsim
+
 ROOT = Path(__file__).parent.parent
 TEXT_SUFFIXES = {"", ".cfg", ".ini", ".ipynb", ".json", ".md", ".py", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
 
@@ -60,7 +62,6 @@ NOBODYS = ("/home/student/", "/home/me/")  # examples
 
 
 def test_no_text_and_no_committed_trace_names_a_machine() -> None:
-    import ringsim
 
     texts = [(path, re.sub("|".join(NOBODYS), "", path.read_text())) for path in TRACKED if path.suffix in TEXT_SUFFIXES]
     for path in TRACKED:
@@ -143,8 +144,6 @@ def test_conda_environment_agrees_with_pyproject() -> None:
 
 
 def test_release_has_one_version() -> None:
-    import ringsim
-
     assert f"\nversion: {ringsim.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## [{ringsim.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
@@ -152,13 +151,15 @@ def test_release_has_one_version() -> None:
 # -- the front page and the commands
 
 
-def test_makefile_targets_are_in_the_readme_and_in_its_help() -> None:
+def test_makefile_targets_are_in_the_docs_and_in_its_help() -> None:
     targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {"demo", "test", "check", "lab", "figures", "clean", "help"} <= set(targets)
-    readme = (ROOT / "README.md").read_text()
+    assert len((readme := (ROOT / "README.md").read_text()).split()) < 600
+    assert all(f"make {target}" in readme for target in ("demo", "test", "check"))
+    page = (ROOT / "docs" / "installing.md").read_text()
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
     for target in targets:
-        assert f"make {target}" in readme
+        assert f"make {target}" in page
         assert re.search(rf"^  make {target} +\S", shown, re.MULTILINE)
 
 

@@ -57,7 +57,7 @@ def test_names_and_arguments_are_those_of_the_document() -> None:
 
 def test_good_arguments_come_back() -> None:
     arguments = check_ring_arguments(**GOOD)
-    assert {**vars(arguments), "ring_ranks": None} == {**GOOD, "ranks": (0, 1, 2, 3)}
+    assert {**vars(arguments), "ring_ranks": None} == {**GOOD, "ranks": (0, 1, 2, 3), "by_hosts": False}
     numpys = check_ring_arguments(**{**GOOD, "rank": np.int64(2), "ring_ranks": np.array([2, 0])})
     assert (numpys.rank, numpys.ranks) == (2, (2, 0))
     assert {type(number) for number in (numpys.rank, *numpys.ranks)} == {int}
@@ -82,6 +82,7 @@ def test_good_arguments_come_back() -> None:
         ("ring_ranks", [2, 4], "each of ring_ranks must be a whole number from 0 to 3, got 4"),
         ("ring_ranks", [2, "3"], "each of ring_ranks must be a whole number from 0 to 3, got '3'"),
         ("ring_ranks", 2, "ring_ranks must be a sequence of ranks, got 2"),
+        ("ring_order", "host", "ring_order must be 'ranks' or 'hosts', got 'host'"),
         ("ring_ranks", "23", "ring_ranks must be a sequence of ranks, got '23'"),
     ],
 )
@@ -229,8 +230,9 @@ def test_all_ranks_ask_for_the_same_groups_and_keep_their_own(rings: list[list[i
         backend = Paper(rank, rings, joined=True)
         wanted = check_ring_arguments("127.0.0.1", 1, len(rings), rank, 0, "cpu", 7, ring)
         with ExitStack() as undo:
-            pred_group, succ_group = build_on_backend(backend, wanted, undo)
+            (pred_group, succ_group), ranks = build_on_backend(backend, wanted, undo)
             asked.append(list(backend.calls))
+        assert ranks == tuple(ring)
         if len(ring) == 1:
             assert pred_group is succ_group is None
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 
@@ -86,6 +87,25 @@ def asks_for_the_ring_again() -> tuple[str, tuple[int, ...], float]:
 
 def test_rings_are_asked_for_again_and_made_anew() -> None:
     assert run(asks_for_the_ring_again, 4) == [("cpu", (rank & 2, rank & 2 | 1), float(rank ^ 1)) for rank in range(4)]
+
+
+def orders_the_ring_by_hosts() -> tuple[tuple[int, ...], float, tuple[int, ...]]:
+    """With the ranks on two hosts by turns; asked for twice, and overridden."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    socket.gethostname = lambda: f"node{rank % 2}"  # no other rank runs before it is asked
+    ringsim.destroy_distributed()
+    for _ in range(2):
+        ringsim.initialize_distributed("127.0.0.1", 29501, size, rank, 0, "cpu", ring_order="hosts")
+    back = exchange(torch.full((1,), float(rank)), torch.zeros(1))
+    ranks = ringsim.current_ring().ranks
+    ringsim.destroy_distributed()
+    ringsim.initialize_distributed("127.0.0.1", 29501, size, rank, 0, "cpu", ring_order="hosts", ring_ranks=range(size))
+    return ranks, back.item(), ringsim.current_ring().ranks
+
+
+def test_a_ring_is_ordered_by_hosts_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", socket.gethostname)  # the worker replaces it
+    assert run(orders_the_ring_by_hosts, 4) == [((0, 2, 1, 3), float(pred), (0, 1, 2, 3)) for pred in (3, 2, 0, 1)]
 
 
 def makes_its_world() -> list[str]:

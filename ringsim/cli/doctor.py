@@ -18,14 +18,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from ringsim import provenance
-from ringsim.cli.verb import Verbs, add_verb
+from ringsim.cli.verb import Verbs, add_json, add_verb, tell
 from ringsim.environment import discover
 from ringsim.errors import ArgumentError, RingError
 from ringsim.traces.bandwidths import Bandwidths
@@ -86,6 +86,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         verbs, "doctor", "say what works on this machine, which backend is used and why", "ringsim doctor --bandwidths links.json", run
     )
     parser.add_argument("--bandwidths", metavar="FILE", help="a table that `ringsim bandwidth -o FILE` measured here, for the comparison")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,15 +94,20 @@ def run(options: argparse.Namespace) -> int:
     table = load_table(options.bandwidths) if options.bandwidths else None
     facts = backend_facts()
     findings = list(examine(facts))
-    for good, what, detail in findings:
-        print(f"{'ok' if good else 'no':3} {what:16} {detail}")
-    print("\nWhich backend, and why:\n")
-    for device in ("cpu", "gpu"):
-        choice = choose_backend(device, facts)
-        default = ", the default" if device == "cpu" else ""
-        print(f'comm_device="{device}"{default}: {choice.backend or "cannot run here"}; {choice.reason}')
-    print()
-    print(criteria_text(backend_criteria(facts, table)))
+    choices = [choose_backend(device, facts) for device in ("cpu", "gpu")]
+    criteria = backend_criteria(facts, table)
+
+    def words() -> str:
+        lines = [f"{'ok' if good else 'no':3} {what:16} {detail}" for good, what, detail in findings]
+        for choice, default in zip(choices, (", the default", ""), strict=True):
+            lines.append(f'comm_device="{choice.comm_device}"{default}: {choice.backend or "cannot run here"}; {choice.reason}')
+        return "\n".join([*lines, criteria_text(criteria)])
+
+    def numbers() -> dict[str, list[dict[str, object]]]:
+        found: list[dict[str, object]] = [{"works": good, "what": what, "detail": detail} for good, what, detail in findings]
+        return {"found": found, "backends": [asdict(choice) for choice in choices], "criteria": [asdict(row) for row in criteria]}
+
+    tell(options, words, numbers)
     return 0 if all(good for good, what, _ in findings if what in ("torch", "Gloo", "loopback")) else 1
 
 
@@ -116,12 +122,18 @@ def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
     yield _name_look_up()
     yield _start_method()
     yield _launcher()
-    for name in ("numpy", "pandas", "pyarrow", "matplotlib", "networkx", "ipywidgets", "jupyterlab"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            yield True, name, importlib.metadata.version(name)
-            continue
-        yield False, name, "not installed"
+    yield _packages()
     yield _processes()
+
+
+def _packages() -> tuple[bool, str, str]:
+    there, missing = [], []
+    for name in ("numpy", "pandas", "pyarrow", "matplotlib", "networkx", "ipywidgets", "jupyterlab"):
+        try:
+            there.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    return not missing, "packages", "; not installed: ".join(filter(None, (", ".join(there), ", ".join(missing))))
 
 
 def _torch(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
@@ -191,7 +203,7 @@ def _launcher() -> tuple[bool, str, str]:
     try:
         return True, "launcher", str(discover(ask_mpi=False))
     except RingError as error:
-        return False, "launcher", str(error)
+        return False, "launcher", str(error).partition(". ")[0]  # what to do says whoever meets it: initialize_distributed()
 
 
 def _processes() -> tuple[bool, str, str]:
@@ -285,8 +297,8 @@ def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> li
 
 
 def criteria_text(criteria: Sequence[Criterion]) -> str:
-    """Writes the table of criteria as lines of text, a line for each backend under each criterion."""
-    return "\n".join(f"{row.name}\n  NCCL (GPU)  {row.nccl}\n  Gloo (CPU)  {row.gloo}" for row in criteria)
+    """Writes the table of criteria as lines of text, one for each backend."""
+    return "\n".join(f"{row.name:16} NCCL (GPU)  {row.nccl}\n{'':16} Gloo (CPU)  {row.gloo}" for row in criteria)
 
 
 def _between_gpus(facts: BackendFacts) -> str:

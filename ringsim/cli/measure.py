@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_verb, tell_written, write_picture
+from ringsim.cli.verb import Verbs, add_json, add_verb, tell, tell_written, write_picture
 from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, RingError
 
@@ -40,6 +41,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="cpu for Gloo, gpu for NCCL (default: cpu)")
     parser.add_argument("--no-ceilings", action="store_true", help="leave out raw TCP and memory copy")
     parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="about how long it may take (default: 60)")
+    add_json(parser)
     parser.add_argument(
         "-o",
         "--out",
@@ -67,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     )
     launched = find_launched()
     if launched is None or launched.rank == 0:  # of ranks that a launcher started, all have the table, and one prints it
-        print(table)
+        tell(options, lambda: table, lambda: json.loads(table.to_pandas().to_json(orient="records")))
         for file in options.out:
             _write(table, file)
             tell_written(file)

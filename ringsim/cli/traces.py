@@ -8,12 +8,12 @@ import json
 import tempfile
 import webbrowser
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_verb, make_directory, tell_written, write_picture, write_pictures
+from ringsim.cli.verb import Verbs, add_json, add_verb, make_directory, tell, tell_written, write_picture, write_pictures
 from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks, escape
 from ringsim.launch.job import CHECKS
@@ -24,6 +24,7 @@ from ringsim.view.html import to_html
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ringsim.prediction.comparison import Comparison
     from ringsim.traces.value import Trace
 
 
@@ -207,9 +208,7 @@ def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
         metavar="DIR|FILE",
         help=f"draw ring.png and timeline.png into a directory, or the timeline into a file ({', '.join(PICTURES)}); .html is interactive",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print numbers instead of words: the run, and a row for each operation and group"
-    )
+    add_json(parser)
     parser.add_argument(
         "--export",
         type=Path,
@@ -226,7 +225,7 @@ def run_show(options: argparse.Namespace) -> int:
     if out is not None and out.suffix and not out.is_dir():
         check_ending(out, "Choose one, or a directory.")
     trace = ringsim.load(options.file)
-    print(json.dumps(_numbers(trace), indent=2) if options.json else trace.summary())
+    tell(options, trace.summary, lambda: _numbers(trace))
     if out is not None and out.suffix in PICTURES and not out.is_dir():
         tell_written(write_page([trace], out) if out.suffix == ".html" else write_picture(trace.plot_timeline(), out))
     elif out is not None:
@@ -280,6 +279,7 @@ def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "-o", "--out", type=Path, metavar="FILE", help=f"draw one over the other ({', '.join(PICTURES)}); .html has both on one axis"
     )
+    add_json(parser)
 
 
 def run_compare(options: argparse.Namespace) -> int:
@@ -287,11 +287,21 @@ def run_compare(options: argparse.Namespace) -> int:
     if options.out is not None:
         check_ending(options.out, "Choose one.")
     comparison = ringsim.compare(*ringsim.load(options.files))
-    print(comparison)
+    tell(options, lambda: comparison, lambda: _differences(comparison))
     if options.out is not None:
         both = [comparison.real, comparison.virtual]
         tell_written(write_page(both, options.out) if options.out.suffix == ".html" else write_picture(comparison.plot(), options.out))
     return 0
+
+
+def _differences(comparison: Comparison) -> dict[str, object]:
+    runs = zip(comparison.names, (comparison.real_steps_s, comparison.virtual_steps_s), strict=True)
+    tables = {"differences": comparison.differences.to_pandas(), "parts": comparison.parts.to_pandas()}
+    return {
+        "steps_s": {name: steps_s.tolist() for name, steps_s in runs},
+        "median_error": comparison.median_error,
+        **{name: json.loads(table.to_json(orient="records")) for name, table in tables.items()},
+    }
 
 
 # For what a figure is: the ending of its file, and how it is drawn.
@@ -350,6 +360,7 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
     )
     add_rank_options(parser)
     parser.add_argument("-o", "--out", type=Path, metavar="PNG", help="draw who waits for whom into this file")
+    add_json(parser)
     parser.add_argument("script", metavar="FILE|SCRIPT", help="a trace file, or a script (.py) to run, followed by its own arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
 
@@ -364,10 +375,13 @@ def run_explain(options: argparse.Namespace) -> int:
             if error.trace is None:
                 raise
             trace, failed = error.trace, True
+    elif options.arguments:  # which are a script's
+        raise ArgumentError(f"A trace file must come last, got {' '.join(options.arguments)!r} after it. Put options before it.")
     else:
         trace = ringsim.load(options.script)
     diagnosis = trace.explain()
-    print("\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis))
+    words = "\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis)
+    tell(options, lambda: words, lambda: {"failed": failed, "findings": [asdict(finding) for finding in diagnosis.findings]})
     if options.out is not None:
         tell_written(write_picture(diagnosis.plot(), options.out))
     return 1 if failed else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -29,8 +30,18 @@ def add_verb(
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that ``tell`` obeys."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs, instead of words")
+
+
+def tell(options: argparse.Namespace, words: Callable[[], object], numbers: Callable[[], object]) -> None:
+    """Prints what was found: in words, or as JSON where that was asked for."""
+    print(json.dumps(numbers(), indent=2) if options.json else words())
 
 
 def write_pictures(trace: Trace, directory: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringsim.cli.description import Description, Network, read_description
-from ringsim.cli.verb import Verbs, add_verb, tell_written, write_picture
+from ringsim.cli.verb import Verbs, add_json, add_verb, tell, tell_written, write_picture
 from ringsim.errors import ScheduleError
 from ringsim.schedules.closed_forms import gpipe_makespan, makespan, one_f_one_b_bound, peak_live
 from ringsim.schedules.engine import evaluate
@@ -28,6 +28,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument("file", type=Path, metavar="FILE.toml", help="the description; docs/simulation.md says what may stand in it")
     parser.add_argument("--save", type=Path, metavar="FILE.ringtrace", help="save the trace of the step")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the timeline of the step")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,7 +36,11 @@ def run(options: argparse.Namespace) -> int:
     described = read_description(options.file)
     step = described.simulate()
     trace = described.rehearse() if described.needs_ranks else None
-    print(_report(described, step) if trace is None else _report_ranks(described, step, trace))
+    tell(
+        options,
+        lambda: _report(described, step) if trace is None else _report_ranks(described, step, trace),
+        lambda: _numbers(described, step, trace),
+    )
     if options.save is not None:
         (step.trace() if trace is None else trace).save(options.save)
         tell_written(options.save)
@@ -50,6 +55,17 @@ def _title(described: Description, step: ScheduleRun, more: str = "") -> str:
         f"{step.name} on {count(step.num_ranks, 'rank')}, {count(step.num_microbatches, 'microbatch')} (simulated, {described.semantics}, "
         f"{bytes_text(described.size_bytes)} a message{more})"
     )
+
+
+def _numbers(described: Description, step: ScheduleRun, trace: Trace | None) -> dict[str, object]:
+    undisturbed = {"undisturbed_s": float(step.makespan), "undisturbed_bubble": step.bubble}
+    taken = (
+        {"step_s": float(step.makespan), "bubble": step.bubble}
+        if trace is None
+        else {"step_s": trace.metadata["end_ns"] * 1e-9, "bubble": trace.bubble().of_total, **undisturbed}
+    )
+    about = {"semantics": described.semantics, "size_bytes": described.size_bytes}
+    return {"schedule": step.name, "num_ranks": step.num_ranks, "num_microbatches": step.num_microbatches, **about, **taken}
 
 
 def _report_ranks(described: Description, undisturbed: ScheduleRun, trace: Trace) -> str:

@@ -40,6 +40,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though torch lists it nowhere
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ringsim.environment import order_by_hosts
 from ringsim.errors import ArgumentError, RendezvousFailed
 
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class Card:
     comm_device: str  # "cpu" or "gpu"
     ring: tuple[int, ...]  # the global ranks of its ring, in order
     gpu: str = ""  # the GPU it uses, "" on the CPU
+    host: str = ""  # where the ring of all ranks is to be ordered by hosts
     token: str = field(default_factory=lambda: uuid.uuid4().hex)  # tells two processes of the same rank apart
 
     def to_json(self) -> str:
@@ -119,7 +121,20 @@ def find_fault(cards: list[Card]) -> str | None:
             if cards[other].ring != card.ring:
                 sides = f"{list(card.ring)} on rank {rank} and {list(cards[other].ring)} on rank {other}"
                 return f"ring_ranks must be the same on every rank of a ring, got {sides}"
+    if any(card.host for card in cards) and not all(card.host for card in cards):
+        asked = [rank for rank, card in enumerate(cards) if card.host]
+        return f'ring_order must be the same on every rank, got "hosts" on {in_words(asked)} alone'
     return None
+
+
+def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
+    """Returns every ring of a world, as its global ranks in order, from a full set of cards without a fault.
+
+    Example:
+        >>> list_rings([Card(3, "cpu", (0, 1, 2), host=host) for host in ("node0", "node1", "node0")])
+        [(0, 2, 1)]
+    """
+    return [order_by_hosts([card.host for card in cards])] if cards[0].host else sorted({card.ring for card in cards})
 
 
 def _disagreement(head: Card, card: Card, rank: int) -> str | None:
@@ -188,7 +203,7 @@ class RollCall:
                 fault = find_fault(cards)
                 if fault is not None:
                     self._refuse("start", fault)
-                self._publish("start", {"rings": sorted({each.ring for each in cards})})
+                self._publish("start", {"rings": list_rings(cards)})
             verdict = self._verdict("start", deadline)
         return [tuple(ring) for ring in verdict["rings"]]
 

@@ -39,6 +39,7 @@ import itertools
 import os
 import socket
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
 
 from ringsim.comm.backend import Backend
-from ringsim.comm.bootstrap import BackgroundCall, Card, build_default_group, find_fault, leave, meet, meet_over
+from ringsim.comm.bootstrap import BackgroundCall, Card, build_default_group, find_fault, leave, list_rings, meet, meet_over
 from ringsim.comm.functions import find
 from ringsim.comm.log import pause_log
 from ringsim.comm.torch_private import default_store
@@ -69,7 +70,7 @@ _LONGEST_TIMEOUT_S = 1e6  # eleven days: in milliseconds it fits into the 32 bit
 class RingArguments:
     """The arguments of ``initialize_distributed`` once they are checked; the ring keeps them under the same names.
 
-    ``ranks`` are the global ranks of this rank's ring, in order.
+    ``ranks`` are the global ranks of this rank's ring, in order; with ``by_hosts``, the order is found when the ranks have met.
     """
 
     head_ip: str
@@ -80,10 +81,19 @@ class RingArguments:
     comm_device: str
     timeout_s: float
     ranks: tuple[int, ...]
+    by_hosts: bool = False
 
 
 def check_ring_arguments(
-    head_ip: Any, port: Any, world_size: Any, rank: Any, local_rank: Any, comm_device: Any, timeout_s: Any, ring_ranks: Sequence[Any] | None
+    head_ip: Any,
+    port: Any,
+    world_size: Any,
+    rank: Any,
+    local_rank: Any,
+    comm_device: Any,
+    timeout_s: Any,
+    ring_ranks: Sequence[Any] | None,
+    ring_order: Any = "ranks",
 ) -> RingArguments:
     """Checks every argument of ``initialize_distributed`` that can be checked alone.
 
@@ -111,8 +121,13 @@ def check_ring_arguments(
         raise ArgumentError(f"comm_device must be 'cpu' or 'gpu', got {comm_device!r}{where}. Pass 'cpu' for Gloo, 'gpu' for NCCL.")
     if not is_number(timeout_s) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
         raise ArgumentError(f"timeout_s must be a number of seconds above 0, got {timeout_s!r}{where}. Pass for example 30.")
+    if ring_order not in ("ranks", "hosts"):
+        raise ArgumentError(
+            f"ring_order must be 'ranks' or 'hosts', got {ring_order!r}{where}. Pass 'hosts' to keep a host's ranks together."
+        )
     ranks = tuple(range(world_size)) if ring_ranks is None else _check_ring_ranks(ring_ranks, rank, world_size, where)
-    return RingArguments(head_ip, port, world_size, rank, local_rank, comm_device, float(timeout_s), ranks)
+    by_hosts = ring_order == "hosts" and ring_ranks is None
+    return RingArguments(head_ip, port, world_size, rank, local_rank, comm_device, float(timeout_s), ranks, by_hosts)
 
 
 def _check_ring_ranks(ring_ranks: Any, rank: int, world_size: int, where: str) -> tuple[int, ...]:
@@ -325,10 +340,10 @@ class _GlooBuild:
         return group
 
 
-def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, undo: ExitStack) -> PairGroups:
+def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, undo: ExitStack) -> tuple[PairGroups, tuple[int, ...]]:
     """Meets the other ranks and builds the groups of torch that a ring needs.
 
-    Every rank of the world calls it. It blocks until all have built theirs.
+    Every rank of the world calls it. It blocks until all have built theirs. Returns the groups, and the ring's ranks in order.
 
     Args:
         wanted: the ring.
@@ -344,7 +359,7 @@ def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, u
     timeout = timedelta(seconds=timeout_s)
     gpu = _select_gpu(wanted) if wanted.comm_device == "gpu" else ""
     backend = "nccl" if gpu else "gloo"
-    card = Card(world_size, wanted.comm_device, wanted.ranks, gpu)
+    card = Card(world_size, wanted.comm_device, wanted.ranks, gpu, socket.gethostname() if wanted.by_hosts else "")
     builds_default = not dist.is_initialized()
     if builds_default:
         rendezvous = meet(wanted.head_ip, wanted.port, rank, world_size, card, timeout_s, listen_socket)
@@ -353,11 +368,12 @@ def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, u
     undo.callback(leave, rendezvous, timeout_s)
     failure: RuntimeError | None = None
     groups: PairGroups = (None, None)
+    ranks = next(ring for ring in rendezvous.rings if rank in ring)
     try:
         if builds_default:
             undo.callback(build_default_group(rendezvous, rank, world_size, backend, timeout))
             undo.callback(destroy_group, dist.group.WORLD)
-        groups = build_pair_groups(rank, wanted.ranks, rendezvous.rings, rendezvous.roll.store, backend, timeout)
+        groups = build_pair_groups(rank, ranks, rendezvous.rings, rendezvous.roll.store, backend, timeout)
         for group in groups:
             undo.callback(destroy_group, group)
     except RuntimeError as error:
@@ -367,13 +383,13 @@ def build_on_torch(wanted: RingArguments, listen_socket: socket.socket | None, u
         rendezvous.roll.finish(time.monotonic() + timeout_s, None if failure is None else why)
     except RendezvousFailed as error:
         raise error from failure
-    return groups
+    return groups, ranks
 
 
-def build_on_backend(backend: Backend, wanted: RingArguments, undo: ExitStack) -> tuple[Any, Any]:
+def build_on_backend(backend: Backend, wanted: RingArguments, undo: ExitStack) -> tuple[PairGroups, tuple[int, ...]]:
     """Joins the ranks and builds all pair groups by a backend other than torch.
 
-    Every rank of the world calls it. It blocks until all have made all groups.
+    Every rank of the world calls it. It blocks until all have made all groups. Returns the groups, and the ring's ranks in order.
 
     Args:
         backend: makes the world, unless it is there, and the groups.
@@ -398,11 +414,12 @@ def build_on_backend(backend: Backend, wanted: RingArguments, undo: ExitStack) -
     else:
         backend.init_process_group(timeout=timeout, world_size=world_size, rank=rank)
         undo.callback(_destroy, backend, None)
-    groups = _build_by_all(rank, _ask_for_rings(backend, wanted), functools.partial(backend.new_group, timeout=timeout))
+    rings = _ask_for_rings(backend, wanted)
+    groups = _build_by_all(rank, rings, functools.partial(backend.new_group, timeout=timeout))
     for group in groups:
         if exists and group is not None:
             undo.callback(_destroy, backend, group)
-    return groups
+    return groups, next(ring for ring in rings if rank in ring)
 
 
 def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
@@ -416,17 +433,25 @@ def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
 
 
 def _ask_for_rings(backend: Backend, wanted: RingArguments) -> list[tuple[int, ...]]:
-    """Returns every ring of the world, the same list on every rank; a rank's ring is a row of numbers, filled up with -1."""
-    row = torch.full((wanted.world_size,), -1, dtype=torch.int64)
-    row[: len(wanted.ranks)] = torch.tensor(wanted.ranks)
-    rows = [torch.empty_like(row) for _ in range(wanted.world_size)]
+    """Returns every ring of the world, the same list on every rank; a rank's ring is a row of numbers, filled up with -1.
+
+    Where the ring is to be ordered by hosts, a number beyond all ranks stands for the rank's host instead.
+    """
+    size = wanted.world_size
+    mine = [size + zlib.crc32(socket.gethostname().encode())] if wanted.by_hosts else wanted.ranks
+    row = torch.full((size,), -1, dtype=torch.int64)
+    row[: len(mine)] = torch.tensor(mine)
+    rows = [torch.empty_like(row) for _ in range(size)]
     with pause_log():  # the program did not ask for it
         find(backend, "all_gather")(rows, row)
-    cards = [Card(wanted.world_size, wanted.comm_device, tuple(each[each >= 0].tolist())) for each in rows]
+    said = [tuple(each[each >= 0].tolist()) for each in rows]
+    hosts = [str(ring[0]) if ring[0] >= size else "" for ring in said]
+    whole = tuple(range(size))
+    cards = [Card(size, wanted.comm_device, whole if host else ring, host=host) for ring, host in zip(said, hosts, strict=True)]
     fault = find_fault(cards)
     if fault is not None:
         raise RendezvousFailed(f"{fault} (rank {wanted.rank} of {wanted.world_size}). Pass the same ring_ranks on every rank of a ring.")
-    return list(dict.fromkeys(card.ring for card in cards))
+    return list_rings(cards)
 
 
 def _destroy(backend: Backend, group: Any) -> None:

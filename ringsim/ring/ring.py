@@ -16,7 +16,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import torch
@@ -105,6 +105,7 @@ def initialize_distributed(
     *,
     timeout_s: float = _DEFAULT_TIMEOUT_S,
     ring_ranks: Sequence[int] | None = None,
+    ring_order: str = "ranks",
 ) -> None:
     """Joins this process to the others: default process group, ring, and the two pair groups of this rank.
 
@@ -132,6 +133,8 @@ def initialize_distributed(
         timeout_s: limit for finding each other, and of every operation on the groups, in seconds.
         ring_ranks: the global ranks of this rank's ring in order, the same on each of them; None for all ranks. This is how several rings
             share one world. A rank that is in no ring passes ``[rank]``.
+        ring_order: "hosts" puts the ranks of each host next to each other in a ring of all ranks, so that it changes hosts as rarely as can
+            be; the same on every rank. The default keeps the order of the ranks, and so does ``ring_ranks``.
 
     Raises:
         ArgumentError: an argument breaks its rule, or differs from the existing ring.
@@ -150,7 +153,7 @@ def initialize_distributed(
     device = values.pop("comm_device")
     if None in values.values():
         values |= _discover(values, known)
-    initialize(**values, comm_device="cpu" if device is None else device, timeout_s=timeout_s, ring_ranks=ring_ranks)
+    initialize(**values, comm_device="cpu" if device is None else device, timeout_s=timeout_s, ring_ranks=ring_ranks, ring_order=ring_order)
 
 
 def initialize(
@@ -163,13 +166,14 @@ def initialize(
     *,
     timeout_s: float = _DEFAULT_TIMEOUT_S,
     ring_ranks: Sequence[int] | None = None,
+    ring_order: str = "ranks",
     listen_socket: socket.socket | None = None,
 ) -> Ring:
     """Does what ``initialize_distributed`` does, all arguments given, and returns the ring; see there for the rest.
 
     ``listen_socket`` is a socket from ``listen`` for rank 0, which takes it over: so a launcher reserves the port before any rank runs.
     """
-    wanted = check_ring_arguments(head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks)
+    wanted = check_ring_arguments(head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks, ring_order)
     ring: Ring | None = get_state().ring
     backend = get_backend_object()
     if ring is not None and not ring.backend.is_initialized():
@@ -178,12 +182,13 @@ def initialize(
         _check_same(ring, wanted, backend)
         return ring
     with ExitStack() as undo:
-        groups = build_on_torch(wanted, listen_socket, undo) if backend is TORCH else build_on_backend(backend, wanted, undo)
-        place = wanted.ranks.index(wanted.rank)
+        groups, ranks = build_on_torch(wanted, listen_socket, undo) if backend is TORCH else build_on_backend(backend, wanted, undo)
+        place = ranks.index(wanted.rank)
         ring = Ring(
-            **vars(wanted),
-            pred=wanted.ranks[place - 1],
-            succ=wanted.ranks[(place + 1) % len(wanted.ranks)],
+            **{name: value for name, value in vars(wanted).items() if name not in ("ranks", "by_hosts")},
+            ranks=ranks,
+            pred=ranks[place - 1],
+            succ=ranks[(place + 1) % len(ranks)],
             pred_group=groups[0],
             succ_group=groups[1],
             backend=backend,
@@ -324,7 +329,11 @@ def _check_same(ring: Ring, wanted: RingArguments, backend: Backend) -> None:
             f"the backend must be {ring.backend.name!r} as in the ring that exists, got {backend.name!r} (rank {ring.rank} of "
             f"{ring.world_size}). Call set_backend before initialize_distributed, or destroy_distributed on every rank first."
         )
+    if wanted.by_hosts and sorted(ring.ranks) == sorted(wanted.ranks):
+        wanted = replace(wanted, ranks=ring.ranks)  # in the order of the hosts, which do not change
     for each in fields(RingArguments):
+        if each.name == "by_hosts":
+            continue
         is_value, wanted_value = getattr(ring, each.name), getattr(wanted, each.name)
         if wanted_value != is_value and not (each.name == "timeout_s" and wanted_value == _DEFAULT_TIMEOUT_S):
             name = "ring_ranks" if each.name == "ranks" else each.name

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
 
 import numpy as np
 
+from ringsim.environment import count_crossings
 from ringsim.errors import ArgumentError, escape, say
 from ringsim.traces.clocks import Clock, list_clocks
 from ringsim.traces.collectives import COLLECTIVES
@@ -537,7 +538,23 @@ def _summarise_hosts(trace: Trace) -> list[str]:
     crosses = trace.crosses(messages.src, messages.dst)
     for where, chosen in (("within hosts", ~crosses), ("across hosts", crosses)):
         lines += [f"    {where}: {_say_messages(trace, chosen)}"] if chosen.any() else []
-    return lines
+    return lines + _say_crossings(trace)
+
+
+def _say_crossings(trace: Trace) -> list[str]:
+    """Returns how often the rings change hosts where another order of their ranks would do so less often."""
+    names = [re.fullmatch(r"ring:(\d{1,9})>(\d{1,9})", group.name) for group in trace.events.tables.groups]
+    pairs = [(int(name[1]), int(name[2])) for name in names if name is not None]
+    after = {pred: succ for pred, succ in pairs if max(pred, succ) < trace.world_size}
+    crossed = needed = 0
+    for first in sorted(after, key=lambda rank: rank in after.values()):  # where an edge was not used, from behind it
+        ring = [first]
+        while ring[-1] in after:
+            ring.append(after.pop(ring[-1]))
+        hosts = [trace.hosts[rank] for rank in dict.fromkeys(ring)]
+        crossed, needed = crossed + count_crossings(hosts), needed + count_crossings(sorted(hosts))
+    hint = 'initialize_distributed(ring_order="hosts")'
+    return [f"    the ring crosses hosts {count(crossed, 'time')}, {needed} would do: {hint}"] if crossed > needed else []
 
 
 def _say_messages(trace: Trace, chosen: Ints) -> str:

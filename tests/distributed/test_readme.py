@@ -1,4 +1,4 @@
-"""The first programs that a reader of README.md sees do what it says."""
+"""The first programs that a reader of README.md, and then of docs/using.md, sees do what these say."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-README = (Path(__file__).parent.parent.parent / "README.md").read_text()
-FIRST, SECOND, *OTHERS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parent.parent.parent
+FIRST, SECOND, *OTHERS = (
+    program
+    for page in (ROOT / "README.md", ROOT / "docs" / "using.md")
+    for program in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+)
 PIPELINE = next(block for block in OTHERS if "train_step_pipeline" in block)
 SIMULATED = next(block for block in OTHERS if "ringsim.simulate(" in block)
 

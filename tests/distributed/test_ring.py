@@ -72,8 +72,11 @@ def spoil(torch_is: str) -> None:
 
 def look_at_ring(port: int, rank: int, count: int, rings: list[list[int]], torch_is: str) -> dict[str, Any]:
     spoil(torch_is)
+    order = "ranks"
+    if "hosts" in torch_is:
+        order, socket.gethostname = "hosts", lambda: f"node{rank % 2}"
     ring_ranks = next(ring for ring in rings if rank in ring) if len(rings) > 1 else None
-    initialize_distributed(HERE, port, count, rank, rank, "cpu", timeout_s=LONG_S, ring_ranks=ring_ranks)
+    initialize_distributed(HERE, port, count, rank, rank, "cpu", timeout_s=LONG_S, ring_ranks=ring_ranks, ring_order=order)
     ring = current_ring()
     groups = [get_pipeline_parallel_pred_group(), get_pipeline_parallel_succ_group()]
     assert groups == [ring.pred_group, ring.succ_group]
@@ -122,7 +125,7 @@ def expected_facts(rank: int, world_size: int, ring: list[int], torch_is: str) -
         "members": pairs,
         "my place in them": [pair.index(rank) for pair in pairs],
         "names": [f"ring:{pred}>{rank}", f"ring:{rank}>{succ}"],
-        "named by torch": [torch_is != "known"] * 2,
+        "named by torch": ["known" not in torch_is] * 2,
         "distinct": True,
         "time-outs": [timedelta(seconds=LONG_S)] * 2,  # ``new_group`` takes half an hour unless it is told
         "groups of the process": 3,  # the default group and two pairs: none that the rank is not in
@@ -140,7 +143,7 @@ SEVERAL = [[2, 0, 1], [4, 3], [5]]
 @pytest.mark.parametrize(
     ("rings", "torch_is"),
     [
-        *(([[0]], "known"), ([[0, 1]], "known"), ([[*range(9)]], "known"), (SEVERAL, "known")),
+        *(([[0]], "known"), ([[0, 1]], "known"), ([[0, 2, 1]], "known, two hosts"), ([[*range(9)]], "known"), (SEVERAL, "known")),
         *(([[0, 1]], "of another version"), (SEVERAL, "without private API")),
     ],
 )
