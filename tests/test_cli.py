@@ -159,7 +159,7 @@ def test_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        (["shwo", "x"], "show"),
+        (["shov", "x"], "show"),
         (["show", "x", "--jsn"], "--json"),
         (["trace", "--rnaks=2", "x.py"], "--ranks"),
         (["show", "x", "--zzzz"], ""),
