@@ -29,9 +29,7 @@ def add_lab(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def _add_directory(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "directory", type=Path, nargs="?", default=_DIRECTORY, metavar="DIR", help=f"where they go (default: {_DIRECTORY})"
-    )
+    parser.add_argument("directory", type=Path, nargs="?", default=_DIRECTORY, metavar="DIR", help=f"where they go (default: {_DIRECTORY})")
 
 
 def copy(options: argparse.Namespace) -> int:
