@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,10 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("verb", ["demo", "generate", "trace", "show", "compare", "figures", "explain", "bandwidth", "simulate", "doctor"])
+VERBS = "demo generate trace merge show open compare figures explain bandwidth simulate grade lessons lab doctor".split()
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([verb, "--help"])
@@ -50,6 +55,14 @@ def test_without_a_verb(arguments: list[str], code: int, words: str, capsys: pyt
         main(arguments)
     assert left.value.code == code
     assert words in "".join(capsys.readouterr())
+
+
+def test_a_shell_learns_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--print-completion", "bash"])
+    assert left.value.code == 0
+    (verbs,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("_shtab_ringsim_subparsers="))
+    assert {"demo", "explain", "lab"} <= set(verbs.partition("(")[2].replace("'", "").split())
 
 
 def test_show_prints_the_summary_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +208,39 @@ def test_without_torch_a_verb_that_needs_it_says_so_in_a_sentence(trace_file: Pa
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[1, 1, 1, 1, 0]\n")
     assert [line[:32] for line in done.stderr.splitlines()] == ["ringsim: torch must be installed"] * 4
+
+
+def test_light_install_reads_draws_and_plans(tmp_path: Path) -> None:
+    """With what docs/installing.md names for reading and drawing, and without the rest."""
+    light = re.search(r"pip install --no-deps ringsim && pip install ([a-z ]+)\n", (ROOT / "docs" / "installing.md").read_text())[1].split()
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    left_out = {re.match(r"\w+", line)[0] for line in wanted} - set(light)
+    assert {"torch", "cloudpickle", "greenlet", "protobuf"} <= left_out
+    trace, description = ROOT / "figures" / "data" / "straggler.ringtrace", ROOT / "docs" / "examples" / "pipeline.toml"
+    verbs = [
+        ["show", trace, "-o", "pictures"],
+        ["figures", trace],
+        ["explain", "-o", "waits.png", trace],
+        ["compare", trace, trace, "-o", "both.html"],
+        ["open", trace, "-o", "page.html", "--no-browser"],
+        ["simulate", description, "--save", "step.ringtrace", "--plot", "step.png"],
+        ["lessons"],
+        ["lessons"],
+    ]
+    program = f"""
+import sys
+sys.modules |= dict.fromkeys({sorted(left_out - {"protobuf"} | {"google.protobuf"})})
+import ringsim
+from ringsim.cli import main
+assert [main(words) for words in {[[*map(str, words)] for words in verbs]}] == [0] * {len(verbs)}
+ringsim.load("step.ringtrace").filter(ranks=[0, 1]).plot_bandwidth()
+ringsim.simulate_schedule("zb_h1", num_ranks=4, num_microbatches=8).plot()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    lessons = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+    assert sorted(path.name for path in (tmp_path / "ringsim-lessons").glob("*.ipynb")) == lessons
+    assert "that were there already" in done.stdout  # the second time: somebody's answers may be in them
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ LIBRARIES: dict[str, set[str]] = {  # beyond the standard library and numpy; wha
     "check": {"torch", "cloudpickle", "IPython", "matplotlib", "nbclient", "nbformat"},
     "magics": {"IPython", "cloudpickle"},
     "explore": {"torch"},
-    "cli": {"torch", "matplotlib", "cloudpickle", "IPython", "ipywidgets"},
+    "cli": {"torch", "matplotlib", "cloudpickle", "IPython", "ipywidgets", "shtab"},
 }
 
 

@@ -109,11 +109,6 @@ def test_a_worker_is_started_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout.strip() == "False"
 
 
-def test_a_trace_is_read_and_drawn_without_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import ringsim, ringsim.plot.ring, ringsim.plot.timeline; ringsim.load; ringsim.Trace"
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
-
-
 def test_a_pipeline_is_planned_without_torch_and_run_without_transformers() -> None:
     assert {"make_schedule", "by_count", "validate"} <= WITHOUT_TORCH
     names = ", ".join(sorted(WITHOUT_TORCH))

@@ -7,7 +7,7 @@ import difflib
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import ringsim
 from ringsim.cli import demo, doctor, grade, lessons, measure, traces, virtual
@@ -45,10 +45,22 @@ class _Parser(argparse.ArgumentParser):
         super().error(escape(message, lines=False))
 
 
+class _PrintCompletion(argparse.Action):
+    """Prints what makes a shell complete our verbs and options, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, shell: Any, option_string: str | None = None) -> None:
+        import shtab
+
+        print(shtab.complete(parser, shell))
+        parser.exit()
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     parser: argparse.ArgumentParser = _Parser(prog="ringsim", description="See how the stages of a pipeline talk.")
     parser.add_argument("--version", action="version", version=f"ringsim {ringsim.__version__}")
+    how = 'print what completes verbs and options in a shell: eval "$(ringsim --print-completion bash)" in its start-up file'
+    parser.add_argument("--print-completion", action=_PrintCompletion, choices=("bash", "zsh", "tcsh"), help=how)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for add_verb in VERBS:
         add_verb(verbs)

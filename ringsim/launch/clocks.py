@@ -7,9 +7,9 @@
     reads its clock; asked <- its number   ------->  reads its clock
     reads its clock                        <-------  told/number <- what it showed
 
-32 times at the start of the block, at its end, and every minute; the shortest round trip counts. Where there are very many clocks,
-those that ask answer others. No message of the program's kind is sent, nobody waits for rank 0 at the start, and no new port listens: the
-two ends talk through queues of torch's store, each on a connection of its own, since one that waits there blocks all others on it.
+32 times at the start of the block, at its end, and every minute. Where there are very many clocks, those that ask answer others. No message
+of the program's kind is sent, nobody waits for rank 0 at the start, and no new port listens: the two ends talk through queues of torch's
+store, each on a connection of its own, since one that waits there blocks all others on it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringsim.state import OUR_THREADS
+from ringsim.traces.clocks import DRIFT_PPM
 from ringsim.traces.recorder import Recorder
 
 ROUND_TRIPS: Final = 32
@@ -137,24 +138,27 @@ def find_above(number: int) -> int:
 def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
     """Compares this clock with another that answers; blocks for some round trips.
 
+    The other clock was read after the question and before the answer, so each round trip gives limits to the offset. What all have in
+    common is more exact than the shortest of them: the quickest way there and the quickest way back may belong to different ones.
+
     Args:
         store: of the block, on a connection that nobody else uses.
         number: of this clock.
         above: of the other one.
 
     Returns:
-        The middle of the shortest round trip on this clock, what is to be added then to get the other's time, and the round trip, in ns.
+        The middle of the comparison on this clock, what is to be added then to get the other's time, and between which limits that must be,
+        as their distance, in ns.
 
     Raises:
         RuntimeError: nobody answers, or the store has gone.
     """
-    best = (0, 0, 2**60)
+    first_ns, least, most = time.monotonic_ns(), -(2**61), 2**61
     for _ in range(ROUND_TRIPS):
         asked_ns = time.monotonic_ns()
         store.queue_push(f"clock/asked/{above}", str(number))
         told_ns = int(store.queue_pop(f"clock/told/{number}"))
         heard_ns = time.monotonic_ns()
-        if heard_ns - asked_ns < best[2]:
-            middle_ns = (asked_ns + heard_ns) // 2
-            best = (middle_ns, told_ns - middle_ns, heard_ns - asked_ns)
-    return best
+        least, most = max(least, told_ns - heard_ns), min(most, told_ns - asked_ns)
+    drift_ns = round(1e-6 * DRIFT_PPM * (heard_ns - first_ns))  # of the clocks meanwhile
+    return (first_ns + heard_ns) // 2, (least + most) // 2, max(most - least, 0) + 2 * drift_ns

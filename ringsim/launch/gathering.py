@@ -103,18 +103,19 @@ def _for(seconds: float) -> Callable[[], bool]:
 # -- a rank on another host
 
 
-def offer(store: Store, rank: int, directory: Path, path: Path, *, failed: bool) -> None:
+def offer(store: Store, rank: int, directory: Path, place: Mapping[str, Any], path: Path, *, failed: bool) -> None:
     """Gives rank 0 the parts of this host, from a thread, unless it sees them; the process lives until that is over.
 
     Args:
         store: of the block.
         rank: this rank, which has left the block.
         directory: of the parts.
+        place: of that, as ``place_of`` told it on entering: rank 0 may have removed it meanwhile.
         path: of the trace, to tell the user how to join the parts by hand.
         failed: whether an error has ended the block here: then this process may be ended at any moment.
     """
-    if find_place(store, 0, _for(0)).get("id") != place_of(directory)["id"]:
-        threading.Thread(target=_give, args=(store, rank, directory, path, failed), name=f"{OUR_THREADS}parts").start()
+    if find_place(store, 0, _for(0)).get("id") != place["id"]:
+        threading.Thread(target=_give, args=(store, rank, directory, place, path, failed), name=f"{OUR_THREADS}parts").start()
 
 
 def find_place(store: Store, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
@@ -127,11 +128,11 @@ def find_place(store: Store, rank: int, patience: Callable[[], bool]) -> dict[st
     return place if fits else {}
 
 
-def _give(store: Store, rank: int, directory: Path, path: Path, failed: bool) -> None:
+def _give(store: Store, rank: int, directory: Path, place: Mapping[str, Any], path: Path, failed: bool) -> None:
     with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0
         unasked = failed and _fits(_list(directory, [rank]))
         rank_0 = find_place(store, 0, _for(0) if unasked else threading.main_thread().is_alive)
-        if rank_0.get("id") == place_of(directory)["id"] or not (rank_0 or unasked):  # rank 0 may enter after this rank has failed
+        if rank_0.get("id") == place["id"] or not (rank_0 or unasked):  # rank 0 may enter after this rank has failed
             return
         asked = None if unasked else store.take(f"wants/{rank}", _while_at_work())
         if asked == b"[]" or send(store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None):

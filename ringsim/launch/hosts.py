@@ -123,8 +123,9 @@ class HostWatch:
         self._number += 1
         began_s = time.monotonic()
         self._put_beat(keys, self._number, stands)
+        wanted = keys.has(f"ask/{_key(self._id)}")  # waits for an answer, which the beat did not
         self._took_s = time.monotonic() - began_s
-        if keys.has(f"ask/{_key(self._id)}"):
+        if wanted:
             asked: Any = json.loads(keys.take(f"ask/{_key(self._id)}", lambda: False) or b"[0, []]")
             ranks = [rank for rank in asked[1] if type(rank) is int]
             if ranks:
@@ -207,7 +208,11 @@ class HostWatch:
         snapshot = snapshot_of_events(trace.events, trace.world_size, read_ends(trace.metadata, trace.world_size))
         if analyse(snapshot) is not None:
             why = " ".join(line.strip() for line in str(trace.explain()).splitlines())
-            self._say(f"nothing moves on any host (not proved: threads of theirs may help). {why}")
+            ranks: dict[str, list[int]] = {}
+            for rank, place in sorted(self._places.items()):
+                ranks.setdefault(str(place["host"]), []).append(rank)
+            where = "; ".join(f"{_say_ranks(some)} on {host}" for host, some in ranks.items())
+            self._say(f"nothing moves on any host ({where}; not proved: threads of theirs may help). {why}")
             return
         waits = [one.operation for rank in snapshot.ranks for one in rank.awaited]
         ends = {(one.rank, one.peer) for one in waits if one.peer in self._places and one.rank in self._places}

@@ -69,7 +69,7 @@ class JoinedWatch:
         self._rank = rank
         self._world_size = world_size
         self._on_deaths = on_deaths
-        self._keep_port = _store_port()
+        self._keep_port = store_port()
         self._raised = threading.Event()
         self._stopped = threading.Event()
         self._ear = _make_pipe(directory / f"rank-{rank}.ear")
@@ -240,7 +240,7 @@ def _write(path: Path, line: str = "") -> bool:
     return True
 
 
-def _store_port() -> int:
+def store_port() -> int:
     """Returns the port of the rendezvous, -1 where it is not over TCP."""
     store: object = default_store()
     while hasattr(store, "underlying_store"):

@@ -37,7 +37,7 @@ from ringsim.errors import RingError
 from ringsim.launch.clocks import ClockComparison
 from ringsim.launch.gathering import Gathering, Store, find_place, offer, place_of
 from ringsim.launch.hosts import HostWatch
-from ringsim.launch.joined import JoinedWatch, make_board
+from ringsim.launch.joined import JoinedWatch, make_board, store_port
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
 from ringsim.state import get_state
 from ringsim.traces.clocks import align_run, reference_ns
@@ -125,10 +125,10 @@ class Recording:
             self._path = number(self._given, self._agree_on_attempt(self._keys))
         self._recorder = active or self._make_recorder()
         if self._keys:
-            place = {**place_of(self._recorder.directory), "start_ns": self._recorder.start_ns}
-            self._keys.put(f"at/{self._rank}", json.dumps(place).encode())
+            self._place = {**place_of(self._recorder.directory), "start_ns": self._recorder.start_ns}
+            self._keys.put(f"at/{self._rank}", json.dumps(self._place).encode())
         self._clocks: ClockComparison | None = None
-        if self._own and self._keys and self._world_size > 1:
+        if self._own and self._keys and self._world_size > 1 and store_port() >= 0:  # a store within a process blocks all while one waits
             self._clocks = ClockComparison(self._board.store, self._rank, self._world_size, self._recorder, self._find_clock_of_rank_0)
         self._stop_noting = note_failed_threads(self._recorder) if self._own else None
         torch_hooks.install(self._recorder, self._check)
@@ -175,7 +175,7 @@ class Recording:
         try:
             self._board.post(self._rank, json.dumps({"span": span, "path": str(self._path), "left": left}))
             if self._rank and self._keys:
-                offer(self._keys, self._rank, recorder.directory, self._path, failed=error is not None)
+                offer(self._keys, self._rank, recorder.directory, self._place, self._path, failed=error is not None)
             if self._rank == 0:
                 try:
                     said, late = self._collect_announcements(recorder.directory, hurry, failed=error is not None)

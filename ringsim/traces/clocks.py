@@ -8,8 +8,9 @@ is rank 0's clock, and constant before the first and after the last. Saving take
 
     {"ranks": [2, 3], "how": "store", "samples": [[time_ns, offset_ns, uncertainty_ns], ...]}
 
-The uncertainty of a comparison is half its round trip. It grows with the time since, or until, the nearest one: two clocks differ in speed
-by ``DRIFT_PPM`` at most, and while they run, their difference in speed changes by ``WANDER_PPM`` at most.
+The uncertainty of a comparison is half the time that the quickest question and the quickest answer took. It grows with the time since, or
+until, the nearest one: two clocks differ in speed by ``DRIFT_PPM`` at most, and while they run, their difference in speed changes by
+``WANDER_PPM`` at most.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> list[d
 
     Args:
         metas: what each rank wrote of itself: "clock", which names its clock; and one rank of each clock "clock_number", 0 for rank 0's
-            clock, and under "clock 0", "clock 1", ... its comparisons: the number of the clock that it asked, a lower one; the middle of
-            the shortest round trip on its own clock; what is to be added there; and the round trip, in ns.
+            clock, and under "clock 0", "clock 1", ... its comparisons: the number of the clock that it asked, a lower one; the time on its
+            own clock; what is to be added there; and the distance of the limits between which that is, in ns.
         start_ns: on the ranks' clocks, from which the times of the events count.
 
     Example:
@@ -139,11 +140,11 @@ def _compare(meta: Mapping[str, Any], start_ns: int, found: Mapping[int, list[li
     samples: list[list[int]] = []
     said = [value for key, value in meta.items() if key.startswith("clock ")]
     good = [one for one in said if are_all(one, int) and len(one) == 4 and all(abs(number) < 2**61 for number in one) and one[3] >= 0]
-    for asked, time_ns, offset_ns, round_trip_ns in sorted(good, key=lambda one: one[1]):
+    for asked, time_ns, offset_ns, apart_ns in sorted(good, key=lambda one: one[1]):
         if asked in found:
             at_ns = np.array([time_ns + offset_ns - start_ns])
             more = int(shift_ns(found[asked], at_ns)[0]), 0 if asked == 0 else int(uncertainty_ns(found[asked], at_ns)[0])
-            sample = [time_ns - start_ns, offset_ns + more[0], -(-round_trip_ns // 2) + more[1]]
+            sample = [time_ns - start_ns, offset_ns + more[0], -(-apart_ns // 2) + more[1]]
             if not samples or sample[0] - samples[-1][0] >= CLOSE_NS:
                 samples.append(sample)
             elif sample[2] < samples[-1][2]:

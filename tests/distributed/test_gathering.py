@@ -80,7 +80,7 @@ def test_a_rank_that_fails_before_rank_0_is_there_leaves_its_part_in_the_store(t
     for kind in ("events", "names"):
         (tmp_path / f"rank-1.{kind}").write_bytes(b"abc")
     keys = gathering.Store(dist.HashStore(), "run")
-    gathering.offer(keys, 1, tmp_path, tmp_path / "run.ringtrace", failed=True)
+    gathering.offer(keys, 1, tmp_path, gathering.place_of(tmp_path), tmp_path / "run.ringtrace", failed=True)
     finish_sending()
     rank_0 = tmp_path / "rank 0"
     rank_0.mkdir()
@@ -88,6 +88,13 @@ def test_a_rank_that_fails_before_rank_0_is_there_leaves_its_part_in_the_store(t
     fetching = gathering.Gathering(keys, rank_0, 2)
     fetching.fetch([1], lambda: False)
     assert (fetching.missing, sorted(path.name for path in rank_0.iterdir())) == ([], ["rank-1.events", "rank-1.names"])
+
+
+def test_a_rank_leaves_though_rank_0_has_removed_the_directory_that_they_share(tmp_path: Path) -> None:
+    keys, place = gathering.Store(dist.HashStore(), "run"), {**gathering.place_of(tmp_path), "start_ns": 1}
+    keys.put("at/0", json.dumps(place).encode())
+    tmp_path.rmdir()
+    gathering.offer(keys, 1, tmp_path, place, tmp_path / "run.ringtrace", failed=False)
 
 
 GOOD = [["rank-1.events", 3], ["rank-1.names", 0]]
@@ -133,6 +140,6 @@ def test_one_rank_of_a_host_says_how_to_join_the_parts_that_nobody_took(tmp_path
 
     for rank in (2, 3):
         (tmp_path / f"rank-{rank}.names").touch()
-        gathering._give(gathering.Store(Gone(), "run"), rank, tmp_path, Path("run.ringtrace"), False)
+        gathering._give(gathering.Store(Gone(), "run"), rank, tmp_path, gathering.place_of(tmp_path), Path("run.ringtrace"), False)
     said = capsys.readouterr().err
     assert re.findall(r"\[rank (\d)\].*They are in (.*): join .*ringsim merge run.ringtrace", said) == [("2", str(tmp_path))]
