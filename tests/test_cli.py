@@ -159,7 +159,7 @@ def test_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        (["shwo", "x"], "show"),
+        (["shov", "x"], "show"),
         (["show", "x", "--jsn"], "--json"),
         (["trace", "--rnaks=2", "x.py"], "--ranks"),
         (["show", "x", "--zzzz"], ""),
@@ -233,6 +233,8 @@ sys.modules |= dict.fromkeys({sorted(left_out - {"protobuf"} | {"google.protobuf
 import ringsim
 from ringsim.cli import main
 assert [main(words) for words in {[[*map(str, words)] for words in verbs]}] == [0] * {len(verbs)}
+needing = [["bandwidth"], ["show", {str(trace)!r}, "--export", "x.pftrace"], ["--print-completion", "bash"]]
+assert [main(words) for words in needing] == [1, 1, 1]
 ringsim.load("step.ringtrace").filter(ranks=[0, 1]).plot_bandwidth()
 ringsim.simulate_schedule("zb_h1", num_ranks=4, num_microbatches=8).plot()
 """
@@ -240,6 +242,9 @@ ringsim.simulate_schedule("zb_h1", num_ranks=4, num_microbatches=8).plot()
     assert done.returncode == 0, done.stderr
     lessons = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
     assert sorted(path.name for path in (tmp_path / "ringsim-lessons").glob("*.ipynb")) == lessons
+    assert [line.split(" must be")[0] for line in done.stderr.splitlines()] == [
+        f"ringsim: {name}" for name in ("cloudpickle", "protobuf", "shtab")
+    ]
     assert "that were there already" in done.stdout  # the second time: somebody's answers may be in them
 
 

@@ -32,6 +32,10 @@ VERBS = (
 )
 
 
+# What an installation for reading and drawing leaves out: the name it is imported by, and its package.
+_LEFT_OUT = {"torch": "torch", "cloudpickle": "cloudpickle", "greenlet": "greenlet", "google": "protobuf", "shtab": "shtab"}
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors quote what was written without what commands a terminal; those of the verbs are made of it, too."""
 
@@ -76,19 +80,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 a run or file failed, 2 a bad argument, 130 interrupted.
     """
-    options, unknown = make_parser().parse_known_args(argv)
-    if unknown:
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # the verb's, whose help has what may have been meant
     try:
+        options, unknown = make_parser().parse_known_args(argv)
+        if unknown:
+            options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # the verb's, whose help has what may have been meant
         code: int = options.run(options)
     except ArgumentError as error:
         return _say(error, 2)
     except RingError as error:
         return _say(error, 1)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torch":
+        package = _LEFT_OUT.get((error.name or "").partition(".")[0])
+        if package is None:
             raise
-        return _say('torch must be installed for this, got a Python without it. Install it: README.md, section "Which torch".', 1)
+        return _say(f"{package} must be installed for this, got a Python without it. Install it: docs/installing.md says how.", 1)
     except KeyboardInterrupt as error:
         return _say(error if isinstance(error, Interrupted) else "interrupted", 130)
     except BrokenPipeError:
