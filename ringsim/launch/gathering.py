@@ -135,7 +135,7 @@ def _give(store: Store, rank: int, directory: Path, place: Mapping[str, Any], pa
         if rank_0.get("id") == place["id"] or not (rank_0 or unasked):  # rank 0 may enter after this rank has failed
             return
         asked = None if unasked else store.take(f"wants/{rank}", _while_at_work())
-        if asked == b"[]" or _send(store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None):
+        if asked == b"[]" or send(store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None):
             return
     if any((directory / f"rank-{lower}.names").exists() for lower in range(rank)):
         return  # one rank of each host says it
@@ -167,7 +167,7 @@ def _fits(files: Sequence[tuple[Path, int]]) -> bool:
     return sum(-(-size // CHUNK_BYTES) for _, size in files) <= WINDOW
 
 
-def _send(store: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool) -> bool:
+def send(store: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool) -> bool:
     """Sends the parts of some ranks; tells whether rank 0 has them all, or if it has not asked, whether they are in the store."""
     files = _list(directory, ranks)
     fits = asked or _fits(files)
@@ -234,12 +234,12 @@ class Gathering:
             there = {rank: self._store.has(f"files/{rank}") for rank in ranks if rank in left}
             for rank in sorted(there, key=lambda rank: not there[rank]):  # first those that did not wait to be asked
                 if there[rank]:
-                    wanted -= self._fetch_from(rank, sorted(wanted))
+                    wanted -= self.fetch_from(rank, sorted(wanted))
                 elif not wanted or not patience():
                     self._tell(f"wants/{rank}", b"[]")
                 else:
                     self._store.put(f"wants/{rank}", json.dumps(sorted(wanted)).encode())
-                    if came := self._fetch_from(rank, sorted(wanted)):
+                    if came := self.fetch_from(rank, sorted(wanted)):
                         wanted -= came
                         self._senders.append(rank)
             if wanted:
@@ -254,7 +254,7 @@ class Gathering:
         part.read_names()
         return (part.meta.get("pid"), part.meta.get("start_ns")) == (place["pid"], place["start_ns"])
 
-    def _fetch_from(self, rank: int, ranks: Sequence[int]) -> set[int]:
+    def fetch_from(self, rank: int, ranks: Sequence[int]) -> set[int]:
         """Receives from one rank the parts of some; returns those whose parts came."""
         files = _read_list(self._store.take(f"files/{rank}", _for(STOPPED_S)), ranks)
         if files is None:

@@ -139,6 +139,12 @@ class JoinedWatch:
                 os.close(pipe)
                 self._path(self._rank, what).unlink(missing_ok=True)
 
+    def stands(self) -> str | None:
+        """Names the state in which all ranks of this host stand still, "" where one may go on, None where another rank watches them."""
+        if len(self._threads) == 1:
+            return None
+        return self._watcher.stands() if self._threads[1].is_alive() and not self._stopped.is_set() else ""
+
     def _listen(self) -> None:
         """Answers the watcher, and becomes the watcher where no other rank is."""
         while True:

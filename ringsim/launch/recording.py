@@ -36,6 +36,7 @@ from ringsim.diagnose.failure import clear_verdict, describe_end, error_of_kind,
 from ringsim.errors import RingError
 from ringsim.launch.clocks import ClockComparison
 from ringsim.launch.gathering import Gathering, Store, find_place, offer, place_of
+from ringsim.launch.hosts import HostWatch
 from ringsim.launch.joined import JoinedWatch, make_board, store_port
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
 from ringsim.state import get_state
@@ -135,6 +136,10 @@ class Recording:
         self._watch: JoinedWatch | None = None
         if self._own and get_state().backend is None and "gloo" in self._backend and has_proc():
             self._watch = self._begin_watch(self._recorder)
+        self._hosts: HostWatch | None = None
+        if self._watch is not None and self._keys is not None and self._world_size > 1:
+            about = self._board.store, self._board.run_id, self._rank, self._world_size, self._recorder.directory
+            self._hosts = HostWatch(*about, self._watch.stands)
         self._first = self._recorder.count
         return self
 
@@ -157,6 +162,8 @@ class Recording:
             self._watch.stop()
         if self._clocks is not None and self._rank:
             self._clocks.stop(failed=error is not None)
+        if self._hosts is not None and self._rank:
+            self._hosts.stop()
         span = [self._first, recorder.count]
         moved = interrupt_log() if self._own else None
         torch_hooks.uninstall(recorder)
@@ -172,6 +179,9 @@ class Recording:
             if self._rank == 0:
                 try:
                     said, late = self._collect_announcements(recorder.directory, hurry, failed=error is not None)
+                    if self._hosts is not None:
+                        doing += self._hosts.find_lost(late, lambda: not hurry.is_set())
+                        self._hosts.stop()
                 finally:
                     if self._clocks is not None:
                         self._clocks.stop(failed=error is not None)
@@ -294,7 +304,7 @@ class Recording:
         metadata = {
             **facts,
             **self._describe(),
-            "notes": [*facts["notes"], *missing],
+            "notes": [*facts["notes"], *missing, *(self._hosts.said if self._hosts is not None else ())],
             "complete": facts["complete"] and not late and not raised_ns and not missing,
             **({"clocks": moved} if moved else {}),
         }

@@ -244,6 +244,13 @@ class Watcher:
                 part.read_names()
         return [self._records.process(rank) for rank in range(self._size)]
 
+    def stands(self) -> str:
+        """Names the state of this machine's ranks at the last look, the same while nothing happens; "" where one can go on."""
+        here = [rank for rank in range(len(self._heads)) if self._records.is_here(rank)]
+        if any(self._states[rank] not in GONE and not self._heads[rank].awaited for rank in here):
+            return ""
+        return " ".join(f"{rank} {self._heads[rank]} {self._states[rank]}" for rank in here)
+
     def look(self, states: Sequence[str]) -> Verdict | None:
         """Looks once; returns a verdict where there is one.
 

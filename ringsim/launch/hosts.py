@@ -1,0 +1,257 @@
+"""The watch over several hosts: one rank of each tells rank 0, over the store, whether anybody there can go on.
+
+::
+
+    the rank that watches a host                       rank 0, where ranks of several hosts are recorded
+    ----------------------------                       -------------------------------------------------
+    every second: beat/<host>         ------------->   none for 5 s: the host is lost, or the link to it is down
+    [number, what stands, last answer, ------------>   all hosts stand still for 2 s:
+     how long the last beat took]
+                                      <-------------   ask/<host>
+    the parts of its ranks            ------------->   joins them, looks whether all still stand, and explains
+
+A host *stands* while each of its ranks waits in recorded operations or is gone, and nothing happens there. What is found is told on rank 0
+and kept in the trace. Nobody is ended: silence and stillness prove nothing, so that is left to the program's own limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from torch.distributed.distributed_c10d import PrefixStore
+
+from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
+from ringsim.diagnose.verdict import waits_text
+from ringsim.diagnose.waitfor import analyse
+from ringsim.errors import TraceFileError
+from ringsim.launch.gathering import Gathering, Store, find_place, place_of, send
+from ringsim.launch.watcher import STALL_BYTES_PER_S
+from ringsim.state import OUR_THREADS
+from ringsim.traces.events import IN_FLIGHT
+from ringsim.traces.parts import read_run
+from ringsim.traces.value import Trace
+
+BEAT_S: Final = 1.0
+STILL_S: Final = 1.5  # how long nothing has happened before the parts are looked at
+LOST_S: Final = 5.0
+OVER: Final = -1  # the number of the last beat of a host that leaves
+SLOW_S: Final = 2.0  # a beat that takes longer to get away was held up
+
+
+class HostWatch:
+    """This rank's part in the watch over several hosts, from its creation to ``stop``; every rank of the block creates one.
+
+    Args:
+        store: of the block, one of torch's.
+        run_id: of the block.
+        rank: this rank.
+        world_size: number of ranks.
+        directory: of this rank's parts.
+        stands: names the state in which all ranks of this host stand still, "" where some go on, None where another rank watches.
+
+    Attributes:
+        said: on rank 0, what was found, in sentences.
+    """
+
+    def __init__(self, store: Any, run_id: str, rank: int, world_size: int, directory: Path, stands: Callable[[], str | None]) -> None:
+        self._given, self._run_id, self._rank, self._world_size, self._directory = store, run_id, rank, world_size, directory
+        self._stands, self.said = stands, list[str]()
+        self._id = place_of(directory)["id"]
+        self._places: dict[int, dict[str, Any]] = {}
+        self._heard: dict[str, tuple[list[Any], float]] = {}  # by place: the last beat, and when it came
+        self._silent: dict[str, float] = {}
+        self._still: tuple[list[Any], float] = ([], 0.0)  # what all hosts said when all stood, and since when
+        self._link: tuple[float, str] | None = None  # how long nothing may move, and what to say then
+        self._looked = False
+        self._number, self._answered, self._took_s = 0, 0, 0.0  # of the last beat, or question; of the last answer; and the last beat took
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"{OUR_THREADS}hosts", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it; does not wait for a beat that is held up."""
+        self._stopped.set()
+        self._thread.join(BEAT_S)
+
+    def find_lost(self, ranks: Sequence[int], patience: Callable[[], bool]) -> list[dict[str, Any]]:
+        """Returns what is to be said of ranks whose hosts are silent, as a trace keeps it for ``explain``; waits until that is clear."""
+        left = {place["id"] for rank, place in self._places.items() if rank not in ranks}
+        known = {self._places[rank]["id"] for rank in ranks if rank in self._places} & self._heard.keys() - left
+        hosts = {host for host in known if self._heard[host][0][0] != OVER}
+        asked_s = time.monotonic()
+        while patience() and self._thread.is_alive() and any(self._heard[host][1] < asked_s and host not in self._silent for host in hosts):
+            time.sleep(0.01)
+        ends = []
+        for rank in ranks:
+            place = self._places.get(rank)
+            if place and place["id"] in hosts & self._silent.keys():
+                about = f"is lost: nothing has come from its host {place['host']} for {LOST_S:.0f} s"
+                ends.append({"rank": rank, "state": "unknown", "about": about, "error": ""})
+        return ends
+
+    def _run(self) -> None:
+        store: Any = None
+        with contextlib.suppress(RuntimeError, ValueError, OSError):  # the store has gone, with rank 0; or the disk is full
+            while not self._stopped.wait(BEAT_S):
+                stands = self._stands()
+                if stands is None:
+                    continue
+                if store is None:
+                    self._given = self._given.clone()  # a connection of its own: one that waits there blocks all others on it
+                    store = PrefixStore("hosts", self._given)
+                keys = Store(store, self._run_id)
+                if self._rank == 0:
+                    self._look(store, keys, stands)
+                else:
+                    self._beat(store, keys, stands)
+            if store is not None and self._rank:
+                self._put_beat(Store(store, self._run_id), OVER, "")
+
+    # -- a rank that watches another host
+
+    def _beat(self, store: Any, keys: Store, stands: str) -> None:
+        self._number += 1
+        began_s = time.monotonic()
+        self._put_beat(keys, self._number, stands)
+        wanted = keys.has(f"ask/{_key(self._id)}")  # waits for an answer, which the beat did not
+        self._took_s = time.monotonic() - began_s
+        if wanted:
+            asked: Any = json.loads(keys.take(f"ask/{_key(self._id)}", lambda: False) or b"[0, []]")
+            ranks = [rank for rank in asked[1] if type(rank) is int]
+            if ranks:
+                send(_copies(store, self._run_id, asked[0]), ranks[0], self._directory, ranks, asked=True)
+                self._answered = asked[0]
+                self._put_beat(keys, self._number, self._stands() or "")
+
+    def _put_beat(self, keys: Store, number: int, stands: str) -> None:
+        beat = [number, zlib.crc32(stands.encode()), self._answered, round(self._took_s, 1)]
+        keys.put(f"beat/{_key(self._id)}", json.dumps(beat).encode())
+
+    # -- rank 0
+
+    def _look(self, store: Any, keys: Store, stands: str) -> None:
+        for rank in range(self._world_size):
+            if rank not in self._places and (place := find_place(Store(self._given, self._run_id), rank, lambda: False)):
+                self._places[rank] = place
+        hosts: dict[str, list[int]] = {}
+        for rank, place in sorted(self._places.items()):
+            if place["id"] != self._id:
+                hosts.setdefault(place["id"], []).append(rank)
+        now_s = time.monotonic()
+        for host, ranks in hosts.items():
+            beat = _read_beat(keys, host)
+            known = self._heard.get(host)
+            if beat is not None and (known is None or known[0] != beat):
+                self._heard[host] = beat, now_s
+                self._hear_again(host, beat, now_s)
+            elif known is not None and known[0][0] != OVER and now_s - known[1] >= LOST_S and host not in self._silent:
+                self._silent[host] = known[1]
+                self._say(f"nothing has come from host {self._name(host)} ({_say_ranks(ranks)}) for {LOST_S:.0f} s: it is lost, or cut off")
+        state = [stands, *(self._heard[host][0][1] if host in self._heard else 0 for host in hosts)]
+        if not hosts or "" in state or 0 in state or self._silent:
+            state = []
+        if state != self._still[0]:
+            if self._link == _TOLD and not self._silent:
+                self._say(f"after {now_s - self._still[1]:.0f} s, it moves again")
+            self._still, self._link, self._looked = (state, now_s), None, False
+        elif state and not self._looked and now_s - self._still[1] >= STILL_S:
+            self._looked = True
+            self._explain(store, keys, stands, hosts)
+        elif self._link is not None and self._link != _TOLD and now_s - self._still[1] >= self._link[0]:
+            self._say(self._link[1])
+            self._link = _TOLD
+
+    def _hear_again(self, host: str, beat: list[Any], now_s: float) -> None:
+        since_s = self._silent.pop(host, None)
+        silent_s = max(beat[3], 0.0 if since_s is None else now_s - since_s)
+        if silent_s >= SLOW_S:
+            self._say(
+                f"nothing came through from host {self._name(host)} to {self._name(self._id)} for {silent_s:.1f} s; then the link recovered"
+            )
+
+    def _explain(self, store: Any, keys: Store, stands: str, hosts: dict[str, list[int]]) -> None:
+        """Joins the parts of all hosts and says why nothing moves, if they still stand when the parts have come."""
+        self._number += 1
+        with tempfile.TemporaryDirectory(prefix="ringsim-") as name:
+            copy = Path(name, "copy")
+            shutil.copytree(self._directory, copy, ignore=lambda _, names: [one for one in names if not one.endswith(_COPIED)])
+            gathering = Gathering(_copies(store, self._run_id, self._number), copy, 1)
+            for host, ranks in hosts.items():
+                keys.put(f"ask/{_key(host)}", json.dumps([self._number, ranks]).encode())
+                if not gathering.fetch_from(ranks[0], ranks):
+                    return
+                _copies(store, self._run_id, self._number).put(f"receipt/{ranks[0]}", b"kept")
+            deadline_s = time.monotonic() + LOST_S
+            for host in hosts:
+                while (beat := _read_beat(keys, host)) is None or beat[2] != self._number:
+                    if self._stopped.wait(BEAT_S / 10) or time.monotonic() > deadline_s:
+                        return
+                if beat[1] != self._heard[host][0][1]:
+                    return
+            if self._stands() != stands:
+                return
+            with contextlib.suppress(TraceFileError):
+                self._judge(Trace(*read_run(copy)))
+
+    def _judge(self, trace: Trace) -> None:
+        """Says why nobody can go on; where somebody can, remembers what to say if nothing moves for much longer."""
+        snapshot = snapshot_of_events(trace.events, trace.world_size, read_ends(trace.metadata, trace.world_size))
+        if analyse(snapshot) is not None:
+            why = " ".join(line.strip() for line in str(trace.explain()).splitlines())
+            ranks: dict[str, list[int]] = {}
+            for rank, place in sorted(self._places.items()):
+                ranks.setdefault(str(place["host"]), []).append(rank)
+            where = "; ".join(f"{_say_ranks(some)} on {host}" for host, some in ranks.items())
+            self._say(f"nothing moves on any host ({where}; not proved: threads of theirs may help). {why}")
+            return
+        waits = [one.operation for rank in snapshot.ranks for one in rank.awaited]
+        ends = {(one.rank, one.peer) for one in waits if one.peer in self._places and one.rank in self._places}
+        hosts = {tuple(sorted(str(self._places[rank]["host"]) for rank in pair)) for pair in ends if self._crosses(*pair)}
+        if waits and hosts:
+            patience_s = LOST_S + int(trace.events.size_bytes[trace.events.status == IN_FLIGHT].clip(0).sum()) / STALL_BYTES_PER_S
+            links = ", and ".join(f"{one} and {other}" for one, other in sorted(hosts))
+            self._link = patience_s, f"nothing moves on the link between hosts {links}, though both sides have posted: {waits_text(waits)}"
+
+    def _crosses(self, one: int, other: int) -> bool:
+        return bool(self._places[one]["id"] != self._places[other]["id"])
+
+    def _name(self, host: str) -> str:
+        return next(str(place["host"]) for place in self._places.values() if place["id"] == host)
+
+    def _say(self, sentence: str) -> None:
+        self.said.append(sentence)
+        sys.stderr.write(f"[rank 0] ringsim: {sentence}\n")
+        sys.stderr.flush()
+
+
+_TOLD: Final = (0.0, "")
+_COPIED: Final = (".events", ".names", "run.json")
+
+
+def _copies(store: Any, run_id: str, number: int) -> Store:
+    """Returns the keys under which parts come that are looked at while their ranks stand still."""
+    return Store(PrefixStore(f"copy/{number}", store), run_id)
+
+
+def _key(place: str) -> int:
+    return zlib.crc32(place.encode())
+
+
+def _read_beat(keys: Store, host: str) -> list[Any] | None:
+    beat: Any = json.loads(keys.read(f"beat/{_key(host)}", lambda: False) or b"null")
+    fits = isinstance(beat, list) and len(beat) == 4 and all(isinstance(number, int | float) for number in beat)
+    return beat if fits else None
+
+
+def _say_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

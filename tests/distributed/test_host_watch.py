@@ -1,0 +1,90 @@
+"""Several hosts that watch each other over the store: what stands still everywhere, what fell silent, and what came back."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import zlib
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_server import RankServer, results
+from test_recording import join
+from torch.distributed.distributed_c10d import PrefixStore
+
+import ringsim
+from ringsim.launch import hosts, joined
+from ringsim.launch.gathering import Store, place_of
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def wait_for_each_other(directory: str, rank: int) -> list[str]:
+    """Two ranks on two hosts: directories of parts that only their own ranks see. A thread ends the deadlock once it has been told of."""
+    os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank}"
+    joined.TAKE_OVER_S = hosts.BEAT_S = hosts.STILL_S = 0.1  # type: ignore[misc]
+    path = join(directory, rank, 2)
+    with ringsim.trace(path) as recording:
+        watch = recording._hosts
+        assert watch is not None
+
+        def help_out() -> None:
+            while not watch.said:
+                time.sleep(0.01)
+            dist.send(torch.zeros(1), 1)
+
+        helper = threading.Thread(target=help_out)
+        if rank == 0:
+            helper.start()
+        dist.recv(torch.zeros(1), 1 - rank)
+        if rank == 1:
+            dist.send(torch.zeros(1), 0)
+        else:
+            helper.join()
+    return watch.said
+
+
+def test_a_deadlock_between_hosts_is_told_with_rank_and_line(server: RankServer, tmp_path: Path) -> None:
+    said = results(server.run(wait_for_each_other, [(str(tmp_path), rank) for rank in range(2)], limit_s=60))
+    assert len(said[0]) == 1, "the rest of the run is right"
+    assert "nothing moves on any host (ranks 0, 1 on " in said[0][0]
+    assert "deadlock: ranks 0 and 1 wait for each other" in said[0][0]
+    assert f"{Path(__file__).name}:" in said[0][0]
+    assert said[1] == []
+    assert said[0][0] in ringsim.load(tmp_path / "run.ringtrace").metadata["notes"]
+
+
+def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "BEAT_S", 0.02)
+    monkeypatch.setattr(hosts, "LOST_S", 0.2)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))  # type: ignore[attr-defined]
+    keys, beats = Store(store, "run"), Store(PrefixStore("hosts", store), "run")
+    for rank, place in ((0, place_of(tmp_path)), (1, {"id": "far", "host": "node1"}), (2, {"id": "farther", "host": "node2"})):
+        keys.put(f"at/{rank}", json.dumps({**place_of(tmp_path), **place, "start_ns": 1}).encode())
+    watch = hosts.HostWatch(store, "run", 0, 3, tmp_path, lambda: "")
+
+    def beat(place: str, number: int, took_s: float) -> None:
+        beats.put(f"beat/{zlib.crc32(place.encode())}", json.dumps([number, 0, 0, took_s]).encode())
+
+    def said(count: int) -> str:
+        while len(watch.said) < count:
+            time.sleep(0.01)
+        return watch.said[-1]
+
+    beat("far", 1, 0.0)
+    beat("farther", hosts.OVER, 0.0)  # has left, and need say nothing more
+    assert said(1) == "nothing has come from host node1 (rank 1) for 0 s: it is lost, or cut off"
+    (end,) = watch.find_lost([1, 2], lambda: True)
+    assert (end["rank"], end["state"], end["about"]) == (1, "unknown", "is lost: nothing has come from its host node1 for 0 s")
+    assert watch.find_lost([2], lambda: True) == []
+    beat("far", 2, 3.1)
+    assert "nothing came through from host node1 to" in said(2)
+    assert "for 3.1 s; then the link recovered" in said(2)
+    beat("far", hosts.OVER, 0.0)
+    watch.stop()
+    assert len(watch.said) == 2
