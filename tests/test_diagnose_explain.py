@@ -245,6 +245,19 @@ def test_a_run_that_raised_is_never_said_to_be_right() -> None:
     assert all("rank 1 raised RuntimeError: Timed out." in one.message for one in found)
 
 
+def test_a_lost_host_is_named_and_not_the_rank_that_lost_its_peer() -> None:
+    """And what a rank without a record did is not known."""
+    raised = {"rank": 1, "state": "unknown", "about": "raised RuntimeError: Connection closed by peer"}
+    gone = {"rank": 0, "state": "unknown", "about": "is lost: nothing has come from host node0 for 5 s"}
+    row = {**SENT, "rank": 1, "peer": 0, "op": "recv", "status": 3}
+    recorded = [{"rank": 1, "host": "node1"}]
+    (finding,) = run_of(row, ends=[raised, gone], complete=False, ranks=recorded).findings
+    assert (finding.kind, finding.ranks) == ("lost", (0,))
+    assert finding.message.startswith("rank 0 is lost: nothing has come from host node0 for 5 s; rank 1 waited: rank 1 waits")
+    (finding,) = run_of(row, ends=[raised], complete=False, ranks=recorded).findings
+    assert "Meanwhile rank 0 is not recorded." in finding.message
+
+
 def test_what_was_caught_is_told_and_nonsense_is_not() -> None:
     episode = {"kind": "deadlock", "ranks": [1, 0, 7], "message": "They wait.", "hint": "Do not."}
     for caught, found in [([episode, {}, 3, {**episode, "ranks": 5}], [("deadlock", (1, 0))]), ("deadlock", []), (None, [])]:

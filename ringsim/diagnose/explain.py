@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")  # the trace has a finding of these, too
 _MOST_WAITS: Final = 4
+LOST: Final = "is lost"  # how what is said of a rank begins whose host is silent
 _AT_WORK: Final = ("running", "stopped", "unknown")
 
 
@@ -206,6 +207,11 @@ def _find_stall(trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]) -> tu
         for one in snapshot.ranks[rank].awaited
         for peer in hindering(snapshot, rank, one)
     )
+    if gone := [rank for rank, about in lost.items() if about.startswith(LOST)]:
+        alike = {about: [rank for rank in gone if lost[rank] == about] for about in dict.fromkeys(lost[rank] for rank in gone)}
+        told = [f"{name_ranks(some)} {'are' if len(some) > 1 else 'is'}{about[2:]}" for about, some in alike.items()]
+        message = "; ".join([*told, *([f"{name_ranks(blocked)} waited: {waits_text(operations)}"] if blocked else [])]) + "."
+        return [Finding("lost", tuple(gone), operations, message, "Look at the machine, and at the network to it.")], edges
     wanted = {edge.peer for edge in edges}
     others = sorted({*wanted, *seen} - set(blocked), key=lambda rank: (rank not in wanted, rank))
     able = [rank for rank in others if snapshot.ranks[rank].state in _AT_WORK]
@@ -227,6 +233,8 @@ def _find_stall(trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]) -> tu
 def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
     """Says what a rank that did not wait was doing: "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)"."""
     events, view = trace.events, snapshot.ranks[rank]
+    if trace.metadata.get("ranks") and rank not in {about.get("rank") for about in trace.metadata["ranks"]}:
+        return f"rank {rank} is not recorded"
     mine = events.rank == rank
     times = [column[mine].max(initial=0) for column in (events.post_ns, events.wait_ns, events.done_ns)]
     last_ns, end_ns = int(max(times)), read_end_ns(trace.metadata) or 0

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from torch.distributed.distributed_c10d import PrefixStore
 
+from ringsim.diagnose.explain import LOST
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
 from ringsim.diagnose.waitfor import analyse
@@ -83,19 +84,19 @@ class HostWatch:
         self._stopped.set()
         self._thread.join(BEAT_S)
 
-    def find_lost(self, ranks: Sequence[int], patience: Callable[[], bool]) -> list[dict[str, Any]]:
+    def find_lost(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
         """Returns what is to be said of ranks whose hosts are silent, as a trace keeps it for ``explain``; waits until that is clear."""
         left = {place["id"] for rank, place in self._places.items() if rank not in ranks}
         known = {self._places[rank]["id"] for rank in ranks if rank in self._places} & self._heard.keys() - left
         hosts = {host for host in known if self._heard[host][0][0] != OVER}
         asked_s = time.monotonic()
-        while patience() and self._thread.is_alive() and any(self._heard[host][1] < asked_s and host not in self._silent for host in hosts):
+        while self._thread.is_alive() and any(self._heard[host][1] < asked_s and host not in self._silent for host in hosts):
             time.sleep(0.01)
         ends = []
         for rank in ranks:
             place = self._places.get(rank)
             if place and place["id"] in hosts & self._silent.keys():
-                about = f"is lost: nothing has come from its host {place['host']} for {LOST_S:.0f} s"
+                about = f"{LOST}: nothing has come from host {place['host']} for {LOST_S:.0f} s"
                 ends.append({"rank": rank, "state": "unknown", "about": about, "error": ""})
         return ends
 

@@ -180,7 +180,7 @@ class Recording:
                 try:
                     said, late = self._collect_announcements(recorder.directory, hurry, failed=error is not None)
                     if self._hosts is not None:
-                        doing += self._hosts.find_lost(late, lambda: not hurry.is_set())
+                        doing += self._hosts.find_lost(late)
                         self._hosts.stop()
                 finally:
                     if self._clocks is not None:

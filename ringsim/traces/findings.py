@@ -33,6 +33,7 @@ KINDS: Final = (
     "leaked_request",
     "buffer_hazard",
     "stalled",
+    "lost",
     "late_sender",  # these three: of runs that finished
     "late_receiver",
     "straggler",

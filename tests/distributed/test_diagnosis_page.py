@@ -25,7 +25,7 @@ HEADINGS = re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)
 PROGRAMS = re.findall(r"^### (\w+)\n(?:(?!^#).*\n)*?```python\n(def worker\(\):  # (.*)\n(?:.*\n)*?)```", PAGE, re.MULTILINE)
 AT_ONCE = 5
 LATE = ("late_sender", "late_receiver", "straggler")
-WITHOUT = {"rendezvous_failed"}  # it takes ranks that were started by hand
+WITHOUT = {"rendezvous_failed", "lost"}  # they take ranks that were started by hand
 
 
 class Options(NamedTuple):

@@ -79,9 +79,9 @@ def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(tmp_path: Path, 
     beat("far", 1, 0.0)
     beat("farther", hosts.OVER, 0.0)  # has left, and need say nothing more
     assert said(1) == "nothing has come from host node1 (rank 1) for 0 s: it is lost, or cut off"
-    (end,) = watch.find_lost([1, 2], lambda: True)
-    assert (end["rank"], end["state"], end["about"]) == (1, "unknown", "is lost: nothing has come from its host node1 for 0 s")
-    assert watch.find_lost([2], lambda: True) == []
+    (end,) = watch.find_lost([1, 2])
+    assert (end["rank"], end["state"], end["about"]) == (1, "unknown", "is lost: nothing has come from host node1 for 0 s")
+    assert watch.find_lost([2]) == []
     beat("far", 2, 3.1)
     assert "nothing came through from host node1 to" in said(2)
     assert "for 3.1 s; then the link recovered" in said(2)
