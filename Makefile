@@ -20,7 +20,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick test-lowest dist check check-format check-lint check-types check-spelling lab figures soak clean clean-all
+.PHONY: help install demo test test-quick test-lowest dist check check-format check-lint check-types check-spelling lab site figures soak clean clean-all
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -66,6 +66,10 @@ dist: ## build wheel and sdist of the last commit in dist/, twice, compare their
 lab: $(INSTALLED) ## open the lessons in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
+site: $(INSTALLED) ## build the site in build/site: the docs, the lessons run anew, the reference, a gallery; takes five minutes
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[site]'
+	$(BIN)/python -m sphinx -W --keep-going -b html -c site . build/site
+
 figures: $(INSTALLED) ## draw the pictures of README.md and docs/ again from the committed traces
 	$(BIN)/python figures/make.py
 
@@ -78,7 +82,7 @@ soak: $(INSTALLED) ## look for what grows, for what breaks a reader of files and
 	$(BIN)/python benchmarks/quiet_runs.py
 
 clean: ## remove caches and build products
-	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache demo
+	rm -rf build dist site/_static *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache demo
 	find ringsim tests figures benchmarks notebooks \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 clean-all: clean ## the same, and the environments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 import subprocess
@@ -139,7 +140,7 @@ def test_conda_environment_agrees_with_pyproject() -> None:
     assert {name: requirement.specifier for name, requirement in conda.items()} == {
         name: requirement.specifier
         for name, requirement in EVERYTHING.items()
-        if name not in EXTRAS["soak"] | EXTRAS["otf2"]  # the latter from PyPI, where its wheel brings the library
+        if name not in EXTRAS["soak"] | EXTRAS["site"] | EXTRAS["otf2"]  # the last from PyPI, where its wheel brings the library
     }
 
 
@@ -170,6 +171,14 @@ def test_commit_hooks_and_ci_run_what_make_check_runs() -> None:
     ci = ROOT / ".ci" / "run"
     assert re.findall(r"^make .*$", ci.read_text(), re.MULTILINE) == ["make check", "make test"]
     assert ci.stat().st_mode & 0o111, ".ci/run must be executable"
+
+
+def test_every_page_has_its_place_in_the_site() -> None:
+    text = "".join((ROOT / "site" / name).read_text() for name in ("index.md", "decisions.md"))
+    places = re.findall(r"^/([\w/.*-]+)$", text, re.MULTILINE)
+    pages = [short(page).removesuffix(page.suffix) for page in TRACKED if page.suffix in (".md", ".ipynb")]
+    shown = [page for page in pages if not page.startswith(("site/", "ringsim/", "tests/"))]
+    assert [page for page in shown if not any(fnmatch.fnmatch(page, place) for place in places)] == []
 
 
 def test_links_and_pictures_of_the_documents_exist() -> None:

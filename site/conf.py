@@ -1,0 +1,53 @@
+"""How Sphinx builds the site: `make site`. Its sources are the repository's own pages; what stands here is what only a site has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ringsim
+from ringsim import explore
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+
+project, author, release = "ringsim", "The ringsim authors", ringsim.__version__
+copyright = author
+root_doc = "site/index"
+include_patterns = [
+    *("site/*.md", "docs/**.md", "notebooks/*.ipynb", "benchmarks/README.md", "figures/README.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+]
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+myst_heading_anchors = 3
+suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]  # links to code; tables and commands in blocks without a language
+
+# Lessons and gallery run when the site is built; one that fails, fails the build. Sliders need a kernel: of these a still picture stays.
+nb_execution_mode = "cache"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_ipywidgets_js: dict[str, Any] = {}  # nothing from other servers
+nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
+
+html_theme = "furo"
+html_title = f"ringsim {release}"
+html_static_path = ["_static", "assets"]
+html_js_files = ["accessible.js"]
+html_theme_options = {"top_of_page_buttons": []}
+
+
+def write_pages(*_: Any) -> None:
+    """Writes what a page shows in a frame: a recorded run and an explorer, which need no kernel."""
+    static = HERE / "_static"
+    static.mkdir(exist_ok=True)
+    ringsim.load(ROOT / "figures" / "data" / "pipeline.ringtrace").to_html(static / "run.html")
+    for name in ("schedule", "ring", "generation", "deadlock", "bandwidth"):
+        getattr(explore, name)().to_html(static / f"{name}.html")
+
+
+def setup(app: Any) -> None:
+    """Hooks in."""
+    app.connect("config-inited", write_pages)
