@@ -17,7 +17,7 @@ import torch
 from synthetic import pipeline
 
 import ringsim
-from ringsim.cli import main, make_parser
+from ringsim.cli import doctor, main, make_parser
 from ringsim.cli.demo import BATCH, LENGTH, NUM_MICROBATCHES, expected_losses, make_task
 from ringsim.cli.doctor import backend_facts, examine
 from ringsim.errors import RankFailed, RingError
@@ -278,6 +278,7 @@ def test_generate_refuses_before_it_starts_a_rank(arguments: list[str], code: in
 def test_doctor_says_which_rule_would_fire(variables: dict[str, str], good: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(doctor, "_STORE_PEER", "127.0.0.1")  # whose name needs no name server
     said = {what: (works, detail) for works, what, detail in examine(backend_facts())}
     assert said["launcher"][0] is good
     assert words in said["launcher"][1]
