@@ -38,7 +38,7 @@ from ringsim.errors import TraceFileError
 from ringsim.launch.gathering import Gathering, Store, find_place, place_of, send
 from ringsim.launch.watcher import STALL_BYTES_PER_S
 from ringsim.state import OUR_THREADS
-from ringsim.traces.events import IN_FLIGHT
+from ringsim.traces.events import IN_FLIGHT, are_all
 from ringsim.traces.parts import read_run
 from ringsim.traces.value import Trace
 
@@ -127,11 +127,10 @@ class HostWatch:
         wanted = keys.has(f"ask/{_key(self._id)}")  # waits for an answer, which the beat did not
         self._took_s = time.monotonic() - began_s
         if wanted:
-            asked: Any = json.loads(keys.take(f"ask/{_key(self._id)}", lambda: False) or b"[0, []]")
-            ranks = [rank for rank in asked[1] if type(rank) is int]
-            if ranks:
-                send(_copies(store, self._run_id, asked[0]), ranks[0], self._directory, ranks, asked=True)
-                self._answered = asked[0]
+            asked: Any = json.loads(keys.take(f"ask/{_key(self._id)}", lambda: False) or b"null")
+            if are_all(asked, int) and len(asked) > 1:  # the number of the question, and the ranks
+                self._answered, *ranks = asked
+                send(_copies(store, self._run_id, self._answered), ranks[0], self._directory, ranks, asked=True)
                 self._put_beat(keys, self._number, self._stands() or "")
 
     def _put_beat(self, keys: Store, number: int, stands: str) -> None:
@@ -188,7 +187,7 @@ class HostWatch:
             shutil.copytree(self._directory, copy, ignore=lambda _, names: [one for one in names if not one.endswith(_COPIED)])
             gathering = Gathering(_copies(store, self._run_id, self._number), copy, 1)
             for host, ranks in hosts.items():
-                keys.put(f"ask/{_key(host)}", json.dumps([self._number, ranks]).encode())
+                keys.put(f"ask/{_key(host)}", json.dumps([self._number, *ranks]).encode())
                 if not gathering.fetch_from(ranks[0], ranks):
                     return
                 _copies(store, self._run_id, self._number).put(f"receipt/{ranks[0]}", b"kept")
@@ -215,7 +214,7 @@ class HostWatch:
             where = "; ".join(f"{_say_ranks(some)} on {host}" for host, some in ranks.items())
             self._say(f"nothing moves on any host ({where}; not proved: threads of theirs may help). {why}")
             return
-        waits = [one.operation for rank in snapshot.ranks for one in rank.awaited]
+        waits = [one.operation for rank in snapshot.ranks for one in rank.awaited if one.matched]
         ends = {(one.rank, one.peer) for one in waits if one.peer in self._places and one.rank in self._places}
         hosts = {tuple(sorted(str(self._places[rank]["host"]) for rank in pair)) for pair in ends if self._crosses(*pair)}
         if waits and hosts:
