@@ -212,7 +212,7 @@ def test_other_group_than_that_of_a_rank_that_has_left() -> None:
 
 
 def test_every_kind_is_known() -> None:
-    assert len(set(KINDS)) == 18
+    assert len(set(KINDS)) == 19
 
 
 def test_notebook_shows_text_and_picture() -> None:
