@@ -412,7 +412,7 @@ def _collective(name: str) -> Callable[..., Any]:
 
     parameters = [inspect.Parameter("backend", inspect.Parameter.POSITIONAL_ONLY), *READINGS[name].signature.parameters.values()]
     doc = f"``{name}`` by messages; the arguments are torch's."
-    return name_function(by_messages, name, doc, inspect.Signature(parameters))  # type: ignore[no-any-return]
+    return name_function(by_messages, name, doc, inspect.Signature(parameters))  # type: ignore[no-any-return]  # what it was given
 
 
 BUILT: Final[dict[str, Callable[..., Any]]] = {  # by name: functions of a backend and torch's arguments

@@ -127,7 +127,7 @@ def _make_operation(name: str, arguments: str, native: str = "") -> Callable[...
         return FUNCTIONS[native](*values, **{extra: bound.arguments.get(extra, default) for extra, default in extras.items()})
 
     doc = f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by DeepSpeed's arguments."
-    return name_function(operation, name, doc, signature)  # type: ignore[no-any-return]
+    return name_function(operation, name, doc, signature)  # type: ignore[no-any-return]  # what it was given
 
 
 def all_gather_coalesced(

@@ -24,27 +24,42 @@ private=$2 copy=$4; shift 4; cd $private; "$@"; code=$?; cp -r $private/. $copy;
 """
 
 
-@pytest.mark.timeout(330)
-def test_one_trace_an_attempt_without_a_shared_directory(machines: tuple[str, str], tmp_path: Path) -> None:
-    unshare = [["ip", "netns", "exec", name, "unshare", "-m", "-u", "-p", "-f", "--mount-proc"] for name in machines]
-    unshare[1] += ["-T", "--monotonic", str(AHEAD_S), "--boottime", str(AHEAD_S)]
+PROCESSES = ["-p", "--mount-proc"]  # an option of `unshare`: process numbers of its own
+
+
+def on_hosts(machines: tuple[str, str], tmp_path: Path, *options: list[str]) -> list[list[str]]:
+    """Returns for each host, which has its own ``options``, the words that run what follows them there; skips where it cannot be made."""
+    unshare = [["ip", "netns", "exec", name, "unshare", "-m", "-u", "--kill-child", "-f"] for name in machines]
     try:
-        command(*unshare[1], "true")
+        for prefix, more in zip(unshare, options, strict=True):
+            prefix += more
+            command(*prefix, "true")
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"hosts cannot be made here: {getattr(error, 'stderr', '') or error}")
     (tmp_path / "private").mkdir()
     (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{HERE} node0\n{THERE} node1\n")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--max-restarts=1"]
-    torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:29400", "--rdzv-id=job"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
-    environment |= {"GLOO_SOCKET_IFNAME": "cable", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
-    jobs = []
-    for number, prefix in enumerate(unshare):
-        out = tmp_path / f"node{number}"
-        out.mkdir()
-        host = [*prefix, "sh", "-c", HOST, "sh", out.name, str(tmp_path / "private"), str(tmp_path / "hosts"), str(out)]
-        words = [*host, *torchrun, "-m", "ringsim", "trace", "-o", "run.ringtrace", str(PROGRAM)]
-        jobs.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    words = [str(tmp_path / "private"), str(tmp_path / "hosts")]
+    return [
+        [*prefix, "sh", "-c", HOST, "sh", f"node{number}", *words, str(tmp_path / f"node{number}")] for number, prefix in enumerate(unshare)
+    ]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Returns this process's environment without what a launcher left there."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+@pytest.mark.timeout(330)
+def test_one_trace_an_attempt_without_a_shared_directory(machines: tuple[str, str], tmp_path: Path) -> None:
+    ahead = ["-T", "--monotonic", str(AHEAD_S), "--boottime", str(AHEAD_S)]
+    hosts = on_hosts(machines, tmp_path, PROCESSES, PROCESSES + ahead)
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--max-restarts=1"]
+    words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:29400", "--rdzv-id=job"]
+    words += ["-m", "ringsim", "trace", "-o", "run.ringtrace", str(PROGRAM)]
+    variables = environment(GLOO_SOCKET_IFNAME="cable", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    jobs = [subprocess.Popen([*host, *words], env=variables, text=True, **pipes) for host in hosts]
     said = [job.communicate(timeout=300)[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], said
     assert "wrote" in said[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import subprocess
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from mpi_runs import require_mpi
-from processes import RANK_VARIABLES
-from test_hosts import HOST, PROGRAM
+from test_hosts import PROCESSES, PROGRAM, environment, on_hosts
 from test_other_network import HERE, THERE, command
 from test_other_network import machines as machines
 
@@ -57,27 +55,6 @@ cat job.log; exit $code
 """
 
 
-def on_hosts(machines: tuple[str, str], tmp_path: Path, *options: str) -> list[list[str]]:
-    """Returns for each host the words that run what follows them there; skips where hosts cannot be made."""
-    unshare = [["ip", "netns", "exec", name, "unshare", "-m", "-u", "--kill-child", "-f", *options] for name in machines]
-    try:
-        command(*unshare[0], "true")
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"hosts cannot be made here: {getattr(error, 'stderr', '') or error}")
-    (tmp_path / "private").mkdir()
-    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{HERE} node0\n{THERE} node1\n")
-    words = [str(tmp_path / "private"), str(tmp_path / "hosts")]
-    return [
-        [*prefix, "sh", "-c", HOST, "sh", f"node{number}", *words, str(tmp_path / f"node{number}")] for number, prefix in enumerate(unshare)
-    ]
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Returns this process's environment without what a launcher left there."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
-    return {**kept, "OMP_NUM_THREADS": "1", **more}
-
-
 def start(hosts: list[list[str]], script: str, *arguments: str, **variables: str) -> list[subprocess.Popen[str]]:
     """Runs a shell script on both hosts; each reads what it is told."""
     words, pipes = ["sh", "-c", script, "sh", *arguments], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -96,7 +73,7 @@ def test_a_batch_file_of_slurm(machines: tuple[str, str], tmp_path: Path) -> Non
     missing = [name for name in ("slurmctld", "slurmd", "srun", "munged") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"Slurm must be installed, with munge: {', '.join(missing)}")
-    hosts = on_hosts(machines, tmp_path, "-p", "--mount-proc")
+    hosts = on_hosts(machines, tmp_path, PROCESSES, PROCESSES)
     (tmp_path / "slurm.conf").write_text(SLURM.format(private=tmp_path / "private", here=HERE, there=THERE))
     (tmp_path / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
     (tmp_path / "munge.key").write_bytes(secrets.token_bytes(1024))
@@ -118,7 +95,7 @@ def test_mpirun_with_a_remote_shell(machines: tuple[str, str], tmp_path: Path) -
     mpirun = require_mpi()
     if "HYDRA" not in command(mpirun, "--version"):
         pytest.skip("mpirun must be MPICH's, whose options are used here")
-    nodes = start(on_hosts(machines, tmp_path), "echo $$; read end")
+    nodes = start(on_hosts(machines, tmp_path, [], []), "echo $$; read end")
     try:
         enter = {f"node{number}": ["nsenter", "-t", node.stdout.readline().strip(), "-m", "-u", "-n"] for number, node in enumerate(nodes)}
         cases = "".join(f'{name}) exec {" ".join(words)} sh -c "$*";;\n' for name, words in enter.items())
