@@ -18,7 +18,7 @@ _DIRECTORY = Path("ringsim-lessons")
 
 def add_lessons(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb that copies them."""
-    parser = add_verb(verbs, "lessons", "copy the ten lessons into a directory; what is there already stays", "ringsim lessons", copy)
+    parser = add_verb(verbs, "lessons", "copy the lessons into a directory; what is there already stays", "ringsim lessons", copy)
     _add_directory(parser)
 
 
