@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ringsim.diagnose.failure import PEER, Report, first_failure, make_error
 from ringsim.errors import ArgumentError
@@ -48,6 +49,11 @@ def test_a_function_travels_whose_module_was_loaded_by_its_path(monkeypatch: pyt
             exec(text, vars(module))
         job = pack_call(module.two, (), {}, seed=0)
     assert pickle.loads(job.call or b"")[0]() == 2
+
+
+def test_a_module_with_a_class_of_its_own_travels_by_name() -> None:
+    job = pack_call(lambda: (torch.ops, torch.backends.cudnn), (), {}, seed=0)
+    assert pickle.loads(job.call or b"")[0]() == (torch.ops, torch.backends.cudnn)
 
 
 def test_what_cannot_be_pickled_is_named_with_the_line_that_uses_it() -> None:
