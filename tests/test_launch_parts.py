@@ -137,9 +137,14 @@ def test_the_first_failure_is_the_earliest_that_is_no_echo() -> None:
     assert first_failure([echo, later, cause]) is cause
     message = str(make_error([echo, later, cause], 4, stopped=[3]))
     assert message.splitlines()[0] == "rank 1 of 4 raised ValueError: no such layer"
-    assert "also failed: rank 2" in message
+    assert "also failed: rank 2 (ValueError)" in message
     assert "lost their peer because of it: rank 0 (file.py, line 0, in f)" in message
     assert "stopped because of it: rank 3" in message
+
+
+def test_many_that_fail_alike_are_told_together() -> None:
+    message = str(make_error([_report(rank, "TypeError" if rank != 5 else "KeyError", "", rank) for rank in range(1000)], 1000, []))
+    assert "also failed: ranks 1, 2, 3, 4, 6, 7, 8, 9 and 990 more (TypeError); rank 5 (KeyError)" in message
 
 
 def test_an_error_of_ringsim_comes_as_itself() -> None:
