@@ -273,3 +273,17 @@ def say(value: object) -> str:
     except Exception:  # an integer of ten thousand digits, or a class of somebody's own
         return f"a {type(value).__name__}"
     return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Returns "rank 2", "ranks 0 and 1", or "ranks 0, 1 and 2"; of many, the first.
+
+    Example:
+        >>> name_ranks([2]), name_ranks([0, 1, 5]), name_ranks(range(40))
+        ('rank 2', 'ranks 0, 1 and 5', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 32 more')
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 10:
+        return f"ranks {', '.join(map(str, ranks[:8]))} and {len(ranks) - 8} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -14,10 +14,9 @@ import traceback
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import cloudpickle
-
 import ringsim
 from ringsim.errors import ArgumentError
+from ringsim.ring.packing import dumps
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -121,7 +120,7 @@ def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
     except ArgumentError:
         for name, value in variables.items():
             try:
-                cloudpickle.dumps(value)
+                dumps(value)
             except Exception:  # pickling runs code of the value's class: anything may be raised
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 raise ArgumentError(
@@ -169,7 +168,7 @@ def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
     exec(compile(tree, filename, "exec"), space)  # the cell, which is what the user asked to have run
     value = eval(compile(ast.Expression(last.value), filename, "eval"), space) if isinstance(last, ast.Expr) else None
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):
         return repr(value)
     return value

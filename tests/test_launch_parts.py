@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ringsim.diagnose.failure import PEER, Report, first_failure, make_error
 from ringsim.errors import ArgumentError
@@ -48,6 +49,11 @@ def test_a_function_travels_whose_module_was_loaded_by_its_path(monkeypatch: pyt
             exec(text, vars(module))
         job = pack_call(module.two, (), {}, seed=0)
     assert pickle.loads(job.call or b"")[0]() == 2
+
+
+def test_a_module_with_a_class_of_its_own_travels_by_name() -> None:
+    job = pack_call(lambda: (torch.ops, torch.backends.cudnn), (), {}, seed=0)
+    assert pickle.loads(job.call or b"")[0]() == (torch.ops, torch.backends.cudnn)
 
 
 def test_what_cannot_be_pickled_is_named_with_the_line_that_uses_it() -> None:
@@ -131,9 +137,14 @@ def test_the_first_failure_is_the_earliest_that_is_no_echo() -> None:
     assert first_failure([echo, later, cause]) is cause
     message = str(make_error([echo, later, cause], 4, stopped=[3]))
     assert message.splitlines()[0] == "rank 1 of 4 raised ValueError: no such layer"
-    assert "also failed: rank 2" in message
+    assert "also failed: rank 2 (ValueError)" in message
     assert "lost their peer because of it: rank 0 (file.py, line 0, in f)" in message
     assert "stopped because of it: rank 3" in message
+
+
+def test_many_that_fail_alike_are_told_together() -> None:
+    message = str(make_error([_report(rank, "TypeError" if rank != 5 else "KeyError", "", rank) for rank in range(1000)], 1000, []))
+    assert "also failed: ranks 1, 2, 3, 4, 6, 7, 8, 9 and 990 more (TypeError); rank 5 (KeyError)" in message
 
 
 def test_an_error_of_ringsim_comes_as_itself() -> None:

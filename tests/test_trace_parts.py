@@ -123,7 +123,7 @@ def test_what_is_missing_or_cut_is_named_and_the_rest_is_read(tmp_path: Path) ->
     (tmp_path / "rank-0.names").unlink()
     events, pieces = read_parts(tmp_path, world_size=4)
     assert set(events.rank.tolist()) == {1}
-    assert pieces["notes"][0] == "ranks 0, 2, 3 left no record"
+    assert pieces["notes"][0] == "ranks 0, 2 and 3 left no record"
     assert pieces["complete"] is False
 
 

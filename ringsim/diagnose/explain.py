@@ -31,8 +31,9 @@ from ringsim.diagnose.mismatches import (
     is_recorded_whole,
 )
 from ringsim.diagnose.snapshot import Snapshot, operation_of, read_end_ns, read_ends, snapshot_of_events, until
-from ringsim.diagnose.verdict import blame_threads, judge, name_ranks, waits_text
+from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
+from ringsim.errors import name_ranks
 from ringsim.traces.events import COLLECTIVE, NONE, RECV, SEND, SPAN, Events, Ints
 from ringsim.traces.findings import Diagnosis, Edge, Finding
 from ringsim.traces.matching import CollectiveCalls, wait_for_last

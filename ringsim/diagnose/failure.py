@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringsim import errors
-from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError
+from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError, name_ranks
 from ringsim.traces.events import THREAD_FAILED
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.parts import name_cells, rename_places
@@ -433,14 +433,22 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
         text += f"\n  {IN_VAIN}: {first.waited}"
     others = [report for report in reports if report is not first]
     for what, told in (
-        ("also failed", "; ".join(f"rank {one.rank}, {one.error or one.text}" for one in others if not one.is_consequence)),
-        ("lost their peer because of it", "; ".join(f"rank {one.rank} ({one.where or one.error})" for one in others if one.is_consequence)),
-        ("were stopped because of it", ", ".join(f"rank {rank}" for rank in stopped)),
+        ("also failed", _tell({one.rank: one.error or one.text for one in others if not one.is_consequence})),
+        ("lost their peer because of it", _tell({one.rank: one.where or one.error for one in others if one.is_consequence})),
+        ("were stopped because of it", name_ranks(sorted(stopped)) if stopped else ""),
     ):
         text += f"\n  {what}: {told}" if told else ""
     kind = getattr(errors, first.error, RankFailed) if first.of_ringsim and first.error not in _OF_TORCH else RankFailed
     made: RingError = kind(text, rank=first.rank) if issubclass(kind, RankFailed) else kind(text)
     return made
+
+
+def _tell(texts: Mapping[int, str]) -> str:
+    """Returns "ranks 0 and 2 (ValueError); rank 3 (KeyError)", from a text for each rank."""
+    alike: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        alike.setdefault(text, []).append(rank)
+    return "; ".join(f"{name_ranks(ranks)} ({text})" for text, ranks in alike.items())
 
 
 def raised_where(report: Report) -> str:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ringsim.diagnose.snapshot import Snapshot, SnapshotBuilder, number_channels, operation_of
-from ringsim.diagnose.verdict import SAME_GROUPS, name_ranks
+from ringsim.diagnose.verdict import SAME_GROUPS
+from ringsim.errors import name_ranks
 from ringsim.traces.collectives import COLLECTIVES, same_collective
 from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, THREAD_FAILED, Events, Ints, Payload, read_notice
 from ringsim.traces.findings import Finding, Operation, payload_text

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from ringsim.diagnose.snapshot import GONE, Posted, Snapshot
 from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
+from ringsim.errors import name_ranks
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
 from ringsim.traces.value import count
@@ -92,20 +93,6 @@ def blame_threads(findings: Sequence[Finding], failed: Mapping[int, str]) -> tup
             blamed.append(Finding("rank_failed", (rank,), (), f"{IN_A_THREAD} {rank} {about}.", consequences=echoes))
             left = [one for one in left if one not in its]
     return (*blamed, *left)
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Returns "rank 2", "ranks 0 and 1", or "ranks 0, 1 and 2"; of many, the first.
-
-    Example:
-        >>> name_ranks([2]), name_ranks([0, 1, 5]), name_ranks(range(40))
-        ('rank 2', 'ranks 0, 1 and 5', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 32 more')
-    """
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 10:
-        return f"ranks {', '.join(map(str, ranks[:8]))} and {len(ranks) - 8} more"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def wait_text(operation: Operation) -> str:

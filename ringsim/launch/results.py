@@ -7,7 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any, Final
 
-import cloudpickle
+from ringsim.ring.packing import Pickler
 
 __all__ = ["read_result", "write_result"]
 
@@ -37,7 +37,7 @@ def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
     return pickle.loads(packed, buffers=buffers)
 
 
-class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
+class _Pickler(Pickler):
     """Leaves the data of large tensors out of the pickle, as numpy does with its arrays; torch would copy it several times."""
 
     def reducer_override(self, obj: Any) -> Any:

@@ -246,6 +246,8 @@ def _lay_out(figure: Figure, pictures: Sequence[Picture], size: tuple[float, flo
     power = 1 if wide < 1.2 * high else 0.5  # where any height will do: rows shrink less than the time axis, to stay legible
     across, down = 1.0, 1.0
     for _ in range(5):
+        for ax in figure.axes:  # one by one: where two share a logarithmic axis, matplotlib before 3.11 warns as it clears the figure
+            ax.remove()
         figure.clear()
         fitted = [picture._replace(width=picture.width * across, height=picture.height * down) for picture in pictures]
         axes = _draw_all(figure, fitted)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dis
+import importlib
 import inspect
+import io
 import itertools
 import os
 import sys
@@ -17,10 +19,27 @@ import cloudpickle
 from ringsim.errors import ArgumentError, check_call
 from ringsim.traces.parts import name_cells
 
-__all__ = ["pack_worker"]
+__all__ = ["Pickler", "dumps", "pack_worker"]
 
 _LARGE_BYTES: Final = 10_000_000
 _HERE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
+    """cloudpickle's, for modules of a class of their own, too: ``torch.ops`` and ``torch.backends.cudnn`` travel by their names."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Returns how to make ``obj`` again; cloudpickle's own way for all but such modules."""
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
+
+
+def dumps(value: object) -> bytes:
+    """Returns ``value``, pickled."""
+    with io.BytesIO() as packed:
+        Pickler(packed).dump(value)
+        return packed.getvalue()
 
 
 def pack_worker(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
@@ -33,7 +52,7 @@ def pack_worker(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     values, named = check_call(args, kwargs)
     _add_strangers(getattr(worker, "__module__", None) or "__main__")
     try:
-        packed: bytes = cloudpickle.dumps((worker, values, named))
+        packed = dumps((worker, values, named))
     except Exception as error:
         raise ArgumentError(_explain_unpicklable(worker, values, named, error)) from None
     if len(packed) > _LARGE_BYTES:
@@ -99,7 +118,7 @@ def _find_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs: M
     """Names the first value that cannot be pickled, and where it is used: also one that a used function uses."""
     for what, value, line in _captures(worker, args, kwargs):
         try:
-            cloudpickle.dumps(value)
+            dumps(value)
         except Exception:
             if isinstance(value, types.FunctionType) and depth > 0 and (inner := _find_unpicklable(value, (), {}, depth - 1)):
                 return inner
@@ -114,7 +133,7 @@ def _find_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs: M
 
 def _warn_large(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], total_bytes: int) -> None:
     """Warns that a lot of data travels to each rank, and names the largest piece."""
-    sizes = {what: len(cloudpickle.dumps(value)) for what, value, _ in _captures(worker, args, kwargs)}
+    sizes = {what: len(dumps(value)) for what, value, _ in _captures(worker, args, kwargs)}
     largest = max(sizes, key=lambda what: sizes[what], default="the worker")
     frame: types.FrameType | None = sys._getframe(1)
     level = 2

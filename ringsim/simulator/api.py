@@ -33,8 +33,8 @@ from ringsim.diagnose.failure import (
     report_exception,
 )
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
-from ringsim.diagnose.verdict import judge, name_ranks, wait_text
-from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_seed, check_worker, is_integer, say
+from ringsim.diagnose.verdict import judge, wait_text
+from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_seed, check_worker, is_integer, name_ranks, say
 from ringsim.faults import Injection, check_injections, fails_at, jitter_of, slowed_by
 from ringsim.link import Link, check_links
 from ringsim.provenance import __version__, note_doubts

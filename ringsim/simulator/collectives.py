@@ -40,8 +40,7 @@ from torch import Tensor
 from ringsim.comm.built import find_refusal, reduce_parts
 from ringsim.comm.collectives import Call
 from ringsim.diagnose.mismatches import disagreement
-from ringsim.diagnose.verdict import name_ranks
-from ringsim.errors import ArgumentError, MessageMismatch, Refused
+from ringsim.errors import ArgumentError, MessageMismatch, Refused, name_ranks
 from ringsim.link import Link
 from ringsim.simulator.clock import Rank
 from ringsim.simulator.gloo import GlooCollective

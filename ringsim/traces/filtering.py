@@ -98,7 +98,8 @@ def _overlaps(events: Events, between_s: tuple[float, float]) -> Ints:
 
 def _read_numbers(name: str, value: Any, count: int) -> list[int]:
     try:
-        numbers = [operator.index(value)] if hasattr(value, "__index__") else sorted({operator.index(one) for one in value})
+        given = {value} if hasattr(value, "__index__") else set(value)
+        numbers = [NONE] if any(isinstance(one, (bool, np.bool)) for one in given) else sorted(map(operator.index, given))
     except TypeError:
         numbers = [NONE]
     if not all(0 <= number < count for number in numbers):

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.errors import TraceFileError
+from ringsim.errors import TraceFileError, name_ranks
 from ringsim.traces.clocks import UNKNOWN, align_run, find_clocks, reference_ns
 from ringsim.traces.events import (
     ANY_SOURCE,
@@ -450,7 +450,7 @@ class _Parts:
             (silent, "stopped recording at the maximum of records"),
             (self._damaged, "left something unreadable, which was passed over"),
         ):
-            notes += [f"{_name_ranks(concerned)} {what}"] if concerned else []
+            notes += [f"{name_ranks(concerned)} {what}"] if concerned else []
         hosts = set(_valid(metas, "host"))
         if len(hosts) > 1:
             not_checked.append(f"Both sides of an operation were not compared between the {len(hosts)} hosts that the ranks ran on.")
@@ -504,11 +504,6 @@ def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
 def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
     lists = [meta.get(key) for meta in metas]
     return list(dict.fromkeys(one for found in lists if isinstance(found, list) for one in found if isinstance(one, str)))
-
-
-def _name_ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
 
 
 def _ends(metas: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:

@@ -62,7 +62,8 @@ def tell_table(frame: pd.DataFrame) -> Iterator[str]:
     words = pd.DataFrame({name: [str(value) for value in frame[name].astype(object)] for name in frame}, columns=list(frame))
     yield f"{len(frame)} rows"
     for name, column in words.items():
-        yield f"{name}: {digest(chr(10).join(column))} ({frame[name].dtype.name})"
+        text = frame[name].dtype == object and pd.api.types.is_string_dtype(frame[name])  # as pandas 2 calls it
+        yield f"{name}: {digest(chr(10).join(column))} ({'str' if text else frame[name].dtype.name})"
     yield ",".join(words)
     yield from (",".join(row) for row in words.head(FIRST_ROWS).itertuples(index=False))
 
