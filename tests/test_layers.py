@@ -30,7 +30,7 @@ MODULES = {
 # other, but for one: plot draws what prediction compares.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "state", "provenance"),
-    ("link", "faults", "environment", "schedules"),
+    ("link", "faults", "environment", "schedules", "editions"),
     ("traces", "topologies"),
     ("diagnose", "compute_costs", "comm"),
     ("ring",),
