@@ -30,7 +30,7 @@ MODULES = {
 # other, but for one: plot draws what prediction compares.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "state", "provenance"),
-    ("link", "faults", "environment", "schedules", "editions"),
+    ("link", "faults", "environment", "schedules"),
     ("traces", "topologies"),
     ("diagnose", "compute_costs", "comm"),
     ("ring",),

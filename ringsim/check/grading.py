@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringsim import check
-from ringsim.editions import make_edition, tags_of
+from ringsim.check.editions import make_edition, tags_of
 from ringsim.errors import ArgumentError, RingError
 
 POINTS: Final = 1  # of each exercise

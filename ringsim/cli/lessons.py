@@ -11,19 +11,18 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from ringsim.cli.verb import Verbs, add_verb, make_directory, tell_written
-from ringsim.editions import EDITIONS, make_edition
 from ringsim.errors import RingError, escape
 
 _DIRECTORY = "ringsim-lessons"
+_EDITION = "student"
 
 
 def add_lessons(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb that copies them."""
     parser = add_verb(verbs, "lessons", "copy the lessons into a directory; what is there already stays", "ringsim lessons", copy)
     _add_directory(parser, f"; of other editions {_DIRECTORY}-EDITION")
-    parser.add_argument(
-        "--edition", choices=EDITIONS, default=EDITIONS[0], help="student (the default; no solutions), instructor (everything) or slides"
-    )
+    words = "student (the default; no solutions), instructor (everything) or slides"
+    parser.add_argument("--edition", default=_EDITION, help=words)
 
 
 def add_lab(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -37,7 +36,7 @@ def _add_directory(parser: argparse.ArgumentParser, more: str = "") -> None:
 
 def copy(options: argparse.Namespace) -> int:
     """Copies the lessons and their data; returns the exit code."""
-    directory = options.directory or Path(_DIRECTORY if options.edition == EDITIONS[0] else f"{_DIRECTORY}-{options.edition}")
+    directory = options.directory or Path(_DIRECTORY if options.edition == _EDITION else f"{_DIRECTORY}-{options.edition}")
     written, kept = copy_lessons(directory, options.edition)
     for file in written:
         tell_written(file)
@@ -54,8 +53,11 @@ def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]
         What it has written, and what was there and stays.
 
     Raises:
+        ArgumentError: there is no such edition.
         RingError: the directory cannot be written.
     """
+    from ringsim.check.editions import make_edition  # on use: what only reads traces does not load the checks
+
     written, kept = list[Path](), list[Path]()
     with as_file(files("ringsim") / "lessons") as lessons:
         programs = lessons.glob("data/*.py") if edition == "instructor" else ()  # they have the answers
@@ -81,5 +83,5 @@ def open_lab(options: argparse.Namespace) -> int:
     if importlib.util.find_spec("jupyterlab") is None:
         raise RingError("JupyterLab must be installed, got a Python without it. Install it: pip install 'ringsim[lab]'.")
     directory = options.directory or Path(_DIRECTORY)
-    copy_lessons(directory, EDITIONS[0])
+    copy_lessons(directory, _EDITION)
     return subprocess.run([sys.executable, "-m", "jupyterlab", str(directory)], check=False).returncode

@@ -15,15 +15,15 @@ from ringsim.errors import ArgumentError
 __all__ = ["EDITIONS", "make_edition", "tags_of"]
 
 EDITIONS: Final = ("student", "instructor", "slides")
-_ANSWER: Final = re.compile(r"\s*<details><summary>An answer</summary>.*?</details>", re.DOTALL)
+_ANSWER: Final = re.compile(r"\s*(<details><summary>(?!Hint).*?</details>|The next cell holds a solution, folded\..*)", re.DOTALL)
 
 
 def make_edition(notebook: Any, edition: str) -> Any:
     """Makes an edition of a lesson.
 
-    The instructor's is the lesson as it is. The students' has no solutions and no answers to the transfer question. Slides are the
-    students' with the metadata that RISE, nbconvert and JupyterLab read: a slide begins with each heading, code goes below, what explains it
-    comes on demand, and hints are notes of the speaker.
+    The instructor's is the lesson as it is. The students' has no solutions, and nothing folded but hints. Slides are the students' with the
+    metadata that JupyterLab, RISE and nbconvert read: a slide begins with each heading, code goes below it, what explains it comes on
+    demand, and hints are the speaker's notes.
 
     Args:
         notebook: the lesson, as JSON gives it or as nbformat reads it; it is not changed.
@@ -48,8 +48,8 @@ def make_edition(notebook: Any, edition: str) -> Any:
     made["cells"] = [cell for cell in made["cells"] if "solution" not in tags_of(cell)]
     for cell in made["cells"]:
         source = "".join(cell["source"])
-        if _ANSWER.search(source):
-            cell["source"] = _ANSWER.sub("", source)
+        if cell["cell_type"] == "markdown":
+            cell["source"] = _ANSWER.sub("", source).lstrip()
         if edition == "slides":
             cell["metadata"]["slideshow"] = {"slide_type": _slide_type(cell, source)}
     return made
