@@ -60,8 +60,8 @@ def slow_link(function: Callable[..., Any], *, seed: int | None = None) -> Check
         The verdict.
 
     Example:
-        >>> print(slow_link(lambda messages, hosts: hosts[0], seed=1).reason)
-        The answer must be the names of two hosts, got node19.
+        >>> print(slow_link(lambda messages, hosts: sorted(set(hosts))[:2], seed=1).reason)
+        On the hosts node18, node42, node82 the slow link is not between node18 and node42.
     """
     return examine("slow_link", function, _judge, seed)
 
