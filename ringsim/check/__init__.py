@@ -14,11 +14,11 @@ computes for ever has failed, one that sleeps for long, or gets no processor, is
     check.gradients(step)              notebooks/05_gradients: a step over stages, with the gradients of one process
     check.schedule(order)              notebooks/06_schedules: 1F1B, one list of actions a rank
     check.fast_schedule(order)         notebooks/06_schedules: an order that fills the bubble, within a limit of memory
-    check.fewest_microbatches(choose)  notebooks/06_schedules: as few microbatches as a limit on the bubble allows
     check.token_ring(exchange)         notebooks/07_generation_ring: messages of a generation ring, in an order that never jams
     check.inner_iterations(choose)     notebooks/07_generation_ring: how many batches on their way make stages busy
     check.timed_op(timed_op)           notebooks/08_communication_layer: a decorator that times and changes nothing
     check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: an all-reduce in chunks, by the bytes that it sends
+    check.fewest_microbatches(choose)  notebooks/10_prediction: as few microbatches as a limit on the bubble allows
     check.prediction(said, found)      all of them: what was predicted, beside what was found
     check.diagnose(trace, kind, ...)   notebooks/09_diagnose: what is wrong in a trace, with whom, and what shows it
 

@@ -1,4 +1,4 @@
-"""The lesson on schedules: 1F1B; an order that fills its bubble; as few microbatches as a limit on the bubble allows."""
+"""The lessons on schedules and prediction: 1F1B; an order that fills its bubble; as few microbatches as a limit on the bubble allows."""
 
 from __future__ import annotations
 
