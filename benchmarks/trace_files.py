@@ -2,11 +2,16 @@
 
 Run: ``python benchmarks/trace_files.py``. The goals are 0.5 s, 0.2 s and 12 MB. Both formats take turns, so that a busy machine slows
 both alike. The JSON side is favoured: making its dictionaries from the columns is not timed, nor is turning them back.
+
+``--part 10`` writes a run of 64 ranks and 100 million events, and reads one rank, and a tenth of the time of one, each in a process of its
+own. The goals are 2 s and 1 GiB.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import itertools
 import json
 import os
 import statistics
@@ -14,15 +19,19 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from ringsim.provenance import footer, machine, versions
 from ringsim.traces.events import NONE, OK, OP_CODES, OP_NAMES, Group, Payload, Tables, make_events
-from ringsim.traces.files import load
+from ringsim.traces.files import GROUP_ROWS, load
 from ringsim.traces.value import Trace
 
 RANKS = 8
@@ -30,15 +39,15 @@ GOALS = {"save": (0.5, "s"), "load": (0.2, "s"), "size": (12.0, "MB")}
 STEP = [OP_CODES[name] for name in ("irecv", "span", "isend", "irecv", "span", "isend")]  # of a stage: forward, then backward
 
 
-def make_run(count: int) -> Trace:
+def make_run(count: int, ranks: int = RANKS) -> Trace:
     """A pipeline on a ring: per microbatch two recvs, two sends and two spans on each rank, with gaps as random as those of a real run."""
     rng = np.random.default_rng(0)
-    rank = np.repeat(np.arange(RANKS), -(-count // RANKS))[:count]
+    rank = np.repeat(np.arange(ranks), -(-count // ranks))[:count]
     place = np.arange(count) - np.searchsorted(rank, rank)  # within the rank
     op = np.array(STEP)[place % len(STEP)]
     message, receives, forward = op != OP_CODES["span"], op == OP_CODES["irecv"], place % len(STEP) < 3
     from_pred = receives == forward  # forward recvs and backward sends are with the predecessor
-    pred, succ = (rank - 1) % RANKS, (rank + 1) % RANKS
+    pred, succ = (rank - 1) % ranks, (rank + 1) % ranks
     microbatch = place // len(STEP) % 32
 
     elapsed = np.cumsum(1500 + rng.exponential(12_000, count).astype(np.int64))
@@ -62,10 +71,10 @@ def make_run(count: int) -> Trace:
         "done_ns": done,
         "status": np.full(count, OK),
     }
-    pairs = tuple(Group(f"ring:{one}>{(one + 1) % RANKS}", tuple(sorted((one, (one + 1) % RANKS)))) for one in range(RANKS))
+    pairs = tuple(Group(f"ring:{one}>{(one + 1) % ranks}", tuple(sorted((one, (one + 1) % ranks)))) for one in range(ranks))
     payloads = (Payload("float32", (4, 1024), 16384),)
-    tables = Tables((Group("world", tuple(range(RANKS))), *pairs), payloads, ("backward", "forward"), ("train.py",))
-    metadata = {"format": 1, "world_size": RANKS, "source": "measured", "machine": machine(), "versions": versions()}
+    tables = Tables((Group("world", tuple(range(ranks))), *pairs), payloads, ("backward", "forward"), ("train.py",))
+    metadata = {"format": 1, "world_size": ranks, "source": "measured", "machine": machine(), "versions": versions()}
     return Trace(make_events(columns, tables), metadata)
 
 
@@ -128,12 +137,73 @@ def measure(count: int, repeats: int, directory: str) -> dict[str, dict[str, lis
     return found
 
 
+def write_long(path: str, turns: int) -> int:
+    """Writes a run of 64 ranks that does the same ``turns`` times, a rank at a time; returns the number of events."""
+    trace = make_run(10_000_000, 64)
+    trace.save(path)
+    with zipfile.ZipFile(path) as archive:
+        meta = json.loads(archive.read("meta.json"))
+        table = pq.read_table(io.BytesIO(archive.read("events.parquet")))
+    times = ["seq", "post_ns", "wait_ns", "done_ns"]
+    look = {
+        "use_dictionary": [name for name in table.column_names if name not in times],
+        "column_encoding": dict.fromkeys(times, "DELTA_BINARY_PACKED"),
+        "write_statistics": ["rank", "post_ns"],
+    }
+    with tempfile.NamedTemporaryFile(dir=os.path.dirname(path)) as file:
+        with pq.ParquetWriter(file.name, table.schema, compression="zstd", compression_level=1, write_page_checksum=True, **look) as writer:
+            for start, end in itertools.pairwise(np.searchsorted(trace.events.rank, np.arange(65)).tolist()):
+                once = table.slice(start, end - start)
+                last_ns = pc.max(once["done_ns"]).as_py() + 1
+                for turn in range(turns):
+                    added = {name: turn * (end - start if name == "seq" else last_ns) for name in times}
+                    columns = {name: pc.add(once[name], pa.scalar(added.get(name, 0), once[name].type)) for name in table.column_names}
+                    writer.write_table(pa.table(columns, schema=table.schema), row_group_size=GROUP_ROWS)
+        meta["events"] = len(trace.events) * turns
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr("meta.json", json.dumps(meta))
+            archive.write(file.name, "events.parquet")
+    return int(meta["events"])
+
+
+def read_part(path: str, asked: str) -> tuple[float, float, int]:
+    """Reads a part in a process of its own; returns the seconds that it took, the peak of its memory in MiB and the number of events."""
+    code = (
+        "import time; from ringsim.traces.files import load; start = time.perf_counter(); "
+        f"trace = load({path!r}, {asked}); took = time.perf_counter() - start; "
+        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM')); "
+        "print(took, int(peak.split()[1]) / 1024, len(trace))"
+    )
+    seconds, mebibytes, count = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    return float(seconds), float(mebibytes), int(count)
+
+
+def measure_parts(turns: int, repeats: int) -> None:
+    """Prints what it takes to read parts of a long run."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "long.ringtrace")
+        count = write_long(path, turns)
+        print(f"{count:,} events of 64 ranks, {os.path.getsize(path) / 1e6:.0f} MB; median of {repeats} (min .. max)")
+        end_s = load(path, ranks=7).events.done_ns.max() * 1e-9
+        for asked in ("ranks=7", f"ranks=7, between_s=(0, {end_s / 10:.6g})"):
+            found = [read_part(path, asked) for _ in range(repeats)]
+            seconds = sorted(one[0] for one in found)
+            print(
+                f"load(path, {asked}): {found[0][2]:,} events, {statistics.median(seconds):.2f} s ({seconds[0]:.2f} .. {seconds[-1]:.2f}), "
+                f"{max(one[1] for one in found):.0f} MiB; goals 2 s and 1024 MiB"
+            )
+
+
 def main() -> None:
     """Prints the table, and whether the goals are met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--part", type=int, metavar="TURNS", help="read parts of a run of so many times ten million events")
     arguments = parser.parse_args()
+    if arguments.part:
+        measure_parts(arguments.part, arguments.repeats)
+        return
     with tempfile.TemporaryDirectory() as directory:
         found = measure(arguments.events, arguments.repeats, directory)
     where = footer({"source": "measured", "machine": machine(), "date": datetime.now(tz=UTC).date().isoformat()})

@@ -135,14 +135,98 @@ def test_diagnose_of_a_healthy_trace() -> None:
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.ringtrace")), ids=lambda path: path.stem)
 def test_the_traces_are_real_small_and_say_nothing_private(path: Path) -> None:
-    assert path.stem in PATIENTS
-    assert path.stat().st_size < 10_000
+    on_hosts = path.stem in ("hosts_dealt", "hosts_grouped", "hosts_mended")
+    assert on_hosts or path.stem in PATIENTS
+    assert path.stat().st_size < 15_000
     trace = ringsim.load(path)
     assert trace.metadata["source"] == "measured"
-    assert set(trace.events.tables.files) == {"patients.py"}
-    assert all("host" not in rank for rank in trace.metadata["ranks"])
-    said = f"{trace.metadata['ends']} {trace.events.tables.labels} {trace.explain()}"
+    assert set(trace.events.tables.files) == {"hosts.py" if on_hosts else "patients.py"}
+    assert set(trace.hosts) == ({"host0", "host1", "host2"} if on_hosts else {""})
+    said = f"{trace.metadata.get('ends')} {trace.events.tables.labels} {trace.explain()}"
     assert "/" not in said.replace("/dev/null", "")
+
+
+# -- slow_link: which two hosts have it
+
+
+def large(messages: Any, hosts: list[str], least: int = 64 * 1024) -> Any:
+    """Messages between hosts, with the pair of hosts and the bandwidth of each."""
+    ends = [(hosts[src], hosts[dst]) for src, dst in zip(messages["src"], messages["dst"], strict=True)]
+    table = messages.assign(link=[tuple(sorted(pair)) for pair in ends], rate=messages["size_bytes"] / messages["transfer_ns"])
+    return table[np.array([first != second for first, second in ends]) & (table["size_bytes"] >= least)]
+
+
+def by_median(messages: Any, hosts: list[str]) -> Any:
+    table = large(messages, hosts)
+    return table["rate"].groupby(table["link"]).median().idxmin()
+
+
+def by_total(messages: Any, hosts: list[str]) -> Any:
+    table = large(messages, hosts)
+    return table["transfer_ns"].groupby(table["link"]).sum().idxmax()
+
+
+def by_sums(messages: Any, hosts: list[str]) -> Any:
+    groups = large(messages, hosts).groupby("link")
+    return (groups["size_bytes"].sum() / groups["transfer_ns"].sum()).idxmin()
+
+
+def by_slowest_message(messages: Any, hosts: list[str]) -> Any:
+    table = large(messages, hosts)
+    return table["link"][table["rate"].idxmin()]
+
+
+def with_waits(messages: Any, hosts: list[str]) -> Any:
+    table = large(messages.assign(transfer_ns=messages["recv_done_ns"] - messages["recv_post_ns"]), hosts)
+    return table["rate"].groupby(table["link"]).median().idxmin()
+
+
+def with_tiny_messages(messages: Any, hosts: list[str]) -> Any:
+    table = large(messages, hosts, least=0)
+    return table["rate"].groupby(table["link"]).median().idxmin()
+
+
+def within_hosts_too(messages: Any, hosts: list[str]) -> Any:
+    rate = messages["size_bytes"] / messages["transfer_ns"]
+    worst = rate[messages["size_bytes"] >= 64 * 1024].idxmin()
+    return hosts[messages["src"][worst]], hosts[messages["dst"][worst]]
+
+
+@pytest.mark.usefixtures("on_the_clock")
+def test_slow_link_passes_a_right_answer() -> None:
+    for seed in (1, None):
+        assert verdict(check.slow_link, by_median, seed).passed
+        assert verdict(check.slow_link, lambda messages, hosts: list(by_median(messages, hosts))[::-1], seed).passed
+
+
+@pytest.mark.usefixtures("on_the_clock")
+@pytest.mark.parametrize(
+    ("answer", "reason", "hint"),
+    [
+        (lambda messages, hosts: None, "must be the names of two hosts, got None", "Return the names"),
+        (lambda messages, hosts: ("host1", "host2"), "must be the names of two hosts, got ('host1', 'host2')", "Return the names"),
+        (lambda messages, hosts: sorted(set(hosts))[:2], "the slow link is not between ", ""),
+        (lambda messages, hosts: (0, 1), "must be the names of two hosts, got ('0', '1')", "Return the names"),
+        (by_total, "the slow link is not between ", "Divide the size of each by its own time"),
+        (by_sums, "the slow link is not between ", "A median over all"),
+        (by_slowest_message, "the slow link is not between ", "A median over all"),
+        (with_waits, "the slow link is not between ", "without late_sender_ns"),
+        (with_tiny_messages, "the slow link is not between ", "Compare messages of 64 KiB and more"),
+        (within_hosts_too, "the slow link is not within ", "leave out messages within one"),
+        (lambda messages, hosts: messages["rate"], "KeyError", ""),
+    ],
+)
+def test_slow_link_says_what_is_wrong(answer: Answer, reason: str, hint: str) -> None:
+    result = verdict(check.slow_link, answer)
+    assert not result.passed
+    assert reason in result.reason, result
+    assert hint in result.hint
+
+
+def test_the_recorded_hosts_have_the_slow_link_that_the_lesson_tells_of() -> None:
+    for name in ("hosts_dealt", "hosts_grouped"):
+        trace = load(name)
+        assert by_median(trace.to_pandas("messages"), trace.hosts) == ("host1", "host2")
 
 
 # -- alphabeta: a line through the times of messages

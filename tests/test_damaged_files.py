@@ -31,7 +31,7 @@ from ringsim.traces.parts import read_run
 from ringsim.traces.value import Trace
 
 INPUTS = 20_000  # of all kinds together
-SLOW = {"trace": 600, "parts of a run": 400, "bandwidths": 600}  # kinds that take longer get fewer of them
+SLOW = {"trace": 600, "a part of a trace": 300, "parts of a run": 400, "bandwidths": 600}  # kinds that take longer get fewer of them
 ASKED = 20  # of so many that load one is asked for everything that it can say, which takes longer than reading it,
 DRAWN = 1000  # and of so many one is drawn
 MEMORY_BYTES = 2 * 2**30  # more than what is here already: a reader of files of 5 kB that needs it has been led astray
@@ -75,6 +75,9 @@ def ask_table(table: bandwidths.Bandwidths, draw: bool) -> None:
 STEP = make_schedule("interleaved_1f1b", 2, 4, num_chunks=2)
 KINDS = {
     "trace": Kind(lambda path: path.touch(), load, damage=lambda _, choose: mutate(WHOLES, choose)),
+    "a part of a trace": Kind(
+        lambda path: path.touch(), lambda path: load(path, ranks=0, between_s=(0, 1e-3)), damage=lambda _, choose: mutate(WHOLES, choose)
+    ),
     "parts of a run": Kind(write_run, lambda path: Trace(*read_run(path))),
     "bandwidths": Kind(
         lambda path: path.write_bytes((DATA / "bandwidth-gloo.json").read_bytes()), bandwidths.load, ask_table, damage_table

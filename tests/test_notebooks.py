@@ -63,6 +63,7 @@ def test_the_lessons_are_there() -> None:
     assert [lesson.stem for lesson in LESSONS] == [
         *("00_four_processes", "01_ring", "02_send_recv_deadlock", "03_bandwidth", "04_stages", "05_gradients"),
         *("06_schedules", "07_generation_ring", "08_communication_layer", "09_diagnose", "10_prediction"),
+        "11_slow_link",
     ]
 
 
@@ -365,6 +366,22 @@ def test_lesson_10_shows_what_it_claims() -> None:
     assert "4 real ranks: 6\n1,000 simulated ranks: 499500\n" in texts["thousand-round"]
     losses = re.findall(r": gpipe +(\d+) ms more, 1f1b +(\d+) ms more$", texts["claims-run"], re.MULTILINE)
     assert losses == [("7", "45"), *[("7", "50")] * 4, ("7", "45")]
+
+
+@in_the_kernel_of("11")
+def test_lesson_11_shows_what_it_claims() -> None:
+    texts = texts_of("11_slow_link")
+    assert "the ring crosses hosts 6 times, 3 would do" in texts["hosts-run"]
+    trips = re.findall(r"known to \+- *([\d.]+) us, really wrong by *(-?[\d.]+) us$", texts["offset-run"], re.MULTILINE)
+    assert len(trips) == 3
+    assert all(abs(float(wrong)) <= float(bound) + 0.2 for bound, wrong in trips), "a bound always holds, but for what printing cuts off"
+    assert re.findall(r"host\d, ranks .*: (\S+) s", texts["clocks-known"]) == ["+0.000000", "-5.000022", "-1.999997"]
+    assert re.findall(r": +(\d+) of 160 ", texts["clocks-wrong"]) == ["0", "0", "27", "39", "56"]
+    assert texts["waits-run"].startswith("rank 3 waited 279 ms in irecv from 2 ")
+    over = re.findall(r"step of +(\d+) ms, +(\d+) of 160 messages over the bad cable", texts["mend-run"])
+    assert over == [("1009", "64"), ("603", "32"), ("321", "0")]
+    assert re.findall(r"predicted +(\d+) ms", texts["predict-run"]) == ["723", "632", "295"]
+    assert "within hosts: 96 messages, 24 MiB, 13.6 MB/s" in texts["claims-run"]
 
 
 @in_the_kernel_of("07")

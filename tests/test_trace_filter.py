@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from random_traces import WORLD_SIZE, traces
 from synthetic import Story, pipeline, trace_of
 
 import ringsim
+from ringsim import comm as dist
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.schedules import make_schedule
 from ringsim.schedules.engine import evaluate
@@ -21,6 +24,16 @@ from ringsim.traces.events import COLUMN_DTYPES, OP_NAMES
 from ringsim.traces.matching import CollectiveCalls
 from ringsim.traces.steps import count_steps
 from ringsim.traces.value import Trace
+
+
+def pass_on() -> None:
+    ring = ringsim.current_ring()
+    for turn in range(40):  # the token goes round ten times
+        if turn % 4 == ring.rank:
+            dist.send(torch.ones(2), ring.succ, group=ring.succ_group)
+        elif turn % 4 == ring.pred:
+            dist.recv(torch.ones(2), ring.pred, group=ring.pred_group)
+
 
 conditions = st.fixed_dictionaries(
     {},
@@ -122,3 +135,38 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
 def test_what_is_not_in_the_trace_cannot_be_asked_for(condition: dict[str, Any], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         pipeline().filter(**condition)
+
+
+@example(pipeline(), {"ranks": [1, 2], "between_s": (0, 0.012)}, {})
+@example(pipeline(), {"between_s": (0, 0.012)}, {"ranks": [0, 1]})
+@given(traces, conditions, conditions)
+def test_a_part_that_is_read_is_what_filter_gives(trace: Trace, conditions: Any, before: Any) -> None:
+    conditions.pop("ops", None)
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ringsim.traces.files.GROUP_ROWS", 3)
+        file = Path(directory, "x")
+        trace.filter(**before).save(file)
+        part, wanted = ringsim.load(file, **conditions), ringsim.load(file).filter(**conditions)
+    assert ids(part) == ids(wanted)
+    assert pairs(part) == pairs(wanted)
+    assert calls(part) <= calls(wanted), "a call that the whole did not complete is apart, too"
+    assert set(wanted.apart.tolist()) <= set(part.apart.tolist())
+    assert set(part.messages.unmatched.tolist()) <= set(wanted.messages.unmatched.tolist())
+
+
+def test_a_rank_is_read_without_the_pages_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringsim.traces.files.GROUP_ROWS", 10)
+    run = ringsim.simulate(pass_on, world_size=4, link=ringsim.Link(1e-6, 1e-9))
+    run.save(file := tmp_path / "run.ringtrace")
+    whole = file.read_bytes()
+    assert ringsim.load(file, ranks=3) == run.filter(ranks=3)
+    start = whole.index(b"PAR1") + 10  # in the first page, of rank 0
+    file.write_bytes(whole[:start] + b"\xff\xff" + whole[start + 2 :])
+    assert ringsim.load(file, ranks=3) == run.filter(ranks=3)
+    for ranks in (0, None):
+        with pytest.raises(TraceFileError, match="damaged or something else"):
+            ringsim.load(file, ranks=ranks)
+    with pytest.raises(ArgumentError, match="ranks must be from 0 to 3, got 4"):
+        ringsim.load(file, ranks=4)
+    with pytest.raises(TraceFileError, match="must exist"):
+        ringsim.load(tmp_path / "none", ranks=3)

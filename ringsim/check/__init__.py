@@ -19,6 +19,7 @@ computes for ever has failed, one that sleeps for long, or gets no processor, is
     check.timed_op(timed_op)           notebooks/08_communication_layer: a decorator that times and changes nothing
     check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: an all-reduce in chunks, by the bytes that it sends
     check.fewest_microbatches(choose)  notebooks/10_prediction: as few microbatches as a limit on the bubble allows
+    check.slow_link(slowest_link)      notebooks/11_slow_link: which two hosts have a slow link between them
     check.prediction(said, found)      all of them: what was predicted, beside what was found
     check.diagnose(trace, kind, ...)   notebooks/09_diagnose: what is wrong in a trace, with whom, and what shows it
 
@@ -42,6 +43,7 @@ from ringsim.check.examination import CheckResult
 from ringsim.check.fits import alphabeta
 from ringsim.check.four_processes import hello
 from ringsim.check.generation import inner_iterations, token_ring
+from ringsim.check.hosts import slow_link
 from ringsim.check.predictions import prediction
 from ringsim.check.rings import pair_groups, ring
 from ringsim.check.schedules import fast_schedule, fewest_microbatches, schedule
@@ -65,6 +67,7 @@ __all__ = [
     "ring",
     "ring_all_reduce",
     "schedule",
+    "slow_link",
     "timed_op",
     "token_ring",
 ]

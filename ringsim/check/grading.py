@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringsim import check
+from ringsim.check.editions import make_edition, tags_of
 from ringsim.errors import ArgumentError, RingError
 
 POINTS: Final = 1  # of each exercise
@@ -89,13 +90,9 @@ def _find_check(statement: ast.stmt) -> tuple[str, ast.Call] | None:
     return (call.func.attr, call) if call.func.attr in check.__all__ else None
 
 
-def _tags(cell: Any) -> list[str]:
-    return list(cell.metadata.get("tags", []))
-
-
 def find_exercises(notebook: Any) -> dict[str, Exercise]:
     """Returns the exercises of a notebook by the identities of their cells, in order."""
-    cells = (cell for cell in notebook.cells if cell.cell_type == "code" and "exercise" in _tags(cell))
+    cells = (cell for cell in notebook.cells if cell.cell_type == "code" and "exercise" in tags_of(cell))
     return {cell.id: take_apart(cell.id, cell.source) for cell in cells}
 
 
@@ -141,7 +138,7 @@ def _judge_all(notebook: Any, calls: dict[str, Exercise], directory: Path, seed:
     from nbclient import NotebookClient
     from nbclient.exceptions import DeadKernelError
 
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and "solution" not in _tags(cell)]
+    cells = [cell for cell in make_edition(notebook, "student").cells if cell.cell_type == "code"]
     client = NotebookClient(
         nbformat.v4.new_notebook(metadata=notebook.metadata),
         timeout=CELL_S,
@@ -206,13 +203,11 @@ def write_assignment(lesson: Path, directory: Path) -> list[Path]:
     """
     import nbformat
 
-    notebook, cells = read_notebook(lesson), []
+    notebook, cells = make_edition(read_notebook(lesson), "student"), []
     exercises = find_exercises(notebook)
     (directory / "tests").mkdir(parents=True, exist_ok=True)
     written = [directory / lesson.name]
     for cell in notebook.cells:
-        if "solution" in _tags(cell):
-            continue
         cells.append(cell)
         exercise = exercises.get(cell.id)
         if exercise is None:

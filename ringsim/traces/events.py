@@ -26,7 +26,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -368,16 +368,26 @@ def parse_json(data: bytes) -> Any:
     return json.loads(data.decode("utf-8"), parse_constant=refuse)
 
 
+def open_file(path: str | os.PathLike[str], what: str) -> BinaryIO:
+    """Opens a file to read; raises TraceFileError, which begins with ``what``, if that cannot be done."""
+    try:
+        return open(path, "rb")
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
+        raise TraceFileError(
+            f"{what} must {rule}, got {os.fsdecode(path)}: {getattr(error, 'strerror', None) or error}. Check the path."
+        ) from error
+
+
 def read_file(path: str | os.PathLike[str], what: str, most: int) -> bytes:
     """Returns a file's content; raises TraceFileError, which begins with ``what``, if it cannot be read or has more than ``most`` bytes."""
-    try:
-        with open(path, "rb") as file:
+    with open_file(path, what) as file:
+        try:
             about = os.fstat(file.fileno())
             data = file.read(min(about.st_size if stat.S_ISREG(about.st_mode) else most, most) + 1)  # room is made for all of it
-    except (OSError, ValueError, MemoryError) as error:  # ValueError: a null character in the path
-        rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
-        reason = getattr(error, "strerror", None) or str(error) or "more than there is memory for"
-        raise TraceFileError(f"{what} must {rule}, got {os.fsdecode(path)}: {reason}. Check the path.") from error
+        except (OSError, MemoryError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or "more than there is memory for"
+            raise TraceFileError(f"{what} must be readable, got {os.fsdecode(path)}: {reason}. Check the path.") from error
     if len(data) > most:
         raise TraceFileError(f"{what} must be at most {most} bytes, got more ({os.fsdecode(path)}). Take another, or a part of the run.")
     return data

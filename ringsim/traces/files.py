@@ -8,24 +8,29 @@ The file is a zip archive with two uncompressed members::
 
 Any tool that knows zip and Parquet can read it, and nothing in it can be executed. Sizes, counts and checksums are checked before anything
 is parsed, and afterwards every number that points into a table.
+
+The rows come in groups, each with the ranks and times that it spans, so that a part of a long run is read without the rest.
 """
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import io
 import json
+import math
 import os
 import secrets
 import struct
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, overload
 
 import numpy as np
 
-from ringsim.errors import TraceFileError
+from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.provenance import __version__
 from ringsim.traces.clocks import align, are_clocks, unalign
 from ringsim.traces.events import (
@@ -42,12 +47,14 @@ from ringsim.traces.events import (
     check_metadata,
     make_events,
     name_damage,
+    open_file,
     parse_json,
     read_file,
     read_tables,
     readable,
     write_tables,
 )
+from ringsim.traces.filtering import choose, part_of_file
 from ringsim.traces.parts import FILE_NAME, PartReader, read_run
 from ringsim.traces.value import Trace
 
@@ -55,10 +62,14 @@ if TYPE_CHECKING:
     from os import PathLike
 
     import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from ringsim.traces.filtering import Numbers, Stretch
 
 __all__ = ["check_run", "load", "save", "write_whole"]
 
 FORMAT: Final = 1
+GROUP_ROWS: Final = 2**18  # of events.parquet: who reads a rank of many reads little else
 NEEDS: Final = "0.1.0"  # the oldest ringsim that reads this format
 META, EVENTS = "meta.json", "events.parquet"
 
@@ -73,6 +84,7 @@ MAX_RANKS: Final = 10**6
 _MAX_DIRECTORY_BYTES: Final = 4096  # of the zip: two short entries
 
 _NULLABLE: Final = ("wait_ns", "done_ns")
+_SPANNED: Final = ("rank", "post_ns")  # of which a group of rows says its least and its largest
 _TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")  # grow steadily: stored as differences; the other columns repeat few values
 # What a damaged or hostile file may raise inside zipfile, json and pyarrow (whose errors are ValueError, OSError, KeyError and so on).
 _DAMAGE: Final = (
@@ -114,23 +126,31 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
 
 
 @overload
-def load(path: str | PathLike[str]) -> Trace: ...  # type: ignore[overload-overlap]  # a text is an iterable, too
+def load(path: str | PathLike[str], *, ranks: Numbers | None = None, between_s: Stretch | None = None) -> Trace: ...  # type: ignore[overload-overlap]  # a text is an iterable, too
 @overload
-def load(path: Iterable[str | PathLike[str]]) -> list[Trace]: ...
-def load(path: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Trace | list[Trace]:
-    """Reads a trace file; or several, each of a run of its own.
+def load(path: Iterable[str | PathLike[str]], *, ranks: Numbers | None = None, between_s: Stretch | None = None) -> list[Trace]: ...
+def load(
+    path: str | PathLike[str] | Iterable[str | PathLike[str]], *, ranks: Numbers | None = None, between_s: Stretch | None = None
+) -> Trace | list[Trace]:
+    """Reads a trace file; or several, each of a run of its own; or a part of a run, without the rest of its file.
+
+    A part is what ``Trace.filter`` gives, but for one thing: where the other side of an operation is not read, nobody knows whether it was
+    ever posted. All such operations count as left out, and none as unmatched.
 
     If the file is missing or damaged and there are parts beside it (``<path>.parts``, left by a run that was killed before it could write
     the file), the trace is put together from those, and its metadata says so.
 
     Args:
         path: the file, or a directory of parts; or several of them.
+        ranks: one, or several; all by default.
+        between_s: a stretch of time, in seconds from the start of the run.
 
     Returns:
         The trace, without results and output, which a file does not hold; of several, a list of traces in their order.
 
     Raises:
         TraceFileError: there is no such file, it is damaged or not a trace, or it was written by a later version of ringsim.
+        ArgumentError: the run has no such rank, or ``between_s`` is no stretch of time.
 
     Example:
         >>> try:
@@ -140,18 +160,18 @@ def load(path: str | PathLike[str] | Iterable[str | PathLike[str]]) -> Trace | l
         A trace file must exist, got no/such.ringtrace: No such file or directory. Check the path.
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
-        return [load(one) for one in path]
+        return [load(one, ranks=ranks, between_s=between_s) for one in path]
     name = os.fsdecode(path).rstrip(os.sep)
     name = name.removesuffix(".parts") if os.path.isdir(name) else name
     try:
-        return _load(name)
+        return _load(name) if ranks is None and between_s is None else _load_part(name, ranks, between_s)
     except TraceFileError as error:
         parts = name + ".parts"
         if not os.path.isdir(parts):
             raise
         trace = _recover(Path(parts), f"{error} Its parts in {parts} could not be read either")
     trace.metadata["notes"].append(f"put together from what the ranks left in {Path(parts).name}: the run ended before it wrote its file")
-    return trace
+    return trace.filter(ranks=ranks, between_s=between_s)
 
 
 def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
@@ -212,23 +232,53 @@ def _recover(parts: Path, otherwise: str) -> Trace:
 
 
 def _load(path: str) -> Trace:
-    data = read_file(path, "A trace file", MAX_FILE_BYTES)
-    try:
-        meta_bytes, parquet = _read_zip(data)
-        meta = parse_json(meta_bytes)
-        _check_format(meta, path)
-        metadata: Any = readable(meta.get("metadata"))
-        check_metadata(metadata, _FORMS)
-        events = align(_unpack_events(parquet, meta), metadata.get("clocks", []))
+    with _told(path), io.BytesIO(read_file(path, "A trace file", MAX_FILE_BYTES)) as file, _open_zip(file) as archive:
+        meta, metadata = _read_meta(archive, path)
+        with _open_events(io.BytesIO(archive.read(EVENTS)), meta) as parquet:  # all of it, whose checksum holds
+            events = align(_read_rows(parquet, meta), metadata.get("clocks", []))
         check_run(events, metadata)
-    except TraceFileError:
+        return Trace(events, metadata)
+
+
+def _load_part(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
+    """Reads the groups of rows that can hold what is asked for; each page of theirs has a checksum of its own."""
+    with open_file(path, "A trace file") as file, _told(path), _open_zip(file) as archive:
+        meta, metadata = _read_meta(archive, path)
+        chosen, end_s = choose(metadata.get("world_size", MAX_RANKS), ranks, between_s)
+        last_ns = math.inf if metadata.get("clocks") else end_s * 1e9  # times in the file are those of each clock
+        with _open_events(_Section(file, archive.getinfo(EVENTS)), meta) as parquet:
+            wanted = [number for number, spans in enumerate(_spans(parquet)) if spans is None or _is_wanted(*spans, chosen, last_ns)]
+            counts = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
+            events = align(_read_rows(parquet, meta, wanted), metadata.get("clocks", []))
+        if "part" in metadata:  # places among all events of the file
+            starts = np.cumsum([0, *counts])
+            rows = np.concatenate([np.arange(starts[number], starts[number + 1]) for number in wanted] or [np.zeros(0, dtype=np.int64)])
+            metadata["part"]["apart"] = np.flatnonzero(np.isin(rows, metadata["part"]["apart"])).tolist()
+        check_run(events, metadata)
+        return part_of_file(Trace(events, metadata), chosen, ranks, between_s, all_read=len(wanted) == len(counts))
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Gives what a damaged file raises the words of a TraceFileError."""
+    try:
+        yield
+    except (TraceFileError, ArgumentError):
         raise
     except _DAMAGE as error:
         raise TraceFileError(
             f"A trace file must be one that ringsim saved, got {path}, which is damaged or something else: {name_damage(error)}. "
             "Take another copy, or record it again."
         ) from error
-    return Trace(events, metadata)
+
+
+def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what ``meta.json`` says, and the metadata of the trace in it."""
+    meta: Any = parse_json(archive.read(META))
+    _check_format(meta, path)
+    metadata: Any = readable(meta.get("metadata"))
+    check_metadata(metadata, _FORMS)
+    return meta, metadata
 
 
 def _write_zip(file: Any, members: dict[str, Any]) -> None:
@@ -239,21 +289,53 @@ def _write_zip(file: Any, members: dict[str, Any]) -> None:
             archive.writestr(entry, data)
 
 
-def _read_zip(data: bytes) -> tuple[bytes, bytes]:
-    """Returns the two members, whose checksums hold; checks sizes before zipfile parses anything."""
-    signature, _, _, here, entries, directory_bytes, _, comment = struct.unpack("<4s4H2LH", data[-22:])
+def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
+    """Opens the archive; checks sizes before zipfile parses anything."""
+    length = file.seek(0, os.SEEK_END)
+    file.seek(max(length - 22, 0))
+    signature, _, _, here, entries, directory_bytes, _, comment = struct.unpack("<4s4H2LH", file.read(22))
     if signature != b"PK\5\6" or (here, entries, comment) != (2, 2, 0) or directory_bytes > _MAX_DIRECTORY_BYTES:
         raise ValueError("it is not a zip of the two members of a trace, or its end is missing")
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {member.filename: member for member in archive.infolist()}
-        if sorted(members) != sorted((META, EVENTS)):
-            raise ValueError(f"its members are not {META} and {EVENTS}")
-        for member in members.values():
-            if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size or member.file_size > len(data):
-                raise ValueError(f"the size of {member.filename} is not what the file holds")
-        if members[META].file_size > MAX_META_BYTES:
-            raise ValueError(f"{META} is longer than {MAX_META_BYTES} bytes")
-        return archive.read(members[META]), archive.read(members[EVENTS])
+    archive = zipfile.ZipFile(file)
+    members = {member.filename: member for member in archive.infolist()}
+    if sorted(members) != sorted((META, EVENTS)):
+        raise ValueError(f"its members are not {META} and {EVENTS}")
+    for member in members.values():
+        if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size or member.file_size > length:
+            raise ValueError(f"the size of {member.filename} is not what the file holds")
+    if members[META].file_size > MAX_META_BYTES:
+        raise ValueError(f"{META} is longer than {MAX_META_BYTES} bytes")
+    return archive
+
+
+class _Section(io.RawIOBase):
+    """A member of the archive as a file of its own, read where it is asked for: what zipfile opens goes back by reading from the start."""
+
+    def __init__(self, file: BinaryIO, member: zipfile.ZipInfo) -> None:
+        file.seek(member.header_offset)
+        name_bytes, extra_bytes = struct.unpack("<26x2H", file.read(30))
+        self._file, self._start, self._length = file, member.header_offset + 30 + name_bytes + extra_bytes, member.file_size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        left = max(self._length - self._at, 0)
+        self._file.seek(self._start + self._at)
+        data = self._file.read(left if size < 0 else min(size, left))
+        self._at += len(data)
+        return data
 
 
 def _pack_meta(trace: Trace) -> bytes:
@@ -300,31 +382,54 @@ def _pack_events(events: Events) -> Any:
         compression_level=1,
         use_dictionary=[name for name in COLUMN_DTYPES if name not in _TIMES],
         column_encoding=dict.fromkeys(_TIMES, "DELTA_BINARY_PACKED"),
-        write_statistics=False,
+        write_statistics=list(_SPANNED),
+        write_page_checksum=True,
+        row_group_size=GROUP_ROWS,
         store_schema=False,
     )
     return memoryview(sink.getvalue())
 
 
-def _unpack_events(parquet: bytes, meta: dict[str, Any]) -> Events:
-    import pyarrow as pa
+def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
+    """Opens ``events.parquet``, whose columns and number of rows are as they should be."""
     import pyarrow.parquet as pq
 
-    tables = read_tables(meta.get("tables"))
     count = meta.get("events")
     if type(count) is not int or not 0 <= count <= MAX_EVENTS:
         raise ValueError(f"{META} states no number of events up to {MAX_EVENTS}")
-    with pq.ParquetFile(pa.BufferReader(parquet)) as file:
-        if file.metadata.num_rows != count:
-            raise ValueError(f"{EVENTS} has {file.metadata.num_rows} rows, {META} states {count}")
-        _check_density(count, len(parquet))
-        if not file.schema_arrow.equals(_schema()):
-            raise ValueError(f"the columns of {EVENTS} are not those of a trace")
-        table = file.read()
+    file = pq.ParquetFile(source, page_checksum_verification=True)
+    if file.metadata.num_rows != count:
+        raise ValueError(f"{EVENTS} has {file.metadata.num_rows} rows, {META} states {count}")
+    _check_density(count, source.seek(0, os.SEEK_END))
+    if not file.schema_arrow.equals(_schema()):
+        raise ValueError(f"the columns of {EVENTS} are not those of a trace")
+    return file
+
+
+def _read_rows(parquet: pq.ParquetFile, meta: dict[str, Any], groups: Sequence[int] | None = None) -> Events:
+    """Reads groups of rows, by default all."""
+    tables = read_tables(meta.get("tables"))
+    table = parquet.read() if groups is None else parquet.read_row_groups(groups)
     columns = {name: _to_numpy(table.column(name), dtype) for name, dtype in COLUMN_DTYPES.items()}
-    if any(len(column) != count for column in columns.values()):
+    if any(len(column) != table.num_rows for column in columns.values()):
         raise ValueError(f"the columns of {EVENTS} are not of one length")
     return make_events(columns, tables)
+
+
+def _spans(parquet: pq.ParquetFile) -> Iterator[tuple[int, int, int] | None]:
+    """Yields of each group of rows its first rank, its last, and when its first event was posted in ns; None where that is not said."""
+    rank, post = (list(COLUMN_DTYPES).index(name) for name in _SPANNED)
+    for number in range(parquet.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        ranks, times = group.column(rank).statistics, group.column(post).statistics
+        known = ranks is not None and times is not None and ranks.has_min_max and times.has_min_max
+        yield (ranks.min, ranks.max, times.min) if known else None
+
+
+def _is_wanted(first: int, last: int, post_ns: int, ranks: Sequence[int], last_ns: float) -> bool:
+    """Tells whether a group of rows can hold an event of one of these ranks (sorted) that was posted by then."""
+    at = bisect.bisect_left(ranks, first)
+    return at < len(ranks) and ranks[at] <= last and post_ns <= last_ns
 
 
 def _check_density(count: int, length: int) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 import numpy as np
 
 from ringsim.errors import ArgumentError, say
-from ringsim.traces.events import NONE, OP_CODES, OP_NAMES, Events, Ints
+from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints
 from ringsim.traces.matching import CollectiveCalls
 from ringsim.traces.steps import count_steps, number_steps
 from ringsim.traces.value import Trace
@@ -23,8 +23,9 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     Numbers = SupportsIndex | Iterable[SupportsIndex]
     Names = str | Iterable[str]
+    Stretch = tuple[float, float]
 
-__all__ = ["filter_trace"]
+__all__ = ["choose", "filter_trace", "part_of_file"]
 
 _SAID: Final = 8  # numbers or names before "and n more"
 
@@ -32,7 +33,7 @@ _SAID: Final = 8  # numbers or names before "and n more"
 def filter_trace(
     trace: Trace,
     ranks: Numbers | None,
-    between_s: tuple[float, float] | None,
+    between_s: Stretch | None,
     ops: Names | None,
     groups: Names | None,
     steps: Numbers | None,
@@ -63,6 +64,39 @@ def filter_trace(
     return trace if kept.all() else _take(trace, kept, said)
 
 
+def choose(world_size: int, ranks: Numbers | None, between_s: Stretch | None) -> tuple[Sequence[int], float]:
+    """Returns the ranks that are meant, ascending, and the time in seconds after which nothing is."""
+    chosen = range(world_size) if ranks is None else _read_numbers("ranks", ranks, world_size)
+    return chosen, np.inf if between_s is None else _read_stretch(between_s)[1]
+
+
+def part_of_file(trace: Trace, chosen: Sequence[int], ranks: Numbers | None, between_s: Stretch | None, *, all_read: bool) -> Trace:
+    """Returns the events that meet the conditions, of a file of which nothing else was read, or little.
+
+    Args:
+        trace: what was read: all of the chosen ranks, at least up to the end of the stretch of time.
+        chosen: the ranks, as ``choose`` returns them.
+        ranks: as the user gave them.
+        between_s: as the user gave it.
+        all_read: whether the trace holds the whole run.
+    """
+    if all_read:
+        return trace.filter(ranks=ranks, between_s=between_s)
+    events = trace.events
+    mine = np.isin(events.rank, chosen)
+    whole = np.array([set(group.ranks).issubset(chosen) for group in events.tables.groups], dtype=bool)
+    apart = np.isin(events.kind, (SEND, RECV)) & ~np.isin(events.peer, chosen)
+    apart |= (events.kind == COLLECTIVE) & (events.group != NONE) & ~np.append(whole, True)[events.group]
+    apart[trace.apart] = True
+    read = _make_part(trace, mine, apart, [] if ranks is None else [_say("ranks", chosen)])
+    if between_s is None:
+        return read
+    calls = CollectiveCalls.of(read.events, read.apart)
+    late = np.zeros(len(read.events), dtype=bool)  # their other side may have been posted later
+    late[read.apart] = late[read.messages.unmatched] = late[calls.event[~calls.complete[calls.call]]] = True
+    return _make_part(read, np.ones(len(late), dtype=bool), late, []).filter(between_s=between_s)
+
+
 def _take(trace: Trace, kept: Ints, said: list[str]) -> Trace:
     """Returns the events of a mask as a trace that knows which of them are apart."""
     events, messages = trace.events, trace.messages
@@ -74,13 +108,25 @@ def _take(trace: Trace, kept: Ints, said: list[str]) -> Trace:
     cut = np.zeros(len(calls.last), dtype=bool)
     cut[calls.call[~kept[calls.event]]] = True
     apart[calls.event] |= cut[calls.call]
+    return _make_part(trace, kept, apart, said)
+
+
+def _make_part(trace: Trace, kept: Ints, apart: Ints, said: list[str]) -> Trace:
     before = trace.metadata["part"]["of"] if "part" in trace.metadata else []
     part = {"of": [*before, *said], "apart": np.flatnonzero(apart[kept]).tolist()}
-    return Trace(events.select(kept), trace.metadata | {"part": part}, trace.results, trace.output)
+    return Trace(trace.events.select(kept), trace.metadata | {"part": part}, trace.results, trace.output)
 
 
-def _overlaps(events: Events, between_s: tuple[float, float]) -> Ints:
+def _overlaps(events: Events, between_s: Stretch) -> Ints:
     """Marks what lies in a stretch of time, if only with one end; what is not done lasts to the end of the run."""
+    begin_s, end_s = _read_stretch(between_s)
+    last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
+    is_open = (events.done_ns == NONE) & (events.op != OP_CODES["mark"])
+    overlaps: Ints = (events.post_ns <= end_s * 1e9) & (is_open | (last_ns >= begin_s * 1e9))
+    return overlaps
+
+
+def _read_stretch(between_s: Stretch) -> Stretch:
     try:
         begin_s, end_s = map(float, between_s)
     except (TypeError, ValueError):
@@ -90,10 +136,7 @@ def _overlaps(events: Events, between_s: tuple[float, float]) -> Ints:
             f"between_s must be two times in seconds from the start of the run, the earlier first, got {say(between_s)}. "
             "Write between_s=(0.5, 0.7)."
         )
-    last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
-    is_open = (events.done_ns == NONE) & (events.op != OP_CODES["mark"])
-    overlaps: Ints = (events.post_ns <= end_s * 1e9) & (is_open | (last_ns >= begin_s * 1e9))
-    return overlaps
+    return begin_s, end_s
 
 
 def _read_numbers(name: str, value: Any, count: int) -> list[int]:

@@ -1,0 +1,71 @@
+"""The editions of a lesson, made from its one notebook.
+
+A cell with the tag ``solution`` is one that students are not given. Only such cells define names that end in ``_solution``, and no other
+cell uses these: without them a lesson still runs from top to bottom.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any, Final
+
+from ringsim.errors import ArgumentError
+
+__all__ = ["EDITIONS", "make_edition", "tags_of"]
+
+EDITIONS: Final = ("student", "instructor", "slides")
+_ANSWER: Final = re.compile(r"\s*(<details><summary>(?!Hint).*?</details>|The next cell holds a solution, folded\..*)", re.DOTALL)
+
+
+def make_edition(notebook: Any, edition: str) -> Any:
+    """Makes an edition of a lesson.
+
+    The instructor's is the lesson as it is. The students' has no solutions, and nothing folded but hints. Slides are the students' with the
+    metadata that JupyterLab, RISE and nbconvert read: a slide begins with each heading, code goes below it, what explains it comes on
+    demand, and hints are the speaker's notes.
+
+    Args:
+        notebook: the lesson, as JSON gives it or as nbformat reads it; it is not changed.
+        edition: one of ``EDITIONS``.
+
+    Returns:
+        The edition, of the same type.
+
+    Raises:
+        ArgumentError: there is no such edition.
+
+    Example:
+        >>> cell = {"cell_type": "code", "source": "share_solution = 3", "metadata": {"tags": ["solution"]}}
+        >>> [len(make_edition({"cells": [cell]}, edition)["cells"]) for edition in EDITIONS]
+        [0, 1, 0]
+    """
+    if edition not in EDITIONS:
+        raise ArgumentError(f"edition must be one of {', '.join(EDITIONS)}, got {edition!r}.")
+    made = copy.deepcopy(notebook)
+    if edition == "instructor":
+        return made
+    made["cells"] = [cell for cell in made["cells"] if "solution" not in tags_of(cell)]
+    for cell in made["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            cell["source"] = _ANSWER.sub("", source).lstrip()
+        if edition == "slides":
+            cell["metadata"]["slideshow"] = {"slide_type": _slide_type(cell, source)}
+    return made
+
+
+def tags_of(cell: Any) -> list[str]:
+    """Returns the tags of a cell."""
+    return list(cell["metadata"].get("tags", []))
+
+
+def _slide_type(cell: Any, source: str) -> str:
+    """Says what a cell is in slides: "skip" is run, and not shown."""
+    if source.startswith(("## Glossary", "check.prediction(")) or re.match(r"my_\w+ = None", source):
+        return "skip"
+    if cell["cell_type"] == "code":
+        return "subslide"
+    if source.startswith("<details><summary>Hint"):
+        return "notes"
+    return "slide" if source.startswith("#") else "fragment"

@@ -1,0 +1,101 @@
+"""The editions of a lesson: students get no solution, and their notebooks run to the end and can be graded."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+from nbclient import NotebookClient
+
+from ringsim.check.editions import EDITIONS, make_edition, tags_of
+from ringsim.check.grading import find_exercises
+from ringsim.cli import main
+from ringsim.errors import ArgumentError
+
+LESSONS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+
+
+def read(lesson: Path) -> Any:
+    return nbformat.read(lesson, as_version=4)
+
+
+def names_in(cell: Any) -> set[str]:
+    """All names that a cell of code defines or uses."""
+    tree = ast.parse(TransformerManager().transform_cell(cell.source))
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return defined | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def defined_by(cell: Any) -> set[str]:
+    """The names that a cell of code leaves behind."""
+    names: dict[str, Any] = {}
+    body = ast.parse(cell.source).body
+    exec(compile(ast.Module([one for one in body if not isinstance(one, ast.Expr)], []), "<cell>", "exec"), names)
+    return names.keys() - {"__builtins__"}
+
+
+@each_lesson
+def test_a_lesson_runs_without_its_solutions(lesson: Path) -> None:
+    code = [cell for cell in read(lesson).cells if cell.cell_type == "code"]
+    for cell in code:
+        if "solution" in tags_of(cell):
+            assert all(name.endswith("_solution") for name in defined_by(cell)), "what another cell may need"
+            first = cell.source.splitlines()[0]
+            assert first.startswith(("# ", "def ")), "a folded cell shows its first line, which must not be the answer"
+        else:
+            assert [name for name in names_in(cell) if name.endswith("_solution")] == [], cell.id
+
+
+@each_lesson
+def test_students_get_no_answers_and_instructors_everything(lesson: Path) -> None:
+    source = read(lesson)
+    student, instructor, slides = (make_edition(source, edition) for edition in EDITIONS)
+    assert instructor == source == read(lesson)
+    text = "\n".join(cell.source for cell in student.cells)
+    assert "_solution" not in text
+    assert "olution, folded" not in text
+    assert text.count("<details>") == text.count("<details><summary>Hint ") == text.count("</details>") > 0
+    assert "".join(cell.source for cell in source.cells).count("<summary>Hint ") == text.count("<summary>Hint ")
+    assert find_exercises(student) == find_exercises(source) != {}
+    shown = [cell.metadata["slideshow"]["slide_type"] for cell in slides.cells]
+    assert shown[0] == "slide"
+    assert shown.count("notes") == len(find_exercises(source)), "the hints of each exercise"
+    assert shown.count("slide") >= 5
+    for notebook in (student, slides):
+        assert all(cell.source for cell in notebook.cells)
+        nbformat.validate(notebook)
+
+
+def test_there_are_three_editions() -> None:
+    with pytest.raises(ArgumentError, match="edition must be one of student, instructor, slides, got 'teacher'"):
+        make_edition({"cells": []}, "teacher")
+
+
+@pytest.mark.timeout(120)
+def test_the_students_edition_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["lessons", "--edition", "instructor"]) == main(["lessons"]) == 0
+    assert "open them: ringsim lab ringsim-lessons\n" in capsys.readouterr().out
+    everything, handed_out = (
+        {str(file.relative_to(directory)) for file in directory.rglob("*.*")}
+        for directory in (tmp_path / "ringsim-lessons-instructor", tmp_path / "ringsim-lessons")
+    )
+    assert {Path(name).suffix for name in everything - handed_out} == {".py"}, "programs that have the answers"
+    notebook = read(tmp_path / "ringsim-lessons" / LESSONS[0].name)
+    assert json.dumps(notebook) == json.dumps(make_edition(read(LESSONS[0]), "student"))
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()  # an exception ends it
+    verdicts = [
+        output.data["text/plain"].splitlines()[0]
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if output.get("data", {}).get("text/plain", "").startswith("check.")
+    ]
+    assert verdicts[0] == "check.prediction: undecided"
+    assert verdicts[1].startswith("check.hello: not yet (")
+    assert len(verdicts) == 2
