@@ -437,7 +437,7 @@ def test_lesson_08_shows_what_it_claims() -> None:
     assert "return torchs(*args, **kwargs)" in texts["adapter-run"]
     assert "backend: torch\n" in texts["adapter-run"]
     assert "is named wrapper with signature (*args) and docstring None\nTypeError: " in texts["decorator-run"]
-    assert re.search(r"reduce_later: 2\d\d ms\nreturned None", texts["decorator-run"])
+    assert re.search(r"reduce_later: \d{3,} ms\nreturned None", texts["decorator-run"])
     assert {"average (span)", "average (all_reduce)", "loss (all_reduce)"} <= set(re.findall(r"\w+ \(\w+\)", texts["log-run"]))
     assert "n = 2: busbw / algbw = 1.00\nn = 4: busbw / algbw = 1.50\n" in texts["log-run"]
     assert texts["bytes-steps"].count("0+1+2+3") == 4 + 16
