@@ -59,11 +59,15 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
 
 def _run_cell(shell: InteractiveShell, line: str, cell: str) -> ringsim.Trace:
     from ringsim.launch.api import make_kind
+    from ringsim.launch.replay import is_replaying, name_run, replay
     from ringsim.launch.run import RunOptions, run
 
     options = _make_parser().parse_args(shlex.split(line))
     if not options.out.isidentifier():
         raise _usage_error(f"-o must be the name of a variable, got {options.out!r}")
+    if is_replaying():
+        shell.user_ns[options.out] = shown = replay(name_run(cell, options.ranks))
+        return shown
     kind = make_kind(options.ranks, "cpu", 30, ring=True)
     if options.limit is not None and not options.limit > 0:
         raise ArgumentError(f"--limit must be a positive number of seconds, got {options.limit}.")

@@ -283,10 +283,10 @@ class Examination:
         frames = [frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_PACKAGE)]
         theirs = [frame for frame in frames if code is not None and frame["file"] == code.co_filename] or frames
         where = f" (line {theirs[-1]['line']}: {shown(theirs[-1]['source'])})" if theirs else ""
-        hint = hint or "Run it with ringsim.trace to see the whole error, and read the error from its last line upwards."
         never_ran = isinstance(error, RendezvousFailed) or (type(error) is RingError and error.trace is None)
+        hint = hint or "Run it with ringsim.trace to see the whole error, and read the error from its last line upwards."
         reason = f"{first[:1].upper()}{first[1:]}{where}."
-        return Wrong(reason, hint, world_size=world_size, trace=error.trace, undecided=never_ran)
+        return Wrong(reason, "" if never_ran else hint, world_size=world_size, trace=error.trace, undecided=never_ran)
 
 
 def examine(name: str, function: object, judge: Callable[[Examination], tuple[str, Trace | None]], seed: int | None) -> CheckResult:

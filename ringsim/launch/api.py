@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 from ringsim.errors import ArgumentError, check_seed, check_worker, is_integer, is_number
 from ringsim.faults import Degrade, Injection, check_injections
 from ringsim.launch.job import CHECKS, Kind, pack_call, start_environment
+from ringsim.launch.replay import is_replaying, name_run, refuse, replay
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.value import Trace
 
@@ -101,6 +102,8 @@ def trace(
     if isinstance(worker_or_path, str | os.PathLike):
         return _record(Path(worker_or_path), world_size, inject, check)
     check_worker(worker_or_path)
+    if is_replaying():
+        return replay(name_run(worker_or_path, world_size, args, kwargs))
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring)
     if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
         raise ArgumentError(f"limit_s must be a positive number of seconds or None, got {limit_s!r}.")
@@ -133,6 +136,8 @@ def _record(path: Path, world_size: int | None, inject: Sequence[Injection], che
 
 def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, ring: bool) -> Kind:
     """Checks what the ranks are to be like, and that they have a torch to load."""
+    if is_replaying():
+        refuse("ranks must be allowed to start")
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     if world_size is None or not is_integer(world_size) or not 1 <= world_size <= WORLD_SIZE_MAX:
