@@ -10,12 +10,14 @@ import torch
 import ringsim
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError, RingError, say
+from ringsim.faults import Injection, Jitter, Slow
 from ringsim.link import Link
 from ringsim.traces.value import Trace
 
 __all__ = ["FAULTS", "Case", "draw", "patient"]
 
 _WIDTH: Final = 128
+_FORWARD_S: Final = 0.004
 _UP: Final = 100  # added to the tags of gradients
 _LINK: Final = Link(alpha_s=50e-6, beta_s_per_byte=1e-9)
 FAULTS: Final = ("straggler", "deadlock", "peer_exited", "rank_failed", "tag_mismatch", "group_mismatch", "message_mismatch")
@@ -32,7 +34,7 @@ class Case(NamedTuple):
         microbatches: number of microbatches.
         rows: of an activation.
         trains: whether backward passes follow the forward passes.
-        seconds: what the forward pass of a stage takes, by rank.
+        inject: how computing times vary, and who is slow.
     """
 
     kind: str
@@ -42,7 +44,7 @@ class Case(NamedTuple):
     microbatches: int
     rows: int
     trains: bool
-    seconds: tuple[float, ...]
+    inject: tuple[Injection, ...]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -72,12 +74,13 @@ def patient(name: str) -> Trace:
         raise ArgumentError(f"name must be a text that is not empty, got {say(name)}. Write your name.")
     case = draw(given.strip())
     try:
-        trace: Trace | None = ringsim.simulate(_work, world_size=case.world_size, args=(case,), link=_LINK)
+        trace = ringsim.simulate(_work, world_size=case.world_size, args=(case,), link=_LINK, inject=case.inject)
     except RingError as error:
-        trace = error.trace
-        if trace is None:
+        if error.trace is None:
             raise
-    return trace.redact()  # the same on every machine
+        trace = error.trace
+    whole: Trace = trace.redact()  # the same on every machine
+    return whole
 
 
 def draw(name: str) -> Case:
@@ -86,12 +89,13 @@ def draw(name: str) -> Case:
     kind = random.choice(FAULTS)
     world_size, microbatches = random.randint(3, 7), random.randint(4, 9)
     rank = random.randrange(world_size if kind in ("straggler", "rank_failed") else world_size - 1)
-    seconds = [random.uniform(0.003, 0.005) for _ in range(world_size)]
-    if kind == "straggler":
-        seconds[rank] *= random.uniform(4, 8)
+    if kind == "straggler":  # who is slow shows in the long run
+        microbatches += world_size
+    vary = Jitter(fraction=0.2, seed=random.randrange(2**31))
     return Case(
         kind=kind, rank=0 if kind == "peer_exited" else rank, microbatch=random.randrange(1, microbatches), world_size=world_size,
-        microbatches=microbatches, rows=2 * random.randint(2, 8), trains=random.random() < 0.5, seconds=tuple(seconds),
+        microbatches=microbatches, rows=2 * random.randint(2, 8), trains=random.random() < 0.5,
+        inject=(vary, Slow(rank, factor=random.randint(6, 10))) if kind == "straggler" else (vary,),
     )  # fmt: skip
 
 
@@ -112,7 +116,7 @@ def _work(case: Case) -> None:
             dist.recv(tensor, ring.pred, group=ring.pred_group, tag=microbatch)
             if not hasty:
                 dist.send(nothing, ring.pred, group=ring.pred_group, tag=microbatch)
-        _compute("forward", microbatch, case.seconds[ring.rank])
+        _compute("forward", microbatch, _FORWARD_S)
         if mine == "rank_failed":
             raise KeyError(f"layer {microbatch}")
         if ring.rank < last:
@@ -123,7 +127,7 @@ def _work(case: Case) -> None:
     for microbatch in reversed(range(case.microbatches if case.trains else 0)):
         if ring.rank < last:
             dist.recv(tensor, ring.succ, group=ring.succ_group, tag=_UP + microbatch)
-        _compute("backward", microbatch, 2 * case.seconds[ring.rank])
+        _compute("backward", microbatch, 2 * _FORWARD_S)
         if ring.rank > 0:
             dist.send(tensor, ring.pred, group=ring.pred_group, tag=_UP + microbatch)
 
