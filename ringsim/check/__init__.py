@@ -23,6 +23,7 @@ computes for ever has failed, one that sleeps for long, or gets no processor, is
     check.average_gradients(average)   notebooks/12_data_parallel: the mean over the replicas of a stage, in one bucket
     check.prediction(said, found)      all of them: what was predicted, beside what was found
     check.diagnose(trace, kind, ...)   notebooks/09_diagnose: what is wrong in a trace, with whom, and what shows it
+    check.patient(name)                notebooks/09_diagnose: no check, but a trace to diagnose, another for each name
 
 ``examination`` has what all checks share; each other file belongs to one lesson.
 
@@ -45,6 +46,7 @@ from ringsim.check.fits import alphabeta
 from ringsim.check.four_processes import hello
 from ringsim.check.generation import inner_iterations, token_ring
 from ringsim.check.hosts import slow_link
+from ringsim.check.patients import patient
 from ringsim.check.predictions import prediction
 from ringsim.check.replicas import average_gradients
 from ringsim.check.rings import pair_groups, ring
@@ -66,6 +68,7 @@ __all__ = [
     "no_deadlock",
     "pair_groups",
     "partition",
+    "patient",
     "prediction",
     "ring",
     "ring_all_reduce",
