@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -31,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ringsim.comm.bootstrap import BackgroundCall
 from ringsim.launch.clocks import name_boot, name_clock
 from ringsim.state import OUR_THREADS
 from ringsim.traces.parts import FILE_NAME, PartReader
@@ -58,10 +60,13 @@ class Store:
     Args:
         store: a store of torch's, or one with its ``set``, ``get``, ``check`` and ``delete_key``.
         run_id: of the block; a chunk that another block has sealed is refused.
+
+    Attributes:
+        asked_s: since when it owes an answer, on ``time.monotonic``'s clock: where the link to it is down, it comes after many minutes.
     """
 
     def __init__(self, store: Any, run_id: str) -> None:
-        self._store, self._key = store, zlib.crc32(run_id.encode())
+        self._store, self._key, self.asked_s = store, zlib.crc32(run_id.encode()), math.inf
 
     def put(self, key: str, data: bytes) -> None:
         """Puts data under a key, with their checksum."""
@@ -71,18 +76,24 @@ class Store:
         """Returns what is under a key once it is there; None once ``patience()`` is over, or where it is not whole."""
         if not self.wait(key, patience):
             return None
-        sealed: bytes = self._store.get(key)
+        sealed: bytes = self._ask(lambda: self._store.get(key))
         return sealed[4:] if zlib.crc32(sealed[4:], self._key).to_bytes(4, "big") == sealed[:4] else None
 
     def take(self, key: str, patience: Callable[[], bool]) -> bytes | None:
         """Returns what ``read`` does, and deletes it."""
         data = self.read(key, patience)
-        self._store.delete_key(key)
+        self._ask(lambda: self._store.delete_key(key))
         return data
 
     def has(self, key: str) -> bool:
         """Tells whether a key is there."""
-        return bool(self._store.check([key]))
+        return bool(self._ask(lambda: self._store.check([key])))
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        self.asked_s = time.monotonic()
+        answer = question()
+        self.asked_s = math.inf
+        return answer
 
     def wait(self, key: str, patience: Callable[[], bool], *, there: bool = True) -> bool:
         """Waits until a key is there, or gone; tells whether it came to that while ``patience()`` lasted."""
@@ -114,7 +125,12 @@ def offer(store: Store, rank: int, directory: Path, place: Mapping[str, Any], pa
         path: of the trace, to tell the user how to join the parts by hand.
         failed: whether an error has ended the block here: then this process may be ended at any moment.
     """
-    if find_place(store, 0, _for(0)).get("id") != place["id"]:
+    try:
+        rank_0 = BackgroundCall(lambda: find_place(store, 0, _for(0))).result(STOPPED_S)
+    except TimeoutError:
+        _tell_where(rank, directory, path)
+        return
+    if rank_0.get("id") != place["id"]:
         threading.Thread(target=_give, args=(store, rank, directory, place, path, failed), name=f"{OUR_THREADS}parts").start()
 
 
@@ -129,14 +145,27 @@ def find_place(store: Store, rank: int, patience: Callable[[], bool]) -> dict[st
 
 
 def _give(store: Store, rank: int, directory: Path, place: Mapping[str, Any], path: Path, failed: bool) -> None:
+    giving = BackgroundCall(lambda: _hand_over(store, rank, directory, place, failed))
     with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0
-        unasked = failed and _fits(_list(directory, [rank]))
-        rank_0 = find_place(store, 0, _for(0) if unasked else threading.main_thread().is_alive)
-        if rank_0.get("id") == place["id"] or not (rank_0 or unasked):  # rank 0 may enter after this rank has failed
-            return
-        asked = None if unasked else store.take(f"wants/{rank}", _while_at_work())
-        if asked == b"[]" or send(store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None):
-            return
+        while time.monotonic() - store.asked_s < STOPPED_S:
+            with contextlib.suppress(TimeoutError):
+                if giving.result(STOPPED_S):
+                    return
+                break
+    _tell_where(rank, directory, path)
+
+
+def _hand_over(store: Store, rank: int, directory: Path, place: Mapping[str, Any], failed: bool) -> bool:
+    """Gives rank 0 what it asks for; tells whether it has all that it needs."""
+    unasked = failed and _fits(_list(directory, [rank]))
+    rank_0 = find_place(store, 0, _for(0) if unasked else threading.main_thread().is_alive)
+    if rank_0.get("id") == place["id"] or not (rank_0 or unasked):  # rank 0 may enter after this rank has failed
+        return True
+    asked = None if unasked else store.take(f"wants/{rank}", _while_at_work())
+    return asked == b"[]" or send(store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None)
+
+
+def _tell_where(rank: int, directory: Path, path: Path) -> None:
     if any((directory / f"rank-{lower}.names").exists() for lower in range(rank)):
         return  # one rank of each host says it
     sys.stderr.write(

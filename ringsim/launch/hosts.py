@@ -4,8 +4,9 @@
 
     the rank that watches a host                       rank 0, where ranks of several hosts are recorded
     ----------------------------                       -------------------------------------------------
-    every second: beat/<host>         ------------->   none for 5 s: the host is lost, or the link to it is down
-    [number, what stands, last answer, ------------>   all hosts stand still for 2 s:
+    every second, and once it stands
+    still: beat/<host>                ------------->   none for 5 s: the host is lost, or the link to it is down
+    [number, what stands, last answer, ------------>   all hosts stand still, and go on to:
      how long the last beat took]
                                       <-------------   ask/<host>
     the parts of its ranks            ------------->   joins them, looks whether all still stand, and explains
@@ -25,9 +26,11 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ringsim.diagnose.explain import LOST
@@ -38,15 +41,26 @@ from ringsim.errors import TraceFileError
 from ringsim.launch.gathering import Gathering, Store, find_place, place_of, send
 from ringsim.launch.watcher import STALL_BYTES_PER_S
 from ringsim.state import OUR_THREADS
-from ringsim.traces.events import IN_FLIGHT, are_all
+from ringsim.traces.events import IN_FLIGHT, NONE, are_all
 from ringsim.traces.parts import read_run
 from ringsim.traces.value import Trace
 
-BEAT_S: Final = 1.0
-STILL_S: Final = 1.5  # how long nothing has happened before the parts are looked at
+LOOK_S: Final = 0.2  # between two looks at one's own ranks
+BEAT_S: Final = 1.0  # between two beats, unless the host comes to a stand
+STILL_S: Final = 0.5  # how long a host stands before it says so, and all of them before their parts are looked at
 LOST_S: Final = 5.0
 OVER: Final = -1  # the number of the last beat of a host that leaves
-SLOW_S: Final = 2.0  # a beat that takes longer to get away was held up
+SLOW_S: Final = 2.0  # a beat that takes longer to get away was held up, and so was a message on which nothing moves for longer
+
+
+@dataclass
+class _Link:
+    """A message between hosts on which nothing moves: the hosts, who waits, and how long that may take a sound link."""
+
+    hosts: str
+    waits: str
+    may_take_s: float
+    told: bool = False
 
 
 class HostWatch:
@@ -72,9 +86,10 @@ class HostWatch:
         self._heard: dict[str, tuple[list[Any], float]] = {}  # by place: the last beat, and when it came
         self._silent: dict[str, float] = {}
         self._still: tuple[list[Any], float] = ([], 0.0)  # what all hosts said when all stood, and since when
-        self._link: tuple[float, str] | None = None  # how long nothing may move, and what to say then
+        self._link: _Link | None = None  # on which nothing moves since then
         self._looked = False
-        self._number, self._answered, self._took_s = 0, 0, 0.0  # of the last beat, or question; of the last answer; and the last beat took
+        self._number, self._answered, self._took_s = 0, 0, 0.0  # of the last beat, or question; of the last answer; and a beat took since
+        self._beat_s, self._stood = 0.0, ("", 0.0, False)  # when the last beat was; what stands, since when, and whether that is told
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"{OUR_THREADS}hosts", daemon=True)
         self._thread.start()
@@ -103,7 +118,7 @@ class HostWatch:
     def _run(self) -> None:
         store: Any = None
         with contextlib.suppress(RuntimeError, ValueError, OSError):  # the store has gone, with rank 0; or the disk is full
-            while not self._stopped.wait(BEAT_S):
+            while not self._stopped.wait(LOOK_S):
                 stands = self._stands()
                 if stands is None:
                     continue
@@ -121,11 +136,19 @@ class HostWatch:
     # -- a rank that watches another host
 
     def _beat(self, store: Any, keys: Store, stands: str) -> None:
-        self._number += 1
+        """Says what stands, if it is time to, and answers what is asked."""
         began_s = time.monotonic()
-        self._put_beat(keys, self._number, stands)
+        if stands != self._stood[0]:
+            self._stood = stands, began_s, False
+        _, since_s, told = self._stood
+        if began_s - self._beat_s >= BEAT_S or (stands and not told and began_s - since_s >= STILL_S):
+            self._number, self._beat_s, self._stood = self._number + 1, began_s, (stands, since_s, True)
+            self._put_beat(keys, self._number, stands)
+            self._took_s = 0.0
+        elif not (stands and told):  # nobody asks
+            return
         wanted = keys.has(f"ask/{_key(self._id)}")  # waits for an answer, which the beat did not
-        self._took_s = time.monotonic() - began_s
+        self._took_s = max(self._took_s, time.monotonic() - began_s)
         if wanted:
             asked: Any = json.loads(keys.take(f"ask/{_key(self._id)}", lambda: False) or b"null")
             if are_all(asked, int) and len(asked) > 1:  # the number of the question, and the ranks
@@ -140,6 +163,10 @@ class HostWatch:
     # -- rank 0
 
     def _look(self, store: Any, keys: Store, stands: str) -> None:
+        now_s = time.monotonic()
+        if not stands and now_s - self._beat_s < BEAT_S and not self._still[0]:
+            return  # this host goes on
+        self._beat_s = now_s
         for rank in range(self._world_size):
             if rank not in self._places and (place := find_place(Store(self._given, self._run_id), rank, lambda: False)):
                 self._places[rank] = place
@@ -147,7 +174,6 @@ class HostWatch:
         for rank, place in sorted(self._places.items()):
             if place["id"] != self._id:
                 hosts.setdefault(place["id"], []).append(rank)
-        now_s = time.monotonic()
         for host, ranks in hosts.items():
             beat = _read_beat(keys, host)
             known = self._heard.get(host)
@@ -160,16 +186,16 @@ class HostWatch:
         state = [stands, *(self._heard[host][0][1] if host in self._heard else 0 for host in hosts)]
         if not hosts or "" in state or 0 in state or self._silent:
             state = []
+        still_s = now_s - self._still[1]
         if state != self._still[0]:
-            if self._link == _TOLD and not self._silent:
-                self._say(f"after {now_s - self._still[1]:.0f} s, it moves again")
+            if self._link is not None and not self._silent and still_s >= SLOW_S + self._link.may_take_s:
+                self._say(f"nothing moved on the link between hosts {self._link.hosts} for about {still_s:.0f} s; then it recovered")
             self._still, self._link, self._looked = (state, now_s), None, False
-        elif state and not self._looked and now_s - self._still[1] >= STILL_S:
-            self._looked = True
-            self._explain(store, keys, stands, hosts)
-        elif self._link is not None and self._link != _TOLD and now_s - self._still[1] >= self._link[0]:
-            self._say(self._link[1])
-            self._link = _TOLD
+        elif state and not self._looked and still_s >= STILL_S:
+            self._looked = self._explain(store, keys, stands, hosts)
+        elif self._link is not None and not self._link.told and still_s >= LOST_S + self._link.may_take_s:
+            self._link.told = True
+            self._say(f"nothing moves on the link between hosts {self._link.hosts}, though both sides have posted: {self._link.waits}")
 
     def _hear_again(self, host: str, beat: list[Any], now_s: float) -> None:
         since_s = self._silent.pop(host, None)
@@ -179,8 +205,8 @@ class HostWatch:
                 f"nothing came through from host {self._name(host)} to {self._name(self._id)} for {silent_s:.1f} s; then the link recovered"
             )
 
-    def _explain(self, store: Any, keys: Store, stands: str, hosts: dict[str, list[int]]) -> None:
-        """Joins the parts of all hosts and says why nothing moves, if they still stand when the parts have come."""
+    def _explain(self, store: Any, keys: Store, stands: str, hosts: dict[str, list[int]]) -> bool:
+        """Joins the parts of all hosts and says why nothing moves, if they still stand then; tells whether they do."""
         self._number += 1
         with tempfile.TemporaryDirectory(prefix="ringsim-") as name:
             copy = Path(name, "copy")
@@ -189,19 +215,23 @@ class HostWatch:
             for host, ranks in hosts.items():
                 keys.put(f"ask/{_key(host)}", json.dumps([self._number, *ranks]).encode())
                 if not gathering.fetch_from(ranks[0], ranks):
-                    return
+                    return False
                 _copies(store, self._run_id, self._number).put(f"receipt/{ranks[0]}", b"kept")
             deadline_s = time.monotonic() + LOST_S
             for host in hosts:
                 while (beat := _read_beat(keys, host)) is None or beat[2] != self._number:
-                    if self._stopped.wait(BEAT_S / 10) or time.monotonic() > deadline_s:
-                        return
+                    if self._stopped.wait(LOOK_S / 10) or time.monotonic() > deadline_s:
+                        return False
                 if beat[1] != self._heard[host][0][1]:
-                    return
+                    return False
             if self._stands() != stands:
-                return
+                return False
             with contextlib.suppress(TraceFileError):
-                self._judge(Trace(*read_run(copy)))
+                events, metadata = read_run(copy)
+                last_ns = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
+                waits = (events.status == IN_FLIGHT) & (events.wait_ns != NONE)  # for how long nobody's clock says
+                self._judge(Trace(replace(events, wait_ns=np.where(waits, last_ns, events.wait_ns)), {**metadata, "end_ns": 0}))
+        return True
 
     def _judge(self, trace: Trace) -> None:
         """Says why nobody can go on; where somebody can, remembers what to say if nothing moves for much longer."""
@@ -218,9 +248,9 @@ class HostWatch:
         ends = {(one.rank, one.peer) for one in waits if one.peer in self._places and one.rank in self._places}
         hosts = {tuple(sorted(str(self._places[rank]["host"]) for rank in pair)) for pair in ends if self._crosses(*pair)}
         if waits and hosts:
-            patience_s = LOST_S + int(trace.events.size_bytes[trace.events.status == IN_FLIGHT].clip(0).sum()) / STALL_BYTES_PER_S
+            bytes_under_way = int(trace.events.size_bytes[trace.events.status == IN_FLIGHT].clip(0).sum())
             links = ", and ".join(f"{one} and {other}" for one, other in sorted(hosts))
-            self._link = patience_s, f"nothing moves on the link between hosts {links}, though both sides have posted: {waits_text(waits)}"
+            self._link = _Link(links, waits_text(waits), bytes_under_way / STALL_BYTES_PER_S)
 
     def _crosses(self, one: int, other: int) -> bool:
         return bool(self._places[one]["id"] != self._places[other]["id"])
@@ -234,7 +264,6 @@ class HostWatch:
         sys.stderr.flush()
 
 
-_TOLD: Final = (0.0, "")
 _COPIED: Final = (".events", ".names", "run.json")
 
 

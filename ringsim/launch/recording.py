@@ -43,7 +43,7 @@ from ringsim.state import get_state
 from ringsim.traces.clocks import align_run, reference_ns
 from ringsim.traces.events import readable
 from ringsim.traces.files import save
-from ringsim.traces.parts import PartReader, read_parts
+from ringsim.traces.parts import PartReader, read_parts, told_ends
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
@@ -308,7 +308,11 @@ class Recording:
             "complete": facts["complete"] and not late and not raised_ns and not missing,
             **({"clocks": moved} if moved else {}),
         }
-        others = [*find_ends(directory, late), *(end for end in doing if end["rank"] in late)]
+        others = [
+            *find_ends(directory, late),
+            *find_told(directory, late, self._world_size),
+            *(end for end in doing if end["rank"] in late),
+        ]
         ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
         on_their_own = any(words["left"]["raised"] and not words["left"]["woken"] for words in said.values())
         woken = read_verdict(directory) if self._watch is not None and not on_their_own else None
@@ -420,6 +424,16 @@ def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
             about = "died within the recorded block, by a signal or os._exit(): its process is gone"
             ends.append({"rank": rank, "state": "killed", "about": about, "error": ""})
     return ends
+
+
+def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
+    """Returns what other ranks wrote of the ends of some: of one on another machine they alone may know."""
+    metas = {}
+    for rank in range(world_size):
+        part = PartReader(directory, rank)
+        part.read_names()
+        metas[rank] = part.meta
+    return [end for end in told_ends(metas) if end["rank"] in ranks and end.get("state") != "running"]
 
 
 def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str, Any]]:

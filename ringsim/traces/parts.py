@@ -349,7 +349,7 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     pieces, metas = parts.describe(), list(parts.metas.values())
     said = {key: value for key, value in said.items() if isinstance(value, dict) or key not in ("machine", "versions")}
     metadata = {"format": 1, "run_id": next(iter(_valid(metas, "run_id")), ""), "source": "measured", **said, **pieces}
-    if ends := _ends(parts.metas):
+    if ends := told_ends(parts.metas):
         metadata["ends"] = ends
     events, clocks, begun_ns = parts.join(), pieces.get("clocks", []), 0
     ended_ns = [
@@ -455,7 +455,8 @@ class _Parts:
         if len(hosts) > 1:
             not_checked.append(f"Both sides of an operation were not compared between the {len(hosts)} hosts that the ranks ran on.")
         clocks = find_clocks(self.metas, self.start_ns)
-        if any(entry["how"] == UNKNOWN for entry in clocks) or (len(hosts) > 1 and not clocks):
+        one_clock = all(isinstance(meta.get("clock"), str) for meta in metas)  # where there are no entries
+        if any(entry["how"] == UNKNOWN for entry in clocks) or (len(hosts) > 1 and not clocks and not one_clock):
             notes.append(
                 f"the ranks ran on {max(len(hosts), len(clocks))} hosts, whose clocks were not compared: compare times within a host only"
             )
@@ -506,7 +507,7 @@ def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
     return list(dict.fromkeys(one for found in lists if isinstance(found, list) for one in found if isinstance(one, str)))
 
 
-def _ends(metas: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Says how the ranks ended: as each says of itself, or as others saw it; who had not ended its part was at work until then."""
     ends: dict[int, dict[str, Any]] = {
         rank: {"rank": rank, "state": "running", "about": "still at work", "error": ""}

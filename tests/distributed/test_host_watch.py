@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 import zlib
@@ -20,6 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 import ringsim
 from ringsim.launch import hosts, joined
 from ringsim.launch.gathering import Store, place_of
+from ringsim.launch.watcher import STALL_BYTES_PER_S
 from ringsim.traces.events import IN_FLIGHT, OP_CODES, Group, Payload, Tables, make_events
 from ringsim.traces.value import Trace
 
@@ -29,7 +31,7 @@ pytestmark = pytest.mark.timeout(90)
 def wait_for_each_other(directory: str, rank: int) -> list[str]:
     """Two ranks on two hosts: directories of parts that only their own ranks see. A thread ends the deadlock once it has been told of."""
     os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank}"
-    joined.TAKE_OVER_S = hosts.BEAT_S = hosts.STILL_S = 0.1  # type: ignore[misc]
+    joined.TAKE_OVER_S = hosts.LOOK_S = hosts.BEAT_S = hosts.STILL_S = 0.1  # type: ignore[misc]
     hosts.LOST_S = hosts.SLOW_S = 60.0  # type: ignore[misc]  # the machine may be busy
     path = join(directory, rank, 2)
     with ringsim.trace(path) as recording:
@@ -58,13 +60,14 @@ def test_a_deadlock_between_hosts_is_told_with_rank_and_line(server: RankServer,
     assert "nothing moves on any host (ranks 0, 1 on " in said[0][0]
     assert "deadlock: ranks 0 and 1 wait for each other" in said[0][0]
     assert f"{Path(__file__).name}:" in said[0][0]
+    assert re.search(r"waits (for \d|in recv)", said[0][0])[0] == "waits in recv", "for how long would be by nobody's clock"
     assert said[1] == []
     assert said[0][0] in ringsim.load(tmp_path / "run.ringtrace").metadata["notes"]
 
 
 def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "BEAT_S", 0.02)
-    monkeypatch.setattr(hosts, "LOST_S", 0.2)
+    for name, value in {"LOOK_S": 0.02, "BEAT_S": 0.0, "LOST_S": 0.2}.items():
+        monkeypatch.setattr(hosts, name, value)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))  # type: ignore[attr-defined]
     keys, beats = Store(store, "run"), Store(PrefixStore("hosts", store), "run")
     for rank, place in ((0, place_of(tmp_path)), (1, {"id": "far", "host": "node1"}), (2, {"id": "farther", "host": "node2"})):
@@ -96,8 +99,7 @@ def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(tmp_path: Path, 
 
 def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks 0 and 1 are on one host, rank 2 is on another; 1 and 2 have posted both sides of a message, and rank 0 waits for rank 1."""
-    monkeypatch.setattr(hosts, "BEAT_S", 60.0)  # nobody looks by himself
-    monkeypatch.setattr(hosts, "LOST_S", 0.0)
+    monkeypatch.setattr(hosts, "LOOK_S", 60.0)  # nobody looks by himself
     here = place_of(tmp_path)
     watch = hosts.HostWatch(dist.HashStore(), "run", 0, 3, tmp_path, lambda: "stands")
     watch._places = {0: here, 1: here, 2: {**here, "id": "far", "host": "node1"}}
@@ -106,14 +108,20 @@ def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(tmp_path: Path, mon
     stuck = {"post_ns": [1, 2, 3], "wait_ns": [2, 3, 4], "done_ns": [-1] * 3, "status": [IN_FLIGHT] * 3, "tag": [0] * 3, "group": [0] * 3}
     tables = Tables(groups=(Group("world", (0, 1, 2)),), payloads=(Payload("float32", (8,), 32),))
     watch._judge(Trace(make_events({**columns, **stuck, "payload": [0] * 3}, tables), {"world_size": 3}))
-    monkeypatch.setattr(hosts, "LOST_S", 60.0)
     store = Store(PrefixStore("hosts", dist.HashStore()), "run")
     store.put(f"beat/{zlib.crc32(b'far')}", b"[1, 7, 0, 0.0]")
-    link, watch._looked = watch._link, True
+    link, watch._link, watch._looked = watch._link, None, True
+    assert link is not None
+    assert link.may_take_s == pytest.approx(3 * 32 / STALL_BYTES_PER_S)
     watch._look(None, store, "stands")  # all stand from here on
+    link.may_take_s = -hosts.LOST_S
     watch._link, watch._looked = link, True
     watch._look(None, store, "stands")
+    watch._look(None, store, "")
     watch.stop()
     names = f"{here['host']} and node1" if here["host"] < "node1" else f"node1 and {here['host']}"
-    assert [line.partition(", though")[0] for line in watch.said] == [f"nothing moves on the link between hosts {names}"]
+    assert [line.partition(", though")[0] for line in watch.said] == [
+        f"nothing moves on the link between hosts {names}",
+        f"nothing moved on the link between hosts {names} for about 0 s; then it recovered",
+    ]
     assert "rank 0" not in watch.said[0], "a fellow victim"
