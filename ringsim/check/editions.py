@@ -51,7 +51,7 @@ def make_edition(notebook: Any, edition: str) -> Any:
         if cell["cell_type"] == "markdown":
             cell["source"] = _ANSWER.sub("", source).lstrip()
         if edition == "slides":
-            cell["metadata"]["slideshow"] = {"slide_type": _slide_type(cell, source)}
+            cell["metadata"]["slideshow"] = {"slide_type": _slide_type(cell, "".join(cell["source"]))}
     return made
 
 
