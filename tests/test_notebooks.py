@@ -239,7 +239,7 @@ def test_lesson_09_shows_what_it_claims() -> None:
     stuck, repaired = texts["repair-run"].splitlines()[:2]
     assert stuck.split() == "isend False messages 6 unfinished 4 deadlock True".split()
     assert repaired.split() == "isend True messages 36 unfinished 0 deadlock False".split()
-    assert texts["terminal-run"].startswith("tag_mismatch: rank 3's send to 2 ")
+    assert texts["terminal-run"].startswith("rank_failed: rank 1 raised KeyError: 'sclae'")
     assert texts["claims-waits"].endswith("waits least: rank 2\n")
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final, NamedTuple
 
-import torch
-
 import ringsim
-from ringsim import comm as dist
 from ringsim.errors import ArgumentError, RingError, say
 from ringsim.faults import Injection, Jitter, Slow
 from ringsim.link import Link
@@ -101,6 +98,10 @@ def draw(name: str) -> Case:
 
 def _work(case: Case) -> None:
     """What each rank does: all forward, with an empty message back for each activation, then perhaps all backward."""
+    import torch  # here: the checks can be loaded without it
+
+    from ringsim import comm as dist
+
     ring = ringsim.current_ring()
     tensor, nothing = torch.zeros(case.rows, _WIDTH), torch.zeros(0)
     last = ring.world_size - 1
