@@ -76,6 +76,7 @@ figures: $(INSTALLED) ## draw the pictures of README.md and docs/ again from the
 soak: $(INSTALLED) ## look for what grows, for what breaks a reader of files and for false alarms, for hours: not part of the tests
 	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[soak]'
 	$(BIN)/python -m pytest --hypothesis-profile soak -m "not distributed and not notebooks" --timeout 0 $(TWO_AT_A_TIME)
+	$(BIN)/python -m pytest --hypothesis-profile soak -m soak
 	$(BIN)/python benchmarks/soak_files.py
 	$(BIN)/python benchmarks/soak_files.py --atheris
 	$(BIN)/python benchmarks/soak_runs.py

@@ -46,6 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("mpi" if "mpi" in item.path.stem else "ranks"))
         elif "notebook" in item.path.stem:
             item.add_marker("notebooks")
+        if item.get_closest_marker("soak") and item.config.getoption("--hypothesis-profile") != "soak":
+            item.add_marker(pytest.mark.skip(reason="takes long: make soak"))
     items.sort(key=lambda item: 2 if item.get_closest_marker("notebooks") else 1 if item.get_closest_marker("distributed") else 0)
 
 

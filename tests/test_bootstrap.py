@@ -6,6 +6,7 @@ Real ranks are in tests/distributed/test_rendezvous.py.
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import socket
 import threading
@@ -27,6 +28,7 @@ from ringsim.comm.bootstrap import (
     Card,
     LeftAlready,
     RollCall,
+    _follow_rank_0,
     build_default_group,
     find_fault,
     host,
@@ -199,6 +201,36 @@ def test_the_host_stays_until_the_others_have_left_and_then_sends_others_away() 
         RollCall(store, 0, 1, hosts=True, reused=False)
 
 
+@pytest.mark.parametrize("left_behind", [[0], [1], [0, 1], [0, 1, 2], [0, 2]])
+def test_restarted_ranks_follow_rank_0_and_not_what_an_earlier_attempt_left(left_behind: list[int]) -> None:
+    """In torchrun's store; the earlier attempt's processes are gone, whatever they had come to, and each rank may be back before rank 0."""
+    store = dist.HashStore()
+
+    def join(rank: int) -> Any:
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                return _follow_rank_0(store, rank, 3).start(whole_world(3)[rank], deadline)
+            except LeftAlready:
+                time.sleep(0.001)
+
+    if 0 in left_behind:
+        number = store.add("ringsim/roll-calls", 1)
+        if left_behind == [0, 1, 2]:
+            store.set(f"ringsim/roll-call {number}/ringsim/0/start/verdict", json.dumps({"rings": [[0, 1, 2]]}))
+        for rank in left_behind:
+            store.set(f"ringsim/roll-call {number}/ringsim/0/start/{rank}", whole_world(3)[rank].to_json())
+            store.add(f"ringsim/roll-call {number}/ringsim/0/start/count", 1)
+        store.set(f"ringsim/roll-call {number}/ringsim/0/head", whole_world(3)[0].to_json())
+
+    def join_late() -> Any:
+        while 0 in left_behind and not any(store.check([f"ringsim/roll-call 1/ringsim/0/start/{rank}"]) for rank in (1, 2)):
+            time.sleep(0.001)
+        return join(0)
+
+    assert together([join_late, partial(join, 1), partial(join, 2)]) == [[(0, 1, 2)]] * 3
+
+
 # -- what a name leads to
 
 DEBIAN = "127.0.1.1"
@@ -247,13 +279,9 @@ def test_who_joins_by_the_name_does_not_take_it_for_local_either(node07: str, mo
     monkeypatch.setenv("MASTER_PORT", str(port))
     store = host(listener, 20)
     for head, local in ((node07, False), (DEBIAN, True)):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", head)
         assert meet(head, port, 0, 1, Card(1, "cpu", (0,)), 20).loopback is local
-    for restarts, told in (("0", False), ("3", True)):  # another agent may count its restarts otherwise
-        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
-        with pytest.raises(RendezvousFailed, match="rank 1 missing") as caught:
-            meet(DEBIAN, port, 0, 2, Card(2, "cpu", (0, 1)), 0.3)
-        assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(caught.value)) is told
+    with pytest.raises(RendezvousFailed, match="rank 1 missing"):
+        meet(DEBIAN, port, 0, 2, Card(2, "cpu", (0, 1)), 0.3)
     del store
 
 

@@ -251,7 +251,48 @@ def fewest_counted(stages: int) -> tuple[int, bool]:
     return turns, True
 
 
+# -- average_gradients
+
+
+def write_back(gradients: list[Tensor], bucket: Tensor) -> None:
+    for gradient, part in zip(gradients, bucket.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def averaging(
+    group_of: Callable[[Any], Any] = lambda replicas: replicas,
+    by: Callable[[Any], float] = dist.get_world_size,
+    padding: int = 0,
+    put: Callable[[list[Tensor], Tensor], None] = write_back,
+    wait: bool = True,
+) -> Answer:
+    """Returns an answer that is right, but for what is given."""
+
+    def average(gradients: list[Tensor], replicas: Any) -> None:
+        bucket = torch.cat([*(gradient.flatten() for gradient in gradients), torch.zeros(padding)])
+        work = dist.all_reduce(bucket, group=group_of(replicas), async_op=True)
+        if wait:
+            work.wait()
+        put(gradients, bucket[: len(bucket) - padding] / by(replicas))
+
+    return average
+
+
+def one_by_one(gradients: list[Tensor], replicas: Any) -> None:
+    for gradient in gradients:
+        dist.all_reduce(gradient, group=replicas)
+        gradient /= dist.get_world_size(replicas)
+
+
+def by_all_gather(gradients: list[Tensor], replicas: Any) -> None:
+    bucket = torch.cat([gradient.flatten() for gradient in gradients])
+    parts = [torch.empty_like(bucket) for _ in range(dist.get_world_size(replicas))]
+    dist.all_gather(parts, bucket, group=replicas)
+    write_back(gradients, sum(parts) / len(parts))
+
+
 RIGHT: dict[Answer, list[Answer]] = {
+    check.average_gradients: [averaging()],
     check.partition: [last_stages_get_more],
     check.gradients: [step, one_after_the_other],
     check.schedule: [written_down, lambda *case: " ".join(written_down(*case))],
@@ -260,6 +301,18 @@ RIGHT: dict[Answer, list[Answer]] = {
     check.inner_iterations: [fewest, fewest_counted],
 }
 WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the reason, and of the hint
+    check.average_gradients: [
+        (lambda gradients, replicas: None, "the gradients of rank 0 are what they were before.", "copy_"),
+        (averaging(put=lambda gradients, bucket: None), "the gradients of rank 0 are what they were before.", "copy_"),
+        (averaging(by=lambda replicas: 1), "are the sum over the replicas, and must be the mean.", "Divide"),
+        (averaging(by=lambda replicas: 2), "With 1 stage and 3 replicas the gradients of rank 0 are not the mean", "Divide"),
+        (averaging(by=lambda replicas: dist.get_world_size()), "are divided by the 4 ranks of the world", "Divide"),
+        (averaging(group_of=lambda replicas: None), "are mixed with those of other stages.", "Pass the group"),
+        (averaging(padding=100), "rank 0 must reduce 108 bytes, as many as it has gradients, and reduced 508.", "Join them"),
+        (averaging(wait=False), "rank 0's all_reduce is never waited for.", "wait()"),
+        (one_by_one, "rank 0 must call one all_reduce, called 4 operations (all_reduce).", "Join them"),
+        (by_all_gather, "rank 0 must call one all_reduce, called 1 operation (all_gather).", "Join them"),
+    ],
     check.partition: [
         (rest_to_the_last, "With 10 layers and 4 stages stages must differ by one layer at most, got [2, 2, 2, 4] layers."),
         (without_empty_stages, "With 3 layers and 4 stages the answer must have one entry for each stage, got 3."),

@@ -11,12 +11,16 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from verdicts import verdict
 
 import ringsim
 from ringsim import check
 from ringsim.check import examination, fits
 from ringsim.check.fits import Data
+from ringsim.check.patients import FAULTS, draw
+from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_CODES, make_events
 from ringsim.traces.value import Trace
 
@@ -333,3 +337,26 @@ def test_a_line_is_judged_by_the_medians_of_real_messages() -> None:
 def test_a_prediction_is_compared(said: Any, found: Any, verdict: str, reason: str) -> None:
     result = check.prediction(said, found, unit="ms")
     assert (result.verdict, result.reason, bool(result.hint)) == (verdict, reason, verdict != "passed")
+
+
+# -- fresh patients
+
+
+@given(st.text().filter(str.strip))
+def test_a_fresh_patient_has_what_was_drawn_and_nothing_else(name: str) -> None:
+    case, trace = draw(name.strip()), check.patient(name)
+    concerned = np.flatnonzero(np.isin(trace.events.rank, case.ranks))[::-1].tolist()
+    shown = next(event for event in concerned if check.diagnose(trace, case.kind, case.ranks, event).passed)
+    assert {kind for kind in FAULTS if check.diagnose(trace, kind, case.ranks, shown).passed} == {case.kind}
+    assert not check.diagnose(trace, case.kind, (*case.ranks, (case.ranks[-1] + 1) % case.world_size), shown).passed
+
+
+def test_no_two_students_have_the_same_patient_and_all_faults_occur() -> None:
+    names = [f"student {number}" for number in range(200)]
+    assert {draw(name).kind for name in names} == set(FAULTS)
+    assert len({draw(name) for name in names}) == len(names)
+    assert len({check.patient(name).events.post_ns.tobytes() for name in names[:20]}) == 20
+    assert check.patient(" Ada ") == check.patient("Ada")
+    for junk in ("", " ", 3, None):
+        with pytest.raises(ArgumentError, match="name must be a text that is not empty"):
+            check.patient(junk)  # type: ignore[arg-type]

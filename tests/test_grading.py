@@ -6,6 +6,8 @@ import csv
 import doctest
 import io
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,19 @@ def test_an_assignment_has_locked_checks_and_tests_for_otter(tmp_path: Path) -> 
     runner = doctest.DocTestRunner(verbose=False)
     wrong = doctest.DocTestParser().get_doctest(case["code"], told, "otter", None, None)
     assert runner.run(wrong, out=lambda _: None).failed == 1
+
+
+@pytest.mark.skipif(shutil.which("otter") is None, reason="otter is not installed: pip install otter-grader")
+def test_otter_gives_the_points(tmp_path: Path) -> None:
+    lesson = write(tmp_path / "lesson.ipynb", {name: CELLS[name][0] for name in ("right", "wrong")}, "from ringsim import check")
+    notebook, *tests = grading.write_assignment(lesson, tmp_path / "assignment")
+    answers = nbformat.read(notebook, as_version=4)
+    for cell in answers.cells:
+        if cell.id in ("right", "wrong"):
+            cell.source = grading.take_apart(cell.id, CELLS[cell.id][1]).answer
+    nbformat.write(answers, tmp_path / "answers.ipynb")
+    commands = f"otter generate -t {tests[0].parent} -o autograder.zip", "otter run -a autograder.zip answers.ipynb"
+    for command in commands:
+        subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
+    graded = json.loads((tmp_path / "results.json").read_text())["tests"]
+    assert {test["name"]: test["score"] for test in graded if "score" in test} == {"right": 1, "wrong": 0}

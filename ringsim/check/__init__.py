@@ -20,8 +20,10 @@ computes for ever has failed, one that sleeps for long, or gets no processor, is
     check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: an all-reduce in chunks, by the bytes that it sends
     check.fewest_microbatches(choose)  notebooks/10_prediction: as few microbatches as a limit on the bubble allows
     check.slow_link(slowest_link)      notebooks/11_slow_link: which two hosts have a slow link between them
+    check.average_gradients(average)   notebooks/12_data_parallel: the mean over the replicas of a stage, in one bucket
     check.prediction(said, found)      all of them: what was predicted, beside what was found
     check.diagnose(trace, kind, ...)   notebooks/09_diagnose: what is wrong in a trace, with whom, and what shows it
+    check.patient(name)                notebooks/09_diagnose: no check, but a trace to diagnose, another for each name
 
 ``examination`` has what all checks share; each other file belongs to one lesson.
 
@@ -44,7 +46,9 @@ from ringsim.check.fits import alphabeta
 from ringsim.check.four_processes import hello
 from ringsim.check.generation import inner_iterations, token_ring
 from ringsim.check.hosts import slow_link
+from ringsim.check.patients import patient
 from ringsim.check.predictions import prediction
+from ringsim.check.replicas import average_gradients
 from ringsim.check.rings import pair_groups, ring
 from ringsim.check.schedules import fast_schedule, fewest_microbatches, schedule
 from ringsim.check.send_recv import no_deadlock
@@ -53,6 +57,7 @@ from ringsim.check.stages import hand_over, partition
 __all__ = [
     "CheckResult",
     "alphabeta",
+    "average_gradients",
     "diagnose",
     "fast_schedule",
     "fewest_microbatches",
@@ -63,6 +68,7 @@ __all__ = [
     "no_deadlock",
     "pair_groups",
     "partition",
+    "patient",
     "prediction",
     "ring",
     "ring_all_reduce",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
+
 from ringsim.check.examination import CheckResult, Wrong, shown
 from ringsim.traces.events import NONE, OK, SPAN
 from ringsim.traces.findings import KINDS, Diagnosis, Finding
@@ -33,8 +35,8 @@ _FINISHED_HINT: Final = (
 )
 _EVENT_HINT: Final = (
     "An event is a row of trace.to_pandas(); its number is in the index, on the left. Of a run that got stuck, take an operation that was "
-    "never done, of one of the ranks that you named, with another of them as its peer. Of a run that was slow, take a span of the slow "
-    "rank, or an operation with it as the peer."
+    "never done, of one of the ranks that you named, with another of them as its peer. Of a rank that failed, take the last thing that it "
+    "did, or an operation that waits for it. Of a run that was slow, take a span of the slow rank, or an operation with it as the peer."
 )
 
 
@@ -108,4 +110,8 @@ def _shows(trace: Trace, event: Any, cause: Finding) -> bool:
     if cause.kind in _LATE:
         late = cause.ranks[0] if cause.kind == "straggler" else cause.ranks[-1]
         return peer == late or (rank == late and bool(events.kind[event] == SPAN))
-    return bool(events.status[event] != OK) and rank in cause.ranks and (peer in cause.ranks or peer == NONE)
+    never_done = bool(events.status[event] != OK)
+    if cause.kind == "rank_failed":  # by an error that may have to do with no operation
+        is_last = event == int(np.flatnonzero(events.rank == rank)[-1])
+        return (rank in cause.ranks and is_last) or (never_done and peer in cause.ranks)
+    return never_done and rank in cause.ranks and (peer in cause.ranks or peer == NONE)

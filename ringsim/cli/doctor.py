@@ -25,8 +25,9 @@ from typing import Final
 import numpy as np
 
 from ringsim import provenance
+from ringsim.cli.job import examine_job
 from ringsim.cli.verb import Verbs, add_json, add_verb, tell
-from ringsim.environment import discover
+from ringsim.environment import discover, find_launched
 from ringsim.errors import ArgumentError, RingError
 from ringsim.traces.bandwidths import Bandwidths
 from ringsim.traces.bandwidths import load as load_table
@@ -94,6 +95,13 @@ def run(options: argparse.Namespace) -> int:
     table = load_table(options.bandwidths) if options.bandwidths else None
     facts = backend_facts()
     findings = list(examine(facts))
+    with contextlib.suppress(RingError):  # which the launcher's line says
+        launched = find_launched()
+        if facts.has_torch and launched is not None and launched.world_size > 1:
+            found = examine_job()
+            if found is None:
+                return 0  # rank 0 says it
+            findings += found
     choices = [choose_backend(device, facts) for device in ("cpu", "gpu")]
     criteria = backend_criteria(facts, table)
 
@@ -108,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
         return {"found": found, "backends": [asdict(choice) for choice in choices], "criteria": [asdict(row) for row in criteria]}
 
     tell(options, words, numbers)
-    return 0 if all(good for good, what, _ in findings if what in ("torch", "Gloo", "loopback")) else 1
+    return 0 if all(good for good, what, _ in findings if what in ("torch", "Gloo", "loopback", "job")) else 1
 
 
 def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:

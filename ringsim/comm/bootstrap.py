@@ -70,10 +70,11 @@ class BackgroundCall(Generic[T]):
 
 _READERS_GRACE_S = 1.0  # a host that failed stays this long at most, for the others to read why
 _POLL_S = 0.005
+_MOST_PAUSE_S = 0.05
 
 
 class LeftAlready(Exception):
-    """The store belongs to a ring that is being taken down; the next one does not exist yet."""
+    """The store belongs to a ring that is being taken down, or an attempt that is over; the next one does not exist yet."""
 
 
 @dataclass(frozen=True)
@@ -157,16 +158,21 @@ class RollCall:
         world_size: how many ranks it expects.
         hosts: the store lives in this process, which must outlast the others' last look at it.
         reused: the store outlives the ring, so each roll-call on it needs keys of its own.
+        over: tells whether rank 0 has begun another roll-call since, where its process and others may have been restarted: what is found
+            here may be left by processes that are gone, and only rank 0, once it knows that all have come, ends it.
 
     Raises:
         LeftAlready: the ring before this one is still being taken down.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int, *, hosts: bool, reused: bool) -> None:
+    def __init__(
+        self, store: Store, rank: int, world_size: int, *, hosts: bool, reused: bool, over: Callable[[], bool] | None = None
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.hosts = hosts
         self._expected = world_size  # the larger of this rank's and rank 0's, once known: the ranks that a message must name
+        self._over = over
         self._listed = False  # this process has this rank's number, and no other has it
         # All ranks take part in a roll-call before any can begin the next, so this count is the same number of full rounds on each of them.
         generation = (store.add("ringsim/arrivals", 1) - 1) // world_size if reused else 0
@@ -183,11 +189,17 @@ class RollCall:
 
         Raises:
             RendezvousFailed: a rank is missing, there twice, or disagrees; the message names those present and those missing.
+            LeftAlready: this roll-call is that of an earlier attempt.
         """
         with self._connection():
             mine = card.to_json()
             if self.store.compare_set(f"start/{self.rank}", "", mine).decode() != mine:
-                self._refuse("start", f"each rank must be there once, got two processes that say they are rank {self.rank}")
+                twice = f"two processes that say they are rank {self.rank}"
+                if self._over is not None:
+                    raise LeftAlready(twice)
+                self._refuse("start", f"each rank must be there once, got {twice}")
+            if self._over is not None and self.store.check(["start/verdict"]):
+                raise LeftAlready
             self._listed = True
             if self.rank == 0:
                 self.store.set("head", mine)
@@ -198,13 +210,19 @@ class RollCall:
             disagreement = _disagreement(head, card, self.rank)
             if disagreement is not None:
                 self._refuse("start", disagreement)
-            if self.store.add("start/count", 1) == self.world_size:
+            complete = self.store.add("start/count", 1) == self.world_size
+            if self._over is not None:
+                if complete:
+                    self.store.set("start/all", "")
+                complete = self.rank == 0 and self._wait("start/all", deadline)
+            if complete:
                 cards = [Card.from_json(text) for text in self.store.multi_get([f"start/{rank}" for rank in range(self.world_size)])]
                 fault = find_fault(cards)
                 if fault is not None:
                     self._refuse("start", fault)
                 self._publish("start", {"rings": list_rings(cards)})
             verdict = self._verdict("start", deadline)
+        self._over = None  # all of them live
         return [tuple(ring) for ring in verdict["rings"]]
 
     def finish(self, deadline: float, failure: str | None = None) -> None:
@@ -250,6 +268,16 @@ class RollCall:
 
     def _wait(self, key: str, deadline: float) -> bool:
         """Waits for a key and returns whether it came in time."""
+        if self._over is not None and self.rank:
+            pause_s = 0.001
+            while not self.store.check([key]):
+                if self._over():
+                    raise LeftAlready
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+            return True
         try:
             self.store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
         except dist.DistNetworkError:
@@ -395,24 +423,33 @@ def meet(
     while True:
         store = _join(addresses, port, deadline, where)
         try:
-            if agent:  # torchrun keeps one store for all its restarts, so each of them gets a part of its own
-                store = PrefixStore(f"ringsim/restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-            roll = RollCall(store, rank, world_size, hosts=False, reused=agent)
+            roll = _follow_rank_0(store, rank, world_size) if agent else RollCall(store, rank, world_size, hosts=False, reused=False)
+            return Rendezvous(roll, roll.start(card, deadline), loopback)
+        except RendezvousFailed:
+            raise
         except (LeftAlready, RuntimeError) as error:  # the ring before this one is still going
             if time.monotonic() > deadline:
-                raise _unanswered(where, "a ring that is being taken down") from error
+                found = str(error) if isinstance(error, LeftAlready) else ""
+                raise _unanswered(where, found or "a ring that is being taken down") from error
             time.sleep(_RETRY_S)
-        else:
-            break
-    try:
-        return Rendezvous(roll, roll.start(card, deadline), loopback)
-    except RendezvousFailed as error:
-        if not agent or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
-            raise
-        raise RendezvousFailed(
-            f"{error} If ranks were restarted on several machines: each of torchrun's agents counts by itself. Set "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all of them, so that each attempt has a store of its own."
-        ) from error
+
+
+def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
+    """Takes part in rank 0's next roll-call in a store that torchrun keeps for all its restarts.
+
+    Rank 0 numbers them: each agent of torchrun counts the restarts of its own ranks alone.
+
+    Raises:
+        LeftAlready: rank 0 has not begun one.
+    """
+    number = store.add("ringsim/roll-calls", int(rank == 0))
+    if number == 0:
+        raise LeftAlready("a store in which rank 0 is not there yet")
+
+    def over() -> bool:
+        return bool(store.add("ringsim/roll-calls", 0) != number)
+
+    return RollCall(PrefixStore(f"ringsim/roll-call {number}", store), rank, world_size, hosts=False, reused=False, over=over)
 
 
 def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: float) -> Rendezvous:

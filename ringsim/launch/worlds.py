@@ -143,6 +143,11 @@ def _two_launchers() -> StartsRanks:
 
 # -- in a program that makes its worlds by itself
 
+_SHARED_STORE: Final = (
+    "ringsim: if ranks were restarted on several machines: each agent of torchrun counts the restarts of its own ranks, and torch's "
+    "init_process_group goes by that. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call ringsim.initialize_distributed()."
+)
+
 
 def record_program(script: str, arguments: Sequence[str], path: Path, *, check: str = "basic", module: bool = False) -> Path | None:
     """Runs a script in this process, and records the world that it, or a process that it starts, makes or joins.
@@ -162,6 +167,11 @@ def record_program(script: str, arguments: Sequence[str], path: Path, *, check: 
     sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
     try:
         call_to_end(functools.partial(runpy.run_module if module else runpy.run_path, script, run_name="__main__"))
+    except dist.DistError as error:
+        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+        if shared and not dist.is_initialized() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+            error.add_note(_SHARED_STORE)
+        raise
     finally:
         written = leave()
     return written

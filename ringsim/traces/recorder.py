@@ -81,7 +81,7 @@ _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
 _POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
 _RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
-_DEMONSTRATION: Final = os.path.join(_RINGSIM, "cli", "demo.py")  # stands for a program of the user's
+_AS_USERS: Final = tuple(os.path.join(_RINGSIM, *name) for name in (("cli", "demo.py"), ("check", "patients.py")))  # programs to look at
 _PYTHON: Final = os.path.dirname(os.__file__) + os.sep
 _PACKAGES: Final = "-packages" + os.sep  # in the names of site-packages and dist-packages
 DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
@@ -646,7 +646,7 @@ class CallSites:
     def _classify(self, filename: str) -> int:
         if filename == self._speaker:
             return SPEAKER
-        if filename.startswith(_RINGSIM) and filename != _DEMONSTRATION:
+        if filename.startswith(_RINGSIM) and filename not in _AS_USERS:
             return OURS
         of_python = filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)
         if of_python or filename.startswith(self._libraries) or filename.endswith(DECORATOR):

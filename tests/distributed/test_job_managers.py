@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import subprocess
@@ -120,6 +121,21 @@ def test_mpirun_with_a_remote_shell(machines: tuple[str, str], tmp_path: Path) -
             subprocess.run([*words, *more, *program], env=environment(), capture_output=True, text=True, timeout=150, check=False)
             for more in ([], ["-genv", "MASTER_ADDR", HERE])
         ]
+        doctor = [
+            *words,
+            "-genv",
+            "MASTER_ADDR",
+            HERE,
+            "-genv",
+            "GLOO_SOCKET_IFNAME",
+            "cable",
+            sys.executable,
+            "-m",
+            "ringsim",
+            "doctor",
+            "--json",
+        ]
+        asked = subprocess.run(doctor, env=environment(), capture_output=True, text=True, timeout=150, check=False)
         for node in nodes:
             node.communicate("end\n", timeout=20)
     finally:
@@ -128,4 +144,10 @@ def test_mpirun_with_a_remote_shell(machines: tuple[str, str], tmp_path: Path) -
     assert run[0].returncode, "each rank would start ranks of its own"
     assert "head_ip must be said by the launcher" in run[0].stderr, run[0]
     assert not run[1].returncode, run[1]
+    told = {row["what"]: (row["works"], row["detail"]) for row in json.loads(asked.stdout)["found"]}
+    assert told["hosts"] == (True, "node0: ranks 0, 1 and 2; node1: rank 3")
+    assert told["networks"] == (True, f"node0: cable, {HERE}; node1: cable, {THERE}")
+    assert told["clocks"][1].startswith("1 clock; node0: ")
+    assert told["listening"][0], "ringsim opens no socket to every network"
+    assert told["ring"] == (True, "crosses hosts 2 times")
     check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))

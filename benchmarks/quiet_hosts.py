@@ -1,0 +1,134 @@
+"""Is anything wrong said of a correct program on two hosts, and how soon is it said why a wrong one hangs?
+
+    python benchmarks/quiet_hosts.py [--runs 100] [--hangs 10] [--busy PROCESSES]
+
+The hosts are namespaces, with two ranks each. A correct run is a recorded block of messages around all ranks and an all_reduce, in
+which one rank or another keeps all others waiting for a second. A run that hangs is two ranks of different hosts that receive from each
+other, once both hosts are watched; a thread of one of them ends that as soon as rank 0 has said why. Prints what was said of correct runs,
+and exits with 1 where there was anything. Making hosts takes the right to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from clocks import ADDRESSES, hosts
+from paired import where
+from quiet_runs import busy
+
+RANKS = 4
+LATE_S = 1.0
+WATCHED_S = 1.5  # after so long in a block some rank of each host watches
+
+
+def run_right(number: int) -> None:
+    """Messages around all ranks; one of them is late."""
+    import torch
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    for lap in range(20):
+        if lap == 10 and rank == number % RANKS:
+            time.sleep(LATE_S)
+        sent = dist.isend(torch.zeros(1 << 14), (rank + 1) % RANKS)
+        dist.recv(torch.zeros(1 << 14), (rank - 1) % RANKS)
+        sent.wait()  # type: ignore[union-attr]
+    dist.all_reduce(torch.zeros(1 << 14))
+
+
+def run_wrong(said: list[str]) -> float:
+    """Ranks 0 and 3 receive from each other; returns how long it took on rank 0 until it said why."""
+    import torch
+    import torch.distributed as dist
+
+    time.sleep(WATCHED_S)
+    dist.barrier()
+    rank, began_s, took_s = dist.get_rank(), time.monotonic(), 0.0
+
+    def help_out() -> None:
+        nonlocal took_s
+        while not said:
+            time.sleep(0.005)
+        took_s = time.monotonic() - began_s
+        dist.send(torch.zeros(1), 3)
+
+    helper = threading.Thread(target=help_out)
+    if rank == 0:
+        helper.start()
+    if rank in (0, 3):
+        dist.recv(torch.zeros(1), 3 - rank)
+        if rank == 3:
+            dist.send(torch.zeros(1), 0)
+        else:
+            helper.join()
+    else:
+        dist.recv(torch.zeros(1), 0 if rank == 1 else 3)
+    for other in (1,) if rank == 0 else (2,) if rank == 3 else ():
+        dist.send(torch.zeros(1), other)
+    return took_s
+
+
+def run_rank(rank: int, runs: int, hangs: int, directory: str) -> None:
+    """Records all runs; rank 0 prints what was said in each, and how long that took."""
+    import torch.distributed as dist
+
+    import ringsim
+
+    dist.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:29500", rank=rank, world_size=RANKS)
+    for number in range(runs + hangs):
+        took_s = 0.0
+        with ringsim.trace(f"{directory}/run.ringtrace") as recording:
+            watch = recording._hosts
+            assert watch is not None
+            dist.barrier()
+            if number < runs:
+                run_right(number)
+            else:
+                took_s = run_wrong(watch.said)
+        dist.barrier()
+        if rank == 0:
+            print(json.dumps([number < runs, watch.said, took_s]), flush=True)
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    """Runs all; tells whether anything was said of a correct run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100, help="of the correct program (default: 100)")
+    parser.add_argument("--hangs", type=int, default=10, help="of the one that hangs (default: 10)")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside it (default: 0)")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--directory", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank is not None:
+        run_rank(options.rank, options.runs, options.hangs, options.directory)
+        return 0
+    print(where())
+    with tempfile.TemporaryDirectory() as directory, hosts(5) as prefixes, busy(options.busy):
+        again = [sys.executable, __file__, "--runs", str(options.runs), "--hangs", str(options.hangs), "--directory", directory]
+        ranks = []
+        for rank in range(RANKS):
+            host = rank // 2
+            os.makedirs(f"{directory}/{host}", exist_ok=True)
+            environment = os.environ | {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1", "RINGSIM_PARTS": f"{directory}/{host}"}
+            words = [*prefixes[host], *again, "--rank", str(rank)]
+            ranks.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True))
+        said = [rank.communicate()[0] for rank in ranks]
+    rows = [json.loads(line) for line in said[0].splitlines()]
+    alarms = [row[1] for row in rows if row[0] and row[1]]
+    took_s = [row[2] for row in rows if not row[0]]
+    print(f"correct runs: {sum(row[0] for row in rows)}; something was said of {len(alarms)}: {alarms[:3]}")
+    print(f"runs that hang: {len(took_s)}; said after {statistics.median(took_s):.2f} s (median), {max(took_s):.2f} s (most)")
+    return 1 if alarms or len(rows) < options.runs + options.hangs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
