@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,10 @@ def test_the_summary_tells_of_a_ring_that_crosses_more_often_than_it_must(rings:
 )
 def test_a_file_with_impossible_clocks_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     trace = Trace(events_at([[5]]), {"world_size": 1, "clocks": [{"ranks": [0], "how": "store", "samples": [[0, 0, 0]], **wrong}]})
-    members = {files.META: files._pack_meta(trace), files.EVENTS: files._pack_events(trace.events)}
+    rows = io.BytesIO()
+    files._write_events(rows, [trace.events], {})
+    rows.seek(0)
+    members = {files.META: io.BytesIO(files._pack_meta(1, trace.events.tables, trace.metadata)), files.EVENTS: rows}
     files.write_whole(tmp_path / "run.ringtrace", lambda file: files._write_zip(file, members))
     with pytest.raises(TraceFileError, match=r"clocks|post_ns"):
         ringsim.load(tmp_path / "run.ringtrace")

@@ -63,6 +63,7 @@ def test_students_get_no_answers_and_instructors_everything(lesson: Path) -> Non
     assert text.count("<details>") == text.count("<details><summary>Hint ") == text.count("</details>") > 0
     assert "".join(cell.source for cell in source.cells).count("<summary>Hint ") == text.count("<summary>Hint ")
     assert find_exercises(student) == find_exercises(source) != {}
+    assert slides.metadata["rise"] == {"theme": "white"}
     shown = [cell.metadata["slideshow"]["slide_type"] for cell in slides.cells]
     assert shown[0] == "slide"
     assert shown.count("notes") == len(find_exercises(source)), "the hints of each exercise"

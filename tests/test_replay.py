@@ -28,7 +28,7 @@ def client() -> Iterator[NotebookClient]:
         yield client
 
 
-@pytest.mark.parametrize("lesson", ["00_four_processes", "01_ring", "02_send_recv_deadlock", "09_diagnose"])
+@pytest.mark.parametrize("lesson", ["00_four_processes", "01_ring", "02_send_recv_deadlock", "09_diagnose", "11_slow_link"])
 def test_a_lesson_goes_to_its_end_without_torch(lesson: str, client: NotebookClient) -> None:
     client.nb = nbformat.read(NOTEBOOKS / f"{lesson}.ipynb", as_version=4)
     client.reset_execution_trackers()
@@ -39,8 +39,8 @@ def test_a_lesson_goes_to_its_end_without_torch(lesson: str, client: NotebookCli
         texts[cell.id] = "".join(out.get("text", "") + out.get("data", {}).get("text/plain", "") for out in cell.get("outputs", ()))
         if "check." in cell.source and lesson != "09_diagnose":
             assert ": undecided" in texts[cell.id], "nobody's answer has failed"
-    traces = [text for text in texts.values() if "Trace of " in text and "patients.py" not in text]
-    assert traces
+    traces = [text for text in texts.values() if "Trace of " in text and "patients.py" not in text and "hosts.py" not in text]
+    assert traces or lesson == "11_slow_link", "which draws recorded files, and replays one run without a picture"
     assert all("(replayed, measured, gloo, " in text and "nothing runs here" in text for text in traces)
 
 

@@ -58,6 +58,17 @@ def small() -> Trace:
     return Trace(make_events(columns, TABLES), {"format": 1, "world_size": 2, "notes": ["ä note"]}, **secrets)
 
 
+@given(trace=traces)
+def test_a_run_that_comes_rank_by_rank_makes_the_same_file(trace: Trace) -> None:
+    ranks = [trace.events.select(trace.events.rank == rank) for rank in range(trace.world_size)]
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        patch.setattr(files, "GROUP_ROWS", 5)
+        whole, pieces = Path(directory, "whole"), Path(directory, "pieces")
+        trace.save(whole)
+        assert files.save_pieces(ranks, trace.metadata, pieces) == len(trace)
+        assert pieces.read_bytes() == whole.read_bytes()
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "run.ringtrace"

@@ -1,4 +1,4 @@
-"""Records the runs of lessons 00, 01, 02 and 09 into runs.zip, for `RINGSIM_REPLAY=1`.
+"""Records the runs of lessons 00, 01, 02, 09 and 11 into runs.zip, for `RINGSIM_REPLAY=1`.
 
     python notebooks/data/runs.py [directory]      writes runs.zip
 
@@ -32,6 +32,7 @@ LESSONS = {
     "01_ring": "for number in range(1, 9): show_ring(number)",
     "02_send_recv_deadlock": "import itertools\nfor order in itertools.product('SR', repeat=4): run_in_order(''.join(order))",
     "09_diagnose": "",
+    "11_slow_link": "",
 }
 
 

@@ -37,7 +37,7 @@ def make_edition(notebook: Any, edition: str) -> Any:
 
     Example:
         >>> cell = {"cell_type": "code", "source": "share_solution = 3", "metadata": {"tags": ["solution"]}}
-        >>> [len(make_edition({"cells": [cell]}, edition)["cells"]) for edition in EDITIONS]
+        >>> [len(make_edition({"cells": [cell], "metadata": {}}, edition)["cells"]) for edition in EDITIONS]
         [0, 1, 0]
     """
     if edition not in EDITIONS:
@@ -46,6 +46,8 @@ def make_edition(notebook: Any, edition: str) -> Any:
     if edition == "instructor":
         return made
     made["cells"] = [cell for cell in made["cells"] if "solution" not in tags_of(cell)]
+    if edition == "slides":
+        made["metadata"]["rise"] = {"theme": "white"}  # the one that is there without it asks other servers for its fonts
     for cell in made["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":

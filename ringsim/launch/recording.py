@@ -26,8 +26,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import numpy as np
-
 from ringsim import provenance
 from ringsim.comm import torch_hooks
 from ringsim.comm.backend import get_backend_object
@@ -40,15 +38,16 @@ from ringsim.launch.hosts import HostWatch
 from ringsim.launch.joined import JoinedWatch, make_board, store_port
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
 from ringsim.state import get_state
-from ringsim.traces.clocks import align_run, reference_ns
-from ringsim.traces.events import readable
-from ringsim.traces.files import save
-from ringsim.traces.parts import PartReader, read_parts, told_ends
+from ringsim.traces.clocks import count_from, find_start, reference_ns
+from ringsim.traces.events import Events, readable
+from ringsim.traces.files import load, save_pieces
+from ringsim.traces.parts import PartReader, Parts, share_tables, told_ends
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
 WAIT_S: Final = 30.0  # how long rank 0 waits for the ends of the other ranks' blocks
 WAIT_AFTER_ERROR_S: Final = 2.0  # the same after rank 0's own block ended with an exception: other blocks may never end
+MOST_KEPT: Final = 500_000  # events of a trace that rank 0 keeps in memory; a larger one is read when somebody asks for it
 MOST_NOTES: Final = 4  # ranks that an error names
 LOOK_S: Final = 0.1  # how often rank 0 then checks whether it has been told to end
 
@@ -83,11 +82,12 @@ class Recording:
         self._rank = 0
         self._attempt: int | None = None
         self._trace: Trace | None = None
+        self._saved = False
 
     @property
     def written(self) -> Path | None:
         """The file that this rank has written."""
-        return None if self._trace is None else self._path
+        return self._path if self._saved else None
 
     @property
     def trace(self) -> Trace:
@@ -96,10 +96,12 @@ class Recording:
         Raises:
             RingError: this is another rank, or the block has not ended.
         """
-        if self._trace is None:
+        if not self._saved:
             where = f"(rank {self._rank} of {self._world_size})" if self._recorder else "(the block was not entered)"
             todo = "Ask on rank 0, or load the file." if self._rank else "Ask after the with block."
             raise RingError(f"a recording's trace must be asked for on rank 0 after the block, got a question elsewhere {where}. {todo}")
+        if self._trace is None:
+            self._trace = load(self._path)
         return self._trace
 
     def __enter__(self) -> Self:
@@ -109,7 +111,7 @@ class Recording:
                 "the ranks must be in a process group before they are recorded, got none. Call ringsim.initialize_distributed() or "
                 "torch.distributed.init_process_group() first, or let ringsim start the ranks: ringsim.trace(worker, world_size=4)."
             )
-        self._trace = None
+        self._trace, self._saved = None, False
         self._rank, self._world_size = backend.get_rank(), backend.get_world_size()
         self._backend = backend.get_backend()
         self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
@@ -187,11 +189,10 @@ class Recording:
                         self._clocks.stop(failed=error is not None)
                 gathering = Gathering(self._keys, recorder.directory, self._world_size)
                 gathering.fetch([*said], lambda: not hurry.is_set())
-                self._trace, whole = self._merge(recorder.directory, said, late, doing, gathering.missing)
+                whole = self._merge(recorder.directory, said, late, doing, gathering.missing)
                 if isinstance(error, RingError) and error.trace is None:
-                    error.trace = self._trace
-                    error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self._trace)
-                save(self._trace, self._path)
+                    error.trace = self.trace
+                    error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self.trace)
                 gathering.acknowledge(whole=whole and self._own, keep=self._own)
                 if error is None and self._own and not late and "gloo" in self._backend:
                     mismatch = self._find_mismatch(recorder.directory)
@@ -205,7 +206,7 @@ class Recording:
                 ) from failure
             error.add_note(f"ringsim could not save the trace: {failure}")  # the block's own exception is more important
         if mismatch is not None:
-            mismatch.trace = self._trace
+            mismatch.trace = self.trace if self._saved else None
             raise mismatch
 
     def _find_mismatch(self, directory: Path) -> RingError | None:
@@ -215,7 +216,7 @@ class Recording:
         found = records.find_mismatch(range(self._world_size))
         if found is None:
             return None
-        return error_of_kind(found.kind)(str(found), diagnosis=replace(found, trace=self._trace))
+        return error_of_kind(found.kind)(str(found), diagnosis=replace(found, trace=self.trace))
 
     def _make_recorder(self) -> Recorder:
         directory = parts_of(self._path)
@@ -288,16 +289,21 @@ class Recording:
 
     def _merge(
         self, directory: Path, said: dict[int, dict[str, Any]], late: list[int], doing: list[dict[str, Any]], missing: list[str]
-    ) -> tuple[Trace, bool]:
-        """Reads all parts; returns the trace, and whether the parts are complete. ``late`` ranks announced nothing; ``missing`` is said."""
-        events, facts = read_parts(directory, start_ns=0, world_size=self._world_size)
-        inside = np.ones(len(events), dtype=bool)
-        for rank, words in said.items():
-            first, last = words["span"]
-            inside &= (events.rank != rank) | ((events.seq >= first) & (events.seq < last))
-        events = events.select(inside)
+    ) -> bool:
+        """Writes the file; returns whether the parts are complete. ``late`` ranks announced nothing; ``missing`` is said."""
+        parts = Parts(directory, self._world_size)
+
+        def read() -> Iterator[Events]:  # what was posted within the block, a rank at a time: all of them may be more than memory holds
+            for events in parts.read():
+                rank = int(events.rank[0]) if len(events) else None
+                first, last = said[rank]["span"] if rank in said else (0, len(events))
+                inside = (events.seq >= first) & (events.seq < last)
+                yield events if inside.all() else events.select(inside)
+
+        firsts = {int(events.rank[0]): int(events.post_ns.min()) for events in read() if len(events)}
+        facts = parts.describe()
         clocks = facts.pop("clocks", [])
-        events, moved, start_ns = align_run(events, clocks, self._start_ns)  # another rank may have begun before
+        base_ns, moved, start_ns = find_start(firsts, clocks, self._start_ns)  # another rank may have begun before
         for rank, words in said.items():
             words["left"]["at_ns"] = reference_ns(clocks, rank, words["left"]["at_ns"])
         raised_ns = [words["left"]["at_ns"] for words in said.values() if words["left"]["raised"]]
@@ -329,7 +335,9 @@ class Recording:
             ]
         if late or raised_ns:  # ranks that still wait have waited until then
             metadata["end_ns"] = max(raised_ns if not late else [time.monotonic_ns()]) - start_ns
-        return Trace(events, metadata), facts["complete"] and not late and not missing
+        count = save_pieces((count_from(events, base_ns) for events in share_tables(read())), metadata, self._path)
+        self._saved, self._trace = True, load(self._path) if count <= MOST_KEPT else None
+        return bool(facts["complete"]) and not late and not missing
 
     def _collect_announcements(
         self, directory: Path, hurry: threading.Event, *, failed: bool

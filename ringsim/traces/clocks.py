@@ -29,7 +29,9 @@ __all__ = [
     "align",
     "align_run",
     "are_clocks",
+    "count_from",
     "find_clocks",
+    "find_start",
     "list_clocks",
     "reference_ns",
     "shift_ns",
@@ -252,14 +254,37 @@ def align_run(events: Events, clocks: Sequence[Mapping[str, Any]], start_ns: int
     Returns:
         The events; the clocks, with which ``unalign`` gives times from 0 on; and the start.
     """
-    aligned = align(events, clocks)
-    base_ns = int(events.post_ns.min()) if len(events) else 0
-    first_ns = int(aligned.post_ns.min()) if len(events) else start_ns or 0
+    ranks, places = np.unique(events.rank, return_index=True)
+    firsts = np.minimum.reduceat(events.post_ns, places) if len(events) else places
+    base_ns, moved, start_ns = find_start(dict(zip(ranks.tolist(), firsts.tolist(), strict=True)), clocks, start_ns)
+    return align(count_from(events, base_ns), moved), moved, start_ns
+
+
+def find_start(
+    firsts: Mapping[int, int], clocks: Sequence[Mapping[str, Any]], start_ns: int | None
+) -> tuple[int, list[dict[str, Any]], int]:
+    """Finds from where the times of a run count, see ``align_run``.
+
+    Args:
+        firsts: by rank, when its first event was posted, as its clock showed it.
+        clocks: with offsets that make them the reference's times.
+        start_ns: of the run, on the reference, or None.
+
+    Returns:
+        What is to be taken from what the clocks showed; the clocks, with which ``align`` then gives times from 0 on; and the start.
+    """
+    first_ns = min((reference_ns(clocks, rank, post_ns) for rank, post_ns in firsts.items()), default=start_ns or 0)
     start_ns = first_ns if start_ns is None else min(start_ns, first_ns)
-    columns = {name: getattr(aligned, name) for name in COLUMN_DTYPES if name != "seq"}  # seq starts again at 0
-    columns |= {name: np.where(columns[name] == NONE, NONE, columns[name] - start_ns) for name in TIMES}
+    base_ns = min(firsts.values(), default=0) if clocks else start_ns
     moved = [
         {**entry, "samples": [[time_ns - base_ns, offset_ns + base_ns - start_ns, about] for time_ns, offset_ns, about in entry["samples"]]}
         for entry in clocks
     ]
-    return make_events(columns, events.tables), moved, start_ns
+    return base_ns, moved, start_ns
+
+
+def count_from(events: Events, base_ns: int) -> Events:
+    """Returns events whose times count from ``base_ns``, and ``seq`` from 0 in each rank."""
+    columns = {name: getattr(events, name) for name in COLUMN_DTYPES if name != "seq"}
+    columns |= {name: np.where(columns[name] == NONE, NONE, columns[name] - base_ns) for name in TIMES}
+    return make_events(columns, events.tables)

@@ -21,10 +21,11 @@ import json
 import math
 import os
 import secrets
+import shutil
 import struct
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, overload
 
@@ -43,6 +44,7 @@ from ringsim.traces.events import (
     Events,
     Forms,
     Ints,
+    Tables,
     are_all,
     check_metadata,
     make_events,
@@ -66,7 +68,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.filtering import Numbers, Stretch
 
-__all__ = ["check_run", "load", "save", "write_whole"]
+__all__ = ["check_run", "load", "save", "save_pieces", "write_whole"]
 
 FORMAT: Final = 1
 GROUP_ROWS: Final = 2**18  # of events.parquet: who reads a rank of many reads little else
@@ -114,15 +116,48 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
         ...     load(f"{directory}/run.ringtrace") == trace
         True
     """
-    try:
+    with _said(path):
         check_run(trace.events, trace.metadata)
-        members = {META: _pack_meta(trace), EVENTS: _pack_events(unalign(trace.events, trace.metadata.get("clocks", [])))}
-        _check_density(len(trace.events), len(members[EVENTS]))
+        shown = unalign(trace.events, trace.metadata.get("clocks", []))
+    save_pieces([shown], trace.metadata, path)
+
+
+def save_pieces(pieces: Iterable[Events], metadata: Mapping[str, Any], path: str | PathLike[str]) -> int:
+    """Writes a run that comes piece by piece, of which one at a time is kept; returns the number of events.
+
+    Args:
+        pieces: events in the order of ranks and of posting; times as each rank's own clock showed them. The tables of the last serve all.
+        metadata: of the run.
+        path: see ``save``.
+
+    Raises:
+        TraceFileError: see ``save``.
+    """
+    counts = [0]
+    with _said(path):
+        write_whole(path, lambda file: counts.append(_write_run(file, pieces, metadata)))
+    return counts[-1]
+
+
+@contextlib.contextmanager
+def _said(path: str | PathLike[str]) -> Iterator[None]:
+    """Gives what cannot be saved the words of a TraceFileError."""
+    try:
+        yield
     except (TypeError, ValueError, RecursionError) as error:
         raise TraceFileError(f"A trace must be plain data to be saved, got one where {error} ({path}). Change it, then save.") from error
-    if sum(map(len, members.values())) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
-        raise TraceFileError(f"A trace file must be at most {MAX_FILE_BYTES} bytes, got more ({path}). Save a part: events.select().")
-    write_whole(path, lambda file: _write_zip(file, members))
+
+
+def _write_run(file: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, Any]) -> int:
+    with tempfile.TemporaryFile(dir=os.path.dirname(file.name)) as rows:
+        count, tables = _write_events(rows, pieces, metadata)
+        _check_density(count, length := rows.tell())
+        meta = _pack_meta(count, tables, metadata)
+        if length + len(meta) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
+            raise TraceFileError(f"A trace file must be at most {MAX_FILE_BYTES} bytes, got more. Save a part: events.select().")
+        rows.seek(0)
+        _write_zip(file, {META: io.BytesIO(meta), EVENTS: rows})
+    return count
 
 
 @overload
@@ -281,12 +316,13 @@ def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dic
     return meta, metadata
 
 
-def _write_zip(file: Any, members: dict[str, Any]) -> None:
+def _write_zip(file: BinaryIO, members: Mapping[str, BinaryIO]) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
             entry = zipfile.ZipInfo(name)  # dated 1980: the same trace gives the same bytes
             entry.external_attr = 0o644 << 16
-            archive.writestr(entry, data)
+            with archive.open(entry, "w") as member:
+                shutil.copyfileobj(data, member, 1 << 20)
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
@@ -338,14 +374,8 @@ class _Section(io.RawIOBase):
         return data
 
 
-def _pack_meta(trace: Trace) -> bytes:
-    meta = {
-        "format": FORMAT,
-        "needs": NEEDS,
-        "events": len(trace.events),
-        "tables": write_tables(trace.events.tables),
-        "metadata": trace.metadata,
-    }
+def _pack_meta(count: int, tables: Tables, metadata: Mapping[str, Any]) -> bytes:
+    meta = {"format": FORMAT, "needs": NEEDS, "events": count, "tables": write_tables(tables), "metadata": metadata}
     packed = json.dumps(meta, allow_nan=False, separators=(",", ":")).encode("ascii")
     if len(packed) > MAX_META_BYTES:
         raise ValueError(f"names and metadata take {len(packed)} bytes, more than {MAX_META_BYTES}")
@@ -364,30 +394,47 @@ def _check_format(meta: Any, path: str) -> None:
         )
 
 
-def _pack_events(events: Events) -> Any:
+def _write_events(sink: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, Any]) -> tuple[int, Tables]:
+    """Writes ``events.parquet``, a group of rows as soon as it is full; returns the number of events, and the tables of the last piece."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    arrays = []
-    for field in _schema():
-        values = np.ascontiguousarray(getattr(events, field.name))
-        # null leaves the differences between the others small
-        bits = pa.py_buffer(np.packbits(values != NONE, bitorder="little")) if field.nullable else None
-        arrays.append(pa.Array.from_buffers(field.type, len(values), [bits, pa.py_buffer(values)]))
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        pa.Table.from_arrays(arrays, schema=_schema()),
+    schema, tables, count = _schema(), Tables(), 0
+    waiting = _make_table(make_events({"rank": [], "op": []}), schema)
+    with pq.ParquetWriter(
         sink,
+        schema,
         compression="zstd",
         compression_level=1,
         use_dictionary=[name for name in COLUMN_DTYPES if name not in _TIMES],
         column_encoding=dict.fromkeys(_TIMES, "DELTA_BINARY_PACKED"),
         write_statistics=list(_SPANNED),
         write_page_checksum=True,
-        row_group_size=GROUP_ROWS,
         store_schema=False,
-    )
-    return memoryview(sink.getvalue())
+    ) as writer:
+        for piece in pieces:
+            check_run(piece, metadata)
+            tables, count = piece.tables, count + len(piece)
+            waiting = pa.concat_tables([waiting, _make_table(piece, schema)])
+            full = len(waiting) // GROUP_ROWS * GROUP_ROWS
+            if full:
+                writer.write_table(waiting.slice(0, full), row_group_size=GROUP_ROWS)
+                waiting = waiting.slice(full)
+        if len(waiting) or not count:
+            writer.write_table(waiting)
+    return count, tables
+
+
+def _make_table(events: Events, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    arrays = []
+    for field in schema:
+        values = np.ascontiguousarray(getattr(events, field.name))
+        # null leaves the differences between the others small
+        bits = pa.py_buffer(np.packbits(values != NONE, bitorder="little")) if field.nullable else None
+        arrays.append(pa.Array.from_buffers(field.type, len(values), [bits, pa.py_buffer(values)]))
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:

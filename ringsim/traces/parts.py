@@ -10,13 +10,15 @@ write is read, never mapped: a file that somebody cuts short is then a short rea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -345,13 +347,14 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
         run = None  # killed before it could write that, or damaged: the parts say the most of it
     said = run if isinstance(run, dict) else {}
     start_ns, world_size = _valid([{"start_ns": said.pop("start_ns", None)}], "start_ns"), _valid([said], "world_size")
-    parts = _Parts(directory, *start_ns or [None], *world_size or [None])
+    parts = Parts(directory, *world_size or [None])
+    events = parts.join(*start_ns)
     pieces, metas = parts.describe(), list(parts.metas.values())
     said = {key: value for key, value in said.items() if isinstance(value, dict) or key not in ("machine", "versions")}
     metadata = {"format": 1, "run_id": next(iter(_valid(metas, "run_id")), ""), "source": "measured", **said, **pieces}
     if ends := told_ends(parts.metas):
         metadata["ends"] = ends
-    events, clocks, begun_ns = parts.join(), pieces.get("clocks", []), 0
+    clocks, begun_ns = pieces.get("clocks", []), 0
     ended_ns = [
         reference_ns(clocks, rank, at_ns - parts.start_ns) for rank, meta in parts.metas.items() for at_ns in _valid([meta], "end_ns")
     ]
@@ -393,50 +396,62 @@ def read_parts(
     Raises:
         TraceFileError: the directory or a file in it cannot be read.
     """
-    parts = _Parts(directory, start_ns, world_size, only_rank)
-    return parts.join(), parts.describe()
+    parts = Parts(directory, world_size, only_rank)
+    return parts.join(*() if start_ns is None else [start_ns]), parts.describe()
 
 
-class _Parts:
-    """The parts of all ranks, or of one, read to their end; see ``read_parts``."""
+class Parts:
+    """The parts of all ranks, or of one; see ``read_parts``.
 
-    def __init__(self, directory: Path, start_ns: int | None, world_size: int | None, only_rank: int | None = None) -> None:
-        try:
+    Attributes:
+        metas: by rank, what it says of itself.
+        world_size: number of ranks in the run.
+        start_ns: from where times count, 0 until ``join``.
+    """
+
+    def __init__(self, directory: Path, world_size: int | None, only_rank: int | None = None) -> None:
+        self._directory, self.start_ns, self.metas = directory, 0, dict[int, dict[str, Any]]()
+        self._damaged: set[int] = set()
+        with self._told():
             found = sorted({int(match[1]) for entry in directory.iterdir() if (match := FILE_NAME.fullmatch(entry.name))})
-            self._readers = {rank: PartReader(directory, rank, cells=False) for rank in found if only_rank in (None, rank)}
-            for reader in self._readers.values():
+            for rank in found if only_rank is None else {only_rank} & {*found}:
+                reader = PartReader(directory, rank, cells=False)
                 reader.read_names()
-            self.metas = {rank: reader.meta for rank, reader in self._readers.items()}
-            said = [*_valid(self.metas.values(), "world_size"), *(rank + 1 for rank in self._readers)]
-            self.world_size = max(said, default=0) if world_size is None else world_size
-            for reader in self._readers.values():
-                reader.world_size = self.world_size
-            self._records = {rank: reader.read_all() for rank, reader in self._readers.items()}
-            self._damaged = [rank for rank, reader in self._readers.items() if reader.is_damaged()]
+                self.metas[rank] = reader.meta
+        said = [*_valid(self.metas.values(), "world_size"), *(rank + 1 for rank in self.metas)]
+        self.world_size = max(said, default=0) if world_size is None else world_size
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise TraceFileError(
-                f"The parts of a run must be readable, got {directory}: {error.strerror or error}. Check that its ranks began to record."
+                f"The parts of a run must be readable, got {self._directory}: {error.strerror or error}. "
+                "Check that its ranks began to record."
             ) from error
-        starts = _valid(self.metas.values(), "start_ns") if start_ns is None else [start_ns]
-        posts = [int(records["post_ns"].min()) for records in self._records.values() if len(records)]
-        self.start_ns = min([*posts, *starts], default=0)  # no time is negative
 
-    def join(self) -> Events:
-        """Returns the events of all ranks."""
-        return join_events([self._events_of(rank) for rank in self._records])
+    def read(self) -> Iterator[Events]:
+        """Reads one rank after the other to its end; times are those of its clock. No two ranks are in memory at a time."""
+        for rank in self.metas:
+            with self._told():
+                reader = PartReader(self._directory, rank, self.world_size, cells=False)
+                piece = _make_piece(rank, reader.read_all(), reader.names)
+                if reader.is_damaged():
+                    self._damaged.add(rank)
+            self.metas[rank] = reader.meta
+            yield piece
+            del piece
 
-    def _events_of(self, rank: int) -> Events:
-        records, names = self._records[rank], self._readers[rank].names
-        columns: dict[str, Any] = {name: records[name] for name in RECORD.names or ()} | {"rank": np.full(len(records), rank)}
-        columns["thread"] = _number_threads(records["thread"])
-        for name in ("post_ns", "wait_ns", "done_ns"):
-            columns[name] = np.where(records[name] == NONE, NONE, np.maximum(records[name] - self.start_ns, 0))
-        tables = {}
-        for column, table in _TABLE_OF.items():
-            known = sorted(names[column])
-            tables[table] = tuple(map(names[column].__getitem__, known))
-            columns[column] = _close_gaps(records[column], known)
-        return make_events(columns, Tables(**tables))
+    def join(self, *start_ns: int) -> Events:
+        """Returns the events of all ranks; times count from their start, by default the earliest that a rank gives."""
+        events = join_events(list(self.read()))
+        posts = [int(events.post_ns.min())] if len(events) else []
+        self.start_ns = min([*posts, *(start_ns or _valid(self.metas.values(), "start_ns"))], default=0)  # no time is negative
+        for name in ("post_ns", "wait_ns", "done_ns") if self.start_ns else ():
+            values = getattr(events, name)
+            np.copyto(values, np.maximum(values - self.start_ns, 0), where=values != NONE)
+        return events
 
     def describe(self) -> dict[str, Any]:
         """Returns the pieces of metadata that the ranks know."""
@@ -448,7 +463,7 @@ class _Parts:
         for concerned, what in (
             (missing, "left no record"),
             (silent, "stopped recording at the maximum of records"),
-            (self._damaged, "left something unreadable, which was passed over"),
+            (sorted(self._damaged), "left something unreadable, which was passed over"),
         ):
             notes += [f"{name_ranks(concerned)} {what}"] if concerned else []
         hosts = set(_valid(metas, "host"))
@@ -480,6 +495,18 @@ class _Parts:
             "complete": not (missing or stopped or self._damaged),
             **{key: value for key, value in told.items() if value not in ([], None)},
         }
+
+
+def _make_piece(rank: int, records: Ints, names: Mapping[str, Mapping[int, Any]]) -> Events:
+    """Returns the records of a rank as events with tables of their own."""
+    columns: dict[str, Any] = {name: records[name] for name in RECORD.names or ()} | {"rank": np.full(len(records), rank)}
+    columns["thread"] = _number_threads(records["thread"])
+    tables = {}
+    for column, table in _TABLE_OF.items():
+        known = sorted(names[column])
+        tables[table] = tuple(map(names[column].__getitem__, known))
+        columns[column] = _close_gaps(records[column], known)
+    return make_events(columns, Tables(**tables))
 
 
 def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
@@ -538,17 +565,24 @@ def join_events(parts: Sequence[Events]) -> Events:
         >>> joined.group.tolist(), joined.seq.tolist(), len(joined.tables.groups)
         ([0, 0], [0, 1], 1)
     """
-    merged: dict[str, dict[Any, int]] = {column: {} for column in _TABLE_OF}
     columns: dict[str, list[Ints]] = {name: [np.zeros(0, dtype)] for name, dtype in COLUMN_DTYPES.items() if name != "seq"}
-    for part in parts:
+    tables = Tables()
+    for part in share_tables(parts):
+        tables = part.tables
         for name, pieces in columns.items():
-            values = getattr(part, name)
-            if name in _TABLE_OF:
-                numbers = [merged[name].setdefault(entry, len(merged[name])) for entry in getattr(part.tables, _TABLE_OF[name])]
-                values = np.array([*numbers, NONE], dtype=np.int32)[values]  # -1 picks the last
-            pieces.append(values)
-    tables = Tables(**{table: tuple(merged[column]) for column, table in _TABLE_OF.items()})
+            pieces.append(getattr(part, name))
     return make_events({name: np.concatenate(pieces) for name, pieces in columns.items()}, tables)
+
+
+def share_tables(parts: Iterable[Events]) -> Iterator[Events]:
+    """Yields the parts of a run with tables that go on from one to the next: those of the last have all names."""
+    merged: dict[str, dict[Any, int]] = {column: {} for column in _TABLE_OF}
+    for part in parts:
+        columns = {}
+        for column, table in _TABLE_OF.items():
+            numbers = [merged[column].setdefault(entry, len(merged[column])) for entry in getattr(part.tables, table)]
+            columns[column] = np.array([*numbers, NONE], dtype=np.int32)[getattr(part, column)]  # -1 picks the last
+        yield replace(part, **columns, tables=Tables(**{table: tuple(merged[column]) for column, table in _TABLE_OF.items()}))
 
 
 # -- cells of a notebook

@@ -133,16 +133,19 @@ def measure_stats(events: Events, world_size: int, makespan_s: float) -> Stats:
         return Stats(())
     keys, key_of = np.unique(np.stack([events.op[mine], events.group[mine]]), axis=1, return_inverse=True)
     total_us = world_size * makespan_s * 1e6
-    rows = [_make_row(events, mine[key_of == number], int(op), int(group), total_us) for number, (op, group) in enumerate(keys.T.tolist())]
+    order = np.argsort(key_of, kind="stable")
+    indexes = np.split(mine[order], np.searchsorted(key_of[order], np.arange(1, keys.shape[1])))
+    sizes = events.size_bytes
+    rows = [_make_row(events, sizes, index, op, group, total_us) for index, (op, group) in zip(indexes, keys.T.tolist(), strict=True)]
     return Stats(tuple(sorted(rows, key=lambda row: (-row.share, row.op, row.group))))
 
 
 _NEW_GROUP = OP_NAMES.index("new_group")
 
 
-def _make_row(events: Events, index: Ints, op: int, number: int, total_us: float) -> OperationStats:
+def _make_row(events: Events, size_bytes: Ints, index: Ints, op: int, number: int, total_us: float) -> OperationStats:
     group, name = events.tables.groups[number], OP_NAMES[op]
-    sizes, done = np.maximum(events.size_bytes[index], 0), events.done_ns[index]
+    sizes, done = np.maximum(size_bytes[index], 0), events.done_ns[index]
     finished = (events.status[index] == OK) & (done != NONE)
     lasted_us = (done - events.post_ns[index]) / 1e3
     blocked_us = ((done - events.wait_ns[index]) / 1e3)[finished & (events.wait_ns[index] != NONE)]
@@ -150,10 +153,10 @@ def _make_row(events: Events, index: Ints, op: int, number: int, total_us: float
     timed = finished & (lasted_us > 0) & (sizes > 0)
     algbw = float(np.median(sizes[timed] / lasted_us[timed])) * 1e-3 if timed.any() else math.nan
     count = count_calls(events.rank[index], name)
-    size_bytes = int(sizes.sum()) if name not in COLLECTIVES else int(sizes.sum() * count // len(index))
+    total = int(sizes.sum()) if name not in COLLECTIVES else int(sizes.sum() * count // len(index))
     factor = bus_factor(name, max(len(group.ranks), 1))
     share = float(np.maximum(blocked_us, 0).sum()) / total_us if total_us > 0 else 0.0
-    return OperationStats(name, group.name, len(group.ranks), count, size_bytes, p50, p90, longest, algbw, algbw * factor, share)
+    return OperationStats(name, group.name, len(group.ranks), count, total, p50, p90, longest, algbw, algbw * factor, share)
 
 
 def count_calls(ranks: Ints, op: str) -> int:

@@ -19,7 +19,7 @@ from ringsim.environment import count_crossings
 from ringsim.errors import ArgumentError, escape, say
 from ringsim.traces.clocks import Clock, list_clocks
 from ringsim.traces.collectives import COLLECTIVES
-from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
+from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
 from ringsim.traces.items import Event, event_at
 from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.matching import Messages, Unmatched, Waits, describe_unmatched, match, split_waits
@@ -570,12 +570,19 @@ def _say_messages(trace: Trace, chosen: Ints) -> str:
 
 def _summarise_collectives(trace: Trace) -> list[str]:
     """Returns what the collectives carried and how much they blocked, in a line for the first few."""
-    rows = [row for row in trace.stats().rows if row.op in COLLECTIVES]
+    rows = _collective_rows(trace)
     if not rows:
         return []
     total, calls = sum(row.size_bytes for row in rows), sum(row.count for row in rows)
     said = [f"    {row.op} on {row.group}: {count(row.count, 'call')}, {bytes_text(row.size_bytes)}, {_say_blocked(row)}" for row in rows]
     return [f"  collectives   {count(calls, 'call')}, {bytes_text(total)}", *_some(said)]
+
+
+def _collective_rows(trace: Trace) -> list[OperationStats]:
+    """Returns the collectives' rows of ``Trace.stats``, without those of messages: a ring has a group for each of its pairs."""
+    events = trace.events
+    rows = measure_stats(events.select(events.kind == COLLECTIVE), trace.world_size, trace.makespan_s).rows
+    return [row for row in rows if row.op in COLLECTIVES]
 
 
 def _say_blocked(row: OperationStats) -> str:
@@ -586,7 +593,7 @@ def _say_blocked(row: OperationStats) -> str:
 
 def _describe(trace: Trace) -> str:
     number = len(trace.messages)
-    calls = sum(row.count for row in trace.stats().rows if row.op in COLLECTIVES)
+    calls = sum(row.count for row in _collective_rows(trace))
     did = (
         f"called {count(calls, 'collective')}"
         if calls and not number

@@ -1,0 +1,136 @@
+"""What it costs rank 0 to gather a run: parts that come over the store, and the file that it makes of them.
+
+    python benchmarks/gathering.py [--events 10000000] [--ranks 64]
+
+The parts are written beforehand. Two processes that share no directory then do what a recorded block does at its end: one offers the parts
+of all ranks but rank 0's over torch's store, the other fetches them and writes the file. A third holds the store. Prints the rates, and by
+how much each process grew; goals: 50 MiB/s, 16 MiB for the store, 64 MiB for rank 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from paired import where
+from trace_files import make_run
+
+from ringsim.traces.events import NONE, RECORD
+from ringsim.traces.recorder import Recorder
+
+RUN_ID = "benchmark"
+
+
+def write_parts(directories: tuple[Path, Path], count: int, ranks: int) -> int:
+    """Writes the parts of a run, rank 0's into the first directory; returns how many bytes those in the second take."""
+    for rank in range(ranks):
+        trace = make_run(-(-count // ranks), 1)
+        recorder = Recorder(directories[min(rank, 1)], rank, ranks)
+        recorder.set_meta("run_id", RUN_ID)
+        recorder.group("world", range(ranks))
+        for payload in trace.events.tables.payloads:
+            recorder.payload(payload.dtype, list(payload.shape), payload.size_bytes)
+        path = recorder.directory / f"rank-{rank}.events"
+        recorder.close()
+        records = np.zeros(len(trace), dtype=RECORD)
+        for name in RECORD.names or ():
+            records[name] = getattr(trace.events, name)
+        for name, value in (("group", 0), ("label", NONE), ("file", NONE), ("peer", (rank + 1) % ranks)):
+            records[name] = value
+        records["thread"] = 1
+        path.write_bytes(records.tobytes())
+    return sum(path.stat().st_size for path in directories[1].iterdir())
+
+
+def memory_mib(what: str = "VmHWM", pid: int | None = None) -> float:
+    """Returns the peak memory of a process, or its memory now (``VmRSS``)."""
+    lines = Path(f"/proc/{pid or 'self'}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
+
+
+def take_part(role: str, port: int, directories: tuple[Path, Path], ranks: int) -> None:
+    """Does what one of the two processes does; rank 0 prints what it took."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from ringsim.launch import gathering
+    from ringsim.launch.recording import Recording
+
+    store = gathering.Store(dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60)), RUN_ID)
+    mine = directories[0 if role == "rank 0" else 1]
+    place = {**gathering.place_of(mine), "id": role, "start_ns": 1}
+    if role != "rank 0":
+        for rank in range(1, ranks):
+            store.put(f"at/{rank}", json.dumps(place).encode())
+        wanted = json.loads(store.take("wants/1", lambda: True) or b"[]")
+        gathering.send(store, 1, mine, wanted, asked=True)
+        return
+    while not store.has(f"at/{ranks - 1}"):
+        time.sleep(0.01)
+    recording = Recording(mine / "run.ringtrace")
+    recording._start_ns = recording._start_unix_ns = 0
+    recording._world_size, recording._backend, recording._board, recording._hosts, recording._watch = ranks, "gloo", store, None, None  # type: ignore[assignment]
+    recording._describe = lambda: {"world_size": ranks}  # type: ignore[method-assign]
+    warm = make_run(1000, 2)
+    warm.save(mine / "warm.ringtrace")  # loads pyarrow
+    before_mib, begin_s = memory_mib("VmRSS"), time.perf_counter()
+    bring = gathering.Gathering(store, mine, ranks)
+    bring.fetch([*range(1, ranks)], lambda: True)
+    fetched_s, fetched_mib = time.perf_counter() - begin_s, memory_mib() - before_mib
+    recording._merge(mine, {}, [], [], bring.missing)
+    took_s = time.perf_counter() - begin_s - fetched_s
+    bring.acknowledge(whole=True, keep=False)
+    print(json.dumps([bring.missing, fetched_s, fetched_mib, took_s, memory_mib() - before_mib, os.path.getsize(mine / "run.ringtrace")]))
+
+
+def main() -> int:
+    """Writes the parts, starts the processes, prints what rank 0 says."""
+    import torch.distributed as dist
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--events", type=int, default=10_000_000)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--role", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role:
+        role, port, one, other = options.role
+        take_part(role, int(port), (Path(one), Path(other)), options.ranks)
+        return 0
+    print(where())
+    with tempfile.TemporaryDirectory() as directory:
+        directories = Path(directory, "here"), Path(directory, "there")
+        length = write_parts(directories, options.events, options.ranks)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        before_mib = memory_mib("VmRSS")
+        again = [sys.executable, __file__, "--ranks", str(options.ranks), "--role"]
+        here = subprocess.Popen([*again, "rank 0", str(store.port), *map(str, directories)], stdout=subprocess.PIPE)
+        there = subprocess.Popen([*again, "sender", str(store.port), *map(str, directories)])
+        said, highest_mib = b"", before_mib
+        while here.poll() is None:
+            highest_mib = max(highest_mib, memory_mib("VmRSS"))
+            time.sleep(0.01)
+        said = here.communicate()[0]
+        there.wait()
+    if here.returncode or there.returncode:
+        return 1
+    missing, fetched_s, fetched_mib, took_s, most_mib, size = json.loads(said)
+    print(
+        f"{options.events:,} events of {options.ranks} ranks, {length / 2**20:.0f} MiB of parts elsewhere; missing: {missing or 'nothing'}"
+    )
+    print(f"fetched in {fetched_s:.1f} s, {length / 2**20 / fetched_s:.0f} MiB/s; rank 0 +{fetched_mib:.0f} MiB")
+    print(
+        f"written in {took_s:.1f} s, {size / 1e6:.1f} MB; rank 0 +{most_mib:.0f} MiB in all; the store +{highest_mib - before_mib:.0f} MiB"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
