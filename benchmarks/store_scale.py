@@ -3,8 +3,8 @@
     python benchmarks/store_scale.py [--ranks 1000 10000]
 
 On ringsim's virtual clock, rank 0 stands for the store: it serves one operation after the other, each for ``--serve-us`` (44,000 small
-ones a second were measured), and a question and its answer take ``--trip-us``. Every other rank does the operations of ``comm/bootstrap.py``.
-Those of Gloo, which are far more, and what rank 0 itself does are not in it.
+ones a second were measured), and a question and its answer take ``--trip-us``. Every other rank does the operations of
+``comm/bootstrap.py``. Those of Gloo, which are far more, and what rank 0 itself does are not in it.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ex
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 myst_heading_anchors = 3
+myst_html_meta = {"description": "ringsim shows how the stages of a pipeline talk: runs, records, explains, simulates and draws them."}
 suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]  # links to code; tables and commands in blocks without a language
 
 # Lessons and gallery run when the site is built; one that fails, fails the build. Sliders need a kernel: of these a still picture stays.
@@ -34,6 +35,7 @@ nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json
 
 html_theme = "furo"
 html_title = f"ringsim {release}"
+html_favicon = "assets/ring.svg"
 html_static_path = ["_static", "assets"]
 html_js_files = ["accessible.js"]
 html_theme_options = {"top_of_page_buttons": []}

@@ -7,6 +7,8 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -91,11 +93,9 @@ def test_a_batch_file_of_slurm(machines: tuple[str, str], tmp_path: Path) -> Non
     check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
 
 
-@pytest.mark.timeout(330)
-def test_mpirun_with_a_remote_shell(machines: tuple[str, str], tmp_path: Path) -> None:
-    mpirun = require_mpi()
-    if "HYDRA" not in command(mpirun, "--version"):
-        pytest.skip("mpirun must be MPICH's, whose options are used here")
+@contextmanager
+def remote_shell(machines: tuple[str, str], tmp_path: Path) -> Iterator[tuple[list[str], str]]:
+    """Yields the words that run a command on the first host, and the path of a program that does so on the host that it is told."""
     nodes = start(on_hosts(machines, tmp_path, [], []), "echo $$; read end")
     try:
         enter = {f"node{number}": ["nsenter", "-t", node.stdout.readline().strip(), "-m", "-u", "-n"] for number, node in enumerate(nodes)}
@@ -103,51 +103,55 @@ def test_mpirun_with_a_remote_shell(machines: tuple[str, str], tmp_path: Path) -
         remote = tmp_path / "remote"
         remote.write_text(f'#!/bin/sh\nname=$1; shift; case "$name" in\n{cases}esac\n')
         remote.chmod(0o700)
-        words = [
-            *enter["node0"],
-            mpirun,
-            "-launcher",
-            "rsh",
-            "-launcher-exec",
-            str(remote),
-            "-iface",
-            "cable",
-            "-wdir",
-            str(tmp_path / "private"),
-        ]
-        words += ["-hosts", "node0:3,node1:1", "-n", "4"]
-        program = [sys.executable, "-m", "ringsim", "trace", "-o", "run.ringtrace", str(PROGRAM)]
-        run = [
-            subprocess.run([*words, *more, *program], env=environment(), capture_output=True, text=True, timeout=150, check=False)
-            for more in ([], ["-genv", "MASTER_ADDR", HERE])
-        ]
-        doctor = [
-            *words,
-            "-genv",
-            "MASTER_ADDR",
-            HERE,
-            "-genv",
-            "GLOO_SOCKET_IFNAME",
-            "cable",
-            sys.executable,
-            "-m",
-            "ringsim",
-            "doctor",
-            "--json",
-        ]
-        asked = subprocess.run(doctor, env=environment(), capture_output=True, text=True, timeout=150, check=False)
+        yield enter["node0"], str(remote)
         for node in nodes:
             node.communicate("end\n", timeout=20)
     finally:
         for node in nodes:
             node.kill()
-    assert run[0].returncode, "each rank would start ranks of its own"
-    assert "head_ip must be said by the launcher" in run[0].stderr, run[0]
-    assert not run[1].returncode, run[1]
+
+
+def run_words(words: list[str], *options: list[str]) -> list[subprocess.CompletedProcess[str]]:
+    return [
+        subprocess.run([*words, *more], env=environment(), capture_output=True, text=True, timeout=150, check=False) for more in options
+    ]
+
+
+TRACE = [sys.executable, "-m", "ringsim", "trace", "-o", "run.ringtrace", str(PROGRAM)]
+DOCTOR = [sys.executable, "-m", "ringsim", "doctor", "--json"]
+
+
+@pytest.mark.timeout(330)
+def test_mpirun_with_a_remote_shell(machines: tuple[str, str], tmp_path: Path) -> None:
+    mpirun = require_mpi()
+    if "HYDRA" not in command(mpirun, "--version"):
+        pytest.skip("mpirun must be MPICH's, whose options are used here")
+    head, cable = ["-genv", "MASTER_ADDR", HERE], ["-genv", "GLOO_SOCKET_IFNAME", "cable"]
+    with remote_shell(machines, tmp_path) as (enter, remote):
+        words = [*enter, mpirun, "-launcher", "rsh", "-launcher-exec", remote, "-iface", "cable"]
+        words += ["-wdir", str(tmp_path / "private"), "-hosts", "node0:3,node1:1", "-n", "4"]
+        without, run, asked = run_words(words, TRACE, [*head, *TRACE], [*head, *cable, *DOCTOR])
+    assert without.returncode, "each rank would start ranks of its own"
+    assert "head_ip must be said by the launcher" in without.stderr, without
+    assert not run.returncode, run
     told = {row["what"]: (row["works"], row["detail"]) for row in json.loads(asked.stdout)["found"]}
     assert told["hosts"] == (True, "node0: ranks 0, 1 and 2; node1: rank 3")
     assert told["networks"] == (True, f"node0: cable, {HERE}; node1: cable, {THERE}")
     assert told["clocks"][1].startswith("1 clock; node0: ")
     assert told["listening"][0], "ringsim opens no socket to every network"
     assert told["ring"] == (True, "crosses hosts 2 times")
+    check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(330)
+def test_mpirun_of_open_mpi_with_a_remote_shell(machines: tuple[str, str], tmp_path: Path) -> None:
+    mpirun = shutil.which("mpirun.openmpi")
+    if mpirun is None:
+        pytest.skip("Open MPI must be installed, as mpirun.openmpi")
+    with remote_shell(machines, tmp_path) as (enter, remote):
+        words = [*enter, mpirun, "--allow-run-as-root", "--mca", "plm_rsh_agent", remote, "--wdir", str(tmp_path / "private")]
+        words += ["--mca", "oob_tcp_if_include", "cable", "--host", "node0:3,node1:1", "-n", "4", "-x", f"MASTER_ADDR={HERE}"]
+        (run,) = run_words(words, TRACE)
+    assert not run.returncode, run
     check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
