@@ -38,8 +38,9 @@ function isDark(element) {
 
 /** Shows a model in an element of a notebook; anywidget calls it, and what it returns when the element leaves. */
 function render({ model, el }) {
-  el.setAttribute("data-lm-suppress-shortcuts", "true"); // keys are the view's, not JupyterLab's: D D deletes a cell there
-  const shadow = el.appendChild(make("div")).attachShadow({ mode: "open" }); // the notebook's style stays out, and ours in
+  // Keys are the view's, not the notebook's: D D deletes a cell there. Notebook 7 asks the focused element before those around it.
+  const host = el.appendChild(make("div", { "data-lm-suppress-shortcuts": "true" }));
+  const shadow = host.attachShadow({ mode: "open" }); // the notebook's style stays out, and ours in
   const said = make("p", {}, "The view asks the kernel for its trace. If nothing comes, run the cell again.");
   shadow.append(make("style", {}, STYLE), said);
   let view, tab, version = -1;
