@@ -179,7 +179,9 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     for key in ("d", "d", "w", "w", "w"):  # D D deletes a cell, where JupyterLab hears it
         stage.press(key)
     assert page.locator(".jp-Cell").count() == cells
-    assert page.evaluate("document.activeElement.hasAttribute('data-lm-suppress-shortcuts')"), "Notebook 7 asks this element before its parents"
+    assert page.evaluate("document.activeElement.hasAttribute('data-lm-suppress-shortcuts')"), (
+        "Notebook 7 asks this element before its parents"
+    )
     until(lambda: window_of(page)[1] < stuck().makespan_s)  # the view says where it is once it has come to rest
     assert 0 <= window_of(page)[0] < window_of(page)[1]
     page.evaluate(

@@ -198,12 +198,12 @@ def test_without_a_log_a_call_costs_a_few_plain_wrappers(name: str, args: Any, k
     nothing = scope[name]
     ours = functions.make_function(name, inspect.signature(nothing), nothing, logged=True)
 
-    def plainest(*args: Any, **kwargs: Any) -> Any:
+    def plainest(*args: Any, prof: bool = False, log_name: str | None = None, debug: str | None = None, **kwargs: Any) -> Any:
         return nothing(*args, **kwargs)
 
     costs = [[cost_ns(function, *args, **kwargs) for function in (nothing, ours, plainest)] for _ in range(401)]
     least_ns, ours_ns, plainest_ns = (min(each[i] for each in costs) for i in range(3))  # what else runs here only adds to it
-    assert ours_ns - least_ns < 1.7 * (plainest_ns - least_ns)  # measured: 1.5; the goal of 1 us is ten such wrappers
+    assert ours_ns - least_ns < 1.3 * (plainest_ns - least_ns)  # measured: 1.15; the goal of 1 us is ten such wrappers
 
 
 def test_backend_of_the_docs_runs(tmp_path: Path) -> None:
