@@ -1,0 +1,45 @@
+"""How long an explorer takes to answer a moved slider: drawn choices, each computed anew and handed to its view.
+
+Run: ``python benchmarks/explorers.py [--choices 25]``. The goal is 100 ms. What the browser then takes is in ``view_page.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+
+from paired import where
+
+from ringsim import explore
+from ringsim.view.explorer import Explorer
+from ringsim.view.notebook import View
+
+EXPLORERS = (explore.schedule, explore.ring, explore.bandwidth, explore.generation, explore.deadlock)
+
+
+def answer_ms(explorer: Explorer, count: int) -> list[float]:
+    """Returns what answers take, the first two, which load what is loaded on first use, left out."""
+    draw, view, took = random.Random(0), View(explorer.frame().traces, explorer.tab), []
+    while len(took) < count + 2:
+        values = {choice.name: draw.choice(choice.options) for choice in explorer.choices}
+        start = time.perf_counter()
+        view.show(explorer.frame(**values).traces)
+        took.append((time.perf_counter() - start) * 1e3)
+    return took[2:]
+
+
+def main() -> None:
+    """Prints a line for each explorer."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--choices", type=int, default=25)
+    options = parser.parse_args()
+    print(where())
+    for make in EXPLORERS:
+        took = answer_ms(make(), options.choices)
+        print(f"{make.__name__:<10} {statistics.median(took):5.0f} ms in the median, {max(took):.0f} at most")
+
+
+if __name__ == "__main__":
+    main()
