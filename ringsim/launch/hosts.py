@@ -36,8 +36,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from ringsim.diagnose.explain import LOST
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
-from ringsim.diagnose.waitfor import analyse
-from ringsim.errors import TraceFileError
+from ringsim.diagnose.waitfor import analyse, hindering
+from ringsim.errors import TraceFileError, name_ranks
 from ringsim.launch.gathering import Gathering, Store, find_place, place_of, send
 from ringsim.launch.watcher import STALL_BYTES_PER_S
 from ringsim.state import OUR_THREADS
@@ -54,12 +54,12 @@ SLOW_S: Final = 2.0  # a beat that takes longer to get away was held up, and so 
 
 
 @dataclass
-class _Link:
-    """A message between hosts on which nothing moves: the hosts, who waits, and how long that may take a sound link."""
+class _Doubt:
+    """What to say of a stand that proves nothing: once it has lasted, once it is over ("" for nothing), and how long all may be well."""
 
-    hosts: str
-    waits: str
-    may_take_s: float
+    lasts: str
+    over: str = ""
+    may_take_s: float = 0.0
     told: bool = False
 
 
@@ -86,7 +86,7 @@ class HostWatch:
         self._heard: dict[str, tuple[list[Any], float]] = {}  # by place: the last beat, and when it came
         self._silent: dict[str, float] = {}
         self._still: tuple[list[Any], float] = ([], 0.0)  # what all hosts said when all stood, and since when
-        self._link: _Link | None = None  # on which nothing moves since then
+        self._doubt: _Doubt | None = None  # about that
         self._looked = False
         self._number, self._answered, self._took_s = 0, 0, 0.0  # of the last beat, or question; of the last answer; and a beat took since
         self._beat_s, self._stood = 0.0, ("", 0.0, False)  # when the last beat was; what stands, since when, and whether that is told
@@ -157,8 +157,7 @@ class HostWatch:
                 self._put_beat(keys, self._number, self._stands() or "")
 
     def _put_beat(self, keys: Store, number: int, stands: str) -> None:
-        beat = [number, zlib.crc32(stands.encode()), self._answered, round(self._took_s, 1)]
-        keys.put(f"beat/{_key(self._id)}", json.dumps(beat).encode())
+        _put_beat(keys, self._id, [number, zlib.crc32(stands.encode()), self._answered, round(self._took_s, 1)])
 
     # -- rank 0
 
@@ -176,26 +175,26 @@ class HostWatch:
                 hosts.setdefault(place["id"], []).append(rank)
         for host, ranks in hosts.items():
             beat = _read_beat(keys, host)
-            known = self._heard.get(host)
-            if beat is not None and (known is None or known[0] != beat):
+            known = self._heard.setdefault(host, ([0, 0, 0, 0.0], now_s))  # it has entered the block, and must say a first word, too
+            if beat is not None and known[0] != beat:
                 self._heard[host] = beat, now_s
                 self._hear_again(host, beat, now_s)
-            elif known is not None and known[0][0] != OVER and now_s - known[1] >= LOST_S and host not in self._silent:
+            elif known[0][0] != OVER and now_s - known[1] >= LOST_S and host not in self._silent:
                 self._silent[host] = known[1]
                 self._say(f"nothing has come from host {self._name(host)} ({_say_ranks(ranks)}) for {LOST_S:.0f} s: it is lost, or cut off")
-        state = [stands, *(self._heard[host][0][1] if host in self._heard else 0 for host in hosts)]
-        if not hosts or "" in state or 0 in state or self._silent:
+        state = [stands, *(self._heard[host][0][1] for host in hosts)]
+        if not (hosts or self._absent()) or "" in state or 0 in state or self._silent:
             state = []
-        still_s = now_s - self._still[1]
+        still_s, doubt = now_s - self._still[1], self._doubt
         if state != self._still[0]:
-            if self._link is not None and not self._silent and still_s >= SLOW_S + self._link.may_take_s:
-                self._say(f"nothing moved on the link between hosts {self._link.hosts} for about {still_s:.0f} s; then it recovered")
-            self._still, self._link, self._looked = (state, now_s), None, False
+            if doubt is not None and doubt.over and not self._silent and still_s >= SLOW_S + doubt.may_take_s:
+                self._say(f"{doubt.over} for about {still_s:.0f} s; then it recovered")
+            self._still, self._doubt, self._looked = (state, now_s), None, False
         elif state and not self._looked and still_s >= STILL_S:
             self._looked = self._explain(store, keys, stands, hosts)
-        elif self._link is not None and not self._link.told and still_s >= LOST_S + self._link.may_take_s:
-            self._link.told = True
-            self._say(f"nothing moves on the link between hosts {self._link.hosts}, though both sides have posted: {self._link.waits}")
+        elif doubt is not None and not doubt.told and still_s >= LOST_S + doubt.may_take_s:
+            doubt.told = True
+            self._say(doubt.lasts)
 
     def _hear_again(self, host: str, beat: list[Any], now_s: float) -> None:
         since_s = self._silent.pop(host, None)
@@ -244,13 +243,27 @@ class HostWatch:
             where = "; ".join(f"{_say_ranks(some)} on {host}" for host, some in ranks.items())
             self._say(f"nothing moves on any host ({where}; not proved: threads of theirs may help). {why}")
             return
-        waits = [one.operation for rank in snapshot.ranks for one in rank.awaited if one.matched]
+        awaited = [one for rank in snapshot.ranks for one in rank.awaited]
+        absent = self._absent()
+        if wait := [one.operation for one in awaited if {*hindering(snapshot, one.operation.rank, one)} & {*absent}]:
+            who = f"{name_ranks(absent)} {'has' if len(absent) == 1 else 'have'}"
+            self._doubt = _Doubt(
+                f"{who} not entered the recorded block (late, or lost while starting), and others wait: {waits_text(wait)}"
+            )
+            return
+        waits = [one.operation for one in awaited if one.matched]
         ends = {(one.rank, one.peer) for one in waits if one.peer in self._places and one.rank in self._places}
         hosts = {tuple(sorted(str(self._places[rank]["host"]) for rank in pair)) for pair in ends if self._crosses(*pair)}
         if waits and hosts:
             bytes_under_way = int(trace.events.size_bytes[trace.events.status == IN_FLIGHT].clip(0).sum())
             links = ", and ".join(f"{one} and {other}" for one, other in sorted(hosts))
-            self._link = _Link(links, waits_text(waits), bytes_under_way / STALL_BYTES_PER_S)
+            link = f"on the link between hosts {links}"
+            lasts = f"nothing moves {link}, though both sides have posted: {waits_text(waits)}"
+            self._doubt = _Doubt(lasts, f"nothing moved {link}", bytes_under_way / STALL_BYTES_PER_S)
+
+    def _absent(self) -> list[int]:
+        """Returns the ranks that have not entered the block."""
+        return [rank for rank in range(self._world_size) if rank not in self._places]
 
     def _crosses(self, one: int, other: int) -> bool:
         return bool(self._places[one]["id"] != self._places[other]["id"])
@@ -270,6 +283,15 @@ _COPIED: Final = (".events", ".names", "run.json")
 def _copies(store: Any, run_id: str, number: int) -> Store:
     """Returns the keys under which parts come that are looked at while their ranks stand still."""
     return Store(PrefixStore(f"copy/{number}", store), run_id)
+
+
+def stay_unwatched(store: Any, run_id: str, directory: Path) -> None:
+    """Tells rank 0 that nobody watches this host, so that its silence means nothing."""
+    _put_beat(Store(PrefixStore("hosts", store), run_id), place_of(directory)["id"], [OVER, 0, 0, 0.0])
+
+
+def _put_beat(keys: Store, host: str, beat: list[Any]) -> None:
+    keys.put(f"beat/{_key(host)}", json.dumps(beat).encode())
 
 
 def _key(place: str) -> int:

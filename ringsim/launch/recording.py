@@ -34,7 +34,7 @@ from ringsim.diagnose.failure import clear_verdict, describe_end, error_of_kind,
 from ringsim.errors import RingError
 from ringsim.launch.clocks import ClockComparison
 from ringsim.launch.gathering import Gathering, Store, find_place, offer, place_of
-from ringsim.launch.hosts import HostWatch
+from ringsim.launch.hosts import HostWatch, stay_unwatched
 from ringsim.launch.joined import JoinedWatch, make_board, store_port
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
 from ringsim.state import get_state
@@ -270,6 +270,8 @@ class Recording:
         except OSError as error:
             if self._rank == 0:
                 recorder.set_meta("note", f"Nobody watched for stuck ranks: {error} (rank 0).")
+            elif self._keys is not None:
+                stay_unwatched(self._board.store, self._board.run_id, recorder.directory)
             return None
         recorder.on_failure = watch.on_failure
         return watch

@@ -20,6 +20,7 @@ import runpy
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -144,8 +145,8 @@ def _two_launchers() -> StartsRanks:
 # -- in a program that makes its worlds by itself
 
 _SHARED_STORE: Final = (
-    "ringsim: if ranks were restarted on several machines: each agent of torchrun counts the restarts of its own ranks, and torch's "
-    "init_process_group goes by that. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call ringsim.initialize_distributed()."
+    "ringsim: if ranks were restarted: torchrun's store still has the addresses of those that are gone, and torch's init_process_group "
+    "may take them. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call ringsim.initialize_distributed()."
 )
 
 
@@ -167,9 +168,10 @@ def record_program(script: str, arguments: Sequence[str], path: Path, *, check: 
     sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
     try:
         call_to_end(functools.partial(runpy.run_module if module else runpy.run_path, script, run_name="__main__"))
-    except dist.DistError as error:
-        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
-        if shared and not dist.is_initialized() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+    except RuntimeError as error:  # Gloo's own errors are plain ones
+        joining = any(frame.name == "init_process_group" for frame in traceback.extract_tb(error.__traceback__))
+        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        if joining and shared:
             error.add_note(_SHARED_STORE)
         raise
     finally:

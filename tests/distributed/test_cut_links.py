@@ -1,4 +1,4 @@
-"""Two hosts, and what becomes of a recording when the link between them is cut, or ranks and hosts are killed: all cases at once.
+"""Several hosts, and what becomes of a recording when a link between them is cut, or ranks and hosts are killed: all cases at once.
 
 The hosts are namespaces that forked ranks enter. Each case waits for what ranks say, never for a time, but for a link that is down for 3 s.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import re
 import signal
@@ -26,10 +27,13 @@ import torch.distributed as dist
 from fault_rows import DOCUMENT
 from rank_server import Ended, RankServer
 from test_gathering import finish_sending
-from test_other_network import HERE, THERE, command, make_machines
+from test_hosts import HOSTS_FILE
+from test_other_network import HERE, command, make_machines
 
 import ringsim
 from ringsim.cli import main
+from ringsim.errors import name_ranks
+from ringsim.launch import gathering
 
 pytestmark = pytest.mark.timeout(120)
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000
@@ -73,18 +77,37 @@ class Case:
     """What the ranks do, how many are on each host, what happens to them, and the limit of the group's operations."""
 
     program: Callable[[int, Path], None]
-    ranks: tuple[int, int]
+    ranks: tuple[int, ...]
     happens: Callable[[Happening], None]
     limit_s: int = PATIENCE_S
     cables: tuple[str, ...] = ("cable",)
+
+    def host(self, rank: int) -> int:
+        return sum(rank >= after for after in itertools.accumulate(self.ranks))
 
 
 @dataclass(frozen=True)
 class Happening:
     """A case that is under way."""
 
-    machines: tuple[str, str]
+    case: Case
+    machines: tuple[str, ...]
     directory: Path
+
+    def go_on(self) -> None:
+        """Lets the ranks record, once all have joined; then lets happen what does."""
+        ranks = range(sum(self.case.ranks))
+        for rank in ranks:
+            self.wait_for(f"joined-{rank}")
+        listened = self.listeners()
+        assert all(host.count("LISTEN") for host in listened), "Gloo's"
+        (self.directory / "record").touch()
+        for rank in ranks:
+            self.wait_for(f"going-{rank}")
+        if self.case.program is barriers:
+            self.wait_for("gathering")
+        assert self.listeners() == listened, "recording, watching, comparing clocks and gathering listen nowhere"
+        self.case.happens(self)
 
     def wait_for(self, name: str, words: str = "") -> None:
         """Waits until a file is there, and has some words in it."""
@@ -94,11 +117,11 @@ class Happening:
             time.sleep(0.01)
 
     def listeners(self) -> list[str]:
-        """Returns what listens on both hosts."""
+        """Returns what listens on each host."""
         return [command("ip", "netns", "exec", name, "ss", "--tcp", "--udp", "--listening", "--numeric") for name in self.machines]
 
-    def link(self, cable: str, state: str) -> None:
-        command("ip", "-n", self.machines[1], "link", "set", cable, state)
+    def link(self, cable: str, state: str, host: int = 1) -> None:
+        command("ip", "-n", self.machines[host], "link", "set", cable, state)
 
     def kill(self, *ranks: int) -> None:
         for rank in ranks:
@@ -106,7 +129,6 @@ class Happening:
 
 
 def down_for_a_while(case: Happening) -> None:
-    case.wait_for("going-0")
     case.link("cable", "down")
     time.sleep(DOWN_S)
     case.link("cable", "up")
@@ -116,7 +138,6 @@ def down_for_a_while(case: Happening) -> None:
 
 def down_for_good(case: Happening) -> None:
     """Of two networks the one that carries the messages; it comes back so that the ranks can end."""
-    case.wait_for("going-0")
     case.link("data", "down")
     case.wait_for("said-0", "though both sides have posted")
     case.link("data", "up")
@@ -125,29 +146,46 @@ def down_for_good(case: Happening) -> None:
 
 
 def rank_dies(case: Happening) -> None:
-    for rank in range(4):
-        case.wait_for(f"joined-{rank}")
-    listened = case.listeners()
-    assert all(host.count("LISTEN") for host in listened), "Gloo's"
-    (case.directory / "record").touch()
-    for rank in range(4):
-        case.wait_for(f"going-{rank}")
-    assert case.listeners() == listened, "recording listens nowhere"
     case.kill(2)
 
 
 def host_dies(case: Happening) -> None:
-    for rank in range(4):
-        case.wait_for(f"going-{rank}")
-    case.link("cable", "down")
-    case.kill(2, 3)
+    """The one of the last rank."""
+    last = len(case.machines) - 1
+    case.link("cable", "down", last)
+    case.kill(*(rank for rank in range(sum(case.case.ranks)) if case.case.host(rank) == last))
+    (case.directory / "go on").touch()
 
 
 def host_of_rank_0_dies(case: Happening) -> None:
-    for rank in range(4):
-        case.wait_for(f"going-{rank}")
-    case.link("cable", "down")
-    case.kill(0, 1)
+    case.link("cable", "down", 0)
+    case.kill(*range(case.case.ranks[0]))
+
+
+def sender_dies(case: Happening) -> None:
+    case.kill(1)
+    (case.directory / "go on").touch()
+
+
+def barriers(rank: int, directory: Path) -> None:
+    """Leaves a part of more chunks than fit into the store at once."""
+    for _ in range(300):
+        dist.barrier()
+
+
+def pause_gathering(sender: int, directory: Path) -> None:
+    """Has rank 0 stop in the midst of what one rank sends, say "gathering" and wait for "go on"; every rank calls it."""
+    gathering.CHUNK_BYTES = 1 << 10  # type: ignore[misc]  # many chunks of few events
+    take = gathering.Store.take
+
+    def pause(self: gathering.Store, key: str, patience: Callable[[], bool]) -> bytes | None:
+        if key == f"chunk/{sender}/3":
+            (directory / "gathering").touch()
+            while not (directory / "go on").exists():
+                time.sleep(0.01)
+        return take(self, key, patience)
+
+    gathering.Store.take = pause  # type: ignore[method-assign]
 
 
 def wait_for_rank_0(rank: int, directory: Path) -> None:
@@ -159,13 +197,16 @@ CASES = {
     "down for good": Case(messages, (1, 1), down_for_good, cables=("cable", "data")),
     "a rank dies": Case(waits, (2, 2), rank_dies),
     "a host dies": Case(waits, (2, 2), host_dies, 8),
-    "rank 0's host dies": Case(wait_for_rank_0, (2, 2), host_of_rank_0_dies, 8),
+    "rank 0's host dies": Case(wait_for_rank_0, (1, 2, 1), host_of_rank_0_dies, 8),
+    "a rank dies in gathering": Case(barriers, (1, 2), sender_dies),
+    "a host dies in gathering": Case(barriers, (1, 1, 1), host_dies),
+    "rank 0's host dies in gathering": Case(barriers, (1, 1, 1), host_of_rank_0_dies),
 }
 
 
-def be_rank(name: str, machines: tuple[str, str], directory: str, rank: int) -> None:
+def be_rank(name: str, machines: tuple[str, ...], directory: str, rank: int) -> None:
     case, place = CASES[name], Path(directory)
-    host = int(rank >= case.ranks[0])
+    host = case.host(rank)
     enter_host(machines[host], f"node{host}", directory)
     sys.stderr = (place / f"said-{rank}").open("w", buffering=1)
     (place / f"pid-{rank}").write_text(str(os.getpid()))
@@ -173,10 +214,13 @@ def be_rank(name: str, machines: tuple[str, str], directory: str, rank: int) -> 
     limit = timedelta(seconds=case.limit_s)
     dist.init_process_group("gloo", init_method=f"tcp://{HERE}:29500", rank=rank, world_size=sum(case.ranks), timeout=limit)
     (place / f"joined-{rank}").touch()
-    while name == "a rank dies" and not (place / "record").exists():
+    while not (place / "record").exists():
         time.sleep(0.01)
+    if case.program is barriers:
+        pause_gathering(sum(case.ranks[:-1]), place)
     with contextlib.suppress(RuntimeError), ringsim.trace(place / "run.ringtrace") as recording:
-        while not (recording._hosts._heard if rank == 0 else (place / "going-0").exists()):  # type: ignore[union-attr]
+        heard = recording._hosts._heard  # type: ignore[union-attr]
+        while sum(beat[0] > 0 for beat, _ in list(heard.values())) < len(machines) - 1 if rank == 0 else not (place / "going-0").exists():
             time.sleep(0.01)
         (place / f"going-{rank}").touch()
         case.program(rank, place)
@@ -190,12 +234,12 @@ def ended(server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
         asked, happenings = [], {}
         for number, (name, case) in enumerate(CASES.items()):
             directory = tmp_path_factory.mktemp("case")
-            (directory / "hosts").write_text(f"127.0.0.1 localhost\n{HERE} node0\n{THERE} node1\n")
-            machines = made.enter_context(make_machines(str(number), case.cables))
-            happenings[name] = Happening(machines, directory)
+            (directory / "hosts").write_text(HOSTS_FILE)
+            machines = made.enter_context(make_machines(str(number), len(case.ranks), case.cables))
+            happenings[name] = Happening(case, machines, directory)
             asked += [(name, machines, str(directory), rank) for rank in range(sum(case.ranks))]
         with ThreadPoolExecutor(len(CASES)) as pool:
-            happen = [pool.submit(CASES[name].happens, happening) for name, happening in happenings.items()]
+            happen = [pool.submit(happening.go_on) for happening in happenings.values()]
             found = server.run(be_rank, asked, limit_s=100)
             for one in happen:
                 one.result()
@@ -257,15 +301,49 @@ def test_a_host_that_dies_is_named_and_its_fellow_victims_are_not(ended: dict[st
     assert "ranks 2 and 3 are lost: nothing has come from host node1" in finding.message
 
 
-def test_where_rank_0s_host_dies_one_rank_of_each_other_says_how_to_join_the_parts(ended: dict[str, tuple[Path, list[Ended]]]) -> None:
+@pytest.mark.parametrize("name", ["rank 0's host dies", "rank 0's host dies in gathering"])
+def test_where_rank_0s_host_dies_one_rank_of_each_other_says_how_to_join_the_parts(
+    name: str, ended: dict[str, tuple[Path, list[Ended]]]
+) -> None:
     """Its link is down, so the store does not answer, and does not fail: ranks used to wait for it, for many minutes."""
-    case = ended["rank 0's host dies"]
-    assert [one.how for one in case[1]] == ["killed", "killed", "returned", "returned"]
-    assert said(case, 3) == []
-    (line,) = said(case, 2)
-    found = re.search(r"They are in (\S+): .* by ringsim merge (\S+) DIRECTORY", line)
-    assert found is not None, line
-    assert main(["merge", found[2], found[1]]) == 0
-    trace = ringsim.load(found[2])
-    assert "ranks 0 and 1 left no record" in trace.metadata["notes"]
+    case, ranks = ended[name], CASES[name].ranks
+    assert [one.how for one in case[1]] == ["killed"] * ranks[0] + ["returned"] * sum(ranks[1:])
+    parts, file = [], ""
+    for rank in range(ranks[0], sum(ranks)):
+        lines = said(case, rank)
+        if CASES[name].host(rank) == CASES[name].host(rank - 1):
+            assert lines == [], "another rank of its host says it"
+            continue
+        (line,) = lines
+        found = re.search(r"They are in (\S+): .* by ringsim merge (\S+) DIRECTORY", line)
+        assert found is not None, line
+        file = found[2]
+        parts.append(found[1])
+    assert main(["merge", file, *parts]) == 0
+    trace = ringsim.load(file)
+    assert {*trace.events.rank} == {*range(ranks[0], sum(ranks))}
+    assert f"{name_ranks(range(ranks[0]))} left no record" in trace.metadata["notes"]
     assert "has no send" not in str(trace.explain())
+
+
+def test_the_parts_come_from_another_rank_of_the_host_where_the_one_that_sends_them_dies(
+    ended: dict[str, tuple[Path, list[Ended]]],
+) -> None:
+    case = ended["a rank dies in gathering"]
+    assert [one.how for one in case[1]] == ["returned", "killed", "returned"]
+    trace = ringsim.load(case[0] / "run.ringtrace")
+    assert [int((trace.events.rank == rank).sum()) for rank in range(3)] == [300] * 3
+    assert (trace.metadata["complete"], trace.metadata["notes"]) == (True, [])
+
+
+def test_a_host_that_dies_while_its_parts_come_is_named_with_where_they_lie(ended: dict[str, tuple[Path, list[Ended]]]) -> None:
+    case = ended["a host dies in gathering"]
+    trace = ringsim.load(case[0] / "run.ringtrace")
+    assert {*trace.events.rank} == {0, 1}, "what the other host has comes all the same"
+    assert not trace.metadata["complete"]
+    (note,) = [note for note in trace.metadata["notes"] if "did not come" in note]
+    assert note.startswith("the parts of ranks [2] did not come from host node2: they are there in ")
+    assert (case[0] / "node2" / "run.ringtrace.parts" / "rank-2.events").exists()
+    parts = [str(case[0] / f"node{host}" / "run.ringtrace.parts") for host in (0, 2)]
+    assert main(["merge", str(case[0] / "run.ringtrace"), *parts]) == 0
+    assert {*ringsim.load(case[0] / "run.ringtrace").events.rank} == {0, 1, 2}

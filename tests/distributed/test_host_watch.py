@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import threading
 import time
 import zlib
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from rank_server import RankServer, results
+from test_gathering import finish_sending
 from test_recording import join
 from torch.distributed.distributed_c10d import PrefixStore
 
@@ -51,6 +53,7 @@ def wait_for_each_other(directory: str, rank: int) -> list[str]:
             dist.send(torch.zeros(1), 0)
         else:
             helper.join()
+    finish_sending()
     return watch.said
 
 
@@ -63,6 +66,49 @@ def test_a_deadlock_between_hosts_is_told_with_rank_and_line(server: RankServer,
     assert re.search(r"waits (for \d|in recv)", said[0][0])[0] == "waits in recv", "for how long would be by nobody's clock"
     assert said[1] == []
     assert said[0][0] in ringsim.load(tmp_path / "run.ringtrace").metadata["notes"]
+
+
+def is_never_heard(directory: str, rank: int, entered: bool) -> list[str]:
+    """Rank 1, on a host of its own, falls silent where it has just entered the block, or before it, until rank 0 has told of it."""
+    os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank}"
+    hosts.LOST_S = 0.5  # type: ignore[misc]
+    path, pid, told = join(directory, rank, 2), Path(directory, "pid"), Path(directory, "told")
+    if rank:
+        pid.write_text(str(os.getpid()))
+        while not (entered or told.exists()):
+            time.sleep(0.01)
+    dist.barrier() if entered else None
+    with ringsim.trace(path) as recording:
+        watch = recording._hosts
+        assert watch is not None
+
+        def help_out() -> None:
+            while not watch.said:
+                time.sleep(0.01)
+            told.touch()
+            os.kill(int(pid.read_text()), signal.SIGCONT)
+
+        if rank:
+            os.kill(os.getpid(), signal.SIGSTOP if entered else signal.SIGCONT)
+            dist.send(torch.zeros(1), 0)
+        else:
+            threading.Thread(target=help_out).start()
+            dist.recv(torch.zeros(1), 1)
+    finish_sending()
+    return watch.said
+
+
+@pytest.mark.parametrize("entered", [True, False])
+def test_a_host_that_is_gone_before_its_first_word_is_told_of(entered: bool, server: RankServer, tmp_path: Path) -> None:
+    """Nothing used to be said for as long as the groups' time-out, 30 minutes by default."""
+    said, _ = results(server.run(is_never_heard, [(str(tmp_path), rank, entered) for rank in range(2)], limit_s=60))
+    if entered:
+        assert re.fullmatch(r"nothing has come from host \S+ \(rank 1\) for 0 s: it is lost, or cut off", said[0])
+    else:
+        late = "rank 1 has not entered the recorded block (late, or lost while starting), and others wait: rank 0 waits in recv from 1 "
+        assert said[0].startswith(late)
+        assert re.search(rf"at {Path(__file__).name}:\d+$", said[0])
+    assert said[0] in ringsim.load(tmp_path / "run.ringtrace").metadata["notes"]
 
 
 def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +156,12 @@ def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(tmp_path: Path, mon
     watch._judge(Trace(make_events({**columns, **stuck, "payload": [0] * 3}, tables), {"world_size": 3}))
     store = Store(PrefixStore("hosts", dist.HashStore()), "run")
     store.put(f"beat/{zlib.crc32(b'far')}", b"[1, 7, 0, 0.0]")
-    link, watch._link, watch._looked = watch._link, None, True
-    assert link is not None
-    assert link.may_take_s == pytest.approx(3 * 32 / STALL_BYTES_PER_S)
+    doubt, watch._doubt, watch._looked = watch._doubt, None, True
+    assert doubt is not None
+    assert doubt.may_take_s == pytest.approx(3 * 32 / STALL_BYTES_PER_S)
     watch._look(None, store, "stands")  # all stand from here on
-    link.may_take_s = -hosts.LOST_S
-    watch._link, watch._looked = link, True
+    doubt.may_take_s = -hosts.LOST_S
+    watch._doubt, watch._looked = doubt, True
     watch._look(None, store, "stands")
     watch._look(None, store, "")
     watch.stop()

@@ -1,21 +1,23 @@
-"""torchrun on two hosts that share no directory, no process numbers, no name and no clock: one trace an attempt."""
+"""torchrun on three hosts that share no directory, no process numbers, no name and no clock: one trace an attempt."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from processes import RANK_VARIABLES
-from test_other_network import HERE, THERE, command
+from test_other_network import ADDRESSES, HERE, command
 from test_other_network import machines as machines
 
 import ringsim
 from ringsim.traces.events import OP_NAMES
 
-AHEAD_S = 5  # of the clock of the second host
+AHEAD_S = (0, 5, 2)  # of the clock of each host
 PROGRAM = Path(__file__).parent.parent / "programs" / "scripts" / "fails_once.py"
 # Runs the rest of its arguments on a host: $1 its name, $2 a directory that it alone sees, $3 its hosts file, $4 gets a copy of $2.
 HOST = """
@@ -24,10 +26,11 @@ private=$2 copy=$4; shift 4; cd $private; "$@"; code=$?; cp -r $private/. $copy;
 """
 
 
+HOSTS_FILE = "127.0.0.1 localhost\n" + "".join(f"{address} node{number}\n" for number, address in enumerate(ADDRESSES))
 PROCESSES = ["-p", "--mount-proc"]  # an option of `unshare`: process numbers of its own
 
 
-def on_hosts(machines: tuple[str, str], tmp_path: Path, *options: list[str]) -> list[list[str]]:
+def on_hosts(machines: tuple[str, ...], tmp_path: Path, *options: list[str]) -> list[list[str]]:
     """Returns for each host, which has its own ``options``, the words that run what follows them there; skips where it cannot be made."""
     unshare = [["ip", "netns", "exec", name, "unshare", "-m", "-u", "--kill-child", "-f"] for name in machines]
     try:
@@ -37,7 +40,7 @@ def on_hosts(machines: tuple[str, str], tmp_path: Path, *options: list[str]) -> 
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"hosts cannot be made here: {getattr(error, 'stderr', '') or error}")
     (tmp_path / "private").mkdir()
-    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{HERE} node0\n{THERE} node1\n")
+    (tmp_path / "hosts").write_text(HOSTS_FILE)
     words = [str(tmp_path / "private"), str(tmp_path / "hosts")]
     return [
         [*prefix, "sh", "-c", HOST, "sh", f"node{number}", *words, str(tmp_path / f"node{number}")] for number, prefix in enumerate(unshare)
@@ -50,42 +53,89 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
 
-# In torchrun's own store ranks meet again only by initialize_distributed: the agents have counted different numbers of restarts.
-STORES = {"torchrun's": {}, "of each attempt": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}}
+def on_each(hosts: list[list[str]], *words: str, **variables: str) -> list[str]:
+    """Runs torchrun on all hosts at once, which must end well; returns what it said on each."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", "--max-restarts=1", "--rdzv-id=job"]
+    torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:29400", "-m", "ringsim", *words]
+    pipes, known = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}, environment(GLOO_SOCKET_IFNAME="cable", **variables)
+    jobs = [subprocess.Popen([*host, *torchrun], env=known, text=True, **pipes) for host in hosts]
+    said = [job.communicate(timeout=300)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0] * len(hosts), said
+    return said
+
+
+def tell_doctor(said: str) -> dict[str, tuple[bool, str]]:
+    """Returns whether each thing works that ``ringsim doctor --json`` tells of, and the details."""
+    return {row["what"]: (row["works"], row["detail"]) for row in json.loads(said[said.index("{") :])["found"]}
 
 
 @pytest.mark.timeout(330)
-@pytest.mark.parametrize("store", ["torchrun's", pytest.param("of each attempt", marks=pytest.mark.soak)])
-def test_one_trace_an_attempt_without_a_shared_directory(store: str, machines: tuple[str, str], tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
+@pytest.mark.parametrize(
+    ("machines", "store"), [(3, "torchrun's"), pytest.param(2, "of each attempt", marks=pytest.mark.soak)], indirect=["machines"]
+)
+def test_one_trace_an_attempt_without_a_shared_directory(store: str, machines: tuple[str, ...], tmp_path: Path) -> None:
+    """In torchrun's own store ranks meet again only by initialize_distributed: see ``test_a_restart_in_the_store_of_torchrun``."""
+    program, size = tmp_path / "program.py", len(machines)
     text = PROGRAM.read_text().replace("\ndist.", "\nprint('restarts', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\ndist.", 1)
     if store == "torchrun's":
         text = text.replace('dist.init_process_group("gloo")', "import ringsim\nringsim.initialize_distributed()")
     program.write_text(text)
-    ahead = ["-T", "--monotonic", str(AHEAD_S), "--boottime", str(AHEAD_S)]
-    hosts = on_hosts(machines, tmp_path, PROCESSES, PROCESSES + ahead)
-    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--max-restarts=1"]
-    words += ["--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:29400", "--rdzv-id=job"]
-    words += ["-m", "ringsim", "trace", "-o", "run.ringtrace", str(program)]
-    variables = environment(GLOO_SOCKET_IFNAME="cable", **STORES[store])
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    jobs = [subprocess.Popen([*host, *words], env=variables, text=True, **pipes) for host in hosts]
-    said = [job.communicate(timeout=300)[0] for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], said
+    ahead = [["-T", "--monotonic", str(ahead_s), "--boottime", str(ahead_s)] for ahead_s in AHEAD_S[:size]]
+    hosts = on_hosts(machines, tmp_path, *(PROCESSES + options for options in ahead))
+    variables = {} if store == "torchrun's" else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    said = on_each(hosts, "trace", "-o", "run.ringtrace", str(program), **variables)
+    names = [f"node{number}" for number in range(size)]
+    told = tell_doctor(on_each(hosts, "doctor", "--json", **variables)[0])
+    assert told["hosts"] == (True, "; ".join(f"{name}: rank {rank}" for rank, name in enumerate(names)))
+    assert told["clocks"][1].startswith(f"{size} clocks; node0: ")
+    assert told["listening"][0], "ringsim opens no socket to every network"
+    assert told["ring"] == (True, f"crosses hosts {size} times")
     assert "wrote" in said[0]
-    assert "restarts 1" in said[1], "whether the other agent counts one, too, depends on what it hears of first"
+    assert "restarts 1" in said[-1], "whether the other agents count one, too, depends on what they hear of first"
     first, second = (ringsim.load(tmp_path / "node0" / name) for name in ("run.ringtrace", "run.1.ringtrace"))
     for number, trace in enumerate((first, second)):
-        assert trace.hosts == ["node0", "node1"]
+        assert trace.hosts == names
         assert not any("did not come" in note for note in trace.metadata["notes"])
         assert (trace.metadata["job"], trace.metadata["attempt"]) == ("job", number)
         assert trace.metadata["complete"] == (number == 1)
-    assert sorted(OP_NAMES[op] for op in second.events.op if OP_NAMES[op] != "mark") == ["barrier"] * 2 + ["isend"] * 2 + ["recv"] * 2
-    reference, clock = second.clocks
-    assert (reference.ranks, reference.how, clock.ranks, clock.how) == ((0,), "reference", (1,), "store")
-    assert clock.uncertainty_ns is not None
-    assert abs(clock.offset_ns + AHEAD_S * 10**9) <= clock.uncertainty_ns < 10**9
-    assert second.makespan_s < AHEAD_S
+    assert sorted(OP_NAMES[op] for op in second.events.op if OP_NAMES[op] != "mark") == sorted(["barrier", "isend", "recv"] * size)
+    reference, *clocks = second.clocks
+    assert (reference.ranks, reference.how) == ((0,), "reference")
+    assert [(clock.ranks, clock.how) for clock in clocks] == [((rank,), "store") for rank in range(1, size)]
+    for clock in clocks:
+        assert clock.uncertainty_ns is not None
+        assert abs(clock.offset_ns + AHEAD_S[clock.ranks[0]] * 10**9) <= clock.uncertainty_ns < 10**9
+    assert second.makespan_s < min(AHEAD_S[1:])
+    rows = [label.get_text() for label in second.plot_timeline().get_yticklabels()]
+    assert [row.split()[0] for row in rows] == names, "a group of rows for each host"
     assert first.metadata["run_id"] != second.metadata["run_id"]
-    assert [end["rank"] for end in first.metadata["ends"] if "sys.exit(no)" in end["about"]] == [1]
-    assert sorted(path.name for path in (tmp_path / "node1").iterdir()) == ["run.ringtrace.parts"], "of the attempt that has no receipt"
+    assert [end["rank"] for end in first.metadata["ends"] if "sys.exit(no)" in end["about"]] == [size - 1]
+    for name in names[1:]:
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["run.ringtrace.parts"], "of the attempt that has no receipt"
+
+
+RESTARTED = """
+import os, signal, sys
+from datetime import timedelta
+import torch.distributed as dist
+
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+if again and os.environ["RANK"] == "1":
+    signal.pause()  # its address in the store is that of the one before it
+dist.init_process_group("gloo", timeout=timedelta(seconds=0.2 if again else 60))
+if dist.get_rank() == 1:
+    sys.exit("no")
+signal.pause()
+"""
+
+
+def test_a_restart_in_the_store_of_torchrun_may_fail_in_torch_and_the_error_says_why(tmp_path: Path) -> None:
+    """The agent keeps its store, and so what the first ranks wrote there; Gloo's error was not seen to be one of it."""
+    program = tmp_path / "program.py"
+    program.write_text(RESTARTED)
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    words += ["--monitor-interval=0.05", "-m", "ringsim", "trace", "-o", str(tmp_path / "run.ringtrace"), str(program)]
+    ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode
+    (note,) = re.findall(r"RuntimeError: Gloo connectFullMesh failed .*\n(.*)", ended.stderr)  # without an address it would not connect
+    assert "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call ringsim.initialize_distributed()." in note

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from mpi_runs import require_mpi
-from test_hosts import PROCESSES, PROGRAM, environment, on_hosts
+from test_hosts import PROCESSES, PROGRAM, environment, on_hosts, tell_doctor
 from test_other_network import HERE, THERE, command
 from test_other_network import machines as machines
 
@@ -39,7 +38,7 @@ PartitionName=all Nodes=ALL Default=YES
 """
 BATCH = """#!/bin/sh
 #SBATCH --nodes=2 --ntasks=4 --output=job.log
-srun {python} -m ringsim trace -o run.ringtrace {program}
+srun {python} -m ringsim trace -o run.ringtrace {program} && srun {python} -m ringsim doctor --json > doctor.json
 echo $? > ended
 """
 # A node of the cluster: $1 has the configuration. The first one runs the batch file; the other stays until its input ends.
@@ -64,6 +63,16 @@ def start(hosts: list[list[str]], script: str, *arguments: str, **variables: str
     return [subprocess.Popen([*host, *words], env=environment(**variables), text=True, stderr=subprocess.STDOUT, **pipes) for host in hosts]
 
 
+def check_doctor(said: str) -> None:
+    """Looks at what the doctor says of three ranks of one host and one of the other."""
+    told = tell_doctor(said)
+    assert told["hosts"] == (True, "node0: ranks 0, 1 and 2; node1: rank 3")
+    assert told["networks"] == (True, f"node0: cable, {HERE}; node1: cable, {THERE}")
+    assert told["clocks"][1].startswith("1 clock; node0: ")
+    assert told["listening"][0], "ringsim opens no socket to every network"
+    assert told["ring"] == (True, "crosses hosts 2 times")
+
+
 def check(trace: ringsim.Trace) -> None:
     """Looks whether a trace has three ranks of one host and one of the other, each with its messages."""
     assert [one["host"] for one in trace.metadata["ranks"]] == ["node0", "node0", "node0", "node1"]
@@ -72,7 +81,7 @@ def check(trace: ringsim.Trace) -> None:
 
 
 @pytest.mark.timeout(330)
-def test_a_batch_file_of_slurm(machines: tuple[str, str], tmp_path: Path) -> None:
+def test_a_batch_file_of_slurm(machines: tuple[str, ...], tmp_path: Path) -> None:
     missing = [name for name in ("slurmctld", "slurmd", "srun", "munged") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"Slurm must be installed, with munge: {', '.join(missing)}")
@@ -82,7 +91,7 @@ def test_a_batch_file_of_slurm(machines: tuple[str, str], tmp_path: Path) -> Non
     (tmp_path / "munge.key").write_bytes(secrets.token_bytes(1024))
     (tmp_path / "munge.key").chmod(0o400)
     (tmp_path / "job.sh").write_text(BATCH.format(python=sys.executable, program=PROGRAM))
-    first, second = nodes = start(hosts, NODE, str(tmp_path), SLURM_CONF=str(tmp_path / "slurm.conf"))
+    first, second = nodes = start(hosts, NODE, str(tmp_path), SLURM_CONF=str(tmp_path / "slurm.conf"), GLOO_SOCKET_IFNAME="cable")
     try:
         said = first.communicate(timeout=300)[0]
         second.communicate("end\n", timeout=20)
@@ -91,10 +100,11 @@ def test_a_batch_file_of_slurm(machines: tuple[str, str], tmp_path: Path) -> Non
             node.kill()
     assert first.returncode == 0, said
     check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
+    check_doctor((tmp_path / "node0" / "doctor.json").read_text())
 
 
 @contextmanager
-def remote_shell(machines: tuple[str, str], tmp_path: Path) -> Iterator[tuple[list[str], str]]:
+def remote_shell(machines: tuple[str, ...], tmp_path: Path) -> Iterator[tuple[list[str], str]]:
     """Yields the words that run a command on the first host, and the path of a program that does so on the host that it is told."""
     nodes = start(on_hosts(machines, tmp_path, [], []), "echo $$; read end")
     try:
@@ -122,36 +132,32 @@ DOCTOR = [sys.executable, "-m", "ringsim", "doctor", "--json"]
 
 
 @pytest.mark.timeout(330)
-def test_mpirun_with_a_remote_shell(machines: tuple[str, str], tmp_path: Path) -> None:
+def test_mpirun_with_a_remote_shell(machines: tuple[str, ...], tmp_path: Path) -> None:
     mpirun = require_mpi()
     if "HYDRA" not in command(mpirun, "--version"):
         pytest.skip("mpirun must be MPICH's, whose options are used here")
-    head, cable = ["-genv", "MASTER_ADDR", HERE], ["-genv", "GLOO_SOCKET_IFNAME", "cable"]
+    head = ["-genv", "MASTER_ADDR", HERE]
     with remote_shell(machines, tmp_path) as (enter, remote):
         words = [*enter, mpirun, "-launcher", "rsh", "-launcher-exec", remote, "-iface", "cable"]
         words += ["-wdir", str(tmp_path / "private"), "-hosts", "node0:3,node1:1", "-n", "4"]
-        without, run, asked = run_words(words, TRACE, [*head, *TRACE], [*head, *cable, *DOCTOR])
+        without, run = run_words(words, TRACE, [*head, *TRACE])
     assert without.returncode, "each rank would start ranks of its own"
     assert "head_ip must be said by the launcher" in without.stderr, without
     assert not run.returncode, run
-    told = {row["what"]: (row["works"], row["detail"]) for row in json.loads(asked.stdout)["found"]}
-    assert told["hosts"] == (True, "node0: ranks 0, 1 and 2; node1: rank 3")
-    assert told["networks"] == (True, f"node0: cable, {HERE}; node1: cable, {THERE}")
-    assert told["clocks"][1].startswith("1 clock; node0: ")
-    assert told["listening"][0], "ringsim opens no socket to every network"
-    assert told["ring"] == (True, "crosses hosts 2 times")
     check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(330)
-def test_mpirun_of_open_mpi_with_a_remote_shell(machines: tuple[str, str], tmp_path: Path) -> None:
+def test_mpirun_of_open_mpi_with_a_remote_shell(machines: tuple[str, ...], tmp_path: Path) -> None:
     mpirun = shutil.which("mpirun.openmpi")
     if mpirun is None:
         pytest.skip("Open MPI must be installed, as mpirun.openmpi")
     with remote_shell(machines, tmp_path) as (enter, remote):
         words = [*enter, mpirun, "--allow-run-as-root", "--mca", "plm_rsh_agent", remote, "--wdir", str(tmp_path / "private")]
         words += ["--mca", "oob_tcp_if_include", "cable", "--host", "node0:3,node1:1", "-n", "4", "-x", f"MASTER_ADDR={HERE}"]
-        (run,) = run_words(words, TRACE)
+        words += ["-x", "GLOO_SOCKET_IFNAME=cable"]
+        run, asked = run_words(words, TRACE, DOCTOR)
     assert not run.returncode, run
+    check_doctor(asked.stdout)
     check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))

@@ -1,6 +1,6 @@
 """What a run on this machine opens cannot be reached from another machine.
 
-The two machines are two network namespaces with a cable between them; the network of the machine that runs the test is not touched.
+The machines are network namespaces, each with a cable to a switch; the network of the machine that runs the test is not touched.
 Making them takes the right to; without it the test is skipped, and ``test_launch`` looks at the addresses in /proc.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-HERE, THERE = "198.51.100.1", "198.51.100.2"  # of the two machines, which nobody else sees
+ADDRESSES = HERE, THERE, _ = "198.51.100.1", "198.51.100.2", "198.51.100.3"  # of the machines, which nobody else sees
 PROGRAM = Path(__file__).with_name("reachable_ports.py")
 
 
@@ -26,39 +26,46 @@ def command(*words: str) -> str:
 
 
 @contextmanager
-def make_machines(label: str, cables: Sequence[str] = ("cable",)) -> Iterator[tuple[str, str]]:
-    """Yields the names of two network namespaces with cables between them, each a network of its own; skips where it cannot make them."""
-    names = (f"ringsim-{label}-here-{os.getpid()}", f"ringsim-{label}-there-{os.getpid()}")
+def make_machines(label: str, count: int = 2, cables: Sequence[str] = ("cable",)) -> Iterator[tuple[str, ...]]:
+    """Yields the names of network namespaces, with a cable from each to a switch, or several, each a network of its own.
+
+    Skips where it cannot make them.
+    """
+    names = [f"ringsim-{label}-{number}-{os.getpid()}" for number in range(count)]
+    switch = f"ringsim-{label}-switch-{os.getpid()}"
     made = []
     try:
         try:
-            for name in names:
+            for name in (switch, *names):
                 command("ip", "netns", "add", name)
                 made.append(name)
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"a network namespace cannot be made here: {getattr(error, 'stderr', '') or error}")
-        for number, cable in enumerate(cables):
-            command("ip", "-n", names[0], "link", "add", cable, "type", "veth", "peer", "name", cable, "netns", names[1])
-            for name, address in zip(names, (HERE, THERE), strict=True):
-                there = ipaddress.ip_address(address) + 4 * number
-                command("ip", "-n", name, "address", "add", f"{there}/30", "dev", cable)
+        for network, cable in enumerate(cables):
+            command("ip", "-n", switch, "link", "add", cable, "up", "type", "bridge")
+            for number, name in enumerate(names):
+                plug = f"{cable}{number}"
+                command("ip", "-n", name, "link", "add", cable, "type", "veth", "peer", "name", plug, "netns", switch)
+                command("ip", "-n", switch, "link", "set", plug, "master", cable, "up")
+                address = ipaddress.ip_address(ADDRESSES[number]) + 8 * network
+                command("ip", "-n", name, "address", "add", f"{address}/29", "dev", cable)
                 command("ip", "-n", name, "link", "set", cable, "up")
         for name in names:
             command("ip", "-n", name, "link", "set", "lo", "up")
-        yield names
+        yield tuple(names)
     finally:
         for name in made:
             command("ip", "netns", "delete", name)  # takes its cables along
 
 
 @pytest.fixture
-def machines() -> Iterator[tuple[str, str]]:
-    """The names of two network namespaces with a cable between them."""
-    with make_machines("one") as names:
+def machines(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
+    """The names of two network namespaces that reach each other, or of as many as a test asks for."""
+    with make_machines("one", getattr(request, "param", 2)) as names:
         yield names
 
 
-def test_no_socket_of_a_run_is_reachable_from_another_network(machines: tuple[str, str]) -> None:
+def test_no_socket_of_a_run_is_reachable_from_another_network(machines: tuple[str, ...]) -> None:
     here, there = machines
     printed = command("ip", "netns", "exec", here, sys.executable, str(PROGRAM), HERE, there)
     said = json.loads(printed.splitlines()[-1])  # before it, ranks that joined by themselves say so
