@@ -133,7 +133,7 @@ def test_mpirun_with_a_remote_shell(machines: tuple[str, str], tmp_path: Path) -
         without, run, asked = run_words(words, TRACE, [*head, *TRACE], [*head, *cable, *DOCTOR])
     assert without.returncode, "each rank would start ranks of its own"
     assert "head_ip must be said by the launcher" in without.stderr, without
-    assert not run.returncode, run
+    assert not run.returncode, run.stdout + run.stderr
     told = {row["what"]: (row["works"], row["detail"]) for row in json.loads(asked.stdout)["found"]}
     assert told["hosts"] == (True, "node0: ranks 0, 1 and 2; node1: rank 3")
     assert told["networks"] == (True, f"node0: cable, {HERE}; node1: cable, {THERE}")
@@ -153,5 +153,5 @@ def test_mpirun_of_open_mpi_with_a_remote_shell(machines: tuple[str, str], tmp_p
         words = [*enter, mpirun, "--allow-run-as-root", "--mca", "plm_rsh_agent", remote, "--wdir", str(tmp_path / "private")]
         words += ["--mca", "oob_tcp_if_include", "cable", "--host", "node0:3,node1:1", "-n", "4", "-x", f"MASTER_ADDR={HERE}"]
         (run,) = run_words(words, TRACE)
-    assert not run.returncode, run
+    assert not run.returncode, run.stdout + run.stderr
     check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
