@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
@@ -23,6 +24,7 @@ from processes import read, until
 from ringsim.launch.threads import list_threads
 
 LIBRARY = "/no/such/library"
+LONG_S = 600  # longer than any test
 
 
 def held(lock: Any) -> Any:
@@ -41,18 +43,18 @@ async def serve() -> None:
 
 WAITS: dict[str, tuple[bool, Callable[[], object]]] = {  # whether only another thread of the process can end it
     "a lock": (True, lambda: held(threading.Lock()).acquire()),
-    "a lock, for a while": (False, lambda: held(threading.Lock()).acquire(timeout=60)),
+    "a lock, for a while": (False, lambda: held(threading.Lock()).acquire(timeout=LONG_S)),
     "a queue": (True, lambda: queue.Queue().get()),
     "a simple queue": (True, lambda: queue.SimpleQueue().get()),
     "another thread, in asyncio": (True, lambda: asyncio.run(asyncio.to_thread(held(threading.Lock()).acquire))),
-    "time, in asyncio": (False, lambda: asyncio.run(asyncio.sleep(60))),
+    "time, in asyncio": (False, lambda: asyncio.run(asyncio.sleep(LONG_S))),
     "anybody, in asyncio": (False, lambda: asyncio.run(serve())),
     "a socket of this process": (True, lambda: recv_from(*socket.socketpair())),
     "a socket for anybody": (False, lambda: socket.create_server(("127.0.0.1", 0)).accept()),
     "a pipe": (False, lambda: os.read(os.pipe()[0], 1)),
     "a lock of several processes": (False, lambda: held(get_context("fork").Lock()).acquire()),
-    "time": (False, lambda: time.sleep(60)),
-    "an event, for a while": (True, lambda: threading.Event().wait(60)),
+    "time": (False, lambda: time.sleep(LONG_S)),
+    "an event, for a while": (True, lambda: threading.Event().wait(LONG_S)),
 }
 TIMED = "an event, for a while"  # as those wait that look after something
 
@@ -60,7 +62,7 @@ TIMED = "an event, for a while"  # as those wait that look after something
 def look_at(thread: threading.Thread) -> tuple[bool, bool, list[int]]:
     """Returns whether a thread counts as idle, once it sleeps, and as timed; and the lines of this file at which threads wait."""
     number = os.getpid() if thread is threading.main_thread() else thread.native_id
-    assert until(lambda: read(Path(f"/proc/self/task/{number}/stat")).rpartition(")")[2].split()[0] == "S", 10)
+    assert until(lambda: read(Path(f"/proc/self/task/{number}/stat")).rpartition(")")[2].split()[0] == "S", 40)
     said = list_threads(LIBRARY)
     places = said.idle.values()
     return thread.ident not in said.busy, thread.ident in said.timed, [place[1] for place in places if place and place[0] == __file__]
@@ -72,24 +74,24 @@ def report() -> None:
     for name, (expected, wait) in WAITS.items():
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
-        until(lambda: look_at(thread)[:2] == (expected, name == TIMED), 2)  # noqa: B023 - called at once
+        until(lambda: look_at(thread)[:2] == (expected, name == TIMED), 20)  # noqa: B023 - called at once
         said[name] = look_at(thread)
     main = threading.main_thread()
-    for name, limit_s, alarm_s in (("first", None, 0), ("limited", 60, 0), ("alarmed", None, 60)):
+    for name, limit_s, alarm_s in (("first", None, 0), ("limited", LONG_S, 0), ("alarmed", None, LONG_S)):
         signal.alarm(alarm_s)
         asker = threading.Thread(target=lambda: said.update({name: look_at(main)[0]}))  # noqa: B023 - it ends first
         asker.start()
         asker.join(limit_s)
-    timer = threading.Timer(60, print)
+    timer = threading.Timer(LONG_S, print)
     timer.start()
     said["timer"] = look_at(timer)[0]
     print(json.dumps(said), flush=True)
-    os._exit(0)
 
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False, timeout=100)
+    assert not done.returncode, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -108,4 +110,9 @@ def test_a_limit_of_the_first_thread_an_alarm_and_a_timer_are_the_programs_own(s
 
 
 if __name__ == "__main__":
-    report()
+    try:
+        report()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # nothing waits for the threads, which wait for nothing that comes
+    os._exit(0)

@@ -20,11 +20,13 @@ Whoever finds a fault, or runs out of time, writes the verdict instead. The firs
 from __future__ import annotations
 
 import _thread
+import atexit
 import errno
 import ipaddress
 import json
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -66,6 +68,15 @@ class BackgroundCall(Generic[T]):
             self._future.set_result(call())
         except Exception as error:
             self._future.set_exception(error)
+
+
+_LEFT_S = 5.0  # how long a process that ends waits for a thread that is left
+
+
+def leave_thread(thread: threading.Thread) -> None:
+    """Lets a thread end by itself that has been told to, before the interpreter ends: a call of torch's that returns later aborts it."""
+    if thread.is_alive():
+        atexit.register(thread.join, _LEFT_S)
 
 
 _READERS_GRACE_S = 1.0  # a host that failed stays this long at most, for the others to read why

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.distributed import ProcessGroup, Work
 
+from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.collectives import METHODS, Reading, find_tensors
 from ringsim.comm.torch_private import keys_below_backend_select, tree_leaves
 from ringsim.traces.events import ERROR, NONE
@@ -199,6 +200,7 @@ class LateWaits:
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(JOIN_S)
+            leave_thread(self._thread)
 
     def _run(self) -> None:
         while (item := self._next()) is not None:

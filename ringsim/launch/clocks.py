@@ -25,6 +25,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from ringsim.comm.bootstrap import leave_thread
 from ringsim.state import OUR_THREADS
 from ringsim.traces.clocks import DRIFT_PPM
 from ringsim.traces.recorder import Recorder
@@ -95,6 +96,7 @@ class ClockComparison:
                 self._store.queue_push(f"clock/asked/{self._number}", "")
         for thread in [*self._threads.values()]:
             thread.join(0 if failed else PATIENCE.total_seconds())
+            leave_thread(thread)
 
     def _answer(self) -> None:
         """Tells whoever asks what this clock shows."""

@@ -33,6 +33,7 @@ from typing import Any, Final
 import numpy as np
 from torch.distributed.distributed_c10d import PrefixStore
 
+from ringsim.comm.bootstrap import leave_thread
 from ringsim.diagnose.explain import LOST
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
@@ -95,9 +96,10 @@ class HostWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it; does not wait for a beat that is held up."""
+        """Ends it; waits for a beat that is held up when the process ends."""
         self._stopped.set()
         self._thread.join(BEAT_S)
+        leave_thread(self._thread)
 
     def find_lost(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
         """Returns what is to be said of ranks whose hosts are silent, as a trace keeps it for ``explain``; waits until that is clear."""

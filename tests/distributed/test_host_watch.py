@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -141,6 +143,33 @@ def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(tmp_path: Path, 
     beat("far", hosts.OVER, 0.0)
     watch.stop()
     assert len(watch.said) == 2
+
+
+HELD_UP = """
+import atexit, sys, threading
+from pathlib import Path
+import torch.distributed as dist
+from ringsim.launch import hosts
+
+def stands():
+    asked.set()
+    ending.wait()
+    return ""
+
+asked, ending, hosts.BEAT_S = threading.Event(), threading.Event(), 0.0
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+watch = hosts.HostWatch(store, "run", 0, 2, Path(sys.argv[1]), stands)
+asked.wait()
+atexit.register(lambda: print(watch._thread.is_alive()))  # the last to be called
+watch.stop()
+atexit.register(ending.set)  # the first
+"""
+
+
+def test_a_process_ends_only_after_a_beat_that_is_held_up(tmp_path: Path) -> None:
+    """Otherwise the interpreter, which is ending, would abort the process when torch's store answers."""
+    ended = subprocess.run([sys.executable, "-c", HELD_UP, str(tmp_path)], capture_output=True, text=True, timeout=100, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "False\n"), ended.stderr
 
 
 def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_mpirun_with_a_remote_shell(machines: tuple[str, ...], tmp_path: Path) -
         without, run = run_words(words, TRACE, [*head, *TRACE])
     assert without.returncode, "each rank would start ranks of its own"
     assert "head_ip must be said by the launcher" in without.stderr, without
-    assert not run.returncode, run
+    assert not run.returncode, run.stdout + run.stderr
     check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
 
 
@@ -158,6 +158,6 @@ def test_mpirun_of_open_mpi_with_a_remote_shell(machines: tuple[str, ...], tmp_p
         words += ["--mca", "oob_tcp_if_include", "cable", "--host", "node0:3,node1:1", "-n", "4", "-x", f"MASTER_ADDR={HERE}"]
         words += ["-x", "GLOO_SOCKET_IFNAME=cable"]
         run, asked = run_words(words, TRACE, DOCTOR)
-    assert not run.returncode, run
+    assert not run.returncode, run.stdout + run.stderr
     check_doctor(asked.stdout)
     check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
