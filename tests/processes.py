@@ -44,9 +44,9 @@ def gone(pid: int) -> bool:
 def until(condition: Callable[[], bool], limit_s: float) -> bool:
     """Waits for a condition; tells whether it came true in time."""
     deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
+    while not (true := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return condition()
+    return true  # as it was then: it may have changed since
 
 
 def listening() -> set[str]:
