@@ -3,9 +3,9 @@
     python benchmarks/quiet_hosts.py [--runs 100] [--hangs 10] [--busy PROCESSES]
 
 The hosts are namespaces, with two ranks each. A correct run is a recorded block of messages around all ranks and an all_reduce, in
-which one rank or another keeps all others waiting for a second. A run that hangs is two ranks of different hosts that receive from each
-other, once both hosts are watched; a thread of one of them ends that as soon as rank 0 has said why. Prints what was said of correct runs,
-and exits with 1 where there was anything. Making hosts takes the right to.
+which one rank or another keeps all others waiting for a second, and enters every other block a second late. A run that hangs is two ranks
+of different hosts that receive from each other, once both hosts are watched; a thread of one of them ends that as soon as rank 0 has said
+why. Prints what was said of correct runs, and exits with 1 where there was anything. Making hosts takes the right to.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def run_rank(rank: int, runs: int, hangs: int, directory: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:29500", rank=rank, world_size=RANKS)
     for number in range(runs + hangs):
         took_s = 0.0
+        if rank == number % RANKS and number % 2 and number < runs:
+            time.sleep(LATE_S)
         with ringsim.trace(f"{directory}/run.ringtrace") as recording:
             watch = recording._hosts
             assert watch is not None

@@ -4,13 +4,14 @@
 
     rank 0, leaving the block               a rank on another host that has left it, a thread
     -------------------------               -------------------------------------------------
+    soon/4                    ------------> the first rank there looks more often
     wants/4 = [4, 5, 6, 7]    ------------>
                               <------------ files/4 = [["rank-4.events", 36864], ...]
     reads, checks, deletes    <------------ chunk/4/0 ... chunk/4/7; a further one for each that is deleted
     receipt/4                 ------------> removes its parts
 
-A process that fails or ends does not wait for rank 0, for others may wait for its end: if its part fits into the window, it leaves it in
-the store, unasked.
+A process that fails does not wait for rank 0, and one that ends not for long, for others may wait for its end: if its part fits into the
+window, it leaves it in the store, unasked. One that ends with a larger part waits longer.
 Rank 0 asks one rank of each directory for the parts of all ranks there, also of those that died, and one host after the other: never
 are more than ``WINDOW`` chunks in the store. What arrives is believed no more than a file: it is written beside rank 0's own parts, and
 read as those are. The program's process groups carry none of it, so it works on any backend, and after ranks have died.
@@ -39,11 +40,15 @@ from ringsim.traces.parts import FILE_NAME, PartReader
 
 CHUNK_BYTES: Final = 1 << 18
 WINDOW: Final = 8
+AHEAD: Final = 64  # hosts that are told that their turn comes soon: till then their ranks need not look often
 STOPPED_S: Final = 5.0  # a rank from which nothing has come for this long has stopped
-ENDING_S: Final = 2.0  # how long a process that has nothing else to do waits to be asked for its parts
+ENDING_S: Final = 2.0  # how long a process that has nothing else to do waits to be asked for its parts, if it can leave them in the store
+LATE_S: Final = 60.0  # the same if it cannot: rank 0 may leave the block later, and others may be asked before
+GATHERED_S: Final = 600.0  # how long one that has sent them waits until rank 0 has those of all others, too
 ANSWER_S: Final = 30.0  # how long a rank that sends waits for the next word of rank 0
 MAX_FILE_BYTES: Final = 1 << 28  # more than a recorder ever writes
 _MAX_PAUSE_S: Final = 0.01
+_EACH_PAUSE_S: Final = 3e-4  # of it for each rank that may wait: together they ask 3,300 times a second, of 44,000 that a store can answer
 _PLACE: Final = {"host": str, "clock": str, "directory": str, "id": str, "pid": int, "start_ns": int}
 
 
@@ -60,13 +65,14 @@ class Store:
     Args:
         store: a store of torch's, or one with its ``set``, ``get``, ``check`` and ``delete_key``.
         run_id: of the block; a chunk that another block has sealed is refused.
+        waiting: how many ranks may wait for a key at once, of all hosts.
 
     Attributes:
         asked_s: since when it owes an answer, on ``time.monotonic``'s clock: where the link to it is down, it comes after many minutes.
     """
 
-    def __init__(self, store: Any, run_id: str) -> None:
-        self._store, self._key, self.asked_s = store, zlib.crc32(run_id.encode()), math.inf
+    def __init__(self, store: Any, run_id: str, waiting: int = 1) -> None:
+        self._store, self._key, self.asked_s, self.waiting = store, zlib.crc32(run_id.encode()), math.inf, waiting
 
     def put(self, key: str, data: bytes) -> None:
         """Puts data under a key, with their checksum."""
@@ -102,8 +108,18 @@ class Store:
             if not patience():
                 return False
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            pause_s = min(2 * pause_s, longest_pause_s(self.waiting))
         return True
+
+
+def longest_pause_s(waiting: int) -> float:
+    """Returns how long a rank pauses at most between two looks for a key, where so many may wait for one.
+
+    Example:
+        >>> [round(longest_pause_s(waiting), 3) for waiting in (1, 30, 1000)]
+        [0.01, 0.01, 0.3]
+    """
+    return max(_MAX_PAUSE_S, waiting * _EACH_PAUSE_S)
 
 
 def _for(seconds: float) -> Callable[[], bool]:
@@ -157,16 +173,23 @@ def _give(store: Store, rank: int, directory: Path, place: Mapping[str, Any], pa
 
 def _hand_over(store: Store, rank: int, directory: Path, place: Mapping[str, Any], failed: bool) -> bool:
     """Gives rank 0 what it asks for; tells whether it has all that it needs."""
-    unasked = failed and _fits(_list(directory, [rank]))
+    fits = _fits(_list(directory, [rank]))
+    unasked = failed and fits
     rank_0 = find_place(store, 0, _for(0) if unasked else threading.main_thread().is_alive)
     if rank_0.get("id") == place["id"] or not (rank_0 or unasked):  # rank 0 may enter after this rank has failed
         return True
-    asked = None if unasked else store.take(f"wants/{rank}", _while_at_work())
+    patience = _while_at_work(ENDING_S if failed or fits else LATE_S)
+    here = _ranks_in(directory)
+    if not unasked and rank == min(here, default=rank):  # is asked first, so that the others need not look often
+        store.waiting //= len(here) or 1
+        store.wait(f"soon/{rank}", patience)
+        store.waiting = AHEAD
+    asked = None if unasked else store.take(f"wants/{rank}", patience)
     return asked == b"[]" or send(store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None)
 
 
 def _tell_where(rank: int, directory: Path, path: Path) -> None:
-    if any((directory / f"rank-{lower}.names").exists() for lower in range(rank)):
+    if rank > min(_ranks_in(directory), default=rank):
         return  # one rank of each host says it
     sys.stderr.write(
         f"[rank {rank}] ringsim: rank 0 did not take the parts of a recording from {socket.gethostname()}. They are in {directory}: join "
@@ -174,13 +197,19 @@ def _tell_where(rank: int, directory: Path, path: Path) -> None:
     )
 
 
-def _while_at_work() -> Callable[[], bool]:
+def _ranks_in(directory: Path) -> list[int]:
+    """Returns the ranks that have parts in a directory."""
+    names = map(FILE_NAME.fullmatch, os.listdir(directory)) if directory.exists() else ()
+    return sorted({int(name[1]) for name in names if name})
+
+
+def _while_at_work(then_s: float) -> Callable[[], bool]:
     """Patience while the program runs, and some time after it."""
     over: list[Callable[[], bool]] = []
 
     def patience() -> bool:
         if not over and not threading.main_thread().is_alive():
-            over.append(_for(ENDING_S))
+            over.append(_for(then_s))
         return not over or over[0]()
 
     return patience
@@ -213,7 +242,7 @@ def send(store: Store, rank: int, directory: Path, ranks: Sequence[int], *, aske
                 number += 1
     if not asked:
         return True
-    receipt = store.take(f"receipt/{rank}", _for(ANSWER_S))
+    receipt = store.take(f"receipt/{rank}", _for(GATHERED_S))
     if receipt == b"whole":
         shutil.rmtree(directory, ignore_errors=True)
     return receipt is not None
@@ -258,7 +287,10 @@ class Gathering:
                     self._tell(f"wants/{rank}", b"[]")
                 else:
                     groups.setdefault(place["id"], []).append(rank)
-        for ranks in groups.values():
+        first = [ranks[0] for ranks in groups.values()]
+        for turn, ranks in enumerate(groups.values()):
+            for rank in first[turn + AHEAD : turn + AHEAD + 1] if turn else first[: AHEAD + 1]:
+                self._store.put(f"soon/{rank}", b"")
             wanted = {*ranks}
             there = {rank: self._store.has(f"files/{rank}") for rank in ranks if rank in left}
             for rank in sorted(there, key=lambda rank: not there[rank]):  # first those that did not wait to be asked

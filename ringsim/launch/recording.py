@@ -121,7 +121,9 @@ class Recording:
         active = get_state().recorder
         self._path = self._given
         self._board = make_board(active.directory if active else parts_of(self._path), self._rank)
-        self._keys = None if self._board.store is None else Store(self._board.store, self._board.run_id)
+        self._keys = (
+            None if self._board.store is None else Store(self._board.store, self._board.run_id, self._world_size if self._rank else 1)
+        )
         self._own = active is None
         if self._own and self._keys and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
             self._path = number(self._given, self._agree_on_attempt(self._keys))

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -97,6 +99,75 @@ def test_a_rank_leaves_though_rank_0_has_removed_the_directory_that_they_share(t
     keys.put("at/0", json.dumps(place).encode())
     tmp_path.rmdir()
     gathering.offer(keys, 1, tmp_path, place, tmp_path / "run.ringtrace", failed=False)
+
+
+ENDED = """
+import sys, threading, time
+from pathlib import Path
+import torch.distributed as dist
+from ringsim.launch import gathering
+
+gathering.CHUNK_BYTES, gathering.ENDING_S, looks = 1 << 10, 0.0, 0
+
+class Store(gathering.Store):
+    def has(self, key):
+        global looks
+        looks += not threading.main_thread().is_alive()
+        return super().has(key)
+
+def gather():
+    threading.main_thread().join()
+    while offering.is_alive() and looks < 20:
+        time.sleep(0.01)
+    fetching = gathering.Gathering(keys, Path(sys.argv[2]), 2)
+    fetching.fetch([1], lambda: True)
+    fetching.acknowledge(whole=True, keep=True)
+    print(fetching.missing)
+
+store, there = dist.HashStore(), Path(sys.argv[1])
+keys, asking = gathering.Store(store, "run"), Store(store, "run")
+for rank, path in enumerate((sys.argv[2], there)):
+    keys.put(f"at/{rank}", gathering.json.dumps({**gathering.place_of(Path(path)), "start_ns": rank}).encode())
+gathering.offer(asking, 1, there, {**gathering.place_of(there), "start_ns": 1}, there / "run.ringtrace", failed=False)
+(offering,) = [one for one in threading.enumerate() if one.name == "ringsim-parts"]
+threading.Thread(target=gather).start()
+"""
+
+
+def test_a_process_that_ends_long_before_rank_0_leaves_the_block_still_gives_its_part(tmp_path: Path) -> None:
+    """After 2 s it used to leave there a part that is too large for the store: rank 0 alone may have much to do at the end."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    for directory in (there, here):
+        directory.mkdir()
+    for kind in ("events", "names"):
+        (there / f"rank-1.{kind}").write_bytes(bytes(10 << 10))
+    ended = subprocess.run([sys.executable, "-c", ENDED, str(there), str(here)], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")
+    assert sorted(path.name for path in here.iterdir()) == ["rank-1.events", "rank-1.names"]
+    assert not there.exists()
+
+
+def test_hosts_are_asked_one_after_the_other_and_told_when_it_is_soon_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "AHEAD", 1)
+    monkeypatch.setattr(gathering, "CHUNK_BYTES", 1 << 10)
+    store, ranks, directories = dist.HashStore(), range(5), [tmp_path / str(rank) for rank in range(5)]
+    for rank, directory in enumerate(directories):
+        directory.mkdir()
+        for kind in ("events", "names"):
+            (directory / f"rank-{rank}.{kind}").write_bytes(bytes([rank]) * 10_000)
+        place = {**gathering.place_of(directory), "start_ns": rank}
+        gathering.Store(store, "run").put(f"at/{rank}", json.dumps(place).encode())
+    for rank in ranks[1:]:
+        place = {**gathering.place_of(directories[rank]), "start_ns": rank}
+        gathering.offer(gathering.Store(store, "run", 1000), rank, directories[rank], place, tmp_path / "run.ringtrace", failed=False)
+    fetching = gathering.Gathering(gathering.Store(store, "run"), directories[0], 5)
+    fetching.fetch(ranks[1:], lambda: True)
+    fetching.acknowledge(whole=True, keep=True)
+    finish_sending()
+    assert fetching.missing == []
+    for rank in ranks:
+        assert (directories[0] / f"rank-{rank}.events").read_bytes() == bytes([rank]) * 10_000
+    assert [path.exists() for path in directories] == [True] + [False] * 4
 
 
 GOOD = [["rank-1.events", 3], ["rank-1.names", 0]]
