@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,11 @@ myst_heading_anchors = 3
 myst_html_meta = {"description": "ringsim shows how the stages of a pipeline talk: runs, records, explains, simulates and draws them."}
 suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]  # links to code; tables and commands in blocks without a language
 
-# Lessons and gallery run when the site is built; one that fails, fails the build. Sliders need a kernel: of these a still picture stays.
+# Lessons and pages run when the site is built; one that fails, fails the build. Views and explorers need no kernel there: see frames.py.
 nb_execution_mode = "cache"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
+nb_merge_streams = True
 nb_ipywidgets_js: dict[str, Any] = {}  # nothing from other servers
 nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
 
@@ -38,13 +41,18 @@ html_title = f"ringsim {release}"
 html_favicon = "assets/ring.svg"
 html_static_path = ["_static", "assets"]
 html_js_files = ["accessible.js"]
+html_css_files = ["outputs.css"]
 html_theme_options = {"top_of_page_buttons": []}
 
 
 def write_pages(*_: Any) -> None:
-    """Writes what a page shows in a frame: a recorded run and an explorer, which need no kernel."""
-    static = HERE / "_static"
+    """Writes what pages show in frames, a recorded run and the explorers, and what kernels run first."""
+    static, own = HERE / "_static", ROOT / "build" / "ipython"
     static.mkdir(exist_ok=True)
+    startup = own / "profile_default" / "startup"
+    startup.mkdir(parents=True, exist_ok=True)
+    shutil.copy(HERE / "frames.py", startup)
+    os.environ.update(IPYTHONDIR=str(own), RINGSIM_SITE_STATIC=str(static))
     ringsim.load(ROOT / "figures" / "data" / "pipeline.ringtrace").to_html(static / "run.html")
     for name in ("schedule", "ring", "generation", "deadlock", "bandwidth"):
         getattr(explore, name)().to_html(static / f"{name}.html")

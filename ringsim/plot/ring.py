@@ -267,7 +267,7 @@ CLEAR: Final = 0.03  # between two boxes, at least
 FAR_AWAY: Final = 3.0
 OFF: Final = 0.3
 INSIDE: Final = 0.2
-ON_ITS_ARROW: Final = 0.05
+ON_ITS_ARROW: Final = 0.15
 ON_ANOTHER: Final = 0.15
 
 
