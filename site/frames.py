@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from IPython import get_ipython
-from IPython.display import HTML, display
+from IPython.display import display
 
 STATIC = Path(os.environ["RINGSIM_SITE_STATIC"])
 
@@ -36,7 +36,8 @@ def show_explorer(explorer: Any) -> None:
 def show_frame(name: str, title: str, height: str) -> None:
     """Shows a page of the site's own in a frame."""
     style = f"width: 100%; height: {height}; border: 1px solid"
-    display(HTML(f'<iframe src="../_static/{name}" title="{title}" loading="lazy" style="{style}"></iframe>'))
+    frame = f'<iframe src="../_static/{name}" title="{title}" loading="lazy" style="{style}"></iframe>'
+    display({"text/html": frame, "text/plain": title}, raw=True)
 
 
 formatter = get_ipython().display_formatter.ipython_display_formatter
