@@ -75,6 +75,7 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
     code = [source(cell) for cell in cells(lesson, "code")]
     first, magic, _ = "".join(code).partition("%%ring")
     assert not magic or "%load_ext ringsim" in first, "the kernel of these tests may have it from another lesson"
+    assert "ipywidgets" not in "".join(code), "what moves is ringsim's own views and explorers"
     assert [part for part in PARTS if not re.search(part, text, re.MULTILINE)] == []
     assert len(notebook["cells"]) <= MOST_CELLS
     assert 0 < int(re.search(r"^It takes about (\d+) minutes\. ", text, re.MULTILINE)[1]) <= 45
@@ -100,7 +101,7 @@ def client() -> Iterator[NotebookClient]:
     """A kernel for the lessons of this process that come one after the other; nothing outlives it."""
     client = NotebookClient(nbformat.v4.new_notebook(), timeout=CELL_S, resources={"metadata": {"path": str(LESSONS[0].parent)}})
     # nbclient 0.11 answers Output widgets over the socket on which it waits for the cell's reply, and then sometimes sleeps through the
-    # reply until its time-out. Left unanswered, a slider's output is shown under the cell, where it is looked at like any other.
+    # reply until its time-out. Left unanswered, a widget's output is shown under the cell, where it is looked at like any other.
     client.comm_open_handlers.clear()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
     with client.setup_kernel(env={**environment, "MPLBACKEND": "agg"}):
@@ -362,7 +363,7 @@ def test_lesson_10_shows_what_it_claims() -> None:
     assert len(bubbles) == 5
     assert bubbles[2] > 90 > 40 > bubbles[3] > 20 > bubbles[4]
     assert "gpipe: 19.7% without latency, 29.1% where a message takes as long as a forward" in texts["thousand-curve"]
-    assert "1,024 ranks, 8,192 microbatches: 29,486.2 (closed form 29,486.2), bubble 16.7 %" in texts["thousand-slider"]
+    assert "1f1b, 1,024 ranks, 8,192 microbatches: 29,486.2 (closed form 29,486.2), bubble 16.7 %" in texts["thousand-both"]
     assert "4 real ranks: 6\n1,000 simulated ranks: 499500\n" in texts["thousand-round"]
     losses = re.findall(r": gpipe +(\d+) ms more, 1f1b +(\d+) ms more$", texts["claims-run"], re.MULTILINE)
     assert losses == [("7", "45"), *[("7", "50")] * 4, ("7", "45")]
@@ -440,7 +441,7 @@ def test_lesson_08_shows_what_it_claims() -> None:
     assert re.search(r"reduce_later: \d{3,} ms\nreturned None", texts["decorator-run"])
     assert {"average (span)", "average (all_reduce)", "loss (all_reduce)"} <= set(re.findall(r"\w+ \(\w+\)", texts["log-run"]))
     assert "n = 2: busbw / algbw = 1.00\nn = 4: busbw / algbw = 1.50\n" in texts["log-run"]
-    assert texts["bytes-steps"].count("0+1+2+3") == 4 + 16
+    assert texts["bytes-steps"].count("0+1+2+3") == 4 + 8 + 16
     assert texts["fallback-run"].count("same bits: True, warnings: 1\n") == 4
     assert " 6 messages, " in texts["fallback-run"]
     assert [line.split() for line in texts["fallback-sum"].splitlines()[1:]] == [

@@ -2,7 +2,7 @@
 
     python notebooks/data/runs.py [directory]      writes runs.zip
 
-The directory is that of this file by default. Each lesson runs from top to bottom in a kernel of its own, then each position of its slider.
+The directory is that of this file by default. Each lesson runs from top to bottom in a kernel of its own, then what it invites to try.
 Every run gives other times, so this is done by hand, whenever a cell that starts ranks has changed, and the result is committed.
 """
 
@@ -29,7 +29,7 @@ from ringsim.launch.replay import name_run, write_run
 HERE = Path(__file__).resolve().parent
 LESSONS = {
     "00_four_processes": "",
-    "01_ring": "for number in range(1, 9): show_ring(number)",
+    "01_ring": "for number in range(1, 9): ringsim.trace(pass_once, world_size=number)",
     "02_send_recv_deadlock": "import itertools\nfor order in itertools.product('SR', repeat=4): run_in_order(''.join(order))",
     "09_diagnose": "",
     "11_slow_link": "",

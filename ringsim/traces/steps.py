@@ -207,7 +207,10 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
     numbers = number_steps(events)
     count = int(numbers.max(initial=-1)) + 1
     if count == 0:
-        raise ArgumentError("trace must have a step of a pipeline, got one without. Record ranks that call train_step_pipeline.")
+        raise ArgumentError(
+            "trace must have a step of a pipeline, got one without. Record ranks that call train_step_pipeline, or put a loop of your own "
+            "into ringsim.span('step mine'), and its phases into spans 'forward' and 'backward' that have stage= and microbatch=."
+        )
     if step is None:
         step = count - 1
     if not 0 <= step < count:

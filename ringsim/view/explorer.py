@@ -170,7 +170,7 @@ class Explorer:
             control.observe(change, "value")
         show(first)
         box = ipywidgets.VBox(
-            [ipywidgets.GridBox(list(controls.values()), layout={"grid_template_columns": "repeat(3, 320px)"}), words, view.widget]
+            [ipywidgets.GridBox(list(controls.values()), layout={"grid_template_columns": "repeat(auto-fill, 320px)"}), words, view.widget]
         )
         display({**box._repr_mimebundle_(), "text/plain": f"Sliders for {self.title}: run this cell to move them."}, raw=True)
         chosen = ", ".join(f"{choice.label} {choice.say(choice.value)}" for choice in self.choices)
