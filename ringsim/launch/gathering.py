@@ -245,7 +245,7 @@ def send(store: Store, rank: int, directory: Path, ranks: Sequence[int], *, aske
     receipt = store.take(f"receipt/{rank}", _for(GATHERED_S))
     if receipt == b"whole":
         shutil.rmtree(directory, ignore_errors=True)
-    return receipt is not None
+    return receipt in (b"whole", b"kept")
 
 
 # -- rank 0
@@ -268,7 +268,7 @@ class Gathering:
         self._directory = directory
         places = {rank: find_place(store, rank, _for(0)) for rank in range(1, world_size)} if store else {}
         self._places = {rank: place for rank, place in places.items() if place}
-        self._senders: list[int] = []
+        self._senders: dict[int, bool] = {}  # whether what they were asked for came
         self._unread: list[str] = []
         self._fetched: list[Path] = []
         self.missing: list[str] = []
@@ -300,9 +300,9 @@ class Gathering:
                     self._tell(f"wants/{rank}", b"[]")
                 else:
                     self._store.put(f"wants/{rank}", json.dumps(sorted(wanted)).encode())
-                    if came := self.fetch_from(rank, sorted(wanted)):
-                        wanted -= came
-                        self._senders.append(rank)
+                    came = self.fetch_from(rank, sorted(wanted))
+                    self._senders[rank] = bool(came)
+                    wanted -= came
             if wanted:
                 place = self._places[ranks[0]]
                 self.missing.append(
@@ -346,8 +346,11 @@ class Gathering:
             whole: whether nothing is missing, so that the parts may go.
             keep: whether what came is still needed here.
         """
-        for rank in self._senders:
-            self._tell(f"receipt/{rank}", b"whole" if whole else b"kept")
+        for rank, came in self._senders.items():
+            if came:
+                self._tell(f"receipt/{rank}", b"whole" if whole else b"kept")
+            else:  # it may be dead, or slow
+                self._store.put(f"receipt/{rank}", b"whole" if whole else b"none")
         for path in () if keep else self._fetched:
             path.unlink(missing_ok=True)
         patience = _for(STOPPED_S)

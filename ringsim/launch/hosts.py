@@ -215,9 +215,10 @@ class HostWatch:
             gathering = Gathering(_copies(store, self._run_id, self._number), copy, 1)
             for host, ranks in hosts.items():
                 keys.put(f"ask/{_key(host)}", json.dumps([self._number, *ranks]).encode())
-                if not gathering.fetch_from(ranks[0], ranks):
-                    return False
+                came = gathering.fetch_from(ranks[0], ranks)
                 _copies(store, self._run_id, self._number).put(f"receipt/{ranks[0]}", b"kept")
+                if not came:
+                    return False
             deadline_s = time.monotonic() + LOST_S
             for host in hosts:
                 while (beat := _read_beat(keys, host)) is None or beat[2] != self._number:

@@ -60,7 +60,7 @@ def on_each(hosts: list[list[str]], *words: str, **variables: str) -> list[str]:
     pipes, known = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}, environment(GLOO_SOCKET_IFNAME="cable", **variables)
     jobs = [subprocess.Popen([*host, *torchrun], env=known, text=True, **pipes) for host in hosts]
     said = [job.communicate(timeout=300)[0] for job in jobs]
-    assert [job.returncode for job in jobs] == [0] * len(hosts), said
+    assert [job.returncode for job in jobs] == [0] * len(hosts), "\n=====\n".join(said)
     return said
 
 
@@ -76,7 +76,7 @@ def tell_doctor(said: str) -> dict[str, tuple[bool, str]]:
 def test_one_trace_an_attempt_without_a_shared_directory(store: str, machines: tuple[str, ...], tmp_path: Path) -> None:
     """In torchrun's own store ranks meet again only by initialize_distributed: see ``test_a_restart_in_the_store_of_torchrun``."""
     program, size = tmp_path / "program.py", len(machines)
-    text = PROGRAM.read_text().replace("\ndist.", "\nprint('restarts', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\ndist.", 1)
+    text = PROGRAM.read_text()
     if store == "torchrun's":
         text = text.replace('dist.init_process_group("gloo")', "import ringsim\nringsim.initialize_distributed()")
     program.write_text(text)
@@ -91,11 +91,9 @@ def test_one_trace_an_attempt_without_a_shared_directory(store: str, machines: t
     assert told["listening"][0], "ringsim opens no socket to every network"
     assert told["ring"] == (True, f"crosses hosts {size} times")
     assert "wrote" in said[0]
-    assert "restarts 1" in said[-1], "whether the other agents count one, too, depends on what they hear of first"
     first, second = (ringsim.load(tmp_path / "node0" / name) for name in ("run.ringtrace", "run.1.ringtrace"))
+    assert (first.hosts[0], first.hosts[-1], second.hosts) == (names[0], names[-1], names), "others may be ended later"
     for number, trace in enumerate((first, second)):
-        assert trace.hosts == names
-        assert not any("did not come" in note for note in trace.metadata["notes"])
         assert (trace.metadata["job"], trace.metadata["attempt"]) == ("job", number)
         assert trace.metadata["complete"] == (number == 1)
     assert sorted(OP_NAMES[op] for op in second.events.op if OP_NAMES[op] != "mark") == sorted(["barrier", "isend", "recv"] * size)
@@ -111,7 +109,8 @@ def test_one_trace_an_attempt_without_a_shared_directory(store: str, machines: t
     assert first.metadata["run_id"] != second.metadata["run_id"]
     assert [end["rank"] for end in first.metadata["ends"] if "sys.exit(no)" in end["about"]] == [size - 1]
     for name in names[1:]:
-        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["run.ringtrace.parts"], "of the attempt that has no receipt"
+        left = {path.name for path in (tmp_path / name).iterdir()} - {"failed"}
+        assert left == {"run.ringtrace.parts"}, "of the attempt that has no receipt"
 
 
 RESTARTED = """

@@ -132,18 +132,22 @@ DOCTOR = [sys.executable, "-m", "ringsim", "doctor", "--json"]
 
 
 @pytest.mark.timeout(330)
-def test_mpirun_with_a_remote_shell(machines: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("examined", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_mpirun_with_a_remote_shell(examined: bool, machines: tuple[str, ...], tmp_path: Path) -> None:
     mpirun = require_mpi()
     if "HYDRA" not in command(mpirun, "--version"):
         pytest.skip("mpirun must be MPICH's, whose options are used here")
     head = ["-genv", "MASTER_ADDR", HERE]
+    doctor = [[*head, "-genv", "GLOO_SOCKET_IFNAME", "cable", *DOCTOR]] if examined else []
     with remote_shell(machines, tmp_path) as (enter, remote):
         words = [*enter, mpirun, "-launcher", "rsh", "-launcher-exec", remote, "-iface", "cable"]
         words += ["-wdir", str(tmp_path / "private"), "-hosts", "node0:3,node1:1", "-n", "4"]
-        without, run = run_words(words, TRACE, [*head, *TRACE])
+        without, run, *asked = run_words(words, TRACE, [*head, *TRACE], *doctor)
     assert without.returncode, "each rank would start ranks of its own"
     assert "head_ip must be said by the launcher" in without.stderr, without
     assert not run.returncode, run.stdout + run.stderr
+    for one in asked:
+        check_doctor(one.stdout)
     check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
 
 

@@ -1,14 +1,24 @@
-"""A message around all ranks; on the first attempt of torchrun the last rank leaves before it."""
+"""A message around all ranks; under torchrun the last rank fails before it, once, and the others wait until their agents restart them.
+
+If they failed, too, an agent might restart the last rank for theirs, and not count that.
+"""
 
 import os
+import signal
+import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-if rank == size - 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-    raise SystemExit("no")
+if "TORCHELASTIC_RESTART_COUNT" in os.environ and not Path("failed").exists():
+    Path("failed").touch()
+    if rank == size - 1:
+        raise SystemExit("no")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("restarted"))
+    signal.pause()
 sent = dist.isend(torch.ones(4), (rank + 1) % size)
 dist.recv(torch.zeros(4), (rank - 1) % size)
 sent.wait()
