@@ -38,7 +38,7 @@ CELLS = {
         "not yet",
         "NameError: name 'ot",
     ),
-    "unreadable": ("check.pair_groups(pairs)", "def pairs(N:\ncheck.pair_groups(pairs)", "not yet", "SyntaxError: "),
+    "unreadable": ("check.pair_groups(pairs)", "def pairs(N:\ncheck.pair_groups(pairs)", "not yet", "incomplete input"),
     "deadly": ("check.pair_groups(pairs)", "import os\nos._exit(1)\ncheck.pair_groups(pairs)", "not yet", "The kernel died"),
 }
 

@@ -262,7 +262,7 @@ LABEL_SIZE: Final = 8.5
 ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)  # where beside the arrow a label may stand, as shares of its length
 AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and how far from it
 RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)  # and then how far up or down, as shares of its height
-CLEAR: Final = 0.03  # between two boxes, at least
+CLEAR: Final = 0.03  # between two boxes, or a box and an arrow, at least
 # The cost of a place, by how far it is from the arrow's middle: away from it, up or down, towards the centre, each point covered.
 FAR_AWAY: Final = 3.0
 OFF: Final = 0.3
@@ -298,7 +298,7 @@ def label_edges(ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[
         for index in np.flatnonzero(fits)[np.argsort(cost[fits], kind="stable")]:
             if cost[index] >= least:
                 break  # the next ones cost more, even if they cover nothing
-            found = cost[index] + weights[(abs(points - middle[index]) <= half).all(axis=1)].sum()
+            found = cost[index] + weights[(abs(points - middle[index]) <= half + CLEAR).all(axis=1)].sum()
             if found < least:
                 least, best = found, middle[index]
         if best is None:
