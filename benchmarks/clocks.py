@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from paired import where
@@ -27,6 +28,7 @@ ADDRESSES = ("198.51.100.1", "198.51.100.2")
 NAMES = tuple(f"ringsim-clock-{os.getpid()}-{number}" for number in range(2))
 MESSAGES = 20
 BUSY = "while True: pass"
+SHIFT_CLOCK = Path(__file__).parent.parent / "tests" / "programs" / "shift_clock.py"
 
 
 def run_rank(rank: int, size: int, runs: int, directory: str) -> None:
@@ -63,7 +65,7 @@ def run_rank(rank: int, size: int, runs: int, directory: str) -> None:
 
 
 @contextlib.contextmanager
-def hosts(skew_s: int) -> Iterator[list[list[str]]]:
+def hosts(skew_s: float) -> Iterator[list[list[str]]]:
     """Makes two hosts; yields what stands before a command that is to run on each."""
 
     def ip(*words: str) -> None:
@@ -83,7 +85,7 @@ def hosts(skew_s: int) -> Iterator[list[list[str]]]:
             names.write("".join(f"{address} host{number}\n" for number, address in enumerate(ADDRESSES)) + "127.0.0.1 localhost\n")
             names.flush()
             at_home = 'hostname $1 && mount --make-rprivate / && mount --bind $2 /etc/hosts || exit 1; shift 2; exec "$@"'
-            time_of: tuple[list[str], list[str]] = ([], ["-T", "--monotonic", str(skew_s), "--boottime", str(skew_s)])
+            time_of: tuple[list[str], list[str]] = ([], [sys.executable, str(SHIFT_CLOCK), str(round(skew_s * 1e9))])
             unshare = ["unshare", "-m", "-u", "-p", "-f", "--mount-proc"]
             yield [
                 ["ip", "netns", "exec", name, *unshare, *time_of[number], "sh", "-c", at_home, "sh", f"host{number}", names.name]
@@ -99,7 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--busy", type=int, default=0, help="processes that compute beside it")
-    parser.add_argument("--skew-s", type=int, default=5, help="of the second host's clock, whole seconds")
+    parser.add_argument("--skew-s", type=float, default=5, help="of the second host's clock")
     parser.add_argument("--ranks", type=int, default=1, help="on each host")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--directory", help=argparse.SUPPRESS)
@@ -127,7 +129,7 @@ def main() -> int:
     rows = [json.loads(line) for line in said[0].splitlines()]
     with_clocks = [row for row in rows if row[0]]
     found = [tuple(clock) for row in with_clocks for clock in row[2]]
-    off_ns = [abs(offset_ns + options.skew_s * 10**9) for offset_ns, _ in found]
+    off_ns = [abs(offset_ns + round(options.skew_s * 1e9)) for offset_ns, _ in found]
     within = sum(off <= bound for off, (_, bound) in zip(off_ns, found, strict=True))
     bound_us, off_us = statistics.median(bound for _, bound in found) / 1e3, [off / 1e3 for off in off_ns]
     print(f"offset off by {statistics.median(off_us):.1f} us (median), {max(off_us):.1f} us (most)")

@@ -4,12 +4,16 @@
 
     the first rank of a clock, a thread              rank 0, a thread
     -----------------------------------              ----------------
+    takes the turn
     reads its clock; asked <- its number   ------->  reads its clock
     reads its clock                        <-------  told/number <- what it showed
 
 32 times at the start of the block, at its end, and every minute. Where there are very many clocks, those that ask answer others. No message
 of the program's kind is sent, nobody waits for rank 0 at the start, and no new port listens: the two ends talk through queues of torch's
 store, each on a connection of its own, since one that waits there blocks all others on it.
+
+One asks at a time: a question that waits behind others has a longer way there than back, which moves the middle between the limits of the
+offset away from it.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from ringsim.traces.recorder import Recorder
 ROUND_TRIPS: Final = 32
 EVERY_S: Final = 60.0
 PATIENCE: Final = timedelta(seconds=5)  # with an answer
+PATIENCE_WITH_OTHERS: Final = timedelta(seconds=1)  # who have the turn
 MOST_ASKERS: Final = 64  # of rank 0; further clocks ask others
 FAN_OUT: Final = 16  # of those
 
@@ -102,6 +107,7 @@ class ClockComparison:
         """Tells whoever asks what this clock shows."""
         store = self._store.clone()
         store.set_timeout(timedelta(days=365))
+        store.queue_push(f"clock/turn/{self._number}", "")
         while asker := store.queue_pop(f"clock/asked/{self._number}"):
             store.queue_push(f"clock/told/{asker.decode()}", str(time.monotonic_ns()))
 
@@ -118,7 +124,6 @@ class ClockComparison:
         if find_above(world_size) > 0:
             self._begin("answer", self._answer)
         store = self._store.clone()
-        store.set_timeout(PATIENCE)
         for comparison in itertools.count():
             if store.check([f"clock/over/{above}"]):
                 return
@@ -155,6 +160,12 @@ def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
     Raises:
         RuntimeError: nobody answers, or the store has gone.
     """
+    store.set_timeout(PATIENCE_WITH_OTHERS)
+    try:
+        turn = [store.queue_pop(f"clock/turn/{above}")]
+    except RuntimeError:  # the others are slow, or one died with it
+        turn = []
+    store.set_timeout(PATIENCE)
     first_ns, least, most = time.monotonic_ns(), -(2**61), 2**61
     for _ in range(ROUND_TRIPS):
         asked_ns = time.monotonic_ns()
@@ -162,5 +173,7 @@ def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
         told_ns = int(store.queue_pop(f"clock/told/{number}"))
         heard_ns = time.monotonic_ns()
         least, most = max(least, told_ns - heard_ns), min(most, told_ns - asked_ns)
+    for word in turn:
+        store.queue_push(f"clock/turn/{above}", word)
     drift_ns = round(1e-6 * DRIFT_PPM * (heard_ns - first_ns))  # of the clocks meanwhile
     return (first_ns + heard_ns) // 2, (least + most) // 2, max(most - least, 0) + 2 * drift_ns

@@ -15,6 +15,7 @@ until, the nearest one: two clocks differ in speed by ``DRIFT_PPM`` at most, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -41,7 +42,7 @@ __all__ = [
 
 DRIFT_PPM: Final = 100.0  # two quartz crystals of 50 ppm each
 WANDER_PPM: Final = 1.0  # a crystal whose temperature changes by a few degrees
-CLOSE_NS: Final = 10**9  # of comparisons less than this apart the better one counts: a difference in speed does not show between them
+CLOSE_NS: Final = 10**9  # comparisons less than this apart become one: a difference in speed does not show between them
 TIMES: Final = ("post_ns", "wait_ns", "done_ns")
 REFERENCE, STORE, UNKNOWN = "reference", "store", "not compared"
 
@@ -149,9 +150,22 @@ def _compare(meta: Mapping[str, Any], start_ns: int, found: Mapping[int, list[li
             sample = [time_ns - start_ns, offset_ns + more[0], -(-apart_ns // 2) + more[1]]
             if not samples or sample[0] - samples[-1][0] >= CLOSE_NS:
                 samples.append(sample)
-            elif sample[2] < samples[-1][2]:
-                samples[-1] = sample
+            else:
+                samples[-1] = _combine(samples[-1], sample)
     return samples if are_clocks([{"ranks": [0], "how": STORE, "samples": samples}]) else []
+
+
+def _combine(before: Sample, after: Sample) -> list[int]:
+    """Returns what two comparisons leave possible together; the better one, where they contradict each other.
+
+    Example:
+        >>> _combine([0, 100, 50], [10_000, 180, 50]), _combine([0, 100, 50], [10_000, 300, 20])
+        ([10000, 140, 11], [10000, 300, 20])
+    """
+    drift_ns = math.ceil(1e-6 * DRIFT_PPM * (after[0] - before[0]))
+    least = max(before[1] - before[2] - drift_ns, after[1] - after[2])
+    most = min(before[1] + before[2] + drift_ns, after[1] + after[2])
+    return [after[0], (least + most) // 2, (most - least + 1) // 2] if least <= most else [*min(before, after, key=lambda one: one[2])]
 
 
 def are_clocks(value: Any) -> bool:
