@@ -75,6 +75,8 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
     code = [source(cell) for cell in cells(lesson, "code")]
     first, magic, _ = "".join(code).partition("%%ring")
     assert not magic or "%load_ext ringsim" in first, "the kernel of these tests may have it from another lesson"
+    (picture,) = re.findall(r"^!\[.+\]\((data/.+)\)$", chapters[0], re.MULTILINE)
+    assert (lesson.parent / picture).is_file(), "at its head, for those who only look"
     assert "ipywidgets" not in "".join(code), "what moves is ringsim's own views and explorers"
     assert [part for part in PARTS if not re.search(part, text, re.MULTILINE)] == []
     assert len(notebook["cells"]) <= MOST_CELLS

@@ -61,7 +61,8 @@ def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]
     written, kept = list[Path](), list[Path]()
     with as_file(files("ringsim") / "lessons") as lessons:
         programs = lessons.glob("data/*.py") if edition == "instructor" else ()  # they have the answers
-        for source in sorted([*lessons.glob("*.ipynb"), *lessons.glob("data/*.ringtrace"), *lessons.glob("data/*.json"), *programs]):
+        data = [source for kind in ("ringtrace", "json", "png") for source in lessons.glob(f"data/*.{kind}")]
+        for source in sorted([*lessons.glob("*.ipynb"), *data, *programs]):
             target = directory / source.relative_to(lessons)
             if target.exists():  # somebody's answers may be in it
                 kept.append(target)

@@ -1,0 +1,85 @@
+"""Draws the picture at the head of each lesson, which stands there before anything has run: `python notebooks/data/pictures.py`.
+
+From recorded traces (those of `figures/data`, and those beside this file) and from simulated runs: the same bytes each time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")  # files, no window
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.axes import Axes
+from PIL import Image  # matplotlib brings it
+
+import ringsim
+from ringsim import comm as dist
+from ringsim import explore
+from ringsim.pipeline import Costs, make_schedule, plot_schedule
+from ringsim.plot.charts import plot_inner_iterations
+from ringsim.plot.style import save_figure
+from ringsim.traces import bandwidths
+
+DPI, COLOURS = 72, 64
+HERE = Path(__file__).resolve().parent
+FIGURES = HERE.parent.parent / "figures" / "data"
+
+
+def recorded(name: str) -> ringsim.Trace:
+    return ringsim.load(FIGURES / f"{name}.ringtrace")
+
+
+def step_of(name: str) -> ringsim.Trace:
+    return ringsim.simulate_schedule(name, Costs(latency=0.1), num_ranks=4, num_microbatches=8).trace()
+
+
+def average() -> ringsim.Trace:
+    """A step of data parallelism: everybody computes, and then all average."""
+
+    def step() -> None:
+        for _ in range(3):
+            with ringsim.span("backward"):
+                ringsim.compute(0.002)
+            dist.all_reduce(torch.zeros(250_000))
+
+    return ringsim.simulate(step, world_size=4, link=ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-9))
+
+
+PICTURES: dict[str, Callable[[], Axes]] = {
+    "00_four_processes": lambda: recorded("pipeline").plot_timeline(),
+    "01_ring": lambda: explore.ring().frame(what="shift", ranks=8).traces[0].plot_ring(),
+    "02_send_recv_deadlock": lambda: recorded("deadlock").explain().plot(),
+    "03_bandwidth": lambda: bandwidths.load(HERE / "links.json").plot(),
+    "04_stages": lambda: recorded("pipeline").plot_ring(),
+    "05_gradients": lambda: recorded("schedule").plot_timeline(),
+    "06_schedules": lambda: plot_schedule(make_schedule("1f1b", num_ranks=4, num_microbatches=8)),
+    "07_generation_ring": lambda: plot_inner_iterations(4),
+    "08_communication_layer": lambda: explore.ring().frame(what="all-reduce").traces[0].plot_timeline(),
+    "09_diagnose": lambda: recorded("straggler").plot_timeline(),
+    "10_prediction": lambda: ringsim.compare(step_of("gpipe"), step_of("1f1b")).plot(),
+    "11_slow_link": lambda: ringsim.load(HERE / "hosts_dealt.ringtrace").plot_ring(),
+    "12_data_parallel": lambda: average().plot_timeline(),
+}
+
+
+def main() -> int:
+    """Draws all."""
+    for name, draw in PICTURES.items():
+        ax = draw()
+        figure = ax.get_figure(root=True)
+        assert figure is not None
+        save_figure(figure, path := HERE / f"{name}.png", dpi=DPI)
+        plt.close(figure)
+        Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)  # they travel with every installation
+        print(name, path.stat().st_size, ax.get_title(loc="left"), sep="\t")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
