@@ -12,6 +12,8 @@ import os
 import pickle
 import re
 import stat
+import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -77,6 +79,17 @@ def path(tmp_path: Path) -> Path:
 
 
 # -- saving
+
+
+def test_no_thread_of_arrow_reads(tmp_path: Path) -> None:
+    code = (
+        "import os, pyarrow, pyarrow.parquet; from ringsim.traces.files import load; pyarrow.set_cpu_count(8); "
+        f"before = len(os.listdir('/proc/self/task')); load({os.fspath(tmp_path / 'run.ringtrace')!r}); "
+        "print(len(os.listdir('/proc/self/task')) - before)"
+    )
+    small().save(tmp_path / "run.ringtrace")
+    more = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True).stdout
+    assert int(more) <= 1, "beside the one of its memory pool, threads that hold Python's buffers are there when the interpreter ends"
 
 
 def test_a_trace_comes_back_without_results_and_output(path: Path) -> None:

@@ -454,9 +454,15 @@ def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
 
 
 def _read_rows(parquet: pq.ParquetFile, meta: dict[str, Any], groups: Sequence[int] | None = None) -> Events:
-    """Reads groups of rows, by default all."""
+    """Reads groups of rows, by default all.
+
+    In this thread: one of Arrow's may still hold a Python buffer when the interpreter ends, which aborts or hangs the process.
+
+    Source:
+        github.com/apache/arrow issues 34314, 49942 and 50482.
+    """
     tables = read_tables(meta.get("tables"))
-    table = parquet.read() if groups is None else parquet.read_row_groups(groups)
+    table = parquet.read_row_groups(range(parquet.num_row_groups) if groups is None else groups, use_threads=False)
     columns = {name: _to_numpy(table.column(name), dtype) for name, dtype in COLUMN_DTYPES.items()}
     if any(len(column) != table.num_rows for column in columns.values()):
         raise ValueError(f"the columns of {EVENTS} are not of one length")
