@@ -4,7 +4,7 @@ Run: ``python benchmarks/trace_files.py``. The goals are 0.5 s, 0.2 s and 12 MB.
 both alike. The JSON side is favoured: making its dictionaries from the columns is not timed, nor is turning them back.
 
 ``--part 10`` writes a run of 64 ranks and 100 million events, and reads one rank, and a tenth of the time of one, each in a process of its
-own. The goals are 2 s and 1 GiB.
+own; and counts what ``ringsim show`` says of the whole. The goals are 2 s for a part, and 1 GiB.
 """
 
 from __future__ import annotations
@@ -166,31 +166,32 @@ def write_long(path: str, turns: int) -> int:
     return int(meta["events"])
 
 
-def read_part(path: str, asked: str) -> tuple[float, float, int]:
-    """Reads a part in a process of its own; returns the seconds that it took, the peak of its memory in MiB and the number of events."""
+def measure_alone(call: str, count: str) -> tuple[float, float, int]:
+    """Calls something in a process of its own; returns its seconds, the peak of its memory in MiB and the number of events."""
     code = (
-        "import time; from ringsim.traces.files import load; start = time.perf_counter(); "
-        f"trace = load({path!r}, {asked}); took = time.perf_counter() - start; "
+        "import time; from ringsim.traces.files import load; from ringsim.traces.summary import count_file; start = time.perf_counter(); "
+        f"got = {call}; took = time.perf_counter() - start; "
         "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM')); "
-        "print(took, int(peak.split()[1]) / 1024, len(trace))"
+        f"print(took, int(peak.split()[1]) / 1024, {count})"
     )
-    seconds, mebibytes, count = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    return float(seconds), float(mebibytes), int(count)
+    seconds, mebibytes, number = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    return float(seconds), float(mebibytes), int(number)
 
 
 def measure_parts(turns: int, repeats: int) -> None:
-    """Prints what it takes to read parts of a long run."""
+    """Prints what it takes to read parts of a long run, and to summarise it."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "long.ringtrace")
         count = write_long(path, turns)
         print(f"{count:,} events of 64 ranks, {os.path.getsize(path) / 1e6:.0f} MB; median of {repeats} (min .. max)")
         end_s = load(path, ranks=7).events.done_ns.max() * 1e-9
-        for asked in ("ranks=7", f"ranks=7, between_s=(0, {end_s / 10:.6g})"):
-            found = [read_part(path, asked) for _ in range(repeats)]
+        parts = [f"load({path!r}, {asked})" for asked in ("ranks=7", f"ranks=7, between_s=(0, {end_s / 10:.6g})")]
+        for call, number in (*((part, "len(got)") for part in parts), (f"count_file({path!r})", "got.num_events")):
+            found = [measure_alone(call, number) for _ in range(repeats)]
             seconds = sorted(one[0] for one in found)
             print(
-                f"load(path, {asked}): {found[0][2]:,} events, {statistics.median(seconds):.2f} s ({seconds[0]:.2f} .. {seconds[-1]:.2f}), "
-                f"{max(one[1] for one in found):.0f} MiB; goals 2 s and 1024 MiB"
+                f"{call.replace(repr(path), 'path')}: {found[0][2]:,} events, {statistics.median(seconds):.2f} s "
+                f"({seconds[0]:.2f} .. {seconds[-1]:.2f}), {max(one[1] for one in found):.0f} MiB"
             )
 
 

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from ringsim.errors import RingError
 from ringsim.traces.events import COLUMN_DTYPES
 from ringsim.traces.files import load
+from ringsim.traces.summary import count_file
 from ringsim.traces.value import Trace
 
 Choose = Callable[[int, int], int]
@@ -216,6 +217,7 @@ def load_damaged(data: bytes, *, draw: bool) -> bool:
         file.write(data)
         file.flush()
         try:
+            assert str(count_file(file.name))
             trace = load(file.name)
         except RingError as error:
             if "\n" in str(error):

@@ -19,6 +19,7 @@ from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, St
 from ringsim.launch.job import CHECKS
 from ringsim.traces.files import merge
 from ringsim.traces.lazy import Style
+from ringsim.traces.summary import Totals, count_file, count_trace
 from ringsim.view.html import to_html
 
 if TYPE_CHECKING:
@@ -224,8 +225,11 @@ def run_show(options: argparse.Namespace) -> int:
     out: Path | None = options.out
     if out is not None and out.suffix and not out.is_dir():
         check_ending(out, "Choose one, or a directory.")
-    trace = ringsim.load(options.file)
-    tell(options, trace.summary, lambda: _numbers(trace))
+    trace = None if out is None and not options.export else ringsim.load(options.file)  # a summary alone needs no whole trace
+    totals = _count(options.file, options.json) if trace is None else count_trace(trace, whole_table=options.json)
+    tell(options, lambda: totals, lambda: _numbers(totals))
+    if trace is None:
+        return 0
     if out is not None and out.suffix in PICTURES and not out.is_dir():
         tell_written(write_page([trace], out) if out.suffix == ".html" else write_picture(trace.plot_timeline(), out))
     elif out is not None:
@@ -237,6 +241,23 @@ def run_show(options: argparse.Namespace) -> int:
         getattr(trace, EXPORTS[path.suffix])(path)
         tell_written(path)
     return 0
+
+
+def _count(file: Path, whole_table: bool) -> Totals:
+    """Counts a trace file, and says on a terminal how far that is where it takes long."""
+    from ringsim.launch.run import Progress
+
+    lines: list[Progress] = []
+
+    def on_rank(rank: int, world_size: int) -> None:
+        lines[:] = lines or [Progress(world_size)]
+        lines[0].update(rank + 1, lambda: "being read")
+
+    try:
+        return count_file(file, whole_table=whole_table, on_rank=on_rank)
+    finally:
+        for line in lines:
+            line.clear()
 
 
 def check_ending(out: Path, hint: str) -> None:
@@ -343,10 +364,11 @@ def run_figures(options: argparse.Namespace) -> int:
     return 0
 
 
-def _numbers(trace: Trace) -> dict[str, object]:
-    about: dict[str, object] = {key: trace.metadata[key] for key in ("source", "backend", "date") if key in trace.metadata}
-    counts = {"messages": len(trace.messages), "events": len(trace.events), "unmatched": len(trace.unmatched)}
-    return {**about, "world_size": trace.world_size, "makespan_s": trace.makespan_s, **counts, "operations": trace.stats().to_dict()}
+def _numbers(totals: Totals) -> dict[str, object]:
+    run = totals.run
+    about: dict[str, object] = {key: run.metadata[key] for key in ("source", "backend", "date") if key in run.metadata}
+    counts = {"messages": totals.num_messages, "events": totals.num_events, "unmatched": totals.num_unmatched}
+    return {**about, "world_size": run.world_size, "makespan_s": run.makespan_s, **counts, "operations": totals.stats.to_dict()}
 
 
 def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:

@@ -24,7 +24,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -226,6 +226,18 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
         starts = np.searchsorted(full["rank"][order], full["rank"][order])
         full["seq"][order] = np.arange(count) - starts
     return Events(**full, tables=tables)
+
+
+def concatenate(parts: Sequence[Events]) -> Events:
+    """Puts parts of one run together, one after the other; there is one at least, and all have the tables of the last.
+
+    Example:
+        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]]})
+        >>> concatenate([events.select([0]), events.select([1])]).rank.tolist()
+        [0, 1]
+    """
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMN_DTYPES}
+    return Events(**columns, tables=parts[-1].tables)
 
 
 # -- tables as JSON, in the names file of a rank and in a saved trace. What does not have the expected form is refused, never guessed at.

@@ -47,6 +47,7 @@ from ringsim.traces.events import (
     Tables,
     are_all,
     check_metadata,
+    concatenate,
     make_events,
     name_damage,
     open_file,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.filtering import Numbers, Stretch
 
-__all__ = ["check_run", "load", "save", "save_pieces", "write_whole"]
+__all__ = ["check_run", "load", "read_by_rank", "save", "save_pieces", "write_whole"]
 
 FORMAT: Final = 1
 GROUP_ROWS: Final = 2**18  # of events.parquet: who reads a rank of many reads little else
@@ -270,7 +271,7 @@ def _load(path: str) -> Trace:
     with _told(path), io.BytesIO(read_file(path, "A trace file", MAX_FILE_BYTES)) as file, _open_zip(file) as archive:
         meta, metadata = _read_meta(archive, path)
         with _open_events(io.BytesIO(archive.read(EVENTS)), meta) as parquet:  # all of it, whose checksum holds
-            events = align(_read_rows(parquet, meta), metadata.get("clocks", []))
+            events = align(_read_rows(parquet, read_tables(meta.get("tables"))), metadata.get("clocks", []))
         check_run(events, metadata)
         return Trace(events, metadata)
 
@@ -284,13 +285,63 @@ def _load_part(path: str, ranks: Numbers | None, between_s: Stretch | None) -> T
         with _open_events(_Section(file, archive.getinfo(EVENTS)), meta) as parquet:
             wanted = [number for number, spans in enumerate(_spans(parquet)) if spans is None or _is_wanted(*spans, chosen, last_ns)]
             counts = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
-            events = align(_read_rows(parquet, meta, wanted), metadata.get("clocks", []))
+            events = align(_read_rows(parquet, read_tables(meta.get("tables")), wanted), metadata.get("clocks", []))
         if "part" in metadata:  # places among all events of the file
             starts = np.cumsum([0, *counts])
             rows = np.concatenate([np.arange(starts[number], starts[number + 1]) for number in wanted] or [np.zeros(0, dtype=np.int64)])
             metadata["part"]["apart"] = np.flatnonzero(np.isin(rows, metadata["part"]["apart"])).tolist()
         check_run(events, metadata)
         return part_of_file(Trace(events, metadata), chosen, ranks, between_s, all_read=len(wanted) == len(counts))
+
+
+def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
+    """Yields a run some whole ranks at a time, in the order of ranks: traces with the run's metadata, the last of which may be empty.
+
+    What one row group holds, and the longest rank, are in memory at a time.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        TraceFileError: see ``load``.
+    """
+    name = os.fsdecode(path)
+    with open_file(name, "A trace file") as file, _told(name), _open_zip(file) as archive:
+        meta, metadata = _read_meta(archive, name)
+        with archive.open(EVENTS) as member:
+            while member.read(1 << 20):  # its checksum holds, or this raises
+                pass
+        tables, apart = read_tables(meta.get("tables")), np.array(metadata["part"]["apart"] if "part" in metadata else [], dtype=np.int64)
+        with _open_events(_Section(file, archive.getinfo(EVENTS)), meta) as parquet:
+            if len(apart) and not 0 <= apart.min() <= apart.max() < parquet.metadata.num_rows:
+                raise ValueError("an event that is apart is not there")
+            groups = (_read_rows(parquet, tables, [number]) for number in range(parquet.num_row_groups))
+            first, last_rank = 0, NONE
+            for events in _whole_ranks(groups, tables):
+                mine = apart[(apart >= first) & (apart < first + len(events))] - first
+                first += len(events)
+                about = metadata | ({"part": {**metadata["part"], "apart": mine.tolist()}} if "part" in metadata else {})
+                check_run(events, about)
+                if len(events):
+                    if events.rank[0] <= last_rank:
+                        raise ValueError("the events are not in the order of ranks and of posting")
+                    last_rank = int(events.rank[-1])
+                piece = [Trace(align(events, metadata.get("clocks", [])), about)]
+                del events
+                yield piece.pop()
+
+
+def _whole_ranks(groups: Iterable[Events], tables: Tables) -> Iterator[Events]:
+    """Yields the events of row groups, cut where a rank ends."""
+    kept = [make_events({"rank": [], "op": []}, tables)]
+    for events in groups:
+        begins = int(np.searchsorted(events.rank, events.rank[-1])) if len(events) else 0  # its last rank, which may go on
+        if begins or (len(kept) > 1 and len(events) and kept[-1].rank[-1] != events.rank[0]):
+            whole = [concatenate([*kept, events.select(np.arange(begins))])]
+            kept = kept[:1]
+            yield whole.pop()  # whoever lets go of it frees it
+        kept.append(events.select(np.arange(begins, len(events))))
+    yield concatenate(kept)
 
 
 @contextlib.contextmanager
@@ -453,7 +504,7 @@ def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
     return file
 
 
-def _read_rows(parquet: pq.ParquetFile, meta: dict[str, Any], groups: Sequence[int] | None = None) -> Events:
+def _read_rows(parquet: pq.ParquetFile, tables: Tables, groups: Sequence[int] | None = None) -> Events:
     """Reads groups of rows, by default all.
 
     In this thread: one of Arrow's may still hold a Python buffer when the interpreter ends, which aborts or hangs the process.
@@ -461,7 +512,6 @@ def _read_rows(parquet: pq.ParquetFile, meta: dict[str, Any], groups: Sequence[i
     Source:
         github.com/apache/arrow issues 34314, 49942 and 50482.
     """
-    tables = read_tables(meta.get("tables"))
     table = parquet.read_row_groups(range(parquet.num_row_groups) if groups is None else groups, use_threads=False)
     columns = {name: _to_numpy(table.column(name), dtype) for name, dtype in COLUMN_DTYPES.items()}
     if any(len(column) != table.num_rows for column in columns.values()):

@@ -16,6 +16,8 @@ NAMES: Final = {
     "explain": "ringsim.diagnose.explain:explain",
     "filter": "ringsim.traces.filtering:filter_trace",
     "redact": "ringsim.traces.redaction:redact",
+    "summarise": "ringsim.traces.summary:summarise",
+    "describe": "ringsim.traces.summary:describe",
     "save": "ringsim.traces.files:save",
     "write_whole": "ringsim.traces.files:write_whole",
     "to_perfetto": "ringsim.exchange.perfetto:to_perfetto",

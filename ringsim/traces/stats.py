@@ -7,15 +7,19 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ringsim.traces.collectives import COLLECTIVES, bus_factor
-from ringsim.traces.events import COLLECTIVE, NONE, OK, OP_NAMES, RECV, SEND, Events, Ints
+from ringsim.traces.events import COLLECTIVE, NONE, OK, OP_NAMES, RECV, SEND, Events, Group, Ints, Tables
 from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["OperationStats", "Stats", "count_calls", "measure_stats"]
+__all__ = ["OperationStats", "Stats", "Tally", "count_calls"]
+
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -107,13 +111,19 @@ def _say(time_us: float, width: int) -> str:
     return f"{'-' if math.isnan(time_us) else time_text(time_us * 1e3):>{width}}"
 
 
-def measure_stats(events: Events, world_size: int, makespan_s: float) -> Stats:
-    """Computes the table.
+@dataclass
+class _Share:
+    """What is kept of the operations of one name on one group that some ranks have recorded."""
 
-    Args:
-        events: of all ranks, in order of rank and posting.
-        world_size: number of ranks in the run.
-        makespan_s: how long it took.
+    records: int
+    calls: int
+    size_bytes: int
+    blocked_us: Floats
+    bytes_per_us: Floats
+
+
+class Tally:
+    """Operations on their way to the table, counted some whole ranks at a time; 16 bytes of each are kept.
 
     Example:
         Two ranks reduce 1,000 bytes three times; each waits 10 us for that, of 60:
@@ -123,40 +133,66 @@ def measure_stats(events: Events, world_size: int, makespan_s: float) -> Stats:
         >>> post = np.array([0, 20_000, 40_000] * 2)
         >>> events = make_events({"rank": [0, 0, 0, 1, 1, 1], "op": [OP_CODES["all_reduce"]] * 6, "group": [0] * 6, "payload": [0] * 6,
         ...                       "post_ns": post, "wait_ns": post, "done_ns": post + 10_000}, tables)
-        >>> (row,) = measure_stats(events, 2, 60e-6).rows
+        >>> tally = Tally()
+        >>> tally.add(events)
+        >>> (row,) = tally.table(tables, 2, 60e-6).rows
         >>> row.op, row.count, row.size_bytes, row.blocked_p90_us, row.algbw_gb_per_s, round(row.share, 2)
         ('all_reduce', 3, 3000, 10.0, 0.1, 0.5)
     """
-    communicates = np.isin(events.kind, (SEND, RECV, COLLECTIVE)) & (events.group != NONE)
-    mine = np.flatnonzero(communicates & (events.op != _NEW_GROUP))
-    if len(mine) == 0:
-        return Stats(())
-    keys, key_of = np.unique(np.stack([events.op[mine], events.group[mine]]), axis=1, return_inverse=True)
-    total_us = world_size * makespan_s * 1e6
-    order = np.argsort(key_of, kind="stable")
-    indexes = np.split(mine[order], np.searchsorted(key_of[order], np.arange(1, keys.shape[1])))
-    sizes = events.size_bytes
-    rows = [_make_row(events, sizes, index, op, group, total_us) for index, (op, group) in zip(indexes, keys.T.tolist(), strict=True)]
-    return Stats(tuple(sorted(rows, key=lambda row: (-row.share, row.op, row.group))))
+
+    def __init__(self) -> None:
+        self._shares: dict[tuple[int, int], list[_Share]] = {}  # by operation and group
+
+    def add(self, events: Events) -> None:
+        """Counts the events of some ranks, which are all that these have."""
+        communicates = np.isin(events.kind, (SEND, RECV, COLLECTIVE)) & (events.group != NONE)
+        mine = np.flatnonzero(communicates & (events.op != _NEW_GROUP))
+        if len(mine) == 0:
+            return
+        keys, key_of = np.unique(np.stack([events.op[mine], events.group[mine]]), axis=1, return_inverse=True)
+        order = np.argsort(key_of, kind="stable")
+        indexes = np.split(mine[order], np.searchsorted(key_of[order], np.arange(1, keys.shape[1])))
+        sizes = events.size_bytes
+        for index, (op, group) in zip(indexes, keys.T.tolist(), strict=True):
+            self._shares.setdefault((op, group), []).append(_keep(events, sizes, index, OP_NAMES[op]))
+
+    def table(self, tables: Tables, world_size: int, makespan_s: float) -> Stats:
+        """Returns the table.
+
+        Args:
+            tables: with the names of the groups.
+            world_size: number of ranks in the run.
+            makespan_s: how long it took.
+        """
+        total_us = world_size * makespan_s * 1e6
+        rows = [_make_row(OP_NAMES[op], tables.groups[group], shares, total_us) for (op, group), shares in self._shares.items()]
+        return Stats(tuple(sorted(rows, key=lambda row: (-row.share, row.op, row.group))))
 
 
 _NEW_GROUP = OP_NAMES.index("new_group")
 
 
-def _make_row(events: Events, size_bytes: Ints, index: Ints, op: int, number: int, total_us: float) -> OperationStats:
-    group, name = events.tables.groups[number], OP_NAMES[op]
+def _keep(events: Events, size_bytes: Ints, index: Ints, name: str) -> _Share:
     sizes, done = np.maximum(size_bytes[index], 0), events.done_ns[index]
     finished = (events.status[index] == OK) & (done != NONE)
     lasted_us = (done - events.post_ns[index]) / 1e3
     blocked_us = ((done - events.wait_ns[index]) / 1e3)[finished & (events.wait_ns[index] != NONE)]
-    p50, p90, longest = np.percentile(blocked_us, [50, 90, 100]).tolist() if len(blocked_us) else [math.nan] * 3
     timed = finished & (lasted_us > 0) & (sizes > 0)
-    algbw = float(np.median(sizes[timed] / lasted_us[timed])) * 1e-3 if timed.any() else math.nan
-    count = count_calls(events.rank[index], name)
-    total = int(sizes.sum()) if name not in COLLECTIVES else int(sizes.sum() * count // len(index))
-    factor = bus_factor(name, max(len(group.ranks), 1))
+    return _Share(len(index), count_calls(events.rank[index], name), int(sizes.sum()), blocked_us, sizes[timed] / lasted_us[timed])
+
+
+def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) -> OperationStats:
+    blocked_us = np.concatenate([share.blocked_us for share in shares])
+    bytes_per_us = np.concatenate([share.bytes_per_us for share in shares])
+    p50, p90, longest = np.percentile(blocked_us, [50, 90, 100]).tolist() if len(blocked_us) else [math.nan] * 3
+    algbw = float(np.median(bytes_per_us)) * 1e-3 if len(bytes_per_us) else math.nan
+    records, size_bytes = sum(share.records for share in shares), sum(share.size_bytes for share in shares)
+    calls, factor = records, bus_factor(name, max(len(group.ranks), 1))
+    if name in COLLECTIVES:
+        calls = max(share.calls for share in shares)
+        size_bytes = size_bytes * calls // records
     share = float(np.maximum(blocked_us, 0).sum()) / total_us if total_us > 0 else 0.0
-    return OperationStats(name, group.name, len(group.ranks), count, total, p50, p90, longest, algbw, algbw * factor, share)
+    return OperationStats(name, group.name, len(group.ranks), calls, size_bytes, p50, p90, longest, algbw, algbw * factor, share)
 
 
 def count_calls(ranks: Ints, op: str) -> int:

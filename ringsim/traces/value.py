@@ -11,21 +11,18 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
 
 import numpy as np
 
-from ringsim.environment import count_crossings
 from ringsim.errors import ArgumentError, escape, say
 from ringsim.traces.clocks import Clock, list_clocks
-from ringsim.traces.collectives import COLLECTIVES
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
+from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
 from ringsim.traces.items import Event, event_at
 from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.matching import Messages, Unmatched, Waits, describe_unmatched, match, split_waits
-from ringsim.traces.stats import OperationStats, Stats, measure_stats
-from ringsim.traces.steps import Bubble, PeakActivations, count_steps, find_step, measure_bubble, measure_peaks
-from ringsim.traces.units import bytes_text, rate_text, time_text
+from ringsim.traces.stats import Stats, Tally
+from ringsim.traces.steps import Bubble, PeakActivations, find_step, measure_bubble, measure_peaks
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -310,7 +307,9 @@ class Trace:
             >>> Trace(make_events({"rank": [0], "op": [OP_CODES["span"]]}), {}).stats()
             no operation was recorded
         """
-        return measure_stats(self.events, self.world_size, self.makespan_s)
+        tally = Tally()
+        tally.add(self.events)
+        return tally.table(self.events.tables, self.world_size, self.makespan_s)
 
     def bubble(self, step: int | None = None) -> Bubble:
         """Measures how long the ranks of a pipeline did not compute in one step, beside what the schedule's closed form says.
@@ -361,7 +360,8 @@ class Trace:
               longest wait  rank 1 waited 500 ns in recv for rank 0 to send
               unmatched     none
         """
-        return _summarise(self)
+        summary: str = resolve("summarise")(self)
+        return summary
 
     def describe(self) -> str:
         """Returns the trace in one sentence, for those who cannot see its picture.
@@ -371,7 +371,8 @@ class Trace:
             >>> Trace(make_events({"rank": [], "op": []}), {"world_size": 4}).describe()
             'Trace of 4 ranks that exchanged no message in 0 ns.'
         """
-        return _describe(self)
+        sentence: str = resolve("describe")(self)
+        return sentence
 
     def __repr__(self) -> str:
         """Returns the summary."""
@@ -399,6 +400,16 @@ def check_trace(name: str, value: object) -> None:
     """Raises ArgumentError unless an argument, called ``name``, is a trace."""
     if not isinstance(value, Trace):
         raise ArgumentError(f"{name} must be a Trace, got {say(value)}. Pass what ringsim.trace, simulate or load returns.")
+
+
+def count(number: int, noun: str) -> str:
+    """Returns a number with its noun: "1 rank", "4 ranks", "12,000 messages".
+
+    Example:
+        >>> count(1, "rank"), count(12000, "message"), count(2, "microbatch")
+        ('1 rank', '12,000 messages', '2 microbatches')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 # -- as tables
@@ -482,196 +493,3 @@ def _payload_words(tables: Tables) -> tuple[list[str | None], list[str | None]]:
     """Returns the dtype and the shape of each payload as words, None for one that carries nothing (a barrier's)."""
     dtypes = [payload.dtype or None for payload in tables.payloads]
     return dtypes, ["x".join(map(str, payload.shape)) if payload.dtype else None for payload in tables.payloads]
-
-
-# -- in words
-
-_SHOWN = 3  # lines of one sort before "and n more"
-
-
-def _summarise(trace: Trace) -> str:
-    events, metadata = trace.events, trace.metadata
-    about = ", ".join(str(metadata[key]) for key in ("source", "backend", "date") if metadata.get(key))
-    total, lasted = int(np.maximum(events.size_bytes[trace.messages.send], 0).sum()), time_text(trace.makespan_s * 1e9)
-    lines = [
-        f"Trace of {count(trace.world_size, 'rank')}" + (f" ({about})" if about else ""),
-        *_say_part(trace),
-        f"  messages      {count(len(trace.messages), 'message')}, {bytes_text(total)}, {count(len(events), 'event')} in {lasted}",
-    ]
-    edge = _busiest_edge(trace)
-    if edge is not None:
-        others = f" and {count(edge.equals, 'other')} alike" if edge.equals else ""
-        lines.append(f"  busiest edge  {edge.src} -> {edge.dst}{others}: {count(edge.number, 'message')}, {bytes_text(edge.total_bytes)}")
-        lines.append(f"  longest wait  {_longest_wait(trace) or 'nobody waited for a partner'}")
-    lines += _summarise_hosts(trace)
-    lines += _summarise_collectives(trace)
-    if count_steps(events):
-        lines.append(f"  pipeline      {_last_step(trace)}")
-    unmatched = trace.unmatched
-    lines.append(f"  unmatched     {count(len(unmatched), 'operation') if unmatched else 'none'}")
-    lines += _some([f"    {operation!r}" for operation in unmatched])
-    lines += _some([f"  note: {note}" for note in metadata.get("notes", ())])
-    lines += _some([f"  not recorded: {what}" for what in metadata.get("not_recorded", ())])
-    return "\n".join(lines)
-
-
-def _say_part(trace: Trace) -> list[str]:
-    """Returns a line that says what a part of a trace is of, and how much in it is apart."""
-    if "part" not in trace.metadata:
-        return []
-    apart = f"{count(len(trace.apart), 'operation')} whose other side is left out"
-    return [f"  part          {'; '.join([*trace.metadata['part']['of'], *([apart] if len(trace.apart) else [])])}"]
-
-
-def _summarise_hosts(trace: Trace) -> list[str]:
-    """Returns how well times of several hosts compare, and what went within hosts and across; nothing where there was one host."""
-    names = list(dict.fromkeys(filter(None, trace.hosts)))
-    if len(names) < 2 and not trace.clocks:
-        return []
-    messages, early = trace.messages, int(trace.messages.early.sum())
-    known = [clock.uncertainty_ns for clock in trace.clocks]
-    exact = [time_ns for time_ns in known if time_ns is not None]
-    clocks = [] if not known else ["clocks not all compared" if len(exact) < len(known) else f"clocks known to ±{time_text(max(exact))}"]
-    clocks += [f"{count(early, 'message')} arrived before being sent"] if early or known else []
-    more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-    lines = [f"  hosts         {'; '.join([', '.join([*names[:_SHOWN], *more]), *clocks])}"]
-    crosses = trace.crosses(messages.src, messages.dst)
-    for where, chosen in (("within hosts", ~crosses), ("across hosts", crosses)):
-        lines += [f"    {where}: {_say_messages(trace, chosen)}"] if chosen.any() else []
-    return lines + _say_crossings(trace)
-
-
-def _say_crossings(trace: Trace) -> list[str]:
-    """Returns how often the rings change hosts where another order of their ranks would do so less often."""
-    names = [re.fullmatch(r"ring:(\d{1,9})>(\d{1,9})", group.name) for group in trace.events.tables.groups]
-    pairs = [(int(name[1]), int(name[2])) for name in names if name is not None]
-    after = {pred: succ for pred, succ in pairs if max(pred, succ) < trace.world_size}
-    crossed = needed = 0
-    for first in sorted(after, key=lambda rank: rank in after.values()):  # where an edge was not used, from behind it
-        ring = [first]
-        while ring[-1] in after:
-            ring.append(after.pop(ring[-1]))
-        hosts = [trace.hosts[rank] for rank in dict.fromkeys(ring)]
-        crossed, needed = crossed + count_crossings(hosts), needed + count_crossings(sorted(hosts))
-    hint = 'initialize_distributed(ring_order="hosts")'
-    return [f"    the ring crosses hosts {count(crossed, 'time')}, {needed} would do: {hint}"] if crossed > needed else []
-
-
-def _say_messages(trace: Trace, chosen: Ints) -> str:
-    """Returns the number of some messages, their bandwidth while both sides were there, and how long their two sides were blocked."""
-    events, send, recv = trace.events, trace.messages.send[chosen], trace.messages.recv[chosen]
-    done = events.done_ns[recv] != NONE
-    sent = int(np.maximum(events.size_bytes[send], 0)[done].sum())
-    took_ns = np.maximum(events.done_ns[recv] - np.maximum(events.post_ns[send], events.post_ns[recv]), 0)[done].sum()
-    blocked_ns = np.maximum(trace.waits.blocked_ns[np.concatenate([send, recv])], 0).sum()
-    rate = f", {rate_text(sent / took_ns)}" if took_ns and sent else ""
-    return f"{count(len(send), 'message')}, {bytes_text(sent)}{rate}, blocked {time_text(blocked_ns)}"
-
-
-def _summarise_collectives(trace: Trace) -> list[str]:
-    """Returns what the collectives carried and how much they blocked, in a line for the first few."""
-    rows = _collective_rows(trace)
-    if not rows:
-        return []
-    total, calls = sum(row.size_bytes for row in rows), sum(row.count for row in rows)
-    said = [f"    {row.op} on {row.group}: {count(row.count, 'call')}, {bytes_text(row.size_bytes)}, {_say_blocked(row)}" for row in rows]
-    return [f"  collectives   {count(calls, 'call')}, {bytes_text(total)}", *_some(said)]
-
-
-def _collective_rows(trace: Trace) -> list[OperationStats]:
-    """Returns the collectives' rows of ``Trace.stats``, without those of messages: a ring has a group for each of its pairs."""
-    events = trace.events
-    rows = measure_stats(events.select(events.kind == COLLECTIVE), trace.world_size, trace.makespan_s).rows
-    return [row for row in rows if row.op in COLLECTIVES]
-
-
-def _say_blocked(row: OperationStats) -> str:
-    if row.blocked_max_us != row.blocked_max_us:
-        return "awaited in C++"
-    return f"blocked {time_text(1e3 * row.blocked_p50_us)} each (median), {100 * row.share:.0f} % of the run"
-
-
-def _describe(trace: Trace) -> str:
-    number = len(trace.messages)
-    calls = sum(row.count for row in _collective_rows(trace))
-    did = (
-        f"called {count(calls, 'collective')}"
-        if calls and not number
-        else f"exchanged {count(number, 'message') if number else 'no message'}"
-    )
-    part = "Part of a trace" if "part" in trace.metadata else "Trace"
-    sentence = f"{part} of {count(trace.world_size, 'rank')} that {did} in {time_text(trace.makespan_s * 1e9)}"
-    edge = _busiest_edge(trace)
-    if edge is not None and not edge.equals:
-        sentence += f", {'all' if edge.number == number else 'most bytes'} from rank {edge.src} to rank {edge.dst}"
-    wait = _longest_wait(trace)
-    if wait is not None:
-        sentence += f"; the longest wait: {wait}"
-    if count_steps(trace.events):
-        sentence += f"; {_last_step(trace)}"
-    if trace.unmatched:
-        sentence += f"; {count(len(trace.unmatched), 'operation')} without a partner"
-    return sentence + "."
-
-
-def count(number: int, noun: str) -> str:
-    """Returns a number with its noun: "1 rank", "4 ranks", "12,000 messages".
-
-    Example:
-        >>> count(1, "rank"), count(12000, "message"), count(2, "microbatch")
-        ('1 rank', '12,000 messages', '2 microbatches')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
-
-
-def _last_step(trace: Trace) -> str:
-    """Returns what a pipeline's last step was, and its bubble, in words."""
-    measured = trace.bubble()
-    said = f"{count(count_steps(trace.events), 'step')}, the last one of {measured.schedule}: bubble {100 * measured.of_total:.0f} %"
-    return said if measured.closed_form is None else f"{said} (closed form {100 * measured.closed_form.of_total:.0f} %)"
-
-
-class _Edge(NamedTuple):
-    """What went from ``src`` to ``dst``, and how many other edges carried exactly as much."""
-
-    src: int
-    dst: int
-    number: int
-    total_bytes: int
-    equals: int
-
-
-def _busiest_edge(trace: Trace) -> _Edge | None:
-    """Returns the edge that carried most bytes, of several alike that of the lowest ranks; None without messages."""
-    messages = trace.messages
-    if len(messages) == 0:
-        return None
-    edges, edge_of, number = np.unique(messages.src.astype(np.int64) << 32 | messages.dst, return_inverse=True, return_counts=True)
-    total = np.zeros(len(edges), dtype=np.int64)
-    np.add.at(total, edge_of, np.maximum(trace.events.size_bytes[messages.send], 0))
-    best = int(np.lexsort((-number, -total))[0])
-    equals = int(np.count_nonzero((total == total[best]) & (number == number[best]))) - 1
-    return _Edge(int(edges[best]) >> 32, int(edges[best]) & 0xFFFFFFFF, int(number[best]), int(total[best]), equals)
-
-
-def _longest_wait(trace: Trace) -> str | None:
-    """Returns who waited longest for whom, in words, None where nobody waited for a partner."""
-    waits, messages = trace.waits, trace.messages
-    if len(messages) == 0:
-        return None
-    late_sender, late_receiver = waits.late_sender_ns[messages.recv], waits.late_receiver_ns[messages.send]
-    worst = int(np.argmax(np.maximum(late_sender, late_receiver)))
-    by_sender = late_sender[worst] >= late_receiver[worst]
-    longest = int(max(late_sender[worst], late_receiver[worst]))
-    if longest == 0:
-        return None
-    src, dst = int(messages.src[worst]), int(messages.dst[worst])
-    waiter, late, verb, index = (dst, src, "send", messages.recv[worst]) if by_sender else (src, dst, "receive", messages.send[worst])
-    events = trace.events
-    file = events.file[index]
-    place = f" ({events.tables.files[file]}:{events.line[index]})" if file != NONE else ""
-    return f"rank {waiter} waited {time_text(longest)} in {OP_NAMES[events.op[index]]}{place} for rank {late} to {verb}"
-
-
-def _some(lines: list[str]) -> list[str]:
-    return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"    ... and {len(lines) - _SHOWN} more"]
