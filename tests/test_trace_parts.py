@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +22,9 @@ from ringsim.diagnose.snapshot import Posted, Snapshot, snapshot_of_events
 from ringsim.diagnose.waitfor import analyse
 from ringsim.errors import TraceFileError
 from ringsim.launch.watcher import LiveRecords
-from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OK, OP_CODES, RECORD, Events, Group, Payload
+from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OK, OP_CODES, RECORD, Events, Group, Payload, concatenate
 from ringsim.traces.files import load
-from ringsim.traces.parts import PartReader, read_parts, read_run
+from ringsim.traces.parts import PartReader, Parts, read_parts, read_run
 from ringsim.traces.recorder import FIRST_CHUNK
 from ringsim.traces.value import Trace
 
@@ -241,6 +242,31 @@ def test_a_live_part_is_followed_record_by_record(start: Callable[..., Writer], 
     start(0, 2).recorder.mark("again")  # of a later run
     assert (reader.advance().slots.tolist(), reader.replaced, reader.names["label"]) == ([0], True, {0: "again"})
     assert (reader.advance().slots.tolist(), reader.replaced) == ([], False)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_long_part_is_read_in_pieces_once_its_rank_has_ended_it(ended: bool, start: Callable[..., Writer], tmp_path: Path) -> None:
+    writer, most = start(0, 1), 30_000
+    for tag in range(most):
+        writer.post("isend", 0, 0, tag)
+        if tag == 9:
+            writer.recorder.bookmark()
+        if tag not in (7, most - 2):  # these are in flight to the end
+            writer.act("finish", -1)
+    other = threading.Thread(target=writer.recorder.mark, args=("here",))
+    other.start()
+    other.join()
+    writer.post("isend", 0, 0, most)
+    whole = PartReader(tmp_path, 0, 1).read_all()
+    if ended:
+        writer.recorder.close()
+    pieces = list(Parts(tmp_path, 1).read())
+    assert max(map(len, pieces)) < (most if ended else most + 3)
+    assert len(pieces) >= (3 if ended else 1)
+    joined = concatenate(pieces)
+    assert all(np.array_equal(getattr(joined, name), whole[name]) for name in ("op", "tag", "post_ns", "wait_ns", "done_ns", "status"))
+    assert joined.seq.tolist() == list(range(most + 2))
+    assert (joined.thread.tolist(), set(joined.rank.tolist())) == ([0] * most + [1, 0], {0})
 
 
 @pytest.mark.parametrize("before", [62, 63, 64, 63 + 256])

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -297,14 +298,18 @@ class Recording:
         """Writes the file; returns whether the parts are complete. ``late`` ranks announced nothing; ``missing`` is said."""
         parts = Parts(directory, self._world_size)
 
-        def read() -> Iterator[Events]:  # what was posted within the block, a rank at a time: all of them may be more than memory holds
+        def read() -> Iterator[Events]:  # what was posted within the block, some at a time: all of them may be more than memory holds
             for events in parts.read():
                 rank = int(events.rank[0]) if len(events) else None
-                first, last = said[rank]["span"] if rank in said else (0, len(events))
+                first, last = said[rank]["span"] if rank in said else (0, math.inf)
                 inside = (events.seq >= first) & (events.seq < last)
-                yield events if inside.all() else events.select(inside)
+                yield replace(events if inside.all() else events.select(inside), seq=events.seq[inside] - first)
 
-        firsts = {int(events.rank[0]): int(events.post_ns.min()) for events in read() if len(events)}
+        firsts: dict[int, int] = {}
+        for events in read():
+            if len(events):
+                rank, post_ns = int(events.rank[0]), int(events.post_ns.min())
+                firsts[rank] = min(post_ns, firsts.get(rank, post_ns))
         facts = parts.describe()
         clocks = facts.pop("clocks", [])
         base_ns, moved, start_ns = find_start(firsts, clocks, self._start_ns)  # another rank may have begun before

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.traces.events import COLUMN_DTYPES, NONE, Events, Ints, are_all, make_events
+from ringsim.traces.events import NONE, Events, Ints, are_all
 
 __all__ = [
     "Clock",
@@ -298,7 +298,9 @@ def find_start(
 
 
 def count_from(events: Events, base_ns: int) -> Events:
-    """Returns events whose times count from ``base_ns``, and ``seq`` from 0 in each rank."""
-    columns = {name: getattr(events, name) for name in COLUMN_DTYPES if name != "seq"}
-    columns |= {name: np.where(columns[name] == NONE, NONE, columns[name] - base_ns) for name in TIMES}
-    return make_events(columns, events.tables)
+    """Returns events whose times count from ``base_ns``."""
+    columns: dict[str, Any] = {}
+    for name in TIMES:
+        values = getattr(events, name)
+        columns[name] = np.where(values == NONE, NONE, values - base_ns)
+    return replace(events, **columns)

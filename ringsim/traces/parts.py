@@ -51,6 +51,7 @@ FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
 _MAX_RANKS: Final = 10**6  # as many as the file names can tell apart; a number beyond is damage
 _FIRST_WINDOW: Final = 64  # slots that a look reads at first; more follow where they are full
 _WINDOW: Final = 1 << 16
+_SMALL_WINDOW: Final = 1 << 13  # for one who reads all of a long part: a window is copied some ten times over
 _MOST_CLAIMED: Final = 32  # slots one after the other that threads may have claimed and not written yet
 _GAP: Final = 64  # slots between two that are read in one go
 _PER_RANK: Final = ("pid", "host", "num_threads", "cost_ns_per_op")  # what metadata["ranks"] keeps of each rank
@@ -132,7 +133,7 @@ class PartReader:
         self.more = False
         self._names_read = 0  # bytes
         self._unfinished = b""  # the last line of the names, where its end is not there yet
-        self._width = _FIRST_WINDOW
+        self._width, self._widest = _FIRST_WINDOW, _WINDOW
         self._next = 0  # the first slot that nobody has seen written
         # What may change: in flight, or claimed by another thread and still empty; and how it looked.
         self._watched, self._seen = np.zeros(0, dtype=np.int64), _NO_RECORDS
@@ -163,6 +164,20 @@ class PartReader:
             records = records[::-1][last]
         records["done_ns"][records["status"] == IN_FLIGHT] = NONE  # an end that came while it was read
         return records
+
+    def read_pieces(self) -> Iterator[Ints]:
+        """Reads the same as ``read_all``, a little at a time where the rank has ended its part; once at least."""
+        self.read_names()
+        if "end_ns" not in self.meta:
+            yield self.read_all()
+            return
+        self._widest, self.more, last = _SMALL_WINDOW, True, NONE
+        while self.more:
+            batch = self.advance()
+            records = batch.records.compress(batch.slots > last)  # nobody writes there any more
+            records["done_ns"][records["status"] == IN_FLIGHT] = NONE
+            last = max([last, *batch.slots[-1:].tolist()])
+            yield records
 
     def advance(self) -> Batch:
         """Reads what is new; cheap where little is.
@@ -227,8 +242,8 @@ class PartReader:
             read.append(records[:seen])
             self._next += seen
             self.more = width - seen < _MOST_CLAIMED  # else what is empty is not claimed
-            self._width = min(4 * width, _WINDOW) if seen == width else _FIRST_WINDOW
-            if width == _WINDOW:
+            self._width = min(4 * width, self._widest) if seen == width else _FIRST_WINDOW
+            if width == self._widest:
                 break
         return _concatenate(read)
 
@@ -432,16 +447,16 @@ class Parts:
             ) from error
 
     def read(self) -> Iterator[Events]:
-        """Reads one rank after the other to its end; times are those of its clock. No two ranks are in memory at a time."""
+        """Reads one rank after the other to its end, in pieces of some thousand events; times are those of its clock."""
         for rank in self.metas:
             with self._told():
-                reader = PartReader(self._directory, rank, self.world_size, cells=False)
-                piece = _make_piece(rank, reader.read_all(), reader.names)
+                reader, count, threads = PartReader(self._directory, rank, self.world_size, cells=False), 0, dict[int, int]()
+                for records in reader.read_pieces():
+                    yield _make_piece(rank, records, reader.names, count, threads)
+                    count += len(records)
                 if reader.is_damaged():
                     self._damaged.add(rank)
             self.metas[rank] = reader.meta
-            yield piece
-            del piece
 
     def join(self, *start_ns: int) -> Events:
         """Returns the events of all ranks; times count from their start, by default the earliest that a rank gives."""
@@ -497,10 +512,14 @@ class Parts:
         }
 
 
-def _make_piece(rank: int, records: Ints, names: Mapping[str, Mapping[int, Any]]) -> Events:
-    """Returns the records of a rank as events with tables of their own."""
+def _make_piece(rank: int, records: Ints, names: Mapping[str, Mapping[int, Any]], first: int, threads: dict[int, int]) -> Events:
+    """Returns records of a rank, from the ``first`` of them on, as events with tables of their own; adds to the numbers of ``threads``."""
     columns: dict[str, Any] = {name: records[name] for name in RECORD.names or ()} | {"rank": np.full(len(records), rank)}
-    columns["thread"] = _number_threads(records["thread"])
+    idents, places, numbers = np.unique(records["thread"], return_index=True, return_inverse=True)
+    for place in np.argsort(places).tolist():
+        threads.setdefault(int(idents[place]), len(threads))
+    columns["thread"] = np.array([threads[ident] for ident in idents.tolist()], dtype=np.int32)[numbers]
+    columns["seq"] = np.arange(first, first + len(records))
     tables = {}
     for column, table in _TABLE_OF.items():
         known = sorted(names[column])
@@ -514,11 +533,6 @@ def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
     place = np.searchsorted(known, numbers)
     there = np.array([*known, NONE])[place] == numbers
     return np.where(there & (numbers >= 0), place, NONE)
-
-
-def _number_threads(idents: Ints) -> Ints:
-    _, first, number = np.unique(idents, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[number]
 
 
 def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
