@@ -1,12 +1,14 @@
 """How ringsim's use of the store grows with the ranks: SIMULATED, for worlds that no machine here can start.
 
-    python benchmarks/store_scale.py [--ranks 1000 10000] [--only roll-call gathering gathering-often clocks clocks-flat]
+    python benchmarks/store_scale.py [--ranks 1000 10000 100000] [--only roll-call gathering gathering-often clocks clocks-flat]
 
 On ringsim's virtual clock, every rank does the operations of ``comm/bootstrap.py``, ``launch/gathering.py`` or ``launch/clocks.py`` at one
 store, which serves them in the order in which they come: each takes ``--serve-us`` (44,000 small ones a second were measured), one with a
 chunk of 256 KiB ``--chunk-us``, and a question and its answer take ``--trip-us`` where nobody else asks. There are 8 ranks on a host, and a
 host has one clock. What Gloo does at the store, which is far more, and what ranks do besides are not in it. Beside each time stands a lower
 bound: what the store or rank 0, whichever has more to do, would need for it alone.
+
+A rank is a generator here, which yields the time at which it goes on: a hundred thousand ranks that only ask a store take minutes.
 """
 
 from __future__ import annotations
@@ -15,15 +17,13 @@ import argparse
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-import torch
-
-import ringsim
-from ringsim import comm as dist
-from ringsim.launch.clocks import ROUND_TRIPS, find_above
+from ringsim.launch.clocks import PATIENCE_WITH_OTHERS, ROUND_TRIPS, find_above
 from ringsim.launch.gathering import AHEAD, WINDOW, longest_pause_s
+from ringsim.simulator.clock import Clock
+from ringsim.simulator.isolation import Isolation
 
 HOST = 8  # ranks
 CHUNKS = 16  # of a host's parts: 4 MiB
@@ -44,8 +44,9 @@ class Store:
     free_s: float = 0.0
     busy_s: float = 0.0
     operations: int = 0
-    waiting: dict[int, deque[int]] = field(default_factory=dict)  # for the thread of a clock that answers; its first one is at work
-    done_s: dict[int, float] = field(default_factory=dict)  # when that thread turned to a rank that waits for it
+    taken: dict[int, Client] = field(default_factory=dict)  # by clock that answers: who has the turn,
+    waiting: dict[int, deque[Client]] = field(default_factory=dict)  # who waits for it,
+    questions: dict[int, deque[Client]] = field(default_factory=dict)  # and whose questions there are
 
     def book(self, now_s: float, *, chunk: bool = False) -> float:
         """Takes the next turn; returns when the answer comes."""
@@ -57,134 +58,166 @@ class Store:
         return self.free_s + way_s
 
 
+Steps = Generator[float, None, None]  # each the time at which a rank goes on
+NEVER = float("inf")
+
+
 class Client:
     """What a rank does at the store, one operation after the other."""
 
-    def __init__(self, store: Store) -> None:
-        self.store, self.now_s = store, 0.0
+    def __init__(self, store: Store, clock: Clock, rank: int) -> None:
+        self.store, self.clock, self.rank, self.now_s = store, clock, rank, 0.0
+        self.shortest_s = NEVER  # of the round trips of its clock
+        self._steps: Steps
 
-    def sleep_until(self, time_s: float) -> None:
+    def begin(self, steps: Steps) -> None:
+        """Begins to run."""
+        self._steps = steps
+        self.clock.at(0.0, self._go_on)
+
+    def wake(self, time_s: float) -> None:
+        """Goes on at a time, having yielded ``NEVER``."""
+        self.now_s = max(self.now_s, time_s)
+        self.clock.at(self.now_s, self._go_on)
+
+    def _go_on(self) -> None:
+        time_s = next(self._steps, NEVER)
+        if time_s < NEVER:
+            self.clock.at(time_s, self._go_on)
+
+    def sleep(self, time_s: float) -> Steps:
         """Sleeps on the virtual clock."""
-        ringsim.compute(time_s - self.now_s)
-        self.now_s = time_s
+        self.now_s += time_s
+        yield self.now_s
 
-    def ask(self, *, chunk: bool = False) -> None:
+    def ask(self, *, chunk: bool = False) -> Steps:
         """Does an operation, and waits for its answer."""
-        self.sleep_until(self.store.book(self.now_s, chunk=chunk))
+        self.now_s = self.store.book(self.now_s, chunk=chunk)
+        yield self.now_s
 
-    def put(self, *key: object, chunk: bool = False) -> None:
+    def put(self, *key: object, chunk: bool = False) -> Steps:
         """Puts something under a key."""
         self.store.keys.add(key)
-        self.ask(chunk=chunk)
+        yield from self.ask(chunk=chunk)
 
-    def has(self, *key: object) -> bool:
-        """Tells whether a key is there."""
-        found = key in self.store.keys  # what was asked before is done before
-        self.ask()
-        return found
-
-    def wait(self, *key: object, longest_s: float = SHORT_S, there: bool = True) -> None:
+    def wait(self, *key: object, longest_s: float = SHORT_S, there: bool = True) -> Steps:
         """Looks until a key is there, or gone."""
         pause_s = 0.0002
-        while self.has(*key) != there:
-            self.sleep_until(self.now_s + pause_s)
+        while True:
+            found = key in self.store.keys  # what was asked before is done before
+            yield from self.ask()
+            if found == there:
+                return
+            yield from self.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
 
-    def take(self, *key: object, longest_s: float = SHORT_S, chunk: bool = False) -> None:
+    def take(self, *key: object, longest_s: float = SHORT_S, chunk: bool = False) -> Steps:
         """Waits for a key, reads what is under it and deletes it."""
-        self.wait(*key, longest_s=longest_s)
-        self.ask(chunk=chunk)
+        yield from self.wait(*key, longest_s=longest_s)
+        yield from self.ask(chunk=chunk)
         self.store.keys.remove(key)
-        self.ask()
+        yield from self.ask()
 
 
-STORES: list[Store] = []  # the last one is that of the run: what ranks are given as an argument, each has for itself
-
-
-def call_roll(_: int) -> None:
+def call_roll(client: Client, _: int) -> Steps:
     """A rank of ``initialize_distributed``."""
-    client = Client(STORES[-1])
     for _ in range(ROLL_CALL):
-        client.ask()
+        yield from client.ask()
 
 
-def gather(ranks: int, often: bool) -> None:
+def gather(client: Client, ranks: int, often: bool) -> Steps:
     """A rank that leaves a recorded block; rank 0 fetches the parts of all other hosts, each from its first rank.
 
     ``often``: whether all look every 10 ms whether it is their turn, and are not told when it comes soon.
     """
-    client, rank = Client(STORES[-1]), dist.get_rank()
+    rank = client.rank
     if rank == 0:
-        fetch(client, ranks, often)
+        yield from fetch(client, ranks, often)
         return
-    client.put("at", rank)
-    client.put("left", rank)
+    yield from client.put("at", rank)
+    yield from client.put("left", rank)
     for _ in range(2 if rank < HOST else 4):  # where is rank 0?
-        client.ask()
+        yield from client.ask()
     if rank < HOST:
         return
     first = rank % HOST == 0
     if first and not often:
-        client.wait("soon", rank, longest_s=longest_pause_s(ranks // HOST))
-    client.take("wants", rank, longest_s=SHORT_S if first or often else longest_pause_s(ranks))
+        yield from client.wait("soon", rank, longest_s=longest_pause_s(ranks // HOST))
+    yield from client.take("wants", rank, longest_s=SHORT_S if first or often else longest_pause_s(ranks))
     if first:
-        client.put("files", rank)
+        yield from client.put("files", rank)
         for number in range(CHUNKS):
             if number >= WINDOW:
-                client.wait("chunk", rank, number - WINDOW, there=False)
-            client.put("chunk", rank, number, chunk=True)
-        client.take("receipt", rank, longest_s=longest_pause_s(ranks // HOST))
+                yield from client.wait("chunk", rank, number - WINDOW, there=False)
+            yield from client.put("chunk", rank, number, chunk=True)
+        yield from client.take("receipt", rank, longest_s=longest_pause_s(ranks // HOST))
 
 
-def fetch(client: Client, ranks: int, often: bool) -> None:
+def fetch(client: Client, ranks: int, often: bool) -> Steps:
     """What rank 0 does: it reads who has left and where all are, fetches host by host, and waits until all know that it has done so."""
     for what in ("left", "at"):
         for other in range(1, ranks):
-            client.wait(what, other)
-            client.ask()
+            yield from client.wait(what, other)
+            yield from client.ask()
     senders = range(HOST, ranks, HOST)
     for turn, sender in enumerate(senders):
         for soon in () if often else senders[turn + AHEAD : turn + AHEAD + 1] if turn else senders[: AHEAD + 1]:
-            client.put("soon", soon)
-        for other in range(sender, min(sender + HOST, ranks)):
-            client.has("files", other)
-        client.put("wants", sender)
-        client.take("files", sender)
+            yield from client.put("soon", soon)
+        for _ in range(sender, min(sender + HOST, ranks)):
+            yield from client.ask()  # whether it has begun by itself
+        yield from client.put("wants", sender)
+        yield from client.take("files", sender)
         for number in range(CHUNKS):
-            client.take("chunk", sender, number, chunk=True)
+            yield from client.take("chunk", sender, number, chunk=True)
         for other in range(sender + 1, min(sender + HOST, ranks)):
-            client.put("wants", other)
+            yield from client.put("wants", other)
     for sender in senders:
-        client.put("receipt", sender)
+        yield from client.put("receipt", sender)
     for what, others in (("wants", range(HOST, ranks)), ("receipt", senders)):
         for other in others:
-            client.wait(what, other, there=False)
+            yield from client.wait(what, other, there=False)
 
 
-def compare(_: int, flat: bool) -> list[float]:
-    """One of the ranks that compare clocks, one for each host; returns how long its questions took."""
-    store = STORES[-1]
-    client, number, token = Client(store), dist.get_rank(), torch.zeros(1)
-    if number == 0:
-        return []
-    above = 0 if flat else find_above(number)
-    line, took_s = store.waiting.setdefault(above, deque()), []
+def compare(client: Client, _: int, flat: bool) -> Steps:
+    """One of the ranks that compare clocks, one for each host."""
+    store = client.store
+    if client.rank == 0:
+        return
+    above = 0 if flat else find_above(client.rank)
+    yield from client.ask()  # for the turn
+    waiting, questions = store.waiting.setdefault(above, deque()), store.questions.setdefault(above, deque())
+    if above in store.taken:
+        waiting.append(client)
+        client.clock.at(client.now_s + PATIENCE_WITH_OTHERS.total_seconds(), lambda: give_up(client, waiting))
+        yield NEVER
+    else:
+        store.taken[above] = client
     for _ in range(ROUND_TRIPS):
         began_s = client.now_s
-        client.ask()  # puts the question
+        yield from client.ask()  # puts the question
         store.book(client.now_s)  # asks for the answer, which comes later
-        line.append(number)
-        if line[0] != number:  # the thread that answers has others to answer before
-            dist.recv(token)
-            client.now_s = max(client.now_s, store.done_s.pop(number))
-        client.ask()  # that thread gets the question
-        client.ask()  # and answers
-        line.popleft()
-        if line:
-            store.done_s[line[0]] = client.now_s
-            dist.send(token, line[0])
-        took_s.append(client.now_s - began_s)
-    return took_s
+        questions.append(client)
+        if questions[0] is not client:  # the thread that answers has others to answer before
+            yield NEVER
+        yield from client.ask()  # that thread gets the question
+        yield from client.ask()  # and answers
+        questions.popleft()
+        if questions:
+            questions[0].wake(client.now_s)
+        client.shortest_s = min(client.shortest_s, client.now_s - began_s)
+    if store.taken.get(above) is client:
+        yield from client.ask()  # gives the turn back
+        del store.taken[above]
+        if waiting:
+            store.taken[above] = waiting.popleft()
+            store.taken[above].wake(client.now_s)
+
+
+def give_up(client: Client, waiting: deque[Client]) -> None:
+    """Lets a rank go on that has waited for its turn too long, if it still does."""
+    if client in waiting:
+        waiting.remove(client)
+        client.wake(client.clock.now)
 
 
 def least_s(store: Store, name: str, size: int) -> float:
@@ -200,7 +233,7 @@ def least_s(store: Store, name: str, size: int) -> float:
 
 
 # Name, worker, what it is given beside the number of ranks; one rank of each host compares clocks.
-CASES: dict[str, tuple[str, Callable[..., object], tuple[bool, ...]]] = {
+CASES: dict[str, tuple[str, Callable[..., Steps], tuple[bool, ...]]] = {
     "roll-call": ("roll-call", call_roll, ()),
     "gathering": ("gathering", gather, (False,)),
     "gathering-often": ("gathering, if all look every 10 ms", gather, (True,)),
@@ -218,17 +251,20 @@ def main() -> None:
     parser.add_argument("--chunk-us", type=float, default=700.0)
     parser.add_argument("--trip-us", type=float, default=57.0)
     options = parser.parse_args()
-    link = ringsim.Link(alpha_s=0, beta_s_per_byte=0)
     for ranks in options.ranks:
         for case in options.only:
             name, worker, how = CASES[case]
             size = -(-ranks // HOST) if worker is compare else ranks
-            STORES.append(Store(1e-6 * options.serve_us, 1e-6 * options.chunk_us, 1e-6 * options.trip_us))
-            begin_s = time.perf_counter()
-            trace = ringsim.simulate(worker, world_size=size, args=(size, *how), link=link, semantics="buffered(64)", record=False)
-            store, took_s = STORES.pop(), sorted(map(min, filter(None, trace.results)))
+            store = Store(1e-6 * options.serve_us, 1e-6 * options.chunk_us, 1e-6 * options.trip_us)
+            begin_s, clock = time.perf_counter(), Clock(Isolation(0))
+            clients = [Client(store, clock, rank) for rank in range(size)]
+            for client in clients:
+                client.begin(worker(client, size, *how))
+            clock.run([])
+            last_s, bound_s = max(client.now_s for client in clients), least_s(store, name.split(",")[0], size)
+            took_s = [client.shortest_s for client in clients if client.shortest_s < NEVER]
             print(
-                f"simulated, {ranks:,} ranks: {name} {trace.makespan_s:.2f} s, at least {least_s(store, name.split(',')[0], size):.2f} s; "
+                f"simulated, {ranks:,} ranks: {name} {last_s:.2f} s, at least {bound_s:.2f} s; "
                 f"{store.operations:,} operations at the store, which was busy for {store.busy_s:.2f} s"
                 + (f"; {size:,} clocks, shortest round trip {1e6 * statistics.median(took_s):.0f} us (median)" if took_s else "")
                 + f" (simulating took {time.perf_counter() - begin_s:.0f} s)",
@@ -237,6 +273,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import store_scale  # what ranks find by its name is not copied for each of them
-
-    store_scale.main()
+    main()
