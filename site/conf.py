@@ -40,6 +40,7 @@ html_theme = "furo"
 html_title = f"ringsim {release}"
 html_favicon = "assets/ring.svg"
 html_static_path = ["_static", "assets"]
+html_extra_path = ["root"]  # what a server shows first, which leads to the first page
 html_js_files = ["accessible.js"]
 html_css_files = ["outputs.css"]
 html_theme_options = {"top_of_page_buttons": []}

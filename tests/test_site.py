@@ -46,6 +46,11 @@ SHOWN = {  # by page: what its cells print, at least
 pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("site")]
 
 
+def test_what_a_server_shows_first_leads_to_the_first_page() -> None:
+    (target,) = re.findall(r'url=(.+)\.html"', (SITE / "root" / "index.html").read_text())
+    assert (SITE.parent / f"{target}.md").is_file()
+
+
 def read_cells(page: Path) -> list[str]:
     """Returns the sources of a page's cells, as MyST-NB reads them."""
     return [re.sub(r"\A:tags: .*\n\n?", "", cell) for cell in re.findall(r"^```\{code-cell\}\n(.*?)^```$", page.read_text(), re.M | re.S)]

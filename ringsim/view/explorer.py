@@ -142,7 +142,7 @@ class Explorer:
         body = (
             '<div class="ringsim ready explorer"><section class="choices" aria-label="choices">'
             f"<h1>{html.escape(self.title)}</h1><form></form>"
-            f'<pre aria-live="polite">{html.escape(first.text)}</pre></section>\n{page_body("", first.traces)}</div>\n'
+            f'<pre tabindex="0" aria-live="polite">{html.escape(first.text)}</pre></section>\n{page_body("", first.traces)}</div>\n'
         )
         write_page(path, f"ringsim: {self.title}", "explorer.js", body, [data])
 
