@@ -218,6 +218,8 @@ def test_light_install_reads_draws_and_plans(tmp_path: Path) -> None:
     assert {"torch", "greenlet", "protobuf"} <= left_out
     trace, description = ROOT / "figures" / "data" / "straggler.ringtrace", ROOT / "docs" / "examples" / "pipeline.toml"
     verbs = [
+        ["show", trace],
+        ["show", trace, "--json"],
         ["show", trace, "-o", "pictures"],
         ["figures", trace],
         ["explain", "-o", "waits.png", trace],

@@ -18,7 +18,7 @@ import torch
 
 from ringsim.diagnose.failure import PEER, Report, first_failure, make_error
 from ringsim.errors import ArgumentError
-from ringsim.launch import run
+from ringsim.launch import progress
 from ringsim.launch.api import make_kind, trace
 from ringsim.launch.job import START_VALUES, pack_call
 from ringsim.launch.run import GPU_LIMIT_S, RankOutput, RunOptions, _Supervisor
@@ -188,12 +188,12 @@ class Terminal(io.StringIO):
 def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, log = Terminal(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", terminal)
-    line = run.Progress(4)
+    line = progress.Progress(4)
     line.update(1, lambda: "")
     line.clear()
     assert terminal.getvalue() == "", "a short run shows nothing"
-    monkeypatch.setattr(run, "QUIET_S", 0.0)
-    line = run.Progress(4)
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    line = progress.Progress(4)
     line.update(1, lambda: "3 of 8 measured")
     assert terminal.getvalue().endswith("ringsim: 4 ranks, 0 s, 1 done, 3 of 8 measured")
     line.update(2, lambda: "")
@@ -201,7 +201,7 @@ def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPa
     line.clear()
     assert terminal.getvalue().endswith("\r\x1b[K")
     monkeypatch.setattr(sys, "stderr", log)
-    line = run.Progress(4)
+    line = progress.Progress(4)
     line.update(1, lambda: "")
     line.clear()
     assert log.getvalue() == "", "where nobody looks there is none"

@@ -17,6 +17,7 @@ from ringsim.cli.verb import Verbs, add_json, add_verb, make_directory, tell, te
 from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks, escape
 from ringsim.launch.job import CHECKS
+from ringsim.launch.progress import Progress
 from ringsim.traces.files import merge
 from ringsim.traces.lazy import Style
 from ringsim.traces.summary import Totals, count_file, count_trace
@@ -245,8 +246,6 @@ def run_show(options: argparse.Namespace) -> int:
 
 def _count(file: Path, whole_table: bool) -> Totals:
     """Counts a trace file, and says on a terminal how far that is where it takes long."""
-    from ringsim.launch.run import Progress
-
     lines: list[Progress] = []
 
     def on_rank(rank: int, world_size: int) -> None:

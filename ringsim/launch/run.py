@@ -40,20 +40,19 @@ from ringsim.diagnose.snapshot import operation_of
 from ringsim.diagnose.verdict import IN_A_THREAD
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
 from ringsim.launch.job import HIDE, SHOW, Job, Kind
+from ringsim.launch.progress import Progress
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
 from ringsim.launch.watcher import ANSWER_S, ASK, OVER, POLL_S, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, has_proc, look_at
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis
-from ringsim.traces.parts import in_notebook, name_cells, read_parts, rename_file, rename_places
+from ringsim.traces.parts import name_cells, read_parts, rename_file, rename_places
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
 GPU_LIMIT_S: Final = 3600.0  # of a run on GPUs that has no limit of its own: nobody watches it
 _LOST_S: Final = 5.0  # a fork server says within milliseconds that a rank has died
 _SHOWN: Final = 4  # ranks whose lines an error shows
-QUIET_S: Final = 2.0  # shorter runs need no progress line
-_EVERY_S: Final = 0.5  # between two changes of the progress line
 _MARKS: Final = re.compile(f"([{HIDE}{SHOW}])")
 _Error = TypeVar("_Error", RingError, Interrupted)
 
@@ -111,44 +110,6 @@ class RankOutput:
             sys.stdout.flush()  # or a pipe would get it late
         except (OSError, ValueError, AttributeError):  # its reader is gone, its disk full, or it was closed, maybe before Python started
             self._show = False
-
-
-class Progress:
-    """One line that says how a long run is doing: in a notebook below the cell, in a terminal the last line, elsewhere nowhere."""
-
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
-        self._start_s = time.monotonic()
-        self._next_s = self._start_s + QUIET_S
-        self._shown: Any = None  # a notebook's display handle, or True for the terminal
-
-    def update(self, done: int, doing: Callable[[], str]) -> None:
-        """Shows how many ranks are ``done``, and what they are ``doing`` in a few words or none, if a new line is due."""
-        now = time.monotonic()
-        if now < self._next_s:
-            return
-        self._next_s = now + _EVERY_S
-        words = doing()
-        self._show(f"ringsim: {self._world_size} ranks, {now - self._start_s:.0f} s, {done} done" + (f", {words}" if words else ""))
-
-    def clear(self) -> None:
-        """Removes the line."""
-        if self._shown is not None:
-            self._show("")
-        self._shown = None
-
-    def _show(self, text: str) -> None:
-        if in_notebook():
-            from IPython.display import display
-
-            if self._shown is None:
-                self._shown = display({"text/plain": text}, raw=True, display_id=True)
-            else:
-                self._shown.update({"text/plain": text}, raw=True)
-        elif sys.stderr is not None and sys.stderr.isatty():  # None: it was closed when Python started
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
-            self._shown = True
 
 
 @dataclass(frozen=True)
