@@ -489,13 +489,20 @@ def _make_table(events: Events, schema: pa.Schema) -> pa.Table:
 
 
 def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
-    """Opens ``events.parquet``, whose columns and number of rows are as they should be."""
+    """Opens ``events.parquet``, whose columns and number of rows are as they should be.
+
+    It is read in this thread, here and in ``_read_rows``: one of Arrow's may still hold a Python buffer when the interpreter ends, which
+    aborts or hangs the process.
+
+    Source:
+        github.com/apache/arrow issues 34314, 49942 and 50482.
+    """
     import pyarrow.parquet as pq
 
     count = meta.get("events")
     if type(count) is not int or not 0 <= count <= MAX_EVENTS:
         raise ValueError(f"{META} states no number of events up to {MAX_EVENTS}")
-    file = pq.ParquetFile(source, page_checksum_verification=True)
+    file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
     if file.metadata.num_rows != count:
         raise ValueError(f"{EVENTS} has {file.metadata.num_rows} rows, {META} states {count}")
     _check_density(count, source.seek(0, os.SEEK_END))
@@ -505,13 +512,7 @@ def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
 
 
 def _read_rows(parquet: pq.ParquetFile, tables: Tables, groups: Sequence[int] | None = None) -> Events:
-    """Reads groups of rows, by default all.
-
-    In this thread: one of Arrow's may still hold a Python buffer when the interpreter ends, which aborts or hangs the process.
-
-    Source:
-        github.com/apache/arrow issues 34314, 49942 and 50482.
-    """
+    """Reads groups of rows, by default all."""
     table = parquet.read_row_groups(range(parquet.num_row_groups) if groups is None else groups, use_threads=False)
     columns = {name: _to_numpy(table.column(name), dtype) for name, dtype in COLUMN_DTYPES.items()}
     if any(len(column) != table.num_rows for column in columns.values()):
