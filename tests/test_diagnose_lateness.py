@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Story
 
-from ringsim.diagnose.explain import LATE_NS, LATE_SHARE, Activity, find_lateness
+from ringsim.diagnose.lateness import LATE_NS, LATE_SHARE, Activity, find_lateness
 from ringsim.traces.events import OP_CODES, make_events
 
 

@@ -1,24 +1,16 @@
 """``trace.explain()``: why a run ended as it did, or what made it slow, from its trace alone.
 
-In a run that finished, it says who kept whom waiting: late senders, late receivers, and a rank that is always late. A wait counts
-from when the program began to wait until the other side was posted. A rank that was late because it waited itself is not to blame: its own
-wait is looked at in turn, until there is a rank that was busy::
-
-    rank 0   [ compute, microbatch 3 ....................... ] send
-    rank 1   recv ==== late sender ============================ | send
-    rank 2     recv ==== late sender ============================= |       follows from what rank 1 waited for: folded
+In a run that finished, it says who kept whom waiting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from ringsim.diagnose.failure import IN_VAIN
+from ringsim.diagnose.lateness import Activity, find_lateness
 from ringsim.diagnose.mismatches import (
     find_collective_mismatches,
     find_failed_threads,
@@ -30,15 +22,12 @@ from ringsim.diagnose.mismatches import (
     find_races,
     is_recorded_whole,
 )
-from ringsim.diagnose.snapshot import Snapshot, operation_of, read_end_ns, read_ends, snapshot_of_events, until
+from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
 from ringsim.errors import name_ranks
-from ringsim.traces.events import COLLECTIVE, NONE, RECV, SEND, SPAN, Events, Ints
 from ringsim.traces.findings import Diagnosis, Edge, Finding
-from ringsim.traces.matching import CollectiveCalls, wait_for_last
 from ringsim.traces.units import time_text
-from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
@@ -247,255 +236,3 @@ def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
         named = doing.startswith("still ") or not view.about  # by a span, else the line says more
         words, details = f"was {doing if named else view.about}", [since, view.about if named else ""]
     return f"rank {rank} {words}" + (f" ({', '.join(filter(None, details))})" if any(details) else "")
-
-
-LATE_NS: Final = 1_000_000  # waits at one line for one rank that add up to less are not worth a sentence
-LATE_SHARE: Final = 0.05  # nor those that add up to less than this share of the run
-STRAGGLER_SHARE: Final = 0.5  # a straggler is to blame for at least this share of all waiting,
-STRAGGLER_OF_RUN: Final = 0.1  # for at least this share of the run for each other rank,
-STRAGGLER_TIMES: Final = 3  # and at least that often
-MOST_FINDINGS: Final = 5
-_SENDER, _RECEIVER, _MEMBER = range(3)
-_KINDS: Final = ("late_sender", "late_receiver", "straggler")
-
-
-class _Waits(NamedTuple):
-    """Waits for somebody late, as columns of one length."""
-
-    waiter: Ints  # rank
-    late: Ints  # rank
-    start_ns: Ints
-    end_ns: Ints
-    event: Ints  # the waiter's
-    partner: Ints  # the late one's
-    kind: Ints
-
-
-def find_lateness(trace: Trace) -> tuple[Finding, ...]:
-    """Finds who kept others waiting long in a run that finished: a straggler where there is one, then late senders and receivers.
-
-    The longest comes first; what follows from another wait is folded into it. Waits at one line that add up to less than ``LATE_NS``, or to
-    less than ``LATE_SHARE`` of the run, are left out.
-
-    Example:
-        >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> from ringsim.traces.value import Trace
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "tag": [0, 0],
-        ...     "post_ns": [50_000_000, 0], "wait_ns": [50_000_000, 0], "done_ns": [51_000_000, 52_000_000]})
-        >>> for finding in find_lateness(Trace(events, {"world_size": 2})):
-        ...     print(finding)
-        rank 1 waited 50 ms in recv from 0 (tag 0) because rank 0 was busy with something that no span names.
-          Hint: Let rank 0 send earlier, give it less to do, or let rank 1 do something else meanwhile (irecv).
-    """
-    waits = _collect(trace)
-    if len(waits.late) == 0:
-        return ()
-    activity = Activity(trace.events, trace.world_size)
-    own_ns = _own_time(waits, activity)
-    straggler = _find_straggler(trace, waits, own_ns, activity)
-    found = _describe_groups(trace, waits, own_ns, activity)
-    if straggler is None:
-        return tuple(found[:MOST_FINDINGS])
-    mine = [finding for finding in found if straggler.ranks[0] in finding.ranks[1:]]
-    rest = [finding for finding in found if finding not in mine]
-    folded = tuple(replace(one, consequences=()) for finding in mine for one in (finding, *finding.consequences))
-    return (replace(straggler, consequences=folded), *rest[:MOST_FINDINGS])
-
-
-def _collect(trace: Trace) -> _Waits:
-    events, messages, late = trace.events, trace.messages, trace.waits
-    sends, recvs = messages.send, messages.recv
-    pieces = []
-    for mine, other, length, kind in (
-        (recvs, sends, late.late_sender_ns[recvs], _SENDER),
-        (sends, recvs, late.late_receiver_ns[sends], _RECEIVER),
-    ):
-        some = (length > 0) & (events.rank[mine] != events.rank[other])
-        pieces.append((mine[some], other[some], length[some], np.full(int(some.sum()), kind)))
-    pieces.append(_collective_waits(trace))
-    mine, other, length, kinds = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    start = events.wait_ns[mine]
-    return _Waits(events.rank[mine], events.rank[other], start, start + length, mine, other, kinds)
-
-
-def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns the waits in complete collectives for the member that came last."""
-    calls, rank = CollectiveCalls.of(trace.events, trace.apart), trace.events.rank
-    length, last = wait_for_last(trace.events, trace.apart)[calls.event], calls.last[calls.call]
-    some = (length > 0) & (rank[calls.event] != rank[last])
-    return calls.event[some], last[some], length[some], np.full(int(some.sum()), _MEMBER)
-
-
-def _own_time(waits: _Waits, activity: Activity) -> Ints:
-    """Returns for each wait how long the late rank was not blocked itself, in ns."""
-    own = waits.end_ns - waits.start_ns
-    for rank in np.unique(waits.late).tolist():
-        some = waits.late == rank
-        own[some] -= activity.blocked_between(rank, waits.start_ns[some], waits.end_ns[some])
-    positive: Ints = np.maximum(own, 0)
-    return positive
-
-
-def _find_straggler(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity) -> Finding | None:
-    size = trace.world_size
-    blame = np.bincount(waits.late, weights=own_ns, minlength=size)
-    times = np.bincount(waits.late, weights=own_ns > 0, minlength=size)
-    worst = int(blame.argmax())
-    enough = STRAGGLER_OF_RUN * trace.makespan_s * 1e9 * (size - 1)
-    if size < 3 or blame[worst] < max(STRAGGLER_SHARE * blame.sum(), enough, LATE_NS) or times[worst] < STRAGGLER_TIMES:
-        return None
-    busy = activity.busy_shares(trace.makespan_s * 1e9)
-    others = float(np.median(np.delete(busy, worst)))
-    longest = int(np.flatnonzero(waits.late == worst)[np.argmax(own_ns[waits.late == worst])])
-    doing = activity.doing(worst, int(waits.start_ns[longest]), int(waits.end_ns[longest]))
-    message = (
-        f"rank {worst} made others wait for {time_text(blame[worst])} in all, {100 * blame[worst] / blame.sum():.0f} % of all waiting for "
-        f"somebody late, {count(int(times[worst]), 'time')}: it was busy for {100 * busy[worst]:.0f} % of the run, the others for "
-        f"{100 * others:.0f} % (median). In the longest of these waits it was {doing}."
-    )
-    operations = (operation_of(trace.events, int(waits.event[longest])),)
-    return Finding("straggler", (worst,), operations, message, f"Give rank {worst} less to do, or see what slows it down.")
-
-
-def _describe_groups(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity) -> list[Finding]:
-    """Makes a finding of the waits of one rank for another at one line, longest first; folds those that follow from others."""
-    events = trace.events
-    columns = np.stack([waits.kind, waits.waiter, waits.late, events.file[waits.event], events.line[waits.event]])
-    _, group = np.unique(columns, axis=1, return_inverse=True)
-    length = waits.end_ns - waits.start_ns
-    total = np.bincount(group, weights=length)
-    least = max(LATE_NS, LATE_SHARE * trace.makespan_s * 1e9)
-    order = np.lexsort((-length, group))
-    longest = order[np.searchsorted(group[order], np.arange(len(total)))]
-    kept = [int(one) for one in np.argsort(-total, kind="stable") if total[one] >= least and waits.kind[longest[one]] != _MEMBER]
-    findings: dict[int, Finding] = {}
-    follows: dict[int, int] = {}
-    for one in kept:
-        wait = int(longest[one])
-        chain = _chain(waits, own_ns, wait)
-        if len(chain) > 1:
-            follows[one] = int(group[chain[1]])
-        findings[one] = _late_finding(trace, waits, activity, chain, int((group == one).sum()), float(total[one]))
-    roots = []
-    for one in kept:
-        above, seen = one, {one}
-        while (parent := follows.get(above)) in findings and parent not in seen:
-            above = parent
-            seen.add(above)
-        if above == one or follows.get(above) in seen:
-            roots.append(one)
-        else:
-            findings[above] = replace(findings[above], consequences=(*findings[above].consequences, findings[one]))
-    return [findings[one] for one in roots]
-
-
-def _chain(waits: _Waits, own_ns: Ints, wait: int) -> list[int]:
-    """Returns a wait, then that of its late rank, and so on, as long as the late rank mostly waited itself."""
-    chain = [wait]
-    while own_ns[chain[-1]] < (waits.end_ns[chain[-1]] - waits.start_ns[chain[-1]]) / 2:
-        last = chain[-1]
-        some = np.flatnonzero(waits.waiter == waits.late[last])
-        overlap = np.minimum(waits.end_ns[some], waits.end_ns[last]) - np.maximum(waits.start_ns[some], waits.start_ns[last])
-        if len(some) == 0 or overlap.max() <= 0 or int(some[overlap.argmax()]) in chain:
-            break
-        chain.append(int(some[overlap.argmax()]))
-    return chain
-
-
-def _late_finding(trace: Trace, waits: _Waits, activity: Activity, chain: list[int], times: int, total_ns: float) -> Finding:
-    events = trace.events
-    first, last = chain[0], chain[-1]
-    operation = operation_of(events, int(waits.event[first]))
-    culprit = int(waits.late[last])
-    because = f"rank {waits.late[first]} was " + "".join(f"waiting for rank {waits.late[wait]} itself, which was " for wait in chain[1:])
-    because += activity.doing(culprit, int(waits.start_ns[last]), int(waits.end_ns[last]))
-    message = f"rank {operation.rank} waited {time_text(waits.end_ns[first] - waits.start_ns[first])} in {operation} because {because}"
-    if times > 1:
-        message += f"; it waited there {times:,} times, {time_text(total_ns)} in all"
-    sends = waits.kind[last] == _SENDER
-    act, other = ("send", "irecv") if sends else ("receive", "isend")
-    hint = f"Let rank {culprit} {act} earlier, give it less to do, or let rank {waits.waiter[last]} do something else meanwhile ({other})."
-    ranks = tuple(dict.fromkeys([operation.rank, *(int(waits.late[wait]) for wait in chain)]))
-    partner = operation_of(events, int(waits.partner[first]))
-    return Finding(_KINDS[waits.kind[first]], ranks, (operation, partner), f"{message}.", hint)
-
-
-class Activity:
-    """Answers questions on what ranks did when, from the events of a run of ``world_size`` ranks.
-
-    Example:
-        >>> from ringsim.traces.events import OP_CODES, Tables, make_events
-        >>> names = Tables(labels=("compute",))
-        >>> events = make_events({"rank": [0, 0], "op": [OP_CODES["span"], OP_CODES["recv"]], "label": [0, -1], "stage": [1, -1],
-        ...                       "microbatch": [3, -1], "post_ns": [0, 80], "wait_ns": [-1, 80], "done_ns": [70, 100]}, names)
-        >>> activity = Activity(events, 1)
-        >>> activity.doing(0, 10, 60), int(activity.blocked_between(0, np.array([60]), np.array([90]))[0])
-        ('still computing stage 1, microbatch 3', 10)
-    """
-
-    def __init__(self, events: Events, world_size: int) -> None:
-        self._events = events
-        self._size = world_size
-        self._ends: dict[int, tuple[Ints, Ints]] = {}
-
-    def blocked_between(self, rank: int, start_ns: Ints, end_ns: Ints) -> Ints:
-        """Returns for how long a rank was blocked in its operations within each stretch, in ns (int64)."""
-        times, blocked = self._blocked_until(rank)
-        if len(times) == 0:
-            return np.zeros(len(start_ns), dtype=np.int64)
-        return (np.interp(end_ns, times, blocked) - np.interp(start_ns, times, blocked)).astype(np.int64)
-
-    def busy_shares(self, length_ns: float) -> Ints:
-        """Returns the share of the run, ``length_ns`` long, for which each rank was not blocked (float64)."""
-        blocked = [self._blocked_until(rank)[1] for rank in range(self._size)]
-        return np.array([1 - (float(one[-1]) / max(length_ns, 1) if len(one) else 0) for one in blocked])
-
-    def doing(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Says what a rank did for most of a stretch of time: "still computing stage 1, microbatch 3"."""
-        events, spans = self._events, self._spans
-        mine = spans[events.rank[spans] == rank]
-        done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])
-        overlap = np.minimum(done, end_ns) - np.maximum(events.post_ns[mine], start_ns)
-        # Spans nest: of those that cover about as much, the one that began last is the innermost.
-        if len(mine) and 2 * int(overlap.max()) > end_ns - start_ns:
-            wide = mine[overlap >= 0.9 * overlap.max()]
-            return f"still {self._span_text(int(wide[np.argmax(events.post_ns[wide])]))}"
-        last = np.flatnonzero((events.rank == rank) & self._speaks & (events.post_ns <= start_ns))
-        if len(last) and events.file[last[-1]] != NONE:
-            latest = operation_of(events, int(last[-1]))
-            return f"busy with something that no span names, after its {latest.op} at {latest.place}"
-        return "busy with something that no span names"
-
-    @cached_property
-    def _spans(self) -> Ints:
-        return np.flatnonzero(self._events.kind == SPAN)
-
-    @cached_property
-    def _speaks(self) -> Ints:
-        kind = self._events.kind
-        speaks: Ints = (kind == SEND) | (kind == RECV) | (kind == COLLECTIVE)
-        return speaks
-
-    def _span_text(self, event: int) -> str:
-        events = self._events
-        label, stage, microbatch = int(events.label[event]), int(events.stage[event]), int(events.microbatch[event])
-        name = events.tables.labels[label] if label != NONE else "a span"
-        about = [f"stage {stage}" if stage != NONE else "", f"microbatch {microbatch}" if microbatch != NONE else ""]
-        words = ", ".join(filter(None, about))
-        if name == "compute":
-            return f"computing {words}".rstrip()
-        return f'in "{name}"' + (f" ({words})" if words else "")
-
-    def _blocked_until(self, rank: int) -> tuple[Ints, Ints]:
-        """Returns moments, ascending, and how long the rank had been blocked until each; overlaps count once."""
-        if rank not in self._ends:
-            events = self._events
-            mine = np.flatnonzero((events.rank == rank) & self._speaks & (events.wait_ns != NONE) & (events.done_ns != NONE))
-            mine = mine[np.argsort(events.wait_ns[mine], kind="stable")]
-            end = np.maximum.accumulate(np.maximum(events.done_ns[mine], events.wait_ns[mine])) if len(mine) else mine
-            start = np.maximum(events.wait_ns[mine], np.concatenate([end[:0], [0], end[:-1]])[: len(mine)])
-            start = np.minimum(start, end)
-            total = np.cumsum(end - start)
-            times = np.stack([start, end], axis=1).ravel()
-            self._ends[rank] = times, np.stack([total - (end - start), total], axis=1).ravel()
-        return self._ends[rank]
