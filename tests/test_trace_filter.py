@@ -21,6 +21,7 @@ from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.schedules import make_schedule
 from ringsim.schedules.engine import evaluate
 from ringsim.traces.events import COLUMN_DTYPES, OP_NAMES
+from ringsim.traces.findings import SLOW_KINDS
 from ringsim.traces.matching import CollectiveCalls
 from ringsim.traces.steps import count_steps
 from ringsim.traces.value import Trace
@@ -87,7 +88,7 @@ def test_a_part_is_saved_loaded_drawn_and_explained(tmp_path: Path) -> None:
         again = ringsim.load(tmp_path / "part.ringtrace")
         assert again == part
         assert (pairs(again), again.unmatched) == (pairs(part), [])
-        assert not {finding.kind for finding in again.explain().findings} - {"late_sender", "late_receiver", "straggler"}
+        assert not {finding.kind for finding in again.explain().findings} - {*SLOW_KINDS}
         for name in ("perfetto", "chrome", "html")[: 3 if number == 0 else 0]:
             getattr(again, f"to_{name}")(tmp_path / name)
     assert set(parts[0]._repr_mimebundle_()[0]) == {"text/plain", "image/png"}

@@ -9,12 +9,11 @@ import numpy as np
 
 from ringsim.check.examination import CheckResult, Wrong, shown
 from ringsim.traces.events import NONE, OK, SPAN
-from ringsim.traces.findings import KINDS, Diagnosis, Finding
+from ringsim.traces.findings import KINDS, SLOW_KINDS, Diagnosis, Finding
 from ringsim.traces.value import Trace, count
 
 __all__ = ["diagnose"]
 
-_LATE: Final = ("late_sender", "late_receiver", "straggler")  # of runs that finished
 _SIGNS: Final = {
     "deadlock": "in a deadlock the waiting goes round in a circle, and each wait could end if another did",
     "peer_exited": "then a rank waits for one that has ended, and that has no event in flight any more",
@@ -22,6 +21,7 @@ _SIGNS: Final = {
     "tag_mismatch": "then a send and a recv of two ranks, both in flight, differ in their tag alone",
     "group_mismatch": "then a send and a recv of two ranks, both in flight, differ in their group alone",
     "message_mismatch": "then the two sides of one message, with one tag, differ in size, dtype or shape",
+    "slow_link": "then every message takes several times as long between two hosts as one of its size between others",
     "straggler": "then one rank is busy nearly all the time, and all the others wait for it again and again",
     "late_sender": "then a recv waits long for a send that is posted late, and no rank is to blame for most of all waiting",
     "late_receiver": "then a send waits long for a recv that is posted late, and no rank is to blame for most of all waiting",
@@ -77,7 +77,7 @@ def _judge(trace: Trace, diagnosis: Diagnosis, kind: str, ranks: int | Iterable[
     if not diagnosis.findings:
         raise Wrong("Nothing wrong was found in this trace.", "Take one of a run that got stuck, failed, or was slow.")
     cause = diagnosis.findings[0]
-    hint = _FINISHED_HINT if cause.kind in _LATE else _UNFINISHED_HINT
+    hint = _FINISHED_HINT if cause.kind in SLOW_KINDS else _UNFINISHED_HINT
     if kind not in KINDS:
         raise Wrong(f"The kind must be the name of a fault, got {shown(repr(kind))}.", f"The names are {', '.join(KINDS)}.")
     if kind != cause.kind:
@@ -94,9 +94,9 @@ def _judge(trace: Trace, diagnosis: Diagnosis, kind: str, ranks: int | Iterable[
 def _reject(kind: str, cause: Finding) -> str:
     """Says why a trace is no example of a kind, without saying of which it is one."""
     article = "An" if kind[0] in "aeiou" else "A"
-    if kind in _LATE and cause.kind not in _LATE:
+    if kind in SLOW_KINDS and cause.kind not in SLOW_KINDS:
         return f"{article} {kind} is found in runs that finished, and this one did not: some operations were never done."
-    if cause.kind in _LATE and kind not in _LATE:
+    if cause.kind in SLOW_KINDS and kind not in SLOW_KINDS:
         return f"{article} {kind} keeps a run from finishing, and this one finished: it was slow."
     return f"It is no {kind}: {_SIGNS.get(kind, 'nothing of the kind was recorded')}."
 
@@ -107,7 +107,9 @@ def _shows(trace: Trace, event: Any, cause: Finding) -> bool:
     if not isinstance(event, int) or not 0 <= event < len(events):
         return False
     rank, peer = int(events.rank[event]), int(events.peer[event])
-    if cause.kind in _LATE:
+    if cause.kind == "slow_link":
+        return rank in cause.ranks and peer in cause.ranks
+    if cause.kind in SLOW_KINDS:
         late = cause.ranks[0] if cause.kind == "straggler" else cause.ranks[-1]
         return peer == late or (rank == late and bool(events.kind[event] == SPAN))
     never_done = bool(events.status[event] != OK)

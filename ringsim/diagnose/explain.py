@@ -1,6 +1,6 @@
 """``trace.explain()``: why a run ended as it did, or what made it slow, from its trace alone.
 
-In a run that finished, it says who kept whom waiting.
+In a run that finished, it says which link between hosts was slow, and who kept whom waiting.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ringsim.diagnose.mismatches import (
     find_races,
     is_recorded_whole,
 )
+from ringsim.diagnose.slow_links import find_slow_links
 from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
@@ -48,7 +49,7 @@ def explain(trace: Trace) -> Diagnosis:
 
     Returns:
         The findings, root causes first: what was refused or disagrees, what failed, who waits for whom in vain; then what was merely
-        untidy; and if nothing went wrong, who kept whom waiting.
+        untidy; and if nothing went wrong, which link was slow, and who kept whom waiting.
 
     Example:
         >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events
@@ -60,7 +61,7 @@ def explain(trace: Trace) -> Diagnosis:
           Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
     """
     if "part" in trace.metadata:  # who never went on, and why, may stand in what was left out
-        return Diagnosis(find_notices(trace.events) or find_lateness(trace), trace.world_size, trace=trace)
+        return Diagnosis(find_notices(trace.events) or (*find_slow_links(trace), *find_lateness(trace)), trace.world_size, trace=trace)
     whole, end_ns, size = trace, read_end_ns(trace.metadata), trace.world_size
     if end_ns is not None and "given_up_ns" in trace.metadata and (events := until(trace.events, end_ns)) is not trace.events:
         trace = replace(trace, events=events)
@@ -98,7 +99,7 @@ def explain(trace: Trace) -> Diagnosis:
     if trace.metadata.get("backend") != "nccl":  # whose messages are done long after the thread has gone on
         findings += find_races(trace)
     if not findings:
-        findings += find_lateness(trace)
+        findings += [*find_slow_links(trace), *find_lateness(trace)]  # who waits for whom may follow from a slow link
     return Diagnosis(tuple(findings), size, edges, judged.states, whole)
 
 

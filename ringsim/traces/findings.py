@@ -15,8 +15,9 @@ from ringsim.traces.units import time_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["KINDS", "Diagnosis", "Edge", "Finding", "Operation", "payload_text"]
+__all__ = ["KINDS", "SLOW_KINDS", "Diagnosis", "Edge", "Finding", "Operation", "payload_text"]
 
+SLOW_KINDS: Final = ("slow_link", "late_sender", "late_receiver", "straggler")  # of runs that finished
 KINDS: Final = (
     "deadlock",
     "peer_exited",
@@ -34,9 +35,7 @@ KINDS: Final = (
     "buffer_hazard",
     "stalled",
     "lost",
-    "late_sender",  # these three: of runs that finished
-    "late_receiver",
-    "straggler",
+    *SLOW_KINDS,
 )
 
 

@@ -15,6 +15,7 @@ from fault_programs import FAULTS, Fault
 import ringsim
 from ringsim import errors
 from ringsim.traces.events import OK, Events
+from ringsim.traces.findings import SLOW_KINDS
 from ringsim.traces.value import Trace
 
 sys.path.append(str(Path(__file__).parents[1] / "programs"))
@@ -28,7 +29,6 @@ AS_WRITTEN = {row for row, fault in FAULTS.items() if fault.worker.__module__.st
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 RIGHT = ("fine", "cannot be seen")  # such a program ends well
 LIMIT_S = 60  # of a run; nothing here comes near it
-LATE = ("late_sender", "late_receiver", "straggler")  # on a loaded machine somebody always waits
 
 
 class Row(NamedTuple):
@@ -100,7 +100,7 @@ def judge(number: str, row: Row, error: Any, trace: Trace | None) -> None:
     assert ("none" if error is None else type(error).__name__) in row.errors, error
     if row.kind in RIGHT:
         assert trace is not None
-        assert [finding.kind for finding in trace.explain().findings if finding.kind not in LATE] == []
+        assert [finding.kind for finding in trace.explain().findings if finding.kind not in SLOW_KINDS] == []
         return
     diagnosis = trace.explain() if error is None and trace is not None else error.diagnosis
     first = diagnosis.findings[0]

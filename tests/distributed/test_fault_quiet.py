@@ -24,6 +24,7 @@ from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
+from ringsim.traces.findings import SLOW_KINDS
 from ringsim.traces.value import Trace
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left_behind")]
@@ -33,7 +34,6 @@ POLL_S = 0.002  # the watcher looks ten times as often as by default
 AT_ONCE = 5
 LIMIT_S = 60
 SIZE = 3  # ranks of programs that are compared
-LATE = {"late_sender", "late_receiver", "straggler"}
 
 
 # -- programs that look as if they were stuck; each returns a number that is known beforehand
@@ -478,7 +478,7 @@ def test_nothing_is_refused_and_the_results_are_those_of_an_unchecked_run() -> N
         for index, worker in enumerate(COMPARED):
             assert [results[index] for results in trace.results] == [results[index] for results in unchecked.results], worker.__name__
         assert not [label for label in trace.events.tables.labels if label.startswith("!")]
-        assert {finding.kind for finding in trace.explain().findings} <= LATE
+        assert {finding.kind for finding in trace.explain().findings} <= {*SLOW_KINDS}
 
 
 def test_what_is_not_asked_for_is_not_checked() -> None:

@@ -41,7 +41,7 @@ from ringsim.launch.run import RunOptions, run
 from ringsim.launch.watcher import LiveRecords
 from ringsim.state import get_state
 from ringsim.traces.events import Group
-from ringsim.traces.findings import Diagnosis, Finding
+from ringsim.traces.findings import SLOW_KINDS, Diagnosis, Finding
 from ringsim.traces.value import Trace
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("nothing_left_behind")]
@@ -533,7 +533,7 @@ def test_a_rank_that_no_longer_records_is_not_taken_for_stuck(ended: Callable[..
     assert trace.metadata["complete"] is False
     stopped = [f"Recording of rank {rank} stopped: the maximum of 600 records was reached." for rank in STOPS]
     assert [note.partition(" What")[0] for note in trace.metadata["notes"] if note.startswith("Recording")] == stopped
-    assert not {finding.kind for finding in trace.explain().findings} - {"late_sender", "late_receiver", "straggler"}
+    assert not {finding.kind for finding in trace.explain().findings} - {*SLOW_KINDS}
 
 
 # -- random programs of messages: the run ends with a verdict where the machine says so, and only there

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from fault_programs import FAULTS
-from fault_rows import AS_WRITTEN, ELSEWHERE, LATE, LIMIT_S, OTHERWISE, RIGHT, ROWS, Outcome, judge_on_ranks, run
+from fault_rows import AS_WRITTEN, ELSEWHERE, LIMIT_S, OTHERWISE, RIGHT, ROWS, Outcome, judge_on_ranks, run
 
 import ringsim
-from ringsim.traces.findings import KINDS
+from ringsim.traces.findings import KINDS, SLOW_KINDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -79,7 +79,7 @@ def test_what_is_fine_ends_well(size: int) -> None:
     trace = ringsim.trace(one_after_the_other, world_size=size, args=(size,), limit_s=LIMIT_S)
     for results in trace.results:
         assert {number: result for number, result in results.items() if result not in (None, True)} == {}
-    found = [finding for finding in trace.explain().findings if finding.kind not in LATE]
+    found = [finding for finding in trace.explain().findings if finding.kind not in SLOW_KINDS]
     # Row 66b drops a handle on purpose, and no other does.
     assert [(one.kind, one.ranks, {each.line for each in one.operations}) for one in found] == (
         [(ROWS["66b"].kind, (1,), set(FAULTS["66b"].lines))] if size == 2 else []

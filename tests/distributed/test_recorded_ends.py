@@ -18,6 +18,7 @@ from test_recording import join
 
 import ringsim
 from ringsim.launch.recording import gather_ends, hold_back_sigterm
+from ringsim.traces.findings import SLOW_KINDS
 
 pytestmark = pytest.mark.timeout(90)
 RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
@@ -123,7 +124,7 @@ def test_who_left_in_peace_is_not_accused(server: RankServer, tmp_path: Path) ->
     results(server.run(left_and_at_work, [(str(tmp_path), rank) for rank in range(2)]))
     trace = ringsim.load(tmp_path / "run.ringtrace")
     assert "ends" not in trace.metadata
-    assert not {each.kind for each in trace.explain().findings} - {"late_sender", "late_receiver", "straggler"}
+    assert not {each.kind for each in trace.explain().findings} - {*SLOW_KINDS}
 
 
 def test_who_was_at_work_when_another_failed_is_not_called_dead() -> None:
