@@ -21,6 +21,7 @@ _SIGNS: Final = {
     "tag_mismatch": "then a send and a recv of two ranks, both in flight, differ in their tag alone",
     "group_mismatch": "then a send and a recv of two ranks, both in flight, differ in their group alone",
     "message_mismatch": "then the two sides of one message, with one tag, differ in size, dtype or shape",
+    "link": "then a message took seconds between two hosts, though both sides had posted, and others took far less",
     "slow_link": "then every message takes several times as long between two hosts as one of its size between others",
     "straggler": "then one rank is busy nearly all the time, and all the others wait for it again and again",
     "late_sender": "then a recv waits long for a send that is posted late, and no rank is to blame for most of all waiting",
@@ -107,7 +108,7 @@ def _shows(trace: Trace, event: Any, cause: Finding) -> bool:
     if not isinstance(event, int) or not 0 <= event < len(events):
         return False
     rank, peer = int(events.rank[event]), int(events.peer[event])
-    if cause.kind == "slow_link":
+    if cause.kind in ("link", "slow_link"):
         return rank in cause.ranks and peer in cause.ranks
     if cause.kind in SLOW_KINDS:
         late = cause.ranks[0] if cause.kind == "straggler" else cause.ranks[-1]

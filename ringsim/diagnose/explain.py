@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ringsim.diagnose.failure import IN_VAIN
 from ringsim.diagnose.lateness import Activity, find_lateness
+from ringsim.diagnose.links import find_links
 from ringsim.diagnose.mismatches import (
     find_collective_mismatches,
     find_failed_threads,
@@ -22,7 +23,6 @@ from ringsim.diagnose.mismatches import (
     find_races,
     is_recorded_whole,
 )
-from ringsim.diagnose.slow_links import find_slow_links
 from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
@@ -61,7 +61,7 @@ def explain(trace: Trace) -> Diagnosis:
           Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
     """
     if "part" in trace.metadata:  # who never went on, and why, may stand in what was left out
-        return Diagnosis(find_notices(trace.events) or (*find_slow_links(trace), *find_lateness(trace)), trace.world_size, trace=trace)
+        return Diagnosis(find_notices(trace.events) or (*find_links(trace), *find_lateness(trace)), trace.world_size, trace=trace)
     whole, end_ns, size = trace, read_end_ns(trace.metadata), trace.world_size
     if end_ns is not None and "given_up_ns" in trace.metadata and (events := until(trace.events, end_ns)) is not trace.events:
         trace = replace(trace, events=events)
@@ -99,7 +99,7 @@ def explain(trace: Trace) -> Diagnosis:
     if trace.metadata.get("backend") != "nccl":  # whose messages are done long after the thread has gone on
         findings += find_races(trace)
     if not findings:
-        findings += [*find_slow_links(trace), *find_lateness(trace)]  # who waits for whom may follow from a slow link
+        findings += [*find_links(trace), *find_lateness(trace)]  # who waits for whom may follow from a slow link
     return Diagnosis(tuple(findings), size, edges, judged.states, whole)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "SLOW_KINDS", "Diagnosis", "Edge", "Finding", "Operation", "payload_text"]
 
-SLOW_KINDS: Final = ("slow_link", "late_sender", "late_receiver", "straggler")  # of runs that finished
+SLOW_KINDS: Final = ("link", "slow_link", "late_sender", "late_receiver", "straggler")  # of runs that finished
 KINDS: Final = (
     "deadlock",
     "peer_exited",

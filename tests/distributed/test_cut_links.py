@@ -34,6 +34,7 @@ import ringsim
 from ringsim.cli import main
 from ringsim.errors import name_ranks
 from ringsim.launch import gathering
+from ringsim.traces.findings import Finding
 
 pytestmark = pytest.mark.timeout(120)
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000
@@ -260,6 +261,13 @@ def said(case: tuple[Path, list[Ended]], rank: int) -> list[str]:
     return (case[0] / f"said-{rank}").read_text().splitlines()
 
 
+def lasted_s(finding: Finding) -> float:
+    """Returns for how long a link stood still."""
+    found = re.match(r"nothing moved on the link between hosts node0 and node1 for (\d+\.?\d*) s, from ", finding.message)
+    assert found is not None, finding.message
+    return float(found[1])
+
+
 def test_a_link_that_was_down_is_told_of_once_it_is_back(ended: dict[str, tuple[Path, list[Ended]]]) -> None:
     """Both traces used to say nothing, or that two hosts had not compared the one clock that they have."""
     case = ended["down for a while"]
@@ -271,6 +279,9 @@ def test_a_link_that_was_down_is_told_of_once_it_is_back(ended: dict[str, tuple[
     assert found is not None, line
     assert float(found[2]) > DOWN_S - 1, "of which a second may pass between two beats"
     assert (trace.metadata["complete"], trace.metadata["notes"]) == (True, [found[1]])
+    finding = trace.explain().findings[0]
+    assert (finding.kind, finding.ranks) == expected("h1")
+    assert lasted_s(finding) > DOWN_S - 1
 
 
 def test_a_link_that_is_down_for_good_is_named_while_both_sides_have_posted(ended: dict[str, tuple[Path, list[Ended]]]) -> None:
@@ -281,7 +292,10 @@ def test_a_link_that_is_down_for_good_is_named_while_both_sides_have_posted(ende
         "a send may be done already"
     )
     assert re.search(r"nothing moved on the link between hosts node0 and node1 for about \d+ s; then it recovered", second)
-    assert ringsim.load(case[0] / "run.ringtrace").metadata["complete"]
+    trace = ringsim.load(case[0] / "run.ringtrace")
+    finding = trace.explain().findings[0]
+    assert (trace.metadata["complete"], finding.kind, finding.ranks) == (True, *expected("h2"))
+    assert lasted_s(finding) > 5, "until rank 0 had said so"
 
 
 def test_a_rank_that_dies_on_another_host_is_named_and_its_fellow_victims_are_not(ended: dict[str, tuple[Path, list[Ended]]]) -> None:

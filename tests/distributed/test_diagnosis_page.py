@@ -24,7 +24,7 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "diagnosis.md").read_text
 HEADINGS = re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)
 PROGRAMS = re.findall(r"^### (\w+)\n(?:(?!^#).*\n)*?```python\n(def worker\(\):  # (.*)\n(?:.*\n)*?)```", PAGE, re.MULTILINE)
 AT_ONCE = 5
-WITHOUT = {"rendezvous_failed", "lost", "slow_link"}  # they take ranks that were started by hand, or several hosts
+WITHOUT = {"rendezvous_failed", "lost", "link", "slow_link"}  # they take ranks that were started by hand, or several hosts
 
 
 class Options(NamedTuple):

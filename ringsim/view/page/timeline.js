@@ -2,7 +2,7 @@
 
 const GUTTER = 76, RULER = 34; // pixels left of the rows and above them, for names and times
 const [LEAST_ROW, FULL_ROW] = [3, 96]; // heights
-const SLOW_KINDS = new Set(["slow_link", "late_sender", "late_receiver", "straggler"]); // of findings, in runs that finished
+const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver", "straggler"]); // of findings, in runs that finished
 const MOST_ARROWS = 400, MOST_NAMES = 400; // more would be grey
 const MOST_BUBBLES = 4000; // shaded at once
 const MOST_BARS = 20000; // drawn one by one; of more bins are drawn

@@ -1,4 +1,4 @@
-"""Which link between hosts is called slow, and what is not: from messages made by hand, and from three runs on real hosts."""
+"""Which link between hosts stood still or is called slow, and what is not: from messages made by hand, and three runs on real hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from synthetic import Story
 
 import ringsim
-from ringsim.diagnose.slow_links import LEAST_MESSAGES, SLOW_NS, SLOW_SHARE, SLOW_TIMES, find_slow_links
+from ringsim.diagnose.links import LEAST_MESSAGES, SLOW_NS, SLOW_SHARE, SLOW_TIMES, find_links
 from ringsim.traces.events import OP_CODES
 from ringsim.traces.value import Trace
 
@@ -41,9 +41,13 @@ def story(
 
 
 def named(told: Story | Trace, **metadata: Any) -> list[list[str]]:
-    """Returns the hosts of each link that is found."""
+    """Returns the hosts of each slow link that is found."""
     trace = told.trace(**about(told.world_size), **metadata) if isinstance(told, Story) else told
-    return [one.message.partition(" is slow")[0].partition("between hosts ")[2].split(" and ") for one in find_slow_links(trace)]
+    return [
+        one.message.partition(" is slow")[0].partition("between hosts ")[2].split(" and ")
+        for one in find_links(trace)
+        if one.kind == "slow_link"
+    ]
 
 
 def about(hosts: int) -> dict[str, Any]:
@@ -51,7 +55,7 @@ def about(hosts: int) -> dict[str, Any]:
 
 
 def test_a_slow_link_is_named_with_what_it_costs() -> None:
-    (finding,) = find_slow_links(story(SLOW).trace(**about(3)))
+    (finding,) = find_links(story(SLOW).trace(**about(3)))
     assert (finding.kind, finding.ranks) == ("slow_link", (1, 2))
     assert finding.message == (
         "the link between hosts host1 and host2 is slow: each of 8 messages of 1 KiB from host1 to host2 took 40 ms or more; between other "
@@ -65,14 +69,14 @@ def test_a_slow_link_is_named_with_what_it_costs() -> None:
 def test_all_links_of_a_host_may_be_slow(hosts: int) -> None:
     """Of three hosts, most links are then slow."""
     takes_ms = {frozenset((1, other)): 40.0 for other in range(hosts) if other != 1}
-    found = find_slow_links(story(takes_ms, hosts).trace(**about(hosts)))
+    found = find_links(story(takes_ms, hosts).trace(**about(hosts)))
     assert {one.ranks for one in found} <= {tuple(sorted(pair)) for pair in takes_ms}
     assert len(found) == min(hosts - 1, 5), "the costliest"
     assert all(one.hint.startswith("All slow links lead to host host1: look at its interface first.\n") for one in found)
 
 
 def test_a_link_may_be_slow_one_way() -> None:
-    (finding,) = find_slow_links(story({}, ways={(1, 2): 40.0}).trace(**about(3)))
+    (finding,) = find_links(story({}, ways={(1, 2): 40.0}).trace(**about(3)))
     assert "from host1 to host2 took 40 ms or more" in finding.message
     slower = {frozenset((0, 1)): 15.0, frozenset((0, 2)): 15.0}
     assert named(story(slower, ways={(1, 2): 40.0})) == [], "it is not compared with its own other way"
@@ -104,8 +108,8 @@ def test_others() -> None:
 
 def test_messages_within_a_host_are_no_link() -> None:
     trace = story(SLOW).trace(ranks=[{"rank": rank, "host": ("a", "b", "b")[rank]} for rank in range(3)])
-    assert find_slow_links(trace) == ()
-    assert find_slow_links(story(SLOW).trace(ranks=[{"rank": 0, "host": "a"}])) == (), "hosts that are not known"
+    assert find_links(trace) == ()
+    assert find_links(story(SLOW).trace(ranks=[{"rank": 0, "host": "a"}])) == (), "hosts that are not known"
 
 
 def test_what_a_busy_rank_looks_like_is_no_slow_link() -> None:
@@ -140,6 +144,68 @@ def test_clocks_may_explain_it(known_ms: int | None, found: bool) -> None:
         {"ranks": [2], "how": how, "samples": [[0, 0, (known_ms or 0) * MS]]},
     ]
     assert bool(named(story(SLOW), clocks=clocks)) == found
+
+
+def stands_still(lasts_ms: float = 3000.0, size_bytes: int = 1024) -> Story:
+    """Of the messages between two hosts, 4 ms each, the last one takes long."""
+    told = story({}, hosts=2, size_bytes=size_bytes)
+    for row in told.rows:
+        if (
+            row["tag"] == LEAST_MESSAGES - 1
+            and {row["rank"], row["peer"]} == {0, 1}
+            and (row["rank"] == 0) == (row["op"] == OP_CODES["isend"])
+        ):
+            row["done_ns"] = row["post_ns"] + round(lasts_ms * MS)
+    return told
+
+
+def still(told: Story, **metadata: Any) -> list[str]:
+    return [one.message for one in find_links(told.trace(**about(told.world_size), **metadata)) if one.kind == "link"]
+
+
+def test_a_link_that_stood_still_is_told_with_when_and_for_how_long() -> None:
+    told = stands_still()
+    (finding,) = find_links(told.trace(**about(2)))
+    assert (finding.kind, finding.ranks) == ("link", (0, 1))
+    assert finding.message == (  # from 704 ms on, when the message the other way had come
+        "nothing moved on the link between hosts host0 and host1 for 3 s, from 704 ms into the run on, though both sides had posted: rank "
+        "0's isend to 1 (world, tag 7, float32[256], 1,024 bytes) and rank 1's irecv from 0 (world, tag 7, float32[256], 1,024 bytes). "
+        "Then it recovered."
+    )
+
+
+@pytest.mark.parametrize(("lasts_ms", "size_bytes", "found"), [
+    (2003.9, 1024, False), (2004.1, 1024, True), (3000, 100_000_000, False), (4010, 100_000_000, True),
+])  # fmt: skip
+def test_how_long_it_must_stand_still(lasts_ms: float, size_bytes: int, found: bool) -> None:
+    """2 s, and for a message of 100 MB 2 s more, from when the message the other way had come, 4 ms after both sides had posted."""
+    assert bool(still(stands_still(lasts_ms, size_bytes))) == found
+
+
+def test_times_that_it_stood_still_add_up() -> None:
+    told = stands_still()
+    for src, dst, begin in ((0, 1, 10_000), (1, 0, 20_000)):
+        told.message(src, dst, (begin, begin, begin + 2500), (begin, begin, begin + 2500), 1024, tag=9, group="world")
+    (message,) = still(told)
+    assert message.endswith("It stood still 3 times, 8 s in all.")
+
+
+def test_what_is_not_called_a_link_that_stood_still() -> None:
+    assert still(stands_still(), backend="nccl") == [], "there a message is posted before the GPU comes to it"
+    large = story({frozenset((0, 1)): 5000.0}, hosts=2, round_ms=6000.0)
+    assert still(large) == [], "all messages take as long"
+    queued = story({}, hosts=2)
+    for number in range(40):  # posted at once, one comes each 100 ms
+        end = 1000.0 + 100 * number
+        queued.message(0, 1, (1000, 1000, end), (1000, 1000, end), 1024, tag=100 + number, group="world")
+    assert still(queued) == [], "others come all the while"
+    unseen = stands_still()
+    for row in unseen.rows:
+        if row["tag"] == LEAST_MESSAGES - 1 and row["rank"] == 1:
+            row["wait_ns"] += 2990 * MS
+    assert still(unseen) == [], "the receiver was busy"
+    clocks = [{"ranks": [0], "how": "reference", "samples": [[0, 0, 0]]}, {"ranks": [1], "how": "store", "samples": [[0, 0, 1500 * MS]]}]
+    assert still(stands_still(), clocks=clocks) == [], "the clocks may be wrong by that much"
 
 
 @given(st.lists(st.sampled_from([1.0, 4.0, 30.0]), min_size=6, max_size=6), st.permutations(range(4)))
