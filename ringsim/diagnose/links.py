@@ -33,7 +33,7 @@ SLOW_NS: Final = 1_000_000  # and at least this much longer;
 SLOW_SHARE: Final = 0.05  # in all it is at least this share of the run.
 LEAST_MESSAGES: Final = 8  # of one size, one way, from which on a link is looked at
 STILL_NS: Final = 2_000_000_000  # for which nothing moves on a link that stands still,
-STILL_BYTES_PER_S: Final = 50e6  # and longer for a large message
+STALL_BYTES_PER_S: Final = 50e6  # and longer for a large message: a transport that is slower than this is rare
 MOST_FINDINGS: Final = 5
 _SLOW_HINT: Final = (
     "Look at the cable, at the interfaces at its ends, and at who else uses them; or let the ring send little over it (ring_ranks)."
@@ -140,26 +140,33 @@ def _list_ways(crossings: _Crossings) -> list[_Way]:
     return [_Way(crossings.names[src], crossings.names[dst], *rest) for src, dst, *rest in rows]
 
 
+def _find_quickest(ways: Sequence[_Way]) -> dict[int, dict[Pair, int]]:
+    """Returns by size of the messages what the quicker way of each link takes, in ns."""
+    found: dict[int, dict[Pair, int]] = {}
+    for way in ways:
+        links = found.setdefault(way.size_bytes, {})
+        links[way.pair] = min(way.least_ns, links.get(way.pair, way.least_ns))
+    return found
+
+
 # -- links that stood still
 
 
 def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> list[Finding]:
     """Finds links on which nothing came for long although both sides of a message were there, and others of its size are quick."""
-    quickest: dict[tuple[Pair, int], int] = {}
-    for way in ways:
-        quickest[way.pair, way.size_bytes] = min(way.least_ns, quickest.get((way.pair, way.size_bytes), way.least_ns))
+    quickest = _find_quickest(ways)
     low, high = np.minimum(crossings.src, crossings.dst), np.maximum(crossings.src, crossings.dst)
     order = np.lexsort((crossings.done_ns, high, low))
     before = np.concatenate([order[:1], order[:-1]])  # what came before it, over the same link
     same = (low[order] == low[before]) & (high[order] == high[before]) & (order != before)
     since_ns = np.maximum(crossings.posted_ns[order], np.where(same, crossings.done_ns[before], 0))
     still_ns = crossings.done_ns[order] - since_ns
-    least_ns = STILL_NS + crossings.wrong_ns + (1e9 * crossings.size_bytes / STILL_BYTES_PER_S).astype(np.int64)
+    least_ns = STILL_NS + crossings.wrong_ns + (1e9 * crossings.size_bytes / STALL_BYTES_PER_S).astype(np.int64)
     long = crossings.seen[order] & (still_ns >= least_ns[order])
     times: dict[Pair, list[tuple[int, int]]] = {}  # how long, and which message
     for one, lasted_ns in zip(order[long].tolist(), still_ns[long].tolist(), strict=True):
         pair = crossings.names[low[one]], crossings.names[high[one]]
-        if SLOW_TIMES * quickest[pair, int(crossings.size_bytes[one])] <= lasted_ns:
+        if SLOW_TIMES * quickest[int(crossings.size_bytes[one])][pair] <= lasted_ns:
             times.setdefault(pair, []).append((lasted_ns, one))
     longest = sorted(times, key=lambda pair: -max(times[pair])[0])
     return [_describe_still(trace, crossings, pair, times[pair]) for pair in longest[:MOST_FINDINGS]]
@@ -184,14 +191,11 @@ def _describe_still(trace: Trace, crossings: _Crossings, pair: Pair, times: Sequ
 
 
 def _find_slow(trace: Trace, ways: Sequence[_Way]) -> list[Finding]:
-    links: dict[int, dict[Pair, int]] = {}  # by size of the messages: what the quicker way of each link takes
-    for way in ways:
-        link = links.setdefault(way.size_bytes, {})
-        link[way.pair] = min(way.least_ns, link.get(way.pair, way.least_ns))
-    ascending = {size_bytes: sorted(link.values()) for size_bytes, link in links.items()}
+    quickest = _find_quickest(ways)
+    ascending = {size_bytes: sorted(links.values()) for size_bytes, links in quickest.items()}
     slow: dict[Pair, list[tuple[_Way, int]]] = {}
     for way in ways:
-        others_ns = _median_of_others(ascending[way.size_bytes], links[way.size_bytes][way.pair])
+        others_ns = _median_of_others(ascending[way.size_bytes], quickest[way.size_bytes][way.pair])
         if others_ns is not None and way.sure_ns >= max(SLOW_TIMES * others_ns, others_ns + SLOW_NS):
             slow.setdefault(way.pair, []).append((way, others_ns))
     lost_ns = {pair: sum(way.number * (way.least_ns - others_ns) for way, others_ns in found) for pair, found in slow.items()}

@@ -35,12 +35,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.diagnose.explain import LOST
+from ringsim.diagnose.links import STALL_BYTES_PER_S
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
 from ringsim.diagnose.waitfor import analyse, hindering
 from ringsim.errors import TraceFileError, name_ranks
 from ringsim.launch.gathering import Gathering, Store, find_place, place_of, send
-from ringsim.launch.watcher import STALL_BYTES_PER_S
 from ringsim.state import OUR_THREADS
 from ringsim.traces.events import IN_FLIGHT, NONE, are_all
 from ringsim.traces.parts import read_run

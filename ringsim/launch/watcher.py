@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ringsim.diagnose.failure import Verdict, place_text
+from ringsim.diagnose.links import STALL_BYTES_PER_S
 from ringsim.diagnose.mismatches import find_new_mismatches
 from ringsim.diagnose.snapshot import GONE, Head, Snapshot, SnapshotBuilder
 from ringsim.diagnose.verdict import blame_threads, judge, waiting_text, waits_text
@@ -59,7 +60,6 @@ SHARE: Final = 0.05  # of its time that a watcher may look, or compare: it may l
 COLLECTIVE_S: Final = 1.0
 THREADS_S: Final = 3.0
 STALL_S: Final = 3.0
-STALL_BYTES_PER_S: Final = 50e6
 _AGAIN_S: Final = 0.25  # ranks whose other threads may help are asked again after this long
 _IDLE_S, _IDLE_SHARE = 0.02, 0.015  # what an idle rank uses all the same: threads of Gloo wake every 10 ms for nothing
 _SHOWN: Final = 3  # lines of a rank's threads

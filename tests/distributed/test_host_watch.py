@@ -23,9 +23,9 @@ from test_recording import join
 from torch.distributed.distributed_c10d import PrefixStore
 
 import ringsim
+from ringsim.diagnose.links import STALL_BYTES_PER_S
 from ringsim.launch import hosts, joined
 from ringsim.launch.gathering import Store, place_of
-from ringsim.launch.watcher import STALL_BYTES_PER_S
 from ringsim.traces.events import IN_FLIGHT, OP_CODES, Group, Payload, Tables, make_events
 from ringsim.traces.value import Trace
 
