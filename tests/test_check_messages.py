@@ -461,6 +461,8 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (exchange("send", "recv", sends="isend", waits=False), "Rank 0 never waited for its isend to 1 ("),
         (exchange_of_zeros, "With 2 ranks the answer is the same where every message carries zeros"),
         (returns_before_it_is_there, ", and number 0 of it differs."),
+        (lambda mine: by_isend(mine).to_sparse(), ", got one whose numbers cannot be read."),
+        (lambda mine: by_isend(mine).to("meta"), ", got one whose numbers cannot be read."),
     ],
     check.ring_all_reduce: [
         (lambda tensor: tensor, "Rank 0 of 3 must send 2 * 2/3 * 492 = 656 bytes, sent none."),
@@ -476,6 +478,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda tensor: (reduced(tensor), tensor)[1], "must return the sum of all tensors: number 0, in chunk 0, must be "),
         (lambda tensor: (reduced(tensor), None)[1], "must return a tensor of shape (123,), got None."),
         (all_reduce(end=lambda chunks: chunks), "must return a tensor of shape (123,), got [tensor(["),
+        (
+            lambda tensor: reduced(tensor).to("meta"),
+            "of shape (123,), got one whose numbers cannot be read.",
+        ),
         (all_reduce(waits=False), "Rank 0 never waited for its isend to 1 ("),
         (meets_itself, "A single rank has nobody to talk to, and called barrier."),
     ],

@@ -291,10 +291,22 @@ def by_all_gather(gradients: list[Tensor], replicas: Any) -> None:
     write_back(gradients, sum(parts) / len(parts))
 
 
+def sparse_gradients(stage: torch.nn.Module, *_: Any) -> None:
+    for parameter in stage.parameters():
+        parameter.grad = torch.zeros_like(parameter).to_sparse()
+
+
+def step_and_update(stage: torch.nn.Module, *args: Any) -> None:
+    step(stage, *args)
+    with torch.no_grad():
+        for parameter in stage.parameters():
+            parameter -= parameter.grad
+
+
 RIGHT: dict[Answer, list[Answer]] = {
     check.average_gradients: [averaging()],
     check.partition: [last_stages_get_more],
-    check.gradients: [step, one_after_the_other],
+    check.gradients: [step, one_after_the_other, step_and_update],
     check.schedule: [written_down, lambda *case: " ".join(written_down(*case))],
     check.fast_schedule: [zero_bubble],
     check.fewest_microbatches: [by_simulation, lambda *case: np.int64(by_simulation(*case))],
@@ -310,6 +322,11 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (averaging(group_of=lambda replicas: None), "are mixed with those of other stages.", "Pass the group"),
         (averaging(padding=100), "rank 0 must reduce 108 bytes, as many as it has gradients, and reduced 508.", "Join them"),
         (averaging(wait=False), "rank 0's all_reduce is never waited for.", "wait()"),
+        (
+            lambda gradients, replicas: gradients[0].resize_(2),
+            "With 2 stages and 2 replicas the gradients of rank 0 have other shapes than before.",
+            "copy_",
+        ),
         (one_by_one, "rank 0 must call one all_reduce, called 4 operations (all_reduce).", "Join them"),
         (by_all_gather, "rank 0 must call one all_reduce, called 1 operation (all_gather).", "Join them"),
     ],
@@ -332,6 +349,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda tensor: None, "Rank 0 of 3 must send 2 messages to rank 1, a header and a payload, sent none.", "Two messages"),
         (all_round_the_ring, "must ", ""),
         (changed(torch.flatten), "must return a tensor of shape (", "the shape from the header"),
+        (changed(lambda received: received.to("meta")), "got one whose numbers cannot be read.", ""),
         (changed(lambda received: received.flatten().flip(0).view(received.shape)), "must return the numbers that rank ", ""),
         (lambda tensor: (hand_over(tensor), tensor)[1], "Rank 0 of 3 has nobody before it and must return None, got a tensor.", ""),
         (lambda tensor: hand_over(tensor, group_of=lambda ring: None), 'on the group "world"', "Name the group"),
@@ -339,6 +357,11 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
     check.gradients: [
         (lambda *args: None, "Stage 0 of 3 has no gradient for its parameter 0.weight, with 4 microbatches.", "recv_gradient"),
         (lambda *args: step(*args, scale=1), "The gradients of stage 0 of 3 are 4 times those of one process", "divide each one's loss"),
+        (
+            sparse_gradients,
+            "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight",
+            "requires_grad_()",
+        ),
         (lambda *args: step(*args, scale=16), "The gradients of stage 0 of 3 are 0.25 times those of one process", "divided twice"),
         (lambda *args: step(*args, leaf=lambda x: x), "must be a tensor, got None", "requires_grad_()"),
         (forgets_the_first_microbatches, "Stage 0 of 3 has another gradient for 0.weight than one process", "nothing may be set to zero"),
@@ -372,6 +395,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda *case: 40, "40 microbatches are more than needed: "),
         (lambda *case: "ten", "must be a number of microbatches, got "),
         (lambda *case: 0, "must be a number of microbatches, got 0."),
+        (lambda *case: 10**400, "must be a number of microbatches, got 1000"),
         (lambda *case: None, "must be a number of microbatches, got None."),
     ],
     check.inner_iterations: [

@@ -331,7 +331,7 @@ def test_a_line_is_judged_by_the_medians_of_real_messages() -> None:
         ("ends", "ends", "passed", "You said ends, and it was ends."),
         ("ends", "deadlock", "not yet", "You said ends, and it was deadlock."),
         ("many", 4, "not yet", "You said many, and it was 4."),
-        (None, 4, "undecided", "There is no prediction yet."),
+        (None, 4, "not yet", "Write your prediction first."),
     ],
 )
 def test_a_prediction_is_compared(said: Any, found: Any, verdict: str, reason: str) -> None:

@@ -97,6 +97,6 @@ def test_the_students_edition_runs_to_its_end(tmp_path: Path, monkeypatch: pytes
         for output in cell.get("outputs", ())
         if output.get("data", {}).get("text/plain", "").startswith("check.")
     ]
-    assert verdicts[0] == "check.prediction: undecided"
+    assert verdicts[0] == "check.prediction: not yet"
     assert verdicts[1].startswith("check.hello: not yet (")
     assert len(verdicts) == 2

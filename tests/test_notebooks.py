@@ -182,7 +182,8 @@ def test_a_prediction_is_asked_for_and_compared(lesson: Path) -> None:
     names = [cell["id"] for cell in cells(lesson, "code")]
     asked = [name.removesuffix("-guess") for name in names if name.endswith("-guess")]
     assert [name.removesuffix("-compare") for name in names if name.endswith("-compare")] == asked
-    assert all(verdict(lesson, f"{name}-compare").startswith("check.prediction: undecided\n") for name in asked), "until there is one"
+    due = "check.prediction: not yet\n  Write your prediction first.\n"
+    assert all(verdict(lesson, f"{name}-compare").startswith(due) for name in asked)
 
 
 def texts_of(lesson: str) -> dict[str, str]:

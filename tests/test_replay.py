@@ -37,7 +37,9 @@ def test_a_lesson_goes_to_its_end_without_torch(lesson: str, client: NotebookCli
     for index, cell in enumerate(client.nb.cells):
         client.execute_cell(cell, index)  # a run without a record raises here
         texts[cell.id] = "".join(out.get("text", "") + out.get("data", {}).get("text/plain", "") for out in cell.get("outputs", ()))
-        if "check." in cell.source and lesson != "09_diagnose":
+        if "check.prediction" in cell.source:
+            assert "Write your prediction first." in texts[cell.id]
+        elif "check." in cell.source and lesson != "09_diagnose":
             assert ": undecided" in texts[cell.id], "nobody's answer has failed"
     traces = [text for text in texts.values() if "Trace of " in text and "patients.py" not in text and "hosts.py" not in text]
     assert traces or lesson == "11_slow_link", "which draws recorded files, and replays one run without a picture"

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ringsim.check.examination import ALONE_HINT, RAISED_HINT, CheckResult, Examination, Wrong, examine, judge_unmatched, listed, shown
+from ringsim.check.examination import (
+    ALONE_HINT,
+    RAISED_HINT,
+    CheckResult,
+    Examination,
+    Wrong,
+    examine,
+    judge_unmatched,
+    listed,
+    plain_tensor,
+    shown,
+)
 from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND, SPAN
 from ringsim.traces.value import Trace, count
 
@@ -276,12 +287,11 @@ def _reduce_on_rank(function: Callable[..., Any], length: int, secret: int) -> t
 
     draw = random.Random(f"{secret}/{current_ring().rank}")
     numbers = [float(draw.randrange(1, 1000)) for _ in range(length)]
-    answer = function(torch.tensor(numbers))
-    if not isinstance(answer, torch.Tensor):
-        return numbers, shown(answer)
-    if answer.shape != (length,):
-        return numbers, f"a tensor of shape {tuple(answer.shape)}"
-    return numbers, answer.tolist()
+    answer = plain_tensor(function(torch.tensor(numbers)))
+    if isinstance(answer, str):
+        return numbers, answer
+    shape, found = answer
+    return numbers, found if shape == (length,) else f"one of shape {shape}"
 
 
 def _judge_bytes(trace: Trace, size_bytes: int) -> int:

@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
@@ -375,6 +375,18 @@ def plain_number(answer: Any) -> float | str:
         return shown(answer)
 
 
+def plain_tensor(answer: Any) -> tuple[tuple[int, ...], list[float]] | str:
+    """Returns a tensor as its shape and its numbers; anything else in a few words."""
+    import torch  # here, so that a process that only starts ranks does not load it
+
+    if not isinstance(answer, torch.Tensor):
+        return shown(answer)
+    try:
+        return tuple(answer.shape), answer.flatten().tolist()
+    except Exception:  # it may be sparse, nested, or without data
+        return "one whose numbers cannot be read"
+
+
 def listed(numbers: Iterable[int]) -> str:
     """Returns numbers in order, for a sentence.
 
@@ -476,8 +488,15 @@ def make_task(secret: int, num_microbatches: int) -> Task:
     return Task(model, [each[:, :-1] for each in tokens], [each[:, 1:] for each in tokens])
 
 
-def find_wrong(task: Task, mine: Iterable[nn.Parameter]) -> GradientRow | None:
-    """Compares the gradients after a step with those of one process; parameters that are not ``mine`` must have none. Sends no messages.
+def find_wrong(
+    task: Task, named: Mapping[str, nn.Parameter], mine: Iterable[nn.Parameter]
+) -> GradientRow | None:
+    """Compares the gradients after a step with those of one process. Sends no messages.
+
+    Args:
+        task: model and data as they were before the step.
+        named: all parameters of the model that did the step, by name.
+        mine: those that must have a gradient; others must have none.
 
     Returns:
         The worst row of the report, None if all are equal. Its verdict is one of the report's, or "zeros" for a gradient of only zeros.
@@ -486,9 +505,9 @@ def find_wrong(task: Task, mine: Iterable[nn.Parameter]) -> GradientRow | None:
 
     expected = single_process_step(*task).gradients
     held = {id(parameter) for parameter in mine}
-    named = dict(task.model.named_parameters())
     due = {name: expected[name] if id(parameter) in held else None for name, parameter in named.items()}
-    found = {name: parameter.grad for name, parameter in named.items()}
+    grads = {name: parameter.grad for name, parameter in named.items()}
+    found = {name: None if grad is None else grad.to_dense() for name, grad in grads.items()}
     report = compare_gradients(found, due, tolerance=tolerance_of(task.model))
     if not report.wrong:
         return None

@@ -7,7 +7,17 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Final
 
-from ringsim.check.examination import RAISED_HINT, CheckResult, Examination, Wrong, examine, judge_counts, listed, shown
+from ringsim.check.examination import (
+    RAISED_HINT,
+    CheckResult,
+    Examination,
+    Wrong,
+    examine,
+    judge_counts,
+    listed,
+    plain_number,
+    shown,
+)
 from ringsim.schedules.generation import can_finish, plan_jobs, plan_steps, steady_use
 from ringsim.traces.value import Trace, count
 
@@ -56,7 +66,9 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     return f"Right in rings of {listed(sizes)} ranks: none of them jams, and every token is right.", trace
 
 
-def _generate_on_rank(function: Callable[..., Any], secret: int) -> tuple[int, list[list[int]]]:
+def _generate_on_rank(
+    function: Callable[..., Any], secret: int
+) -> tuple[int, list[list[float | str]]]:
     """Does this rank's jobs; returns its number and, on the last rank, the tokens of each batch."""
     import torch  # here, so that a process that only starts ranks does not load it
 
@@ -64,7 +76,7 @@ def _generate_on_rank(function: Callable[..., Any], secret: int) -> tuple[int, l
 
     rank, size = current_ring().rank, current_ring().world_size
     number = random.Random(f"{secret}/{rank}").randrange(VOCABULARY)
-    tokens: list[list[int]] = [[] for _ in range(size)]
+    tokens: list[list[float | str]] = [[] for _ in range(size)]
     output = None
     for step in plan_steps(rank, size, plan_jobs(size, size, NUM_TOKENS), NUM_TOKENS):
         space = torch.full((1,), -1) if step.receive else None
@@ -73,7 +85,7 @@ def _generate_on_rank(function: Callable[..., Any], secret: int) -> tuple[int, l
         if step.compute is not None:
             x = torch.tensor([step.compute.batch]) if space is None else space
             output = _work(x, number)
-            tokens[step.compute.batch].append(int(output))
+            tokens[step.compute.batch].append(plain_number(output))
     return number, tokens if rank == size - 1 else []
 
 

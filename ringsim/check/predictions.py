@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringsim.check.examination import CheckResult, Undecided, shown
+from ringsim.check.examination import CheckResult, shown
 from ringsim.errors import is_number
 
 __all__ = ["prediction"]
@@ -14,7 +14,7 @@ def prediction(said: Any, found: Any, *, unit: str = "", within: float = 0.3) ->
     """Compares a prediction with what was found.
 
     Args:
-        said: a number or a word, written down before; None for nothing yet, which leaves it undecided.
+        said: a number or a word, written down before; None for nothing yet, which does not pass.
         found: what it turned out to be.
         unit: of numbers.
         within: how far off a number may be, as a fraction of what was found; words must be the same.
@@ -30,8 +30,8 @@ def prediction(said: Any, found: Any, *, unit: str = "", within: float = 0.3) ->
         False
     """
     if said is None:
-        hint = "Put yours into the cell above that asks for it, run it, and then run this cell again."
-        return Undecided("prediction", False, "There is no prediction yet.", hint)
+        hint = "Put it into the cell above that asks for it, run that cell, then this one again."
+        return CheckResult("prediction", False, "Write your prediction first.", hint)
     if is_number(said) and is_number(found):
         close, of = abs(said - found) <= within * abs(found), f" {unit}" if unit else ""
         reason = f"You said {said:g}{of}, and it was {found:.3g}{of}."

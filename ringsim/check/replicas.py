@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine
+from ringsim.check.examination import CheckResult, Examination, Wrong, examine, plain_tensor
 from ringsim.traces.events import COLLECTIVE, OK, OP_NAMES, RECV, SEND
 from ringsim.traces.value import Trace, count
 
@@ -61,8 +61,10 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     return f"Right for {sizes} stages and replicas, with one all_reduce of {4 * NUMBERS} bytes on each rank.", trace
 
 
-def _average_on_rank(function: Callable[..., Any], stages: int, secret: int) -> tuple[list[float], list[float]]:
-    """Returns the gradients of this rank before and after."""
+def _average_on_rank(
+    function: Callable[..., Any], stages: int, secret: int
+) -> tuple[list[float], list[float] | None]:
+    """Returns the gradients of this rank before and after; None if they have other shapes then."""
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim import comm as dist
@@ -73,7 +75,13 @@ def _average_on_rank(function: Callable[..., Any], stages: int, secret: int) -> 
     gradients = [torch.tensor([float(draw.randrange(1, 1000)) for _ in range(math.prod(shape))]).view(shape) for shape in SHAPES]
     before = torch.cat([gradient.flatten() for gradient in gradients]).tolist()
     function(list(gradients), groups[rank % stages])
-    return before, torch.cat([gradient.flatten() for gradient in gradients]).tolist()
+    after: list[float] = []
+    for gradient, shape in zip(gradients, SHAPES, strict=True):
+        found = plain_tensor(gradient)
+        if isinstance(found, str) or found[0] != shape:
+            return before, None
+        after += found[1]
+    return before, after
 
 
 def _judge_waits(trace: Trace, about: str) -> None:
@@ -84,6 +92,10 @@ def _judge_waits(trace: Trace, about: str) -> None:
 
 def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
     """The gradients must be the means; of some that are not, it is said what they are."""
+    for rank, (_, found) in enumerate(trace.results):
+        if found is None:
+            reason = f"{about} the gradients of rank {rank} have other shapes than before."
+            raise Wrong(reason, _PLACE_HINT, trace=trace)
     before, after = (np.array([row[place] for row in trace.results]) for place in (0, 1))
     size = len(before)
     for rank in range(size):

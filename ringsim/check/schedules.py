@@ -38,6 +38,7 @@ _FAST_HINT: Final = (
     "The last rank has no time to lose with W while others wait for its I. Let rank s do W of a microbatch s turns after its I: then all "
     "ranks hold p activations at most, and the W that are left fill the gap at the end."
 )
+_MOST: Final = 2**53  # microbatches that a float can count
 _ROUNDING: Final = 1e-9  # of a bubble: who counts it in another way may be that far off
 _NUMBER_HINT: Final = "Return one whole number, 1 or more."
 _LOSS_HINT: Final = (
@@ -201,7 +202,8 @@ def _step_on_rank(_: Callable[..., Any], schedule: Schedule, secret: int) -> Any
     task = make_task(secret, schedule.num_microbatches)
     train_step_pipeline(*task, schedule=schedule)
     stages = build_stages(task.model, partition_model(task.model, schedule.num_stages))
-    return find_wrong(task, stages[current_ring().rank].parameters())
+    mine = stages[current_ring().rank].parameters()
+    return find_wrong(task, dict(task.model.named_parameters()), mine)
 
 
 class _Case(NamedTuple):
@@ -256,7 +258,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
 
 
 def _read_number(answer: Any) -> int | str:
-    return int(answer) if int(answer) == answer >= 1 else shown(answer)
+    return int(answer) if int(answer) == answer >= 1 and answer < _MOST else shown(answer)
 
 
 def _judge_number(case: _Case, answer: int | str) -> None:

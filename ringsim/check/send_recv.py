@@ -8,7 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, shown
+from ringsim.check.examination import (
+    CheckResult,
+    Examination,
+    Wrong,
+    examine,
+    listed,
+    plain_tensor,
+    shown,
+)
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import COLLECTIVE, OP_NAMES, RECV, SEND
 from ringsim.traces.value import Trace, count
@@ -83,18 +91,26 @@ def _exchange_on_rank(function: Callable[..., Any], lengths: list[int], secret: 
     ring = current_ring()
     complaints: list[str | None] = []
     for number, length in enumerate(lengths):
-        mine, due = (torch.full((length,), _fill(secret, number, rank)) for rank in (ring.rank, ring.pred))
-        answer = function(mine)
-        if not isinstance(answer, torch.Tensor):
-            complaints.append(f"got {shown(answer)}")
-        elif answer.shape != due.shape:
-            complaints.append(f"got one of shape {tuple(answer.shape)}")
-        elif not torch.equal(answer, due):
-            own = torch.equal(answer, torch.full((length,), _fill(secret, number, ring.rank)))
-            complaints.append("got its own" if own else f"and number {int((answer != due).nonzero()[0])} of it differs")
-        else:
-            complaints.append(None)
+        own, due = (_fill(secret, number, rank) for rank in (ring.rank, ring.pred))
+        answer = plain_tensor(function(torch.full((length,), own)))
+        complaints.append(_complain(answer, length, own, due))
     return complaints
+
+
+def _complain(
+    answer: tuple[tuple[int, ...], list[float]] | str, length: int, own: float, due: float
+) -> str | None:
+    """Returns the reason why an answer is not a tensor full of ``due``, or None."""
+    if isinstance(answer, str):
+        return f"got {answer}"
+    shape, numbers = answer
+    if shape != (length,):
+        return f"got one of shape {shape}"
+    if numbers == [own] * length:
+        return "got its own"
+    differs = (place for place, number in enumerate(numbers) if number != due)
+    place = next(differs, None)
+    return None if place is None else f"and number {place} of it differs"
 
 
 def _fill(secret: int, number: int, rank: int) -> float:

@@ -7,7 +7,16 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, refuse_text, shown
+from ringsim.check.examination import (
+    CheckResult,
+    Examination,
+    Wrong,
+    examine,
+    listed,
+    plain_tensor,
+    refuse_text,
+    shown,
+)
 from ringsim.traces.events import RECV, SEND
 from ringsim.traces.value import Trace, count
 
@@ -160,11 +169,7 @@ def _hand_over_on_rank(function: Callable[..., Any], secret: int) -> tuple[Shape
     shape = _shape_of(rank, secret)
     numbers = torch.arange(math.prod(shape), dtype=torch.float32) + 1000 * rank
     answer = function(numbers.view(*reversed(shape)).permute(*reversed(range(len(shape)))))  # not contiguous, as activations may be
-    if answer is None:
-        return None
-    if not isinstance(answer, torch.Tensor):
-        return shown(answer)
-    return tuple(answer.shape), answer.flatten().tolist()
+    return None if answer is None else plain_tensor(answer)
 
 
 def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> None:

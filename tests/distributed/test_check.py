@@ -128,6 +128,20 @@ def test_a_run_that_never_ends_is_a_reason(
     assert reason in result.reason
 
 
+@pytest.mark.parametrize("seed", range(5))  # the tensor may fill while it is judged
+def test_a_receive_that_is_not_waited_for_is_the_reason(seed: int) -> None:
+    def exchange(mine: torch.Tensor) -> torch.Tensor:
+        ring, received = ringsim.current_ring(), torch.empty_like(mine)
+        sent = dist.isend(mine, ring.succ, group=ring.succ_group)
+        dist.irecv(received, ring.pred, group=ring.pred_group)
+        sent.wait()
+        return received
+
+    result = verdict(check.no_deadlock, exchange, seed=seed)
+    assert "Rank 0 never waited for its irecv from 2 (" in result.reason
+    assert "Keep what irecv returns and call its wait()" in result.hint
+
+
 def test_what_gloo_refuses_is_a_reason() -> None:
     result = verdict(check.hand_over, sent_as_it_lies)
     assert "contiguous" in result.reason
