@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from importlib.resources import files
 from pathlib import Path
@@ -117,6 +119,29 @@ def test_explain_tells_whether_the_script_ended_well(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("ringsim.cli.traces.run_script", functools.partial(run, error=error))
         assert main(["explain", "train.py"]) == code
         assert "late_sender" in capsys.readouterr().out, "what made it slow is said, and is no failure"
+
+
+def test_a_script_stands_for_its_newest_trace(
+    trace_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").touch()
+    assert main(["show", "x.py"]) == 2
+    assert "got no x.ringtrace. Record it: ringsim trace x.py." in capsys.readouterr().err
+    old, new, other = Path("x.ringtrace"), Path("x-2.ringtrace"), Path("x-other.ringtrace")
+    for age, file in enumerate((other, new, old)):
+        file.write_bytes(trace_file.read_bytes())
+        os.utime(file, ns=(time.time_ns() + 10**10 * (3 - age),) * 2)
+    old.write_bytes(b"not read")
+    os.utime(old, (time.time(),) * 2)
+    for verb in (["show"], ["explain"], ["open", "--no-browser"], ["compare", str(other)]):
+        main([*verb, "x.py"])
+        assert capsys.readouterr().err.startswith("reading x-2.ringtrace, the newest of 2\n")
+    ran: list[str] = []
+    monkeypatch.setattr("ringsim.cli.traces.run_script", lambda options: ran.append("run") or ringsim.load(trace_file))
+    os.utime("x.py", (time.time() + 100,) * 2)
+    assert main(["explain", "x.py"]) == main(["explain", "-n", "2", "x.py"]) == 0
+    assert ran == ["run", "run"]
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("html", b"<!DOCTYPE html>")])
@@ -232,6 +257,7 @@ def test_light_install_reads_draws_and_plans(tmp_path: Path) -> None:
     ]
     program = f"""
 import sys
+import time
 sys.modules |= dict.fromkeys({sorted(left_out - {"protobuf"} | {"google.protobuf"})})
 import ringsim
 from ringsim.cli import main

@@ -488,9 +488,7 @@ def make_task(secret: int, num_microbatches: int) -> Task:
     return Task(model, [each[:, :-1] for each in tokens], [each[:, 1:] for each in tokens])
 
 
-def find_wrong(
-    task: Task, named: Mapping[str, nn.Parameter], mine: Iterable[nn.Parameter]
-) -> GradientRow | None:
+def find_wrong(task: Task, named: Mapping[str, nn.Parameter], mine: Iterable[nn.Parameter]) -> GradientRow | None:
     """Compares the gradients after a step with those of one process. Sends no messages.
 
     Args:

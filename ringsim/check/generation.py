@@ -66,9 +66,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     return f"Right in rings of {listed(sizes)} ranks: none of them jams, and every token is right.", trace
 
 
-def _generate_on_rank(
-    function: Callable[..., Any], secret: int
-) -> tuple[int, list[list[float | str]]]:
+def _generate_on_rank(function: Callable[..., Any], secret: int) -> tuple[int, list[list[float | str]]]:
     """Does this rank's jobs; returns its number and, on the last rank, the tokens of each batch."""
     import torch  # here, so that a process that only starts ranks does not load it
 

@@ -61,9 +61,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     return f"Right for {sizes} stages and replicas, with one all_reduce of {4 * NUMBERS} bytes on each rank.", trace
 
 
-def _average_on_rank(
-    function: Callable[..., Any], stages: int, secret: int
-) -> tuple[list[float], list[float] | None]:
+def _average_on_rank(function: Callable[..., Any], stages: int, secret: int) -> tuple[list[float], list[float] | None]:
     """Returns the gradients of this rank before and after; None if they have other shapes then."""
     import torch  # here, so that a process that only starts ranks does not load it
 

@@ -97,9 +97,7 @@ def _exchange_on_rank(function: Callable[..., Any], lengths: list[int], secret: 
     return complaints
 
 
-def _complain(
-    answer: tuple[tuple[int, ...], list[float]] | str, length: int, own: float, due: float
-) -> str | None:
+def _complain(answer: tuple[tuple[int, ...], list[float]] | str, length: int, own: float, due: float) -> str | None:
     """Returns the reason why an answer is not a tensor full of ``due``, or None."""
     if isinstance(answer, str):
         return f"got {answer}"

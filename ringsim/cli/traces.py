@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
+import sys
 import tempfile
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
     from ringsim.prediction.comparison import Comparison
     from ringsim.traces.value import Trace
+
+
+NEWEST: Final = "or a script (.py) for its newest trace in this directory"
 
 
 def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -118,6 +123,31 @@ def next_free(file: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
+def find_newest(file: Path) -> Path:
+    """Returns the newest trace in this directory of a script, and prints which; another file as is.
+
+    Raises:
+        ArgumentError: the script has no trace here.
+    """
+    if file.suffix != ".py":
+        return file
+    kept = list_traces(file)
+    if not kept:
+        raise ArgumentError(
+            f"{file} must have been traced in this directory, got no {file.stem}.ringtrace. Record it: ringsim trace {file}."
+        )
+    newest = max(kept, key=lambda trace: trace.stat().st_mtime_ns)
+    others = f", the newest of {len(kept)}" if len(kept) > 1 else ""
+    print(f"reading {escape(str(newest), lines=False)}{others}", file=sys.stderr)
+    return newest
+
+
+def list_traces(script: Path) -> list[Path]:
+    """Returns the files in this directory that ``ringsim trace`` names after a script."""
+    names = re.compile(re.escape(script.stem) + r"(-\d+)?\.ringtrace")
+    return [file for file in Path().glob("*.ringtrace") if names.fullmatch(file.name)]
+
+
 def record_rank(options: argparse.Namespace, out: Path) -> int:
     """Records the rank that this process is: a launcher has started it. Rank 0 writes the file, and says so."""
     from ringsim.launch.worlds import record_program
@@ -202,7 +232,7 @@ EXPORTS: Final = {
 def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
     parser = add_verb(verbs, "show", "summarise a trace file, and draw it", "ringsim show demo/run.ringtrace -o pictures", run_show)
-    parser.add_argument("file", type=Path, metavar="FILE", help="a trace file (.ringtrace)")
+    parser.add_argument("file", type=Path, metavar="FILE", help=f"a trace file, {NEWEST}")
     parser.add_argument(
         "-o",
         "--out",
@@ -226,6 +256,7 @@ def run_show(options: argparse.Namespace) -> int:
     out: Path | None = options.out
     if out is not None and out.suffix and not out.is_dir():
         check_ending(out, "Choose one, or a directory.")
+    options.file = find_newest(options.file)
     trace = None if out is None and not options.export else ringsim.load(options.file)  # a summary alone needs no whole trace
     totals = _count(options.file, options.json) if trace is None else count_trace(trace, whole_table=options.json)
     tell(options, lambda: totals, lambda: _numbers(totals))
@@ -275,14 +306,16 @@ def write_page(traces: Sequence[Trace], file: Path) -> Path:
 def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
     parser = add_verb(verbs, "open", "show trace files in the browser: zoom, hover, search, play", "ringsim open run.ringtrace", run_open)
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a trace file (.ringtrace), or several, on one axis")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=f"a trace file, {NEWEST}; or several, on one axis")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="where to write the page (default: FILE.html)")
     parser.add_argument("--no-browser", action="store_true", help="only write the page")
 
 
 def run_open(options: argparse.Namespace) -> int:
     """Writes the page of trace files and opens it; returns the exit code."""
-    file = write_page([ringsim.load(path) for path in options.files], options.out or options.files[0].with_suffix(".html"))
+    files = [find_newest(path) for path in options.files]
+    page = options.out or files[0].with_suffix(".html")
+    file = write_page([ringsim.load(path) for path in files], page)
     tell_written(file)
     if not options.no_browser and not webbrowser.open(file.resolve().as_uri()):
         print("no browser was found: open that file in one")
@@ -294,7 +327,7 @@ def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
     example = "ringsim compare before.ringtrace after.ringtrace -o both.html"
     parser = add_verb(verbs, "compare", "say where two runs differ, or how far off a prediction was", example, run_compare)
     parser.add_argument(
-        "files", type=Path, nargs=2, metavar="FILE", help="a trace file (.ringtrace): before and after, measured and simulated"
+        "files", type=Path, nargs=2, metavar="FILE", help=f"before and after, measured and simulated: a trace file, {NEWEST}"
     )
     parser.add_argument(
         "-o", "--out", type=Path, metavar="FILE", help=f"draw one over the other ({', '.join(PICTURES)}); .html has both on one axis"
@@ -306,7 +339,8 @@ def run_compare(options: argparse.Namespace) -> int:
     """Compares two trace files; returns the exit code, which does not depend on what differs."""
     if options.out is not None:
         check_ending(options.out, "Choose one.")
-    comparison = ringsim.compare(*ringsim.load(options.files))
+    files = [find_newest(path) for path in options.files]
+    comparison = ringsim.compare(*ringsim.load(files))
     tell(options, lambda: comparison, lambda: _differences(comparison))
     if options.out is not None:
         both = [comparison.real, comparison.virtual]
@@ -382,14 +416,30 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
     add_rank_options(parser)
     parser.add_argument("-o", "--out", type=Path, metavar="PNG", help="draw who waits for whom into this file")
     add_json(parser)
-    parser.add_argument("script", metavar="FILE|SCRIPT", help="a trace file, or a script (.py) to run, followed by its own arguments")
+    parser.add_argument(
+        "script",
+        metavar="FILE|SCRIPT",
+        help=f"a trace file, {NEWEST}; with -n or other options of a run, or if its trace is older than the script, it runs first",
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+
+
+def runs_script(options: argparse.Namespace) -> bool:
+    """Returns whether ``explain`` is to run a script, not to read its newest trace."""
+    script = Path(options.script)
+    if script.suffix != ".py":
+        return False
+    asked = (options.ranks, options.limit, options.arguments, options.module)
+    if any(asked) or (options.device, options.check) != ("cpu", "basic"):
+        return True
+    changed_ns = script.stat().st_mtime_ns if script.exists() else 0
+    return not any(trace.stat().st_mtime_ns > changed_ns for trace in list_traces(script))
 
 
 def run_explain(options: argparse.Namespace) -> int:
     """Explains a trace file, or runs a script and explains its run; returns the exit code: 1 if a script failed."""
     failed = False
-    if Path(options.script).suffix == ".py":
+    if runs_script(options):
         try:
             trace = run_script(options)
         except (RingError, Interrupted) as error:
@@ -399,7 +449,7 @@ def run_explain(options: argparse.Namespace) -> int:
     elif options.arguments:  # which are a script's
         raise ArgumentError(f"A trace file must come last, got {' '.join(options.arguments)!r} after it. Put options before it.")
     else:
-        trace = ringsim.load(options.script)
+        trace = ringsim.load(find_newest(Path(options.script)))
     diagnosis = trace.explain()
     words = "\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis)
     tell(options, lambda: words, lambda: {"failed": failed, "findings": [asdict(finding) for finding in diagnosis.findings]})
