@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import gzip
 import json
 import os
 import re
@@ -14,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from synthetic import pipeline
@@ -25,6 +28,7 @@ from ringsim.cli.doctor import backend_facts, examine
 from ringsim.errors import RankFailed, RingError
 from ringsim.traces.events import OP_CODES, Tables, make_events
 from ringsim.traces.value import Trace
+from ringsim.view.html import pack_all
 
 ROOT = Path(__file__).parent.parent
 
@@ -98,12 +102,49 @@ def test_compare_says_where_two_runs_differ_and_shows_both(tmp_path: Path, capsy
         out = tmp_path / "new" / f"both.{ending}"
         assert main(["compare", *files, "-o", str(out)]) == 0
         said = capsys.readouterr().out
-        assert said.startswith("run: first 4.000 ms, second 6.000 ms (+50.0%)\n")
+        assert said.startswith("run: before.ringtrace 4.000 ms, after.ringtrace 6.000 ms (+50.0%)\n")
         assert "most of it: rank 0: work took 2 ms longer." in said
         assert said.endswith(f"wrote {out}\n")
         assert out.read_bytes().startswith(begins)
-    ringsim.compare(*ringsim.load(files)).to_html(tmp_path / "again.html")
+    named = dataclasses.replace(ringsim.compare(*ringsim.load(files)), called=("before.ringtrace", "after.ringtrace"))
+    named.to_html(tmp_path / "again.html")
     assert (tmp_path / "again.html").read_text() == (tmp_path / "new" / "both.html").read_text()
+
+
+def test_compared_runs_are_aligned_and_the_changed_lines_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def save(name: str, begin_ns: int, lines: list[int], ends_ns: list[int]) -> str:
+        number = len(lines)
+        begins_ns = [0, *ends_ns[:-1]]
+        columns = {
+            "rank": [0] * number,
+            "op": [OP_CODES["span"]] * number,
+            "label": list(range(number)),
+            "file": [0] * number,
+            "line": lines,
+            "post_ns": [begin_ns + time_ns for time_ns in begins_ns],
+            "done_ns": [begin_ns + time_ns for time_ns in ends_ns],
+        }
+        tables = Tables(labels=("load", "work", "check")[:number], files=("/home/a/train.py",))
+        Trace(make_events(columns, tables), {"world_size": 1}).save(tmp_path / name)
+        return str(tmp_path / name)
+
+    first = save("a.ringtrace", 5, [3, 4], [2_000_000, 4_000_000])
+    second = save("b.ringtrace", 1_700_000_000, [3, 7, 9], [2_000_000, 9_000_000, 10_000_000])
+    assert main(["compare", first, second]) == 0
+    rows = {line.split()[3]: line for line in capsys.readouterr().out.splitlines() if "train.py:" in line}
+    assert rows["work"].endswith("  train.py:7")
+    assert rows["check"].endswith("  train.py:9")
+    traces = ringsim.load([first, second])
+    heads, posts_ns = [], []
+    for packed in pack_all(traces, ("a.ringtrace", "b.ringtrace")):
+        content = gzip.decompress(packed)
+        size = int.from_bytes(content[:4], "little")
+        heads.append(json.loads(content[4 : 4 + size]))
+        assert heads[-1]["columns"][0]["name"] == "post"
+        column = heads[-1]["columns"][0]["type"]
+        posts_ns.append(int(np.frombuffer(content[4 + size :], "<" + column.lstrip("<|"), count=1)[0]))
+    assert posts_ns[0] == posts_ns[1]
+    assert [head["title"].partition(":")[0] for head in heads] == ["a.ringtrace", "b.ringtrace"]
 
 
 def test_explain_tells_whether_the_script_ended_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

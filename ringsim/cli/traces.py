@@ -296,10 +296,10 @@ def check_ending(out: Path, hint: str) -> None:
         raise ArgumentError(f"The ending of -o must be one of {', '.join(PICTURES)}, got {str(out)!r}. {hint}")
 
 
-def write_page(traces: Sequence[Trace], file: Path) -> Path:
+def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -> Path:
     """Writes traces as an interactive page; its directory is created if necessary. Returns the file."""
     make_directory(file.parent)
-    to_html(traces, file)
+    to_html(traces, file, names)
     return file
 
 
@@ -315,7 +315,8 @@ def run_open(options: argparse.Namespace) -> int:
     """Writes the page of trace files and opens it; returns the exit code."""
     files = [find_newest(path) for path in options.files]
     page = options.out or files[0].with_suffix(".html")
-    file = write_page([ringsim.load(path) for path in files], page)
+    names = [path.name for path in files] if len(files) > 1 else []
+    file = write_page([ringsim.load(path) for path in files], page, names)
     tell_written(file)
     if not options.no_browser and not webbrowser.open(file.resolve().as_uri()):
         print("no browser was found: open that file in one")
@@ -341,10 +342,16 @@ def run_compare(options: argparse.Namespace) -> int:
         check_ending(options.out, "Choose one.")
     files = [find_newest(path) for path in options.files]
     comparison = ringsim.compare(*ringsim.load(files))
+    if not comparison.predicts:
+        called = files if files[0].name == files[1].name else [Path(file.name) for file in files]
+        comparison = replace(comparison, called=tuple(escape(str(file), lines=False) for file in called))
     tell(options, lambda: comparison, lambda: _differences(comparison))
     if options.out is not None:
         both = [comparison.real, comparison.virtual]
-        tell_written(write_page(both, options.out) if options.out.suffix == ".html" else write_picture(comparison.plot(), options.out))
+        if options.out.suffix == ".html":
+            tell_written(write_page(both, options.out, comparison.names))
+        else:
+            tell_written(write_picture(comparison.plot(), options.out))
     return 0
 
 

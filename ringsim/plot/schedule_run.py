@@ -362,8 +362,12 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
         handles.append(Line2D([], [], color=style.INK, linewidth=1.2, linestyle=dash, label=name))
     title, subtitle = _words(comparison, step, steps)
     above, below = ("what was measured", "what was predicted") if comparison.predicts else ("the first run", "the second")
+    if comparison.called is not None:
+        above, below = comparison.called
     notes = [f"In each row: above {above}, below {below}. Colours: how much earlier or later it ends, as a part of the step."]
-    notes.append(f"{'Prediction' if comparison.predicts else 'The second'}: {footer(comparison.virtual.metadata)}.")
+    notes.append(
+        f"{'Prediction' if comparison.predicts else below.capitalize() if comparison.called is None else below}: {footer(comparison.virtual.metadata)}."
+    )
     style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=comparison.real.metadata)
 
 
@@ -413,9 +417,8 @@ def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
     short, long = ("too short", "too long") if comparison.predicts else ("shorter", "longer")
     how = f"{abs(off):.1%} {short if off < 0 else long}" if abs(off) >= 0.0005 else "off by less than 0.1 %"
     first, second = comparison.names
-    title = f"{second.capitalize()} {time_text(virtual_s * 1e9)}, {first} {time_text(real_s * 1e9)}: {how}".replace("%", " %").replace(
-        "  %", " %"
-    )
+    named = second if comparison.called else second.capitalize()
+    title = f"{named} {time_text(virtual_s * 1e9)}, {first} {time_text(real_s * 1e9)}: {how}".replace("%", " %").replace("  %", " %")
     said = [count(comparison.real.world_size, "rank")]
     if steps:
         schedule = find_step(comparison.real, step).schedule

@@ -86,6 +86,7 @@ class Comparison:
         unpaired: how many operations and spans only the first run has, and only the second.
         differences: the table: for each step, rank, stage and operation how much longer it took, and how much later it ended.
         parts: the table of where the time goes: first use, posting, waiting, transfer, computing, program; by step and operation.
+        called: names of the two runs, such as those of their files; None for measured and predicted, or first and second.
     """
 
     real: Trace
@@ -103,6 +104,7 @@ class Comparison:
     unpaired: tuple[int, int]
     differences: Differences
     parts: Parts
+    called: tuple[str, str] | None = None
 
     @property
     def predicts(self) -> bool:
@@ -111,7 +113,9 @@ class Comparison:
 
     @property
     def names(self) -> tuple[str, str]:
-        """What to call the two: measured and predicted, or first and second."""
+        """What to call the two: as they are ``called``, or measured and predicted, or first and second."""
+        if self.called is not None:
+            return self.called
         return ("measured", "predicted") if self.predicts else ("first", "second")
 
     @cached_property
@@ -161,7 +165,7 @@ class Comparison:
 
     def to_html(self, path: str | PathLike[str]) -> None:
         """Writes both runs as one interactive page, on one axis, rank 0 beside rank 0."""
-        resolve("to_html")([self.real, self.virtual], path)
+        resolve("to_html")([self.real, self.virtual], path, self.names)
 
     def where_it_began(self) -> str:
         """Says in which step and operation the runs began to differ; empty if none took longer or shorter itself.
@@ -181,7 +185,9 @@ class Comparison:
 
     def __repr__(self) -> str:
         """Returns the differences in a few lines, with the first rows of the table."""
-        table = f"{self.differences}".splitlines() if self.differences.longer_s.any() else []
+        table: list[str] = []
+        if self.differences.longer_s.any():
+            table = self.differences.to_text(self.names).splitlines()
         notes = [f"note on the prediction: {note}" for note in self.virtual.metadata.get("notes", ()) if self.predicts]
         return "\n".join([*self._tell(), *table, *notes])
 

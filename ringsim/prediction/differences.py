@@ -9,6 +9,7 @@ the program. A wait for a rank that is late is set apart, so that a delay is cha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from ringsim.compute_costs import read_label
-from ringsim.traces.events import MARK, NONE, OP_NAMES, SPAN, Events, Ints
+from ringsim.errors import escape
+from ringsim.traces.events import CALLS, MARK, NONE, OP_NAMES, SPAN, Events, Ints
 from ringsim.traces.matching import number_places, number_rows, wait_for_last
 from ringsim.traces.steps import count_steps, is_step
 from ringsim.traces.units import time_text
@@ -63,6 +65,7 @@ class Differences:
         waited_s: how long they waited for others, likewise.
         later_s: how much later the last of them ends in the second run, from the beginning of the step on; NaN where one run has none.
         began: place in the second run's events of the first that took longer (or shorter); -1 where none is alike in the first run.
+        line: file and line of that event, or of the first event of a row that only one run has; "" if unknown.
     """
 
     step: Ints
@@ -74,6 +77,7 @@ class Differences:
     waited_s: Ints
     later_s: Ints
     began: Ints
+    line: tuple[str, ...]
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -105,23 +109,29 @@ class Differences:
         columns |= {"stage": pd.arrays.IntegerArray(self.stage.copy(), self.stage == NONE), "operation": list(self.operation)}
         columns |= {"first_count": self.counts[:, 0], "second_count": self.counts[:, 1], "first_s": took[:, 0], "second_s": took[:, 1]}
         columns |= {"longer_s": self.longer_s, "waited_longer_s": waited[:, 1] - waited[:, 0], "later_s": self.later_s}
-        return pd.DataFrame(columns | {"began": pd.arrays.IntegerArray(self.began.copy(), self.began == NONE)})
+        columns["began"] = pd.arrays.IntegerArray(self.began.copy(), self.began == NONE)
+        return pd.DataFrame(columns | {"line": list(self.line)})
 
-    def __str__(self) -> str:
-        """Returns the first rows as text."""
+    def to_text(self, names: tuple[str, str] = ("first", "second")) -> str:
+        """Returns the first rows as text, with names of the two runs above their columns."""
         wide = max([9, *map(len, self.operation[:_SHOWN])])
-        lines = [f"step  rank  stage  {'operation':{wide}}     first    second    itself    waited  ends later"]
+        first, second = (max(len(name) + 2, 10) for name in names)
+        heads = f"{names[0]:>{first}}{names[1]:>{second}}    itself    waited  ends later  line"
+        lines = [f"step  rank  stage  {'operation':{wide}}{heads}"]
         took, waited = self.own_s + self.waited_s, self.waited_s[:, 1] - self.waited_s[:, 0]
         for row in range(min(len(self), _SHOWN)):
             stage = "-" if self.stage[row] == NONE else self.stage[row]
             changes = "".join(f"{_signed(value):>10}" for value in (self.longer_s[row], waited[row]))
             lines.append(
                 f"{self.step[row]:>4}{self.rank[row]:>6}{stage:>7}  {self.operation[row]:{wide}}"
-                f"{time_text(took[row, 0] * 1e9):>10}{time_text(took[row, 1] * 1e9):>10}{changes}{_signed(self.later_s[row]):>12}"
+                f"{time_text(took[row, 0] * 1e9):>{first}}{time_text(took[row, 1] * 1e9):>{second}}"
+                f"{changes}{_signed(self.later_s[row]):>12}  {self.line[row]}".rstrip()
             )
         return "\n".join([*lines, *([f"... and {len(self) - _SHOWN:,} more rows"] if len(self) > _SHOWN else [])])
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        """Returns the first rows as text."""
+        return self.to_text()
 
 
 def _signed(time_s: float) -> str:
@@ -208,6 +218,14 @@ def differ(first: Trace, second: Trace, steps: Sequence[Ints], begins_ns: Sequen
     longer = own[:, 1] - own[:, 0]
     began = _find_first(spent, row[run == 1], pairs, longer)
     order = np.lexsort((both.rank[some], both.step[some], -np.abs(longer)))
+    first_at = np.full((number, 2), NONE)  # the first event of each row in either run
+    first_at[row[::-1], run[::-1]] = both.event[::-1]
+    lines = []
+    for place, (before, after) in zip(began.tolist(), first_at.tolist(), strict=True):
+        if place != NONE or before == NONE:
+            lines.append(_line_of(second.events, after if place == NONE else place))
+        else:
+            lines.append(_line_of(first.events, before) if after == NONE else "")
     some = some[order]
     return Differences(
         step=both.step[some],
@@ -219,7 +237,16 @@ def differ(first: Trace, second: Trace, steps: Sequence[Ints], begins_ns: Sequen
         waited_s=add(both.waited_ns)[order] * 1e-9,
         later_s=(ends[:, 1] - ends[:, 0])[order] * 1e-9,
         began=began[order],
+        line=tuple(lines[at] for at in order.tolist()),
     )
+
+
+def _line_of(events: Events, index: int) -> str:
+    """Returns file and line of an event; "" if unknown, and for the program."""
+    if index == NONE or events.file[index] == NONE:
+        return ""
+    file = events.tables.files[events.file[index]].partition(CALLS)[0]
+    return f"{escape(os.path.basename(file), lines=False)}:{events.line[index]}"
 
 
 def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:

@@ -27,7 +27,7 @@ import numpy as np
 from ringsim.diagnose.snapshot import read_end_ns
 from ringsim.errors import ArgumentError, escape
 from ringsim.provenance import footer
-from ringsim.traces.events import ERROR, IN_FLIGHT, KIND_NAMES, NONE, OP_KINDS, OP_NAMES, Events, Ints
+from ringsim.traces.events import ERROR, IN_FLIGHT, KIND_NAMES, MARK, NONE, OP_KINDS, OP_NAMES, Events, Ints
 from ringsim.traces.lazy import resolve
 from ringsim.traces.value import Trace, count
 
@@ -52,14 +52,15 @@ MOST_RUNS: Final = 8
 MOST_PICTURED: Final = 100_000  # events of a trace whose picture is drawn, for printers and for those without JavaScript
 
 
-def to_html(traces: Trace | Sequence[Trace], path: str | PathLike[str]) -> None:
+def to_html(traces: Trace | Sequence[Trace], path: str | PathLike[str], names: Sequence[str] = ()) -> None:
     """Writes traces as an interactive page, one file that works from disk, in a sandboxed frame and without a network.
 
     The page may run no script and load no style but its own: its policy names them by their hashes.
 
     Args:
-        traces: a trace, or up to 8 on one axis.
+        traces: a trace, or up to 8 on one axis, aligned at their first operations.
         path: where to; an existing file is replaced.
+        names: what to call several traces.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -77,7 +78,7 @@ def to_html(traces: Trace | Sequence[Trace], path: str | PathLike[str]) -> None:
     """
     several = check_runs(traces)
     title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in several)
-    write_page(path, title, "page.js", page_body(title, several), map(pack, several))
+    write_page(path, title, "page.js", page_body(title, several), pack_all(several, names))
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
@@ -139,11 +140,13 @@ _WIDTHS: Final = ("<i1", "<i2", "<i4")
 _LEVEL: Final = 6  # of gzip: higher ones take three times as long for a hundredth
 
 
-def pack(trace: Trace) -> bytes:
+def pack(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
     """Returns a trace as the view reads it.
 
     Args:
         trace: any trace.
+        later_ns: how much later than recorded it is shown.
+        name: what to call it.
 
     Returns:
         gzip of: the length of the head (uint32), the head as JSON, and its ``columns`` one behind the other, little endian.
@@ -155,19 +158,33 @@ def pack(trace: Trace) -> bytes:
         >>> gzip.decompress(packed)[4:22]
         b'{"title":"1 rank",'
     """
-    return gzip.compress(encode(trace), _LEVEL, mtime=0)
+    return gzip.compress(encode(trace, later_ns, name), _LEVEL, mtime=0)
 
 
-def encode(trace: Trace) -> bytes:
-    """Returns a trace as the view reads it, before gzip."""
+def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
+    """Returns traces as the view reads them, on one axis: their first operations are aligned."""
+    begins_ns = [find_begin_ns(trace) for trace in traces]
+    latest_ns = max(begins_ns)
+    each = zip(traces, begins_ns, [*names, *[""] * (len(traces) - len(names))], strict=True)
+    return [pack(trace, latest_ns - begin_ns, name) for trace, begin_ns, name in each]
+
+
+def find_begin_ns(trace: Trace) -> int:
+    """Returns when the first operation or span of a trace was posted; 0 if it has none."""
+    posts = trace.events.post_ns[trace.events.kind != MARK]
+    return int(posts.min()) if len(posts) else 0
+
+
+def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
+    """Returns a trace as the view reads it, before gzip; all its times are ``later_ns`` later."""
     events = trace.events
     labels, label = _stems(events)
-    columns = {name: _narrow(values) for name, values in _columns(trace, label).items()}
+    columns = {name: _narrow(values) for name, values in _columns(trace, label, later_ns).items()}
     head = {
-        "title": _title(trace),
+        "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
         "summary": trace.summary(),
-        "end": min(read_end_ns(trace.metadata) or 0, 2**53) if (events.status == IN_FLIGHT).any() else 0,  # stuck until then
+        "end": min((read_end_ns(trace.metadata) or 0) + later_ns, 2**53) if (events.status == IN_FLIGHT).any() else 0,  # stuck until then
         "counts": np.bincount(events.rank, minlength=trace.world_size).tolist(),
         "hosts": _hosts(trace),
         "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
@@ -194,11 +211,11 @@ def _title(trace: Trace) -> str:
     return count(trace.world_size, "rank") + (f", {escape(str(source), lines=False)}" if source else "")
 
 
-def _columns(trace: Trace, label: Ints) -> dict[str, Ints]:
+def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
     events, messages = trace.events, trace.messages
     first = np.flatnonzero(np.diff(events.rank, prepend=NONE))
     post = np.diff(events.post_ns, prepend=0)
-    post[first] = events.post_ns[first]
+    post[first] = events.post_ns[first] + later_ns
     partner = np.zeros(len(events), dtype=np.int64)  # how far away the other side stands; 0 for none
     partner[messages.send], partner[messages.recv] = messages.recv - messages.send, messages.send - messages.recv
     return {
