@@ -365,9 +365,9 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     if comparison.called is not None:
         above, below = comparison.called
     notes = [f"In each row: above {above}, below {below}. Colours: how much earlier or later it ends, as a part of the step."]
-    notes.append(
-        f"{'Prediction' if comparison.predicts else below.capitalize() if comparison.called is None else below}: {footer(comparison.virtual.metadata)}."
-    )
+    source = "The second" if comparison.called is None else below
+    source = "Prediction" if comparison.predicts else source
+    notes.append(f"{source}: {footer(comparison.virtual.metadata)}.")
     style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=comparison.real.metadata)
 
 
