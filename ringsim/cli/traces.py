@@ -343,8 +343,9 @@ def run_compare(options: argparse.Namespace) -> int:
     files = [find_newest(path) for path in options.files]
     comparison = ringsim.compare(*ringsim.load(files))
     if not comparison.predicts:
-        called = files if files[0].name == files[1].name else [Path(file.name) for file in files]
-        comparison = replace(comparison, called=tuple(escape(str(file), lines=False) for file in called))
+        same = files[0].name == files[1].name
+        first, second = (escape(str(file) if same else file.name, lines=False) for file in files)
+        comparison = replace(comparison, called=(first, second))
     tell(options, lambda: comparison, lambda: _differences(comparison))
     if options.out is not None:
         both = [comparison.real, comparison.virtual]
