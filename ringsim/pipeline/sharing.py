@@ -256,7 +256,8 @@ def average_gradients(model: nn.Module, group: Any) -> None:
     the rings are not averaged.
 
     Args:
-        model: the whole model; parameters without a gradient belong to other ranks.
+        model: the whole model. A gradient that only some replicas have counts as 0 on the others; one that none of them has
+            stays None.
         group: from `new_replica_group`.
 
     Example:
@@ -271,10 +272,17 @@ def average_gradients(model: nn.Module, group: Any) -> None:
         [0.5, 0.5]
     """
     size = dist.get_world_size(group)
+    parameters = list(model.parameters())
+    have_gradient = [parameter.grad is not None for parameter in parameters]
+    used = torch.tensor(have_gradient, dtype=torch.int32, device=current_ring().device)
+    dist.all_reduce(used, dist.ReduceOp.MAX, group=group)
     by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            by_kind.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter.grad)
+    for parameter, is_used in zip(parameters, used.tolist(), strict=True):
+        if not is_used:
+            continue
+        if parameter.grad is None:  # only other replicas ran this expert, or this layer
+            parameter.grad = torch.zeros_like(parameter)
+        by_kind.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter.grad)
     for gradients in by_kind.values():  # one message for all of a kind
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=group)
