@@ -59,6 +59,7 @@ CASES = [
     Case(tied=True, options={"schedule": "zb_v"}),
     Case(num_microbatches=7, same_shapes=False, make="sequential", options={"schedule": "interleaved_1f1b", "checkpoint": True}),
     Case(num_layers=1, dtype=torch.float32, options={"schedule": lower_in_step(make_schedule("zb_h1", SIZE, 4))}),
+    Case(make="transposed", options={"partition": [2, 2, 2]}),  # 0.2.0 received into a tensor that is not contiguous
 ]
 SETTINGS = [{}, {"async_comm": True, "num_inner_iterations": 5}, {"num_inner_iterations": 2, "batch_size": 1}]
 REHEARSED = make_schedule("zb_v", SIZE, 4)
