@@ -68,6 +68,7 @@ def test_the_conventions_by_hand() -> None:
     limits = [[float(time - begin) / UNIT_NS for time in vars(actions.phases(rank)).values()] for rank in (0, 1)]
     assert limits == [[0, 4, 10, 15], [1, 2, 11, 13]]
     assert [find_step(trace_of(known(name, 2, 4))).phases(0).has_steady for name in ("1f1b", "gpipe")] == [True, False]
+    assert not find_step(trace_of(known("gpipe", 1, 4))).phases(0).has_steady  # F F F F B B B B, without a gap
 
 
 @given(seed=st.integers(0, 10_000))
@@ -128,7 +129,9 @@ def test_what_a_user_records_around_and_between_is_no_step_and_no_action() -> No
     add_step(story, known("1f1b", 2, 2), 1.0, (0, 1), "1f1b")
     story.span(0, "forward", 0.1, 0.15, stage=0, microbatch=7)  # before it
     story.span(0, "forward", 62, 63, stage=0, microbatch=7)  # after it
-    story.span(0, "forward", 1.1, 1.2, stage=0)  # a user's, of no microbatch
+    story.span(0, "forward", 0.6, 0.7, stage=0)  # a user's, of no microbatch
+    story.span(0, "forward", 0.8, 0.9, microbatch=0)  # a user's, of no stage
+    story.span(0, "forward", 0.85, -1, stage=0, microbatch=7, thread=1)  # one that has not ended
     story.span(0, "attention", 1.3, 1.4, stage=0, microbatch=0)
     trace = story.trace()
     assert (count_steps(trace.events), find_step(trace).num_microbatches) == (1, 2)
@@ -176,6 +179,28 @@ def test_spans_inside_a_generation_job_are_no_jobs() -> None:
         for begin in (5, 16):
             story.span(0, "decode", 100 * token + begin, 100 * token + begin + 10, stage=0, microbatch=0)
     assert measure_stage_use(story.trace()) == plain
+
+
+def test_the_use_of_a_stage_by_hand() -> None:
+    """Prefill at 100 ms, decodes at 200, 300 and 400, each 30 long; then a second round. Until the last token 60 of 200 ms are used."""
+    story = Story(1)
+    for batch, moments in enumerate([(100, 200, 300, 400), (500, 600, 1000, 1400)]):
+        for moment in moments:
+            name = "prefill" if moment == moments[0] else "decode"
+            story.span(0, name, moment, moment + 30, stage=0, microbatch=batch)
+    (use,) = measure_stage_use(story.trace())
+    assert use == pytest.approx((0.03, 0.03, 60 / 200, (1430 - 100 - 8 * 30) / 1000))
+
+
+def test_steps_that_take_no_time_stay_apart() -> None:
+    """On the virtual clock steps and computations may cost nothing; in which step they are, their order tells."""
+    story = Story(1)
+    story.span(0, "step 0", 0, 5)
+    story.span(0, "forward", 1, 2, stage=0, microbatch=0)
+    for step in (1, 2):
+        story.span(0, f"step {step}", 5, 5)
+        story.span(0, "forward", 5, 5, stage=0, microbatch=step)
+    assert list_steps(story) == [("0", ["0F0"]), ("1", ["0F1"]), ("2", ["0F2"])]
 
 
 def test_a_thread_of_its_own_computes_beside_the_other() -> None:
