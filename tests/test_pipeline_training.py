@@ -53,6 +53,7 @@ from ringsim.pipeline import (
     weighted_loss,
 )
 from ringsim.pipeline.messages import HEADER_TAG, PAYLOAD_TAG, Route, _send
+from ringsim.pipeline.sharing import gather_over_ring, sum_over
 from ringsim.schedules import SCHEDULE_NAMES, interleaved_1f1b, looped_bfs, make_schedule
 from ringsim.schedules.closed_forms import Step, peak_live
 from ringsim.schedules.lowering import lower, lower_in_step
@@ -465,7 +466,45 @@ def test_gradients_that_are_not_finite_are_clipped_as_torch_does(spoilt: float, 
     norm, due = clip(2)
     for rank, (found, held) in enumerate(simulate(lambda: clip(ringsim.current_ring().rank), 2).results):
         assert found == pytest.approx(norm, nan_ok=True)
-        assert held == [pytest.approx(due[rank], rel=1e-6, nan_ok=True)]
+        assert held == [pytest.approx(due[rank], rel=1e-12, nan_ok=True)]
+
+
+def test_the_norm_of_half_precision_is_not_rounded() -> None:
+    model = nn.Linear(1000, 1, bias=False).half()
+    model.weight.grad = torch.full_like(model.weight, 3.0)
+    assert clip_grad_norm_pipeline(model, 1e9) == pytest.approx(3 * math.sqrt(1000), rel=1e-12)
+
+
+def test_what_ranks_share_is_in_the_order_of_their_places() -> None:
+    """So that a sum is the same to the last bit everywhere: 1e16 + 1 - 1e16 is 0, and 1e16 - 1e16 + 1 is 1."""
+
+    def share() -> tuple[list[float], float]:
+        ring = ringsim.current_ring()
+        value = torch.tensor([1e16, 1.0, -1e16][ring.rank], dtype=torch.float64)
+        return [float(each) for each in gather_over_ring(ring, value)], float(sum_over(ring, [0, 1, 2], value))
+
+    assert simulate(share, 3).results == [([1e16, 1.0, -1e16], 0.0)] * 3
+
+
+def test_a_frozen_tied_weight_gets_no_gradient() -> None:
+    def train() -> bool:
+        model = make_model(Case(tied=True))
+        model.embedding.weight.requires_grad_(False)
+        train_step_pipeline(model, *make_microbatches(Case()))
+        return model.embedding.weight.grad is None
+
+    assert simulate(train, 2).results == [True, True]
+
+
+def test_a_step_that_fails_is_not_hidden_by_what_tied_ranks_share() -> None:
+    def fail(*_: Tensor) -> Tensor:
+        raise ValueError("no loss today")
+
+    def train() -> None:
+        train_step_pipeline(make_model(Case(tied=True)), *make_microbatches(Case()), loss_fn=fail)
+
+    with pytest.raises(RingError, match="rank 1 of 2 raised ValueError: no loss today"):
+        simulate(train, 2)
 
 
 def test_a_tied_weight_without_data_is_shared() -> None:
