@@ -470,9 +470,9 @@ def test_gradients_that_are_not_finite_are_clipped_as_torch_does(spoilt: float, 
 
 
 def test_the_norm_of_half_precision_is_not_rounded() -> None:
-    model = nn.Linear(1000, 1, bias=False).half()
+    model = nn.Linear(999, 1, bias=False).half()
     model.weight.grad = torch.full_like(model.weight, 3.0)
-    assert clip_grad_norm_pipeline(model, 1e9) == pytest.approx(3 * math.sqrt(1000), rel=1e-12)
+    assert clip_grad_norm_pipeline(model, 1e9) == pytest.approx(3 * math.sqrt(999), rel=1e-12)
 
 
 def test_what_ranks_share_is_in_the_order_of_their_places() -> None:
