@@ -34,18 +34,33 @@ class Case:
 
 
 def make_model(case: Case) -> nn.Module:
-    """A transformer, or a sequential model whose width differs at every boundary."""
+    """A transformer, or a sequential model whose width differs at every boundary, or whose ends share a transposed weight."""
     torch.manual_seed(case.seed)
     if case.make == "transformer":
         model: nn.Module = SmallTransformer(
             VOCABULARY, hidden_size=8, num_layers=case.num_layers, num_heads=2, max_length=16, tied=case.tied
         )
         return model.to(case.dtype)
+    if case.make == "transposed":
+        weight = nn.Parameter(torch.randn(6, 4, dtype=case.dtype).t())  # its strides are not those of a new tensor
+        inner = [nn.Embedding(VOCABULARY, 4), _Product(weight), nn.Tanh(), nn.Linear(6, 6), _Product(weight, turned=True)]
+        return nn.Sequential(*inner, nn.Linear(4, VOCABULARY)).to(case.dtype)
     widths = [4, 6, 3, 7, 5, 2][: case.num_layers]
     layers: list[nn.Module] = [nn.Embedding(VOCABULARY, widths[0])]
     for before, after in zip(widths, [*widths[1:], VOCABULARY], strict=True):
         layers += [nn.Linear(before, after), nn.Tanh()]
     return nn.Sequential(*layers[:-1]).to(case.dtype)
+
+
+class _Product(nn.Module):
+    """Multiplies by a weight, or by the transposed weight."""
+
+    def __init__(self, weight: nn.Parameter, *, turned: bool = False) -> None:
+        super().__init__()
+        self.weight, self.turned = weight, turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.weight.t() if self.turned else self.weight)
 
 
 def make_microbatches(case: Case) -> tuple[list[Tensor], list[Tensor]]:

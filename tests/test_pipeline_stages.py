@@ -590,6 +590,20 @@ TWO = nn.Sequential(nn.ReLU(), nn.ReLU())
 SMALL = SmallTransformer(vocab_size=5, hidden_size=4, num_layers=1, num_heads=1)
 
 
+class Doubled(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Halved(SmallTransformer):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs) / 2
+
+
+PATCHED = nn.Sequential(nn.ReLU())
+PATCHED.forward = lambda x: -x  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -606,6 +620,10 @@ SMALL = SmallTransformer(vocab_size=5, hidden_size=4, num_layers=1, num_heads=1)
         (lambda: partition_model(TWO, 3, by=[1, 1, 1]), "must add up to 2 layers"),
         (lambda: partition_model(TWO, 3, by="time"), "sample must be given"),
         (lambda: partition_model(nn.Linear(2, 2), 2), r"got Linear\. Write a small"),
+        # 0.2.0 cut these as if they had the forward of their kind
+        (lambda: adapter_of(Doubled(nn.ReLU())), r"cut as a Sequential must have its forward, got Doubled .* Write a .*\.Adapter"),
+        (lambda: adapter_of(Halved(5, hidden_size=4, num_layers=1, num_heads=1)), "cut as a SmallTransformer must .* got Halved"),
+        (lambda: adapter_of(PATCHED), "cut as a Sequential must have its forward, got Sequential with another"),
         (lambda: build_stages(SMALL, [range(1)])[0](tokens(), cache=adapter_of(SMALL).cache(SMALL)), "must be given with a cache"),
         (lambda: adapter_of(TWO).cache(TWO), "got Sequential, whose adapter has none"),
         (lambda: single_process_step(SMALL, [], []), "one tensor for each microbatch"),

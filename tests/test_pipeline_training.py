@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import math
 import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 import ringsim
 from ringsim.errors import Deadlock, MessageMismatch, RingError
 from ringsim.pipeline import (
+    Adapter,
     SmallTransformer,
     backward_stage,
     build_stages,
@@ -51,6 +53,7 @@ from ringsim.pipeline import (
     weighted_loss,
 )
 from ringsim.pipeline.messages import HEADER_TAG, PAYLOAD_TAG, Route, _send
+from ringsim.pipeline.sharing import gather_over_ring, sum_over
 from ringsim.schedules import SCHEDULE_NAMES, interleaved_1f1b, looped_bfs, make_schedule
 from ringsim.schedules.closed_forms import Step, peak_live
 from ringsim.schedules.lowering import lower, lower_in_step
@@ -319,6 +322,201 @@ def gather(case: Case) -> float:
 def test_what_a_training_loop_does_equals_a_single_process(do: Callable[[Case], float]) -> None:
     for size, tied in ((2, True), (3, False)):
         assert max(simulate(do, size, Case(tied=tied)).results) < TOLERANCES[torch.float64], size
+
+
+class Lone(nn.Module):
+    """A model with parameters of its own, in no module: positions, and the logits' scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(13, 8)
+        self.positions = nn.Parameter(torch.randn(5, 8))
+        self.steps = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.out = nn.Linear(8, 13)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.table(ids) + self.positions
+        for step in self.steps:
+            hidden = step(hidden)
+        return self.out(hidden) * self.scale
+
+
+class LoneAdapter(Adapter):
+    def layers(self, model: Any) -> Sequence[nn.Module]:
+        return list(model.steps)
+
+    def first_modules(self, model: Any) -> Sequence[nn.Module | nn.Parameter]:
+        return [model.table, model.positions]
+
+    def last_modules(self, model: Any) -> Sequence[nn.Module | nn.Parameter]:
+        return [model.out, model.scale]
+
+    def embed(self, model: Any, token_ids: Tensor, announced: Any) -> Tensor:
+        return model.table(token_ids) + model.positions
+
+    def head(self, model: Any, hidden: Tensor) -> Tensor:
+        return model.out(hidden) * model.scale
+
+
+class ForgetfulAdapter(LoneAdapter):
+    def first_modules(self, model: Any) -> Sequence[nn.Module | nn.Parameter]:
+        return [model.table]
+
+
+def train_lone(schedule: str) -> tuple[float, float, list[str]]:
+    """Returns how far gradients and norm are from one process, and what the trained model has."""
+    torch.manual_seed(0)
+    reference, model = Lone().double(), Lone().double()
+    model.load_state_dict(reference.state_dict())
+    inputs, targets = make_microbatches(Case())
+    single_process(reference, inputs, targets)
+    train_step_pipeline(model, inputs, targets, schedule=schedule, adapter=LoneAdapter())
+    norm = clip_grad_norm_pipeline(model, 1e9) / float(nn.utils.clip_grad_norm_(reference.parameters(), 1e9))
+    for each in (reference, model):
+        torch.optim.SGD(each.parameters(), lr=0.1).step()
+    trained = pipeline_state_dict(model, schedule=schedule, adapter=LoneAdapter())
+    worst = max(compare_to(reference, model), difference(trained, reference.state_dict()))
+    return worst, norm, sorted(pipeline_state_dict(model, gather=False, schedule=schedule, adapter=LoneAdapter()))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_v"])
+def test_parameters_of_the_model_itself_are_trained(schedule: str) -> None:
+    """0.2.0 lost their gradients in split backward passes, and returned them untrained."""
+    held = list[str]()
+    for worst, norm, part in simulate(train_lone, 2, schedule).results:
+        assert worst < 1e-10
+        assert norm == pytest.approx(1, abs=1e-10)
+        held += part
+    assert sorted(held) == sorted(Lone().state_dict())
+
+
+def test_a_trained_parameter_that_no_stage_has_is_refused() -> None:
+    model, (inputs, targets) = Lone(), make_microbatches(Case())
+    step = partial(train_step_pipeline, model, inputs, targets, adapter=ForgetfulAdapter())
+    for call in (step, partial(pipeline_state_dict, model, adapter=ForgetfulAdapter())):
+        assert catch(call).startswith(
+            "each trained parameter must belong to a stage, got 'positions' of Lone, which no stage has. Return it"
+        )
+    model.positions.requires_grad_(False)
+    assert step() > 0
+    assert eval_step_pipeline(model, inputs, targets, adapter=ForgetfulAdapter()) > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint": True}, {"schedule": "zb_h1"}, {"schedule": "interleaved_1f1b"}])
+def test_a_stage_may_begin_with_a_layer_that_works_in_place(options: dict[str, Any]) -> None:
+    """0.2.0 fed a leaf forward, on which torch allows no such layer; ELU twice is not ELU, so a second forward must begin anew."""
+
+    def train() -> tuple[float, float]:
+        torch.manual_seed(0)
+        layers = [layer for _ in range(4) for layer in (nn.ELU(inplace=True), nn.Linear(8, 8))]
+        model = nn.Sequential(nn.Embedding(13, 8), *layers[:-1], nn.Linear(8, 13)).double()
+        inputs, targets = make_microbatches(Case(2))
+        expected = single_process_step(model, inputs, targets)
+        cut = [1, 2, 2, 4] if "interleaved" in options.get("schedule", "") else [1, 8]
+        loss = train_step_pipeline(model, inputs, targets, partition=cut, **options)
+        reference = {name: grad for name, grad in expected.gradients.items() if grad is not None}
+        return loss - expected.loss, difference(gradients(model), reference)
+
+    assert all(abs(number) < 1e-10 for result in simulate(train, 2).results for number in result)
+
+
+class Counting(nn.Linear):
+    """Has an extra state that is no tensor."""
+
+    seen = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_extra_states_come_from_the_rank_that_has_trained_the_module(size: int) -> None:
+    def train() -> tuple[list[Any], set[str]]:
+        rank, model = ringsim.current_ring().rank, nn.Sequential(*(Counting(2, 2) for _ in range(size)))
+        model[rank].seen = 10 + rank
+        part = pipeline_state_dict(model, gather=False)
+        whole = pipeline_state_dict(model)
+        assert [layer.seen for layer in model] == [10 + each for each in range(size)]
+        return [whole[f"{index}._extra_state"] for index in range(size)], set(part)
+
+    for rank, (states, part) in enumerate(simulate(train, size).results):
+        assert states == [{"seen": 10 + each} for each in range(size)]
+        assert part == {f"{rank}.{key}" for key in ("weight", "bias", "_extra_state")}
+
+
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), -float("inf"), 3.0])
+@pytest.mark.parametrize("max_norm", [0.1, 1e9, float("inf")])
+def test_gradients_that_are_not_finite_are_clipped_as_torch_does(spoilt: float, max_norm: float) -> None:
+    """0.2.0 left the other gradients as they were if one was NaN."""
+
+    def clip(rank: int) -> tuple[float, list[list[float]]]:
+        model = nn.Sequential(*(nn.Linear(2, 1, bias=False) for _ in range(2))).double()
+        for index, layer in enumerate(model):
+            layer.weight.grad = torch.tensor([[1.0, spoilt if index == 0 else 2.0]], dtype=torch.float64)
+            if rank == 1 - index:
+                layer.weight.grad = None
+        call = nn.utils.clip_grad_norm_ if rank == 2 else clip_grad_norm_pipeline
+        norm = call(model.parameters() if rank == 2 else model, max_norm)  # type: ignore[operator]
+        return float(norm), [layer.weight.grad.flatten().tolist() for layer in model if layer.weight.grad is not None]
+
+    norm, due = clip(2)
+    for rank, (found, held) in enumerate(simulate(lambda: clip(ringsim.current_ring().rank), 2).results):
+        assert found == pytest.approx(norm, nan_ok=True)
+        assert held == [pytest.approx(due[rank], rel=1e-12, nan_ok=True)]
+
+
+def test_the_norm_of_half_precision_is_not_rounded() -> None:
+    model = nn.Linear(999, 1, bias=False).half()
+    model.weight.grad = torch.full_like(model.weight, 3.0)
+    assert clip_grad_norm_pipeline(model, 1e9) == pytest.approx(3 * math.sqrt(999), rel=1e-12)
+
+
+def test_what_ranks_share_is_in_the_order_of_their_places() -> None:
+    """So that a sum is the same to the last bit everywhere: 1e16 + 1 - 1e16 is 0, and 1e16 - 1e16 + 1 is 1."""
+
+    def share() -> tuple[list[float], float]:
+        ring = ringsim.current_ring()
+        value = torch.tensor([1e16, 1.0, -1e16][ring.rank], dtype=torch.float64)
+        return [float(each) for each in gather_over_ring(ring, value)], float(sum_over(ring, [0, 1, 2], value))
+
+    assert simulate(share, 3).results == [([1e16, 1.0, -1e16], 0.0)] * 3
+
+
+def test_a_frozen_tied_weight_gets_no_gradient() -> None:
+    def train() -> bool:
+        model = make_model(Case(tied=True))
+        model.embedding.weight.requires_grad_(False)
+        train_step_pipeline(model, *make_microbatches(Case()))
+        return model.embedding.weight.grad is None
+
+    assert simulate(train, 2).results == [True, True]
+
+
+def test_a_step_that_fails_is_not_hidden_by_what_tied_ranks_share() -> None:
+    def fail(*_: Tensor) -> Tensor:
+        raise ValueError("no loss today")
+
+    def train() -> None:
+        train_step_pipeline(make_model(Case(tied=True)), *make_microbatches(Case()), loss_fn=fail)
+
+    with pytest.raises(RingError, match="rank 1 of 2 raised ValueError: no loss today"):
+        simulate(train, 2)
+
+
+def test_a_tied_weight_without_data_is_shared() -> None:
+    """0.2.0 tried to copy it to the CPU."""
+
+    def train() -> float:
+        with torch.device("meta"):
+            model = SmallTransformer(13, hidden_size=8, num_layers=2, num_heads=2, tied=True)
+            ids = torch.zeros(2, 5, dtype=torch.int64)
+        return train_step_pipeline(model, [ids] * 2, [ids] * 2)
+
+    assert all(math.isnan(loss) for loss in simulate(train, 2).results)
 
 
 def drop(ways: list[tuple[str, bool, int | None]]) -> list[tuple[float, dict[str, Tensor]]]:

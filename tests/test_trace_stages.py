@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -16,7 +17,7 @@ from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import from_text
-from ringsim.traces.steps import count_steps, find_step, in_step, list_live
+from ringsim.traces.steps import count_steps, find_step, in_step, list_live, measure_stage_use
 
 UNIT_NS = UNIT_MS * MS
 
@@ -67,6 +68,7 @@ def test_the_conventions_by_hand() -> None:
     limits = [[float(time - begin) / UNIT_NS for time in vars(actions.phases(rank)).values()] for rank in (0, 1)]
     assert limits == [[0, 4, 10, 15], [1, 2, 11, 13]]
     assert [find_step(trace_of(known(name, 2, 4))).phases(0).has_steady for name in ("1f1b", "gpipe")] == [True, False]
+    assert not find_step(trace_of(known("gpipe", 1, 4))).phases(0).has_steady  # F F F F B B B B, without a gap
 
 
 @given(seed=st.integers(0, 10_000))
@@ -127,11 +129,139 @@ def test_what_a_user_records_around_and_between_is_no_step_and_no_action() -> No
     add_step(story, known("1f1b", 2, 2), 1.0, (0, 1), "1f1b")
     story.span(0, "forward", 0.1, 0.15, stage=0, microbatch=7)  # before it
     story.span(0, "forward", 62, 63, stage=0, microbatch=7)  # after it
-    story.span(0, "forward", 1.1, 1.2, stage=0)  # a user's, of no microbatch
+    story.span(0, "forward", 0.6, 0.7, stage=0)  # a user's, of no microbatch
+    story.span(0, "forward", 0.8, 0.9, microbatch=0)  # a user's, of no stage
+    story.span(0, "forward", 0.85, -1, stage=0, microbatch=7, thread=1)  # one that has not ended
     story.span(0, "attention", 1.3, 1.4, stage=0, microbatch=0)
     trace = story.trace()
     assert (count_steps(trace.events), find_step(trace).num_microbatches) == (1, 2)
     assert find_step(trace).find_known() == closed_forms.Step("1f1b", 2, 2, 1)
+
+
+def add_inside(story: Story, kinds: Sequence[str], name: str) -> int:
+    """Adds a span of this name inside each computation of these kinds, as a user's layer may; returns their number."""
+    rows = [row for row in story.rows if "label" in row and story.labels[row["label"]] in kinds]
+    for row in rows:
+        begin, end = row["post_ns"] / MS, row["done_ns"] / MS
+        third = (end - begin) / 3
+        story.span(row["rank"], name, begin + third, end - third, stage=row["stage"], microbatch=row["microbatch"])
+    return len(rows)
+
+
+@pytest.mark.parametrize("name", ["forward", "backward", "step 3 of the solver"])
+def test_spans_inside_a_computation_are_neither_steps_nor_computations(name: str) -> None:
+    """0.2.0 counted a layer's span "forward" again, and ended the step where a layer's span "step ..." began."""
+    story, plain = Story(2), trace_of(known("1f1b", 2, 5), known("1f1b", 2, 5))
+    for begin in (1.0, 101.0):
+        add_step(story, known("1f1b", 2, 5), begin, (0, 1), "1f1b")
+    inside = add_inside(story, ("forward", "backward"), name)
+    trace = story.trace()
+    assert count_steps(trace.events) == 2
+    for step in (0, 1):
+        assert [find_step(trace, step).list_actions(rank) for rank in (0, 1)] == [
+            find_step(plain, step).list_actions(rank) for rank in (0, 1)
+        ]
+        assert trace.bubble(step).of_total == pytest.approx(trace.bubble(step).closed_form.of_total)
+        assert trace.peak_activations(step).peaks == (2, 1)
+        within = in_step(trace.events, step)
+        assert within.sum() == in_step(plain.events, step).sum() + inside / 2
+    assert find_step(trace).schedule == "1f1b"
+
+
+def test_spans_inside_a_generation_job_are_no_jobs() -> None:
+    """0.2.0 counted them: two of 10 ms in a job of 30 ms made it 16.7 ms on average."""
+    story = Story(1)
+    for token in range(4):
+        story.span(0, "decode" if token else "prefill", 100 * token, 100 * token + 30, stage=0, microbatch=0)
+    plain = measure_stage_use(story.trace())
+    assert [round(use.decode_s, 9) for use in plain] == [0.03]
+    for token in range(4):
+        for begin in (5, 16):
+            story.span(0, "decode", 100 * token + begin, 100 * token + begin + 10, stage=0, microbatch=0)
+    assert measure_stage_use(story.trace()) == plain
+
+
+def test_the_use_of_a_stage_by_hand() -> None:
+    """Prefill at 100 ms, decodes at 200, 300 and 400, each 30 long; then a second round. Until the last token 60 of 200 ms are used."""
+    story = Story(1)
+    for batch, moments in enumerate([(100, 200, 300, 400), (500, 600, 1000, 1400)]):
+        for moment in moments:
+            name = "prefill" if moment == moments[0] else "decode"
+            story.span(0, name, moment, moment + 30, stage=0, microbatch=batch)
+    (use,) = measure_stage_use(story.trace())
+    assert use == pytest.approx((0.03, 0.03, 60 / 200, (1430 - 100 - 8 * 30) / 1000))
+
+
+def test_steps_that_take_no_time_stay_apart() -> None:
+    """On the virtual clock steps and computations may cost nothing; in which step they are, their order tells."""
+    story = Story(1)
+    story.span(0, "step 0", 0, 5)
+    story.span(0, "forward", 1, 2, stage=0, microbatch=0)
+    for step in (1, 2):
+        story.span(0, f"step {step}", 5, 5)
+        story.span(0, "forward", 5, 5, stage=0, microbatch=step)
+    assert list_steps(story) == [("0", ["0F0"]), ("1", ["0F1"]), ("2", ["0F2"])]
+
+
+def test_a_thread_of_its_own_computes_beside_the_other() -> None:
+    """Computations of two threads may overlap, as in DualPipe: neither lies in the other."""
+    story = Story(1)
+    story.span(0, "step mine", 0, 10)
+    story.span(0, "forward", 1, 8, stage=0, microbatch=0)
+    story.span(0, "backward", 2, 5, stage=1, microbatch=0, thread=1)
+    assert list(map(str, find_step(story.trace()).list_actions(0))) == ["0F0", "1B0"]
+
+
+def test_computations_that_touch_or_overlap_are_all_counted() -> None:
+    story = Story(1)
+    story.span(0, "step mine", 0, 20)
+    for microbatch, (begin, end) in enumerate([(1, 3), (3, 3), (3, 6), (5, 8), (8, 8), (8, 9)]):
+        story.span(0, "forward", begin, end, stage=0, microbatch=microbatch)
+    assert len(find_step(story.trace())) == 6
+
+
+def list_steps(story: Story) -> list[tuple[str, list[str]]]:
+    trace = story.trace()
+    steps = [find_step(trace, step) for step in range(count_steps(trace.events))]
+    return [(step.schedule, list(map(str, step.list_actions(0)))) for step in steps]
+
+
+def test_steps_in_steps() -> None:
+    """A step ends where it ends, whatever steps are in it; if computations lie in it directly, it is the step."""
+    story = Story(1)
+    story.span(0, "step loop", 0, 100)
+    story.span(0, "step outer", 1, 40)
+    story.span(0, "forward", 2, 3, stage=0, microbatch=0)
+    story.span(0, "step warm-up", 4, 10)
+    story.span(0, "forward", 5, 6, stage=0, microbatch=1)
+    story.span(0, "step empty", 11, 12)
+    story.span(0, "backward", 20, 21, stage=0, microbatch=0)
+    story.span(0, "backward", 22, 23, stage=0, microbatch=1)
+    story.span(0, "step last", 40, 60)
+    story.span(0, "forward", 41, 42, stage=0, microbatch=0)
+    assert list_steps(story) == [("outer", ["0F0", "0F1", "0B0", "0B1"]), ("last", ["0F0"])]
+    story.span(0, "backward", 80, 81, stage=0, microbatch=7)  # now the loop computes
+    assert list_steps(story) == [("loop", ["0F0", "0F1", "0B0", "0B1", "0F0", "0B7"])]
+
+
+def test_a_step_that_has_not_ended_hides_no_other() -> None:
+    story = Story(1)
+    story.span(0, "step loop", 0, -1)
+    for begin in (1, 11):
+        story.span(0, "step mine", begin, begin + 5)
+        story.span(0, "forward", begin + 1, begin + 2, stage=0, microbatch=0)
+    story.span(0, "step mine", 21, -1)
+    story.span(0, "forward", 22, 23, stage=0, microbatch=0)
+    assert list_steps(story) == [("mine", ["0F0"])] * 2
+
+
+def test_steps_of_two_threads_that_overlap_stay_apart() -> None:
+    story = Story(1)
+    for thread, (begin, end) in enumerate([(0, 10), (5, 15)]):
+        story.span(0, f"step {thread}", begin, end, thread=thread)
+        story.span(0, "forward", begin + 1, begin + 2, stage=0, microbatch=thread, thread=thread)
+    story.span(0, "forward", 12, 13, stage=0, microbatch=2, thread=1)
+    assert list_steps(story) == [("0", ["0F0"]), ("1", ["0F1", "0F2"])]
 
 
 OTHER_ORDERS = "rank 0: 0F0 0F1 0B1 0B0\nrank 1: 1F0 1F1 1B1 1B0", "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1"

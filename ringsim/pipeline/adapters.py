@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ringsim.errors import ArgumentError
-from ringsim.pipeline.transformer import KeyValueCache, causal_mask
+from ringsim.pipeline.transformer import KeyValueCache, SmallTransformer, causal_mask
 
 __all__ = [
     "Adapter",
@@ -111,12 +111,12 @@ class Adapter(ABC):
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         """Returns the layers that stages are made of, in order; they are called as modules, so that users' hooks run."""
 
-    def first_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Returns the modules that only the first stage runs, those of `embed`."""
+    def first_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
+        """Returns the modules that only the first stage runs, those of `embed`, and parameters that are in no module of theirs."""
         return []
 
-    def last_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Returns the modules that only the last stage runs, those of `head`."""
+    def last_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
+        """Returns the modules that only the last stage runs, those of `head`, and parameters that are in no module of theirs."""
         return []
 
     @abstractmethod
@@ -167,7 +167,7 @@ class Adapter(ABC):
             hidden: what left the last layer, shape (batch, tokens, hidden).
         """
         for module in self.last_modules(model):
-            hidden = module(hidden)
+            hidden = module(hidden)  # type: ignore[operator]  # a model with a parameter here needs its own head
         return hidden
 
     def cache(self, model: nn.Module) -> Any:
@@ -466,8 +466,10 @@ def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str,
     return masks
 
 
-# By the name of the class: the class itself would need transformers.
-_ADAPTERS: Final[dict[str, Adapter]] = {
+# Models of transformers by the name of their class: the class itself would need transformers.
+_ADAPTERS: Final[dict[type[nn.Module] | str, Adapter]] = {
+    nn.Sequential: SequentialAdapter(),
+    SmallTransformer: SmallTransformerAdapter(),
     "BertForMaskedLM": BertAdapter(),
     "GPT2LMHeadModel": GPT2Adapter(),
     "GPTNeoXForCausalLM": GPTNeoXAdapter(),
@@ -481,8 +483,6 @@ _ADAPTERS: Final[dict[str, Adapter]] = {
     "Qwen2MoeForCausalLM": LlamaAdapter(),
     "Qwen3ForCausalLM": LlamaAdapter(),
     "Qwen3MoeForCausalLM": LlamaAdapter(),
-    "Sequential": SequentialAdapter(),
-    "SmallTransformer": SmallTransformerAdapter(),
 }
 
 
@@ -496,16 +496,24 @@ def adapter_of(model: nn.Module) -> Adapter:
         Its adapter.
 
     Raises:
-        ArgumentError: there is none for this kind of model.
+        ArgumentError: there is none for this kind of model, or the model has a ``forward`` of its own.
 
     Example:
         >>> type(adapter_of(nn.Sequential(nn.Linear(2, 2)))).__name__
         'SequentialAdapter'
     """
+    name = type(model).__name__
     for kind in type(model).__mro__:
-        if kind.__name__ in _ADAPTERS:
-            return _ADAPTERS[kind.__name__]
+        adapter = _ADAPTERS.get(kind) or _ADAPTERS.get(kind.__name__)
+        if adapter is not None:
+            if getattr(model.forward, "__func__", None) is not getattr(kind, "forward", None):
+                raise ArgumentError(
+                    f"a model that is cut as a {kind.__name__} must have its forward, got {name} with another, which no stage would call. "
+                    "Write a ringsim.pipeline.Adapter whose embed, run_layer and head do what it does, and pass it as adapter=."
+                )
+            return adapter
+    known = ", ".join(kind if isinstance(kind, str) else kind.__name__ for kind in _ADAPTERS)
     raise ArgumentError(
-        f"model must be of a kind that has an adapter ({', '.join(_ADAPTERS)}), got {type(model).__name__}. "
+        f"model must be of a kind that has an adapter ({known}), got {name}. "
         "Write a small ringsim.pipeline.Adapter for it and pass it as adapter=."
     )

@@ -208,13 +208,11 @@ class Route:
             group = ring.pred_group if here == source else ring.succ_group
         else:
             group = None
-        device = torch.device("cuda", ring.local_rank) if ring.comm_device == "gpu" else torch.device("cpu")
-        return cls(ring.ranks[other], group, device)
+        return cls(ring.ranks[other], group, ring.device)
 
     def isend(self, tensor: Tensor, tag: int = PAYLOAD_TAG) -> Posted:
         """Begins to send a tensor; does not block. A tensor without elements is not sent."""
-        buffer = tensor.detach() if tensor.is_meta else tensor.detach().to(self.device)
-        buffer = buffer.contiguous()
+        buffer = self._make_buffer(tensor)
         work = dist.isend(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
         return Posted(work, buffer)
 
@@ -230,11 +228,17 @@ class Route:
 
     def iswap(self, tensor: Tensor, tag: int) -> tuple[Posted, Posted]:
         """Begins to send a tensor and to receive one like it, in one batch; the other side does the same. Does not block."""
-        sent, received = tensor.detach().to(self.device).contiguous(), torch.empty_like(tensor, device=self.device)
+        sent = self._make_buffer(tensor)
+        received = torch.empty_like(sent)
         both: list[Any] = [dist.P2POp(op, each, self.peer, self.group, tag) for op, each in ((dist.isend, sent), (dist.irecv, received))]
         works = dist.batch_isend_irecv(both)
         # Gloo gives one handle for each operation, NCCL one for the batch.
         return Posted(works[0], sent), Posted(works[1] if len(works) > 1 else None, received)
+
+    def _make_buffer(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor as transports take it: contiguous, and on their device if it has data."""
+        plain = tensor.detach()
+        return (plain if plain.is_meta else plain.to(self.device)).contiguous()
 
 
 def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:

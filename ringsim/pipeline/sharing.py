@@ -41,6 +41,7 @@ __all__ = [
     "gather_over_ring",
     "new_replica_group",
     "pass_back",
+    "pass_object_back",
     "share_overflow",
     "sum_over",
 ]
@@ -65,6 +66,24 @@ def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
     if pred != owner:
         Route.over_edge(ring, pred, here).isend(value, SHARED_TAG).wait()
     return value
+
+
+def pass_object_back(ring: Ring, value: Any, owner: int) -> Any:
+    """Passes an object of the rank at a place in the ring to all others, as `pass_back` does a tensor; it is pickled.
+
+    Example:
+        >>> pass_object_back(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), {"steps": 3}, owner=0)
+        {'steps': 3}
+    """
+    here, size, passed = ring.ranks.index(ring.rank), len(ring.ranks), [value]
+    pred, succ = (here - 1) % size, (here + 1) % size
+    if here != owner:
+        route = Route.over_edge(ring, here, succ)
+        dist.recv_object_list(passed, route.peer, group=route.group)
+    if pred != owner:
+        route = Route.over_edge(ring, pred, here)
+        dist.send_object_list(passed, route.peer, group=route.group)
+    return passed[0]
 
 
 def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
@@ -162,7 +181,8 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
         max_norm: the largest norm that is not scaled down, more than 0.
 
     Returns:
-        The norm before clipping, the same number on every rank, and that of a single process. A tied parameter counts once.
+        The norm before clipping, the same number on every rank, and that of a single process. A tied parameter counts once. If it is
+        NaN, all gradients are NaN afterwards, as torch makes them.
 
     Raises:
         ArgumentError: ``max_norm`` is not more than 0.
@@ -186,7 +206,7 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
     squares = torch.stack(gather_over_ring(find_ring(), squares)).amax(dim=0)
     norm = float(squares.sum().sqrt())
     factor = max_norm / (norm + 1e-6)
-    if factor < 1:
+    if not factor >= 1:  # NaN included: it spoils all gradients, as torch has it
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
@@ -256,7 +276,8 @@ def average_gradients(model: nn.Module, group: Any) -> None:
     the rings are not averaged.
 
     Args:
-        model: the whole model; parameters without a gradient belong to other ranks.
+        model: the whole model. A gradient that only some replicas have counts as 0 on the others; one that none of them has
+            stays None.
         group: from `new_replica_group`.
 
     Example:
@@ -271,10 +292,17 @@ def average_gradients(model: nn.Module, group: Any) -> None:
         [0.5, 0.5]
     """
     size = dist.get_world_size(group)
+    parameters = list(model.parameters())
+    have_gradient = [parameter.grad is not None for parameter in parameters]
+    used = torch.tensor(have_gradient, dtype=torch.int32, device=current_ring().device)
+    dist.all_reduce(used, dist.ReduceOp.MAX, group=group)
     by_kind: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            by_kind.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter.grad)
+    for parameter, is_used in zip(parameters, used.tolist(), strict=True):
+        if not is_used:
+            continue
+        if parameter.grad is None:  # only other replicas ran this expert, or this layer
+            parameter.grad = torch.zeros_like(parameter)
+        by_kind.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter.grad)
     for gradients in by_kind.values():  # one message for all of a kind
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=group)

@@ -46,6 +46,7 @@ __all__ = [
     "backward_stage",
     "backward_weight",
     "build_stages",
+    "check_owned",
     "count_stage_flops",
     "flop_costs",
     "forward_stage",
@@ -82,8 +83,11 @@ class Stage(nn.Module):
         self._before = layers.start  # how many layers earlier stages have
         self._model = (model,)  # in a tuple, so that the whole model does not become a part of the stage
         self.layers = nn.ModuleList(self.adapter.layers(model)[layers.start : layers.stop])
-        self.first_modules = nn.ModuleList(self.adapter.first_modules(model) if is_first else [])
-        self.last_modules = nn.ModuleList(self.adapter.last_modules(model) if is_last else [])
+        first = self.adapter.first_modules(model) if is_first else []
+        last = self.adapter.last_modules(model) if is_last else []
+        self.first_modules = nn.ModuleList(part for part in first if isinstance(part, nn.Module))
+        self.last_modules = nn.ModuleList(part for part in last if isinstance(part, nn.Module))
+        self.lone_parameters = nn.ParameterList(part for part in (*first, *last) if isinstance(part, nn.Parameter))
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None, cache: Any = None) -> Tensor:
         """Runs this part of the model; makes no message.
@@ -157,6 +161,18 @@ def build_stages(model: nn.Module, partition: Sequence[range], *, adapter: Adapt
     return [Stage(model, layers, is_first=index == 0, is_last=index == last, adapter=adapter) for index, layers in enumerate(partition)]
 
 
+def check_owned(model: nn.Module, stages: Sequence[Stage]) -> None:
+    """Refuses a model with a trained parameter that no stage has: its gradient would be lost, or differ between ranks."""
+    owned = {parameter for stage in stages for parameter in stage.parameters()}
+    lost = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in owned]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ArgumentError(
+            f"each trained parameter must belong to a stage, got {lost[0]!r}{more} of {type(model).__name__}, which no stage has. "
+            "Return it, or its module, from first_modules or last_modules of the adapter; if it is not used, set requires_grad to False."
+        )
+
+
 def tied_parameters(model: nn.Module, partition: Sequence[range], *, adapter: Adapter | None = None) -> dict[str, list[int]]:
     """Finds the parameters that more than one stage uses, such as a weight shared by embedding and head.
 
@@ -209,8 +225,21 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
             "Pass what was received, or x.detach() of what another stage of this rank computed."
         )
     if x.is_floating_point() and torch.is_grad_enabled():
-        x.requires_grad_()
+        entered: Tensor = _Entrance.apply(x.requires_grad_())  # type: ignore[no-untyped-call]  # torch types no apply
+        return stage(entered)
     return stage(x)
+
+
+class _Entrance(torch.autograd.Function):
+    """Leads from a leaf to a tensor with the same data that a layer may change in place, which torch forbids for a leaf."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        return grad
 
 
 def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:

@@ -39,8 +39,9 @@ from ringsim.pipeline.executor import Executor, StageRun
 from ringsim.pipeline.mailbox import Mailbox
 from ringsim.pipeline.messages import Header, Payload, find_ring
 from ringsim.pipeline.partition import partition_model, read_partition
-from ringsim.pipeline.sharing import TiedGradients, pass_back
-from ringsim.pipeline.stage import Stage, build_stages, count_stage_flops, seed_stage
+from ringsim.pipeline.sharing import TiedGradients, pass_back, pass_object_back
+from ringsim.pipeline.stage import Stage, build_stages, check_owned, count_stage_flops, seed_stage
+from ringsim.ring import Ring
 from ringsim.schedules import make_schedule
 from ringsim.schedules.engine import validate
 from ringsim.schedules.lowering import lower, lower_in_step
@@ -153,7 +154,8 @@ def train_step_pipeline(
         The loss: the mean of the microbatches' losses, the same number on every rank; NaN for a model of device "meta", which has none.
 
     Raises:
-        ArgumentError: the lists differ in length, or are empty; or the partition does not fit.
+        ArgumentError: the lists differ in length, or are empty; or the partition does not fit; or no stage has one of the model's
+            trained parameters.
         ScheduleError: the schedule is not a whole step, or not for as many ranks and microbatches.
         MessageMismatch: another rank has other arguments.
 
@@ -279,6 +281,8 @@ class _Microbatches:
         def compute(x: Tensor, microbatch: int) -> Tensor:
             if self.dropout_seed is not None:
                 seed_stage(stage, self.dropout_seed, microbatch)
+            if self.checkpoint:  # a layer that changes its input in place must find it unchanged when it runs again
+                x = x.clone()
             return stage(x, None if self.masks is None else self.masks[microbatch])
 
         def run(x: Tensor, microbatch: int) -> Tensor:
@@ -303,6 +307,8 @@ def _run_step(
     lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), forward_only=forward_only, in_step=ring.in_order)
     ranges = partition_model(model, lowered.num_stages, by=read_partition(partition), adapter=adapter)
     stages = build_stages(model, ranges, adapter=adapter)
+    if not forward_only:
+        check_owned(model, stages)
     runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
     mailbox = None if num_ranks == 1 else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
     executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
@@ -354,7 +360,8 @@ def pipeline_state_dict(
     """Returns the trained model's ``state_dict``, with the keys of the model itself, although each rank has trained only its stages.
 
     Every rank of the ring calls it with the same arguments, those of its steps, and it blocks until all have. What other ranks have trained
-    is copied into this rank's model, one tensor at a time, so nothing is held twice: afterwards the model is whole everywhere.
+    is copied into this rank's model, one tensor at a time, so nothing is held twice: afterwards the model is whole everywhere, with the
+    extra states of its modules.
 
     Args:
         model: the whole model; each rank has trained the stages that are its own.
@@ -369,7 +376,7 @@ def pipeline_state_dict(
         that it uses.
 
     Raises:
-        ArgumentError: the partition does not fit the model.
+        ArgumentError: the partition does not fit the model, or no stage has one of its trained parameters.
 
     Example:
         >>> import ringsim
@@ -386,16 +393,38 @@ def pipeline_state_dict(
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, len(ring.ranks), 1)
     ranges = partition_model(model, schedule.num_stages, by=read_partition(partition), adapter=adapter)
-    places: dict[Tensor, set[int]] = {}
-    for stage, place in zip(build_stages(model, ranges, adapter=adapter), schedule.stage_ranks, strict=True):
-        for tensor in (*stage.parameters(), *stage.buffers()):
-            places.setdefault(tensor, set()).add(place)
-    tensors = model.state_dict(keep_vars=True)  # the model's own
+    stages = build_stages(model, ranges, adapter=adapter)
+    check_owned(model, stages)
+    places: dict[Any, set[int]] = {}
+    for stage, place in zip(stages, schedule.stage_ranks, strict=True):
+        for part in (*stage.parameters(), *stage.buffers(), *stage.modules()):
+            places.setdefault(part, set()).add(place)
+    parts = _find_parts(model)
     if not gather:
-        return {key: value for key, value in model.state_dict().items() if here in places.get(tensors[key], {here})}
-    with torch.no_grad():
-        for tensor in dict.fromkeys(each for each in tensors.values() if each in places):
-            trained = pass_back(ring, tensor.detach(), owner=min(places[tensor]))
-            if here not in places[tensor]:
-                tensor.copy_(trained)
+        return {key: value for key, value in model.state_dict().items() if here in places.get(parts.get(key), {here})}
+    for part in dict.fromkeys(each for each in parts.values() if each in places):
+        _copy_trained(ring, part, owner=min(places[part]), is_mine=here in places[part])
     return model.state_dict()
+
+
+def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
+    """Returns the tensor behind each key of the model's ``state_dict``, or the module whose extra state it is."""
+    parts: dict[str, Tensor | nn.Module] = {
+        key: value for key, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)
+    }
+    for name, module in model.named_modules(remove_duplicate=False):
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            parts[f"{name}._extra_state".removeprefix(".")] = module
+    return parts
+
+
+def _copy_trained(ring: Ring, part: Tensor | nn.Module, owner: int, *, is_mine: bool) -> None:
+    """Takes a tensor, or a module's extra state, from the rank at a place in the ring; every rank of the ring calls it."""
+    if isinstance(part, nn.Module):
+        state = pass_object_back(ring, part.get_extra_state(), owner)
+        if not is_mine:
+            part.set_extra_state(state)
+    else:
+        trained = pass_back(ring, part.detach(), owner)
+        if not is_mine:
+            part.detach().copy_(trained)

@@ -39,7 +39,7 @@ from ringsim.schedules.schedule import COMPUTE_KINDS
 from ringsim.simulator.critical_path import DATA, LINK_BUSY, PROGRAM, RECEIVER_LATE, START, CriticalPath
 from ringsim.traces.events import NONE, SPAN, Events, Ints
 from ringsim.traces.lazy import Style
-from ringsim.traces.steps import KINDS, StageActions, count_steps, find_step
+from ringsim.traces.steps import StageActions, count_steps, find_step, is_action
 from ringsim.traces.units import bytes_text, time_text, time_unit
 from ringsim.traces.value import count
 
@@ -374,11 +374,11 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
 def _choose(comparison: Comparison, step: int) -> Ints:
     """Returns the computations of a step, by their place in the comparison; of a run without steps all spans, else what it waited in."""
     events = comparison.real.events
-    kinds = np.array([not count_steps(events) or label in KINDS for label in events.tables.labels] or [False])
+    drawn = is_action(events) if count_steps(events) else events.kind == SPAN
     spans = (events.kind[comparison.real_index] == SPAN) & (events.label[comparison.real_index] != NONE)
     waited = events.wait_ns[comparison.real_index] != NONE
     waited &= comparison.virtual.events.wait_ns[comparison.virtual_index] != NONE
-    which = spans & kinds[events.label[comparison.real_index]] if spans.any() else waited
+    which = spans & drawn[comparison.real_index] if spans.any() else waited
     chosen: Ints = np.flatnonzero((comparison.step == step) & which)
     if len(chosen) == 0:
         raise ArgumentError("a comparison must have spans or waits to be drawn, got none. Put the work of the ranks into ringsim.span.")

@@ -6,7 +6,13 @@ The executor records a span for each step, named after its schedule, and inside 
              | forward 0 | forward 1 |      | backward 0 | backward 1 |
 
 A worker of your own can do the same: a span "step NAME" around spans "forward", "backward", "input_grad" and "weight_grad", each with
-``stage`` and ``microbatch``.
+``stage`` and ``microbatch``. Other spans may have such names: inside a computation nothing else is one, and a span "step ..." is only a
+step if computations lie directly in it::
+
+    | step of my loop                                                 |     no step: it holds only steps
+      | step 1f1b                                            |              a step
+        | forward 0                     | | backward 0     |                computations
+            | forward | | step 3 |                                          neither
 
 The bubble is the time in which a rank does not compute. One of four ranks, in a step of 1F1B::
 
@@ -25,7 +31,7 @@ A forward pass keeps what its backward pass needs, so an activation is live from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -215,7 +221,7 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
         step = count - 1
     if not 0 <= step < count:
         raise ArgumentError(f"step must be from 0 to {count - 1}, got {step}. Leave it out for the last one.")
-    own = np.flatnonzero((numbers == step) & _is_action(events))
+    own = np.flatnonzero((numbers == step) & is_action(events))
     own = own[np.lexsort((events.post_ns[own], events.rank[own]))]
     labels = events.tables.labels
     name = labels[events.label[np.argmax((numbers == step) & is_step(events))]].removeprefix(STEP)
@@ -228,18 +234,50 @@ def number_steps(events: Events) -> Ints:
     """Returns the step that each event was posted in, counted from 0 on each rank; -1 outside of steps that ended on every rank."""
     numbers = np.full(len(events), NONE, dtype=np.int64)
     steps, whole = is_step(events), []
-    actions = _is_action(events) if steps.any() else steps
+    actions = is_action(events) if steps.any() else steps
     for rank in np.unique(events.rank[steps]).tolist():
         of_rank = slice(*np.searchsorted(events.rank, [rank, rank + 1]))
-        posted = events.post_ns[of_rank]
-        begin, end = posted[steps[of_rank]], events.done_ns[of_rank][steps[of_rank]]  # one that has not ended has -1
-        turn = np.searchsorted(begin, posted, side="right") - 1  # the innermost: a user's own loop may have spans "step ..." too
-        turn[turn >= 0] = np.where(posted[turn >= 0] <= end[turn[turn >= 0]], turn[turn >= 0], NONE)
-        busy = np.unique(turn[(turn != NONE) & actions[of_rank]])  # the steps that hold computations
-        numbers[of_rank] = np.where(np.isin(turn, busy), np.searchsorted(busy, turn), NONE)
+        posted, done = events.post_ns[of_rank], events.done_ns[of_rank]
+        ended = steps[of_rank] & (done != NONE)
+        parents = _find_parents(posted[ended], done[ended])
+        innermost = _find_innermost(ended, posted, np.append(done[ended], np.iinfo(np.int64).max), parents)
+        found = _find_outermost(parents, set(innermost[actions[of_rank]].tolist()))[innermost]
+        busy = np.unique(found[found != NONE])
+        numbers[of_rank] = np.where(found == NONE, NONE, np.searchsorted(busy, found))
         whole.append(len(busy))
     numbers[numbers >= min(whole, default=0)] = NONE
     return numbers
+
+
+def _find_parents(begin: Ints, end: Ints) -> Ints:
+    """Returns the innermost span around each span, -1 if there is none; the spans are in the order in which they began."""
+    parents, open_spans = np.full(len(begin), NONE), list[int]()
+    for span in range(len(begin)):
+        while open_spans and (end[open_spans[-1]] < end[span] or end[open_spans[-1]] <= begin[span]):
+            open_spans.pop()
+        if open_spans:
+            parents[span] = open_spans[-1]
+        open_spans.append(span)
+    return parents
+
+
+def _find_innermost(begins: Ints, posted: Ints, end: Ints, parents: Ints) -> Ints:
+    """Returns the innermost span that each event was posted in, -1 for none.
+
+    ``begins`` is the mask of the events that are such spans; ``end`` has one more entry than there are spans, which stands for none.
+    """
+    found = np.cumsum(begins) - 1
+    while (over := posted > end[found]).any():
+        found[over] = parents[found[over]]
+    return found
+
+
+def _find_outermost(parents: Ints, busy: set[int]) -> Ints:
+    """Returns, for each span and then for -1, the outermost busy span around it, itself included; -1 if there is none."""
+    found = np.full(len(parents) + 1, NONE)
+    for span, parent in enumerate(parents.tolist()):
+        found[span] = found[parent] if found[parent] != NONE or span not in busy else span
+    return found
 
 
 def is_step(events: Events) -> Ints:
@@ -247,10 +285,21 @@ def is_step(events: Events) -> Ints:
     return events.spans(lambda label: label.startswith(STEP))
 
 
-def _is_action(events: Events) -> Ints:
-    found = events.spans(KINDS.__contains__)
-    where: Ints = found & (events.stage != NONE) & (events.microbatch != NONE) & (events.done_ns != NONE)
-    return where
+def is_action(events: Events) -> Ints:
+    """Returns the mask of the spans that are computations."""
+    return _find_work(events, KINDS)
+
+
+def _find_work(events: Events, names: Collection[str]) -> Ints:
+    """Returns the mask of the spans of these names that ended, with stage and microbatch, and that lie in no other one of their thread."""
+    found = events.spans(names.__contains__)
+    found &= (events.stage != NONE) & (events.microbatch != NONE) & (events.done_ns != NONE)
+    for _, _, own in events.by_thread():
+        mine = own[found[own]]
+        begin, end = events.post_ns[mine][1:], events.done_ns[mine][1:]
+        until = np.maximum.accumulate(events.done_ns[mine])[:-1]  # of all that began earlier
+        found[mine[1:]] = (begin >= until) | (end > until)
+    return found
 
 
 @dataclass(frozen=True)
@@ -501,7 +550,7 @@ def measure_stage_use(trace: _Recorded) -> list[StageUse]:
     """
     events = trace.events
     prefill = events.spans("prefill".__eq__)
-    jobs = np.flatnonzero((prefill | events.spans("decode".__eq__)) & (events.done_ns != NONE))
+    jobs = np.flatnonzero(_find_work(events, ("prefill", "decode")))
     if len(jobs) == 0:
         raise ArgumentError("trace must be of a call of generate, got one without its jobs. Record the ranks while they generate.")
     start, stop = events.post_ns[jobs].min(), events.done_ns[jobs].max()

@@ -26,7 +26,7 @@ from pipeline_cases import (
     small_model,
     train_all,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 import ringsim
 from ringsim.errors import MessageMismatch
@@ -59,6 +59,7 @@ CASES = [
     Case(tied=True, options={"schedule": "zb_v"}),
     Case(num_microbatches=7, same_shapes=False, make="sequential", options={"schedule": "interleaved_1f1b", "checkpoint": True}),
     Case(num_layers=1, dtype=torch.float32, options={"schedule": lower_in_step(make_schedule("zb_h1", SIZE, 4))}),
+    Case(make="transposed", options={"partition": [2, 2, 2]}),  # 0.2.0 received into a tensor that is not contiguous
 ]
 SETTINGS = [{}, {"async_comm": True, "num_inner_iterations": 5}, {"num_inner_iterations": 2, "batch_size": 1}]
 REHEARSED = make_schedule("zb_v", SIZE, 4)
@@ -172,7 +173,7 @@ def test_training_goes_on_from_a_checkpoint_with_another_number_of_stages(tmp_pa
 # -- worlds that are made by hand
 
 
-def in_two_rings() -> tuple[float, float, list[list[int]]]:
+def in_two_rings() -> tuple[float, float, list[list[int]], tuple[float, list[str]]]:
     """Two rings of two ranks, each with half of the microbatches, and with other prompts."""
     rank, rings = int(os.environ["RANK"]), [[0, 1], [2, 3]]
     ringsim.initialize_distributed(ring_ranks=rings[rank // 2])
@@ -187,8 +188,42 @@ def in_two_rings() -> tuple[float, float, list[list[int]]]:
     worst = difference(gradients(model), gradients(reference))
     norm = clip_grad_norm_pipeline(model, 1e9) / float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 1e9))
     tokens = generate(small_model(), PROMPTS if rank < 2 else PROMPTS[:3], 4)
+    routed = average_routed(half, group)
     ringsim.destroy_distributed()
-    return worst, norm, tokens
+    return worst, norm, tokens, routed
+
+
+class Routed(nn.Module):
+    """Runs the last of its parts on a microbatch that begins with 1, else the one before; the first column passes unchanged."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        part = self.parts[-1 if x[0, 0] == 1 else -2]
+        return torch.cat([x[:, :1], part(x)[:, 1:]], dim=1)
+
+
+def make_routed() -> tuple[nn.Module, list[Tensor], list[Tensor]]:
+    """Experts and layers that only one ring's microbatches use, as many on each ring; and one that no microbatch uses."""
+    torch.manual_seed(0)
+    one, two, three, four, unused = (nn.Linear(4, 4) for _ in range(5))
+    model = nn.Sequential(Routed(unused, one, two), Routed(three, nn.Identity()), Routed(nn.Identity(), four), nn.Linear(4, 3)).double()
+    inputs = [torch.randn(2, 4, dtype=torch.float64) for _ in range(6)]
+    for index, x in enumerate(inputs):
+        x[:, 0] = 1 if index < 3 else -1
+    return model, inputs, [torch.tensor([0, 2])] * 6
+
+
+def average_routed(half: slice, group: Any) -> tuple[float, list[str]]:
+    """Returns the worst difference from one process, and the names of the gradients; 0.2.0 averaged different experts."""
+    reference, inputs, targets = make_routed()
+    model, *_ = make_routed()
+    single_process(reference, inputs, targets)
+    train_step_pipeline(model, inputs[half], targets[half], partition=[3, 1])
+    average_gradients(model, group)
+    return difference(gradients(model), gradients(reference)), sorted(gradients(model))
 
 
 def train_watched() -> tuple[float, dict[str, Tensor], list[int]]:
@@ -201,7 +236,7 @@ def train_watched() -> tuple[float, dict[str, Tensor], list[int]]:
     return loss, gradients(model), seen
 
 
-def make_worlds(directory: str) -> tuple[tuple[float, float, list[list[int]]], list[tuple[float, dict[str, Tensor], list[int]]]]:
+def make_worlds(directory: str) -> tuple[Any, list[tuple[float, dict[str, Tensor], list[int]]]]:
     """Two rings; then a script that makes a default group and no more, twice: the second time without a launcher's variables."""
     rank, world_size, found = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), []
     in_rings = in_two_rings()
@@ -222,10 +257,13 @@ def make_worlds(directory: str) -> tuple[tuple[float, float, list[list[int]]], l
 def test_two_rings_share_out_a_batch_and_a_default_group_is_all_that_afab_needs(tmp_path: Path) -> None:
     results = ringsim.trace(make_worlds, world_size=4, ring=False, args=(str(tmp_path),)).results
     due = one_by_one(small_model(), PROMPTS, 4)
-    for rank, ((worst, norm, tokens), _) in enumerate(results):
+    used = [f"{layer}.{name}" for layer in ("0.parts.1", "0.parts.2", "1.parts.0", "2.parts.1") for name in ("bias", "weight")]
+    for rank, ((worst, norm, tokens, (worst_routed, averaged)), _) in enumerate(results):
         assert worst < 1e-10
         assert norm == pytest.approx(1, abs=1e-10)
         assert tokens == (due if rank < 2 else due[:3])
+        assert worst_routed < 1e-10
+        assert averaged == (["3.bias", "3.weight"] if rank % 2 else used)
     reference = make_model(Case())
     expected = single_process(reference, *make_microbatches(Case(same_shapes=False)))
     for by_rank in zip(*(found for _, found in results), strict=True):
