@@ -288,7 +288,7 @@ def test_damage_to_otf2_gives_one_error(tmp_path: Path) -> None:
     paths = [tmp_path / f"damaged-{seed}" for seed in range(30)]
     for seed, path in enumerate(paths):
         harm(shutil.copytree(whole, path), random.Random(seed).randint)
-    done = subprocess.run([sys.executable, "-c", READ_HARMED, *map(str, paths)], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run([sys.executable, "-c", READ_HARMED, *map(str, paths)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(done.stdout.split()) == 30
     assert "refused" in done.stdout
