@@ -15,23 +15,44 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
+from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
+from hypothesis.internal.constants_ast import Constants
 from processes import RANK_VARIABLES, descendants, read
 
 from ringsim.state import RankState, change_state, get_state
 
 pytest_plugins = ["verdicts"]  # its fixture
 
-# On how many examples a property is tried: a few in every run, many in `make soak`. Ranks share the cores: the time of one says nothing.
+# A property is tried on the same few examples in every run, and on many new ones in `make soak`.
+# Ranks share the cores: the time of one says nothing.
 IGNORED = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
-for profile, max_examples in {"soak": 600, "ringsim": 25}.items():
-    hypothesis.settings.register_profile(profile, max_examples=max_examples, deadline=None, suppress_health_check=IGNORED)
+hypothesis.settings.register_profile("soak", max_examples=600, deadline=None, suppress_health_check=IGNORED)
+hypothesis.settings.register_profile(
+    "ringsim",
+    hypothesis.settings.get_profile("soak"),
+    max_examples=25,
+    derandomize=True,
+    database=None,
+)
 hypothesis.settings.load_profile("ringsim")
+
+
+class SameConstants(HypothesisProvider):
+    """Draws no constants of the modules that happen to be loaded, which depend on the tests before."""
+
+    _local_constants = Constants()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile") != "soak":
+        AVAILABLE_PROVIDERS["hypothesis"] = SameConstants
+
 
 # A shell that starts the tests in the background may have Ctrl-C ignored, which every process that a test starts would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LEFT_BEHIND_AFTER_S = 2.0  # a process that is ending gets this long to do so
+LEFT_BEHIND_AFTER_S = 10.0  # a process that is ending gets this long to do so
 # What the fork server, fresh ranks and a browser call themselves: they may stay for the next call, or the next test.
 WAITING = ("ringsim-server", "ringsim-parked", "chrom")
 

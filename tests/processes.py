@@ -41,8 +41,8 @@ def gone(pid: int) -> bool:
     return read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1] in ([], ["Z"])
 
 
-def until(condition: Callable[[], bool], limit_s: float) -> bool:
-    """Waits for a condition; tells whether it came true in time."""
+def until(condition: Callable[[], bool], limit_s: float = 30.0) -> bool:
+    """Waits for a condition; returns whether it came true before the limit, which is there against hangs."""
     deadline = time.monotonic() + limit_s
     while not (true := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ringsim.traces.events import ANY_SOURCE, NONE, OPS, Events, Group, Payload, Tables, make_events
+from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
 
 WORLD_SIZE = 3
@@ -63,8 +64,21 @@ def from_rows(rows: list[dict[str, Any]], names: Tables = Tables()) -> Events:
 
 
 events = tables.flatmap(lambda names: st.lists(row(names), max_size=30).map(lambda rows: from_rows(rows, names)))
-traces = st.builds(
+
+
+def may_be_read(trace: Trace) -> bool:
+    """Whether metadata under names that ringsim uses is what ringsim would write there."""
+    try:
+        check_run(trace.events, trace.metadata)
+    except ValueError:
+        return False
+    return True
+
+
+ENTRIES = WORDS | st.sampled_from(["notes", "ranks", "ring_groups", "clocks", "part", "machine"])
+any_traces = st.builds(
     Trace,
     events,
-    st.dictionaries(WORDS, json_values, max_size=4).map(lambda more: more | {"world_size": WORLD_SIZE}),
+    st.dictionaries(ENTRIES, json_values, max_size=4).map(lambda more: more | {"world_size": WORLD_SIZE}),
 )
+traces = any_traces.filter(may_be_read)

@@ -131,7 +131,7 @@ def test_without_torch_the_doctor_still_speaks(tmp_path: Path) -> None:
         "print(choose_backend('cpu', backend_facts()).reason)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "torch is not installed: traces can be read and drawn, ranks cannot run\n", done.stderr
 
 

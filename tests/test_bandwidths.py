@@ -138,12 +138,14 @@ def test_damage_is_found(table: Bandwidths, tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read_or_written(table: Bandwidths, tmp_path: Path) -> None:
     empty = make_bandwidths([], {"when": object()})
+    unread = make_bandwidths([], {"notes": None})
     for use, message in [
         (lambda: load(tmp_path / "none.json"), "must exist"),
         (lambda: load(tmp_path), "must be readable"),
         (lambda: table.save(tmp_path / "no" / "table.json"), "must be writable"),
         (lambda: table.save(tmp_path), "must be writable"),
         (lambda: empty.save(tmp_path / "table.json"), "must be plain data"),
+        (lambda: unread.save(tmp_path / "table.json"), "notes is not a list of sentences"),
     ]:
         with pytest.raises(TraceFileError, match=message):
             use()

@@ -21,7 +21,7 @@ import ringsim
 from ringsim import check
 from ringsim.errors import ArgumentError
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_clock")]
+pytestmark = pytest.mark.usefixtures("on_the_clock")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 
 Answer = Callable[..., Any]

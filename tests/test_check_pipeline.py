@@ -30,7 +30,7 @@ from ringsim.pipeline import (
     zb_h1,
 )
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("on_the_clock")]
+pytestmark = pytest.mark.usefixtures("on_the_clock")
 pytestmark.append(pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"))
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 

@@ -19,7 +19,6 @@ from ringsim import check
 from ringsim.check import grading
 from ringsim.cli import main
 
-pytestmark = pytest.mark.timeout(240)
 LESSON = Path(__file__).parent.parent / "notebooks" / "09_diagnose.ipynb"
 PAIRS = "def pairs(N):\n    return [(i, (i + 1) % N) for i in range(N)] if N > 1 else []"
 # Exercises as handed out, and what a student has made of them; the verdict, and words of its reason.

@@ -307,7 +307,7 @@ ENDINGS = [  # and with which code the process ends, and what it says
 
 def test_only_an_end_with_another_code_than_0_aborts(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, json.dumps([ending for ending, _, _ in ENDINGS])]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     codes = json.loads(done.stdout)
     found = [(ending, codes[number], (tmp_path / f"{number}.out").read_text()) for number, (ending, _, _) in enumerate(ENDINGS)]
     assert found == ENDINGS

@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from processes import RANK_VARIABLES, descendants, gone, until
 
 LESSONS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-CELL_S = 30  # for one cell; on two quiet cores none takes more than five
+CELL_S = 150  # for one cell; on two quiet cores none takes more than five
 MOST_CELLS = 40  # of a lesson, which is to take 45 minutes at most
 PARTS = (
     r"^# Lesson \d\d: ",
@@ -31,7 +31,7 @@ PARTS = (
 )
 Cell = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)  # the first test of a lesson runs all of it
 
 
 def in_the_kernel_of(number: str) -> pytest.MarkDecorator:
@@ -111,7 +111,7 @@ def client() -> Iterator[NotebookClient]:
         yield client
         pid = client.km.provisioner.pid
         started = {pid, *descendants(pid)}
-    assert until(lambda: all(gone(pid) for pid in started), 3.0)
+    assert until(lambda: all(gone(pid) for pid in started))
 
 
 CLIENTS: list[NotebookClient] = []  # the one that runs
@@ -147,7 +147,7 @@ def test_lesson_runs_and_leaves_nothing_behind(lesson: Path) -> None:
     executed(lesson)  # a cell that raises raises here
     kernel = CLIENTS[0].km.provisioner.pid
     assert "ringsim-server" in descendants(kernel).values(), "the kernel started no rank"
-    assert until(lambda: not any(name.startswith("ringsim-rank") for name in descendants(kernel).values()), 3.0)
+    assert until(lambda: not any(name.startswith("ringsim-rank") for name in descendants(kernel).values()))
     assert [name for name, output in outputs(lesson) if output["output_type"] == "error"] == []
     warnings = [output["text"] for _, output in outputs(lesson) if output["output_type"] == "stream" and output["name"] == "stderr"]
     assert warnings == []

@@ -17,12 +17,10 @@ NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 # No torch; and no pictures, which are drawn and looked at where the lessons run.
 PRELUDE = "import sys; sys.modules['torch'] = None; import ringsim; del ringsim.Trace._repr_mimebundle_"
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[NotebookClient]:
-    client = NotebookClient(nbformat.v4.new_notebook(), timeout=60, resources={"metadata": {"path": str(NOTEBOOKS)}})
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=240, resources={"metadata": {"path": str(NOTEBOOKS)}})
     client.comm_open_handlers.clear()
     with client.setup_kernel(env={**os.environ, "RINGSIM_REPLAY": "1", "MPLBACKEND": "agg"}):
         yield client

@@ -29,7 +29,6 @@ def on_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fault_programs_groups, "my_rank", comm.get_rank)  # nobody sets RANK here
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_fault_ends_as_the_document_says(number: str) -> None:
     fault, error, trace = FAULTS[number], None, None

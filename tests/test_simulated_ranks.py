@@ -38,6 +38,30 @@ def test_what_cannot_be_copied_is_named_with_its_line_and_what_is_large_too() ->
     assert caught[0].filename == __file__  # the line that called simulate
 
 
+def pass_on(sent: torch.Tensor, into: torch.Tensor) -> None:
+    if ringsim.current_ring().rank == 0:
+        dist.send(sent, 1)
+        dist.send(sent.clone(), 1)
+    else:
+        dist.recv(torch.zeros(3, 2), 0)
+        dist.recv(into, 0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "into", "says"),
+    [
+        (torch.zeros(2, 3).t(), torch.zeros(3, 2), r"stride \(1, 3\) \(rank 0 of 2, isend\)"),
+        (torch.zeros(3, 2), torch.zeros(2, 3).t(), r"stride \(1, 3\) \(rank 1 of 2, irecv\)"),
+        (torch.zeros(3, 2), torch.zeros(1, 2).expand(3, 2), r"\(rank 1 of 2, irecv\)"),
+    ],
+)
+def test_a_message_is_contiguous_as_on_gloo(sent: torch.Tensor, into: torch.Tensor, says: str) -> None:
+    """Version 0.2.0 carried a transposed tensor, and failed inside of ringsim for an expanded one."""
+    with pytest.raises(ArgumentError, match=f"must be contiguous, got one of .*{says}") as caught:
+        run(pass_on, 2, sent, into)
+    assert "matching.py" not in str(caught.value)
+
+
 def own_state() -> tuple[int, bool]:
     ring = ringsim.current_ring()
     with ringsim.span("outer", microbatch=ring.rank):

@@ -342,7 +342,6 @@ def test_an_all_to_all_moves_the_pieces_that_there_are() -> None:
     assert trace.makespan_s == pytest.approx((8 + 1) + (1 + 1))  # the step with the long piece, and the other one
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("topology", [FullBisection(A_FLOAT_A_SECOND), Hosts(8, inner=A_FLOAT_A_SECOND, outer=A_FLOAT_A_SECOND)])
 def test_a_ring_of_many_ranks_costs_a_flow_for_each(topology: Topology) -> None:
     trace = simulate(call, world_size=1000, args=("all_reduce",), topology=topology, record=False)

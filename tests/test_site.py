@@ -43,7 +43,7 @@ SHOWN = {  # by page: what its cells print, at least
     ],
 }
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("site")]
+pytestmark = pytest.mark.xdist_group("site")
 
 
 def test_what_a_server_shows_first_leads_to_the_first_page() -> None:
@@ -58,7 +58,7 @@ def read_cells(page: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[NotebookClient]:
-    client = NotebookClient(nbformat.v4.new_notebook(), timeout=60)
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=240)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
     with client.setup_kernel(cwd=str(SITE), env={**environment, "MPLBACKEND": "agg"}):
         yield client

@@ -151,7 +151,7 @@ with tempfile.TemporaryDirectory() as directory:
     assert load(directory + "/x.ringtrace") == trace
 assert not {"torch", "pandas", "matplotlib"} & set(sys.modules), "after"
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 EVENT_COLUMNS = """run rank thread seq kind op group peer tag size_bytes dtype shape stage microbatch label file line

@@ -22,7 +22,6 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install chromium"),
     pytest.mark.xdist_group("browser"),
-    pytest.mark.timeout(120),
 ]
 READY = "window.ringsim && window.ringsim.frame !== undefined"
 Open = Callable[..., Any]
@@ -63,7 +62,7 @@ def open_page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def until(page: Any, condition: str) -> None:
     """Waits for a condition; the page's policy forbids what Playwright would do for that."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, condition
         page.wait_for_timeout(20)

@@ -25,7 +25,7 @@ from ringsim.errors import ArgumentError
 from ringsim.traces.value import Trace
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.xdist_group("browser")
 
 
 def stuck(world_size: int = 2) -> Trace:
@@ -75,7 +75,7 @@ def notebook(cells: int) -> nbformat.NotebookNode:
 
 
 def test_a_saved_notebook_holds_the_picture_and_not_the_trace() -> None:
-    ran = NotebookClient(notebook(1), timeout=60).execute()
+    ran = NotebookClient(notebook(1), timeout=240).execute()
     widget, picture = ran.cells[0].outputs
     assert set(widget.data) == {"application/vnd.jupyter.widget-view+json", "text/plain"}
     assert "run this cell" in widget.data["text/plain"]

@@ -153,6 +153,14 @@ def _layout(tensor: torch.Tensor) -> str:
     return f"shape {tuple(tensor.shape)} and stride {tensor.stride()}"
 
 
+CLOSE_GAPS: Final = "Send tensor.contiguous(); receive into a contiguous tensor and copy from there"
+
+
+def name_gaps(tensor: torch.Tensor) -> str:
+    """Returns why a tensor that is not contiguous can be neither sent nor received."""
+    return f"a tensor to be sent or received must be contiguous, got one of {_layout(tensor)}"
+
+
 def _find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | None:
     """Returns what is wrong and what to do."""
     if isinstance(tag, int) and not 0 <= tag <= _TAG_MAX:
@@ -162,8 +170,7 @@ def _find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | No
             words = f"a tensor to be sent or received must be dense, got one of layout {str(tensor.layout).removeprefix('torch.')}"
             return words, "Send tensor.to_dense(), or its indices and values one after the other"
         if not tensor.is_contiguous():
-            words = f"a tensor to be sent or received must be contiguous, got one of {_layout(tensor)}"
-            return words, "Send tensor.contiguous(); receive into a contiguous tensor and copy from there"
+            return name_gaps(tensor), CLOSE_GAPS
     return (_TO_ITSELF, _KEEP_IT) if to_itself else None
 
 

@@ -53,7 +53,7 @@ def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
         path: where to, usually ``*.json``; an existing file is replaced.
 
     Raises:
-        TraceFileError: the file cannot be written, or the metadata is more than JSON can say.
+        TraceFileError: the file cannot be written, or could not be read back.
 
     Example:
         >>> import tempfile
@@ -68,7 +68,7 @@ def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
     Source:
         The format's document, see the module.
     """
-    run = pack_run(trace)
+    run = pack_run(trace, path)
     write_whole(path, lambda file: file.writelines(line.encode("ascii") for line in _lines(trace, run)))
 
 

@@ -64,7 +64,7 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
         path: where to, usually ``*.pftrace``; an existing file is replaced.
 
     Raises:
-        TraceFileError: the file cannot be written, or the metadata is more than JSON can say.
+        TraceFileError: the file cannot be written, or could not be read back.
 
     Example:
         >>> import tempfile
@@ -80,7 +80,7 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
     Source:
         The schema of Perfetto, see the module.
     """
-    run = pack_run(trace)
+    run = pack_run(trace, path)
     write_whole(path, lambda file: file.writelines(_Writer(trace).parts(run)))
 
 

@@ -19,11 +19,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.errors import TraceFileError
 from ringsim.exchange.reading import Rows, whole_rows
 from ringsim.traces.events import (
     ANY_SOURCE,
@@ -41,10 +40,14 @@ from ringsim.traces.events import (
     Tables,
     read_tables,
     readable,
+    saving,
     write_tables,
 )
 from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
+
+if TYPE_CHECKING:
+    from os import PathLike
 
 
 def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
@@ -226,12 +229,16 @@ def describe_row(row: Row, tables: Tables) -> dict[str, str | int]:
     return told | {"status": STATUS_NAMES[row.status]}
 
 
-def pack_run(trace: Trace) -> str:
-    """Returns as JSON what is known of a run apart from its events; raises TraceFileError where the metadata is more than JSON can say."""
-    try:
-        return json.dumps({"format": 1, "tables": write_tables(trace.events.tables), "metadata": trace.metadata}, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TraceFileError(f"A trace must be plain data to be exported, got one where {error}. Change its metadata.") from error
+def pack_run(trace: Trace, path: str | PathLike[str]) -> str:
+    """Returns as JSON what is known of a run apart from its events.
+
+    Raises:
+        TraceFileError: the run could not be read back; ``path`` is where it was to be written.
+    """
+    with saving("A trace", path):
+        check_run(trace.events, trace.metadata)
+        run = {"format": 1, "tables": write_tables(trace.events.tables), "metadata": trace.metadata}
+        return json.dumps(run, allow_nan=False)
 
 
 def unpack_run(run: Any, rows: list[Any]) -> Trace:

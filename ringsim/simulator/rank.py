@@ -16,6 +16,7 @@ from torch.distributed import GroupMember
 
 from ringsim.comm.backend import Backend, Membership, run_collective
 from ringsim.comm.built import check_reduction
+from ringsim.comm.checks import CLOSE_GAPS, name_gaps
 from ringsim.comm.collectives import READINGS, Call, describe, name_of_reduction, to_index
 from ringsim.comm.objects import OBJECTS
 from ringsim.comm.torch_hooks import GROUPS
@@ -313,8 +314,14 @@ class SimulatedRank(Rank, Membership, Backend):
         if channel is None:
             channel = self._open(sends, tensor, peer, group, tag, group_peer)
         kind = channel.kind
-        if kind is None or type(tensor) is not Tensor or tensor.dtype is not kind.dtype or tensor.shape != kind.shape:
-            check_tensor("tensor", tensor)
+        if (
+            kind is None
+            or type(tensor) is not Tensor
+            or tensor.dtype is not kind.dtype
+            or tensor.shape != kind.shape
+            or not tensor.is_contiguous()
+        ):
+            self._check_message(sends, tensor, channel)
             kind = self.world.kind_of((tensor,))
             other = channel.dst if sends else channel.src
             if not channel.connection.is_open:  # as Gloo refuses: the operation is posted, and fails
@@ -364,17 +371,25 @@ class SimulatedRank(Rank, Membership, Backend):
         number = to_index("tag", tag)
         if not 0 <= number < _TAG_END:
             self._refuse(f"tag must be from 0 to 2**31 - 1, got {number} ({self.here()}). Choose another.", op, group, other)
-        try:
-            check_tensor("tensor", tensor)
-        except Refused as error:
-            if not isinstance(tensor, Tensor):
-                raise
-            self._refuse(str(error), op, group, other)
         src, dst = (self.number, other) if sends else (other, self.number)
         channel = self.world.matcher.channel_of(group, src, dst, number)
+        self._check_message(sends, tensor, channel)
         if group_peer is None:
             self._channels[sends, given, peer, tag] = channel
         return channel
+
+    def _check_message(self, sends: bool, tensor: Any, channel: Channel) -> None:
+        """Refuses a tensor that Gloo would not carry, and records it, as on torch."""
+        op, other = ("isend", channel.dst) if sends else ("irecv", channel.src)
+        try:
+            if check_tensor("tensor", tensor).is_contiguous():
+                return
+            told = f"{name_gaps(tensor)} ({self.here()}, {op}). {CLOSE_GAPS}."
+        except Refused as error:
+            if not isinstance(tensor, Tensor):
+                raise
+            told = str(error)
+        self._refuse(told, op, channel.group, other)
 
     def _peer(self, what: str, group: SimulatedGroup, global_rank: Any, group_rank: Any) -> int:
         """Returns the global rank of the other side, which must be another member."""

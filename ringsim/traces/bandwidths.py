@@ -49,7 +49,7 @@ import numpy.typing as npt
 
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.link import Link, fit_link
-from ringsim.traces.events import OBJECT, Forms, Ints, are_all, check_metadata, name_damage, parse_json, read_file, readable
+from ringsim.traces.events import OBJECT, Forms, Ints, are_all, check_metadata, name_damage, parse_json, read_file, readable, saving
 from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.units import bytes_text, time_text
 
@@ -152,14 +152,13 @@ class Bandwidths:
             path: where to save it; an existing file is replaced.
 
         Raises:
-            TraceFileError: the file cannot be written, or the metadata is not JSON-able.
+            TraceFileError: the file cannot be written, or could not be read back.
         """
         columns = {name: [None if value != value else value for value in self.columns[name].tolist()] for name in COLUMNS}
         value = {"format": FORMAT, "what": "ringsim bandwidths", "metadata": self.metadata, "columns": columns}
-        try:
+        with saving("A table", path):
+            check_metadata(self.metadata, _FORMS)
             text = json.dumps(value, indent=1, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise TraceFileError(f"A table must be plain data to be saved, got one where {error} ({path}). Change its metadata.") from error
         resolve("write_whole")(path, lambda file: file.write(text.encode() + b"\n"), "a table")
 
     def plot(self, *, published: bool = True, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:

@@ -20,6 +20,7 @@ payload. Its label reads ``! kind: message``, where the kind is one of ``ringsim
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -369,6 +370,20 @@ def check_metadata(metadata: Any, forms: Forms) -> None:
     for key, (is_such, form) in {**_FORMS, **forms}.items():
         if key in metadata and not is_such(metadata[key]):
             raise ValueError(f"{key} is not {form}")
+
+
+@contextlib.contextmanager
+def saving(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns what is not plain data within the block into a TraceFileError, which begins with ``what``.
+
+    Whoever writes a file checks here what its reader checks: no file is written that cannot be read.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TraceFileError(
+            f"{what} must be plain data to be saved, got one where {error} ({os.fsdecode(path)}). Change its metadata, then save."
+        ) from error
 
 
 def parse_json(data: bytes) -> Any:

@@ -55,6 +55,7 @@ from ringsim.traces.events import (
     read_file,
     read_tables,
     readable,
+    saving,
     write_tables,
 )
 from ringsim.traces.filtering import choose, part_of_file
@@ -117,7 +118,7 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
         ...     load(f"{directory}/run.ringtrace") == trace
         True
     """
-    with _said(path):
+    with saving("A trace", path):
         check_run(trace.events, trace.metadata)
         shown = unalign(trace.events, trace.metadata.get("clocks", []))
     save_pieces([shown], trace.metadata, path)
@@ -135,18 +136,9 @@ def save_pieces(pieces: Iterable[Events], metadata: Mapping[str, Any], path: str
         TraceFileError: see ``save``.
     """
     counts = [0]
-    with _said(path):
+    with saving("A trace", path):
         write_whole(path, lambda file: counts.append(_write_run(file, pieces, metadata)))
     return counts[-1]
-
-
-@contextlib.contextmanager
-def _said(path: str | PathLike[str]) -> Iterator[None]:
-    """Gives what cannot be saved the words of a TraceFileError."""
-    try:
-        yield
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TraceFileError(f"A trace must be plain data to be saved, got one where {error} ({path}). Change it, then save.") from error
 
 
 def _write_run(file: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, Any]) -> int:

@@ -62,7 +62,6 @@ ALIVE, TIME, MEET, MODULES = (
 PLAIN = ("89d", "89e", "90b", "90d")  # of rows 85 to 90: a rank raises, and no module, thread or signal has a part in it
 ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
     **dict.fromkeys(("6b", "7b", "19"), TIME),
-    **dict.fromkeys(("13a", "13b"), "tensors with gaps travel well here"),
     **dict.fromkeys(("20", "21", "22", "69"), ALIVE),
     **dict.fromkeys(("30", "31a", "31b", "32a", "32b", "34", "35", "36", "37a", "37b", "38", "39a", "39b", "40", "54"), MEET),
     "53b": "simulated ranks have joined before they begin",

@@ -51,7 +51,7 @@ class RankServer:
         self._process.wait(10)
 
     def run(
-        self, function: Any, arguments: list[tuple[Any, ...]], *, limit_s: float = 30, environment: dict[str, str] | None = None
+        self, function: Any, arguments: list[tuple[Any, ...]], *, limit_s: float = 120, environment: dict[str, str] | None = None
     ) -> list[Ended]:
         """Runs ``function(*arguments[i])`` in process i, all at once, and returns how each ended; kills what runs at the limit."""
         self._channel.send((sys.path, function.__module__, function.__name__, arguments, limit_s, environment or {}))

@@ -27,7 +27,7 @@ from ringsim.links.plan import PATTERNS, make_plan
 from ringsim.links.worker import measure
 from ringsim.traces.bandwidths import Bandwidths, load
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def check_rows(table: Bandwidths) -> None:
@@ -169,7 +169,7 @@ def started_by_another(directory: str, rank: int, ports: tuple[int, int]) -> tup
 
 def test_ranks_that_something_else_started_have_the_table_and_one_writes(server: RankServer, tmp_path: Path) -> None:
     ports = free_port(), free_port()
-    found = results(server.run(started_by_another, [(str(tmp_path), rank, ports) for rank in range(2)], limit_s=60))
+    found = results(server.run(started_by_another, [(str(tmp_path), rank, ports) for rank in range(2)]))
     assert [each[:2] for each in found] == [(2, 2), (2, 2)]
     assert ["wrote links.json" in printed for *_, printed in found] == [True, False]
     table = load(tmp_path / "links.json")

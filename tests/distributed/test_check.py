@@ -22,7 +22,6 @@ from ringsim import comm as dist
 from ringsim.check import examination, fits
 from ringsim.errors import Interrupted
 
-pytestmark = pytest.mark.timeout(60)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 
 Answer = Callable[..., Any]

@@ -22,7 +22,6 @@ from ringsim import comm as dist
 from ringsim.comm import log
 from ringsim.state import get_state
 
-pytestmark = pytest.mark.timeout(90)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 
@@ -279,7 +278,7 @@ def test_each_rank_finds_what_was_logged(tmp_path_factory: pytest.TempPathFactor
     with RankServer() as server:
         for size in PARTS:
             directory = str(tmp_path_factory.mktemp("log"))
-            ended = results(server.run(do_all, [(directory, rank, size) for rank in range(size)], limit_s=60))
+            ended = results(server.run(do_all, [(directory, rank, size) for rank in range(size)]))
             found |= {name: [each[name] for each in ended] for name in ended[0]}
             assert private_directories(directory) == []
     assert {part: found[part] for part in EXPECTED} == EXPECTED

@@ -36,7 +36,6 @@ from ringsim.errors import name_ranks
 from ringsim.launch import gathering
 from ringsim.traces.findings import Finding
 
-pytestmark = pytest.mark.timeout(120)
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000
 DOWN_S = 3
 PATIENCE_S = 60

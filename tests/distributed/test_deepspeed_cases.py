@@ -20,8 +20,6 @@ from ringsim.comm import deepspeed
 from ringsim.comm import deepspeed as dist
 from ringsim.comm.deepspeed import TorchBackend, get_accelerator
 
-pytestmark = pytest.mark.timeout(90)
-
 FIVE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -193,7 +191,7 @@ def do_all(ports: list[int], rank: int, size: int) -> dict[str, Any]:
 @cache
 def answers(server: RankServer, size: int) -> list[dict[str, Any]]:
     ports = [free_port() for _ in range(len(STARTS[size]) + 1)]
-    return results(server.run(do_all, [(ports, rank, size) for rank in range(size)], limit_s=60))
+    return results(server.run(do_all, [(ports, rank, size) for rank in range(size)]))
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ from ringsim.comm import deepspeed as dist
 from ringsim.comm.functions import FUNCTIONS
 from ringsim.errors import ArgumentError, RingError
 
-pytestmark = pytest.mark.timeout(90)
-
 SHOWN: dict[Any, str] = {dist.ReduceOp.SUM: "ReduceOp.SUM"}
 FIVE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -36,7 +34,7 @@ def five_unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def run(server: RankServer, function: Any, size: int = 2) -> list[Any]:
     port = str(free_port())
-    return results(server.run(function, [(port, rank, size) for rank in range(size)], limit_s=60))
+    return results(server.run(function, [(port, rank, size) for rank in range(size)]))
 
 
 def place(port: str, rank: int, size: int) -> None:

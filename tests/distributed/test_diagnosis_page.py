@@ -18,8 +18,6 @@ from ringsim.errors import RingError
 from ringsim.traces.findings import KINDS, SLOW_KINDS
 from ringsim.traces.value import Trace
 
-pytestmark = pytest.mark.timeout(90)
-
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "diagnosis.md").read_text()
 HEADINGS = re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)
 PROGRAMS = re.findall(r"^### (\w+)\n(?:(?!^#).*\n)*?```python\n(def worker\(\):  # (.*)\n(?:.*\n)*?)```", PAGE, re.MULTILINE)

@@ -24,8 +24,6 @@ import ringsim
 from ringsim.errors import Deadlock, MessageMismatch
 from ringsim.launch.joined import JoinedWatch
 
-pytestmark = pytest.mark.timeout(90)
-
 PROGRAMS: dict[str, tuple[Callable[..., Any], int, tuple[Any, ...]]] = {}
 
 

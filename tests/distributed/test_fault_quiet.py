@@ -27,7 +27,7 @@ from ringsim.launch.run import RunOptions, run
 from ringsim.traces.findings import SLOW_KINDS
 from ringsim.traces.value import Trace
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 POLL_S = 0.002  # the watcher looks ten times as often as by default

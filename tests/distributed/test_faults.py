@@ -44,7 +44,7 @@ from ringsim.traces.events import Group
 from ringsim.traces.findings import SLOW_KINDS, Diagnosis, Finding
 from ringsim.traces.value import Trace
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 for module in (sys.modules[__name__], causes):
     cloudpickle.register_pickle_by_value(module)  # ranks need not import pytest
 

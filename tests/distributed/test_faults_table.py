@@ -22,7 +22,7 @@ from ringsim.traces.findings import KINDS, SLOW_KINDS
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 # Rows that end alike on simulated ranks, and run here all the same. Gloo aborts: 8, 27. It says nothing: 9, 28c.
-ALIKE: tuple[str, ...] = ("1", "4b", "6a", "6c", "6d", "8", "9", "18", "24", "26d", "27", "28c", "29", "43")
+ALIKE: tuple[str, ...] = ("1", "4b", "6a", "6c", "6d", "8", "9", "13a", "13b", "18", "24", "26d", "27", "28c", "29", "43")
 ALIKE += ("47b", "49a", "53a", "65", "66a", "68", "74b", "77a", "80b")
 # Correct programs, which run one behind the other.
 FINE = ("15", "44c", "51c", "56", "58", "62", "66b", "67a", "71a", "71b", "55a", "55b")

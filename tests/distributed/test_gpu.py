@@ -13,7 +13,6 @@ from ringsim.errors import ArgumentError
 
 GPUS = torch.cuda.device_count() if dist.is_nccl_available() else 0
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.usefixtures("nothing_left_behind"),
     pytest.mark.skipif(GPUS == 0, reason="needs a GPU and a CUDA build of torch: this machine has none"),
 ]

@@ -71,7 +71,7 @@ def on_each(hosts: list[list[str]], *words: str, **variables: str) -> list[str]:
     torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:29400", "-m", "ringsim", *words]
     pipes, known = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}, environment(GLOO_SOCKET_IFNAME="cable", **variables)
     jobs = [subprocess.Popen([*host, *torchrun], env=known, text=True, **pipes) for host in hosts]
-    said = [job.communicate(timeout=300)[0] for job in jobs]
+    said = [job.communicate()[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0] * len(hosts), "\n=====\n".join(said)
     return said
 
@@ -81,7 +81,7 @@ def tell_doctor(said: str) -> dict[str, tuple[bool, str]]:
     return {row["what"]: (row["works"], row["detail"]) for row in json.loads(said[said.index("{") :])["found"]}
 
 
-@pytest.mark.timeout(330)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("machines", "store"), [(3, "torchrun's"), pytest.param(2, "of each attempt", marks=pytest.mark.soak)], indirect=["machines"]
 )
@@ -153,7 +153,7 @@ def test_a_restart_in_the_store_of_torchrun_may_fail_in_torch_and_the_error_says
     program.write_text(RESTARTED)
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     words += ["--monitor-interval=0.05", "-m", "ringsim", "trace", "-o", str(tmp_path / "run.ringtrace"), str(program)]
-    ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode
     (note,) = re.findall(r"RuntimeError: Gloo connectFullMesh failed .*\n(.*)", ended.stderr)  # without an address it would not connect
     assert "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call ringsim.initialize_distributed()." in note

@@ -12,7 +12,7 @@ from ringsim.errors import ArgumentError, RankFailed
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.traces.events import SPAN
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LINK = ringsim.Link(alpha_s=1e-4, beta_s_per_byte=1e-9)
 
 

@@ -35,7 +35,7 @@ from ringsim.launch.job import Kind, start_environment
 from ringsim.launch.ranks import EXIT_S, ForkedRanks, get_launcher
 from ringsim.launch.results import read_result, write_result
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 Raised = TypeVar("Raised", bound=BaseException)
 
 
@@ -252,7 +252,7 @@ def test_an_interrupt_gives_the_trace_so_far(tmp_path: Path) -> None:
         time.sleep(100)
 
     def interrupt() -> None:
-        until(lambda: len(list(tmp_path.iterdir())) == 2, 20)
+        until(lambda: len(list(tmp_path.iterdir())) == 2)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -325,7 +325,7 @@ def test_end_of_a_rank_is_seen_though_its_child_lives(
         PeerExited if end is print else RankFailed, words, wait_for, world_size=2, args=(1, begin_and_end), limit_s=30
     )
     child = int((tmp_path / "pid").read_text())
-    assert until(lambda: gone(child), 1.0), "the child is left"
+    assert until(lambda: gone(child)), "the child is left"
     assert error.diagnosis is not None
     assert (error.diagnosis.kind, 1 in error.diagnosis.findings[0].ranks) == (kind, True), str(error.diagnosis)
     assert error.trace is not None
@@ -336,10 +336,10 @@ def test_end_of_a_rank_is_seen_though_its_child_lives(
 
 def test_a_child_ends_with_its_rank_unless_it_leads_a_session() -> None:
     (child, service), *_ = ringsim.trace(lambda: (fork(), start_process(new_session=True)), world_size=1).results
-    assert until(lambda: gone(child), 1.0), "the child is left"
+    assert until(lambda: gone(child)), "the child is left"
     assert not gone(service)
     os.kill(service, signal.SIGKILL)
-    assert until(lambda: gone(service), 5.0)
+    assert until(lambda: gone(service))
 
 
 # -- whoever dies first, and how often one launches
@@ -394,9 +394,9 @@ def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(tmp
             assert lines[:2] == ["once\n", "[0, 1] True\n"]
             pids += [int(pid) for line in lines[2:] for pid in line.split()[2:]]
             process.send_signal(number)
-        until(lambda: all(gone(pid) for pid in pids), 20.0)  # four servers end their ranks side by side
+        until(lambda: all(gone(pid) for pid in pids))  # four servers end their ranks side by side
         assert [(pids.index(pid), Path(f"/proc/{pid}/cmdline").read_text()) for pid in pids if not gone(pid)] == [], "a process is left"
-        assert until(lambda: [path.name for path in tmp_path.iterdir()] in (list(scripts), [*reversed(scripts)]), 20.0), "a file is left"
+        assert until(lambda: [path.name for path in tmp_path.iterdir()] in (list(scripts), [*reversed(scripts)])), "a file is left"
     finally:
         for process in running.values():
             process.kill()
@@ -428,7 +428,7 @@ def test_values_read_at_the_start_take_another_server_and_no_rank_outlives_its_s
     def worker() -> None:
         (tmp_path / str(os.getpid())).touch()
         if ringsim.current_ring().rank == 0:
-            until(lambda: len(list(tmp_path.iterdir())) == 2, 20)
+            until(lambda: len(list(tmp_path.iterdir())) == 2)
             os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(100)
 
@@ -438,7 +438,7 @@ def test_values_read_at_the_start_take_another_server_and_no_rank_outlives_its_s
     assert other.result().results == [0, 1]  # of the server before
     fails(RingError, None, worker, world_size=2)  # not a hang
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert until(lambda: all(gone(int(path.name)) for path in tmp_path.iterdir()), 1.0), "a rank is left"
+    assert until(lambda: all(gone(int(path.name)) for path in tmp_path.iterdir())), "a rank is left"
     assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]  # of another server
 
 
@@ -479,8 +479,8 @@ def test_parked_ranks_end_when_nobody_comes() -> None:
     parked = ForkedRanks(server, Kind(2, "cpu", 30.0, True, start_environment()), park_s=1.5)
     pids = [channel.recv()[1] for channel in parked.channels]
     assert not any(gone(pid) for pid in pids)
-    assert until(lambda: all(gone(pid) for pid in pids), 5.0)
-    assert until(lambda: not parked.directory.exists(), 1.0)
+    assert until(lambda: all(gone(pid) for pid in pids))
+    assert until(lambda: not parked.directory.exists())
     assert not parked.take()
     parked.close()
 

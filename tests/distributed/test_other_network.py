@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).with_name("reachable_ports.py")
 
 
 def command(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=90).stdout
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 @contextmanager

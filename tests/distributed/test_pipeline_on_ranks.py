@@ -49,7 +49,6 @@ from ringsim.schedules.lowering import lower_in_step
 from ringsim.schedules.schedule import SEND_KINDS, Action
 from ringsim.traces.steps import find_step
 
-pytestmark = pytest.mark.timeout(120)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 SIZE = 3

@@ -9,7 +9,7 @@ import ringsim
 from ringsim.pipeline import Costs, make_schedule, rehearse
 from ringsim.traces.events import MARK
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def _calibrating() -> None:

@@ -20,7 +20,6 @@ import ringsim
 from ringsim.launch.recording import gather_ends, hold_back_sigterm
 from ringsim.traces.findings import SLOW_KINDS
 
-pytestmark = pytest.mark.timeout(90)
 RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
 DIED = r"but rank 1 died within the recorded block, by a signal or os._exit\(\)"
 CASES = [  # which rank leaves, how, when, and the kind and the words of the finding
@@ -65,7 +64,7 @@ def ended(server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[
     """Three cases at once, three ranks each, which have a second to answer: where each left its file, and how its ranks ended."""
     places = [tmp_path_factory.mktemp("case") for _ in CASES]
     asked = [(str(place), rank, *case[:3]) for place, case in zip(places, CASES, strict=True) for rank in range(3)]
-    found = [end for some in (asked[:9], asked[9:]) for end in server.run(ends_early, some, limit_s=60)]
+    found = [end for some in (asked[:9], asked[9:]) for end in server.run(ends_early, some)]
     return [(place, found[3 * number : 3 * number + 3]) for number, place in enumerate(places)]
 
 

@@ -16,8 +16,6 @@ from ringsim.errors import RingError
 from ringsim.launch.recording import Recording
 from ringsim.traces.events import OP_NAMES
 
-pytestmark = pytest.mark.timeout(90)
-
 
 def ops(trace: ringsim.Trace) -> list[str]:
     return [OP_NAMES[op] for op in trace.events.op]

@@ -20,7 +20,6 @@ from ringsim.comm.bootstrap import listen
 from ringsim.errors import ArgumentError, RendezvousFailed
 from ringsim.ring import current_ring, destroy_distributed, initialize_distributed
 
-pytestmark = pytest.mark.timeout(60)
 HERE = "127.0.0.1"
 SHORT_S = 1.5
 LONG_S = 40.0
@@ -72,7 +71,7 @@ def stranger(answer: bytes | None) -> Iterator[int]:
 def test_ranks_meet_by_addresses_and_names_and_wait_for_who_is_late(server: RankServer, head: str, count: int, late: int) -> None:
     port = free_port(head)
     options = [{"head": head, "after_s": 0.3 if rank == late else 0.0} for rank in range(count)]
-    met(server.run(join, [(port, count, rank, LONG_S, options[rank]) for rank in range(count)], limit_s=50))
+    met(server.run(join, [(port, count, rank, LONG_S, options[rank]) for rank in range(count)]))
 
 
 def test_under_torchrun_the_agents_store_is_used_again_and_again(server: RankServer) -> None:
@@ -131,7 +130,7 @@ def failed(server: RankServer) -> dict[str, list[Ended]]:
             scenarios[name] = stack.enter_context(stranger(answer)), ranks(2, [1])
         scenarios["port taken"] = stack.enter_context(stranger(None)), ranks(2, [0, 1])
         starts = [(port, *start) for port, each in scenarios.values() for start in each]
-        ended = iter(server.run(join, starts, limit_s=50))
+        ended = iter(server.run(join, starts))
         return {name: [next(ended) for _ in each] for name, (_, each) in scenarios.items()}
 
 

@@ -32,7 +32,6 @@ from ringsim.ring import (
     initialize_distributed,
 )
 
-pytestmark = pytest.mark.timeout(60)
 HERE = "127.0.0.1"
 LONG_S = 40  # nothing that should work comes near it, also on two loaded cores
 
@@ -320,7 +319,7 @@ def test_ends(server: RankServer) -> None:
     """All at once: they wait most of the time."""
     counts = {wait_for_nobody: 2, leave_work_undone: 2, be_left_alone: 2, fail_while_building: 3, die_while_building: 3}
     arguments = [(each.__name__, port, rank) for each, count in counts.items() for port in [free_port()] for rank in range(count)]
-    ended = iter(server.run(act, arguments, limit_s=50))
+    ended = iter(server.run(act, arguments))
     stuck, undone, alone, failed, died = ([next(ended) for _ in range(count)] for count in counts.values())
     for words, took_s in results(stuck):  # the time-out reaches the pair groups
         assert words != "received"

@@ -24,7 +24,7 @@ from ringsim.pipeline.transformer import SmallTransformer
 from ringsim.schedules import SCHEDULE_NAMES
 from ringsim.simulator.api import simulate
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_left_behind")]
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)

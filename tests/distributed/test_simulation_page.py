@@ -14,8 +14,6 @@ from ringsim.schedules.closed_forms import Step
 PAGE = Path(__file__).parent.parent.parent / "docs" / "simulation.md"
 UNIT = re.compile(r"_(s|ms|us|ns|bytes|kib|mib|gib|gb_per_s|mb_per_s)$")
 
-pytestmark = pytest.mark.timeout(90)
-
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)

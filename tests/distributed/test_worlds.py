@@ -19,8 +19,6 @@ import ringsim
 from ringsim import comm
 from ringsim.cli import main
 
-pytestmark = pytest.mark.timeout(60)
-
 WRONG = {"world_size": 3, "rank": 7, "backend": "cpu:gloo,cuda:nccl"}
 
 
@@ -118,7 +116,7 @@ def trace_script(directory: Path, *words: str) -> str:
 
 
 def test_the_ranks_that_a_script_starts_are_recorded(script: Path, server: RankServer) -> None:
-    (said,) = results(server.run(trace_script, [(script.parent, str(script), str(free_port()), "fork", "spawn")], limit_s=60))
+    (said,) = results(server.run(trace_script, [(script.parent, str(script), str(free_port()), "fork", "spawn")]))
     assert "tutorial.py starts its own ranks" in said
     assert "all joined" in said
     messages = ringsim.load(script.with_suffix(".ringtrace")).to_pandas("messages")
