@@ -149,6 +149,15 @@ STRAGGLERS: dict[str, tuple[Events, list[int], dict[str, float]]] = {
         [NONE, NONE, NONE, 2, 0],
         {"barrier": NAN, "all_reduce": 1},
     ),
+    "a collective that was refused is no record": (
+        operations(
+            "0 barrier 0 - - 0 - -; 0 barrier 0 - - 4 4 100; 1 barrier 0 - - 20 20 100;"
+            "2 barrier 0 - - 60 60 100; 3 barrier 0 - - 40 40 100",
+            status=[ERROR, OK, OK, OK, OK],
+        ),
+        [NONE, 56, 40, 0, 20],
+        {"barrier": 29},
+    ),
 }
 
 
