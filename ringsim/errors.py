@@ -157,7 +157,7 @@ class Interrupted(_Explained, KeyboardInterrupt):
     """The user stopped a run (Ctrl-C, or a notebook's Interrupt); ``trace`` holds what was recorded until then."""
 
 
-LONGEST_S: Final = 9e9  # of any time in a trace: it counts nanoseconds in 64 bits, which hold 292 years
+LONGEST_S: Final = 9e9  # of any time in a trace, 285 years: it counts nanoseconds in 64 bits
 _MOST_SHOWN: Final = 200  # characters of a value in a message
 
 

@@ -149,6 +149,20 @@ STRAGGLERS: dict[str, tuple[Events, list[int], dict[str, float]]] = {
         [NONE, NONE, NONE, 2, 0],
         {"barrier": NAN, "all_reduce": 1},
     ),
+    "a call under timed_op that failed is one": (
+        operations("0,1,2 span 0 0 1 0 - 9; 3 span 0 0 1 5 - 9", status=[ERROR]),
+        [5, 5, 5, 0],
+        {"span": 10 / 3},
+    ),
+    "a collective that was refused is no record": (
+        operations(
+            "0 barrier 0 - - 0 - -; 0 barrier 0 - - 4 4 100; 1 barrier 0 - - 20 20 100;"
+            "2 barrier 0 - - 60 60 100; 3 barrier 0 - - 40 40 100",
+            status=[ERROR, OK, OK, OK, OK],
+        ),
+        [NONE, 56, 40, 0, 20],
+        {"barrier": 29},
+    ),
 }
 
 

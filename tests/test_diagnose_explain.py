@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from random_traces import WORLD_SIZE, json_values, traces
 from synthetic import METADATA, Story
 
+from ringsim.diagnose.mismatches import MOST_FINDINGS, find_message_mismatches
 from ringsim.plot.waitfor import MOST_RANKS, waitfor_png
 from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events, word_notice
 from ringsim.traces.findings import KINDS, Diagnosis, Edge, Finding, Operation
@@ -101,6 +103,28 @@ def test_refused_operation_takes_no_place() -> None:
     columns |= {"tag": [0, 0, 0, 0], "status": [3, 2, 2, 1]}
     columns["wait_ns"][0] = columns["wait_ns"][3] = columns["done_ns"][3] = -1
     assert Trace(make_events(columns, events.tables), {"world_size": 2}).explain().findings == ()
+
+
+def test_the_first_of_many_that_disagree_are_named() -> None:
+    assert len(find_message_mismatches(messages(*[(FLOAT8, FLOAT4)] * (MOST_FINDINGS + 2)))) == MOST_FINDINGS
+    calls = [{"rank": rank, "op": op} for rank, op in ((0, "barrier"), (0, "barrier"), (1, "all_reduce"), (1, "all_reduce"))]
+    (finding,) = collectives(*calls).findings
+    assert "as collective 1 of group world" in finding.message
+
+
+def test_messages_of_a_group_that_was_used_before_are_not_compared() -> None:
+    trace = messages((FLOAT8, FLOAT4))
+    assert Trace(trace.events, trace.metadata | {"used_before": ["ring:0>1"]}).explain().kind == "message_mismatch"
+    assert Trace(trace.events, trace.metadata | {"used_before": ["world"]}).explain().findings == ()
+
+
+@pytest.mark.parametrize("backend", ["nccl", "virtual clock, grouped"])
+def test_what_ignores_tags_is_compared_in_the_order_of_posting(backend: str) -> None:
+    """0.1.0 compared what simulated NCCL sent by its tags, and found two mismatches that were none."""
+    trace = messages((FLOAT4, FLOAT4), (FLOAT8, FLOAT8))
+    crossed = replace(trace.events, tag=np.array([1, 2, 2, 1], dtype=np.int32))
+    assert Trace(crossed, {"world_size": 2, "backend": backend}).explain().findings == ()
+    assert len(Trace(crossed, {"world_size": 2, "backend": "gloo"}).explain().findings) == 2
 
 
 UNLIKE_PARTS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from simulated_runs import LINK, run
@@ -317,6 +318,28 @@ def cut_in_flight(collective: bool, who: int) -> None:
 def test_a_tensor_that_has_become_too_small_is_refused(worker: Callable[..., Any], what: tuple[Any, ...], words: str, who: int) -> None:
     with pytest.raises(RingError, match=words):
         run(worker, 2, *what, who)
+
+
+def resize_behind_a_message() -> str:
+    """A pending operation holds its tensor, and that the memory of numpy, which therefore does not resize it."""
+    array, rank = np.full(1 << 16, 7.0, dtype=np.float32), dist.get_rank()
+    tensor = torch.from_numpy(array)
+    handle = dist.isend(tensor, 1) if rank == 0 else dist.irecv(tensor, 0)
+    assert handle is not None
+    del tensor
+    try:
+        array.resize(1)
+    except ValueError as error:
+        said = str(error)
+    handle.wait()
+    assert array.tolist() == [7.0] * (1 << 16)
+    return said
+
+
+@pytest.mark.parametrize("semantics", ["rendezvous", "grouped"])
+def test_memory_of_numpy_is_held_until_its_message_is_done(semantics: str) -> None:
+    for said in run(resize_behind_a_message, 2, semantics=semantics):
+        assert said.startswith("cannot resize an array that references or is referenced")
 
 
 def test_a_handle_that_was_never_begun_raises() -> None:

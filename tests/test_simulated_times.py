@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import networkx as nx
@@ -13,7 +14,7 @@ from simulated_runs import exchange, now_s, run, switch
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import ArgumentError, RankFailed, RunTimeout
+from ringsim.errors import ArgumentError, PeerExited, RankFailed, RunTimeout
 from ringsim.link import Link
 from ringsim.prediction.calibration import Calibration
 from ringsim.simulator.api import simulate
@@ -126,6 +127,26 @@ def test_a_wait_ends_at_its_limit_in_virtual_time() -> None:
     assert run(wait_for_nobody, 3) == [(0.25, 1.0)] * 3
 
 
+def wait_long_and_then_for_ever() -> None:
+    if dist.get_rank() == 0:
+        ringsim.compute(0.003)
+        dist.send(torch.zeros(1), 1)
+        dist.recv(torch.zeros(1), 1)
+    else:
+        handle = dist.irecv(torch.zeros(1), 0)
+        assert handle is not None
+        handle.wait(timedelta(seconds=100))
+
+
+def test_a_limit_that_was_not_needed_takes_no_time() -> None:
+    """0.1.0 said that rank 0 waited for 100 s: it let the clock go to the limit of a wait that had ended."""
+    with pytest.raises(PeerExited) as raised:
+        simulated(wait_long_and_then_for_ever, 2)
+    assert raised.value.trace is not None
+    assert raised.value.trace.metadata["end_ns"] == pytest.approx((0.003 + ALPHA + 4 * BETA) * 1e9, abs=2)
+    assert "waits in recv" in str(raised.value)
+
+
 def ask(answers: bool) -> bool:
     """Asks whether a message has come, which rank 0 sends after a second where it ``answers``."""
     rank = dist.get_rank()
@@ -181,14 +202,14 @@ def twice(operation: str) -> None:
 
 
 def test_times_that_no_trace_can_hold_are_refused() -> None:
-    """A trace counts nanoseconds in 64 bits: 2**63 of them are 9,223,372,036.8 s."""
+    """A trace counts nanoseconds in 64 bits: 2**63 of them are 9,223,372,036.8 s, of which 9e9 s may be used."""
     frame = simulated(compute_twice, 1, 4.5e9).to_pandas()
     assert frame["done_ns"].tolist() == [4_500_000_000_000_000_000, 9_000_000_000_000_000_000]
-    slow: list[Any] = [(compute_twice, seconds, {}) for seconds in (5e9, 1e10, 1e300, 1.7e308)]
+    slow: list[Any] = [(compute_twice, seconds, {}) for seconds in (4.55e9, 5e9, 1e10, 1e300, 1.7e308)]
     slow += [(twice, what, {"link": link}) for what in ("message", "all_reduce") for link in (Link(5e9, 0), Link(0, 1e300))]
     slow += [(twice, "message", {"link": None, "topology": FullBisection(link)}) for link in (Link(1e12, 0), Link(0, 1e300))]
     for worker, what, network in [*slow, (twice, "barrier", {"link": Link(5e9, 0)})]:
-        with pytest.raises(ArgumentError, match="a time must fit into a trace"):
+        with pytest.raises(ArgumentError, match=r"a time must be at most 9e\+09 s: a trace, which counts ns, holds 285 years"):
             run(worker, 2, what, **network)
     with pytest.raises(ArgumentError, match=r"alpha_s of link must be from 0 to 9e\+09 s, got 1000000000000\.0\. Give seconds"):
         run(twice, 2, "message", link=Link(1e12, 0))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -14,9 +17,12 @@ from typing import Any
 
 import networkx as nx
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ringsim
+from ringsim import comm as dist
 from ringsim.errors import ArgumentError
 from ringsim.faults import Degrade, Slow
 from ringsim.link import Link
@@ -39,6 +45,10 @@ class Agenda:
         assert time_s >= self._time_s, "nothing can happen in the past"
         heapq.heappush(self._due, (time_s, self._asked, call))
         self._asked += 1
+
+    def cancel(self, time_s: float, call: Callable[[], None]) -> None:
+        self._due = [due for due in self._due if due[0] != time_s or due[2] is not call]
+        heapq.heapify(self._due)
 
     def run(self) -> int:
         """Runs until nothing is due, and returns how many calls that took."""
@@ -208,6 +218,111 @@ def test_arrivals_are_those_in_exact_numbers(topology: Topology, messages: list[
     in_order = sorted(messages, key=lambda message: message[3])
     expected = [float(time) for time in exact_arrivals(topology, 5, in_order)]
     assert arrivals(topology, 5, in_order) == pytest.approx(expected, rel=1e-9)
+
+
+# -- whole programs
+
+Step = tuple[Any, ...]  # ("work", seconds) | ("send" or "recv", peer, bytes) | ("wait", number of the message among the rank's own)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[list[Step]]:
+    """Programs that come to an end: each rank posts its messages in one order that all share, and waits for some, sooner or later."""
+    size = draw(st.integers(2, 5))
+    steps: list[list[Step]] = [[] for _ in range(size)]
+    posted = [0] * size
+    for number in range(draw(st.integers(1, 8))):
+        src, dst = draw(st.permutations(range(size)))[:2]
+        bytes_ = draw(st.integers(1, 40))
+        for rank, op, peer in ((src, "send", dst), (dst, "recv", src)):
+            if draw(st.booleans()):
+                steps[rank].append(("work", draw(st.integers(1, 30)) + Fraction(2 * number + (rank == src) + 1, 64)))
+            steps[rank].append((op, peer, bytes_))
+            posted[rank] += 1
+            if draw(st.booleans()):
+                steps[rank].append(("wait", draw(st.integers(0, posted[rank] - 1))))
+    for rank, its in enumerate(steps):
+        its += [("wait", handle) for handle in draw(st.lists(st.integers(0, max(posted[rank] - 1, 0)), max_size=3 * bool(posted[rank])))]
+        its += [("work", Fraction(3))] * draw(st.integers(0, 1))
+    return steps
+
+
+def follow(steps: list[list[Step]], limits: bool) -> None:
+    handles: list[Any] = []
+    for op, about, *rest in steps[dist.get_rank()]:
+        if op == "work":
+            ringsim.compute(float(about))
+        elif op == "wait":
+            handles[about].wait(timedelta(seconds=1e6 + len(handles))) if limits else handles[about].wait()
+        else:
+            post = dist.isend if op == "send" else dist.irecv
+            handles.append(post(torch.zeros(rest[0], dtype=torch.uint8), about))
+
+
+def exact_end(topology: Topology, steps: list[list[Step]]) -> Fraction:
+    """When the last rank has come to its end, in exact numbers: a message leaves once both sides are posted, and links are shared."""
+    size = len(steps)
+    routes = {pair: topology.route(*pair, size) for pair in itertools.permutations(range(size), 2)}
+    hops = {hop.edge: hop.link for route in routes.values() for hop in route}
+    speeds = {edge: 1 / Fraction(link.beta_s_per_byte) for edge, link in hops.items()}
+    names = {edge: number for number, edge in enumerate(sorted(speeds, key=str))}
+    at, due, ends = [0] * size, [Fraction(0)] * size, [Fraction(-1)] * size
+    own: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]  # of each rank, its messages: source, destination, place
+    sides: dict[tuple[int, int, int], int] = defaultdict(int)
+    left: dict[tuple[int, int, int], Fraction] = {}
+    arrives: dict[tuple[int, int, int], Fraction] = {}
+    now = Fraction(0)
+
+    def advance(rank: int) -> None:
+        while due[rank] <= now and ends[rank] < 0:
+            if at[rank] == len(steps[rank]):
+                ends[rank] = now
+                return
+            op, about, *rest = steps[rank][at[rank]]
+            if op == "wait" and not arrives.get(own[rank][about], now + 1) <= now:
+                return
+            at[rank] += 1
+            if op == "work":
+                due[rank] = now + about
+            elif op != "wait":
+                pair = (rank, about) if op == "send" else (about, rank)
+                message = (*pair, sum(one[:2] == pair for one in own[rank]))
+                own[rank].append(message)
+                sides[message] += 1
+                left.setdefault(message, Fraction(rest[0]))
+
+    while True:
+        for rank in range(size):
+            advance(rank)
+        if min(ends) >= 0:
+            return max(ends)
+        heads: dict[tuple[int, int], tuple[int, int, int]] = {}
+        for message in sorted(left):
+            if sides[message] == 2 and message not in arrives:
+                heads.setdefault(message[:2], message)
+        active = list(heads.values())
+        rates = filled(
+            [[names[hop.edge] for hop in routes[one[:2]]] for one in active], {names[edge]: speed for edge, speed in speeds.items()}
+        )
+        moments = [due[rank] for rank in range(size) if ends[rank] < 0] + list(arrives.values())
+        steps_s = [moment - now for moment in moments if moment > now]
+        step = min(steps_s + [left[one] / rate for one, rate in zip(active, rates, strict=True)])
+        now += step
+        for one, rate in zip(active, rates, strict=True):
+            left[one] -= step * rate
+            if left[one] == 0:
+                arrives[one] = now + sum(Fraction(hop.link.alpha_s) for hop in routes[one[:2]])
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: type(topology).__name__)
+@given(steps=programs(), limits=st.booleans())
+def test_a_program_ends_with_its_last_rank_recorded_or_not(topology: Topology, steps: list[list[Step]], limits: bool) -> None:
+    """0.1.0 let the clock go to every end that was once foreseen, and to the limits of waits that had ended long before."""
+    size = len(steps)
+    runs = [ringsim.simulate(follow, world_size=size, args=(steps, limits), topology=topology, record=record) for record in (True, False)]
+    expected = float(exact_end(topology, steps))
+    assert [run.makespan_s for run in runs] == pytest.approx([expected] * 2, rel=1e-9, abs=1e-9)
+    assert runs[0].metadata["end_ns"] == runs[1].metadata["end_ns"]
 
 
 def test_ranks_that_do_not_meet_cost_nothing_more_the_more_there_are() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ringsim.traces.collectives import algbw_gb_per_s, busbw_gb_per_s
 from ringsim.traces.events import ERROR, IN_FLIGHT, MARK, NONE, OK, OP_NAMES, RECV, SEND, SPAN, Events, Ints
-from ringsim.traces.matching import match, split_waits
+from ringsim.traces.matching import match, refused, split_waits
 from ringsim.traces.units import bytes_text, rate_text
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
     for side in (messages.send, messages.recv):
         late[side] = waits.late_sender_ns[side] + waits.late_receiver_ns[side]
     kind = events.kind
-    collective = np.flatnonzero((kind != SEND) & (kind != RECV))
+    collective = np.flatnonzero((kind != SEND) & (kind != RECV) & ~refused(events))
     if len(collective) == 0:
         return late
     columns = [column[collective] for column in (events.group, events.op, events.payload, events.label)]

@@ -88,7 +88,7 @@ def find_new_mismatches(builder: SnapshotBuilder, ended: Collection[int] = ()) -
 
 def _settled_pairs(events: Events, settled: Ints) -> tuple[Ints, Ints]:
     """Returns the sends and recvs that belong together, as far as everything before them on their channel is settled."""
-    messages = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0) & ~refused(events))
+    messages = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0))
     sure = messages[_first_marked(settled[messages], number_channels(events, messages))]
     pairs = match(events.select(sure))
     return sure[pairs.send], sure[pairs.recv]
@@ -134,11 +134,7 @@ def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
         'the shape differs.'
     """
     events = trace.events
-    posted = np.flatnonzero(~refused(events))
     send, recv = trace.messages.send, trace.messages.recv
-    if len(posted) < len(events):
-        messages = match(events.select(posted), by_tag=trace.metadata.get("backend") != "nccl")
-        send, recv = posted[messages.send], posted[messages.recv]
     known = is_recorded_whole(trace)[send]
     return _message_findings(events, send[known], recv[known])
 

@@ -485,7 +485,8 @@ class _Simulation:
         algorithms: Counter[str] = sum((group.meetings.algorithms for group in self._groups() if group.meetings), Counter())
         if algorithms:
             metadata["algorithms"] = dict(sorted(algorithms.items()))
-        metadata["ends"], metadata["end_ns"] = self._ends(), self._clock.now_ns
+        over = all(rank.greenlet.dead for rank in self._ranks)  # what is still on its way then delays no rank
+        metadata["ends"], metadata["end_ns"] = self._ends(), self._clock.ended_ns if over else self._clock.now_ns
         if self._given_up_ns is not None:
             metadata["given_up_ns"] = self._given_up_ns
         return Trace(events, metadata, results=self._results, output=self._printed)

@@ -24,7 +24,7 @@ from typing import Any, Final
 from greenlet import getcurrent, greenlet
 
 from ringsim.compute_costs import stretch
-from ringsim.errors import ArgumentError, Deadlock
+from ringsim.errors import LONGEST_S, ArgumentError, Deadlock
 from ringsim.simulator.isolation import Isolated, Isolation, ask_modes
 from ringsim.simulator.links import Cores
 from ringsim.traces.recorder import Recorder
@@ -32,7 +32,6 @@ from ringsim.traces.recorder import Recorder
 __all__ = ["Clock", "Rank"]
 
 _MOST_POLLS: Final = 100_000
-_LAST_S: Final = 9.2e9  # the last second whose nanoseconds fit into a trace
 _COLLECT_AFTER: Final = 10_000  # new objects: what ranks hold on their stacks is no garbage, and need not be looked through all the time
 _LEAST_S: Final = 1e-6  # what asking once whether something is done takes
 
@@ -62,6 +61,7 @@ class Clock:
     Attributes:
         now: the time, in seconds from the start of the run.
         now_ns: the same in nanoseconds, as a trace counts it.
+        ended_ns: when the latest rank ended.
         current: the rank that runs.
         cores: what the ranks share, None where each has its own.
         until_s: the time at which the run ends, whatever is due later.
@@ -69,7 +69,7 @@ class Clock:
     """
 
     def __init__(self, isolation: Isolation, *, measures: bool = False) -> None:
-        self.now, self.now_ns, self.polls = 0.0, 0, 0
+        self.now, self.now_ns, self.ended_ns, self.polls = 0.0, 0, 0, 0
         self.until_s = math.inf
         self.cores: Cores | None = None
         self.measures = measures
@@ -101,16 +101,22 @@ class Clock:
             return
         due = self._later.get(time_s)
         if due is None:
-            if time_s > _LAST_S:
+            if time_s > LONGEST_S:
                 self._refuse(time_s)
             self._later[time_s] = [*calls]
             heappush(self._times, time_s)
         else:
             due += calls
 
+    def cancel(self, time_s: float, call: Callable[[], object]) -> None:
+        """Takes back a call for a later time: the clock need not go there for it."""
+        due = self._later.get(time_s, [])
+        if call in due:
+            due.remove(call)
+
     def _refuse(self, time_s: float) -> None:
         raise ArgumentError(
-            f"a time must fit into a trace, which counts 2**63 nanoseconds from the start, 292 years, got {time_s:g} s (rank "
+            f"a time must be at most {LONGEST_S:g} s: a trace, which counts ns, holds 285 years, got {time_s:g} s (rank "
             f"{self.current.number}). Look at the units: ringsim.compute, links and costs are in seconds."
         )
 
@@ -128,7 +134,7 @@ class Clock:
 
     def sleep_until(self, time_s: float) -> None:
         """Lets the calling rank go on at a time, which a trace must be able to hold; the others run until then."""
-        if time_s > _LAST_S:
+        if time_s > LONGEST_S:
             self._refuse(time_s)
         while self.now < time_s:
             if not self._ready and (not self._times or self._times[0] > time_s) and time_s <= self.until_s:
@@ -198,6 +204,7 @@ class Clock:
             self._isolation.put(rank.own)
             self._resumed_s = time.thread_time()
             function()
+            self.ended_ns = self.now_ns
 
         rank.greenlet = greenlet(live)
         rank.resume = rank.greenlet.switch
@@ -209,6 +216,8 @@ class Clock:
         while True:
             while ready:
                 ready.popleft()()
+            while times and not later[times[0]]:  # all was taken back
+                del later[heappop(times)]
             if not times:
                 return
             if times[0] > self.until_s:

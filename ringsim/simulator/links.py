@@ -84,6 +84,10 @@ class Timer(Protocol):
         """Calls ``calls`` at a time, now at the earliest; what is due at the same time is called in the order in which it was asked for."""
         ...
 
+    def cancel(self, time_s: float, call: Callable[[], None]) -> None:
+        """Takes back a call for a later time."""
+        ...
+
 
 class Links(Protocol):
     """Carries the messages of all ranks.
@@ -248,7 +252,9 @@ Edge = tuple[Hashable, Hashable]
 class _Flow:
     """A message under way, or waiting for the one before it."""
 
-    __slots__ = ("arrived", "latency_s", "left_bytes", "pace", "plan", "ready_s", "route", "settled_s")
+    __slots__ = ("arrived", "end", "end_s", "latency_s", "left_bytes", "pace", "ready_s", "route", "settled_s")
+
+    end: Callable[[], None]  # what is called then
 
     def __init__(self, route: _Route, size_bytes: float, latency_s: float, ready_s: float, arrived: Arrived | None) -> None:
         self.route = route
@@ -258,7 +264,7 @@ class _Flow:
         self.settled_s = ready_s
         self.arrived = arrived
         self.pace = -1.0  # seconds for each byte; none yet
-        self.plan = 0  # counts the times that an end was foreseen: the last one holds
+        self.end_s = math.inf  # when it is to end, as far as is known
 
 
 class _Route:
@@ -346,16 +352,15 @@ class SharedLinks:
 
     def _begin(self, flow: _Flow) -> None:
         if flow.left_bytes == 0 or not flow.route.edges:
-            self._end(flow, flow.plan)
+            self._end(flow)
             return
         flow.settled_s = self._timer.now_s()
+        flow.end = partial(self._end, flow)
         for edge in flow.route.edges:
             self._users[edge][flow] = None
         self._change(flow.route.edges)
 
-    def _end(self, flow: _Flow, plan: int) -> None:
-        if plan != flow.plan:  # its pace has changed since this end was foreseen
-            return
+    def _end(self, flow: _Flow) -> None:
         now_s, route = self._timer.now_s(), flow.route
         route.flows.popleft()
         if flow.pace >= 0:
@@ -379,13 +384,14 @@ class SharedLinks:
         self._changed.clear()
         now_s = self._timer.now_s()
         for flow, pace in zip(flows, fair_paces([flow.route.edges for flow in flows], self._paces), strict=True):
-            if pace != flow.pace:
+            if pace != flow.pace and flow.end_s > now_s:
                 if flow.pace > 0:
                     flow.left_bytes = max(0.0, flow.left_bytes - (now_s - flow.settled_s) / flow.pace)
                 flow.settled_s = now_s
                 flow.pace = pace
-                flow.plan += 1
-                self._timer.at(now_s + flow.left_bytes * pace, partial(self._end, flow, flow.plan))
+                self._timer.cancel(flow.end_s, flow.end)
+                flow.end_s = now_s + flow.left_bytes * pace
+                self._timer.at(flow.end_s, flow.end)
 
     def _meeting(self, edges: Mapping[Edge, None]) -> list[_Flow]:
         seen_edges, waiting = dict(edges), list(edges)

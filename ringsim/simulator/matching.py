@@ -193,7 +193,10 @@ class Operation:
                 self.waiting = True
                 if end_s < NEVER:
                     clock.at(end_s, self.rank.resume)
-                clock.pause()
+                try:
+                    clock.pause()
+                finally:
+                    clock.cancel(end_s, self.rank.resume)
         except BaseException as error:
             self.close_record(ERROR)
             broken = error

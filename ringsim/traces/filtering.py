@@ -16,7 +16,7 @@ import numpy as np
 
 from ringsim.errors import ArgumentError, say
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints
-from ringsim.traces.matching import CollectiveCalls
+from ringsim.traces.matching import CollectiveCalls, refused
 from ringsim.traces.steps import count_steps, number_steps
 from ringsim.traces.value import Trace
 
@@ -87,6 +87,7 @@ def part_of_file(trace: Trace, chosen: Sequence[int], ranks: Numbers | None, bet
     whole = np.array([set(group.ranks).issubset(chosen) for group in events.tables.groups], dtype=bool)
     apart = np.isin(events.kind, (SEND, RECV)) & ~np.isin(events.peer, chosen)
     apart |= (events.kind == COLLECTIVE) & (events.group != NONE) & ~np.append(whole, True)[events.group]
+    apart &= ~refused(events)
     apart[trace.apart] = True
     read = _make_part(trace, mine, apart, [] if ranks is None else [_say("ranks", chosen)])
     if between_s is None:

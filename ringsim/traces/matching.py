@@ -144,12 +144,13 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
     """Pairs sends with recvs.
 
     Per (group, source, destination, tag) the k-th send meets the k-th recv, in the order in which each rank posted them. A recv from
-    any source takes part once its source is known, that is when it is done; until then it is unmatched.
+    any source takes part once its source is known, that is when it is done; until then it is unmatched. An operation that was refused
+    takes no part, and is not unmatched either: it never reached the wire.
 
     Args:
         events: events in the order of posting, as ``Events`` promises.
         by_tag: False for a backend that ignores tags (NCCL): there the order alone decides.
-        apart: places of operations that take no part, and are not unmatched either: their other side was left out of the trace.
+        apart: places of operations that take no part either: their other side was left out of the trace.
 
     Returns:
         The messages, and the indices of the operations without a partner.
@@ -164,7 +165,7 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
         >>> messages.send.tolist(), messages.recv.tolist(), messages.unmatched.tolist()
         ([1], [2], [0])
     """
-    kind = events.kind.copy()
+    kind = np.where(refused(events), NONE, events.kind)
     kind[np.asarray(apart, dtype=np.int64)] = NONE
     sends, recvs = np.flatnonzero(kind == SEND), np.flatnonzero((kind == RECV) & (events.peer >= 0))
     unknown = np.flatnonzero((kind == RECV) & (events.peer < 0))
@@ -247,7 +248,7 @@ def number_places(key: Ints) -> Ints:
 
 def refused(events: Events) -> Ints:
     """Marks the operations that raised when they were posted: they never reached the wire and match nothing."""
-    mask: Ints = (events.status == ERROR) & (events.wait_ns == NONE)
+    mask: Ints = (events.kind <= COLLECTIVE) & (events.status == ERROR) & (events.wait_ns == NONE)
     return mask
 
 
