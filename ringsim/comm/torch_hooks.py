@@ -115,7 +115,7 @@ class _Names:
         self._met: set[str] = set()  # names of groups
         self._used_before: set[str] = set()  # likewise
         self._from_any: dict[int, str] = {}  # groups on which this rank receives from any source
-        self._meeting = threading.Lock()  # two threads may meet a group at the same time: it has one number
+        self._meeting = threading.RLock()  # two threads may meet a group at the same time: it has one number
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         """Numbers a group at its first operation; the group itself is not kept alive."""
