@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from threading import get_ident
@@ -49,7 +50,18 @@ from ringsim.comm.torch_private import (
 )
 from ringsim.errors import RendezvousFailed, RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, DESTROYED, ERROR, MADE_ANEW, NONE, OP_CODES, OP_KINDS, OP_NAMES
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    COLLECTIVE,
+    DESTROYED,
+    ERROR,
+    MADE_ANEW,
+    NONE,
+    OP_CODES,
+    OP_KINDS,
+    OP_NAMES,
+    Group,
+)
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Post, Recorder, fail_posting
 
@@ -112,7 +124,7 @@ class _Names:
         self.groups: dict[int, tuple[int, dict[int, int]]] = {}
         self.payloads: dict[torch.dtype | None, dict[torch.Size, int]] = {}
         self._of_collectives: dict[Any, int] = {}
-        self._met: set[str] = set()  # names of groups
+        self._met: set[tuple[str, int]] = set()  # names of groups, and their worlds
         self._used_before: set[str] = set()  # likewise
         self._from_any: dict[int, str] = {}  # groups on which this rank receives from any source
         self._meeting = threading.RLock()  # two threads may meet a group at the same time: it has one number
@@ -130,8 +142,9 @@ class _Names:
     def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         name, ranks = name_and_ranks(group)
         # Only where all of a group's operations are recorded is the k-th of one rank the k-th of the others.
-        fresh = self._compared and name not in self._met and is_unused(group)
-        self._met.add(name)
+        key = name, self._recorder.world
+        fresh = self._compared and key not in self._met and is_unused(group)
+        self._met.add(key)
         if self._compared and not fresh:
             self._used_before.add(name)
             self._recorder.set_meta("used_before", sorted(self._used_before))
@@ -140,7 +153,7 @@ class _Names:
 
     def meet_recv_from_any(self, group: int) -> None:
         """Notes that this rank receives from any source on a group: which send it meets is not known, so nothing there is compared."""
-        if self._compared and group not in self._from_any:
+        if self._compared and group >= 0 and group not in self._from_any:
             self._from_any[group] = self._recorder.groups[group].name
             self._recorder.set_meta("from_any", list(self._from_any))
             self._say_what_is_not_checked()
@@ -207,12 +220,16 @@ class _GroupOrder:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._made = 0
+        self._made: Counter[Group] = Counter()
         self._others: dict[int, PartReader] = {}
         self._records: dict[int, dict[int, Any]] = {}  # by rank and slot, the groups that the others make
 
-    def check(self, members: list[int]) -> None:
+    def check(self, members: list[int], world: Group) -> None:
         """Compares the next group of this rank with what its neighbours in the world make there, as far as they have come.
+
+        Args:
+            members: of the group.
+            world: the group of whose calls this is one.
 
         Raises:
             RendezvousFailed: another rank makes another group.
@@ -220,18 +237,18 @@ class _GroupOrder:
         me, size = self._recorder.rank, self._recorder.world_size
         steps = [1 << power for power in range(size.bit_length())]  # whoever disagrees with all others is found with few looks
         for rank in sorted({(me + step) % size for power in steps for step in (power, -power)} - {me}):
-            made = self._groups_of(rank)
-            if self._made < len(made):
-                theirs, place = made[self._made]
+            made = self._groups_of(rank, world)
+            if self._made[world] < len(made):
+                theirs, place = made[self._made[world]]
                 if list(theirs) != members:
                     raise RendezvousFailed(
                         f"all ranks must make the same groups in the same order, got {members} here and {list(theirs)} in rank {rank}'s "
                         f"new_group{place} (rank {me} of {size}). Call new_group for every group on every rank, in one order, also for "
                         "groups that the rank is not in."
                     )
-        self._made += 1
+        self._made[world] += 1
 
-    def _groups_of(self, rank: int) -> list[tuple[tuple[int, ...], str]]:
+    def _groups_of(self, rank: int, world: Group) -> list[tuple[tuple[int, ...], str]]:
         """Returns the members of the groups that a rank has made, or makes now, and where its program does."""
         part = self._others.setdefault(rank, PartReader(self._recorder.directory, rank))
         if not part.is_live():
@@ -246,7 +263,8 @@ class _GroupOrder:
         for _, record in sorted(records.items()):
             number, payload = int(record["group"]), part.names["payload"].get(int(record["payload"]))
             refused = record["status"] == ERROR and record["wait_ns"] == NONE
-            if number in part.fresh and part.names["group"][number].name == GROUPS and payload is not None and not refused:
+            of_world = number in part.fresh and part.names["group"][number] == world
+            if of_world and payload is not None and not refused:
                 file = part.names["file"].get(int(record["file"]), "")
                 made.append((payload.shape, f" at {os.path.basename(file)}:{record['line']}" if file else ""))
         return made
@@ -275,7 +293,7 @@ def _record_new_groups(recorder: Recorder, compared: bool) -> Hook:
         slot = post(group, NONE, NONE, payload)
         if slot is not None and compared:
             try:
-                order.check(members)
+                order.check(members, Group(GROUPS, tuple(world), recorder.world))
             except RendezvousFailed as error:
                 recorder.complete(slot, ERROR)
                 recorder.notice("group_order_mismatch", str(error), group, NONE, NONE, payload)
@@ -305,9 +323,13 @@ def _record_end_of_groups(recorder: Recorder, on_new_world: Callable[[], None]) 
 
     def set_default(group: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal destroyed
-        if group is None or destroyed:
-            destroyed = group is None
-            recorder.mark(DESTROYED if destroyed else MADE_ANEW)
+        if group is None:
+            destroyed = True
+            recorder.mark(DESTROYED)
+        elif destroyed:
+            destroyed = False
+            recorder.mark(MADE_ANEW)
+            recorder.world += 1
         on_new_world()
         return call(group, *args, **kwargs)
 

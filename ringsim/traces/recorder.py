@@ -63,6 +63,7 @@ from ringsim.traces.events import (
     make_events,
     read_word,
     word_notice,
+    write_group,
 )
 
 __all__ = ["LOST_PEER", "CallSites", "Recorder", "fail_posting", "label_in_force", "mark", "span", "stage_and_microbatch"]
@@ -125,6 +126,7 @@ class Recorder:
         directory: where the files are; of no meaning in memory.
         groups: what the numbers of groups mean; likewise ``payloads``, ``labels`` and ``files``.
         sites: finds the user's line.
+        world: how often the process groups were made again: part of what tells groups from each other.
         users: how many have installed hooks that show operations to this recorder.
         undo_hooks: takes the hooks away again.
         check_end: raises where the program left something undone when it says that it is done.
@@ -172,7 +174,7 @@ class Recorder:
         self.payloads: dict[int, Payload] = {}
         self.labels: dict[int, str] = {}
         self.files: dict[int, str] = {}
-        self.users = 0
+        self.world = self.users = 0
         self.undo_hooks: Callable[[], None] = _do_nothing
         self.check_end: Callable[[], None] = _do_nothing
         self.on_imports: Callable[[], None] = _do_nothing
@@ -358,9 +360,9 @@ class Recorder:
         Returns:
             Its number; NONE, here and below, where the disk is full.
         """
-        ranks = tuple(ranks)
-        line = {"name": name, "ranks": ranks} | ({"fresh": True} if fresh else {})
-        return self._number("group", (name, ranks, fresh), self.groups, Group(name, ranks), line)
+        group = Group(name, tuple(ranks), self.world)
+        line = write_group(group) | ({"fresh": True} if fresh else {})
+        return self._number("group", (group, fresh), self.groups, group, line)
 
     def payload(
         self,
@@ -437,16 +439,11 @@ class Recorder:
         records = records.compress(wanted if rank is None else wanted & (records["thread"] == rank))
         records = records.take(np.argsort(records["thread"], kind="stable"))  # faster than by an index
         columns: dict[str, Any] = {name: records[name] for name in RECORD.names or () if name != "thread"}
-        groups, payloads, labels, files = (
-            [named for _, named in sorted(table.items())]
-            for table in (self.groups, self.payloads, self.labels, self.files)
-        )
-        tables = Tables(
-            tuple(group._replace(name=read_word(group.name)) for group in groups),
-            tuple(payloads),
-            tuple(map(read_word, labels)),
-            tuple(map(read_word, files)),
-        )
+        groups = (group._replace(name=read_word(group.name)) for _, group in sorted(self.groups.items()))
+        payloads = (payload for _, payload in sorted(self.payloads.items()))
+        labels = (read_word(label) for _, label in sorted(self.labels.items()))
+        files = (read_word(file) for _, file in sorted(self.files.items()))
+        tables = Tables(tuple(groups), tuple(payloads), tuple(labels), tuple(files))
         return make_events({**columns, "rank": records["thread"]}, tables)
 
     def place_of(self, slot: int) -> str:
