@@ -418,19 +418,24 @@ _NOTHING: Final = contextlib.nullcontext()
 
 @contextlib.contextmanager
 def _blocking(recorder: Recorder, slots: list[int], limited: bool) -> Iterator[None]:
-    """Writes down that operations are waited for, of those with a limit of their own only afterwards.
+    """Writes down that operations are waited for, those with a limit of their own only afterwards.
 
     Until then they do not count as waiting: whatever their peers do, the limit lets the rank go on, and torch's error is the program's.
     """
     start_ns = time.monotonic_ns()
     if not limited:
-        for slot in slots:
-            recorder.wait(slot)
+        _begin(recorder, slots, start_ns)
     try:
         yield
     finally:
-        for slot in slots if limited else ():
-            recorder.amend(slot, wait_ns=start_ns)
+        if limited:
+            _begin(recorder, slots, start_ns)
+
+
+def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
+    """Writes down that operations were waited for from ``wait_ns`` on."""
+    for slot in slots:
+        recorder.amend(slot, wait_ns=wait_ns)
 
 
 def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> bool:
@@ -439,11 +444,15 @@ def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> boo
 
 
 class _Others(NamedTuple):
-    """What one handle completes, where that is not one operation of the host with a known peer."""
+    """What one handle completes, where that is not one operation of the host with a known peer.
+
+    ``since_ns`` is when the program first waited for it, if a limit of its own ended that wait.
+    """
 
     slots: list[int]
     gpu: torch.device | None = None
     ranks: Mapping[int, int] = {}  # of a recv from any source: global ranks by group rank
+    since_ns: int = NONE
 
 
 class _Hooks:
@@ -522,9 +531,10 @@ class _Hooks:
 
         Those of operations on GPUs are not asked: that could spoil the capture of a CUDA graph.
         """
-        for work in list(self.pending):
+        given_up = [work for work, other in list(self.others.items()) if other.since_ns != NONE]
+        for work in [*list(self.pending), *given_up]:
             try:
-                if self.is_completed(work) and self.pending.pop(work, None) is not None:
+                if self.is_completed(work) and self.take(work) is not None:
                     self.missing.add(UNAWAITED)
             except RuntimeError:  # it failed, which is for the program to find out
                 continue
@@ -532,14 +542,27 @@ class _Hooks:
 
     def finish(self, work: Work) -> None:
         """Completes the record of an operation that the program has found to be completed; it need not wait any more."""
-        slot = self.pending.pop(work, None)
-        if slot is not None:
-            try:
-                self.wait_unseen(work)
-            except Exception:
-                self.pending[work] = slot  # it failed, which is for the program to find out
-            else:
+        if work in self.others and self.others[work].gpu is not None:
+            return  # its times are read when the program waits
+        other = self.take(work)
+        if other is None:
+            return
+        try:
+            self.wait_unseen(work)
+        except Exception:
+            self.others[work] = other  # if it failed, that is for the program to find out
+            return
+        for slot in other.slots:
+            if other.since_ns == NONE:
                 self.recorder.complete_at_once(slot)
+            else:
+                self.recorder.amend(slot, wait_ns=other.since_ns)
+                self.recorder.complete(slot)
+
+    def take(self, work: Work) -> _Others | None:
+        """Returns what a handle completes, and remembers it no longer; None if it is not known."""
+        slot = self.pending.pop(work, None)
+        return self.others.pop(work, None) if slot is None else _Others([slot])
 
     def say_what_is_missing(self, *on_gpus: str) -> None:
         """Writes down what could not be recorded, and that of operations on GPUs."""
@@ -813,22 +836,31 @@ class _Hooks:
 
     def wait_for_other(self, call: Hook, work: Work, *timeout: Any) -> Any:
         """Waits with a limit, or for a recv from any source, a batch, or a handle that was waited for or posted before recording."""
-        recorder, slot = self.recorder, self.pending.pop(work, None)
-        other = self.others.pop(work, None) if slot is None else _Others([slot])
+        recorder, other = self.recorder, self.take(work)
         if other is None:
             # A second wait for a message of Gloo would hang, and then break the connection.
             return True if is_message(work) and work.is_completed() and work not in self.failed else call(work, *timeout)
         begun = None if other.gpu is None else self.gpu_times.begin(other.gpu)
+        limited, since_ns = any(timeout), other.since_ns
+        if since_ns == NONE:
+            since_ns = time.monotonic_ns()
+        if not limited:
+            _begin(recorder, other.slots, since_ns)
         try:
-            with _blocking(recorder, other.slots, limited=any(timeout)):
-                result = call(work, *timeout)
+            result = call(work, *timeout)
         except BaseException:
+            goes_on = begun is None and not is_message(work) and not self.is_completed(work)
+            if limited and goes_on:
+                self.others[work] = other._replace(since_ns=since_ns)
+                raise
             self.failed.add(work)
-            if not any(timeout):
+            if not limited:
                 recorder.on_failure()
+            _begin(recorder, other.slots, since_ns)
             for slot in other.slots:
                 recorder.complete(slot, ERROR)
             raise
+        _begin(recorder, other.slots, since_ns)
         if other.ranks:
             recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))  # type: ignore[arg-type]  # None is no key
         for slot in other.slots:
