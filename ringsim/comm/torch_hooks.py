@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from threading import get_ident
 from typing import Any, Final, NamedTuple
@@ -41,6 +41,7 @@ from ringsim.comm.torch_private import (
     NEW_GROUP,
     SET_DEFAULT,
     START_COALESCING,
+    Future,
     Place,
     count_groups,
     is_message,
@@ -369,7 +370,7 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     hooks.replace(replacements)
     hooks.look_for_pipelining()
     dispatcher = get_dispatcher()
-    dispatcher.listener, dispatcher.on_wait = hooks.make_listener(), hooks.late.begin
+    dispatcher.listener, dispatcher.on_wait = hooks.make_listener(), hooks.late.begin_tensor
 
     def undo() -> None:
         put(hooks.originals)
@@ -480,10 +481,12 @@ class _Hooks:
         self.is_completed: Hook = Work.is_completed
         self.wait_unseen: Hook = lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
         self.late = LateWaits(recorder, self.wait_unseen)
+        self.futures: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # their slots
         self.originals: dict[Place, Any] = {}  # what stood in torch's places
         self.replacements: dict[Place, Hook] = {
             **program_spans.make_replacements(recorder, self.late.enter_block),
             **handed_over.make_replacements(recorder.sites),
+            **self.make_future_replacements(),
             **(checks.replacements if checks else {}),
         }
         makers: dict[Place, Callable[[], Hook]] = {
@@ -753,7 +756,8 @@ class _Hooks:
                 recorder.complete(slot)  # to wait for it would make the program's stream wait
                 self.missing.add(UNSEEN_ON_GPUS)
             else:
-                late.add(Work.unbox(result[-1] if isinstance(result, tuple) else result), slot, issued.made, sys._getframe(2))
+                work = Work.unbox(result[-1] if isinstance(result, tuple) else result)
+                late.add(work, slot, group, issued.made, sys._getframe(1).f_back)
             return result
 
         return listen
@@ -823,16 +827,56 @@ class _Hooks:
         return compile_
 
     def make_get_future(self) -> Hook:
-        """Makes the hook for ``get_future``: whoever waits for the future does so in C++, as for collectives that C++ issues."""
+        """Makes the hook for ``get_future``: the wait for a future may be in C++, as for collectives that C++ issues."""
         call, take, late = Work.get_future, self.pending.pop, self.late
+        futures, recorder = self.futures, self.recorder
 
         def get_future(self: Work) -> Any:
             future = call(self)
             if (slot := take(self, None)) is not None:
-                late.add(self, slot, [], None)
+                late.add(self, slot, recorder.group_of(slot))
+                futures[future] = [slot]
             return future
 
         return get_future
+
+    def make_future_replacements(self) -> dict[Place, Hook]:
+        """Makes the functions that tell what a wait for futures waits for."""
+        futures, begin = self.futures, self.late.begin
+        wait_for_one, then = Future.wait, Future.then
+        wait_for_all, collect = torch.futures.wait_all, torch.futures.collect_all
+
+        def find(some: Iterable[Any]) -> list[int]:
+            return [slot for future in some for slot in futures.get(future, ())]
+
+        def wait(self: Any) -> Any:
+            has_waited = begin(futures.get(self, ()))
+            result = wait_for_one(self)
+            has_waited()
+            return result
+
+        def then_recorded(self: Any, callback: Any) -> Any:
+            result = then(self, callback)
+            futures[result] = futures.get(self, [])
+            return result
+
+        def wait_all(futures: list[Any]) -> Any:
+            has_waited = begin(find(futures))
+            result = wait_for_all(futures)
+            has_waited()
+            return result
+
+        def collect_all(futures: list[Any]) -> Any:
+            result = collect(futures)
+            self.futures[result] = find(futures)
+            return result
+
+        return {
+            (Future, "wait"): functools.update_wrapper(wait, wait_for_one),
+            (Future, "then"): functools.update_wrapper(then_recorded, then),
+            (torch.futures, "wait_all"): functools.update_wrapper(wait_all, wait_for_all),
+            (torch.futures, "collect_all"): functools.update_wrapper(collect_all, collect),
+        }
 
     def wait_for_other(self, call: Hook, work: Work, *timeout: Any) -> Any:
         """Waits with a limit, or for a recv from any source, a batch, or a handle that was waited for or posted before recording."""

@@ -446,6 +446,10 @@ class Recorder:
         tables = Tables(tuple(groups), tuple(payloads), tuple(labels), tuple(files))
         return make_events({**columns, "rank": records["thread"]}, tables)
 
+    def group_of(self, slot: int) -> int:
+        """Returns the number of the group on which an operation was posted."""
+        return int(np.frombuffer(self._memory, dtype=RECORD, count=1, offset=slot * 8)["group"][0])
+
     def place_of(self, slot: int) -> str:
         """Returns where an operation was posted, as " at ring.py:7"; empty if unknown."""
         record = np.frombuffer(self._memory, dtype=RECORD, count=1, offset=slot * 8)[0]
