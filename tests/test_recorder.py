@@ -239,9 +239,7 @@ recorder.close()
 
 @pytest.mark.parametrize("within", ["names", "grows"])
 @pytest.mark.parametrize("marks", [1, 2 * CHUNK])
-def test_a_signal_handler_may_record_in_the_middle_of_the_recorder(
-    within: str, marks: int, tmp_path: Path
-) -> None:
+def test_a_signal_handler_may_record_in_the_middle_of_the_recorder(within: str, marks: int, tmp_path: Path) -> None:
     """0.2.0 hung: the main thread waited for a lock that it held."""
     command = [sys.executable, "-c", HANDLED, str(tmp_path), within, str(marks)]
     subprocess.run(command, check=True, timeout=60)
@@ -253,9 +251,7 @@ def test_a_signal_handler_may_record_in_the_middle_of_the_recorder(
     assert labels == mine | {"handled": marks, "in the handler": 1}
 
 
-def test_the_file_does_not_grow_while_it_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_does_not_grow_while_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """0.2.0 wrote zeros into the file that had been opened under the same number since."""
     recorder, write = Recorder(tmp_path, rank=0, world_size=1), os.write
     others: list[int] = []

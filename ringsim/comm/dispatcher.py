@@ -276,9 +276,7 @@ class LateWaits:
             if self._complete(item.slot) and in_cpp:
                 last = item
 
-    def _next(
-        self, items: queue.SimpleQueue[_UnderWay | None], last: _UnderWay | None
-    ) -> _UnderWay | None:
+    def _next(self, items: queue.SimpleQueue[_UnderWay | None], last: _UnderWay | None) -> _UnderWay | None:
         """Returns the next collective, None at the end; finds out meanwhile whether the last one was waited for."""
         while last is not None and last.call.latest == last.slot:
             try:

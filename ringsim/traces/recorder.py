@@ -382,9 +382,7 @@ class Recorder:
         """Numbers a name of a span, a mark or an operation."""
         return self._number("label", name, self.labels, name, {"name": name})
 
-    def _number(
-        self, table: str, key: Any, values: dict[int, Any], value: Any, line: dict[str, Any]
-    ) -> int:
+    def _number(self, table: str, key: Any, values: dict[int, Any], value: Any, line: dict[str, Any]) -> int:
         numbers = self._numbers[table]
         if key in numbers:
             return numbers[key]
