@@ -7,8 +7,9 @@ neither registering nor removing is safe while another thread is in an operator.
 
 An operation that cannot be read is handed on without a record: DistributedDataParallel's reducer does not survive an error here.
 
-Whoever waits for such a collective waits in C++, mostly unseen. So a thread for each group waits for them as well, one after the other, and
-writes down when each was done. A callback on their futures would take the interpreter in Gloo's own thread, and delay every operation behind it.
+The program waits for such a collective in C++, mostly unseen. So a thread for each group waits as well, for one
+after the other, and writes down when each was done. A callback on their futures would take the interpreter in
+Gloo's own thread, and delay every operation behind it.
 """
 
 from __future__ import annotations
