@@ -19,7 +19,7 @@ ROWS = st.lists(LENGTHS, max_size=2).map(tuple)
 
 tables = st.builds(
     Tables,
-    groups=st.lists(st.builds(Group, WORDS, st.lists(st.integers(0, WORLD_SIZE - 1)).map(tuple)), max_size=3).map(tuple),
+    groups=st.lists(st.builds(Group, WORDS, st.lists(st.integers(0, WORLD_SIZE - 1)).map(tuple), st.integers(0, 2)), max_size=3).map(tuple),
     payloads=st.lists(st.builds(Payload, WORDS, LENGTHS, st.integers(NONE, 2**50), WORDS, ROWS, ROWS), max_size=3).map(tuple),
     labels=st.lists(WORDS, max_size=3).map(tuple),
     files=st.lists(WORDS, max_size=3).map(tuple),

@@ -223,7 +223,7 @@ def test_what_ends_a_thread_is_written_down(monkeypatch: pytest.MonkeyPatch) -> 
         thread.join()
     stop()
     assert threading.excepthook is print
-    (label,) = recorder.labels
+    (label,) = recorder.labels.values()
     assert label.startswith("! thread_failed: raised ValueError: no more batches (")
 
 

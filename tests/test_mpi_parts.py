@@ -23,7 +23,7 @@ from ringsim.comm.mpi_transfers import MpiGroup, MpiHandle, MpiRecords, _flatten
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 from ringsim.launch.joined import FileBoard
 from ringsim.state import change_state
-from ringsim.traces.events import ANY_SOURCE, OP_CODES
+from ringsim.traces.events import ANY_SOURCE, OP_CODES, Group
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
 
@@ -235,7 +235,7 @@ def test_operations_are_written_down(tmp_path: Path) -> None:
     assert events.peer.tolist() == [1, 0, 0]  # the sender is known now
     assert events.size_bytes.tolist() == [24, 48, 24]
     assert events.status.tolist() == [2, 1, 3]
-    assert events.tables.groups[0] == ("mpi:7", (0, 1))
+    assert events.tables.groups[0] == Group("mpi:7", (0, 1))
     assert facts["backend"] == "mpi"
 
 

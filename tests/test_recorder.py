@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ def test_names_are_numbered_once_and_each_is_one_write(tmp_path: Path, monkeypat
         {"table": "payload", "id": 0, "dtype": "float32", "shape": [2, 3], "size_bytes": 24, "reduction": "SUM", "strides": [[1, 2]]},
         {"table": "meta", "key": "pid", "value": 7},
     ]
-    assert (recorder.labels, [group.name for group in recorder.groups]) == (["one", "two"], ["pair", "pair", "two"])
+    assert recorder.labels == {0: "one", 1: "two"}
+    assert [group.name for group in recorder.groups.values()] == ["pair", "pair", "two"]
     recorder.close()
 
 
@@ -204,6 +206,75 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
         mine = records[records["peer"] == number]
         assert (mine["tag"] == np.arange(each)).all()
         assert len(set(mine["thread"])) == 1
+
+
+HANDLED = """
+import os, signal, sys, threading
+import ringsim
+from ringsim.state import change_state
+from ringsim.traces.recorder import Recorder
+
+def note(*_):
+    for _ in range(int(sys.argv[3])):
+        ringsim.mark("handled")
+    with ringsim.span("in the handler"):
+        pass
+
+def write(file, data):
+    if len(data) > 1000 if sys.argv[2] == "grows" else b'"main 7"' in data:
+        os.write = unpatched
+        signal.raise_signal(signal.SIGUSR1)
+    return unpatched(file, data)
+
+recorder, unpatched = Recorder(sys.argv[1], 0, 1), os.write
+change_state(recorder=recorder)
+signal.signal(signal.SIGUSR1, note)
+os.write = write
+for number in range(9):
+    for _ in range(100):
+        ringsim.mark(f"main {number}")
+recorder.close()
+"""
+
+
+@pytest.mark.parametrize("within", ["names", "grows"])
+@pytest.mark.parametrize("marks", [1, 2 * CHUNK])
+def test_a_signal_handler_may_record_in_the_middle_of_the_recorder(within: str, marks: int, tmp_path: Path) -> None:
+    """0.2.0 hung: the main thread waited for a lock that it held."""
+    command = [sys.executable, "-c", HANDLED, str(tmp_path), within, str(marks)]
+    subprocess.run(command, check=True, timeout=60)
+    events, pieces = read_parts(tmp_path)
+    assert (events.status == OK).all()
+    assert (pieces["complete"], pieces["notes"]) == (True, [])
+    labels = Counter(events.tables.labels[label] for label in events.label)
+    mine = {f"main {number}": 100 for number in range(9)}
+    assert labels == mine | {"handled": marks, "in the handler": 1}
+
+
+def test_the_file_does_not_grow_while_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.2.0 wrote zeros into the file that had been opened under the same number since."""
+    recorder, write = Recorder(tmp_path, rank=0, world_size=1), os.write
+    others: list[int] = []
+
+    def close() -> None:
+        recorder.close()
+        others.extend(os.open(tmp_path / f"other-{n}", os.O_RDWR | os.O_CREAT) for n in range(4))
+
+    closing = threading.Thread(target=close)
+
+    def write_late(file: int, data: Any) -> int:
+        if len(data) > 1000 and not closing.ident:
+            closing.start()
+            closing.join(0.5)
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", write_late)
+    for _ in range(FIRST_CHUNK + 20):
+        recorder.mark("here")
+    closing.join()
+    assert [os.fstat(file).st_size for file in others] == [0] * 4
+    for file in others:
+        os.close(file)
 
 
 def test_a_forked_process_leaves_the_records_of_the_rank_alone(tmp_path: Path) -> None:

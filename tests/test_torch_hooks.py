@@ -29,7 +29,7 @@ from ringsim.comm.torch_hooks import GROUPS, install, uninstall
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.errors import RingError
 from ringsim.state import get_state
-from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_CODES, OP_NAMES, Events
+from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_CODES, OP_NAMES, Events, Group
 from ringsim.traces.matching import refused
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import CHUNK, LOST_PEER, Recorder, fail_posting
@@ -98,7 +98,7 @@ def test_a_message_is_written_down_whole_within_spans_that_nest(record: Callable
     message = {"op": "isend", "peer": 3, "tag": 5, "payload": ("bfloat16", (2, 3), 12), "line": line, "status": OK}
     assert row(events, at) == message
     assert events.tables.files[events.file[at]] == __file__
-    assert events.tables.groups[events.group[at]] == ("world", (0, 1, 2, 3))
+    assert events.tables.groups[events.group[at]] == Group("world", (0, 1, 2, 3))
     assert events.thread[at] == 0
     assert 0 <= events.post_ns[at] <= events.wait_ns[at] <= events.done_ns[at]
 
@@ -309,7 +309,7 @@ def test_a_group_has_its_name_and_global_ranks_and_is_not_kept_alive(record: Cal
     assert [(group.name, group.ranks) for group in groups[1:-1:3]] == [(name, (0, 3)) for name in names]
     assert groups[1:-1:3] == groups[2::3]
     assert list(events.peer) == [NONE, 3, 3] * 3 + [NONE]
-    assert groups[:-1:3] == [(GROUPS, (0, 1, 2, 3))] * 3
+    assert groups[:-1:3] == [Group(GROUPS, (0, 1, 2, 3))] * 3
     assert groups[-1].ranks == (0, 2)
     assert payloads[::3] == [(0, 3)] * 3 + [(0, 2)]
     assert (events.status == OK).all()
@@ -322,7 +322,7 @@ def test_an_unregistered_group_says_so(record: Callable[[], Events], world: Proc
     group._set_group_name("mine")
     group.send([torch.zeros(1)], 1, 0).wait()
     events = record()
-    assert events.tables.groups == (("mine (unregistered: group ranks)", (0, 1)),)
+    assert events.tables.groups == (Group("mine (unregistered: group ranks)", (0, 1)),)
     assert list(events.peer) == [1]
 
 

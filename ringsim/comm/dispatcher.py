@@ -7,8 +7,9 @@ neither registering nor removing is safe while another thread is in an operator.
 
 An operation that cannot be read is handed on without a record: DistributedDataParallel's reducer does not survive an error here.
 
-Whoever waits for such a collective waits in C++, unseen. So a thread waits for them as well, one after the other, and writes down when each
-was done. A callback on their futures would take the interpreter in Gloo's own thread, and delay every operation behind it.
+The program waits for such a collective in C++, mostly unseen. So a thread for each group waits as well, for one
+after the other, and writes down when each was done. A callback on their futures would take the interpreter in
+Gloo's own thread, and delay every operation behind it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -30,7 +32,7 @@ from torch.distributed import ProcessGroup, Work
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.collectives import METHODS, Reading, find_tensors
 from ringsim.comm.torch_private import keys_below_backend_select, tree_leaves
-from ringsim.traces.events import ERROR, NONE
+from ringsim.traces.events import ERROR, NONE, OK
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
@@ -39,6 +41,7 @@ RETURN_S: Final = 0.001  # the least limit that torch knows; by then a call into
 LOOK_S: Final = 0.003  # how often to look whether one has that does
 NOTICED_S: Final = 0.5  # C++ may wait for so long unseen
 JOIN_S: Final = 2.0  # what is still under way when recording ends gets this long
+_DONE: Final = object()
 
 
 class Issued(NamedTuple):
@@ -68,14 +71,15 @@ class Dispatcher:
 
     Attributes:
         listener: is called with each collective, and does it; None while nothing is recorded.
-        on_wait: is called with a tensor when the program begins to wait for the functional collective that makes it.
+        on_wait: is called with a tensor when the program begins to wait for the functional collective that makes it; what it returns is
+            called when the program has waited.
         complete: whether all collectives come by: False in a version of torch that has another dispatcher.
         recorded_elsewhere: by thread, ``now`` is whether what comes by is recorded by whoever called it.
     """
 
     def __init__(self) -> None:
         self.listener: Callable[[Issued], Any] | None = None
-        self.on_wait: Callable[[torch.Tensor], None] | None = None
+        self.on_wait: Callable[[torch.Tensor], Callable[[], None]] | None = None
         self.recorded_elsewhere = threading.local()
         self._libraries = [torch.library.Library(name, "IMPL") for name in ("c10d", "_c10d_functional")]
         below = keys_below_backend_select()
@@ -119,9 +123,12 @@ class Dispatcher:
 
         def kernel(keys: Any, tensor: torch.Tensor) -> Any:
             on_wait = self.on_wait
-            if on_wait is not None and _holds_data(tensor):
-                on_wait(tensor)
-            return hand_on(keys & below, tensor)
+            if on_wait is None or not _holds_data(tensor):
+                return hand_on(keys & below, tensor)
+            has_waited = on_wait(tensor)
+            result = hand_on(keys & below, tensor)
+            has_waited()
+            return result
 
         return kernel
 
@@ -137,20 +144,31 @@ def get_dispatcher() -> Dispatcher:
     return Dispatcher()
 
 
+@dataclass(slots=True)
+class _Call:
+    """A call into C++ that issues collectives: of which thread, from where, and the latest one."""
+
+    thread: int
+    frame: tuple[int, int]
+    blocks: int
+    latest: int = NONE
+
+
 class _UnderWay(NamedTuple):
-    """A collective that nobody in Python waits for: its record, what it fills, and where the thread was that issued it."""
+    """A collective that nobody in Python waits for: its record, what it fills, and what issued it."""
 
     work: Work
     slot: int
     places: list[int]
     issued_ns: int
-    thread: int
-    frame: tuple[int, int]
-    blocks: int
+    call: _Call
 
 
 class LateWaits:
-    """Waits for collectives that the program waits for in C++, one after the other, and writes down when each was done.
+    """Waits for collectives that the program waits for in C++, and writes down when each was done.
+
+    Those of one group are waited for one after the other, by a thread of their own. Where the program
+    is seen to have waited, it is not left to that thread.
 
     DistributedDataParallel waits when it has issued its last bucket. So a collective counts as waited for from when it was issued if its
     thread comes back from C++ after it was done, and has issued no other one by then.
@@ -162,34 +180,73 @@ class LateWaits:
 
     def __init__(self, recorder: Recorder, wait: Callable[..., Any]) -> None:
         self._recorder, self._wait = recorder, wait
-        self._queue: queue.SimpleQueue[_UnderWay | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._queues: dict[int, queue.SimpleQueue[_UnderWay | None]] = {}  # by group
+        self._threads: list[threading.Thread] = []
         self._slots: dict[int, int] = {}  # by the address of what a collective fills
+        self._open: dict[int, None] = {}  # slots of what is not done; who takes one out completes it
         self._blocks: defaultdict[int, int] = defaultdict(int)  # by thread, how many blocks of record_function it has entered
-        self._last: _UnderWay | None = None  # done while its thread was in C++: perhaps what that waited for
+        self._calls: dict[int, _Call] = {}  # the latest of each thread
 
-    def add(self, work: Work, slot: int, made: list[torch.Tensor], frame: FrameType | None) -> None:
+    def add(
+        self,
+        work: Work,
+        slot: int,
+        group: int,
+        made: Sequence[torch.Tensor] = (),
+        frame: FrameType | None = None,
+    ) -> None:
         """Writes down when a collective is done, in the record at ``slot``.
 
         Args:
             work: its handle.
             slot: its record.
+            group: the number of its group.
             made: the tensors that it fills.
             frame: of the Python function that called into C++, where there is one.
         """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ringsim-late-waits", daemon=True)
-            self._thread.start()
+        if group not in self._queues:
+            self._queues[group] = queue.SimpleQueue()
+            name = f"ringsim-late-waits-{group}"
+            thread = threading.Thread(target=self._run, args=(self._queues[group],), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
         places = [tensor.data_ptr() for tensor in made]
+        self._open[slot] = None
         self._slots.update(dict.fromkeys(places, slot))
-        thread = threading.get_ident()
-        self._queue.put(_UnderWay(work, slot, places, time.monotonic_ns(), thread, _where(frame), self._blocks[thread]))
+        ident = threading.get_ident()
+        place, blocks, call = _where(frame), self._blocks[ident], self._calls.get(ident)
+        if call is None or (call.frame, call.blocks) != (place, blocks):
+            call = self._calls[ident] = _Call(ident, place, blocks)
+        call.latest = slot
+        self._queues[group].put(_UnderWay(work, slot, places, time.monotonic_ns(), call))
 
-    def begin(self, tensor: torch.Tensor) -> None:
-        """Writes down that the program begins to wait for what fills ``tensor``, where that is under way."""
+    def begin_tensor(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Like ``begin``, for what fills ``tensor``."""
         slot = self._slots.get(tensor.data_ptr())
-        if slot is not None:
+        return self.begin(() if slot is None else (slot,))
+
+    def begin(self, slots: Sequence[int]) -> Callable[[], None]:
+        """Writes down that the program begins to wait for those collectives that are not done.
+
+        Returns:
+            A function to be called when the program has waited.
+        """
+        begun = [slot for slot in slots if slot in self._open]
+        for slot in begun:
             self._recorder.wait(slot)
+        return functools.partial(self._end, begun)
+
+    def _end(self, slots: list[int]) -> None:
+        for slot in slots:
+            if not self._complete(slot):
+                self._recorder.amend(slot, done_ns=NONE)  # not before the wait, which came too late
+
+    def _complete(self, slot: int, status: int = OK) -> bool:
+        """Completes a record, unless another thread does."""
+        mine = self._open.pop(slot, _DONE) is not _DONE
+        if mine:
+            self._recorder.complete(slot, status)
+        return mine
 
     def enter_block(self) -> None:
         """Notes that the thread is back from C++: Python uses frames again, and DistributedDataParallel's forward pass is a block."""
@@ -197,40 +254,42 @@ class LateWaits:
 
     def stop(self) -> None:
         """Ends when what was added is done, or has had its time."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(JOIN_S)
-            leave_thread(self._thread)
+        for each in self._queues.values():
+            each.put(None)
+        end_s = time.monotonic() + JOIN_S
+        for thread in self._threads:
+            thread.join(max(end_s - time.monotonic(), 0.0))
+            leave_thread(thread)
 
-    def _run(self) -> None:
-        while (item := self._next()) is not None:
+    def _run(self, items: queue.SimpleQueue[_UnderWay | None]) -> None:
+        last: _UnderWay | None = None  # done while its thread was in C++: perhaps what that waited for
+        while (item := self._next(items, last)) is not None:
+            last = None
             try:
                 in_cpp = self._wait_for(item)
             except Exception:
-                self._recorder.complete(item.slot, ERROR)
+                self._complete(item.slot, ERROR)
                 continue
             finally:
                 for place in item.places:
-                    self._slots.pop(place, None)  # first: nobody begins to wait for what is done
-            self._recorder.complete(item.slot)
-            self._last = item if in_cpp else None
+                    if self._slots.get(place) == item.slot:
+                        self._slots.pop(place, None)
+            if self._complete(item.slot) and in_cpp:
+                last = item
 
-    def _next(self) -> _UnderWay | None:
+    def _next(self, items: queue.SimpleQueue[_UnderWay | None], last: _UnderWay | None) -> _UnderWay | None:
         """Returns the next collective, None at the end; finds out meanwhile whether the last one was waited for."""
-        last, self._last = self._last, None
-        while last is not None:
+        while last is not None and last.call.latest == last.slot:
             try:
-                came = [self._queue.get(timeout=LOOK_S)]
+                came = [items.get(timeout=LOOK_S)]
             except queue.Empty:
                 came = []
-            if came and came[0] is not None and came[0][-3:] == last[-3:]:
-                return came[0]  # from the same call into C++, which went on beside the last one
-            if came or not self._holds_its_thread(last):
+            if last.call.latest == last.slot and not self._is_in(last.call):
                 self._recorder.amend(last.slot, wait_ns=last.issued_ns)
                 last = None
             if came:
                 return came[0]
-        return self._queue.get()
+        return items.get()
 
     def _wait_for(self, item: _UnderWay) -> bool:
         """Waits for a collective; returns whether its thread stayed in C++. There it counts as waiting after a while."""
@@ -238,9 +297,9 @@ class LateWaits:
         for limit_s in (RETURN_S, NOTICED_S):
             try:
                 self._wait(item.work, timedelta(seconds=limit_s))
-                return in_cpp or self._holds_its_thread(item)
+                return in_cpp or self._is_in(item.call)
             except Exception:  # the limit, or what the wait below raises again
-                in_cpp = self._holds_its_thread(item)
+                in_cpp = self._is_in(item.call)
         if in_cpp:
             self._recorder.wait(item.slot)
         try:
@@ -251,12 +310,12 @@ class LateWaits:
             raise
         return in_cpp
 
-    def _holds_its_thread(self, item: _UnderWay) -> bool:
+    def _is_in(self, call: _Call) -> bool:
         """Whether the thread has not come back from C++ since; functions in Python that C++ calls do not count."""
-        frame = sys._current_frames().get(item.thread)
-        while frame is not None and _where(frame) != item.frame:
+        frame = sys._current_frames().get(call.thread)
+        while frame is not None and _where(frame) != call.frame:
             frame = frame.f_back
-        return frame is not None and self._blocks[item.thread] == item.blocks
+        return frame is not None and self._blocks[call.thread] == call.blocks
 
 
 def _where(frame: FrameType | None) -> tuple[int, int]:

@@ -24,12 +24,12 @@ from ringsim.comm.torch_hooks import find_handle_types, install, name_and_ranks,
 from ringsim.comm.torch_private import Place
 from ringsim.faults import Injection, degraded_by, fails_at, make_failure
 from ringsim.state import get_state
-from ringsim.traces.events import NONE, OP_KINDS, SEND
+from ringsim.traces.events import NONE, OP_KINDS, SEND, Group
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Recorder
 
 _OPERATIONS: Final = ("send", "recv", "recv_anysource", *METHODS)
-_Channel = tuple[int, str, tuple[int, ...], int]  # source, name and ranks of the group, tag
+_Channel = tuple[int, Group, int]  # source, group, tag
 
 
 def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) -> None:
@@ -103,7 +103,7 @@ class _SlowLinks:
     """
 
     def __init__(self, recorder: Recorder, factors: dict[int, float]) -> None:
-        self._factors = factors
+        self._factors, self._recorder = factors, recorder
         self._sends = {src: _Sends(PartReader(recorder.directory, src), recorder.rank) for src in factors}
         self._received: dict[_Channel, int] = {}  # the number of the last one
         self._posted: dict[Work, tuple[_Channel, int, int, int]] = {}  # channel, number, when, bytes
@@ -121,7 +121,7 @@ class _SlowLinks:
             src = ranks[rank]
             if src not in self._factors:
                 return call(group, tensors, rank, tag)
-            channel = (src, name, tuple(ranks), tag)
+            channel = (src, Group(name, tuple(ranks), self._recorder.world), tag)
             posted_ns = time.monotonic_ns()
             work = call(group, tensors, rank, tag)
             place = self._received[channel] = self._received.get(channel, NONE) + 1
@@ -173,7 +173,7 @@ class _Sends:
         for slot, record in zip(batch.slots[mine].tolist(), batch.records[mine], strict=True):
             group = part.names["group"].get(int(record["group"]))
             if group is not None:
-                posts = self._posts.setdefault((part.rank, group.name, group.ranks, int(record["tag"])), [])
+                posts = self._posts.setdefault((part.rank, group, int(record["tag"])), [])
                 send = slot, int(record["post_ns"])
                 at = bisect_left(posts, send)
                 if posts[at : at + 1] != [send]:  # it comes again when it is done

@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from threading import get_ident
 from typing import Any, Final, NamedTuple
@@ -40,6 +41,7 @@ from ringsim.comm.torch_private import (
     NEW_GROUP,
     SET_DEFAULT,
     START_COALESCING,
+    Future,
     Place,
     count_groups,
     is_message,
@@ -49,7 +51,18 @@ from ringsim.comm.torch_private import (
 )
 from ringsim.errors import RendezvousFailed, RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, DESTROYED, ERROR, MADE_ANEW, NONE, OP_CODES, OP_KINDS, OP_NAMES
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    COLLECTIVE,
+    DESTROYED,
+    ERROR,
+    MADE_ANEW,
+    NONE,
+    OP_CODES,
+    OP_KINDS,
+    OP_NAMES,
+    Group,
+)
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Post, Recorder, fail_posting
 
@@ -112,10 +125,10 @@ class _Names:
         self.groups: dict[int, tuple[int, dict[int, int]]] = {}
         self.payloads: dict[torch.dtype | None, dict[torch.Size, int]] = {}
         self._of_collectives: dict[Any, int] = {}
-        self._met: set[str] = set()  # names of groups
+        self._met: set[tuple[str, int]] = set()  # names of groups, and their worlds
         self._used_before: set[str] = set()  # likewise
         self._from_any: dict[int, str] = {}  # groups on which this rank receives from any source
-        self._meeting = threading.Lock()  # two threads may meet a group at the same time: it has one number
+        self._meeting = threading.RLock()  # two threads may meet a group at the same time: it has one number
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         """Numbers a group at its first operation; the group itself is not kept alive."""
@@ -130,8 +143,9 @@ class _Names:
     def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         name, ranks = name_and_ranks(group)
         # Only where all of a group's operations are recorded is the k-th of one rank the k-th of the others.
-        fresh = self._compared and name not in self._met and is_unused(group)
-        self._met.add(name)
+        key = name, self._recorder.world
+        fresh = self._compared and key not in self._met and is_unused(group)
+        self._met.add(key)
         if self._compared and not fresh:
             self._used_before.add(name)
             self._recorder.set_meta("used_before", sorted(self._used_before))
@@ -140,7 +154,7 @@ class _Names:
 
     def meet_recv_from_any(self, group: int) -> None:
         """Notes that this rank receives from any source on a group: which send it meets is not known, so nothing there is compared."""
-        if self._compared and group not in self._from_any:
+        if self._compared and group >= 0 and group not in self._from_any:
             self._from_any[group] = self._recorder.groups[group].name
             self._recorder.set_meta("from_any", list(self._from_any))
             self._say_what_is_not_checked()
@@ -207,12 +221,16 @@ class _GroupOrder:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._made = 0
+        self._made: Counter[Group] = Counter()
         self._others: dict[int, PartReader] = {}
         self._records: dict[int, dict[int, Any]] = {}  # by rank and slot, the groups that the others make
 
-    def check(self, members: list[int]) -> None:
+    def check(self, members: list[int], world: Group) -> None:
         """Compares the next group of this rank with what its neighbours in the world make there, as far as they have come.
+
+        Args:
+            members: of the group.
+            world: the group of whose calls this is one.
 
         Raises:
             RendezvousFailed: another rank makes another group.
@@ -220,18 +238,18 @@ class _GroupOrder:
         me, size = self._recorder.rank, self._recorder.world_size
         steps = [1 << power for power in range(size.bit_length())]  # whoever disagrees with all others is found with few looks
         for rank in sorted({(me + step) % size for power in steps for step in (power, -power)} - {me}):
-            made = self._groups_of(rank)
-            if self._made < len(made):
-                theirs, place = made[self._made]
+            made = self._groups_of(rank, world)
+            if self._made[world] < len(made):
+                theirs, place = made[self._made[world]]
                 if list(theirs) != members:
                     raise RendezvousFailed(
                         f"all ranks must make the same groups in the same order, got {members} here and {list(theirs)} in rank {rank}'s "
                         f"new_group{place} (rank {me} of {size}). Call new_group for every group on every rank, in one order, also for "
                         "groups that the rank is not in."
                     )
-        self._made += 1
+        self._made[world] += 1
 
-    def _groups_of(self, rank: int) -> list[tuple[tuple[int, ...], str]]:
+    def _groups_of(self, rank: int, world: Group) -> list[tuple[tuple[int, ...], str]]:
         """Returns the members of the groups that a rank has made, or makes now, and where its program does."""
         part = self._others.setdefault(rank, PartReader(self._recorder.directory, rank))
         if not part.is_live():
@@ -246,7 +264,8 @@ class _GroupOrder:
         for _, record in sorted(records.items()):
             number, payload = int(record["group"]), part.names["payload"].get(int(record["payload"]))
             refused = record["status"] == ERROR and record["wait_ns"] == NONE
-            if number in part.fresh and part.names["group"][number].name == GROUPS and payload is not None and not refused:
+            of_world = number in part.fresh and part.names["group"][number] == world
+            if of_world and payload is not None and not refused:
                 file = part.names["file"].get(int(record["file"]), "")
                 made.append((payload.shape, f" at {os.path.basename(file)}:{record['line']}" if file else ""))
         return made
@@ -275,7 +294,7 @@ def _record_new_groups(recorder: Recorder, compared: bool) -> Hook:
         slot = post(group, NONE, NONE, payload)
         if slot is not None and compared:
             try:
-                order.check(members)
+                order.check(members, Group(GROUPS, tuple(world), recorder.world))
             except RendezvousFailed as error:
                 recorder.complete(slot, ERROR)
                 recorder.notice("group_order_mismatch", str(error), group, NONE, NONE, payload)
@@ -305,9 +324,13 @@ def _record_end_of_groups(recorder: Recorder, on_new_world: Callable[[], None]) 
 
     def set_default(group: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal destroyed
-        if group is None or destroyed:
-            destroyed = group is None
-            recorder.mark(DESTROYED if destroyed else MADE_ANEW)
+        if group is None:
+            destroyed = True
+            recorder.mark(DESTROYED)
+        elif destroyed:
+            destroyed = False
+            recorder.mark(MADE_ANEW)
+            recorder.world += 1
         on_new_world()
         return call(group, *args, **kwargs)
 
@@ -347,7 +370,7 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     hooks.replace(replacements)
     hooks.look_for_pipelining()
     dispatcher = get_dispatcher()
-    dispatcher.listener, dispatcher.on_wait = hooks.make_listener(), hooks.late.begin
+    dispatcher.listener, dispatcher.on_wait = hooks.make_listener(), hooks.late.begin_tensor
 
     def undo() -> None:
         put(hooks.originals)
@@ -396,19 +419,24 @@ _NOTHING: Final = contextlib.nullcontext()
 
 @contextlib.contextmanager
 def _blocking(recorder: Recorder, slots: list[int], limited: bool) -> Iterator[None]:
-    """Writes down that operations are waited for, of those with a limit of their own only afterwards.
+    """Writes down that operations are waited for, those with a limit of their own only afterwards.
 
     Until then they do not count as waiting: whatever their peers do, the limit lets the rank go on, and torch's error is the program's.
     """
     start_ns = time.monotonic_ns()
     if not limited:
-        for slot in slots:
-            recorder.wait(slot)
+        _begin(recorder, slots, start_ns)
     try:
         yield
     finally:
-        for slot in slots if limited else ():
-            recorder.amend(slot, wait_ns=start_ns)
+        if limited:
+            _begin(recorder, slots, start_ns)
+
+
+def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
+    """Writes down that operations were waited for from ``wait_ns`` on."""
+    for slot in slots:
+        recorder.amend(slot, wait_ns=wait_ns)
 
 
 def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> bool:
@@ -417,11 +445,15 @@ def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> boo
 
 
 class _Others(NamedTuple):
-    """What one handle completes, where that is not one operation of the host with a known peer."""
+    """What one handle completes, where that is not one operation of the host with a known peer.
+
+    ``since_ns`` is when the program first waited for it, if a limit of its own ended that wait.
+    """
 
     slots: list[int]
     gpu: torch.device | None = None
     ranks: Mapping[int, int] = {}  # of a recv from any source: global ranks by group rank
+    since_ns: int = NONE
 
 
 class _Hooks:
@@ -449,10 +481,12 @@ class _Hooks:
         self.is_completed: Hook = Work.is_completed
         self.wait_unseen: Hook = lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
         self.late = LateWaits(recorder, self.wait_unseen)
+        self.futures: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # their slots
         self.originals: dict[Place, Any] = {}  # what stood in torch's places
         self.replacements: dict[Place, Hook] = {
             **program_spans.make_replacements(recorder, self.late.enter_block),
             **handed_over.make_replacements(recorder.sites),
+            **self.make_future_replacements(),
             **(checks.replacements if checks else {}),
         }
         makers: dict[Place, Callable[[], Hook]] = {
@@ -500,9 +534,10 @@ class _Hooks:
 
         Those of operations on GPUs are not asked: that could spoil the capture of a CUDA graph.
         """
-        for work in list(self.pending):
+        given_up = [work for work, other in list(self.others.items()) if other.since_ns != NONE]
+        for work in [*list(self.pending), *given_up]:
             try:
-                if self.is_completed(work) and self.pending.pop(work, None) is not None:
+                if self.is_completed(work) and self.take(work) is not None:
                     self.missing.add(UNAWAITED)
             except RuntimeError:  # it failed, which is for the program to find out
                 continue
@@ -510,14 +545,27 @@ class _Hooks:
 
     def finish(self, work: Work) -> None:
         """Completes the record of an operation that the program has found to be completed; it need not wait any more."""
-        slot = self.pending.pop(work, None)
-        if slot is not None:
-            try:
-                self.wait_unseen(work)
-            except Exception:
-                self.pending[work] = slot  # it failed, which is for the program to find out
-            else:
+        if work in self.others and self.others[work].gpu is not None:
+            return  # its times are read when the program waits
+        other = self.take(work)
+        if other is None:
+            return
+        try:
+            self.wait_unseen(work)
+        except Exception:
+            self.others[work] = other  # if it failed, that is for the program to find out
+            return
+        for slot in other.slots:
+            if other.since_ns == NONE:
                 self.recorder.complete_at_once(slot)
+            else:
+                self.recorder.amend(slot, wait_ns=other.since_ns)
+                self.recorder.complete(slot)
+
+    def take(self, work: Work) -> _Others | None:
+        """Returns what a handle completes, and remembers it no longer; None if it is not known."""
+        slot = self.pending.pop(work, None)
+        return self.others.pop(work, None) if slot is None else _Others([slot])
 
     def say_what_is_missing(self, *on_gpus: str) -> None:
         """Writes down what could not be recorded, and that of operations on GPUs."""
@@ -708,7 +756,8 @@ class _Hooks:
                 recorder.complete(slot)  # to wait for it would make the program's stream wait
                 self.missing.add(UNSEEN_ON_GPUS)
             else:
-                late.add(Work.unbox(result[-1] if isinstance(result, tuple) else result), slot, issued.made, sys._getframe(2))
+                work = Work.unbox(result[-1] if isinstance(result, tuple) else result)
+                late.add(work, slot, group, issued.made, sys._getframe(1).f_back)
             return result
 
         return listen
@@ -778,35 +827,84 @@ class _Hooks:
         return compile_
 
     def make_get_future(self) -> Hook:
-        """Makes the hook for ``get_future``: whoever waits for the future does so in C++, as for collectives that C++ issues."""
+        """Makes the hook for ``get_future``: the wait for a future may be in C++, as for collectives that C++ issues."""
         call, take, late = Work.get_future, self.pending.pop, self.late
+        futures, recorder = self.futures, self.recorder
 
         def get_future(self: Work) -> Any:
             future = call(self)
             if (slot := take(self, None)) is not None:
-                late.add(self, slot, [], None)
+                late.add(self, slot, recorder.group_of(slot))
+                futures[future] = [slot]
             return future
 
         return get_future
 
+    def make_future_replacements(self) -> dict[Place, Hook]:
+        """Makes the functions that tell what a wait for futures waits for."""
+        futures, begin = self.futures, self.late.begin
+        wait_for_one, then = Future.wait, Future.then
+        wait_for_all, collect = torch.futures.wait_all, torch.futures.collect_all
+
+        def find(some: Iterable[Any]) -> list[int]:
+            return [slot for future in some for slot in futures.get(future, ())]
+
+        def wait(self: Any) -> Any:
+            has_waited = begin(futures.get(self, ()))
+            result = wait_for_one(self)
+            has_waited()
+            return result
+
+        def then_recorded(self: Any, callback: Any) -> Any:
+            result = then(self, callback)
+            futures[result] = futures.get(self, [])
+            return result
+
+        def wait_all(futures: list[Any]) -> Any:
+            has_waited = begin(find(futures))
+            result = wait_for_all(futures)
+            has_waited()
+            return result
+
+        def collect_all(futures: list[Any]) -> Any:
+            result = collect(futures)
+            self.futures[result] = find(futures)
+            return result
+
+        return {
+            (Future, "wait"): functools.update_wrapper(wait, wait_for_one),
+            (Future, "then"): functools.update_wrapper(then_recorded, then),
+            (torch.futures, "wait_all"): functools.update_wrapper(wait_all, wait_for_all),
+            (torch.futures, "collect_all"): functools.update_wrapper(collect_all, collect),
+        }
+
     def wait_for_other(self, call: Hook, work: Work, *timeout: Any) -> Any:
         """Waits with a limit, or for a recv from any source, a batch, or a handle that was waited for or posted before recording."""
-        recorder, slot = self.recorder, self.pending.pop(work, None)
-        other = self.others.pop(work, None) if slot is None else _Others([slot])
+        recorder, other = self.recorder, self.take(work)
         if other is None:
             # A second wait for a message of Gloo would hang, and then break the connection.
             return True if is_message(work) and work.is_completed() and work not in self.failed else call(work, *timeout)
         begun = None if other.gpu is None else self.gpu_times.begin(other.gpu)
+        limited, since_ns = any(timeout), other.since_ns
+        if since_ns == NONE:
+            since_ns = time.monotonic_ns()
+        if not limited:
+            _begin(recorder, other.slots, since_ns)
         try:
-            with _blocking(recorder, other.slots, limited=any(timeout)):
-                result = call(work, *timeout)
+            result = call(work, *timeout)
         except BaseException:
+            goes_on = begun is None and not is_message(work) and not self.is_completed(work)
+            if limited and goes_on:
+                self.others[work] = other._replace(since_ns=since_ns)
+                raise
             self.failed.add(work)
-            if not any(timeout):
+            if not limited:
                 recorder.on_failure()
+            _begin(recorder, other.slots, since_ns)
             for slot in other.slots:
                 recorder.complete(slot, ERROR)
             raise
+        _begin(recorder, other.slots, since_ns)
         if other.ranks:
             recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))  # type: ignore[arg-type]  # None is no key
         for slot in other.slots:

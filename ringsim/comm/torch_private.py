@@ -26,6 +26,7 @@ CHECK_NOT_SELF: Final[Place] = (distributed_c10d, "_check_not_self_rank")
 DESCRIBE_CALL: Final[Place] = (c10d_logger, "_get_msg_dict")  # what torch's log says of a call that failed
 START_COALESCING: Final[Place] = (ProcessGroup, "_start_coalescing")
 END_COALESCING: Final[Place] = (ProcessGroup, "_end_coalescing")
+Future: Final[Any] = torch.futures.Future.__bases__[0]  # what get_future returns
 
 _MESSAGE_TYPES: Final = (12, 13, 14)  # send, recv and recv from any source
 

@@ -410,13 +410,14 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
 
 def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
     """Finds groups with one name and different members, on which operations wait at the end: the ranks made groups in different order."""
-    by_name: dict[str, dict[tuple[int, ...], list[Operation]]] = {}
+    by_name: dict[tuple[str, int], dict[tuple[int, ...], list[Operation]]] = {}
     for view in snapshot.ranks:
         for one in view.posted:
             if one.group.name:
-                by_name.setdefault(one.group.name, {}).setdefault(one.group.ranks, []).append(one.operation)
+                members = by_name.setdefault((one.group.name, one.group.world), {})
+                members.setdefault(one.group.ranks, []).append(one.operation)
     findings = []
-    for name, members in by_name.items():
+    for (name, _), members in by_name.items():
         if len(members) > 1:
             operations = tuple(some[0] for some in members.values())
             made = ", ".join(f"{list(ranks)} on {name_ranks(sorted({one.rank for one in some}))}" for ranks, some in members.items())

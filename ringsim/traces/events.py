@@ -106,10 +106,15 @@ CALLS: Final = " > "
 
 
 class Group(NamedTuple):
-    """A process group: its name ("world", "ring:2>3", ...) and its members, global ranks in the group's order."""
+    """A process group: its name ("world", "ring:2>3", ...) and its members, global ranks in the group's order.
+
+    ``world`` counts how often the process groups were made again since the recording began. Names
+    come again in a new world, and messages of two worlds never meet.
+    """
 
     name: str
     ranks: tuple[int, ...]
+    world: int = 0
 
 
 class Payload(NamedTuple):
@@ -255,7 +260,7 @@ def write_tables(tables: Tables) -> dict[str, Any]:
         True
     """
     return {
-        "groups": [{"name": group.name, "ranks": list(group.ranks)} for group in tables.groups],
+        "groups": list(map(write_group, tables.groups)),
         "payloads": [_write_payload(payload) for payload in tables.payloads],
         "labels": list(tables.labels),
         "files": list(tables.files),
@@ -281,15 +286,25 @@ def read_tables(value: Any) -> Tables:
     return Tables(*(tuple(map(read, value[name])) for name, read in zip(Tables._fields, _READERS, strict=True)))
 
 
+def write_group(group: Group) -> dict[str, Any]:
+    """Returns a group as plain data for JSON; a world that was made first is not named."""
+    world = {"world": group.world} if group.world else {}
+    return {"name": group.name, "ranks": list(group.ranks), **world}
+
+
 def read_group(entry: Any) -> Group:
-    """Returns the group in ``{"name": ..., "ranks": [...]}``; other keys are ignored.
+    """Returns the group in ``{"name": ..., "ranks": [...], "world": ...}``.
+
+    The last may be missing; other keys are ignored.
 
     Raises:
         ValueError: ``entry`` is no such group.
     """
     if not isinstance(entry, dict):
         raise ValueError("a group is not an object")
-    return Group(read_word(entry.get("name")), _naturals(entry.get("ranks"), "the ranks of a group"))
+    (world,) = _naturals([entry.get("world", 0)], "the world of a group")
+    ranks = _naturals(entry.get("ranks"), "the ranks of a group")
+    return Group(read_word(entry.get("name")), ranks, world)
 
 
 def read_payload(entry: Any) -> Payload:

@@ -63,6 +63,7 @@ from ringsim.traces.events import (
     make_events,
     read_word,
     word_notice,
+    write_group,
 )
 
 __all__ = ["LOST_PEER", "CallSites", "Recorder", "fail_posting", "label_in_force", "mark", "span", "stage_and_microbatch"]
@@ -125,6 +126,7 @@ class Recorder:
         directory: where the files are; of no meaning in memory.
         groups: what the numbers of groups mean; likewise ``payloads``, ``labels`` and ``files``.
         sites: finds the user's line.
+        world: how often the process groups were made again: part of what tells groups from each other.
         users: how many have installed hooks that show operations to this recorder.
         undo_hooks: takes the hooks away again.
         check_end: raises where the program left something undone when it says that it is done.
@@ -168,11 +170,11 @@ class Recorder:
         self._in_memory = directory is None
         self.directory = Path(directory or "")
         self.world_size = world_size
-        self.groups: list[Group] = []
-        self.payloads: list[Payload] = []
-        self.labels: list[str] = []
-        self.files: list[str] = []
-        self.users = 0
+        self.groups: dict[int, Group] = {}
+        self.payloads: dict[int, Payload] = {}
+        self.labels: dict[int, str] = {}
+        self.files: dict[int, str] = {}
+        self.world = self.users = 0
         self.undo_hooks: Callable[[], None] = _do_nothing
         self.check_end: Callable[[], None] = _do_nothing
         self.on_imports: Callable[[], None] = _do_nothing
@@ -184,8 +186,9 @@ class Recorder:
         self._max_records = max_records
         self._now, self._who = now, who
         self._stopped = self._closed = False
-        self._lock, self._growing = threading.Lock(), threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may record while its thread holds it
         self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "label": {}, "file": {}}
+        self._next_number = {table: itertools.count().__next__ for table in self._numbers}
         self._claim = itertools.count(step=_WORDS).__next__  # atomic: every thread gets slots of its own
         self.sites = CallSites(lambda name: self._number("file", name, self.files, name, {"name": name}))
         self._store = None if directory is None else _Files(directory, rank, max_records)
@@ -227,9 +230,11 @@ class Recorder:
 
         def use(grown: Any) -> None:
             nonlocal memory, words
-            self._memory = memoryview(grown).cast("B")
-            words = self._memory.cast("q")  # before `memory`: a thread that finds room there finds it here
-            memory = self._memory
+            room = memoryview(grown).cast("B")
+            if len(room) >= len(memory):  # else a signal handler has made more room meanwhile
+                room_in_words = room.cast("q")
+                words = room_in_words  # first: a thread that finds room in `memory` finds it here
+                self._memory = memory = room
 
         def make_post(op: int, spoken: Mapping[str, int] | None = None) -> Post:
             posted = op | IN_FLIGHT << 16  # the column after op
@@ -355,9 +360,9 @@ class Recorder:
         Returns:
             Its number; NONE, here and below, where the disk is full.
         """
-        ranks = tuple(ranks)
-        line = {"name": name, "ranks": ranks} | ({"fresh": True} if fresh else {})
-        return self._number("group", (name, ranks, fresh), self.groups, Group(name, ranks), line)
+        group = Group(name, tuple(ranks), self.world)
+        line = write_group(group) | ({"fresh": True} if fresh else {})
+        return self._number("group", (group, fresh), self.groups, group, line)
 
     def payload(
         self,
@@ -377,19 +382,20 @@ class Recorder:
         """Numbers a name of a span, a mark or an operation."""
         return self._number("label", name, self.labels, name, {"name": name})
 
-    def _number(self, table: str, key: Any, values: list[Any], value: Any, line: dict[str, Any]) -> int:
+    def _number(self, table: str, key: Any, values: dict[int, Any], value: Any, line: dict[str, Any]) -> int:
         numbers = self._numbers[table]
         if key in numbers:
             return numbers[key]
         with self._lock:
             if key not in numbers:
+                number = self._next_number[table]()  # a signal handler gets the one after it
                 try:  # on disk before in memory: whoever reads a record with the number finds the name
-                    self._append({"table": table, "id": len(numbers), **line})
+                    self._append({"table": table, "id": number, **line})
                 except OSError as error:
                     self._stop(error)
                     return NONE
-                values.append(value)
-                numbers[key] = len(numbers)
+                values[number] = value
+                numbers[key] = number
             return numbers[key]
 
     def set_meta(self, key: str, value: Any) -> None:
@@ -398,7 +404,8 @@ class Recorder:
 
     def _append(self, line: dict[str, Any]) -> None:
         if self._store is not None:
-            self._store.append(line)
+            with self._lock:
+                self._store.append(line)
 
     # -- what has been written
 
@@ -430,9 +437,16 @@ class Recorder:
         records = records.compress(wanted if rank is None else wanted & (records["thread"] == rank))
         records = records.take(np.argsort(records["thread"], kind="stable"))  # faster than by an index
         columns: dict[str, Any] = {name: records[name] for name in RECORD.names or () if name != "thread"}
-        groups = tuple(Group(read_word(group.name), group.ranks) for group in self.groups)
-        tables = Tables(groups, tuple(self.payloads), tuple(map(read_word, self.labels)), tuple(map(read_word, self.files)))
+        groups = (group._replace(name=read_word(group.name)) for _, group in sorted(self.groups.items()))
+        payloads = (payload for _, payload in sorted(self.payloads.items()))
+        labels = (read_word(label) for _, label in sorted(self.labels.items()))
+        files = (read_word(file) for _, file in sorted(self.files.items()))
+        tables = Tables(tuple(groups), tuple(payloads), tuple(labels), tuple(files))
         return make_events({**columns, "rank": records["thread"]}, tables)
+
+    def group_of(self, slot: int) -> int:
+        """Returns the number of the group on which an operation was posted."""
+        return int(np.frombuffer(self._memory, dtype=RECORD, count=1, offset=slot * 8)["group"][0])
 
     def place_of(self, slot: int) -> str:
         """Returns where an operation was posted, as " at ring.py:7"; empty if unknown."""
@@ -458,13 +472,14 @@ class Recorder:
         if not self._stopped:
             self.set_meta("end_ns", self._now())
         if self._store is not None:
-            self._store.close()
+            with self._lock:  # not while the file grows
+                self._store.close()
 
     # -- room
 
     def _grow(self, offset: int) -> bool:
         """Makes room at ``offset``; False where recording stops."""
-        with self._growing:
+        with self._lock:
             if self._stopped:
                 return False
             if self._store is None:
@@ -501,12 +516,13 @@ def _zeros(records: int) -> Ints:
 
 
 class _Files:
-    """The two files of a rank: a memory-mapped array of records, and lines of names."""
+    """The two files of a rank: a memory-mapped array of records, and lines of names.
+
+    The recorder calls one method at a time, but a signal handler may call another in its middle.
+    """
 
     def __init__(self, directory: Path | str, rank: int, max_records: int) -> None:
-        self._lock = threading.Lock()
-        self._capacity = 0  # records that the file has room for
-        self._max_records = max_records
+        self._most_bytes = max_records * RECORD_BYTES
         self._closed = False
         events_path = Path(directory, f"rank-{rank}.events")
         names_path = events_path.with_suffix(".names")
@@ -515,58 +531,57 @@ class _Files:
             for path in (events_path, names_path):
                 path.unlink(missing_ok=True)  # rather than cut it: an earlier recorder that still maps it would crash
             self._names = os.open(names_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-            self._events = os.open(events_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            self.memory: Any = self._extend(min(FIRST_CHUNK, max_records))
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+            self._events = os.open(events_path, flags, 0o600)
+            self.memory: Any = b""
+            self.memory = self._extend(FIRST_CHUNK)
         except OSError as error:
             raise TraceFileError(
                 f"the directory of a run must be writable and have {FIRST_CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
                 "Choose another path or free some space."
             ) from error
 
-    def _extend(self, capacity: int) -> mmap.mmap:
-        """Gives the file room for ``capacity`` records and maps it whole.
+    def _extend(self, records: int) -> mmap.mmap:
+        """Gives the file room for more records and maps it whole.
 
-        The zeros are written, for a full disk is then an error here, and nowhere else.
+        The zeros are written, for a full disk is then an error here, and nowhere else. They are
+        appended: if a signal handler has made room meanwhile, its records stay.
         """
-        start = self._capacity * RECORD_BYTES
-        os.lseek(self._events, start, os.SEEK_SET)
-        zeros = memoryview(bytes(capacity * RECORD_BYTES - start))
+        start = len(self.memory)
+        length = min(start + records * RECORD_BYTES, self._most_bytes)
+        zeros = memoryview(bytes(max(length - os.fstat(self._events).st_size, 0)))
         while zeros:
             zeros = zeros[os.write(self._events, zeros) :]
-        self._capacity = capacity
         # A new map each time, not a resized one: other threads may be writing through the old one, which stays valid until they let go.
-        memory = mmap.mmap(self._events, capacity * RECORD_BYTES)
+        memory = mmap.mmap(self._events, length)
         try:
-            memory.madvise(_POPULATE, start, len(memory) - start)  # map the pages now, at once, rather than in the middle of operations
+            memory.madvise(_POPULATE, start, length - start)  # map the pages now, at once, rather than in the middle of operations
         except (AttributeError, OSError, ValueError):
             pass  # not Linux, or one before 5.14
         return memory
 
     def grow(self, offset: int) -> Any:
         """Makes room at ``offset`` and returns where to write; None where the file has its largest size, or is closed."""
-        if self._closed or offset >= self._max_records * RECORD_BYTES:
+        if self._closed or offset >= self._most_bytes:
             return None
-        while offset >= self._capacity * RECORD_BYTES:
-            self.memory = self._extend(min(self._capacity + CHUNK, self._max_records))
+        while offset >= len(self.memory):
+            self.memory = self._extend(CHUNK)
         return self.memory
 
     def append(self, line: dict[str, Any]) -> None:
         """Writes a line of names; in one go, so that a kill leaves a whole line or none."""
-        with self._lock:
-            if not self._closed:
-                os.write(self._names, json.dumps(line).encode() + b"\n")
+        if not self._closed:
+            os.write(self._names, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
         """Closes the files. The map stays valid for threads that are in the middle of a record."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                os.close(self._events)
-                os.close(self._names)
+        if not self._closed:
+            self._closed = True
+            os.close(self._events)
+            os.close(self._names)
 
     def abandon(self) -> None:
         """Writes nothing more, in a process forked from the one that does."""
-        self._lock = threading.Lock()  # another thread may have held the old one at the fork
         self._closed = True
 
 
@@ -575,7 +590,7 @@ def _detach(reference: weakref.ref[Recorder]) -> None:
     recorder = reference()
     if recorder is not None and recorder._store is not None:
         recorder._stopped = recorder._closed = True
-        recorder._lock, recorder._growing = threading.Lock(), threading.Lock()
+        recorder._lock = threading.RLock()  # another thread may have held the old one at the fork
         recorder._store.abandon()
         recorder._use(bytearray(recorder._memory))
 

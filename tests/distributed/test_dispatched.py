@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
+import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,10 +15,13 @@ import torch.distributed as dist
 from torch import nn
 
 import ringsim
+from ringsim.comm.dispatcher import LateWaits
 from ringsim.comm.torch_hooks import install, uninstall
 from ringsim.errors import MessageMismatch
 from ringsim.state import get_state
+from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES
 from ringsim.traces.findings import SLOW_KINDS
+from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
 SIZES = [(64, 512), (512, 512), (512, 512), (512, 8)]  # more than torch puts into its first bucket, 1 MiB
@@ -144,6 +150,105 @@ def test_the_rank_that_comes_late_is_named_and_nothing_is_said_to_be_missing(tra
     assert {finding.kind for finding in diagnosis.findings} <= {*SLOW_KINDS}, "a busy machine is slow, too"
     assert ("straggler", (1,)) in [(finding.kind, finding.ranks) for finding in diagnosis.findings]
     assert 'still in "compute 0.5 s"' in str(diagnosis)
+
+
+def slow_group_first() -> None:
+    """Rank 1 enters the collective of the first group when rank 0 has that of the second."""
+    import torch.distributed._functional_collectives as functional_collectives
+
+    slow, fast = dist.new_group([0, 1]), dist.new_group([0, 1])
+    store = dist.distributed_c10d._get_default_store()
+    issue, wait = functional_collectives.all_reduce, functional_collectives.wait_tensor
+    if dist.get_rank() == 0:
+        late, early = issue(torch.ones(4), "sum", slow), issue(torch.ones(8), "sum", fast)
+        wait(early)
+        ringsim.mark("early is here")
+        store.set("early is here", "")
+    else:
+        wait(issue(torch.ones(8), "sum", fast))
+        store.wait(["early is here"])
+        late = issue(torch.ones(4), "sum", slow)
+    wait(late)
+
+
+def test_a_slow_group_does_not_delay_the_end_of_another() -> None:
+    """0.2.0 gave the early collective the end of the late one."""
+    frame = ringsim.trace(slow_group_first, world_size=2).to_pandas().query("rank == 0")
+    late, early = frame[frame["op"] == "all_reduce"].sort_values("size_bytes").itertuples()
+    (mark,) = frame[frame["op"] == "mark"].itertuples()
+    assert early.done_ns <= mark.post_ns < late.wait_ns <= late.done_ns
+
+
+class Handle:
+    """Stands in for a handle: is done when it is told to be."""
+
+    def __init__(self) -> None:
+        self.done, self.fails = threading.Event(), False
+
+    def wait(self, limit: timedelta | None = None) -> None:
+        if not self.done.wait(None if limit is None else limit.total_seconds()) or self.fails:
+            raise RuntimeError("not done")
+
+
+def ends(recorder: Recorder, which: list[int]) -> list[int]:
+    """Returns the status of all records, when some have one that is final."""
+    end_s = time.monotonic() + 30
+    while time.monotonic() < end_s:
+        status = recorder.read().status.tolist()
+        if all(status[place] != IN_FLIGHT for place in which):
+            return status
+        time.sleep(0.001)
+    raise TimeoutError(f"in flight: {status}")
+
+
+def test_each_group_is_waited_for_by_itself() -> None:
+    recorder = Recorder(None, 0, 1, now=time.monotonic_ns, who=lambda: 0)
+    post = recorder.make_post(OP_CODES["all_reduce"])
+    works, slots = [Handle() for _ in range(4)], [post(0, NONE, NONE, 0) or 0 for _ in range(4)]
+    made = [torch.ones(3) for _ in range(4)]
+    late = LateWaits(recorder, lambda work, *limit: work.wait(*limit))
+    for work, slot, group, tensor in zip(works, slots, (0, 0, 1, 1), made, strict=True):
+        late.add(work, slot, group, [tensor])  # type: ignore[arg-type]
+    works[1].done.set()
+    works[2].done.set()
+    works[3].fails = True
+    works[3].done.set()
+    assert ends(recorder, [2, 3]) == [IN_FLIGHT, IN_FLIGHT, OK, ERROR]
+    late.begin_tensor(made[1])()  # the program has waited for what stands behind the first
+    before = recorder.read()
+    assert before.status.tolist() == [IN_FLIGHT, OK, OK, ERROR]
+    late.begin_tensor(made[2])()  # and for what was done already
+    works[0].done.set()
+    assert ends(recorder, [0]) == [OK, OK, OK, ERROR]
+    late.stop()
+    after = recorder.read()
+    assert after.done_ns[1:3].tolist() == before.done_ns[1:3].tolist()
+    assert after.wait_ns[2] == NONE
+
+
+WAYS = {
+    "wait": lambda future: future.wait(),
+    "then": lambda future: future.then(lambda done: done.value()).wait(),
+    "wait_all": lambda future: torch.futures.wait_all([future]),
+    "collect_all": lambda future: torch.futures.collect_all([future]).wait(),
+}
+
+
+def stuck_in_a_future(way: str) -> None:
+    if dist.get_rank() == 0:
+        WAYS[way](dist.all_reduce(torch.ones(3), async_op=True).get_future())
+    else:
+        dist.recv(torch.ones(2), 0)
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_a_rank_that_waits_for_a_future_waits_for_its_operation(way: str) -> None:
+    """0.2.0 said that it waited for another of its threads."""
+    with pytest.raises(MessageMismatch) as caught:
+        ringsim.trace(stuck_in_a_future, world_size=2, args=(way,), limit_s=60)
+    (finding,) = caught.value.diagnosis.findings
+    assert {(each.rank, each.op) for each in finding.operations} == {(0, "all_reduce"), (1, "recv")}
+    assert "threads" not in str(caught.value)
 
 
 def unequal() -> None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
@@ -104,6 +105,43 @@ def test_what_fails_is_recorded_and_raised_as_it_was(server: RankServer, tmp_pat
         *(("barrier", OK), ("irecv", ERROR), ("isend", ERROR), ("mark", OK)),  # the mark says what was wrong with it
     ]
     assert (failed.done_ns > 0).all()
+
+
+def given_up(how: str) -> None:
+    """Rank 0 comes late to a collective, for which rank 1 has waited with a limit, twice."""
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.wait(["given up"], PATIENCE)
+        dist.all_reduce(torch.ones(3))
+        return
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="timed out"):
+            work.wait(timedelta(milliseconds=20))
+        ringsim.mark("given up")
+    store.set("given up", "")
+    if how == "wait(limit)":
+        assert work.wait(PATIENCE)
+    elif how == "wait()":
+        work.wait()
+    while how == "is_completed()" and not work.is_completed():
+        pass
+    ringsim.mark("done")
+
+
+@pytest.mark.parametrize("how", ["wait(limit)", "wait()", "is_completed()", "nothing"])
+def test_a_limit_does_not_end_a_collective(how: str) -> None:
+    """0.2.0 wrote down that it had failed at the first limit."""
+    mine = ringsim.trace(given_up, world_size=2, args=(how,)).to_pandas().query("rank == 1")
+    (collective,) = mine[mine["op"] == "all_reduce"].itertuples()
+    if how == "nothing":
+        assert (collective.status, pd.isna(collective.wait_ns)) == ("in_flight", True)
+        return
+    assert collective.status == "ok"
+    given_up_ns = mine[mine["label"] == "given up"]["post_ns"].tolist()
+    (done_ns,) = mine[mine["label"] == "done"]["post_ns"]
+    assert collective.post_ns <= collective.wait_ns < given_up_ns[0]
+    assert given_up_ns[1] < collective.done_ns <= done_ns
 
 
 # -- random correct programs give the same results with recording and without, and their trace is the program

@@ -53,6 +53,38 @@ def test_a_worker_joins_the_world_that_is_there(library: Any) -> None:
     assert str(trace.explain()).startswith("Nothing wrong was found")
 
 
+def two_worlds() -> None:
+    """The first world ends with a message that is never received; the second has three."""
+    rank, payload = dist.get_rank(), torch.ones(7)
+    dist.barrier()
+    unreceived = dist.isend(payload, 1) if rank == 0 else None
+    dist.destroy_process_group()
+    del unreceived
+    dist.init_process_group("gloo")
+    dist.new_group([0, 1])
+    for tag in (0, 0, 1):
+        if rank == 0:
+            dist.send(payload, 1, tag=tag)
+        else:
+            dist.recv(payload, 0, tag=tag)
+    dist.barrier()
+
+
+def test_messages_of_two_worlds_never_meet(tmp_path: Path) -> None:
+    """0.2.0 shifted all pairs of the second world by one, and compared no sides there."""
+    trace = ringsim.trace(two_worlds, world_size=2)
+    trace.save(tmp_path / "two.ringtrace")
+    for each in (trace, ringsim.load(tmp_path / "two.ringtrace")):
+        frame, messages = each.to_pandas(), each.to_pandas("messages")
+        assert messages["tag"].tolist() == [0, 0, 1]
+        sends = frame[frame["op"] == "send"]
+        assert messages["send_post_ns"].tolist() == sends["post_ns"].tolist()
+        (unreceived,) = each.unmatched
+        assert (unreceived.op, unreceived.group) == ("isend", "world")
+        assert not each.metadata.get("not_checked")
+        assert [finding.kind for finding in each.explain().findings] == ["leaked_request"]
+
+
 def meet_anywhere(directory: Path, *ports: int) -> list[float]:
     """Meets the other rank in a file, where ringsim has made a place for it, and at ports of the program's own."""
     numbers = torch.ones(1)
