@@ -100,21 +100,26 @@ class Server:
         if not text:
             return False
         message = json.loads(text)
-        if message["do"] == "answer":
-            with contextlib.suppress(OSError):  # the launcher has left meanwhile, which the next message tells
-                self._control.send(text)
-            return True
         family = self._sets.get(message["set"])
-        if message["do"] == "fork":
+        if "number" in message:  # a question
+            yes = message["do"] == "answer" or (family is not None and self._take(family))
+            with contextlib.suppress(OSError):  # the launcher has left meanwhile, which the next message tells
+                self._control.send(json.dumps([message["number"], yes]).encode())
+        elif message["do"] == "fork":
             self._fork(message, fds)
         elif family is None:  # all its ranks have ended
             if message["do"] == "end":
                 shutil.rmtree(message["directory"], ignore_errors=True)
-        elif message["do"] == "take":
-            family.parked_until = math.inf
         else:
             self._end(family, keep=message["do"] == "kill")
         return True
+
+    def _take(self, family: _Family) -> bool:
+        """Returns whether parked ranks are a call's from now on; they are not if some have ended, or are about to."""
+        taken = len(family.pids) == family.config.world_size and time.monotonic() <= family.parked_until
+        if taken:
+            family.parked_until = math.inf
+        return taken
 
     def _fork(self, message: dict[str, Any], fds: list[int]) -> None:
         """Forks the ranks ``first, first + 1, ...``, one for each channel in ``fds``."""

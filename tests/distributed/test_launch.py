@@ -485,6 +485,15 @@ def test_parked_ranks_end_when_nobody_comes() -> None:
     parked.close()
 
 
+def test_a_call_just_when_parked_ranks_end_has_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 0.2.0 the launcher looked for traces of their end, which came after it: about half of such calls failed."""
+    park_s = 0.2
+    monkeypatch.setattr(ranks, "PARKED_S", park_s)
+    for step in range(20):
+        time.sleep(park_s - 0.03 + step * 0.003)
+        assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]
+
+
 def knock(port: int) -> str:
     """Connects to a port of loopback, and says what came of it."""
     try:
@@ -558,7 +567,7 @@ def test_a_fork_server_obeys_to_the_last_word(tmp_path: Path) -> None:
     assert server is not None
     directory = tmp_path / "ringsim-of-a-run"
     directory.mkdir()
-    server.send({"do": "answer"})  # and the answer is not read: the server's next look at the socket is an error
+    server._put("answer", "")  # and the answer is not read: the server's next look at the socket is an error
     assert select.select([server._control], [], [], 5.0)[0]
     os.kill(server._process.pid, signal.SIGSTOP)
     server.send({"do": "end", "set": "that has ended", "directory": str(directory)})
