@@ -56,10 +56,11 @@ class Server:
 
     Args:
         control: the socket on which the launcher's messages come.
+        on_interrupt: what ranks do on SIGINT; a terminal's does not reach them.
     """
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, on_interrupt: Any) -> None:
+        self._control, self._on_interrupt = control, on_interrupt
         self._launcher = os.getppid()
         self._sets: dict[str, _Family] = {}
         self._wake_read, self._wake_write = socket.socketpair()
@@ -140,6 +141,7 @@ class Server:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, self._on_interrupt)
             for other in (*others, self._control.fileno(), self._wake_read.fileno(), self._wake_write.fileno()):
                 os.close(other)
             os.setpgid(0, 0)
@@ -184,7 +186,7 @@ def main(control_fd: int) -> None:
     Args:
         control_fd: this process's end of the control socket.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's business
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's business
     with contextlib.suppress(OSError):
         with open("/proc/self/comm", "w") as name:
             name.write("ringsim-server")
@@ -193,6 +195,6 @@ def main(control_fd: int) -> None:
     warm_up()
     gc.collect()
     gc.freeze()  # a collection in a rank would touch, and so copy, every page of the server
-    Server(socket.socket(fileno=control_fd)).serve()
+    Server(socket.socket(fileno=control_fd), on_interrupt).serve()
     sys.stdout.flush()
     os._exit(0)

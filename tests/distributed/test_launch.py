@@ -263,6 +263,62 @@ def test_an_interrupt_gives_the_trace_so_far(tmp_path: Path) -> None:
     assert error.trace.to_pandas().kind.tolist() == ["mark", "mark"]
 
 
+def test_a_rank_hears_the_interrupt_that_it_sends_itself() -> None:
+    """In 0.2.0 ranks ignored SIGINT."""
+
+    def worker(catches: bool) -> str:
+        if ringsim.current_ring().rank == 0:
+            return "nothing"
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if not catches:
+                raise
+        return "caught"
+
+    assert ringsim.trace(worker, world_size=2, args=(True,)).results == ["nothing", "caught"]
+    fails(RankFailed, "rank 1 of 2 raised KeyboardInterrupt", worker, world_size=2, args=(False,))
+
+
+INTERRUPTED = """
+    import os, pathlib, signal, sys, time
+    import ringsim
+
+    os.close(os.open(os.ttyname(0), os.O_RDWR))  # makes it this session's terminal
+    there, calls = pathlib.Path(sys.argv[1]), []
+
+    def worker():
+        signal.signal(signal.SIGINT, lambda *_: (there / f"heard-{os.getpid()}").touch())
+        (there / f"rank-{os.getpid()}").touch()
+        time.sleep(100)
+
+    try:
+        ringsim.trace(worker, world_size=2)
+    except ringsim.errors.Interrupted as error:
+        calls.append(error)
+    time.sleep(0.1)  # a second interrupt would end it here
+    print("interrupted", len(calls), "time")
+"""
+
+
+def test_a_terminals_interrupt_ends_all_ranks_and_reaches_the_caller_alone(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(INTERRUPTED))
+    (there := tmp_path / "there").mkdir()
+    keyboard, terminal = os.openpty()
+    with open(keyboard, "wb", buffering=0) as keys:
+        command = [sys.executable, str(script), str(there)]
+        process = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, start_new_session=True, text=True)
+        os.close(terminal)
+        assert until(lambda: len(list(there.iterdir())) == 2, 40)
+        keys.write(b"\x03")
+        said, _ = process.communicate()
+    assert (said, process.returncode) == ("interrupted 1 time\n", 0)
+    names = sorted(path.name for path in there.iterdir())
+    assert [name.partition("-")[0] for name in names] == ["rank", "rank"]
+    assert until(lambda: all(gone(int(name.partition("-")[2])) for name in names), 5)
+
+
 # -- ranks with processes of their own, which keep a dead rank's channel and connections open unless they end with it
 
 
@@ -489,8 +545,8 @@ def test_a_call_just_when_parked_ranks_end_has_ranks(monkeypatch: pytest.MonkeyP
     """In 0.2.0 the launcher looked for traces of their end, which came after it: about half of such calls failed."""
     park_s = 0.2
     monkeypatch.setattr(ranks, "PARKED_S", park_s)
-    for step in range(20):
-        time.sleep(park_s - 0.03 + step * 0.003)
+    for step in range(12):
+        time.sleep(park_s - 0.03 + step * 0.005)
         assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]
 
 
