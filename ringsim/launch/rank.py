@@ -44,7 +44,7 @@ from ringsim.diagnose.failure import call_to_end, note_failed_threads, read_verd
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import worlds
-from ringsim.launch.job import HIDE, SHOW, Job, RankConfig, configure_loggers
+from ringsim.launch.job import Job, RankConfig, configure_loggers
 from ringsim.launch.results import write_result
 from ringsim.launch.threads import find_place, list_threads
 from ringsim.launch.watcher import ASK, OVER, WAKE, WAKE_S, WHERE, shut_connections
@@ -134,20 +134,19 @@ def _redirect_output(config: RankConfig) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    sys.stdout = _line_writer(1)
+    sys.stdout = shown = _line_writer(1)
     sys.stderr = _line_writer(2)
     faulthandler.enable(config.crash_file.open("w"), all_threads=False)
-    change_state(hidden_output=_write_hidden)
+
+    def hide(text: str) -> None:  # keeps it in the same file
+        shown.write(f"{config.mark}{text}{config.mark}")
+        shown.flush()
+
+    change_state(hidden_output=hide)
 
 
 def _line_writer(fd: int) -> TextIO:
     return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), encoding="utf-8", errors="backslashreplace", line_buffering=True)
-
-
-def _write_hidden(text: str) -> None:
-    """Keeps what print suppression hides in the same file, marked."""
-    sys.stdout.write(f"{HIDE}{text}{SHOW}")
-    sys.stdout.flush()
 
 
 def _make_say(channel: Connection) -> Callable[[Any], None]:

@@ -50,6 +50,7 @@ class RankSet(ABC):
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         self.kind = kind
         self.keep = keep_at is not None
+        self._mark = f"\x0e{secrets.token_hex(8)}\x0f"
         if keep_at is not None:
             keep_at.mkdir(parents=True)
         # The fork server may have another working directory.
@@ -60,7 +61,7 @@ class RankSet(ABC):
     def config(self) -> RankConfig:
         """What rank 0 is told; the other ranks differ in their number."""
         kind = self.kind
-        return RankConfig(str(self.directory), 0, kind.world_size, kind.comm_device, kind.timeout_s, kind.ring, self.keep)
+        return RankConfig(str(self.directory), 0, kind.world_size, kind.comm_device, kind.timeout_s, kind.ring, self.keep, self._mark)
 
     @abstractmethod
     def kill(self) -> None:

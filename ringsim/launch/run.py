@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pickle
-import re
 import sys
 import time
 import uuid
@@ -39,7 +38,7 @@ from ringsim.diagnose.failure import (
 from ringsim.diagnose.snapshot import operation_of
 from ringsim.diagnose.verdict import IN_A_THREAD
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
-from ringsim.launch.job import HIDE, SHOW, Job, Kind
+from ringsim.launch.job import Job, Kind, RankConfig
 from ringsim.launch.progress import Progress
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
@@ -53,7 +52,6 @@ _POLL_S: Final = 0.05
 GPU_LIMIT_S: Final = 3600.0  # of a run on GPUs that has no limit of its own: nobody watches it
 _LOST_S: Final = 5.0  # a fork server says within milliseconds that a rank has died
 _SHOWN: Final = 4  # ranks whose lines an error shows
-_MARKS: Final = re.compile(f"([{HIDE}{SHOW}])")
 _Error = TypeVar("_Error", RingError, Interrupted)
 
 
@@ -63,9 +61,10 @@ class RankOutput:
     With ``show``, its lines are printed as they come, tagged with the rank; with ``show_hidden`` also those that print suppression hides.
     """
 
-    def __init__(self, rank: int, file: Path, *, show: bool, show_hidden: bool) -> None:
-        self._rank = rank
-        self._file = file
+    def __init__(self, config: RankConfig, *, show: bool, show_hidden: bool) -> None:
+        self._rank = config.rank
+        self._file = config.output_file
+        self._mark = config.mark
         self._show = show
         self._show_hidden = show_hidden
         self._offset = 0
@@ -94,13 +93,11 @@ class RankOutput:
             self._print("\n")
 
     def _take(self, text: str) -> None:
-        for part in _MARKS.split(text):
-            if part in (HIDE, SHOW):
-                self._hidden = part == HIDE
-            else:
-                self._kept.append(part)
-                if self._show and (self._show_hidden or not self._hidden):
-                    self._print(part)
+        for number, part in enumerate(text.split(self._mark)):
+            self._hidden ^= number > 0
+            self._kept.append(part)
+            if self._show and (self._show_hidden or not self._hidden):
+                self._print(part)
 
     def _print(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
@@ -168,7 +165,7 @@ class _Supervisor:
         self._start_ns = time.monotonic_ns()
         self._start_unix_ns = time.time_ns()
         self._outputs = [
-            RankOutput(rank, ranks.config.for_rank(rank).output_file, show=options.show, show_hidden=options.show_hidden)
+            RankOutput(ranks.config.for_rank(rank), show=options.show, show_hidden=options.show_hidden)
             for rank in range(self._size)
         ]
         self._progress = Progress(self._size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import logging
 import os
 import random
@@ -157,6 +158,24 @@ def test_output_is_kept_by_rank_and_shown_tagged(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "[rank 0]" in line] == [f"[rank 0] {text}" for text in ("line-0-", "and more", "forced 0", end)]
     assert [line for line in lines if "[rank 1]" in line] == [f"[rank 1] {text}" for text in ("forced 1", end)]
+
+
+def test_what_is_printed_comes_out_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    """In 0.2.0 ``print("\\x0e")`` hid what the rank printed after it."""
+    control = "".join(map(chr, {*range(32), 127, 0x85, 0x2028} - {ord("\n")}))
+
+    def worker() -> str:
+        print(control)
+        print("after it", force=True)
+        with contextlib.redirect_stdout(io.StringIO()) as caught:
+            print(control)
+        return caught.getvalue().replace(control, "")
+
+    trace = ringsim.trace(worker, world_size=2)
+    assert trace.output == [f"{control}\nafter it\n", f"{control}\nafter it\n{control}\n"]
+    lines = capsys.readouterr().out.split("\n")
+    assert sorted(lines) == sorted(["", f"[rank 0] {control}", "[rank 0] after it", "[rank 1] after it"])
+    assert trace.results == ["\n", ""]
 
 
 def test_a_worker_may_initialise_as_a_script_does_and_listens_on_loopback_alone() -> None:
