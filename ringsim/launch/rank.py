@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
@@ -50,7 +50,6 @@ from ringsim.launch.threads import find_place, list_threads
 from ringsim.launch.watcher import ASK, OVER, WAKE, WAKE_S, WHERE, shut_connections
 from ringsim.ring.ring import initialize
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
 
 HEAD: Final = "127.0.0.1"
@@ -180,7 +179,10 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None], 
                     woken.set()
                 elif message[0] == OVER:
                     woken.clear()
-                    _complete_as_failed(message[1])
+                    with contextlib.suppress(ValueError):  # the recording ends at this moment
+                        recorder = get_state().recorder
+                        if recorder is not None:
+                            recorder.complete_as_failed(message[1])
                 else:
                     inbox.put(message)
             except (EOFError, OSError):
@@ -190,14 +192,6 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None], 
 
     threading.Thread(target=read, name="ringsim-channel", daemon=True).start()
     return inbox
-
-
-def _complete_as_failed(slots: Sequence[int]) -> None:
-    """Writes down that operations are over whose wait was cut short; where the recording has ended, nothing."""
-    recorder = get_state().recorder
-    with contextlib.suppress(ValueError):  # it ends at this moment
-        for slot in slots if recorder is not None else ():
-            recorder.complete(slot, ERROR)
 
 
 def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:

@@ -175,7 +175,6 @@ class _Supervisor:
         self._rank_of = {id(channel): rank for rank, channel in enumerate(ranks.channels)}
         self._run_id = uuid.uuid4().hex[:12]
         self._verdict: Verdict | None = None
-        self._caught: list[Verdict] = []  # earlier ones, whose error the program caught: the run went on
         self._woken: set[int] = set()  # ranks in which the verdict's error was raised, and has not ended a thread
         self._stuck_in: list[tuple[int, ...]] = []  # by rank, the slots of what it waited for at the verdict
         self._watcher: Watcher | None = None
@@ -186,6 +185,7 @@ class _Supervisor:
         self._processes: dict[int, str] = {}  # what ranks were doing that had to be ended: "computing", "asleep", "stopped"
         self._given_up_ns: int | None = None  # when it was decided to end the ranks
         self._records = LiveRecords(ranks.directory, self._size)
+        self._caught = self._records.caught  # earlier verdicts, whose error the program caught: the run went on
         if options.poll_s is not None and ranks.kind.comm_device == "cpu" and has_proc():
             self._watcher = Watcher(self._records, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
         if ranks.keep:
@@ -285,15 +285,22 @@ class _Supervisor:
                 break
 
     def _is_caught(self, verdict: Verdict) -> bool:
-        """Tells whether a verdict's error was raised wherever it should be, and ended nothing as far as is known."""
-        return bool(verdict.waiting) and self._woken.issuperset(verdict.waiting)
+        """Returns whether all waits of a verdict are over: by its error or, in C++, by torch's; and ended nothing as far as is known."""
+        left = self._find_stuck()
+        return bool(verdict.waiting) and all(rank in self._woken or not left[rank] for rank in verdict.waiting)
+
+    def _find_stuck(self) -> list[list[int]]:
+        """Returns by rank the slots of what it waited for at the verdict, and has not left."""
+        heads = self._records.look(to_end=True)
+        return [[slot for slot in self._stuck_in[rank] if slot in head.awaited] for rank, head in enumerate(heads)]
 
     def _set_aside(self, verdict: Verdict) -> None:
         """Lets the run go on after a verdict whose error the program has caught."""
         self._caught.append(verdict)
         self._verdict = self._given_up_ns = None
+        left = self._find_stuck()
         for rank in verdict.waiting:
-            self._say(rank, (OVER, self._stuck_in[rank]))
+            self._say(rank, (OVER, left[rank]))
         self._woken.clear()
         clear_verdict(self._ranks.directory)
 
