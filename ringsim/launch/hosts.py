@@ -187,7 +187,8 @@ class HostWatch:
                 self._hear_again(host, beat, now_s)
             elif known[0][0] != OVER and now_s - known[1] >= LOST_S and host not in self._silent:
                 self._silent[host] = known[1]
-                self._say(f"nothing has come from host {self._name(host)} ({_say_ranks(ranks)}) for {LOST_S:.0f} s: it is lost, or cut off. {self._until}")
+                lost = f"host {self._name(host)} ({_say_ranks(ranks)})"
+                self._say(f"nothing has come from {lost} for {LOST_S:.0f} s: it is lost, or cut off. {self._until}")
         state = [stands, *(self._heard[host][0][1] for host in hosts)]
         if not (hosts or self._absent()) or "" in state or 0 in state or self._silent:
             state = []

@@ -165,8 +165,7 @@ class _Supervisor:
         self._start_ns = time.monotonic_ns()
         self._start_unix_ns = time.time_ns()
         self._outputs = [
-            RankOutput(ranks.config.for_rank(rank), show=options.show, show_hidden=options.show_hidden)
-            for rank in range(self._size)
+            RankOutput(ranks.config.for_rank(rank), show=options.show, show_hidden=options.show_hidden) for rank in range(self._size)
         ]
         self._progress = Progress(self._size)
         self._loaded: dict[int, int] = {}  # rank -> its number of torch threads

@@ -21,7 +21,8 @@ def suppress_output(rank: int) -> None:
     """Replaces ``print`` in this process, so that only the lines of rank 0 and forced ones are shown.
 
     The new ``print`` takes every argument of the built-in one, and ``force`` on every rank. It writes its text at once, so that lines of
-    several ranks do not mix. Only stdout and stderr are affected: what is printed to another file always gets there. Calling it again is harmless; the last ``rank`` counts. ``destroy_distributed`` and
+    several ranks do not mix. Only stdout and stderr are affected: what is printed to another file always gets
+    there. Calling it again is harmless; the last ``rank`` counts. ``destroy_distributed`` and
     ``restore_output`` undo it. Each rank calls it for itself; it does not block.
 
     Args:

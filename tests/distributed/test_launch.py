@@ -161,7 +161,7 @@ def test_output_is_kept_by_rank_and_shown_tagged(capsys: pytest.CaptureFixture[s
 
 
 def test_what_is_printed_comes_out_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    """In 0.2.0 ``print("\\x0e")`` hid what the rank printed after it."""
+    r"""In 0.2.0 ``print("\x0e")`` hid what the rank printed after it."""
     control = "".join(map(chr, {*range(32), 127, 0x85, 0x2028} - {ord("\n")}))
 
     def worker() -> str:
