@@ -20,7 +20,7 @@ from ringsim.diagnose.failure import PEER, Report, first_failure, make_error
 from ringsim.errors import ArgumentError
 from ringsim.launch import progress
 from ringsim.launch.api import make_kind, trace
-from ringsim.launch.job import START_VALUES, pack_call
+from ringsim.launch.job import START_VALUES, RankConfig, pack_call
 from ringsim.launch.run import GPU_LIMIT_S, RankOutput, RunOptions, _Supervisor
 
 
@@ -162,15 +162,15 @@ def test_an_error_of_ringsim_comes_as_itself() -> None:
         # Lines are shown when they are complete.
         ([("one\ntw", "one\n"), ("o\n\nthr", "two\n\n"), ("ee", ""), ("", "three\n")], False, "one\ntwo\n\nthree"),
         # Hidden text is kept, and shown to who asks for it.
-        ([("a\n\x0ehid\nand\n\x0fb\n\x0elast\n\x0f", "a\nb\n"), ("", "")], False, "a\nhid\nand\nb\nlast\n"),
-        ([("a\n\x0ehid\nand\n\x0fb\n\x0elast\n\x0f", "a\nhid\nand\nb\nlast\n"), ("", "")], True, "a\nhid\nand\nb\nlast\n"),
+        ([("a\n<mark>hid\nand\n<mark>b\n<mark>last\n<mark>", "a\nb\n"), ("", "")], False, "a\nhid\nand\nb\nlast\n"),
+        ([("a\n<mark>hid\nand\n<mark>b\n<mark>last\n<mark>", "a\nhid\nand\nb\nlast\n"), ("", "")], True, "a\nhid\nand\nb\nlast\n"),
         # A character that is cut in two is not harmed.
         ([(b"sp\xc3", ""), (b"\xa4ter\n\xff\n", "später\n\ufffd\n"), ("", "")], False, "später\n\ufffd\n"),
     ],
 )
 def test_output(steps: list[tuple[Any, str]], show_hidden: bool, kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "rank-2.out"
-    output = RankOutput(2, file, show=True, show_hidden=show_hidden)
+    config = RankConfig(str(tmp_path), 2, 3, "cpu", 30.0, ring=True, mark="<mark>")
+    file, output = config.output_file, RankOutput(config, show=True, show_hidden=show_hidden)
     output.follow()  # the rank has not started
     for number, (written, shown) in enumerate(steps, 1):
         with file.open("ab") as stream:

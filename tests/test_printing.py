@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import io
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -49,6 +51,25 @@ def test_shown_hidden_and_written_text_are_what_print_writes(arguments: dict[str
             assert written.getvalue() == expected
     assert capsys.readouterr().out == expected
     assert hidden == [expected]
+
+
+LINES = """
+from ringsim.ring.printing import suppress_output
+
+suppress_output(0)
+print("a", 1, None, sep="-")
+print("b", "c", force=True, flush=True)
+print("two\\nlines", end="!\\n")
+"""
+
+
+def test_each_print_is_one_write_where_output_is_unbuffered() -> None:
+    """As torchrun starts its ranks. In 0.2.0 each value was a write of its own, and lines of two ranks mixed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        subprocess.run([sys.executable, "-u", "-c", LINES], stdout=theirs, check=True)
+        theirs.close()
+        assert list(iter(lambda: ours.recv(100), b"")) == [b"a-1-None\n", b"b c\n", b"two\nlines!\n"]
 
 
 class Mute:

@@ -42,6 +42,14 @@ def default_store() -> Store | None:
     return None if ask is None else ask()
 
 
+def default_timeout_s() -> float | None:
+    """Returns how long an operation of the default process group may wait on CPUs, None where torch hides it."""
+    try:
+        return float(distributed_c10d.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds())  # type: ignore[union-attr]
+    except (AttributeError, RuntimeError):  # no default group; another backend, or version of torch
+        return None
+
+
 def count_groups() -> int:
     """Returns how many groups this rank is in: torch names the next one that its members alone make after that."""
     return len(getattr(getattr(distributed_c10d, "_world", None), "pg_names", ()))

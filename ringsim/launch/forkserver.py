@@ -56,10 +56,11 @@ class Server:
 
     Args:
         control: the socket on which the launcher's messages come.
+        on_interrupt: what ranks do on SIGINT; a terminal's does not reach them.
     """
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, on_interrupt: Any) -> None:
+        self._control, self._on_interrupt = control, on_interrupt
         self._launcher = os.getppid()
         self._sets: dict[str, _Family] = {}
         self._wake_read, self._wake_write = socket.socketpair()
@@ -100,21 +101,26 @@ class Server:
         if not text:
             return False
         message = json.loads(text)
-        if message["do"] == "answer":
-            with contextlib.suppress(OSError):  # the launcher has left meanwhile, which the next message tells
-                self._control.send(text)
-            return True
         family = self._sets.get(message["set"])
-        if message["do"] == "fork":
+        if "number" in message:  # a question
+            yes = message["do"] == "answer" or (family is not None and self._take(family))
+            with contextlib.suppress(OSError):  # the launcher has left meanwhile, which the next message tells
+                self._control.send(json.dumps([message["number"], yes]).encode())
+        elif message["do"] == "fork":
             self._fork(message, fds)
         elif family is None:  # all its ranks have ended
             if message["do"] == "end":
                 shutil.rmtree(message["directory"], ignore_errors=True)
-        elif message["do"] == "take":
-            family.parked_until = math.inf
         else:
             self._end(family, keep=message["do"] == "kill")
         return True
+
+    def _take(self, family: _Family) -> bool:
+        """Returns whether parked ranks are a call's from now on; they are not if some have ended, or are about to."""
+        taken = len(family.pids) == family.config.world_size and time.monotonic() <= family.parked_until
+        if taken:
+            family.parked_until = math.inf
+        return taken
 
     def _fork(self, message: dict[str, Any], fds: list[int]) -> None:
         """Forks the ranks ``first, first + 1, ...``, one for each channel in ``fds``."""
@@ -135,6 +141,7 @@ class Server:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, self._on_interrupt)
             for other in (*others, self._control.fileno(), self._wake_read.fileno(), self._wake_write.fileno()):
                 os.close(other)
             os.setpgid(0, 0)
@@ -179,7 +186,7 @@ def main(control_fd: int) -> None:
     Args:
         control_fd: this process's end of the control socket.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's business
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's business
     with contextlib.suppress(OSError):
         with open("/proc/self/comm", "w") as name:
             name.write("ringsim-server")
@@ -188,6 +195,6 @@ def main(control_fd: int) -> None:
     warm_up()
     gc.collect()
     gc.freeze()  # a collection in a rank would touch, and so copy, every page of the server
-    Server(socket.socket(fileno=control_fd)).serve()
+    Server(socket.socket(fileno=control_fd), on_interrupt).serve()
     sys.stdout.flush()
     os._exit(0)

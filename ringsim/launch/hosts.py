@@ -12,7 +12,7 @@
     the parts of its ranks            ------------->   joins them, looks whether all still stand, and explains
 
 A host *stands* while each of its ranks waits in recorded operations or is gone, and nothing happens there. What is found is told on rank 0
-and kept in the trace. Nobody is ended: silence and stillness prove nothing, so that is left to the program's own limits.
+and kept in the trace. Nobody is ended: silence and stillness prove nothing, so that is left to the program's own limits, which are named.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import numpy as np
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ringsim.comm.bootstrap import leave_thread
+from ringsim.comm.torch_private import default_timeout_s
 from ringsim.diagnose.explain import LOST
 from ringsim.diagnose.links import STALL_BYTES_PER_S
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
@@ -82,6 +83,9 @@ class HostWatch:
     def __init__(self, store: Any, run_id: str, rank: int, world_size: int, directory: Path, stands: Callable[[], str | None]) -> None:
         self._given, self._run_id, self._rank, self._world_size, self._directory = store, run_id, rank, world_size, directory
         self._stands, self.said = stands, list[str]()
+        limit_s = default_timeout_s()
+        limit = "" if limit_s is None else f" of {limit_s:g} s"
+        self._until = f"ringsim ends no rank for this: the process group's time-out{limit} does (timeout= of init_process_group)"
         self._id = place_of(directory)["id"]
         self._places: dict[int, dict[str, Any]] = {}
         self._heard: dict[str, tuple[list[Any], float]] = {}  # by place: the last beat, and when it came
@@ -183,7 +187,8 @@ class HostWatch:
                 self._hear_again(host, beat, now_s)
             elif known[0][0] != OVER and now_s - known[1] >= LOST_S and host not in self._silent:
                 self._silent[host] = known[1]
-                self._say(f"nothing has come from host {self._name(host)} ({_say_ranks(ranks)}) for {LOST_S:.0f} s: it is lost, or cut off")
+                lost = f"host {self._name(host)} ({_say_ranks(ranks)})"
+                self._say(f"nothing has come from {lost} for {LOST_S:.0f} s: it is lost, or cut off. {self._until}")
         state = [stands, *(self._heard[host][0][1] for host in hosts)]
         if not (hosts or self._absent()) or "" in state or 0 in state or self._silent:
             state = []
@@ -196,7 +201,7 @@ class HostWatch:
             self._looked = self._explain(store, keys, stands, hosts)
         elif doubt is not None and not doubt.told and still_s >= LOST_S + doubt.may_take_s:
             doubt.told = True
-            self._say(doubt.lasts)
+            self._say(f"{doubt.lasts}. {self._until}")
 
     def _hear_again(self, host: str, beat: list[Any], now_s: float) -> None:
         since_s = self._silent.pop(host, None)
@@ -244,7 +249,7 @@ class HostWatch:
             for rank, place in sorted(self._places.items()):
                 ranks.setdefault(str(place["host"]), []).append(rank)
             where = "; ".join(f"{_say_ranks(some)} on {host}" for host, some in ranks.items())
-            self._say(f"nothing moves on any host ({where}; not proved: threads of theirs may help). {why}")
+            self._say(f"nothing moves on any host ({where}; not proved: threads of theirs may help). {why} {self._until}")
             return
         awaited = [one for rank in snapshot.ranks for one in rank.awaited]
         absent = self._absent()

@@ -22,7 +22,6 @@ START_VALUES: Final = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|GLOO|NCCL|TORCH|PYTORCH|ATEN|C10|TP|CUDA|CUBLAS|CUDNN|NVIDIA|LD|MALLOC|GLIBC|PYTHON)(_.*)?"
     r"|GLIBC_TUNABLES|TMPDIR|LANG|LC_ALL"
 )
-HIDE, SHOW = "\x0e", "\x0f"  # "shift out" and "shift in": print suppression hid what lies between them in the output of a rank
 _CELL_LINES_BYTES: Final = 1_000_000  # limit of the source text of notebook cells that travels with a call
 
 
@@ -51,6 +50,7 @@ class RankConfig:
         directory: the run's private directory, for the rank's records, output and exit status.
         keep: whether the directory outlives a launcher that was killed (the run was given a path).
         ring: whether the rank joins the default group and the ring before it takes a job.
+        mark: stands in the rank's output before and after what print suppression hides; no program knows it, so none prints it.
     """
 
     directory: str
@@ -60,6 +60,7 @@ class RankConfig:
     timeout_s: float
     ring: bool
     keep: bool = False
+    mark: str = ""
 
     def for_rank(self, rank: int) -> RankConfig:
         """Returns the same for another rank."""

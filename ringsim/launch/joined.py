@@ -10,8 +10,8 @@ is gone::
     seems stuck: "threads?"  -----> rank-r.ear ------>  looks at its threads
                              <- rank-0.answers <------  says what they do
     no doubt: verdict.json
-    "wake"                   -----> rank-r.ear ------>  shuts its connections; the wait raises,
-                                                        or 2 s later the process is ended
+    "wake"                   -----> rank-r.ear ------>  shuts its connections; the wait raises, or
+                                                        is still there 2 s later: then the process is ended
 
 The part of a rank on another machine cannot be read here while it is written: such a rank may still do anything.
 
@@ -43,6 +43,7 @@ from ringsim.errors import RingError
 from ringsim.launch.threads import Threads, find_place, list_threads
 from ringsim.launch.watcher import ANSWER_S, ASK, SHUT, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, look_at, shut_connections
 from ringsim.state import OUR_THREADS, get_state
+from ringsim.traces.recorder import Recorder
 
 SETTLE_S: Final = 0.5  # messages posted before the block are not in the parts: give them time to arrive
 TAKE_OVER_S: Final = 1.0  # how often a rank checks that some rank watches
@@ -58,21 +59,20 @@ class JoinedWatch:
     Every rank of the block creates one; none waits for another.
 
     Args:
-        directory: of the parts, the same on all ranks.
-        rank: this rank.
+        recorder: of this rank; its directory is the same on all ranks.
         world_size: number of ranks.
         on_deaths: called on the rank that watches, from a thread, with the ranks whose processes died without leaving the block.
     """
 
-    def __init__(self, directory: Path, rank: int, world_size: int, on_deaths: Callable[[list[int]], None]) -> None:
-        self._directory = directory
-        self._rank = rank
+    def __init__(self, recorder: Recorder, world_size: int, on_deaths: Callable[[list[int]], None]) -> None:
+        self._recorder, self._directory = recorder, recorder.directory
+        self._rank = rank = recorder.rank
         self._world_size = world_size
         self._on_deaths = on_deaths
         self._keep_port = store_port()
         self._raised = threading.Event()
         self._stopped = threading.Event()
-        self._ear = _make_pipe(directory / f"rank-{rank}.ear")
+        self._ear = _make_pipe(self._path(rank, "ear"))
         self._wait_broke = False
         self._threads = [threading.Thread(target=self._listen, name=f"{OUR_THREADS}ear", daemon=True)]
         self._answers, self._unread = -1, b""  # the pipe of the answers, on a rank that watches or did
@@ -159,8 +159,9 @@ class JoinedWatch:
                 elif word == WHERE:
                     self._answer(asker, [self._rank, WHERE, find_place(os.path.dirname(torch.__file__))])
                 elif word in (WAKE, SHUT):
+                    awaited = self._recorder.awaited()
                     shut_connections(self._keep_port)
-                    if word == WAKE and not self._raised.wait(WAKE_S):
+                    if word == WAKE and not self._leaves(awaited):
                         verdict = read_verdict(self._directory)
                         why = verdict.diagnosis if verdict is not None else ""
                         sys.stderr.write(f"[rank {self._rank}] ended, since nothing else ends its wait. {why}\n")
@@ -168,6 +169,14 @@ class JoinedWatch:
                         os.kill(os.getpid(), signal.SIGKILL)
                 else:
                     return
+
+    def _leaves(self, awaited: set[int]) -> bool:
+        """Returns whether this rank leaves what it waits for within ``WAKE_S``: by the verdict's error, or in C++ by torch's own."""
+        deadline = time.monotonic() + WAKE_S
+        while awaited & self._recorder.awaited() and not self._raised.wait(_LOOK_S):
+            if time.monotonic() > deadline:
+                return False
+        return True
 
     def _watch(self) -> None:
         """Watches all ranks until there is a verdict."""

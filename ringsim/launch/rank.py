@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
@@ -44,13 +44,12 @@ from ringsim.diagnose.failure import call_to_end, note_failed_threads, read_verd
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import worlds
-from ringsim.launch.job import HIDE, SHOW, Job, RankConfig, configure_loggers
+from ringsim.launch.job import Job, RankConfig, configure_loggers
 from ringsim.launch.results import write_result
 from ringsim.launch.threads import find_place, list_threads
 from ringsim.launch.watcher import ASK, OVER, WAKE, WAKE_S, WHERE, shut_connections
 from ringsim.ring.ring import initialize
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ERROR
 from ringsim.traces.recorder import Recorder
 
 HEAD: Final = "127.0.0.1"
@@ -134,20 +133,19 @@ def _redirect_output(config: RankConfig) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    sys.stdout = _line_writer(1)
+    sys.stdout = shown = _line_writer(1)
     sys.stderr = _line_writer(2)
     faulthandler.enable(config.crash_file.open("w"), all_threads=False)
-    change_state(hidden_output=_write_hidden)
+
+    def hide(text: str) -> None:  # keeps it in the same file
+        shown.write(f"{config.mark}{text}{config.mark}")
+        shown.flush()
+
+    change_state(hidden_output=hide)
 
 
 def _line_writer(fd: int) -> TextIO:
     return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), encoding="utf-8", errors="backslashreplace", line_buffering=True)
-
-
-def _write_hidden(text: str) -> None:
-    """Keeps what print suppression hides in the same file, marked."""
-    sys.stdout.write(f"{HIDE}{text}{SHOW}")
-    sys.stdout.flush()
 
 
 def _make_say(channel: Connection) -> Callable[[Any], None]:
@@ -181,7 +179,10 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None], 
                     woken.set()
                 elif message[0] == OVER:
                     woken.clear()
-                    _complete_as_failed(message[1])
+                    with contextlib.suppress(ValueError):  # the recording ends at this moment
+                        recorder = get_state().recorder
+                        if recorder is not None:
+                            recorder.complete_as_failed(message[1])
                 else:
                     inbox.put(message)
             except (EOFError, OSError):
@@ -191,14 +192,6 @@ def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None], 
 
     threading.Thread(target=read, name="ringsim-channel", daemon=True).start()
     return inbox
-
-
-def _complete_as_failed(slots: Sequence[int]) -> None:
-    """Writes down that operations are over whose wait was cut short; where the recording has ended, nothing."""
-    recorder = get_state().recorder
-    with contextlib.suppress(ValueError):  # it ends at this moment
-        for slot in slots if recorder is not None else ():
-            recorder.complete(slot, ERROR)
 
 
 def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:

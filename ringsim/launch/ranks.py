@@ -9,6 +9,7 @@ import json
 import os
 import queue
 import secrets
+import select
 import shutil
 import socket
 import subprocess
@@ -31,7 +32,6 @@ from ringsim.launch.job import Kind, RankConfig, start_environment
 EXIT_S: Final = 5.0  # a killed process is gone long before
 START_S: Final = 120.0  # for an interpreter with torch, on a busy machine
 ANSWER_S: Final = 10.0  # a fork server that has not answered by then is stuck, or stopped
-_QUESTION: Final = json.dumps({"do": "answer"}).encode()
 _ANSWER_BYTES: Final = 64
 _DYING_S: Final = 1.0  # for the ranks of a server that was killed
 _RECENT: Final = 64  # sets of ranks: of earlier ones the directories are gone long since
@@ -50,6 +50,7 @@ class RankSet(ABC):
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         self.kind = kind
         self.keep = keep_at is not None
+        self._mark = f"\x0e{secrets.token_hex(8)}\x0f"
         if keep_at is not None:
             keep_at.mkdir(parents=True)
         # The fork server may have another working directory.
@@ -60,7 +61,7 @@ class RankSet(ABC):
     def config(self) -> RankConfig:
         """What rank 0 is told; the other ranks differ in their number."""
         kind = self.kind
-        return RankConfig(str(self.directory), 0, kind.world_size, kind.comm_device, kind.timeout_s, kind.ring, self.keep)
+        return RankConfig(str(self.directory), 0, kind.world_size, kind.comm_device, kind.timeout_s, kind.ring, self.keep, self._mark)
 
     @abstractmethod
     def kill(self) -> None:
@@ -129,7 +130,8 @@ class ForkServer:
         self._is_stuck = self._is_retired = False
         self._sets: set[str] = set()  # ranks that somebody uses, by name
         self.directories: deque[Path] = deque(maxlen=_RECENT)  # of ranks: a server that is killed removes none
-        self._control.send(_QUESTION)  # answered once it has started
+        self._question = 0  # the number of the last one
+        self._put("answer", "")  # answered once it has started
 
     @property
     def alive(self) -> bool:
@@ -145,20 +147,35 @@ class ForkServer:
     def answers(self) -> bool:
         """Returns whether the server goes on: one that has answered before does so within ``ANSWER_S``; one that starts has its time."""
         with self._lock:
-            try:
-                if not self._has_answered:
-                    self._control.settimeout(0)
-                    self._has_answered = bool(self._control.recv(_ANSWER_BYTES))
-                self._control.settimeout(ANSWER_S)
-                self._control.send(_QUESTION)
-                return bool(self._control.recv(_ANSWER_BYTES))
-            except BlockingIOError:
+            self._has_answered = self._has_answered or bool(select.select([self._control], [], [], 0)[0])
+            if self._has_answered:
+                self._is_stuck = not self._ask("answer", "")
+            else:
                 self._is_stuck = time.monotonic() > self._start_s + START_S
-            except OSError:
-                self._is_stuck = True
-            finally:
-                self._control.settimeout(None)
         return not self._is_stuck
+
+    def take(self, name: str) -> bool:
+        """Takes parked ranks for a call; False if the server has ended them, or does not confirm that it has not."""
+        with self._lock:
+            return self._has_answered and self._ask("take", name)
+
+    def _put(self, question: str, name: str) -> None:
+        self._question += 1
+        self._control.send(json.dumps({"do": question, "set": name, "number": self._question}).encode())
+
+    def _ask(self, question: str, name: str) -> bool:
+        """Returns the answer to a question, no if none comes in time; answers to earlier ones may still be unread."""
+        answer = [0, False]
+        self._control.settimeout(ANSWER_S)
+        try:
+            self._put(question, name)
+            while answer[0] != self._question:
+                answer = json.loads(self._control.recv(_ANSWER_BYTES))
+        except (OSError, ValueError):  # too late, or the server is gone
+            return False
+        finally:
+            self._control.settimeout(None)
+        return bool(answer[1])
 
     def use(self, name: str) -> None:
         """Notes that somebody uses a set of ranks."""
@@ -237,8 +254,7 @@ class ForkedRanks(RankSet):
 
     def take(self) -> bool:
         """Takes parked ranks for a call; False when they have ended in the meantime."""
-        self._server.send({"do": "take", "set": self._name})
-        return self._server.alive and self.directory.is_dir() and not any(self.directory.glob("rank-*.exit"))
+        return self.directory.is_dir() and self._server.take(self._name)
 
     def kill(self) -> None:
         """See ``RankSet``."""

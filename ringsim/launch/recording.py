@@ -198,7 +198,7 @@ class Recording:
                     error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self.trace)
                 gathering.acknowledge(whole=whole and self._own, keep=self._own)
                 if error is None and self._own and not late and "gloo" in self._backend:
-                    mismatch = self._find_mismatch(recorder.directory)
+                    mismatch = mismatch or self._find_mismatch(recorder.directory)
                 if self._own and whole:
                     shutil.rmtree(recorder.directory, ignore_errors=True)
         except (RingError, RuntimeError, OSError) as failure:
@@ -213,8 +213,10 @@ class Recording:
             raise mismatch
 
     def _find_mismatch(self, directory: Path) -> RingError | None:
-        """Returns the error of a block that all ranks have left though the sides of an operation disagree."""
+        """Returns the error of a block that all ranks have left though the sides of an operation disagree, unless they have heard it."""
         records = LiveRecords(directory, self._world_size)
+        if self._watch is not None and (verdict := read_verdict(directory)) is not None:
+            records.caught.append(verdict)
         records.look(to_end=True)
         found = records.find_mismatch(range(self._world_size))
         if found is None:
@@ -269,7 +271,7 @@ class Recording:
                 recorder.set_meta("deaths", find_ends(recorder.directory, ranks))
 
         try:
-            watch = JoinedWatch(recorder.directory, self._rank, self._world_size, keep_deaths)
+            watch = JoinedWatch(recorder, self._world_size, keep_deaths)
         except OSError as error:
             if self._rank == 0:
                 recorder.set_meta("note", f"Nobody watched for stuck ranks: {error} (rank 0).")

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pickle
-import re
 import sys
 import time
 import uuid
@@ -39,7 +38,7 @@ from ringsim.diagnose.failure import (
 from ringsim.diagnose.snapshot import operation_of
 from ringsim.diagnose.verdict import IN_A_THREAD
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
-from ringsim.launch.job import HIDE, SHOW, Job, Kind
+from ringsim.launch.job import Job, Kind, RankConfig
 from ringsim.launch.progress import Progress
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
@@ -53,7 +52,6 @@ _POLL_S: Final = 0.05
 GPU_LIMIT_S: Final = 3600.0  # of a run on GPUs that has no limit of its own: nobody watches it
 _LOST_S: Final = 5.0  # a fork server says within milliseconds that a rank has died
 _SHOWN: Final = 4  # ranks whose lines an error shows
-_MARKS: Final = re.compile(f"([{HIDE}{SHOW}])")
 _Error = TypeVar("_Error", RingError, Interrupted)
 
 
@@ -63,9 +61,10 @@ class RankOutput:
     With ``show``, its lines are printed as they come, tagged with the rank; with ``show_hidden`` also those that print suppression hides.
     """
 
-    def __init__(self, rank: int, file: Path, *, show: bool, show_hidden: bool) -> None:
-        self._rank = rank
-        self._file = file
+    def __init__(self, config: RankConfig, *, show: bool, show_hidden: bool) -> None:
+        self._rank = config.rank
+        self._file = config.output_file
+        self._mark = config.mark
         self._show = show
         self._show_hidden = show_hidden
         self._offset = 0
@@ -94,13 +93,11 @@ class RankOutput:
             self._print("\n")
 
     def _take(self, text: str) -> None:
-        for part in _MARKS.split(text):
-            if part in (HIDE, SHOW):
-                self._hidden = part == HIDE
-            else:
-                self._kept.append(part)
-                if self._show and (self._show_hidden or not self._hidden):
-                    self._print(part)
+        for number, part in enumerate(text.split(self._mark)):
+            self._hidden ^= number > 0
+            self._kept.append(part)
+            if self._show and (self._show_hidden or not self._hidden):
+                self._print(part)
 
     def _print(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
@@ -168,8 +165,7 @@ class _Supervisor:
         self._start_ns = time.monotonic_ns()
         self._start_unix_ns = time.time_ns()
         self._outputs = [
-            RankOutput(rank, ranks.config.for_rank(rank).output_file, show=options.show, show_hidden=options.show_hidden)
-            for rank in range(self._size)
+            RankOutput(ranks.config.for_rank(rank), show=options.show, show_hidden=options.show_hidden) for rank in range(self._size)
         ]
         self._progress = Progress(self._size)
         self._loaded: dict[int, int] = {}  # rank -> its number of torch threads
@@ -178,7 +174,6 @@ class _Supervisor:
         self._rank_of = {id(channel): rank for rank, channel in enumerate(ranks.channels)}
         self._run_id = uuid.uuid4().hex[:12]
         self._verdict: Verdict | None = None
-        self._caught: list[Verdict] = []  # earlier ones, whose error the program caught: the run went on
         self._woken: set[int] = set()  # ranks in which the verdict's error was raised, and has not ended a thread
         self._stuck_in: list[tuple[int, ...]] = []  # by rank, the slots of what it waited for at the verdict
         self._watcher: Watcher | None = None
@@ -189,6 +184,7 @@ class _Supervisor:
         self._processes: dict[int, str] = {}  # what ranks were doing that had to be ended: "computing", "asleep", "stopped"
         self._given_up_ns: int | None = None  # when it was decided to end the ranks
         self._records = LiveRecords(ranks.directory, self._size)
+        self._caught = self._records.caught  # earlier verdicts, whose error the program caught: the run went on
         if options.poll_s is not None and ranks.kind.comm_device == "cpu" and has_proc():
             self._watcher = Watcher(self._records, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
         if ranks.keep:
@@ -288,15 +284,22 @@ class _Supervisor:
                 break
 
     def _is_caught(self, verdict: Verdict) -> bool:
-        """Tells whether a verdict's error was raised wherever it should be, and ended nothing as far as is known."""
-        return bool(verdict.waiting) and self._woken.issuperset(verdict.waiting)
+        """Returns whether all waits of a verdict are over: by its error or, in C++, by torch's; and ended nothing as far as is known."""
+        left = self._find_stuck()
+        return bool(verdict.waiting) and all(rank in self._woken or not left[rank] for rank in verdict.waiting)
+
+    def _find_stuck(self) -> list[list[int]]:
+        """Returns by rank the slots of what it waited for at the verdict, and has not left."""
+        heads = self._records.look(to_end=True)
+        return [[slot for slot in self._stuck_in[rank] if slot in head.awaited] for rank, head in enumerate(heads)]
 
     def _set_aside(self, verdict: Verdict) -> None:
         """Lets the run go on after a verdict whose error the program has caught."""
         self._caught.append(verdict)
         self._verdict = self._given_up_ns = None
+        left = self._find_stuck()
         for rank in verdict.waiting:
-            self._say(rank, (OVER, self._stuck_in[rank]))
+            self._say(rank, (OVER, left[rank]))
         self._woken.clear()
         clear_verdict(self._ranks.directory)
 

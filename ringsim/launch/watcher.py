@@ -49,7 +49,7 @@ from ringsim.diagnose.verdict import blame_threads, judge, waiting_text, waits_t
 from ringsim.diagnose.waitfor import Stuck, analyse
 from ringsim.launch.threads import Threads
 from ringsim.traces.events import COLLECTIVE, THREAD_FAILED, read_notice
-from ringsim.traces.findings import Diagnosis, Finding
+from ringsim.traces.findings import Diagnosis, Finding, Operation
 from ringsim.traces.parts import PartReader
 
 POLL_S: Final = 0.02  # between two looks while ranks seem stuck
@@ -136,10 +136,14 @@ class LiveRecords:
         directory: where their parts are; a rank without one counts as one that has done nothing.
         world_size: number of ranks.
         strangers: whether a part may have been left there by an earlier run: then only those of living processes count.
+
+    Attributes:
+        caught: verdicts whose error has been raised already, and caught: of operations that they name no more is found.
     """
 
     def __init__(self, directory: Path, world_size: int, *, strangers: bool = False) -> None:
         self._directory, self._size, self._strangers = directory, world_size, strangers
+        self.caught: list[Verdict] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -185,8 +189,9 @@ class LiveRecords:
 
     def find_mismatch(self, ended: Collection[int] = ()) -> Diagnosis | None:
         """Returns what disagrees of what was read since the last time, None where nothing does; see ``find_new_mismatches``."""
-        findings = find_new_mismatches(self.builder, ended)
-        return Diagnosis(findings, self._size) if findings else None
+        heard = {_name(one) for verdict in self.caught for finding in verdict.diagnosis.findings for one in finding.operations}
+        fresh = [one for one in find_new_mismatches(self.builder, ended) if not heard.issuperset(map(_name, one.operations))]
+        return Diagnosis(tuple(fresh), self._size) if fresh else None
 
     def blame(self, diagnosis: Diagnosis) -> Diagnosis:
         """Returns a diagnosis with what ended threads of the ranks before what follows from it."""
@@ -374,6 +379,10 @@ class Watcher:
         finding = Finding("stalled", blocked, operations, message, hint)
         diagnosis = Diagnosis((finding,), self._size, states=tuple(view.state for view in snapshot.ranks))
         return Verdict(blocked, diagnosis, now_ns, proved=False)
+
+
+def _name(operation: Operation) -> tuple[int, str]:
+    return operation.rank, str(operation)
 
 
 def _describe_idle(threads: Threads) -> str:

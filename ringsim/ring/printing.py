@@ -20,8 +20,9 @@ from ringsim.state import change_state, get_state
 def suppress_output(rank: int) -> None:
     """Replaces ``print`` in this process, so that only the lines of rank 0 and forced ones are shown.
 
-    The new ``print`` takes every argument of the built-in one, and ``force`` on every rank. Only stdout and stderr are affected: what is
-    printed to another file always gets there. Calling it again is harmless; the last ``rank`` counts. ``destroy_distributed`` and
+    The new ``print`` takes every argument of the built-in one, and ``force`` on every rank. It writes its text at once, so that lines of
+    several ranks do not mix. Only stdout and stderr are affected: what is printed to another file always gets
+    there. Calling it again is harmless; the last ``rank`` counts. ``destroy_distributed`` and
     ``restore_output`` undo it. Each rank calls it for itself; it does not block.
 
     Args:
@@ -62,14 +63,18 @@ def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Call
     def print_of_rank(
         *values: object, sep: str | None = " ", end: str | None = "\n", file: Any = None, flush: bool = False, force: bool = False
     ) -> None:
-        governed = file is None or file is sys.stdout or file is sys.stderr
-        if force or not governed or not hides():
+        stream = sys.stdout if file is None else file
+        if stream is None or not (stream is sys.stdout or stream is sys.stderr):
             original(*values, sep=sep, end=end, file=file, flush=flush)
             return
         text = io.StringIO()
         original(*values, sep=sep, end=end, file=text)  # even if nobody keeps it: a bad argument must fail on every rank
         keep = get_state().hidden_output
-        if keep is not None:
+        if force or not hides():
+            stream.write(text.getvalue())  # at once: launchers unbuffer their ranks, and each part would be a write of its own
+            if flush:
+                stream.flush()
+        elif keep is not None:
             keep(text.getvalue())
 
     return print_of_rank

@@ -37,7 +37,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -415,6 +415,16 @@ class Recorder:
         records = np.frombuffer(self._memory, dtype=RECORD)
         written = records["status"] != 0
         return int(np.count_nonzero(written & (records["thread"] == self._who()) if self._in_memory else written))
+
+    def awaited(self) -> set[int]:
+        """Returns the operations that any thread waits for, by their places as readers of the part number them."""
+        records = np.frombuffer(self._memory, dtype=RECORD)
+        return set(np.flatnonzero((records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE)).tolist())
+
+    def complete_as_failed(self, places: Iterable[int]) -> None:
+        """Writes down that operations are over whose wait was cut short, by their places as readers of the part number them."""
+        for place in places:
+            self.complete(place * _WORDS, ERROR)
 
     def bookmark(self) -> int:
         """Returns a place: what is posted from now on stands behind it."""

@@ -18,6 +18,7 @@ import ringsim
 from ringsim.comm.dispatcher import LateWaits
 from ringsim.comm.torch_hooks import install, uninstall
 from ringsim.errors import MessageMismatch
+from ringsim.launch.watcher import WAKE_S
 from ringsim.state import get_state
 from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES
 from ringsim.traces.findings import SLOW_KINDS
@@ -265,3 +266,25 @@ def test_a_rank_that_waits_in_cpp_is_seen_to_wait() -> None:
     assert (finding.kind, finding.ranks) == ("collective_mismatch", (0, 1))
     assert {operation.op for operation in finding.operations} == {"all_reduce", "barrier"}
     assert {operation.file for operation in finding.operations} == {__file__}
+
+
+def saves_a_checkpoint() -> str:
+    """As ``unequal``, in a program that saves what it has before it gives up."""
+    try:
+        unequal()
+    except RuntimeError:
+        time.sleep(WAKE_S + 1.5)
+        return "saved"
+    return "trained"
+
+
+def test_a_rank_that_has_left_its_wait_in_cpp_may_finish() -> None:
+    """In 0.2.0 it was ended after 2 s, and what its peer had waited for was written over another record of it."""
+    trace = ringsim.trace(saves_a_checkpoint, world_size=2, limit_s=60)
+    assert trace.results == ["saved", "saved"]
+    calls = trace.to_pandas().query("kind == 'collective'")
+    rank_0, rank_1 = (list(zip(some["op"], some["status"], strict=True)) for _, some in calls.groupby("rank"))
+    steps = len(rank_0) - 1
+    assert rank_0 == [*rank_1[:steps], ("barrier", "error")]
+    assert {*rank_1[steps:]} == {("all_reduce", "error")}
+    assert [(one["kind"], one["ranks"]) for one in trace.metadata["caught"]] == [("collective_mismatch", [0, 1])]

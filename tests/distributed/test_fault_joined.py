@@ -19,10 +19,13 @@ import torch
 import torch.distributed as dist
 from rank_server import Ended, RankServer, results
 from test_recording import join
+from torch.nn.parallel import DistributedDataParallel
 
 import ringsim
 from ringsim.errors import Deadlock, MessageMismatch
 from ringsim.launch.joined import JoinedWatch
+from ringsim.launch.watcher import WAKE_S
+from ringsim.traces.recorder import Recorder
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], int, tuple[Any, ...]]] = {}
 
@@ -95,6 +98,29 @@ def test_the_file_keeps_when_ranks_were_woken_that_caught_it(played: Callable[[s
     ranks, _ = played("both_catch")
     found = results(ranks)
     assert found[0] == ([{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in range(2)], True)
+
+
+@on_ranks(2)
+def saves_a_checkpoint(directory: str, rank: int) -> str:
+    path = join(directory, rank, 2)
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    with ringsim.trace(path):
+        try:
+            for _ in range(2 + rank):
+                model(torch.ones(2, 4)).sum().backward()
+            dist.barrier()
+        except RuntimeError:
+            time.sleep(WAKE_S + 1.5)
+            Path(directory, f"checkpoint-{rank}").touch()
+    return "left the block"
+
+
+def test_a_rank_that_has_left_its_wait_in_cpp_may_finish(played: Callable[[str], Played]) -> None:
+    """In 0.2.0 it was ended after 2 s: no checkpoint, and no file."""
+    ranks, folder = played("saves_a_checkpoint")
+    assert results(ranks) == ["left the block"] * 2
+    assert len(list(folder.glob("checkpoint-*"))) == 2
+    assert [finding.kind for finding in ringsim.load(folder / "run.ringtrace").explain().findings] == ["collective_mismatch"]
 
 
 @on_ranks(2)
@@ -264,11 +290,13 @@ def test_where_there_are_no_named_pipes_it_records_and_says_that_it_does_not_wat
 
 def test_a_rank_that_is_alone_begins_and_ends_its_part(tmp_path: Path) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    recorder = Recorder(tmp_path, 0, 1)
     try:
-        watch = JoinedWatch(tmp_path, 0, 1, on_deaths=lambda _: None)
-        assert sorted(entry.name for entry in tmp_path.iterdir()) == ["rank-0.answers", "rank-0.ear"]
+        watch = JoinedWatch(recorder, 1, on_deaths=lambda _: None)
+        assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_fifo()) == ["rank-0.answers", "rank-0.ear"]
         watch.on_failure()  # nobody has said anything: it is for the wait itself to raise
         watch.stop()
-        assert list(tmp_path.iterdir()) == []
+        assert not any(entry.is_fifo() for entry in tmp_path.iterdir())
     finally:
+        recorder.close()
         dist.destroy_process_group()

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from rank_server import RankServer, results
 from test_gathering import finish_sending
-from test_recording import join
+from test_recording import PATIENCE, join
 from torch.distributed.distributed_c10d import PrefixStore
 
 import ringsim
@@ -28,6 +28,8 @@ from ringsim.launch import hosts, joined
 from ringsim.launch.gathering import Store, place_of
 from ringsim.traces.events import IN_FLIGHT, OP_CODES, Group, Payload, Tables, make_events
 from ringsim.traces.value import Trace
+
+UNTIL = rf"ringsim ends no rank for this: the process group's time-out of {PATIENCE.seconds} s does .*"
 
 
 def wait_for_each_other(directory: str, rank: int) -> list[str]:
@@ -64,6 +66,7 @@ def test_a_deadlock_between_hosts_is_told_with_rank_and_line(server: RankServer,
     assert "deadlock: ranks 0 and 1 wait for each other" in said[0][0]
     assert f"{Path(__file__).name}:" in said[0][0]
     assert re.search(r"waits (for \d|in recv)", said[0][0])[0] == "waits in recv", "for how long would be by nobody's clock"
+    assert f"ringsim ends no rank for this: the process group's time-out of {PATIENCE.seconds} s does" in said[0][0]
     assert said[1] == []
     assert said[0][0] in ringsim.load(tmp_path / "run.ringtrace").metadata["notes"]
 
@@ -103,11 +106,11 @@ def test_a_host_that_is_gone_before_its_first_word_is_told_of(entered: bool, ser
     """Nothing used to be said for as long as the groups' time-out, 30 minutes by default."""
     said, _ = results(server.run(is_never_heard, [(str(tmp_path), rank, entered) for rank in range(2)]))
     if entered:
-        assert re.fullmatch(r"nothing has come from host \S+ \(rank 1\) for 0 s: it is lost, or cut off", said[0])
+        assert re.fullmatch(rf"nothing has come from host \S+ \(rank 1\) for 0 s: it is lost, or cut off\. {UNTIL}", said[0])
     else:
         late = "rank 1 has not entered the recorded block (late, or lost while starting), and others wait: rank 0 waits in recv from 1 "
         assert said[0].startswith(late)
-        assert re.search(rf"at {Path(__file__).name}:\d+$", said[0])
+        assert re.search(rf"at {Path(__file__).name}:\d+\. {UNTIL}$", said[0])
     assert said[0] in ringsim.load(tmp_path / "run.ringtrace").metadata["notes"]
 
 
@@ -130,7 +133,7 @@ def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(tmp_path: Path, 
 
     beat("far", 1, 0.0)
     beat("farther", hosts.OVER, 0.0)  # has left, and need say nothing more
-    assert said(1) == "nothing has come from host node1 (rank 1) for 0 s: it is lost, or cut off"
+    assert said(1).startswith("nothing has come from host node1 (rank 1) for 0 s: it is lost, or cut off. ringsim ends no rank")
     (end,) = watch.find_lost([1, 2])
     assert (end["rank"], end["state"], end["about"]) == (1, "unknown", "is lost: nothing has come from host node1 for 0 s")
     assert watch.find_lost([2]) == []

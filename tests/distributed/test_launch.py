@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import logging
 import os
 import random
@@ -159,6 +160,24 @@ def test_output_is_kept_by_rank_and_shown_tagged(capsys: pytest.CaptureFixture[s
     assert [line for line in lines if "[rank 1]" in line] == [f"[rank 1] {text}" for text in ("forced 1", end)]
 
 
+def test_what_is_printed_comes_out_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    r"""In 0.2.0 ``print("\x0e")`` hid what the rank printed after it."""
+    control = "".join(map(chr, {*range(32), 127, 0x85, 0x2028} - {ord("\n")}))
+
+    def worker() -> str:
+        print(control)
+        print("after it", force=True)
+        with contextlib.redirect_stdout(io.StringIO()) as caught:
+            print(control)
+        return caught.getvalue().replace(control, "")
+
+    trace = ringsim.trace(worker, world_size=2)
+    assert trace.output == [f"{control}\nafter it\n", f"{control}\nafter it\n{control}\n"]
+    lines = capsys.readouterr().out.split("\n")
+    assert sorted(lines) == sorted(["", f"[rank 0] {control}", "[rank 0] after it", "[rank 1] after it"])
+    assert trace.results == ["\n", ""]
+
+
 def test_a_worker_may_initialise_as_a_script_does_and_listens_on_loopback_alone() -> None:
     def as_ringsim() -> int:
         at = os.environ
@@ -261,6 +280,62 @@ def test_an_interrupt_gives_the_trace_so_far(tmp_path: Path) -> None:
     thread.join()
     assert error.trace is not None
     assert error.trace.to_pandas().kind.tolist() == ["mark", "mark"]
+
+
+def test_a_rank_hears_the_interrupt_that_it_sends_itself() -> None:
+    """In 0.2.0 ranks ignored SIGINT."""
+
+    def worker(catches: bool) -> str:
+        if ringsim.current_ring().rank == 0:
+            return "nothing"
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if not catches:
+                raise
+        return "caught"
+
+    assert ringsim.trace(worker, world_size=2, args=(True,)).results == ["nothing", "caught"]
+    fails(RankFailed, "rank 1 of 2 raised KeyboardInterrupt", worker, world_size=2, args=(False,))
+
+
+INTERRUPTED = """
+    import os, pathlib, signal, sys, time
+    import ringsim
+
+    os.close(os.open(os.ttyname(0), os.O_RDWR))  # makes it this session's terminal
+    there, calls = pathlib.Path(sys.argv[1]), []
+
+    def worker():
+        signal.signal(signal.SIGINT, lambda *_: (there / f"heard-{os.getpid()}").touch())
+        (there / f"rank-{os.getpid()}").touch()
+        time.sleep(100)
+
+    try:
+        ringsim.trace(worker, world_size=2)
+    except ringsim.errors.Interrupted as error:
+        calls.append(error)
+    time.sleep(0.1)  # a second interrupt would end it here
+    print("interrupted", len(calls), "time")
+"""
+
+
+def test_a_terminals_interrupt_ends_all_ranks_and_reaches_the_caller_alone(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(INTERRUPTED))
+    (there := tmp_path / "there").mkdir()
+    keyboard, terminal = os.openpty()
+    with open(keyboard, "wb", buffering=0) as keys:
+        command = [sys.executable, str(script), str(there)]
+        process = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, start_new_session=True, text=True)
+        os.close(terminal)
+        assert until(lambda: len(list(there.iterdir())) == 2, 40)
+        keys.write(b"\x03")
+        said, _ = process.communicate()
+    assert (said, process.returncode) == ("interrupted 1 time\n", 0)
+    names = sorted(path.name for path in there.iterdir())
+    assert [name.partition("-")[0] for name in names] == ["rank", "rank"]
+    assert until(lambda: all(gone(int(name.partition("-")[2])) for name in names), 5)
 
 
 # -- ranks with processes of their own, which keep a dead rank's channel and connections open unless they end with it
@@ -491,6 +566,15 @@ def test_parked_ranks_end_when_nobody_comes() -> None:
     parked.close()
 
 
+def test_a_call_just_when_parked_ranks_end_has_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 0.2.0 the launcher looked for traces of their end, which came after it: about half of such calls failed."""
+    park_s = 0.2
+    monkeypatch.setattr(ranks, "PARKED_S", park_s)
+    for step in range(12):
+        time.sleep(park_s - 0.03 + step * 0.005)
+        assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]
+
+
 def knock(port: int) -> str:
     """Connects to a port of loopback, and says what came of it."""
     try:
@@ -564,7 +648,7 @@ def test_a_fork_server_obeys_to_the_last_word(tmp_path: Path) -> None:
     assert server is not None
     directory = tmp_path / "ringsim-of-a-run"
     directory.mkdir()
-    server.send({"do": "answer"})  # and the answer is not read: the server's next look at the socket is an error
+    server._put("answer", "")  # and the answer is not read: the server's next look at the socket is an error
     assert select.select([server._control], [], [], 5.0)[0]
     os.kill(server._process.pid, signal.SIGSTOP)
     server.send({"do": "end", "set": "that has ended", "directory": str(directory)})
