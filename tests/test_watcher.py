@@ -57,6 +57,17 @@ def test_who_is_stuck_is_told_and_not_before_its_time(
         assert set(bench.asked) == (set() if after_s == STALL_S else {0, 1})
 
 
+@pytest.mark.parametrize("theirs", ["broadcast", "barrier"])
+def test_a_rank_that_has_posted_another_collective_and_computes_is_named(bench: Bench, theirs: str) -> None:
+    """Nothing its rank does later can help. 0.2.0 gave a verdict in which nothing was wrong."""
+    bench.writers[0].post("all_reduce", 0, NONE, NONE)
+    bench.waits(1, theirs, NONE, NONE)
+    verdict, after_s = bench.look_for(10.0)
+    assert (kind_of(verdict), after_s) == ("collective_mismatch", pytest.approx(COLLECTIVE_S, abs=2 * TICK_S))
+    assert verdict is not None
+    assert (verdict.ranks, verdict.diagnosis.findings[0].ranks) == ((1,), (0, 1))
+
+
 @pytest.mark.parametrize(("idle", "settle_s", "after_s"), [({7: None}, 0.0, THREADS_S), ({}, 0.5, 0.5)])
 def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(
     bench: Bench, idle: dict[int, None], settle_s: float, after_s: float
