@@ -291,14 +291,16 @@ def test_what_is_caught_and_tried_again_to_the_end_is_why_the_run_did_not_end(si
     assert [one.kind for one in findings] == (["deadlock"] if retried else ["stalled", "deadlock", "deadlock"])
 
 
+@pytest.mark.parametrize("beats", [(50, 50, 60), (50, 50, -1)], ids=["between two", "on their way"])
 @pytest.mark.parametrize("rank_1", ["waits", "computes"])
-def test_threads_that_go_on_do_not_hide_a_circle_of_the_others(rank_1: str) -> None:
+def test_threads_that_go_on_do_not_hide_a_circle_of_the_others(rank_1: str, beats: tuple[int, int, int]) -> None:
     """They might have helped, so nothing is proved: no verdict came, and at the end there was no word of the circle."""
     story = Story(2)
     for rank in (0, 1) if rank_1 == "waits" else (0,):
         story.op(rank, "recv", (0, 0, -1), peer=1 - rank, tag=0, group="world")
     for rank in (0, 1):
-        story.op(rank, "isend", (50, 50, 60), thread=1, peer=1 - rank, tag=9, group="ring:0>1")
+        for op in ("irecv", "isend"):
+            story.op(rank, op, beats, thread=1, peer=1 - rank, tag=9, group="ring:0>1")
     doing = [{"rank": rank, "state": "running", "about": "asleep at train.py:7"} for rank in (0, 1)]
     finding = story.trace(complete=False, ends=doing, end_ns=10**9).explain().findings[0]
     circle = rank_1 == "waits"

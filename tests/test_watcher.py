@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,20 @@ def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
     assert bench.look_for(20.0, 0.1)[0] is None
     bench.threads[1] = bench.threads[0]  # it has ended: the next question says so
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_a_thread_whose_message_is_on_its_way_may_help_when_it_has_come(bench: Bench) -> None:
+    """Each rank has two threads that wait. A verdict came within two looks, however large the message was."""
+    bench.both_receive()
+
+    def post_in_a_thread(rank: int, op: str) -> None:
+        bench.waits(rank, op, 1 - rank, tag=9)
+
+    for rank, op in enumerate(["send", "recv"]):
+        helper = threading.Thread(target=post_in_a_thread, args=(rank, op))
+        helper.start()
+        helper.join()
+    assert bench.look_for(STALL_S / 2)[0] is None
 
 
 def test_threads_that_wait_for_each_other_are_named_and_those_that_wake_now_and_then_are_not_judged(bench: Bench) -> None:

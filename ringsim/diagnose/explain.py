@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")  # the trace has a finding of these, too
 _MOST_WAITS: Final = 4
-_HELD_HINT: Final = "Not proved: other threads of these ranks did not wait, and might have posted what is missing."
+_HELD_HINT: Final = "Not proved: other threads of these ranks went on, and might have posted what is missing."
 LOST: Final = "is lost"  # how what is said of a rank begins whose host is silent
 _ABLE: Final = ("running", "unknown")
 _AT_WORK: Final = (*_ABLE, "stopped")
@@ -264,14 +264,20 @@ def _find_stall(trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]) -> tu
 def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
     """Returns why ranks could never go on, unless those of their threads that do not wait had helped; None if they could."""
     views = list(snapshot.ranks)
+    able = []
     for rank, view in enumerate(views):
-        if view.state in _ABLE and any(one.awaited for one in view.posted):
-            views[rank] = replace(view, state="blocked", about="")
+        waits = [one for one in view.posted if one.awaited]
+        if waits and view.state in (*_ABLE, "blocked"):
+            thread = max(waits, key=lambda one: one.operation.waited_s).thread
+            posted = tuple(replace(one, awaited=one.awaited and one.thread == thread) for one in view.posted)
+            views[rank] = replace(view, state="blocked", about="", posted=posted)
+            if view.state in _ABLE or any(one.thread != thread for one in waits):
+                able.append(rank)
     first = next(iter(judge(Snapshot(tuple(views))).findings), None)
     if first is None:
         return None
-    able = [rank for rank in first.ranks if snapshot.ranks[rank].state in _ABLE]
-    message = f"{first.message} Meanwhile other threads of {name_ranks(sorted(able))} did not wait."
+    able = [rank for rank in able if rank in first.ranks]
+    message = f"{first.message} Meanwhile other threads of {name_ranks(able)} went on."
     for rank in able[:_MOST_WAITS]:
         last = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))[-1]
         message += f" The last that rank {rank} posted was {operation_of(events, int(last))}."
