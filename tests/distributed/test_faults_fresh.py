@@ -5,15 +5,25 @@ The other tests of the table share what a first use costs: torch's modules are l
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from fault_programs import FAULTS
 from fault_rows import ROWS, judge_on_ranks, run
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+import ringsim
+
+pytestmark = pytest.mark.usefixtures("a_server")
 
 # One row for each kind of finding: those whose first use takes long, if there are any. All others run in `make test-long`.
 QUICK = {ROWS[number].kind: number for number in ROWS}
 QUICK |= {ROWS[number].kind: number for number in ("1", "6c", "9", "18", "27", "86d", "49a", "39a", "43", "65", "70", "85b", "87a")}
+
+
+@pytest.fixture(scope="module")
+def a_server(nothing_left_behind: None) -> None:
+    """Ranks are forked from a process that has loaded torch: no run that a limit must end does so."""
+    ringsim.trace(time.monotonic, world_size=2)
 
 
 @pytest.mark.parametrize(
