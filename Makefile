@@ -20,7 +20,7 @@ export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-quick test-lowest dist check check-format check-lint check-types check-spelling lab site figures soak clean clean-all
+.PHONY: help install demo test test-quick test-long test-lowest dist check check-format check-lint check-types check-spelling lab site figures soak clean clean-all
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -35,6 +35,9 @@ test: $(INSTALLED) ## run all tests: those on real ranks one after the other, an
 
 test-quick: $(INSTALLED) ## run the tests that start no ranks
 	$(BIN)/python -m pytest -m "not distributed and not notebooks" $(TWO_AT_A_TIME)
+
+test-long: $(INSTALLED) ## run each row of docs/faults.md in fresh ranks; takes five minutes
+	$(BIN)/python -m pytest -m long
 
 test-lowest: ## run the quick tests with the lowest supported versions (another environment, .venv-lowest)
 	$(if $(PYTHON),,$(error ringsim needs Python 3.11 or newer: make test-lowest PYTHON=/path/to/python3.11))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -19,7 +20,9 @@ from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, Hypoth
 from hypothesis.internal.constants_ast import Constants
 from processes import RANK_VARIABLES, descendants, read
 
+from ringsim.errors import Interrupted, RingError
 from ringsim.state import RankState, change_state, get_state
+from ringsim.traces.findings import Diagnosis
 
 pytest_plugins = ["verdicts"]  # its fixture
 
@@ -69,7 +72,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("notebooks")
         if item.get_closest_marker("soak") and item.config.getoption("--hypothesis-profile") != "soak":
             item.add_marker(pytest.mark.skip(reason="takes long: make soak"))
+        if item.get_closest_marker("long") and item.config.getoption("markexpr") != "long":
+            item.add_marker(pytest.mark.skip(reason="takes long: make test-long"))
     items.sort(key=lambda item: 2 if item.get_closest_marker("notebooks") else 1 if item.get_closest_marker("distributed") else 0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def empty_diagnoses() -> Iterator[list[str]]:
+    """The errors of runs so far whose diagnosis has no finding: such an error says that nothing is wrong."""
+    found: list[str] = []
+
+    def set_attribute(self: BaseException, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name == "diagnosis" and isinstance(value, Diagnosis) and not value.findings:
+            found.append(f"{type(self).__name__}: {self}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for error in (RingError, Interrupted):
+            patch.setattr(error, "__setattr__", set_attribute)
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def every_diagnosis_finds_something(empty_diagnoses: list[str]) -> Iterator[None]:
+    yield
+    found = [empty_diagnoses.pop() for _ in list(empty_diagnoses)]
+    assert not found, "an error whose diagnosis finds nothing must have none"
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,12 @@ def view(rank: int, *waits: tuple[str, int], group: Group = WORLD, **more: Any) 
     return RankSnapshot("blocked", tuple(Posted(Operation(rank, op, peer=peer, tag=0), group, awaited=True, **more) for op, peer in waits))
 
 
+def both(rank: int) -> RankSnapshot:
+    """One thread waits for a message that is not posted, another for one that is."""
+    first, second = view(rank, ("recv", 1)), view(rank, ("send", 1), counterparts=1, thread=1)
+    return RankSnapshot("blocked", (*first.posted, *second.posted))
+
+
 def calls(rank: int, op: str, *entered: tuple[int, str]) -> RankSnapshot:
     return view(rank, (op, NONE), entered=tuple(Operation(other, theirs) for other, theirs in entered))
 
@@ -54,6 +60,11 @@ RUNS, LEFT, KILLED = RankSnapshot("running"), RankSnapshot("exited"), RankSnapsh
         ((view(0, ("recv", 1)), RankSnapshot("failed"), view(2, ("send", 0))), (0, 2), ()),
         ((view(0, ("recv", 1), counterparts=1), LEFT), (), ()),  # what has been posted still arrives, unless the peer is dead
         ((view(0, ("recv", 1), counterparts=1), KILLED), (0,), ()),
+        ((view(0, ("recv", 1), counterparts=1), RankSnapshot("failed")), (0,), ()),
+        ((calls(0, "barrier", (1, "barrier")), RankSnapshot("failed"), RUNS, RUNS), (0,), ()),
+        ((view(0, ("recv", ANY_SOURCE), group=Group("alone", (0,))), LEFT), (), ()),  # there is no sender to wait for
+        ((both(0), view(1, ("recv", 0))), (), ()),  # the thread whose message is on its way may send the other afterwards
+        ((both(0), KILLED), (0,), ()),
         ((view(0, ("recv", 1), ("recv", 2)), RUNS, view(2, ("recv", 0))), (0, 2), (0, 2)),  # a batch needs all its operations
         ((view(0, ("recv", ANY_SOURCE)), view(1, ("recv", 0)), RUNS, LEFT), (), ()),  # one sender is enough
         ((view(0, ("recv", ANY_SOURCE)), view(1, ("recv", 0)), LEFT, LEFT), (0, 1), (0, 1)),
@@ -71,6 +82,12 @@ RUNS, LEFT, KILLED = RankSnapshot("running"), RankSnapshot("exited"), RankSnapsh
 def test_who_is_stuck_by_hand(views: tuple[RankSnapshot, ...], ranks: tuple[int, ...], cycle: tuple[int, ...]) -> None:
     stuck = analyse(Snapshot(views))
     assert (stuck.ranks, stuck.cycle) == (ranks, cycle) if stuck is not None else ranks == ()
+
+
+def test_a_recv_that_can_still_be_served_is_no_reason() -> None:
+    stuck = analyse(Snapshot((view(0, ("recv", ANY_SOURCE), ("recv", 1)), LEFT, RUNS, RUNS)))
+    assert stuck is not None
+    assert [(one.posted.operation.peer, one.peers) for one in stuck.hindrances] == [(1, (1,))]
 
 
 def shortest_cycle(edges: set[tuple[int, int]], size: int) -> int:

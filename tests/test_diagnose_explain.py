@@ -218,7 +218,7 @@ NOBODY_CAME = [{"rank": 1, "state": "failed", "about": "raised RendezvousFailed:
 @pytest.mark.parametrize(
     ("rows", "notice", "ends", "found"),
     [
-        ([{"rank": 0, "op": "all_reduce", "status": 1}], "", None, [("missing_participant", (1,)), ("leaked_request", (0,))]),
+        ([{"rank": 0, "op": "all_reduce", "status": 1}], "", None, [("missing_participant", (1, 0)), ("leaked_request", (0,))]),
         ([SENT, {**SENT, "thread": 1, "post_ns": 7}], "", None, [("race", (0,))]),
         ([SENT, {**SENT, "thread": 1, "post_ns": 8}], "", None, []),  # in turn
         ([SENT, {**SENT, "thread": 1, "post_ns": 7, "tag": 1}], "", None, []),
@@ -276,7 +276,7 @@ def test_a_lost_host_is_named_and_not_the_rank_that_lost_its_peer() -> None:
     row = {**SENT, "rank": 1, "peer": 0, "op": "recv", "status": 3}
     recorded = [{"rank": 1, "host": "node1"}]
     (finding,) = run_of(row, ends=[raised, gone], complete=False, ranks=recorded).findings
-    assert (finding.kind, finding.ranks) == ("lost", (0,))
+    assert (finding.kind, finding.ranks) == ("lost", (0, 1))
     assert finding.message.startswith("rank 0 is lost: nothing has come from host node0 for 5 s; rank 1 waited: rank 1 waits")
     (finding,) = run_of(row, ends=[raised], complete=False, ranks=recorded).findings
     assert "Meanwhile rank 0 is not recorded." in finding.message
@@ -284,9 +284,53 @@ def test_a_lost_host_is_named_and_not_the_rank_that_lost_its_peer() -> None:
 
 def test_what_was_caught_is_told_and_nonsense_is_not() -> None:
     episode = {"kind": "deadlock", "ranks": [1, 0, 7], "message": "They wait.", "hint": "Do not."}
-    for caught, found in [([episode, {}, 3, {**episode, "ranks": 5}], [("deadlock", (1, 0))]), ("deadlock", []), (None, [])]:
+    some = [episode, {}, 3, {**episode, "ranks": 5}, {**episode, "at_ns": float("inf")}]
+    for caught, found in [(some, [("deadlock", (1, 0))]), ("deadlock", []), (None, [])]:
         told = run_of({**MINE, "status": 2}, caught=caught).findings
         assert [(one.kind, one.ranks) for one in told if one.kind == "deadlock"] == found
+
+
+@pytest.mark.parametrize(
+    ("since", "retried"),
+    [
+        (["recv"], True),
+        (["recv", "recv"], True),
+        (["barrier", "recv", "barrier"], True),  # in each round
+        (["recv", "barrier"], False),  # it has gone on
+        (["barrier"], False),
+    ],
+)
+def test_what_is_caught_and_tried_again_to_the_end_is_why_the_run_did_not_end(since: list[str], retried: bool) -> None:
+    """It was called stalled, and not stuck for good: at the end both ranks are between two attempts."""
+    story = Story(2)
+    for rank in (0, 1):
+        for turn, op in enumerate(["recv", *since]):
+            begin = 100 * turn
+            about = {"peer": 1 - rank, "tag": 0, "status": 3} if op == "recv" else {}
+            story.op(rank, op, (begin, begin, begin + 50), group="world", **about)
+    doing = [{"rank": rank, "state": "running", "about": "computing at train.py:7"} for rank in (0, 1)]
+    caught = [{"kind": "deadlock", "ranks": [0, 1], "message": "They wait.", "hint": "", "at_ns": 10_000_000}]
+    findings = story.trace(complete=False, ends=doing, caught=caught * 2).explain().findings
+    assert ("tried the same again" in findings[0].message) is retried
+    assert [one.kind for one in findings] == (["deadlock"] if retried else ["stalled", "deadlock", "deadlock"])
+
+
+@pytest.mark.parametrize("beats", [(50, 50, 60), (50, 50, -1)], ids=["between two", "on their way"])
+@pytest.mark.parametrize("rank_1", ["waits", "computes"])
+def test_threads_that_go_on_do_not_hide_a_circle_of_the_others(rank_1: str, beats: tuple[int, int, int]) -> None:
+    """They might have helped, so nothing is proved: no verdict came, and at the end there was no word of the circle."""
+    story = Story(2)
+    for rank in (0, 1) if rank_1 == "waits" else (0,):
+        story.op(rank, "recv", (0, 0, -1), peer=1 - rank, tag=0, group="world")
+    for rank in (0, 1):
+        for op in ("irecv", "isend"):
+            story.op(rank, op, beats, thread=1, peer=1 - rank, tag=9, group="ring:0>1")
+    doing = [{"rank": rank, "state": "running", "about": "asleep at train.py:7"} for rank in (0, 1)]
+    finding = story.trace(complete=False, ends=doing, end_ns=10**9).explain().findings[0]
+    circle = rank_1 == "waits"
+    assert (finding.kind, "wait for each other: rank 0 waits for " in finding.message) == ("stalled", circle)
+    assert ("The last that rank 1 posted was isend to 0 (ring:0>1, tag 9)" in finding.message) is circle
+    assert ("Not proved" in finding.hint) is circle
 
 
 def test_groups_made_in_another_order() -> None:

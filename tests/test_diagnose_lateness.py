@@ -23,7 +23,7 @@ def late_sender(wait_ms: float, length_ms: float = 1000.0) -> Story:
 
 def test_sentence_of_a_late_sender() -> None:
     (finding,) = find_lateness(late_sender(312).trace())
-    assert (finding.kind, finding.ranks) == ("late_sender", (2, 1))
+    assert (finding.kind, finding.ranks) == ("late_sender", (1, 2))
     assert finding.message == (
         "rank 2 waited 312 ms in irecv from 1 (ring:1>2, tag 0, float32[1024], 4,096 bytes) at ring.py:41 "
         "because rank 1 was still computing stage 1, microbatch 3."
@@ -46,7 +46,7 @@ def test_late_receiver() -> None:
     story.message(0, 1, (0, 0, 80), (80, 80, 81))
     story.span(1, "evaluate", 0, 79)
     (finding,) = find_lateness(story.trace())
-    assert (finding.kind, finding.ranks) == ("late_receiver", (0, 1))
+    assert (finding.kind, finding.ranks) == ("late_receiver", (1, 0))
     assert 'because rank 1 was still in "evaluate".' in finding.message
 
 
@@ -57,9 +57,9 @@ def test_who_waits_for_one_who_waits_is_folded() -> None:
         begin = 99 + rank
         story.message(rank - 1, rank, (begin, begin, begin + 1), (0, 0, begin + 1), line=rank, file=0)
     (finding,) = find_lateness(story.trace())
-    assert (finding.kind, finding.ranks) == ("late_sender", (1, 0))
-    assert {one.ranks for one in finding.consequences} == {(2, 1, 0), (3, 2, 1, 0)}
-    last = next(one for one in finding.consequences if one.ranks[0] == 3)
+    assert (finding.kind, finding.ranks) == ("late_sender", (0, 1))
+    assert {one.ranks for one in finding.consequences} == {(0, 1, 2), (0, 1, 2, 3)}
+    last = next(one for one in finding.consequences if one.ranks[-1] == 3)
     assert "rank 2 was waiting for rank 1 itself, which was waiting for rank 0 itself, which was still computing stage 0" in last.message
 
 
@@ -99,8 +99,8 @@ def test_straggler(slow: int) -> None:
     first, *rest = find_lateness(slow_stage(slow).trace())
     assert (first.kind, first.ranks) == ("straggler", (slow,))
     assert f"still computing stage {slow}" in first.message
-    assert {one.ranks[0] for one in first.consequences} == set(range(slow + 1, 4))
-    assert all(slow not in finding.ranks[1:] for finding in rest)
+    assert {one.ranks[-1] for one in first.consequences} == set(range(slow + 1, 4))
+    assert all(slow not in finding.ranks[:-1] for finding in rest)
 
 
 def test_blame_of_a_straggler_by_hand() -> None:

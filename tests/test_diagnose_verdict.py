@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rendezvous_machine import Instruction, Machine
 
 from ringsim.diagnose.explain import explain
-from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot
+from ringsim.diagnose.snapshot import End, Posted, RankSnapshot, Snapshot, snapshot_of_events
 from ringsim.diagnose.verdict import judge
-from ringsim.traces.events import ANY_SOURCE, Group
+from ringsim.diagnose.waitfor import analyse
+from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, OP_CODES, Group, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Operation
 from ringsim.traces.value import Trace
 
@@ -32,6 +36,33 @@ def diagnose(*programs: list[Instruction], ends: dict[int, tuple[str, str]] | No
 
 def root(diagnosis: Diagnosis) -> tuple[str, tuple[int, ...]]:
     return diagnosis.findings[0].kind, diagnosis.findings[0].ranks
+
+
+RANKS = 3
+ROW = st.fixed_dictionaries(
+    {
+        "rank": st.integers(0, RANKS - 1),
+        "op": st.sampled_from(["irecv", "barrier", "all_reduce"]),
+        "peer": st.integers(0, RANKS - 1),
+        "wait_ns": st.sampled_from([-1, 5]),
+    }
+)
+
+
+@settings(max_examples=4 * settings.default.max_examples)
+@given(rows=st.lists(ROW, min_size=2, max_size=6), states=st.tuples(*[st.sampled_from(["blocked", "running", "exited", "killed"])] * RANKS))
+def test_whoever_is_stuck_has_a_finding(rows: list[dict[str, Any]], states: tuple[str, ...]) -> None:
+    """A rank that had posted another collective, and computed, was no reason: a verdict said that nothing was wrong."""
+    columns = {name: [row[name] for row in rows] for name in ("rank", "peer", "wait_ns")}
+    columns |= {"op": [OP_CODES[row["op"]] for row in rows], "group": [0] * len(rows), "status": [IN_FLIGHT] * len(rows)}
+    events = make_events(columns, Tables(groups=(Group("world", tuple(range(RANKS))),)))
+    ends = {rank: End(state, "") for rank, state in enumerate(states)}
+    snapshot = snapshot_of_events(events, RANKS, ends)
+    stuck = analyse(snapshot)
+    if stuck is not None:
+        findings = judge(snapshot, stuck).findings
+        named = {rank for one in findings for each in (one, *one.consequences) for rank in each.ranks}
+        assert named >= set(stuck.ranks)
 
 
 def all_round(size: int, *program: Callable[[int], Instruction]) -> list[list[Instruction]]:
@@ -102,7 +133,7 @@ DIED = {0: ("killed", "was ended by signal 9 (SIGKILL)")}
         ([[], [(RECV, 0, 0, 0), (SEND, 2, 0, 0)], [(RECV, 1, 0, 0)]], {}, "peer_exited", (0, 1), [(2,)], ["Rank 0 posted no send for it"]),
         ([[], [(RECV, 0, 0, 0)]], GOES_ON, "peer_exited", (0, 1), [], ["Rank 0 ended in the middle of its worker: let it do"]),
         ([[(SEND, 1, 0, 0)] * 2, [(RECV, 0, 0, 0)] * 3], {}, "peer_exited", (0, 1), [], ["only 2 sends for it", "recv number 3 of rank 1"]),
-        ([[(SEND, 2, 5, 0)], [(RECV, 0, 5, 0)], []], {}, "peer_exited", (0, 2), [(1,)], ["should the send of rank 0 go there?"]),
+        ([[(SEND, 2, 5, 0)], [(RECV, 0, 5, 0)], []], {}, "peer_exited", (2, 0), [(1,)], ["should the send of rank 0 go there?"]),
         (
             [[], [(RECV, 0, 0, 0)], [(RECV, 1, 0, 0)]],
             RAISED,
@@ -112,9 +143,9 @@ DIED = {0: ("killed", "was ended by signal 9 (SIGKILL)")}
             ["rank 0 raised ValueError: no such layer."],
         ),
         ([[], [(RECV, 0, 0, 0)]], DIED, "peer_exited", (0, 1), [], ["SIGKILL"]),
-        ([[(RECV, 1, 0, 0)], [("isend", 0, 1, 0)]], {1: ("running", "")}, "stalled", (0,), [], ["Meanwhile rank 1 was busy"]),
+        ([[(RECV, 1, 0, 0)], [("isend", 0, 1, 0)]], {1: ("running", "")}, "stalled", (1, 0), [], ["Meanwhile rank 1 was busy"]),
         # collectives
-        ([[BARRIER], [BARRIER], []], {}, "missing_participant", (0, 1, 2), [], ["ranks 0 and 1 wait in barrier (world"]),
+        ([[BARRIER], [BARRIER], []], {}, "missing_participant", (2, 0, 1), [], ["ranks 0 and 1 wait in barrier (world"]),
         ([[BARRIER], [BARRIER], [(RECV, 0, 0, 0)]], {}, "collective_mismatch", (0, 2), [(1,)], []),
         (
             [[BARRIER] * 2, [BARRIER, ("all_reduce", 0)]],

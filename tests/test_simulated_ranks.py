@@ -203,7 +203,7 @@ def test_a_member_that_never_comes_is_named(record: bool) -> None:
         simulate(stay_away, world_size=4, link=LINK, record=record)
     assert caught.value.diagnosis is not None
     finding = caught.value.diagnosis.findings[0]
-    assert (finding.kind, finding.ranks) == ("missing_participant", (0, 1, 2))
+    assert (finding.kind, finding.ranks) == ("missing_participant", (2, 0, 1))
 
 
 def disagree() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,17 @@ def test_who_is_stuck_is_told_and_not_before_its_time(
         assert set(bench.asked) == (set() if after_s == STALL_S else {0, 1})
 
 
+@pytest.mark.parametrize("theirs", ["broadcast", "barrier"])
+def test_a_rank_that_has_posted_another_collective_and_computes_is_named(bench: Bench, theirs: str) -> None:
+    """Nothing its rank does later can help. 0.2.0 gave a verdict in which nothing was wrong."""
+    bench.writers[0].post("all_reduce", 0, NONE, NONE)
+    bench.waits(1, theirs, NONE, NONE)
+    verdict, after_s = bench.look_for(10.0)
+    assert (kind_of(verdict), after_s) == ("collective_mismatch", pytest.approx(COLLECTIVE_S, abs=2 * TICK_S))
+    assert verdict is not None
+    assert (verdict.ranks, verdict.diagnosis.findings[0].ranks) == ((1,), (0, 1))
+
+
 @pytest.mark.parametrize(("idle", "settle_s", "after_s"), [({7: None}, 0.0, THREADS_S), ({}, 0.5, 0.5)])
 def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(
     bench: Bench, idle: dict[int, None], settle_s: float, after_s: float
@@ -109,6 +121,20 @@ def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
     assert bench.look_for(20.0, 0.1)[0] is None
     bench.threads[1] = bench.threads[0]  # it has ended: the next question says so
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_a_thread_whose_message_is_on_its_way_may_help_when_it_has_come(bench: Bench) -> None:
+    """Each rank has two threads that wait. A verdict came within two looks, however large the message was."""
+    bench.both_receive()
+
+    def post_in_a_thread(rank: int, op: str) -> None:
+        bench.waits(rank, op, 1 - rank, tag=9)
+
+    for rank, op in enumerate(["send", "recv"]):
+        helper = threading.Thread(target=post_in_a_thread, args=(rank, op))
+        helper.start()
+        helper.join()
+    assert bench.look_for(STALL_S / 2)[0] is None
 
 
 def test_threads_that_wait_for_each_other_are_named_and_those_that_wake_now_and_then_are_not_judged(bench: Bench) -> None:

@@ -111,7 +111,7 @@ def _shows(trace: Trace, event: Any, cause: Finding) -> bool:
     if cause.kind in ("link", "slow_link"):
         return rank in cause.ranks and peer in cause.ranks
     if cause.kind in SLOW_KINDS:
-        late = cause.ranks[0] if cause.kind == "straggler" else cause.ranks[-1]
+        late = cause.ranks[0]
         return peer == late or (rank == late and bool(events.kind[event] == SPAN))
     never_done = bool(events.status[event] != OK)
     if cause.kind == "rank_failed":  # by an error that may have to do with no operation

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from ringsim.diagnose.failure import IN_VAIN
 from ringsim.diagnose.lateness import Activity, find_lateness
 from ringsim.diagnose.links import find_links
@@ -23,20 +25,24 @@ from ringsim.diagnose.mismatches import (
     find_races,
     is_recorded_whole,
 )
-from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_ends, snapshot_of_events, until
+from ringsim.diagnose.snapshot import Snapshot, operation_of, read_end_ns, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
 from ringsim.errors import name_ranks
+from ringsim.traces.events import COLLECTIVE, NONE, Events
 from ringsim.traces.findings import Diagnosis, Edge, Finding
 from ringsim.traces.units import time_text
+from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 _OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")  # the trace has a finding of these, too
 _MOST_WAITS: Final = 4
+_HELD_HINT: Final = "Not proved: other threads of these ranks went on, and might have posted what is missing."
 LOST: Final = "is lost"  # how what is said of a rank begins whose host is silent
-_AT_WORK: Final = ("running", "stopped", "unknown")
+_ABLE: Final = ("running", "unknown")
+_AT_WORK: Final = (*_ABLE, "stopped")
 
 
 def explain(trace: Trace) -> Diagnosis:
@@ -76,7 +82,7 @@ def explain(trace: Trace) -> Diagnosis:
         judged = judge(snapshot)
     messages = find_message_mismatches(trace)
     calls = find_collective_mismatches(events.select(is_recorded_whole(trace)))
-    caught = _find_caught(trace)
+    caught, retried = _find_caught(trace)
     notices, orders = find_notices(events), find_order_mismatches(snapshot)
     went_well = trace.metadata.get("complete") is True and all(end.state == "exited" for end in ends.values())
     if went_well and not (messages or calls or orders or judged.findings):
@@ -87,12 +93,14 @@ def explain(trace: Trace) -> Diagnosis:
     edges = judged.edges
     if not judged.findings and not causes:
         findings += _find_leavers(snapshot)
+    if retried and all((one.kind, set(one.ranks)) in _names(retried) for one in findings):
+        findings = retried
     if not findings:
         findings, edges = _find_stall(trace, snapshot, lost)
     findings = [*blame_threads(findings, find_failed_threads(events))]
     # Who left a recorded block may have done the rest after it.
-    findings += [one for one in caught if not any((one.kind, set(one.ranks)) == (other.kind, set(other.ranks)) for other in causes)]
-    woken = {rank for one in caught for rank in one.ranks}  # what these had posted is over
+    findings += [one for one in caught if (one.kind, set(one.ranks)) not in _names(causes)]
+    woken = {rank for one in (*caught, *retried) for rank in one.ranks}  # what these had posted is over
     returned = [rank for rank, end in ends.items() if end.state == "exited" and "recorded block" not in end.about and rank not in woken]
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
@@ -103,18 +111,45 @@ def explain(trace: Trace) -> Diagnosis:
     return Diagnosis(tuple(findings), size, edges, judged.states, whole)
 
 
-def _find_caught(trace: Trace) -> list[Finding]:
-    """Returns why ranks would have waited for ever, had not the program caught the error; the metadata may come from anywhere."""
+def _names(findings: Iterable[Finding]) -> list[tuple[str, set[int]]]:
+    return [(one.kind, set(one.ranks)) for one in findings]
+
+
+def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
+    """Returns why ranks would have waited for ever, had not the program caught the error; and those that it tried again to the end.
+
+    The metadata may come from anywhere.
+    """
     said = trace.metadata.get("caught")
-    found = []
+    found: list[Finding] = []
+    retried: list[Finding] = []
     for entry in said if isinstance(said, list) else ():
         try:
             kind, message, hint = str(entry["kind"]), str(entry["message"]), str(entry.get("hint", ""))
             ranks = tuple(int(rank) for rank in entry["ranks"] if 0 <= int(rank) < trace.world_size)
-        except (TypeError, ValueError, KeyError, AttributeError):
+            at_ns = int(entry.get("at_ns", -1))
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
             continue
-        found.append(Finding(kind, ranks, (), f"{message} The program caught the error and went on.", hint))
-    return found
+        times = [_count_retries(trace.events, rank, at_ns) for rank in ranks]
+        if trace.metadata.get("complete") is True or not all(times):
+            found.append(Finding(kind, ranks, (), f"{message} The program caught the error and went on.", hint))
+        elif (kind, set(ranks)) not in _names(retried):
+            again = f"The program caught the error and tried the same again, {count(max(times), 'time')}, until it was ended."
+            retried.append(Finding(kind, ranks, (), f"{message} {again}", hint))
+    return found, retried
+
+
+def _count_retries(events: Events, rank: int, at_ns: int) -> int:
+    """Returns how often a rank posted again what it waited for at a moment; 0 if it has done anything else since."""
+    mine = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))
+    columns = (events.op, events.peer, events.tag, events.file, events.line)
+    what = list(zip(*(column[mine].tolist() for column in columns), strict=True))
+    open_then = (events.wait_ns != NONE) & (events.wait_ns <= at_ns) & ((events.done_ns == NONE) | (events.done_ns > at_ns))
+    awaited = {one for one, then in zip(what, open_then[mine], strict=True) if then}
+    since = [one for one, post_ns in zip(what, events.post_ns[mine], strict=True) if post_ns > at_ns]
+    again = [index for index, one in enumerate(since) if one in awaited]
+    # A program that tries again may do other things in between, such as make a group: each time.
+    return len(again) if again and since[-1] in since[: again[-1] + 1] else 0
 
 
 def _distinct(causes: Iterable[Finding]) -> list[Finding]:
@@ -189,6 +224,9 @@ def _find_stall(trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]) -> tu
     seen = [rank for rank, view in enumerate(snapshot.ranks) if view.state in _AT_WORK and view.about]
     if trace.metadata.get("complete") is True:
         return [], ()
+    gone = [rank for rank, about in lost.items() if about.startswith(LOST)]
+    if not gone and (held := _find_held(trace.events, snapshot)) is not None:
+        return [held], ()
     if not blocked and (lost or not seen):
         return [Finding("rank_failed", (rank,), (), f"rank {rank} {about}.") for rank, about in lost.items()], ()
     operations = tuple(one.operation for rank in blocked for one in snapshot.ranks[rank].awaited)
@@ -198,11 +236,12 @@ def _find_stall(trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]) -> tu
         for one in snapshot.ranks[rank].awaited
         for peer in hindering(snapshot, rank, one)
     )
-    if gone := [rank for rank, about in lost.items() if about.startswith(LOST)]:
+    if gone:
         alike = {about: [rank for rank in gone if lost[rank] == about] for about in dict.fromkeys(lost[rank] for rank in gone)}
         told = [f"{name_ranks(some)} {'are' if len(some) > 1 else 'is'}{about[2:]}" for about, some in alike.items()]
         message = "; ".join([*told, *([f"{name_ranks(blocked)} waited: {waits_text(operations)}"] if blocked else [])]) + "."
-        return [Finding("lost", tuple(gone), operations, message, "Look at the machine, and at the network to it.")], edges
+        waiting = [rank for rank in blocked if rank not in gone]
+        return [Finding("lost", (*gone, *waiting), operations, message, "Look at the machine, and at the network to it.")], edges
     wanted = {edge.peer for edge in edges}
     others = sorted({*wanted, *seen} - set(blocked), key=lambda rank: (rank not in wanted, rank))
     able = [rank for rank in others if snapshot.ranks[rank].state in _AT_WORK]
@@ -218,7 +257,31 @@ def _find_stall(trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]) -> tu
     hint = (
         "They were not stuck for good: the ranks that they waited for might have helped. Look at what those do, or give the run more time."
     )
-    return [Finding("stalled", tuple(blocked), operations, message, hint)], edges
+    culprits = [rank for rank in able if rank in wanted]
+    return [Finding("stalled", (*culprits, *blocked), operations, message, hint)], edges
+
+
+def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
+    """Returns why ranks could never go on, unless those of their threads that do not wait had helped; None if they could."""
+    views = list(snapshot.ranks)
+    able = []
+    for rank, view in enumerate(views):
+        waits = [one for one in view.posted if one.awaited]
+        if waits and view.state in (*_ABLE, "blocked"):
+            thread = max(waits, key=lambda one: one.operation.waited_s).thread
+            posted = tuple(replace(one, awaited=one.awaited and one.thread == thread) for one in view.posted)
+            views[rank] = replace(view, state="blocked", about="", posted=posted)
+            if view.state in _ABLE or any(one.thread != thread for one in waits):
+                able.append(rank)
+    first = next(iter(judge(Snapshot(tuple(views))).findings), None)
+    if first is None:
+        return None
+    able = [rank for rank in able if rank in first.ranks]
+    message = f"{first.message} Meanwhile other threads of {name_ranks(able)} went on."
+    for rank in able[:_MOST_WAITS]:
+        last = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))[-1]
+        message += f" The last that rank {rank} posted was {operation_of(events, int(last))}."
+    return replace(first, kind="stalled", message=message, hint=f"{first.hint}\n{_HELD_HINT}".strip())
 
 
 def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:

@@ -73,7 +73,7 @@ def find_lateness(trace: Trace) -> tuple[Finding, ...]:
     found = _describe_groups(trace, waits, own_ns, activity)
     if straggler is None:
         return tuple(found[:MOST_FINDINGS])
-    mine = [finding for finding in found if straggler.ranks[0] in finding.ranks[1:]]
+    mine = [finding for finding in found if straggler.ranks[0] in finding.ranks[:-1]]
     rest = [finding for finding in found if finding not in mine]
     folded = tuple(replace(one, consequences=()) for finding in mine for one in (finding, *finding.consequences))
     return (replace(straggler, consequences=folded), *rest[:MOST_FINDINGS])
@@ -192,7 +192,8 @@ def _late_finding(trace: Trace, waits: _Waits, activity: Activity, chain: list[i
     sends = waits.kind[last] == _SENDER
     act, other = ("send", "irecv") if sends else ("receive", "isend")
     hint = f"Let rank {culprit} {act} earlier, give it less to do, or let rank {waits.waiter[last]} do something else meanwhile ({other})."
-    ranks = tuple(dict.fromkeys([operation.rank, *(int(waits.late[wait]) for wait in chain)]))
+    late = [int(waits.late[wait]) for wait in chain]
+    ranks = tuple(dict.fromkeys([*reversed(late), operation.rank]))
     partner = operation_of(events, int(waits.partner[first]))
     return Finding(_KINDS[waits.kind[first]], ranks, (operation, partner), f"{message}.", hint)
 

@@ -302,7 +302,8 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
     findings = []
     for (kind, message), (finders, ranks, operations) in told.items():
         named = sorted(ranks if kind.endswith("_mismatch") else finders)  # a mismatch names all sides, a rank's own mistake that rank
-        findings.append(Finding(kind, tuple(sorted(ranks)), tuple(operations), f"{name_ranks(named)}: {message}"))
+        concerned = tuple(dict.fromkeys([*named, *sorted(ranks)]))
+        findings.append(Finding(kind, concerned, tuple(operations), f"{name_ranks(named)}: {message}"))
     return tuple(findings)
 
 
@@ -400,11 +401,8 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
             continue
         message = f"{name_ranks(missing)} never took part in {first}, which {name_ranks(there)} posted."
         operations = tuple(operation_of(events, event) for event in inside.tolist())
-        findings.append(
-            Finding(
-                "missing_participant", tuple(sorted(missing)), operations, message, f"{first.op} needs every member of group {first.group}."
-            )
-        )
+        hint = f"{first.op} needs every member of group {first.group}."
+        findings.append(Finding("missing_participant", (*sorted(missing), *there), operations, message, hint))
     return tuple(findings)
 
 

@@ -72,6 +72,7 @@ class Posted:
             recv from any source before it. Not for collectives.
         contested: how many of these others may have got instead, because of a recv from any source whose message is not known.
         taken: whether others have got so many of them that none is left for this one; only where nothing is on its way.
+        thread: number of the thread that posted it: one that waits does not keep others from continuing.
         entered: for a collective: what members posted as their ``index``-th collective on the group; who is missing has not. Where all
             members share one tuple, they are looked at together.
     """
@@ -84,6 +85,7 @@ class Posted:
     entered: tuple[Operation, ...] = ()
     contested: int = 0
     taken: bool = False
+    thread: int = 0
 
     @property
     def matched(self) -> bool:
@@ -431,6 +433,7 @@ def _make_snapshot(
                 counterparts=int(counterparts[event]) + (before if call == NONE else 0),
                 contested=int(contested[event]),
                 entered=entered[call],
+                thread=int(events.thread[event]),
             )
         )
     raised = np.flatnonzero(refused(events) & (events.kind <= RECV))

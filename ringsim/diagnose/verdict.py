@@ -129,11 +129,16 @@ def _circles(stuck: Stuck) -> list[tuple[int, ...]]:
 
 
 def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], list[Hindrance]]:
-    """Returns who waits for ranks that have left or died, by those ranks."""
+    """Returns who waits for ranks that are not stuck and yet never help, by those ranks.
+
+    They have left or died, or posted another collective.
+    """
     found: dict[tuple[int, ...], list[Hindrance]] = {}
+    inside = set(stuck.ranks)
     for one in stuck.hindrances:
-        gone = tuple(peer for peer in one.peers if snapshot.ranks[peer].is_out)
-        if gone and not any(snapshot.ranks[peer].state == "failed" for peer in gone):  # a failure is a root of its own
+        gone = tuple(peer for peer in one.peers if peer not in inside)
+        failed = any(snapshot.ranks[peer].state == "failed" for peer in gone)
+        if gone and not failed:  # a failure is a root of its own
             found.setdefault(gone, []).append(one)
     return found
 
@@ -218,7 +223,7 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
     """Says who waits directly for ranks that are gone."""
     operations = tuple(one.posted.operation for one in waits)
     mine = operations[0]
-    ranks = tuple(sorted({*gone, *(one.rank for one in waits)}))
+    ranks = tuple(dict.fromkeys([*gone, *sorted(one.rank for one in waits)]))
     views = [snapshot.ranks[rank] for rank in gone]
     ends = "; ".join(f"rank {rank} {view.about or _STATE_WORDS[view.state]}" for rank, view in zip(gone, views, strict=True))
     last = _last_text(snapshot, gone)

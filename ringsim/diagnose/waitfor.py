@@ -5,7 +5,7 @@ does something; the peer can do something only if it is not blocked itself. Star
 be helped is set free, until nobody is left to be. The rest can never go on, whatever the others do::
 
     free      ranks that are not blocked
-    repeat    a blocked rank is set free when all that it waits for can still happen:
+    repeat    a blocked rank is set free when all that one of its threads waits for can still happen:
                 a matched operation                        will finish, unless the peer was killed
                 an unmatched send, or recv from one peer   when that peer is free
                 a recv from any source                     when a member of the group is free (OR)
@@ -29,6 +29,7 @@ from ringsim.traces.collectives import same_collective
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE
 from ringsim.traces.findings import Operation
 
+_Waiter = tuple[int, int]  # a rank and the number of one of its threads
 _DEAD: Final = frozenset({"failed", "killed"})  # not even what they have posted will be finished
 
 
@@ -79,7 +80,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
     """
     needs: dict[Hashable, _Need] = {}
     concerned: dict[int, list[_Need]] = {}  # rank -> the needs that it may help with
-    missing: dict[int, int] = {}  # blocked rank -> how many of its operations cannot finish yet
+    missing: dict[_Waiter, int] = {}  # how many of a waiting thread's operations cannot finish yet
     for rank, view in enumerate(snapshot.ranks):
         for one in view.awaited:
             key = _need_key(one)
@@ -87,15 +88,17 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
                 needs[key] = need = _make_need(snapshot, rank, one)
                 for member in need.wanted:
                     concerned.setdefault(member, []).append(need)
-            needs[key].waiters.append(rank)
-            missing[rank] = missing.get(rank, 0) + 1
-    free = deque(rank for rank, view in enumerate(snapshot.ranks) if not view.is_out and rank not in missing)
+            waiter = rank, one.thread
+            needs[key].waiters.append(waiter)
+            missing[waiter] = missing.get(waiter, 0) + 1
+    waiting = {rank for rank, _ in missing}
+    free = deque(rank for rank, view in enumerate(snapshot.ranks) if not view.is_out and rank not in waiting)
 
-    def release(ranks: Iterable[int]) -> None:
-        for rank in ranks:
-            missing[rank] -= 1
-            if missing[rank] == 0:
-                free.append(rank)
+    def release(waiters: Iterable[_Waiter]) -> None:
+        for waiter in waiters:
+            missing[waiter] -= 1
+            if missing[waiter] == 0:
+                free.append(waiter[0])
 
     for need in needs.values():
         release(need.met())
@@ -104,7 +107,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         for need in concerned.get(rank, ()):
             need.left.discard(rank)
             release(need.met())
-    stuck = tuple(rank for rank, number in missing.items() if number)
+    stuck = tuple(sorted(waiting - {rank for (rank, _), number in missing.items() if number == 0}))
     if not stuck:
         return None
     hindrances = tuple(
@@ -137,17 +140,17 @@ class _Need:
     def __init__(self, never: tuple[int, ...] = (), wanted: tuple[int, ...] = (), *, any_of: bool = False) -> None:
         self.never, self.wanted, self.any_of = never, wanted, any_of
         self.left = set(wanted)
-        self.waiters: list[int] = []
+        self.waiters: list[_Waiter] = []
         self._peers: tuple[int, ...] | None = None
 
-    def met(self) -> list[int]:
-        """Returns the waiting ranks that can finish by now."""
+    def met(self) -> list[_Waiter]:
+        """Returns the waiting threads that can finish by now."""
         if self.never or (self.any_of and len(self.left) == len(self.wanted)) or (not self.any_of and len(self.left) > 1):
             return []
         if self.left and not self.any_of:
             (last,) = self.left  # if it waits, it waits only for itself
-            found = [rank for rank in self.waiters if rank == last]
-            self.waiters = [rank for rank in self.waiters if rank != last] if found else self.waiters
+            found = [waiter for waiter in self.waiters if waiter[0] == last]
+            self.waiters = [waiter for waiter in self.waiters if waiter[0] != last] if found else self.waiters
             return found
         found, self.waiters = self.waiters, []
         return found

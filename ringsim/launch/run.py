@@ -351,12 +351,12 @@ class _Supervisor:
     def _explained(self, error: _Error) -> _Error:
         """Adds to an error what was recorded until then, and what that explains."""
         error.trace = self._end_early()
-        if error.trace is not None:
-            error.diagnosis = explain(error.trace)
+        if error.trace is not None and (found := explain(error.trace)).findings:
+            error.diagnosis = found
             lost = all(report.is_consequence for report in self._reports.values()) and bool(error.diagnosis.edges)
             if lost or not self._reports or error.diagnosis.kind == "stalled":  # no report says why, or a limit ended it
                 error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
-            first = error.diagnosis.findings[0].message if error.diagnosis.findings else ""
+            first = error.diagnosis.findings[0].message
             before = f"\n  after {first.removesuffix('.')}" if first.startswith(IN_A_THREAD) and self._reports else ""
             error.args = (f"{error}{before}{self._last_of_the_dead(error.trace)}",)
         return error
@@ -477,11 +477,16 @@ class _Supervisor:
         if self._given_up_ns is not None:  # ending ranks takes time, in which nobody waits for anything
             metadata["given_up_ns"] = self._given_up_ns - self._start_ns
         if self._caught:
-            found = [verdict.diagnosis.findings[0] for verdict in self._caught]
-            metadata["caught"] = [{"kind": one.kind, "ranks": list(one.ranks), "message": one.message, "hint": one.hint} for one in found]
+            metadata["caught"] = [self._describe_caught(verdict) for verdict in self._caught]
         if self._verdict is not None and not self._verdict.proved:
             metadata["at_rest"] = True  # nothing was on its way any more, as far as anybody can tell
         return Trace(events, metadata, results=results, output=[output.text for output in self._outputs])
+
+    def _describe_caught(self, verdict: Verdict) -> dict[str, Any]:
+        """Says for ``explain`` what a verdict was whose error the program caught."""
+        one = verdict.diagnosis.findings[0]
+        said = {"kind": one.kind, "ranks": list(one.ranks), "message": one.message, "hint": one.hint}
+        return {**said, "at_ns": verdict.at_ns - self._start_ns}
 
     def _metadata(self) -> dict[str, Any]:
         kind = self._ranks.kind

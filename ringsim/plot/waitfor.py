@@ -162,7 +162,8 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
 def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
     """Returns who waited for whom in findings about runs in which no rank is stuck."""
     every = [one for finding in findings for one in (finding, *finding.consequences)]
-    return tuple(Edge(one.ranks[0], one.ranks[1], one.operations[0]) for one in every if len(one.ranks) > 1 and one.operations)
+    pairs = [one.operations[:2] for one in every if len(one.operations) > 1]
+    return tuple(Edge(mine.rank, theirs.rank, mine) for mine, theirs in pairs if mine.rank != theirs.rank)
 
 
 def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:

@@ -463,7 +463,8 @@ class _Simulation:
     def _explained(self, error: Any) -> Any:
         """Gives an error what was recorded until then, and why it came to that, as far as can be told from it."""
         error.trace = self._make_trace(complete=False)
-        error.diagnosis = explain(error.trace)
+        if (found := explain(error.trace)).findings:
+            error.diagnosis = found
         return error
 
     # -- the trace

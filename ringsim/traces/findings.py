@@ -114,7 +114,8 @@ class Finding:
 
     Attributes:
         kind: one of ``KINDS``.
-        ranks: those concerned, ascending; in a cycle, each waits for the next.
+        ranks: those concerned, the culprit first: the rank that left, failed, was busy or came late, before those that
+            wait for it. In a cycle, each waits for the next. If no rank is to blame, ascending.
         operations: the evidence.
         message: a sentence.
         hint: what to do, or what else was seen; may be empty.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,17 @@ def a_forgotten_recv_before_a_barrier() -> None:
     if dist.get_rank() == 0:
         dist.send(torch.zeros(4), 1)  # here
     dist.barrier()  # here
+
+
+@fault("26e", within_s=SLOW_S)
+def a_reduction_that_is_waited_for_late() -> None:
+    tensor = torch.zeros(4)
+    if dist.get_rank() == 0:
+        work: Any = dist.all_reduce(tensor, async_op=True)  # here
+        time.sleep(5)  # longer than the patience with collectives; nothing is recorded meanwhile
+        work.wait()
+    else:
+        dist.broadcast(tensor, 0)  # here
 
 
 MEETINGS: dict[str, tuple[int, Callable[[int, int], None]]] = {  # how many ranks there are, and how each of them meets the others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fault_programs import fault
+from fault_programs import SHORT_S, fault
 
 import ringsim
 
@@ -219,6 +220,13 @@ def goes_on_after_a_time_out() -> None:
     else:
         ringsim.compute(0.6)  # virtual on simulated ranks
         dist.send(torch.ones(4), 0)
+
+
+@fault("68b", within_s=None, limit_s=SHORT_S)
+def tries_again_for_ever() -> None:
+    while True:
+        with contextlib.suppress(RuntimeError):
+            dist.recv(torch.zeros(4), 1 - dist.get_rank())  # here
 
 
 @fault("69", within_s=None, args=lambda: (os.getpid(),))

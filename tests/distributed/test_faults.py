@@ -453,7 +453,7 @@ def test_stopped_and_busy_ranks_are_named(ended: Callable[..., Ended], tmp_path:
     """And as long as one of them might help there is no verdict: the limit ends the run."""
     found = ended(others_are_stopped_or_busy)
     finding, worker = at_the_limit(found, tmp_path), others_are_stopped_or_busy
-    assert finding.ranks == (0,)
+    assert finding.ranks == (1, 0)
     assert {(edge.rank, edge.peer) for edge in found.diagnosis.edges} == {(0, 1)}
     assert found.diagnosis.states == ("blocked", "stopped", "running", "running")
     assert re.search(r"Meanwhile rank 1 is stopped by a signal \(SIGSTOP, or one like it, for [\d.]+ s\); ", finding.message)

@@ -9,6 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -121,6 +122,21 @@ def two_threads_with_collectives() -> None:
         thread = threading.Thread(target=reduces, args=(each,))
         thread.start()
         thread.join()
+
+
+@fault("88h", within_s=None, limit_s=SHORT_S)
+def threads_that_exchange_heartbeats() -> None:
+    rank, group = dist.get_rank(), dist.new_group()
+
+    def beats() -> None:
+        beat, exchanges = tensor(1), [dist.send, dist.recv]
+        while True:
+            for exchange in exchanges[:: 1 - 2 * rank]:
+                exchange(beat, 1 - rank, group=group)
+            time.sleep(0.05)
+
+    threading.Thread(target=beats, daemon=True).start()
+    dist.recv(tensor(), 1 - rank)  # here
 
 
 # -- processes
