@@ -8,7 +8,7 @@ neither registering nor removing is safe while another thread is in an operator.
 An operation that cannot be read is handed on without a record: DistributedDataParallel's reducer does not survive an error here.
 
 Whoever waits for such a collective waits in C++, unseen. So a thread waits for them as well, one after the other, and writes down when each
-was done. A callback on their futures would take the interpreter in Gloo's own thread, and delay every operation behind it.
+was done. It does so, too, for collectives that torch's own Python code starts and may forget, as under its ``Join``. A callback on their futures would take the interpreter in Gloo's own thread, and delay every operation behind it.
 """
 
 from __future__ import annotations
@@ -158,10 +158,11 @@ class LateWaits:
     Args:
         recorder: where they are recorded.
         wait: waits for a handle, unseen; may be given a limit.
+        pending: handles that Python may wait for as well, with their records. One that is done is taken out.
     """
 
-    def __init__(self, recorder: Recorder, wait: Callable[..., Any]) -> None:
-        self._recorder, self._wait = recorder, wait
+    def __init__(self, recorder: Recorder, wait: Callable[..., Any], pending: dict[Work, int]) -> None:
+        self._recorder, self._wait, self._pending = recorder, wait, pending
         self._queue: queue.SimpleQueue[_UnderWay | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._slots: dict[int, int] = {}  # by the address of what a collective fills
@@ -213,6 +214,7 @@ class LateWaits:
                 for place in item.places:
                     self._slots.pop(place, None)  # first: nobody begins to wait for what is done
             self._recorder.complete(item.slot)
+            self._pending.pop(item.work, None)
             self._last = item if in_cpp else None
 
     def _next(self) -> _UnderWay | None:

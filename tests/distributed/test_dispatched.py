@@ -159,3 +159,26 @@ def test_a_rank_that_waits_in_cpp_is_seen_to_wait() -> None:
     assert (finding.kind, finding.ranks) == ("collective_mismatch", (0, 1))
     assert {operation.op for operation in finding.operations} == {"all_reduce", "barrier"}
     assert {operation.file for operation in finding.operations} == {__file__}
+
+
+def uneven() -> None:
+    """Trains on batches of which rank 1 has two more; forgets a handle of its own."""
+    from torch.distributed.algorithms.join import Join
+
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    with Join([model]):
+        for _ in range(3 + 2 * dist.get_rank()):
+            model(torch.ones(2, 4)).sum().backward()
+    dist.all_reduce(torch.ones(3), async_op=True)
+    dist.barrier()
+
+
+def test_handles_that_torch_makes_and_drops_are_not_the_programs_mistake() -> None:
+    """0.2.0 accused the program of never waiting for the all_reduce by which torch's Join counts who has batches left."""
+    trace = ringsim.trace(uneven, world_size=2)
+    findings = trace.explain().findings
+    assert [one.kind for one in findings] == ["leaked_request"] * 2
+    assert {operation.size_bytes for one in findings for operation in one.operations} == {12}
+    frame = trace.to_pandas().query("size_bytes == 4")
+    assert len(frame) > 0
+    assert (frame["done_ns"] >= frame["post_ns"]).all()

@@ -201,6 +201,41 @@ def test_what_a_program_catches_ends_no_run(ended: Callable[..., Ended]) -> None
     assert finding.message.endswith(" The program caught the error and went on.")
 
 
+@on_ranks(2, (), "recv", name="the limit of a recv's group")
+@on_ranks(2, (), "all_reduce", name="the limit of a collective's group")
+def reaches_the_limit_of_its_group(op: str) -> tuple[str, float]:
+    """Rank 0 waits for nobody on a group with a time-out, and rank 1 for rank 0: torch lets both go on after 1.6 s."""
+    group = dist.new_group(timeout=dt.timedelta(seconds=1.6))  # longer than the watcher's patience with collectives
+    said = ""
+    if dist.get_rank() == 0:
+        try:
+            if op == "recv":
+                dist.recv(tensor(), 1, group)
+            else:
+                dist.all_reduce(tensor(), group=group)
+        except RuntimeError as error:
+            said = type(error).__name__
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return said, total.item()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("the limit of")])
+def test_the_time_out_of_a_group_is_the_programs_own(name: str, ended: Callable[..., Ended]) -> None:
+    """0.2.0 took the two ranks for stuck, and ended the run."""
+    error, trace = ended(name)
+    assert error is None
+    assert trace.results == [("RuntimeError", 2.0), ("", 2.0)]
+    assert not {one.kind for one in trace.explain().findings} - set(SLOW_KINDS)
+
+
+@on_ranks(2, (RankFailed, "deadlock", {0, 1}))
+def catches_no_limit_of_its_group() -> None:
+    group = dist.new_group(timeout=dt.timedelta(seconds=1.6))
+    other = 1 - dist.get_rank()
+    dist.recv(tensor(), other, dist.group.WORLD if other == 0 else group)  # here
+
+
 @on_ranks(2)
 def catches_one_of_two() -> None:
     try:
