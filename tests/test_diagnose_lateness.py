@@ -50,6 +50,14 @@ def test_late_receiver() -> None:
     assert 'because rank 1 was still in "evaluate".' in finding.message
 
 
+def test_a_short_computation_is_told_in_a_unit_that_fits() -> None:
+    story = Story(2)
+    story.span(0, "compute 0.00102 s", 0, 1.02)
+    story.message(0, 1, (1.02, 1.02, 1.02), (0, 0, 1.02), line=7, file=0)
+    (finding,) = find_lateness(story.trace())
+    assert 'because rank 0 was still in "compute 1.02 ms".' in finding.message
+
+
 def test_who_waits_for_one_who_waits_is_folded() -> None:
     story = Story(4)
     story.span(0, "compute", 0, 100, stage=0, microbatch=0)

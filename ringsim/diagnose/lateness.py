@@ -20,7 +20,7 @@ from ringsim.diagnose.snapshot import operation_of
 from ringsim.traces.events import COLLECTIVE, NONE, RECV, SEND, SPAN, Events, Ints
 from ringsim.traces.findings import Finding
 from ringsim.traces.matching import CollectiveCalls, wait_for_last
-from ringsim.traces.units import time_text
+from ringsim.traces.units import span_text, time_text
 from ringsim.traces.value import count
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class Activity:
     def _span_text(self, event: int) -> str:
         events = self._events
         label, stage, microbatch = int(events.label[event]), int(events.stage[event]), int(events.microbatch[event])
-        name = events.tables.labels[label] if label != NONE else "a span"
+        name = span_text(events.tables.labels[label]) if label != NONE else "a span"
         about = [f"stage {stage}" if stage != NONE else "", f"microbatch {microbatch}" if microbatch != NONE else ""]
         words = ", ".join(filter(None, about))
         if name == "compute":

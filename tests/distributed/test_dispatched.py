@@ -142,7 +142,7 @@ def test_the_rank_that_comes_late_is_named_and_nothing_is_said_to_be_missing(tra
     diagnosis = trace.explain()
     assert {finding.kind for finding in diagnosis.findings} == {"straggler"}
     assert diagnosis.findings[0].ranks == (1,)
-    assert 'still in "compute 0.5 s"' in str(diagnosis)
+    assert 'still in "compute 500 ms"' in str(diagnosis)
 
 
 def unequal() -> None:
