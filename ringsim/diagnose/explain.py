@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from ringsim.diagnose.failure import IN_VAIN
-from ringsim.diagnose.lateness import Activity, find_lateness
+from ringsim.diagnose.failure import IN_VAIN, LOST_PEERS
+from ringsim.diagnose.lateness import Activity, describe_waiting, find_lateness
 from ringsim.diagnose.links import find_links
 from ringsim.diagnose.mismatches import (
     find_collective_mismatches,
@@ -49,7 +49,7 @@ def explain(trace: Trace) -> Diagnosis:
 
     Returns:
         The findings, root causes first: what was refused or disagrees, what failed, who waits for whom in vain; then what was merely
-        untidy; and if nothing went wrong, which link was slow, and who kept whom waiting.
+        untidy; and if nothing went wrong, which link was slow, and who kept whom waiting. Without findings, a note gives the waiting.
 
     Example:
         >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events
@@ -77,6 +77,7 @@ def explain(trace: Trace) -> Diagnosis:
     messages = find_message_mismatches(trace)
     calls = find_collective_mismatches(events.select(is_recorded_whole(trace)))
     caught = _find_caught(trace)
+    survived = [one for one in caught if one.kind in LOST_PEERS]
     notices, orders = find_notices(events), find_order_mismatches(snapshot)
     went_well = trace.metadata.get("complete") is True and all(end.state == "exited" for end in ends.values())
     if went_well and not (messages or calls or orders or judged.findings):
@@ -91,7 +92,7 @@ def explain(trace: Trace) -> Diagnosis:
         findings, edges = _find_stall(trace, snapshot, lost)
     findings = [*blame_threads(findings, find_failed_threads(events))]
     # Who left a recorded block may have done the rest after it.
-    findings += [one for one in caught if not any((one.kind, set(one.ranks)) == (other.kind, set(other.ranks)) for other in causes)]
+    findings += [one for one in caught if one not in survived and not any((one.kind, set(one.ranks)) == (other.kind, set(other.ranks)) for other in causes)]
     woken = {rank for one in caught for rank in one.ranks}  # what these had posted is over
     returned = [rank for rank, end in ends.items() if end.state == "exited" and "recorded block" not in end.about and rank not in woken]
     findings += find_missing(events) if len(returned) == size else ()
@@ -100,7 +101,10 @@ def explain(trace: Trace) -> Diagnosis:
         findings += find_races(trace)
     if not findings:
         findings += [*find_links(trace), *find_lateness(trace)]  # who waits for whom may follow from a slow link
-    return Diagnosis(tuple(findings), size, edges, judged.states, whole)
+    notes = [one.message for one in survived]
+    if not findings and size > 1:
+        notes.insert(0, describe_waiting(trace))
+    return Diagnosis(tuple(findings), size, edges, judged.states, whole, tuple(notes))
 
 
 def _find_caught(trace: Trace) -> list[Finding]:

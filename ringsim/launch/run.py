@@ -22,6 +22,8 @@ from ringsim import provenance
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import (
     GRACE_S,
+    LOST_PEERS,
+    OWN,
     Report,
     Verdict,
     clear_verdict,
@@ -291,6 +293,12 @@ class _Supervisor:
         """Tells whether a verdict's error was raised wherever it should be, and ended nothing as far as is known."""
         return bool(verdict.waiting) and self._woken.issuperset(verdict.waiting)
 
+    def _has_gone_on(self, verdict: Verdict) -> bool:
+        """Tells whether the program ended by itself after a verdict that it caught: all ranks returned, or got over a peer and failed."""
+        survived = verdict.diagnosis.kind in LOST_PEERS
+        failed = [report for report in self._reports.values() if report.echo == OWN and report.error != "SystemExit"]
+        return len(self._results) == self._size or (survived and len(failed) == len(self._reports) > 0)
+
     def _set_aside(self, verdict: Verdict) -> None:
         """Lets the run go on after a verdict whose error the program has caught."""
         self._caught.append(verdict)
@@ -302,7 +310,7 @@ class _Supervisor:
 
     def _settle(self) -> None:
         """Sets aside a verdict that has ended no rank; takes one up again that did so later."""
-        if self._verdict is not None and self._is_caught(self._verdict) and len(self._results) == self._size:
+        if self._verdict is not None and self._is_caught(self._verdict) and self._has_gone_on(self._verdict):
             self._set_aside(self._verdict)
         elif self._verdict is None and self._caught and self._reports and all(report.is_consequence for report in self._reports.values()):
             self._verdict = self._caught.pop()

@@ -6,6 +6,7 @@ records alone tell is tested on simulated ranks, in test_fault_causes and test_s
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import inspect
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
 import pytest
 import test_fault_causes as causes
 import torch
@@ -227,6 +229,49 @@ def test_the_time_out_of_a_group_is_the_programs_own(name: str, ended: Callable[
     assert error is None
     assert trace.results == [("RuntimeError", 2.0), ("", 2.0)]
     assert not {one.kind for one in trace.explain().findings} - set(SLOW_KINDS)
+
+
+@on_ranks(2, (RankFailed, "rank_failed", {0}, "ValueError: another thing", "rank 1 has left", "The program caught the error and went on."))
+def survives_a_lost_peer() -> None:
+    """0.2.0 named the lost peer, and not the error that ended the run."""
+    if dist.get_rank() == 0:
+        with contextlib.suppress(RuntimeError):
+            dist.recv(tensor(), 1)
+        raise ValueError("another thing")
+
+
+@on_ranks(2)
+def returns_without_its_peer() -> None:
+    survives = dist.get_rank() == 0
+    with contextlib.suppress(RuntimeError):
+        dist.recv(tensor(), 1) if survives else None
+
+
+def test_a_lost_peer_that_the_program_got_over_is_a_note(ended: Callable[..., Ended]) -> None:
+    error, trace = ended(returns_without_its_peer)
+    assert error is None
+    diagnosis = trace.explain()
+    assert diagnosis.findings == ()
+    assert any(note.endswith(" The program caught the error and went on.") for note in diagnosis.notes)
+
+
+@on_ranks(2)
+def computes_unequally() -> None:
+    for _ in range(6):
+        time.sleep(0.03 * dist.get_rank())
+        dist.all_reduce(tensor())
+
+
+def test_of_two_ranks_the_one_that_comes_last_is_named(ended: Callable[..., Ended]) -> None:
+    """0.2.0 found nothing wrong. A busy machine may make rank 0 the late one: the times of the trace tell."""
+    _, trace = ended(computes_unequally)
+    frame = trace.to_pandas().query("op == 'all_reduce'")
+    posted = np.stack([frame[frame["rank"] == rank]["post_ns"].to_numpy() for rank in (0, 1)])
+    late = np.maximum(posted - posted[::-1], 0).sum(axis=1)  # for how long the other was there alone
+    assert posted.shape == (2, 6)
+    diagnosis = trace.explain()
+    said = diagnosis.findings[0].message if diagnosis.findings else diagnosis.notes[0]
+    assert f"rank {late.argmax()} " in said.replace(",", " ")
 
 
 @on_ranks(2, (RankFailed, "deadlock", {0, 1}))
