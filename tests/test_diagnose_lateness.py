@@ -182,8 +182,10 @@ def test_a_run_with_little_waiting_is_told_how_much_and_for_whom() -> None:
     diagnosis = ringsim.simulate(works_and_meets, world_size=2, args=(seconds,), link=LINK).explain()
     assert diagnosis.findings == ()
     assert re.search(
-        r"^Nothing wrong was found in this run of 2 ranks\.\nRanks waited \d+ µs in all for late ones, \d % of the time of all ranks\. Of that, "
-        r"\d+ µs \(5\d %\) was for rank [01], in 5 of 1\d waits; it was waited for most in [234] of 4 quarters of the run\.$",
+        r"^Nothing wrong was found in this run of 2 ranks\.\n"
+        r"Ranks waited \d+ µs in all for late ones, \d % of the time of all ranks\. "
+        r"Of that, \d+ µs \(5\d %\) was for rank [01], in 5 of 1\d waits; "
+        r"it was waited for most in [234] of 4 quarters of the run\.$",
         str(diagnosis),
     )
 

@@ -7,8 +7,10 @@ neither registering nor removing is safe while another thread is in an operator.
 
 An operation that cannot be read is handed on without a record: DistributedDataParallel's reducer does not survive an error here.
 
-Whoever waits for such a collective waits in C++, unseen. So a thread waits for them as well, one after the other, and writes down when each
-was done. It does so, too, for collectives that torch's own Python code starts and may forget, as under its ``Join``. A callback on their futures would take the interpreter in Gloo's own thread, and delay every operation behind it.
+Whoever waits for such a collective waits in C++, unseen. So a thread waits for them as well, one after the other, and
+writes down when each was done. It also does so for collectives that torch's own Python code starts and may forget, as
+under its ``Join``. A callback on their futures would take the interpreter in Gloo's own thread, and delay every
+operation behind it.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from ringsim.diagnose.mismatches import (
     find_races,
     is_recorded_whole,
 )
+from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import Snapshot, read_end_ns, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
@@ -76,8 +77,9 @@ def explain(trace: Trace) -> Diagnosis:
         judged = judge(snapshot)
     messages = find_message_mismatches(trace)
     calls = find_collective_mismatches(events.select(is_recorded_whole(trace)))
-    caught = _find_caught(trace)
-    survived = [one for one in caught if one.kind in LOST_PEERS]
+    found = _find_caught(trace)
+    caught = [one for one in found if one.kind not in LOST_PEERS]
+    notes = [one.message for one in found if one.kind in LOST_PEERS]
     notices, orders = find_notices(events), find_order_mismatches(snapshot)
     went_well = trace.metadata.get("complete") is True and all(end.state == "exited" for end in ends.values())
     if went_well and not (messages or calls or orders or judged.findings):
@@ -92,8 +94,8 @@ def explain(trace: Trace) -> Diagnosis:
         findings, edges = _find_stall(trace, snapshot, lost)
     findings = [*blame_threads(findings, find_failed_threads(events))]
     # Who left a recorded block may have done the rest after it.
-    findings += [one for one in caught if one not in survived and not any((one.kind, set(one.ranks)) == (other.kind, set(other.ranks)) for other in causes)]
-    woken = {rank for one in caught for rank in one.ranks}  # what these had posted is over
+    findings += [one for one in caught if not any((one.kind, set(one.ranks)) == (other.kind, set(other.ranks)) for other in causes)]
+    woken = {rank for one in found for rank in one.ranks}  # what these had posted is over
     returned = [rank for rank, end in ends.items() if end.state == "exited" and "recorded block" not in end.about and rank not in woken]
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
@@ -101,10 +103,9 @@ def explain(trace: Trace) -> Diagnosis:
         findings += find_races(trace)
     if not findings:
         findings += [*find_links(trace), *find_lateness(trace)]  # who waits for whom may follow from a slow link
-    notes = [one.message for one in survived]
     if not findings and size > 1:
         notes.insert(0, describe_waiting(trace))
-    return Diagnosis(tuple(findings), size, edges, judged.states, whole, tuple(notes))
+    return tell_partings(Diagnosis(tuple(findings), size, edges, judged.states, whole, tuple(notes)), events)
 
 
 def _find_caught(trace: Trace) -> list[Finding]:

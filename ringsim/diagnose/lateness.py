@@ -180,9 +180,10 @@ def _find_straggler(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activit
     longest = int(np.flatnonzero(waits.late == worst)[np.argmax(own_ns[waits.late == worst])])
     doing = activity.doing(worst, int(waits.start_ns[longest]), int(waits.end_ns[longest]))
     message = (
-        f"rank {worst} made others wait for {time_text(blame[worst])} in all, {100 * found.share:.0f} % of all waiting for "
-        f"somebody late, {count(int(times[worst]), 'time')}, and was waited for most in {found.leads}: it was busy for {100 * busy[worst]:.0f} % of "
-        f"the run, the others for {100 * others:.0f} % (median). In the longest of these waits it was {doing}."
+        f"rank {worst} made others wait for {time_text(blame[worst])} in all, "
+        f"{100 * found.share:.0f} % of all waiting for somebody late, {count(int(times[worst]), 'time')}, "
+        f"and was waited for most in {found.leads}: it was busy for {100 * busy[worst]:.0f} % of the run, "
+        f"the others for {100 * others:.0f} % (median). In the longest of these waits it was {doing}."
     )
     operations = (operation_of(trace.events, int(waits.event[longest])),)
     return Finding("straggler", (worst,), operations, message, f"Give rank {worst} less to do, or see what slows it down.")

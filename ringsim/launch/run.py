@@ -38,7 +38,8 @@ from ringsim.diagnose.failure import (
     report_death,
     write_verdict,
 )
-from ringsim.diagnose.snapshot import operation_of
+from ringsim.diagnose.parting import tell_partings
+from ringsim.diagnose.snapshot import operation_of, until
 from ringsim.diagnose.verdict import IN_A_THREAD
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
 from ringsim.launch.job import HIDE, SHOW, Job, Kind
@@ -335,11 +336,13 @@ class _Supervisor:
 
     def _error_of(self, diagnosis: Diagnosis, more: str) -> RingError:
         """Makes the error that a diagnosis stands for; ends the run."""
+        trace = self._end_early()
+        if trace is not None:
+            diagnosis = tell_partings(diagnosis, until(trace.events, trace.metadata["given_up_ns"]))
         error = error_of_kind(diagnosis.kind)(f"{diagnosis}{more}")
         if isinstance(error, RankFailed):
             error.rank = diagnosis.findings[0].ranks[0]
-        error.trace = self._end_early()
-        error.diagnosis = replace(diagnosis, trace=error.trace)
+        error.trace, error.diagnosis = trace, replace(diagnosis, trace=trace)
         return error
 
     def _find_mismatch(self) -> Diagnosis | None:
