@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import networkx as nx
@@ -13,7 +14,7 @@ from simulated_runs import exchange, now_s, run, switch
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import ArgumentError, RankFailed, RunTimeout
+from ringsim.errors import ArgumentError, RankFailed, RingError, RunTimeout
 from ringsim.link import Link
 from ringsim.prediction.calibration import Calibration
 from ringsim.simulator.api import simulate
@@ -124,6 +125,25 @@ def wait_for_nobody() -> tuple[float, float]:
 
 def test_a_wait_ends_at_its_limit_in_virtual_time() -> None:
     assert run(wait_for_nobody, 3) == [(0.25, 1.0)] * 3
+
+
+def wait_on_a_group_with_a_limit(op: str, seconds: float) -> tuple[str, float]:
+    group, said = dist.new_group(timeout=timedelta(seconds=seconds)), ""
+    if dist.get_rank() == 0:
+        try:
+            dist.recv(torch.zeros(1), 1, group) if op == "recv" else dist.all_reduce(torch.zeros(1), group=group)
+        except RuntimeError as error:
+            said = type(error).__name__
+    dist.barrier()
+    return said, round(now_s(), 3)
+
+
+@pytest.mark.parametrize("op", ["recv", "all_reduce"])
+def test_the_time_out_of_a_group_is_the_programs_own(op: str) -> None:
+    """As on real ranks: 0.2.0 called the two ranks stuck. A longer one may be a net for hangs, and a verdict comes before it."""
+    assert run(wait_on_a_group_with_a_limit, 2, op, 2.0) == [("RunTimeout", 2.0), ("", 2.0)]
+    with pytest.raises(RingError):
+        run(wait_on_a_group_with_a_limit, 2, op, 60.0)
 
 
 def ask(answers: bool) -> bool:

@@ -195,7 +195,12 @@ class _Names:
 
 GROUPS: Final = "groups of the world"
 _LOCAL: Final = 4  # place of the argument use_local_synchronization after ranks
-_SHORT: Final = timedelta(seconds=30)  # a longer time-out of a group may be a net for hangs: a verdict comes before it
+_SHORT: Final = timedelta(seconds=30)
+
+
+def own_limit(timeout: timedelta | None) -> timedelta | None:
+    """Returns the time-out of a group if it lets the program go on, None if it is a net for hangs: a verdict comes before that."""
+    return timeout if timeout is not None and timeout <= _SHORT else None
 
 
 class _GroupOrder:
@@ -296,8 +301,8 @@ def _record_new_groups(recorder: Recorder, compared: bool, limits: weakref.WeakS
             recorder.on_failure()
             raise
         recorder.complete(slot)
-        limit = kwargs.get("timeout", args[0] if args else None)
-        if isinstance(group, ProcessGroup) and limit is not None and limit <= _SHORT:
+        is_made = isinstance(group, ProcessGroup) and not name_and_ranks(group)[0].startswith("ring:")
+        if is_made and own_limit(kwargs.get("timeout", args[0] if args else None)) is not None:
             limits.add(group)
         return group
 

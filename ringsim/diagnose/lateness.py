@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ringsim.diagnose.snapshot import operation_of
-from ringsim.traces.events import COLLECTIVE, NONE, RECV, SEND, SPAN, Events, Ints
+from ringsim.traces.events import COLLECTIVE, ERROR, NONE, RECV, SEND, SPAN, Events, Ints
 from ringsim.traces.findings import Finding
 from ringsim.traces.matching import CollectiveCalls, wait_for_last
 from ringsim.traces.units import span_text, time_text
@@ -322,7 +322,9 @@ class Activity:
         """Returns moments, ascending, and how long the rank had been blocked until each; overlaps count once."""
         if rank not in self._ends:
             events = self._events
-            mine = np.flatnonzero((events.rank == rank) & self._speaks & (events.wait_ns != NONE) & (events.done_ns != NONE))
+            over = (events.wait_ns != NONE) & (events.done_ns != NONE)
+            over &= events.status != ERROR  # a wait up to its rank's own limit is nobody else's doing
+            mine = np.flatnonzero((events.rank == rank) & self._speaks & over)
             mine = mine[np.argsort(events.wait_ns[mine], kind="stable")]
             end = np.maximum.accumulate(np.maximum(events.done_ns[mine], events.wait_ns[mine])) if len(mine) else mine
             start = np.maximum(events.wait_ns[mine], np.concatenate([end[:0], [0], end[:-1]])[: len(mine)])
