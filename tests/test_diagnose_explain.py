@@ -55,6 +55,41 @@ def test_draws_anything(trace: Trace, ends: Any) -> None:
     assert waitfor_png(replace(diagnosis, trace=None))[1:4] == b"PNG"
 
 
+def parted(story: Story, *lines: list[int]) -> str:
+    """What is added to the finding on collectives that each rank calls at these lines, one ms after the other; the last is a barrier."""
+    for rank, mine in enumerate(lines):
+        for place, line in enumerate(mine):
+            done = -1 if line == mine[-1] else place + 0.5
+            story.op(rank, "barrier" if line == mine[-1] else "all_reduce", (place, place, done), group="world", line=line, file=0)
+    (finding,) = story.trace().explain().findings
+    assert finding.kind == "collective_mismatch"
+    return finding.hint.partition("The ranks took different paths before: ")[2].partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "collective", "places"),
+    [
+        ([[1, 2, 3, 2, 3, 9], [1, 2, 3, 3, 9]], 4, "rank 0 at ring.py:2, rank 1 at ring.py:3"),
+        ([[8, 10, 12, 14], [10, 12, 14]], 1, "rank 0 at ring.py:8, rank 1 at ring.py:10"),
+        ([[1, 2, 5, 7, 9], [1, 2, 5, 7, 9], [1, 5, 7, 9]], 2, "ranks 0 and 1 at ring.py:2, rank 2 at ring.py:5"),
+        ([[1, 4, 6, 1, 4, 6, 7, 9], [1, 5, 6, 1, 5, 7, 9]], 6, "rank 0 at ring.py:6, rank 1 at ring.py:7"),
+    ],
+    ids=["one left out of a loop", "one too many", "three ranks", "after a line of its role"],
+)
+def test_the_collective_at_which_the_ranks_parted_is_named(lines: list[list[int]], collective: int, places: str) -> None:
+    said = parted(Story(len(lines)), *lines)
+    assert said == f"the first line that differs is that of collective {collective} of group world ({places})."
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [[[1, 4, 6, 1, 4, 6, 8], [1, 5, 6, 1, 5, 6, 7, 9]], [[1, 2, 8], [1, 2, 3, 9]], [[4, 4, 8], [5, 5, 5, 9]]],
+    ids=["lines of their roles", "the finding names the lines", "all lines by role"],
+)
+def test_lines_that_differ_by_role_are_no_parting(lines: list[list[int]]) -> None:
+    assert parted(Story(2), *lines) == ""
+
+
 FLOAT8, INT8, FLOAT4, SHAPED, TURNED = (
     Payload("float32", (8,), 32),
     Payload("int32", (8,), 32),

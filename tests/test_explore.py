@@ -8,6 +8,7 @@ import random
 import re
 import struct
 from base64 import b64decode
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,13 @@ def test_an_order_ends_where_the_rule_says_so() -> None:
         assert re.match(r"It (ends|never ends)\b.* By the rule it \1:", text)
     assert explorer.frame(semantics="eager up to 64 KiB").text.startswith("It ends")
     assert explorer.frame(semantics="eager up to 64 KiB", size=1024).text.startswith("It never ends")
+
+
+@pytest.mark.parametrize("make", [explore.deadlock, explore.ring, explore.generation, explore.bandwidth])
+def test_no_operation_of_an_explorer_has_a_line_of_ringsims_own(make: Callable[[], Explorer]) -> None:
+    """0.2.0 cited comm/backend.py and compute_costs.py, where the operations pass through."""
+    for trace in make().frame().traces:
+        assert trace.events.tables.files == ()
 
 
 def test_a_generation_ring_takes_as_long_as_its_plan_and_jams_where_the_closed_form_says() -> None:

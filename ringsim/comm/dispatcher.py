@@ -8,8 +8,9 @@ neither registering nor removing is safe while another thread is in an operator.
 An operation that cannot be read is handed on without a record: DistributedDataParallel's reducer does not survive an error here.
 
 The program waits for such a collective in C++, mostly unseen. So a thread for each group waits as well, for one
-after the other, and writes down when each was done. A callback on their futures would take the interpreter in
-Gloo's own thread, and delay every operation behind it.
+after the other, and writes down when each was done. It also does so for collectives that torch's own Python code
+starts and may forget, as under its ``Join``. A callback on their futures would take the interpreter in Gloo's own
+thread, and delay every operation behind it.
 """
 
 from __future__ import annotations
@@ -176,10 +177,11 @@ class LateWaits:
     Args:
         recorder: where they are recorded.
         wait: waits for a handle, unseen; may be given a limit.
+        pending: handles that Python may wait for as well, with their records. One that is done is taken out.
     """
 
-    def __init__(self, recorder: Recorder, wait: Callable[..., Any]) -> None:
-        self._recorder, self._wait = recorder, wait
+    def __init__(self, recorder: Recorder, wait: Callable[..., Any], pending: dict[Work, int]) -> None:
+        self._recorder, self._wait, self._pending = recorder, wait, pending
         self._queues: dict[int, queue.SimpleQueue[_UnderWay | None]] = {}  # by group
         self._threads: list[threading.Thread] = []
         self._slots: dict[int, int] = {}  # by the address of what a collective fills
@@ -274,6 +276,7 @@ class LateWaits:
                 for place in item.places:
                     if self._slots.get(place) == item.slot:
                         self._slots.pop(place, None)
+            self._pending.pop(item.work, None)
             if self._complete(item.slot) and in_cpp:
                 last = item
 

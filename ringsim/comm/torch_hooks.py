@@ -23,11 +23,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from threading import get_ident
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, Work, distributed_c10d
+from torch.distributed import ProcessGroup, Work, c10d_logger, distributed_c10d
 
 from ringsim.comm import handed_over, program_spans
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
@@ -208,6 +209,12 @@ class _Names:
 
 GROUPS: Final = "groups of the world"
 _LOCAL: Final = 4  # place of the argument use_local_synchronization after ranks
+_SHORT: Final = timedelta(seconds=30)
+
+
+def own_limit(timeout: timedelta | None) -> timedelta | None:
+    """Returns the time-out of a group if it lets the program go on, None if it is a net for hangs: a verdict comes before that."""
+    return timeout if timeout is not None and timeout <= _SHORT else None
 
 
 class _GroupOrder:
@@ -271,8 +278,8 @@ class _GroupOrder:
         return made
 
 
-def _record_new_groups(recorder: Recorder, compared: bool) -> Hook:
-    """Makes the replacement for torch's function that makes groups."""
+def _record_new_groups(recorder: Recorder, compared: bool, limits: weakref.WeakSet[ProcessGroup]) -> Hook:
+    """Makes the replacement for torch's function that makes groups; those with a time-out of their own are put into ``limits``."""
     call = getattr(*NEW_GROUP)
     post = recorder.make_post(OP_CODES["new_group"])
     order = _GroupOrder(recorder)
@@ -313,6 +320,9 @@ def _record_new_groups(recorder: Recorder, compared: bool) -> Hook:
             recorder.on_failure()
             raise
         recorder.complete(slot)
+        is_made = isinstance(group, ProcessGroup) and not name_and_ranks(group)[0].startswith("ring:")
+        if is_made and own_limit(kwargs.get("timeout", args[0] if args else None)) is not None:
+            limits.add(group)
         return group
 
     return new_group
@@ -410,7 +420,7 @@ def find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
         yield from find_handle_types(subclass)
 
 
-_ON_GPU: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
+_LONG_WAY: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
 _UNSET: Final[Any] = object()
 
 
@@ -439,6 +449,17 @@ def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
         recorder.amend(slot, wait_ns=wait_ns)
 
 
+_OF_SPEAKER: Final = (distributed_c10d.__file__, c10d_logger.__file__)  # the functions of torch.distributed, and what wraps them
+_OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+
+
+def _is_called_by_torch(frame: FrameType | None) -> bool:
+    """Tells whether torch's own code called a function of torch.distributed: what becomes of its handle is not the program's doing."""
+    while frame is not None and frame.f_code.co_filename in _OF_SPEAKER:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_OF_TORCH)
+
+
 def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> bool:
     """Tells whether a monitored barrier was given a time-out, from what torch passes on; the default is torch's own."""
     return timeout not in (timedelta(0), distributed_c10d.default_pg_timeout)
@@ -454,6 +475,7 @@ class _Others(NamedTuple):
     gpu: torch.device | None = None
     ranks: Mapping[int, int] = {}  # of a recv from any source: global ranks by group rank
     since_ns: int = NONE
+    limited: bool = False  # by the time-out that the program gave the group
 
 
 class _Hooks:
@@ -480,8 +502,10 @@ class _Hooks:
         self.waits = waits = {kind: kind.wait for kind in find_handle_types(Work)}
         self.is_completed: Hook = Work.is_completed
         self.wait_unseen: Hook = lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
-        self.late = LateWaits(recorder, self.wait_unseen)
+        self.late = LateWaits(recorder, self.wait_unseen, self.pending)
         self.futures: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # their slots
+        self.limits: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()  # groups that the program gave a time-out
+        self.limited: set[int] = set()  # likewise, by number
         self.originals: dict[Place, Any] = {}  # what stood in torch's places
         self.replacements: dict[Place, Hook] = {
             **program_spans.make_replacements(recorder, self.late.enter_block),
@@ -490,7 +514,7 @@ class _Hooks:
             **(checks.replacements if checks else {}),
         }
         makers: dict[Place, Callable[[], Hook]] = {
-            NEW_GROUP: lambda: _record_new_groups(recorder, compared),
+            NEW_GROUP: lambda: _record_new_groups(recorder, compared, self.limits),
             SET_DEFAULT: lambda: _record_end_of_groups(recorder, self.look_for_pipelining),
             START_COALESCING: self.make_start_coalescing,
             END_COALESCING: self.make_end_coalescing,
@@ -520,13 +544,16 @@ class _Hooks:
     # -- what is remembered
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
-        """Numbers a group. From the first one of NCCL on, all operations go through ``keep``, which knows of GPUs."""
+        """Numbers a group. From the first one of NCCL, or with a time-out, on, all operations go through ``keep``."""
         self.look_for_pipelining()
         entry = self.names.meet_group(group)
+        if group in self.limits:
+            self.limited.add(entry[0])
+            self.open_batches.setdefault(_LONG_WAY, [])
         if entry[0] not in self.nccl_groups and is_nccl(group):
             self.say_what_is_missing(NOT_READ)
             self.nccl_groups.add(entry[0])
-            self.open_batches.setdefault(_ON_GPU, [])
+            self.open_batches.setdefault(_LONG_WAY, [])
         return entry
 
     def forget_completed(self) -> None:
@@ -592,20 +619,21 @@ class _Hooks:
             return None
         return Begun(gpu, NO_EVENT) if getattr(values[-1], "asyncOp", True) else self.gpu_times.begin(gpu)
 
-    def keep(self, work: Work | None, slot: int, begun: Begun | None = None) -> None:
-        """Remembers a posted operation, where the short way does not do: no handle, within a batch, or on a GPU (``begun`` there)."""
+    def keep(self, work: Work | None, slot: int, group: int, begun: Begun | None = None) -> None:
+        """Remembers a posted operation that the short way does not fit: see ``open_batches``."""
         batch = self.open_batches.get(get_ident())
         if batch is not None:
             batch.append((slot, begun))
         else:
-            self.keep_all(work, [slot], begun)
+            self.keep_all(work, [slot], group, begun)
 
-    def keep_all(self, work: Work | None, slots: list[int], begun: Begun | None) -> None:
+    def keep_all(self, work: Work | None, slots: list[int], group: int, begun: Begun | None) -> None:
         """Remembers operations that have one handle, or none because they blocked in C++."""
-        if work is not None and begun is None and len(slots) == 1:
+        limited = group in self.limited
+        if work is not None and begun is None and len(slots) == 1 and not limited:
             self.pending[work] = slots[0]
         elif work is not None:
-            self.others[work] = _Others(slots, None if begun is None else begun.gpu)
+            self.others[work] = _Others(slots, None if begun is None else begun.gpu, limited=limited)
         else:
             for slot in slots:
                 self.recorder.complete(slot, waited=False)
@@ -661,7 +689,7 @@ class _Hooks:
                     checks.explain(error, tensors, Attempt(method, group, peer, tag, payload))
                 raise
             if open_batches or work is None:
-                keep(work, slot, begin_on_gpu(group, tensors))
+                keep(work, slot, group, begin_on_gpu(group, tensors))
             else:
                 pending[work] = slot
             return work
@@ -684,7 +712,7 @@ class _Hooks:
                     fail_posting(recorder, slot, error)
                 raise
             if slot is not None:
-                hooks.others[work] = _Others([slot], ranks=ranks)
+                hooks.others[work] = _Others([slot], ranks=ranks, limited=group in hooks.limited)
             return work
 
         return recv_anysource
@@ -723,9 +751,12 @@ class _Hooks:
             finally:
                 elsewhere.now = False
             if open_batches or work is None:
-                hooks.keep(work, slot, begun)
+                hooks.keep(work, slot, group, begun)
             else:
                 pending[work] = slot
+            options = args[-1] if args else kwargs.get("opts")
+            if getattr(options, "asyncOp", False) and work in pending and _is_called_by_torch(sys._getframe(1)):
+                hooks.late.add(work, slot, group)
             return work
 
         return collect
@@ -776,6 +807,7 @@ class _Hooks:
     def make_end_coalescing(self) -> Hook:
         """Makes the hook for the end of a batch: its operations are done when the one handle is."""
         call, open_batches, keep_all, recorder = getattr(*END_COALESCING), self.open_batches, self.keep_all, self.recorder
+        groups = self.names.groups
 
         def end_coalescing(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             batch = open_batches.pop(get_ident(), [])
@@ -786,7 +818,8 @@ class _Hooks:
                 for slot in slots:
                     recorder.complete(slot, ERROR)
                 raise
-            keep_all(work, slots, next((begun for _, begun in batch if begun), None))
+            group, _ = groups.get(id(self), (NONE, {}))
+            keep_all(work, slots, group, next((begun for _, begun in batch if begun), None))
             return work
 
         return end_coalescing
@@ -885,7 +918,7 @@ class _Hooks:
             # A second wait for a message of Gloo would hang, and then break the connection.
             return True if is_message(work) and work.is_completed() and work not in self.failed else call(work, *timeout)
         begun = None if other.gpu is None else self.gpu_times.begin(other.gpu)
-        limited, since_ns = any(timeout), other.since_ns
+        limited, since_ns = other.limited or any(timeout), other.since_ns
         if since_ns == NONE:
             since_ns = time.monotonic_ns()
         if not limited:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.diagnose.failure import IN_VAIN
-from ringsim.diagnose.lateness import Activity, find_lateness
+from ringsim.diagnose.failure import IN_VAIN, LOST_PEERS
+from ringsim.diagnose.lateness import Activity, describe_waiting, find_lateness
 from ringsim.diagnose.links import find_links
 from ringsim.diagnose.mismatches import (
     find_collective_mismatches,
@@ -25,6 +25,7 @@ from ringsim.diagnose.mismatches import (
     find_races,
     is_recorded_whole,
 )
+from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import Snapshot, operation_of, read_end_ns, read_ends, snapshot_of_events, until
 from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
@@ -55,7 +56,7 @@ def explain(trace: Trace) -> Diagnosis:
 
     Returns:
         The findings, root causes first: what was refused or disagrees, what failed, who waits for whom in vain; then what was merely
-        untidy; and if nothing went wrong, which link was slow, and who kept whom waiting.
+        untidy; and if nothing went wrong, which link was slow, and who kept whom waiting. Without findings, a note gives the waiting.
 
     Example:
         >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events
@@ -82,7 +83,9 @@ def explain(trace: Trace) -> Diagnosis:
         judged = judge(snapshot)
     messages = find_message_mismatches(trace)
     calls = find_collective_mismatches(events.select(is_recorded_whole(trace)))
-    caught, retried = _find_caught(trace)
+    found, retried = _find_caught(trace)
+    caught = [one for one in found if one.kind not in LOST_PEERS]
+    notes = [one.message for one in found if one.kind in LOST_PEERS]
     notices, orders = find_notices(events), find_order_mismatches(snapshot)
     went_well = trace.metadata.get("complete") is True and all(end.state == "exited" for end in ends.values())
     if went_well and not (messages or calls or orders or judged.findings):
@@ -100,7 +103,7 @@ def explain(trace: Trace) -> Diagnosis:
     findings = [*blame_threads(findings, find_failed_threads(events))]
     # Who left a recorded block may have done the rest after it.
     findings += [one for one in caught if (one.kind, set(one.ranks)) not in _names(causes)]
-    woken = {rank for one in (*caught, *retried) for rank in one.ranks}  # what these had posted is over
+    woken = {rank for one in (*found, *retried) for rank in one.ranks}  # what these had posted is over
     returned = [rank for rank, end in ends.items() if end.state == "exited" and "recorded block" not in end.about and rank not in woken]
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
@@ -108,7 +111,9 @@ def explain(trace: Trace) -> Diagnosis:
         findings += find_races(trace)
     if not findings:
         findings += [*find_links(trace), *find_lateness(trace)]  # who waits for whom may follow from a slow link
-    return Diagnosis(tuple(findings), size, edges, judged.states, whole)
+    if not findings and size > 1:
+        notes.insert(0, describe_waiting(trace))
+    return tell_partings(Diagnosis(tuple(findings), size, edges, judged.states, whole, tuple(notes)), events)
 
 
 def _names(findings: Iterable[Finding]) -> list[tuple[str, set[int]]]:

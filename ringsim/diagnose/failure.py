@@ -56,6 +56,7 @@ _PYTHON: Final = f"{os.path.dirname(os.__file__)}{os.sep}"
 _OF_TORCH: Final = ("Refused", "RunTimeout")  # errors of ringsim in place of torch's own: they end a run as these do
 _CRASHES: Final = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")  # what a process does to itself
 _NO_FAILURE: Final = ("", "0", "None", "False")  # arguments of sys.exit that give exit code 0
+LOST_PEERS: Final = ("peer_exited", "missing_participant")  # findings that a program may well get over
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
     "missing_participant": PeerExited,

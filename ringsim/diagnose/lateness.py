@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ringsim.diagnose.snapshot import operation_of
-from ringsim.traces.events import COLLECTIVE, NONE, RECV, SEND, SPAN, Events, Ints
+from ringsim.traces.events import COLLECTIVE, ERROR, NONE, RECV, SEND, SPAN, Events, Ints
 from ringsim.traces.findings import Finding
 from ringsim.traces.matching import CollectiveCalls, wait_for_last
-from ringsim.traces.units import time_text
+from ringsim.traces.units import span_text, time_text
 from ringsim.traces.value import count
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ LATE_SHARE: Final = 0.05  # nor those that add up to less than this share of the
 STRAGGLER_SHARE: Final = 0.5  # a straggler is to blame for at least this share of all waiting,
 STRAGGLER_OF_RUN: Final = 0.1  # for at least this share of the run for each other rank,
 STRAGGLER_TIMES: Final = 3  # and at least that often
+PARTS: Final = 4  # of the run: a rank that is slow throughout is waited for in each of them, one that was disturbed once in one
 MOST_FINDINGS: Final = 5
 _SENDER, _RECEIVER, _MEMBER = range(3)
 _KINDS: Final = ("late_sender", "late_receiver", "straggler")
@@ -113,22 +114,76 @@ def _own_time(waits: _Waits, activity: Activity) -> Ints:
     return positive
 
 
+class _Blame(NamedTuple):
+    """How long others waited for each rank while it was busy, and how often."""
+
+    length_ns: Ints
+    times: Ints
+    worst: int  # the rank that was waited for longest
+    leads: str  # in how many parts of the run it was
+
+    @classmethod
+    def of(cls, waits: _Waits, own_ns: Ints, size: int) -> _Blame:
+        length = np.bincount(waits.late, weights=own_ns, minlength=size)
+        times = np.bincount(waits.late, weights=own_ns > 0, minlength=size)
+        worst = int(length.argmax())
+        start, end = waits.start_ns.min(initial=0), waits.end_ns.max(initial=1)
+        part = np.minimum((waits.start_ns - start) * PARTS // max(end - start, 1), PARTS - 1)
+        by_part = np.zeros((PARTS, size))
+        np.add.at(by_part, (part, waits.late), own_ns)
+        waited = by_part[by_part.sum(axis=1) > 0]
+        leads = np.count_nonzero(waited.argmax(axis=1) == worst)
+        return cls(length, times, worst, f"{leads} of {len(waited)} quarters of the run")
+
+    @property
+    def share(self) -> float:
+        """Of all that was waited, the part for the worst rank."""
+        return float(self.length_ns[self.worst] / max(self.length_ns.sum(), 1))
+
+
+def describe_waiting(trace: Trace) -> str:
+    """Says how long ranks waited for late ones, for which of them most of it, and how steadily.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, make_events
+        >>> from ringsim.traces.value import Trace
+        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "tag": [0, 0],
+        ...     "post_ns": [200, 0], "wait_ns": [200, 0], "done_ns": [300, 10_000]})
+        >>> print(describe_waiting(Trace(events, {"world_size": 2})))  # doctest: +NORMALIZE_WHITESPACE
+        Ranks waited 200 ns in all for late ones, 1 % of the time of all ranks. Of that, 200 ns (100 %) was for rank 0, in 1 of 1
+        waits; it was waited for most in 1 of 1 quarters of the run.
+    """
+    waits = _collect(trace)
+    blame = _Blame.of(waits, _own_time(waits, Activity(trace.events, trace.world_size)), trace.world_size)
+    total_ns = blame.length_ns.sum()
+    if total_ns == 0:
+        return "No rank waited for a late one."
+    of_run = 100 * total_ns / (trace.world_size * trace.makespan_s * 1e9)
+    mine, times = blame.length_ns[blame.worst], f"{blame.times[blame.worst]:,.0f} of {blame.times.sum():,.0f}"
+    return (
+        f"Ranks waited {time_text(total_ns)} in all for late ones, {of_run:.0f} % of the time of all ranks. Of that, {time_text(mine)} "
+        f"({100 * blame.share:.0f} %) was for rank {blame.worst}, in {times} waits; it was waited for most in {blame.leads}."
+    )
+
+
 def _find_straggler(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity) -> Finding | None:
     size = trace.world_size
-    blame = np.bincount(waits.late, weights=own_ns, minlength=size)
-    times = np.bincount(waits.late, weights=own_ns > 0, minlength=size)
-    worst = int(blame.argmax())
+    if size == 2:  # of messages the findings by line say as much
+        own_ns = np.where(waits.kind == _MEMBER, own_ns, 0)
+    found = _Blame.of(waits, own_ns, size)
+    blame, times, worst = found.length_ns, found.times, found.worst
     enough = STRAGGLER_OF_RUN * trace.makespan_s * 1e9 * (size - 1)
-    if size < 3 or blame[worst] < max(STRAGGLER_SHARE * blame.sum(), enough, LATE_NS) or times[worst] < STRAGGLER_TIMES:
+    if found.share < STRAGGLER_SHARE or blame[worst] < max(enough, LATE_NS) or times[worst] < STRAGGLER_TIMES:
         return None
     busy = activity.busy_shares(trace.makespan_s * 1e9)
     others = float(np.median(np.delete(busy, worst)))
     longest = int(np.flatnonzero(waits.late == worst)[np.argmax(own_ns[waits.late == worst])])
     doing = activity.doing(worst, int(waits.start_ns[longest]), int(waits.end_ns[longest]))
     message = (
-        f"rank {worst} made others wait for {time_text(blame[worst])} in all, {100 * blame[worst] / blame.sum():.0f} % of all waiting for "
-        f"somebody late, {count(int(times[worst]), 'time')}: it was busy for {100 * busy[worst]:.0f} % of the run, the others for "
-        f"{100 * others:.0f} % (median). In the longest of these waits it was {doing}."
+        f"rank {worst} made others wait for {time_text(blame[worst])} in all, "
+        f"{100 * found.share:.0f} % of all waiting for somebody late, {count(int(times[worst]), 'time')}, "
+        f"and was waited for most in {found.leads}: it was busy for {100 * busy[worst]:.0f} % of the run, "
+        f"the others for {100 * others:.0f} % (median). In the longest of these waits it was {doing}."
     )
     operations = (operation_of(trace.events, int(waits.event[longest])),)
     return Finding("straggler", (worst,), operations, message, f"Give rank {worst} less to do, or see what slows it down.")
@@ -257,7 +312,7 @@ class Activity:
     def _span_text(self, event: int) -> str:
         events = self._events
         label, stage, microbatch = int(events.label[event]), int(events.stage[event]), int(events.microbatch[event])
-        name = events.tables.labels[label] if label != NONE else "a span"
+        name = span_text(events.tables.labels[label]) if label != NONE else "a span"
         about = [f"stage {stage}" if stage != NONE else "", f"microbatch {microbatch}" if microbatch != NONE else ""]
         words = ", ".join(filter(None, about))
         if name == "compute":
@@ -268,7 +323,9 @@ class Activity:
         """Returns moments, ascending, and how long the rank had been blocked until each; overlaps count once."""
         if rank not in self._ends:
             events = self._events
-            mine = np.flatnonzero((events.rank == rank) & self._speaks & (events.wait_ns != NONE) & (events.done_ns != NONE))
+            over = (events.wait_ns != NONE) & (events.done_ns != NONE)
+            over &= events.status != ERROR  # a wait up to its rank's own limit is nobody else's doing
+            mine = np.flatnonzero((events.rank == rank) & self._speaks & over)
             mine = mine[np.argsort(events.wait_ns[mine], kind="stable")]
             end = np.maximum.accumulate(np.maximum(events.done_ns[mine], events.wait_ns[mine])) if len(mine) else mine
             start = np.maximum(events.wait_ns[mine], np.concatenate([end[:0], [0], end[:-1]])[: len(mine)])

@@ -32,6 +32,7 @@ from ringsim.comm import torch_hooks
 from ringsim.comm.backend import get_backend_object
 from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.diagnose.failure import clear_verdict, describe_end, error_of_kind, note_failed_threads, read_verdict, report_exception
+from ringsim.diagnose.parting import tell_partings
 from ringsim.errors import RingError
 from ringsim.launch.clocks import ClockComparison
 from ringsim.launch.gathering import Gathering, Store, find_place, offer, place_of
@@ -221,7 +222,8 @@ class Recording:
         found = records.find_mismatch(range(self._world_size))
         if found is None:
             return None
-        return error_of_kind(found.kind)(str(found), diagnosis=replace(found, trace=self.trace))
+        found = tell_partings(replace(found, trace=self.trace), self.trace.events)
+        return error_of_kind(found.kind)(str(found), diagnosis=found)
 
     def _make_recorder(self) -> Recorder:
         directory = parts_of(self._path)

@@ -21,6 +21,8 @@ from ringsim import provenance
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import (
     GRACE_S,
+    LOST_PEERS,
+    OWN,
     Report,
     Verdict,
     clear_verdict,
@@ -35,7 +37,8 @@ from ringsim.diagnose.failure import (
     report_death,
     write_verdict,
 )
-from ringsim.diagnose.snapshot import operation_of
+from ringsim.diagnose.parting import tell_partings
+from ringsim.diagnose.snapshot import operation_of, until
 from ringsim.diagnose.verdict import IN_A_THREAD
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
 from ringsim.launch.job import Job, Kind, RankConfig
@@ -293,6 +296,12 @@ class _Supervisor:
         heads = self._records.look(to_end=True)
         return [[slot for slot in self._stuck_in[rank] if slot in head.awaited] for rank, head in enumerate(heads)]
 
+    def _has_gone_on(self, verdict: Verdict) -> bool:
+        """Tells whether the program ended by itself after a verdict that it caught: all ranks returned, or got over a peer and failed."""
+        survived = verdict.diagnosis.kind in LOST_PEERS
+        failed = [report for report in self._reports.values() if report.echo == OWN and report.error != "SystemExit"]
+        return len(self._results) == self._size or (survived and len(failed) == len(self._reports) > 0)
+
     def _set_aside(self, verdict: Verdict) -> None:
         """Lets the run go on after a verdict whose error the program has caught."""
         self._caught.append(verdict)
@@ -305,7 +314,7 @@ class _Supervisor:
 
     def _settle(self) -> None:
         """Sets aside a verdict that has ended no rank; takes one up again that did so later."""
-        if self._verdict is not None and self._is_caught(self._verdict) and len(self._results) == self._size:
+        if self._verdict is not None and self._is_caught(self._verdict) and self._has_gone_on(self._verdict):
             self._set_aside(self._verdict)
         elif self._verdict is None and self._caught and self._reports and all(report.is_consequence for report in self._reports.values()):
             self._verdict = self._caught.pop()
@@ -330,11 +339,13 @@ class _Supervisor:
 
     def _error_of(self, diagnosis: Diagnosis, more: str) -> RingError:
         """Makes the error that a diagnosis stands for; ends the run."""
+        trace = self._end_early()
+        if trace is not None:
+            diagnosis = tell_partings(diagnosis, until(trace.events, trace.metadata["given_up_ns"]))
         error = error_of_kind(diagnosis.kind)(f"{diagnosis}{more}")
         if isinstance(error, RankFailed):
             error.rank = diagnosis.findings[0].ranks[0]
-        error.trace = self._end_early()
-        error.diagnosis = replace(diagnosis, trace=error.trace)
+        error.trace, error.diagnosis = trace, replace(diagnosis, trace=trace)
         return error
 
     def _find_mismatch(self) -> Diagnosis | None:

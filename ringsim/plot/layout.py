@@ -34,7 +34,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNL
 from ringsim.plot import style
 from ringsim.plot.style import BLUE, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, RECV, SEND, SPAN, Events, Ints
-from ringsim.traces.units import time_text, time_unit
+from ringsim.traces.units import span_text, time_text, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -448,7 +448,7 @@ def span_texts(trace: Trace, event: int) -> list[str]:
     """What may be written into a span, from the longest text to the shortest."""
     events = trace.events
     label = int(events.label[event])
-    name = events.tables.labels[label] if label != NONE else ""
+    name = span_text(events.tables.labels[label]) if label != NONE else ""
     stage, microbatch = int(events.stage[event]), int(events.microbatch[event])
     number = str(microbatch) if microbatch != NONE else ""
     full = [name, f"stage {stage}" if stage != NONE else "", f"microbatch {microbatch}" if number else ""]

@@ -34,7 +34,7 @@ from ringsim.plot.steps import microbatch_entry, picture_step, plot_step, shows_
 from ringsim.traces.clocks import unalign
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
 from ringsim.traces.lazy import Style
-from ringsim.traces.units import time_text
+from ringsim.traces.units import span_text, time_text
 from ringsim.traces.value import count
 
 if TYPE_CHECKING:
@@ -236,7 +236,8 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
     handles: list[Artist] = []
     looks = np.unique(bars.look).tolist()
     for number, label in enumerate(bars.labels[:MOST_SPAN_NAMES], len(OPERATION_LOOKS)):
-        handles.append(style.swatch(look_of(number), trace.events.tables.labels[label] if label != NONE else "span"))
+        name = span_text(trace.events.tables.labels[label]) if label != NONE else "span"
+        handles.append(style.swatch(look_of(number), name))
     if len(bars.labels) > MOST_SPAN_NAMES:
         handles.append(Line2D([], [], linestyle="none", label=f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans"))
     if (trace.events.microbatch[bars.event[bars.look >= len(OPERATION_LOOKS)]] != NONE).any():

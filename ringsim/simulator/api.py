@@ -32,6 +32,7 @@ from ringsim.diagnose.failure import (
     raised_where,
     report_exception,
 )
+from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, wait_text
 from ringsim.errors import ArgumentError, Interrupted, RingError, check_duration, check_seed, check_worker, is_integer, name_ranks, say
@@ -411,6 +412,7 @@ class _Simulation:
         diagnosis = judge(snapshot)
         if not diagnosis.findings:  # each side of what they wait for has been posted
             diagnosis = _judge_order(snapshot, diagnosis)
+        diagnosis = tell_partings(diagnosis, events)
         text = str(diagnosis)
         self._give_up(stuck)
         for rank in stuck:

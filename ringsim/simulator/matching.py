@@ -58,6 +58,7 @@ class SimulatedGroup(Members):
         self.number = number
         self.group_desc = desc
         self.places = {rank: place for place, rank in enumerate(ranks)}
+        self.limit: timedelta | None = None  # of each operation, if the program set one
         self.meetings: Any = None  # what `ringsim.simulator.collectives` keeps of the group
 
     def __repr__(self) -> str:
@@ -173,7 +174,7 @@ class Operation:
         for slot in self.slots:
             self.rank.recorder.wait(slot)
         if self.done_s > clock.now:
-            self._block(timeout)
+            self._block(self.group.limit if timeout is None else timeout)
         self.close_record(OK if self.error is None else ERROR)
         if self.error is not None:
             raise self.error

@@ -19,7 +19,7 @@ from ringsim.comm.built import check_reduction
 from ringsim.comm.checks import CLOSE_GAPS, name_gaps
 from ringsim.comm.collectives import READINGS, Call, describe, name_of_reduction, to_index
 from ringsim.comm.objects import OBJECTS
-from ringsim.comm.torch_hooks import GROUPS
+from ringsim.comm.torch_hooks import GROUPS, own_limit
 from ringsim.compute_costs import PostingCosts
 from ringsim.errors import ArgumentError, Refused, RendezvousFailed, RingError
 from ringsim.faults import make_failure
@@ -194,6 +194,8 @@ class SimulatedRank(Rank, Membership, Backend):
         making = made[self._made]
         members = making.group.ranks if asked == making.asked else self._members(*asked)
         self._made += 1
+        if not is_pair:
+            making.group.limit = own_limit(timeout)
         if not is_pair or making.group.ranks != members:  # who makes a ring has called its ranks together before
             self._make_with_others(making, members)
         return making.group if self.number in making.group.places else GroupMember.NON_GROUP_MEMBER

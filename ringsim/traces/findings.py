@@ -175,6 +175,7 @@ class Diagnosis:
         edges: who waits for whom.
         states: of each rank: "running", "blocked", "exited", ...; empty if nobody looked.
         trace: what was recorded, for the picture.
+        notes: sentences on what is worth knowing and nothing wrong: how much was waited, and for whom; errors that the program got over.
 
     Example:
         >>> print(Diagnosis((), world_size=4))
@@ -186,6 +187,7 @@ class Diagnosis:
     edges: tuple[Edge, ...] = ()
     states: tuple[str, ...] = ()
     trace: Any = field(default=None, repr=False, compare=False)
+    notes: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -193,11 +195,12 @@ class Diagnosis:
         return self.findings[0].kind if self.findings else ""
 
     def __str__(self) -> str:
-        """Returns the findings as sentences."""
-        if not self.findings:
+        """Returns the findings as sentences, then the notes."""
+        lines = [f"{finding.kind}: {finding}" for finding in self.findings]
+        if not lines:
             part = "part of a " if self.trace is not None and "part" in self.trace.metadata else ""
-            return f"Nothing wrong was found in this {part}run of {self.world_size} rank{'' if self.world_size == 1 else 's'}."
-        return "\n".join(f"{finding.kind}: {finding}" for finding in self.findings)
+            lines = [f"Nothing wrong was found in this {part}run of {self.world_size} rank{'' if self.world_size == 1 else 's'}."]
+        return "\n".join([*lines, *self.notes])
 
     def plot(self, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws who waits for whom, over the last moments of the timeline; given ``ax``, only the graph."""

@@ -19,8 +19,9 @@ Whoever carries messages records them with four calls::
     recorder.complete(slot)                         # when that is over; ERROR where it raised
     recorder.amend(slot, peer=3)                    # what is known late: where a message came from, the times of a GPU
 
-An event's line is the user's: the innermost frame that belongs neither to ringsim, nor to the communication library, nor to Python. Where a
-thread has no such frame, it is that of who handed it the operation. Where the frame is a thin wrapper's, its caller's line is kept, too.
+An event's line is the user's: the innermost frame that belongs neither to ringsim, nor to the communication library, nor to Python. If a
+thread has no such frame, the line is that of the code that handed it the operation; a worker of ringsim's own has none. If the frame is a
+thin wrapper's, its caller's line is kept, too.
 """
 
 from __future__ import annotations
@@ -687,14 +688,14 @@ class CallSites:
         """
         way: list[CodeType] = []
         try:
-            frame = innermost = _frame_at(3)
+            frame = _frame_at(3)
         except ValueError:  # a thread that begins in the library: no frame is the user's
-            frame = innermost = _frame_at(2)
+            frame = _frame_at(2)
         while (file := self.kind(frame.f_code.co_filename)) < 0:
             if file == SPEAKER:
                 posted = posted_as.get(frame.f_code.co_name, posted)
             if frame.f_back is None:
-                return self._find_stand_in(innermost), (posted, ())
+                return self.find_handed_over(), (posted, ())
             way.append(frame.f_code)
             frame = frame.f_back
         return self._name(file, frame), (posted, tuple(way))
@@ -725,16 +726,7 @@ class CallSites:
     def place(self, frame: FrameType) -> int:
         """Returns the place of the user's code that ``frame`` is, or was called by."""
         found = self.find(frame)
-        return self._find_stand_in(frame) if found is None else self._name(self.kind(found.f_code.co_filename), found)
-
-    def _find_stand_in(self, frame: FrameType) -> int:
-        """Returns the place where no frame is the user's: of who handed it over, or the innermost of ringsim's, or NONE."""
-        place, outward = self.find_handed_over(), frame.f_back
-        while place == NONE and outward is not None:
-            if self.kind(outward.f_code.co_filename) == OURS:
-                place = _join(self._number(outward.f_code.co_filename), outward)
-            outward = outward.f_back
-        return place
+        return self.find_handed_over() if found is None else self._name(self.kind(found.f_code.co_filename), found)
 
 
 def _instruction(frame: FrameType) -> int:

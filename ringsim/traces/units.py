@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-__all__ = ["bytes_text", "rate_text", "time_text", "time_unit"]
+__all__ = ["bytes_text", "rate_text", "span_text", "time_text", "time_unit"]
 
 BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 RATE_UNITS: Final = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"), (1e-9, "B/s"))
 TIME_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+_COMPUTE: Final = re.compile(r"compute (\d+\.?\d*(?:e[+-]\d+)?) s")  # a span of ringsim.compute
 
 
 def bytes_text(size_bytes: float) -> str:
@@ -58,6 +60,17 @@ def time_text(length_ns: float) -> str:
     """
     factor, name = time_unit(length_ns)
     return f"{_short(length_ns / factor)} {name}"
+
+
+def span_text(name: str) -> str:
+    """Writes the name of a span; the time that ``ringsim.compute`` was asked for gets the unit that suits it.
+
+    Example:
+        >>> span_text("compute 1e-05 s"), span_text("forward")
+        ('compute 10 µs', 'forward')
+    """
+    asked = _COMPUTE.fullmatch(name)
+    return name if asked is None else f"compute {time_text(1e9 * float(asked[1]))}"
 
 
 def rate_text(gb_per_s: float) -> str:

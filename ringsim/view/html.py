@@ -29,6 +29,7 @@ from ringsim.errors import ArgumentError, escape
 from ringsim.provenance import footer
 from ringsim.traces.events import ERROR, IN_FLIGHT, KIND_NAMES, MARK, NONE, OP_KINDS, OP_NAMES, Events, Ints
 from ringsim.traces.lazy import resolve
+from ringsim.traces.units import span_text
 from ringsim.traces.value import Trace, count
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _stems(events: Events) -> tuple[list[str], Ints]:
     """Returns the names of spans, and the column of their numbers: of very many names, those without their numbers."""
     names = [escape(name, lines=False) for name in events.tables.labels]
     if len(names) <= MOST_LABELS:
-        return names, events.label
+        return list(map(span_text, names)), events.label
     stems = [re.sub(r"\d+(\.\d+)?", "…", name) for name in names]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(stems))}
     if len(numbers) > MOST_LABELS:  # names without a pattern

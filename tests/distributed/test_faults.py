@@ -6,6 +6,7 @@ records alone tell is tested on simulated ranks, in test_fault_causes and test_s
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import inspect
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
 import pytest
 import test_fault_causes as causes
 import torch
@@ -165,6 +167,19 @@ def over_memory_in_another_order() -> None:
     dist.all_reduce(torch.zeros(3, 4) if dist.get_rank() else torch.zeros(4, 3).t())
 
 
+APART = "the first line that differs is that of collective 6 of group world (ranks 0 and 2 at test_faults.py:"
+
+
+@on_ranks(3, (MessageMismatch, "collective_mismatch", {0, 1}, APART))
+def leaves_one_collective_out() -> None:
+    """Rank 1 goes on with the next, so that nothing is wrong until collective 8: 0.2.0 named the lines of that alone."""
+    for step in range(4):
+        dist.all_reduce(tensor())
+        if (dist.get_rank(), step) != (1, 2):
+            dist.all_reduce(tensor())
+    dist.barrier()
+
+
 # -- programs that catch what ends their waits
 
 
@@ -199,6 +214,84 @@ def test_what_a_program_catches_ends_no_run(ended: Callable[..., Ended]) -> None
     (finding,) = trace.explain().findings
     assert (finding.kind, finding.ranks) == ("deadlock", (0, 1))
     assert finding.message.endswith(" The program caught the error and went on.")
+
+
+@on_ranks(2, (), "recv", name="the limit of a recv's group")
+@on_ranks(2, (), "all_reduce", name="the limit of a collective's group")
+def reaches_the_limit_of_its_group(op: str) -> tuple[str, float]:
+    """Rank 0 waits for nobody on a group with a time-out, and rank 1 for rank 0: torch lets both go on after 1.6 s."""
+    group = dist.new_group(timeout=dt.timedelta(seconds=1.6))  # longer than the watcher's patience with collectives
+    said = ""
+    if dist.get_rank() == 0:
+        try:
+            if op == "recv":
+                dist.recv(tensor(), 1, group)
+            else:
+                dist.all_reduce(tensor(), group=group)
+        except RuntimeError as error:
+            said = type(error).__name__
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return said, total.item()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("the limit of")])
+def test_the_time_out_of_a_group_is_the_programs_own(name: str, ended: Callable[..., Ended]) -> None:
+    """0.2.0 took the two ranks for stuck, and ended the run."""
+    error, trace = ended(name)
+    assert error is None
+    assert trace.results == [("RuntimeError", 2.0), ("", 2.0)]
+    assert not {one.kind for one in trace.explain().findings} - set(SLOW_KINDS)
+
+
+@on_ranks(2, (RankFailed, "rank_failed", {0}, "ValueError: another thing", "rank 1 has left", "The program caught the error and went on."))
+def survives_a_lost_peer() -> None:
+    """0.2.0 named the lost peer, and not the error that ended the run."""
+    if dist.get_rank() == 0:
+        with contextlib.suppress(RuntimeError):
+            dist.recv(tensor(), 1)
+        raise ValueError("another thing")
+
+
+@on_ranks(2)
+def returns_without_its_peer() -> None:
+    survives = dist.get_rank() == 0
+    with contextlib.suppress(RuntimeError):
+        dist.recv(tensor(), 1) if survives else None
+
+
+def test_a_lost_peer_that_the_program_got_over_is_a_note(ended: Callable[..., Ended]) -> None:
+    error, trace = ended(returns_without_its_peer)
+    assert error is None
+    diagnosis = trace.explain()
+    assert diagnosis.findings == ()
+    assert any(note.endswith(" The program caught the error and went on.") for note in diagnosis.notes)
+
+
+@on_ranks(2)
+def computes_unequally() -> None:
+    for _ in range(6):
+        time.sleep(0.03 * dist.get_rank())
+        dist.all_reduce(tensor())
+
+
+def test_of_two_ranks_the_one_that_comes_last_is_named(ended: Callable[..., Ended]) -> None:
+    """0.2.0 found nothing wrong. A busy machine may make rank 0 the late one: the times of the trace tell."""
+    _, trace = ended(computes_unequally)
+    frame = trace.to_pandas().query("op == 'all_reduce'")
+    posted = np.stack([frame[frame["rank"] == rank]["post_ns"].to_numpy() for rank in (0, 1)])
+    late = np.maximum(posted - posted[::-1], 0).sum(axis=1)  # for how long the other was there alone
+    assert posted.shape == (2, 6)
+    diagnosis = trace.explain()
+    said = diagnosis.findings[0].message if diagnosis.findings else diagnosis.notes[0]
+    assert f"rank {late.argmax()} " in said.replace(",", " ")
+
+
+@on_ranks(2, (RankFailed, "deadlock", {0, 1}))
+def catches_no_limit_of_its_group() -> None:
+    group = dist.new_group(timeout=dt.timedelta(seconds=1.6))
+    other = 1 - dist.get_rank()
+    dist.recv(tensor(), other, dist.group.WORLD if other == 0 else group)  # here
 
 
 @on_ranks(2)

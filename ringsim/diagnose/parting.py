@@ -1,0 +1,83 @@
+"""Where the ranks of a group parted: a collective that is missing or too many often shows one collective later.
+
+The k-th collective of a group on one rank meets the k-th on the others, whatever their lines. A rank that left one out goes on with
+the next, until something does not fit::
+
+    rank 0   all_reduce:20   all_reduce:21   all_reduce:23   barrier:30       as collective 4, rank 0 calls barrier:
+    rank 1   all_reduce:20   all_reduce:23   barrier:30                       the lines differ from collective 2 on
+
+Lines may well differ by rank, as those of ``if rank == 0: ... else: ...``. They count if one of the ranks has called the other's line, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from ringsim.diagnose.snapshot import operation_of
+from ringsim.errors import name_ranks
+from ringsim.traces.events import COLLECTIVE, NONE, Events, Ints
+from ringsim.traces.findings import Diagnosis, Finding, Operation
+from ringsim.traces.matching import refused
+
+_AMONG: Final = ("collective_mismatch", "missing_participant", "deadlock", "stalled")  # findings of ranks out of step
+
+
+def tell_partings(diagnosis: Diagnosis, events: Events) -> Diagnosis:
+    """Adds to the hints of a diagnosis in which collective the lines of the ranks first differ, if that came before what was found.
+
+    Args:
+        diagnosis: the findings.
+        events: what was recorded until then.
+    """
+    findings = []
+    for finding in diagnosis.findings:
+        said = _find_parting(finding, events) if finding.kind in _AMONG else ""
+        hint = "\n".join(filter(None, [said, finding.hint]))
+        findings.append(replace(finding, hint=hint))
+    return replace(diagnosis, findings=tuple(findings))
+
+
+def _find_parting(finding: Finding, events: Events) -> str:
+    groups = dict.fromkeys(one.group for one in finding.operations if one.kind == COLLECTIVE and one.op != "new_group" and one.group)
+    named = {one.rank: one.place for one in finding.operations}
+    for name in groups:
+        calls = _calls_of(events, name)
+        place = _first_difference(events, calls)
+        if place is None:
+            continue
+        there = [operation_of(events, int(one[place])) for one in calls if len(one) > place]
+        if any(named.get(one.rank, one.place) != one.place for one in there):  # else the finding says so
+            differs = f"the first line that differs is that of collective {place + 1} of group {name}"
+            return f"The ranks took different paths before: {differs} ({_places(there)})."
+    return ""
+
+
+def _calls_of(events: Events, group: str) -> list[Ints]:
+    """Returns the places among the events of each rank's collectives on a group, in order."""
+    numbers = [number for number, one in enumerate(events.tables.groups) if one.name == group]
+    some = np.flatnonzero((events.kind == COLLECTIVE) & np.isin(events.group, numbers) & ~refused(events))
+    return np.split(some, np.flatnonzero(np.diff(events.rank[some])) + 1)
+
+
+def _first_difference(events: Events, calls: list[Ints]) -> int | None:
+    """Returns the first place at which a rank's line differs from that of the first of them, None if it is the same everywhere."""
+    line = events.file.astype(np.int64) << 32 | events.line
+    found = []
+    for theirs in calls[1:]:
+        both = min(len(calls[0]), len(theirs))
+        mine, other = line[calls[0]], line[theirs]
+        known = (events.file[calls[0][:both]] != NONE) & (events.file[theirs[:both]] != NONE)
+        shared = np.isin(mine[:both], other) | np.isin(other[:both], mine)
+        found += np.flatnonzero((mine[:both] != other[:both]) & known & shared)[:1].tolist()
+    return min(found, default=None)
+
+
+def _places(operations: list[Operation]) -> str:
+    """Returns "rank 0 at train.py:243, ranks 1 and 2 at train.py:242"."""
+    ranks: dict[str, list[int]] = {}
+    for one in operations:
+        ranks.setdefault(one.place, []).append(one.rank)
+    return ", ".join(f"{name_ranks(some)} at {place}" for place, some in ranks.items())
