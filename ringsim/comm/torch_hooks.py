@@ -921,7 +921,10 @@ class _Hooks:
         limited, since_ns = other.limited or any(timeout), other.since_ns
         if since_ns == NONE:
             since_ns = time.monotonic_ns()
-        if not limited:
+        if not limited and other.since_ns == NONE:
+            for slot in other.slots:
+                recorder.wait(slot)
+        elif not limited:
             _begin(recorder, other.slots, since_ns)
         try:
             result = call(work, *timeout)
@@ -933,11 +936,13 @@ class _Hooks:
             self.failed.add(work)
             if not limited:
                 recorder.on_failure()
-            _begin(recorder, other.slots, since_ns)
+            if limited:
+                _begin(recorder, other.slots, since_ns)
             for slot in other.slots:
                 recorder.complete(slot, ERROR)
             raise
-        _begin(recorder, other.slots, since_ns)
+        if limited:
+            _begin(recorder, other.slots, since_ns)
         if other.ranks:
             recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))  # type: ignore[arg-type]  # None is no key
         for slot in other.slots:
