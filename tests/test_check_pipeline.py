@@ -30,8 +30,10 @@ from ringsim.pipeline import (
     zb_h1,
 )
 
-pytestmark = pytest.mark.usefixtures("on_the_clock")
-pytestmark.append(pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"))
+pytestmark = [
+    pytest.mark.usefixtures("on_the_clock"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
 
 Answer = Callable[..., Any]

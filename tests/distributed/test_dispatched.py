@@ -207,7 +207,7 @@ def test_each_group_is_waited_for_by_itself() -> None:
     post = recorder.make_post(OP_CODES["all_reduce"])
     works, slots = [Handle() for _ in range(4)], [post(0, NONE, NONE, 0) or 0 for _ in range(4)]
     made = [torch.ones(3) for _ in range(4)]
-    late = LateWaits(recorder, lambda work, *limit: work.wait(*limit))
+    late = LateWaits(recorder, lambda work, *limit: work.wait(*limit), {})
     for work, slot, group, tensor in zip(works, slots, (0, 0, 1, 1), made, strict=True):
         late.add(work, slot, group, [tensor])  # type: ignore[arg-type]
     works[1].done.set()
