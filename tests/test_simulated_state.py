@@ -259,10 +259,10 @@ def inference_buffers() -> list[float]:
     """A message lands in a tensor that was made in inference mode, while the rank that sends is in none, and the other way round."""
     ring = ringsim.current_ring()
     with torch.inference_mode(ring.rank % 2 == 1):
-        strided, sums = torch.zeros(4, 2)[:, 0], torch.ones(2)
-        exchange(torch.full((4,), float(ring.rank)), strided)
+        row, sums = torch.zeros(2, 4)[1], torch.ones(2)
+        exchange(torch.full((4,), float(ring.rank)), row)
         dist.all_reduce(sums)
-        return [*strided.tolist(), *sums.tolist()]
+        return [*row.tolist(), *sums.tolist()]
 
 
 def leaf_that_wants_gradients() -> tuple[bool, Any]:

@@ -357,7 +357,8 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def _differences(comparison: Comparison) -> dict[str, object]:
-    runs = zip(comparison.names, (comparison.real_steps_s, comparison.virtual_steps_s), strict=True)
+    names = replace(comparison, called=None).names  # keys that do not change with the files
+    runs = zip(names, (comparison.real_steps_s, comparison.virtual_steps_s), strict=True)
     tables = {"differences": comparison.differences.to_pandas(), "parts": comparison.parts.to_pandas()}
     return {
         "steps_s": {name: steps_s.tolist() for name, steps_s in runs},

@@ -385,6 +385,8 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     def undo() -> None:
         put(hooks.originals)
         hooks.forget_completed()
+        if sys.exception() is not None:
+            hooks.fail_given_up()
         dispatcher.listener = dispatcher.on_wait = None
         hooks.late.stop()
         if guard is not None:
@@ -569,6 +571,14 @@ class _Hooks:
             except RuntimeError:  # it failed, which is for the program to find out
                 continue
         self.say_what_is_missing()
+
+    def fail_given_up(self) -> None:
+        """Completes what the program gave up waiting for, at a limit of its own: an exception ends it now, perhaps that one."""
+        for work, other in list(self.others.items()):
+            if other.since_ns != NONE and self.take(work) is not None:
+                _begin(self.recorder, other.slots, other.since_ns)
+                for slot in other.slots:
+                    self.recorder.complete(slot, ERROR)
 
     def finish(self, work: Work) -> None:
         """Completes the record of an operation that the program has found to be completed; it need not wait any more."""
