@@ -5,12 +5,15 @@ from __future__ import annotations
 import _thread
 import asyncio
 import functools
+import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import ringsim
 from ringsim import comm
 from ringsim.comm import torch_private
-from ringsim.comm.torch_hooks import GROUPS, install, uninstall
+from ringsim.comm.torch_hooks import GROUPS, UNAWAITED, install, own_limit, uninstall
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.errors import RingError
 from ringsim.state import get_state
@@ -351,6 +354,142 @@ def test_a_long_run_does_not_hoard_handles(tmp_path: Path) -> None:
         assert first() is None  # complete, and nobody waits
         assert (stop()[0].status == IN_FLIGHT).sum() == CHUNK - 1
     dist.destroy_process_group()
+
+
+class Handle(Work):
+    """A handle that is told what becomes of it."""
+
+    completed = fails = False
+    calls = 0
+    kind = NONE
+
+    def wait(self, timeout: Any = None) -> bool:
+        self.calls += 1
+        if self.fails:
+            raise RuntimeError("it failed")
+        return True
+
+    def _get_op_type(self) -> Any:
+        return self.kind
+
+
+def says_it_is_completed(self: Work) -> bool:
+    if getattr(self, "completed", False) is None:
+        raise RuntimeError("it failed")
+    return bool(getattr(self, "completed", False))
+
+
+SHORT = timedelta(seconds=1)
+
+
+@pytest.fixture
+def handle(monkeypatch: pytest.MonkeyPatch) -> Handle:
+    """The handle of every message that is sent; to be asked for before recording begins."""
+    handle = Handle()
+    monkeypatch.setattr(Work, "is_completed", says_it_is_completed)
+    monkeypatch.setattr(ProcessGroup, "send", lambda *_: handle)
+    return handle
+
+
+def test_a_time_out_of_more_than_half_a_minute_is_a_net_for_hangs() -> None:
+    half_a_minute = timedelta(seconds=30)
+    assert own_limit(half_a_minute) == half_a_minute
+    assert own_limit(half_a_minute + timedelta(milliseconds=1)) is own_limit(None) is None
+
+
+@pytest.mark.parametrize("whose", ["the group's", "the wait's"])
+@pytest.mark.parametrize("then", ["wait", "wait without a limit", "is_completed"])
+def test_a_wait_that_a_limit_ended_goes_on_later(whose: str, then: str, handle: Handle, record: Callable[[], Events]) -> None:
+    group = dist.new_group(timeout=SHORT) if whose == "the group's" else None
+    limit = () if group else (SHORT,)
+    dist.isend(torch.zeros(1), 1, group=group)
+    recorder: Any = get_state().recorder
+    failures: list[str] = []
+    recorder.on_failure = lambda: failures.append("it failed")
+    handle.fails = True
+    with pytest.raises(RuntimeError, match="it failed"):
+        handle.wait(*limit)
+    part = read_parts(recorder.directory, start_ns=0)[0]
+    assert (part.status[-1], part.wait_ns[-1], failures) == (IN_FLIGHT, NONE, [])
+    between_ns, handle.fails = time.monotonic_ns(), False
+    if then == "is_completed":
+        handle.completed = True
+        assert handle.is_completed()
+    else:
+        handle.wait(*limit if then == "wait" else ())
+    events = record()
+    assert events.status[-1] == OK
+    assert 0 < events.wait_ns[-1] < between_ns <= events.done_ns[-1]
+
+
+@pytest.mark.parametrize("why", ["it is completed", "a message's connection is broken"])
+def test_a_limited_wait_that_failed_for_good_is_over(why: str, handle: Handle, record: Callable[[], Events]) -> None:
+    dist.isend(torch.zeros(1), 1)
+    handle.fails, handle.completed = True, why == "it is completed"
+    if not handle.completed:
+        handle.kind = 12  # torch's number of a send
+    with pytest.raises(RuntimeError, match="it failed"):
+        handle.wait(SHORT)
+    handle.completed = True
+    with pytest.raises(RuntimeError, match="it failed"):
+        handle.wait()  # which torch says again
+    events = record()
+    assert events.status[-1] == ERROR
+    assert 0 < events.wait_ns[-1] <= events.done_ns[-1]
+
+
+@pytest.mark.parametrize(("message", "calls"), [(True, 1), (False, 2)])
+def test_only_a_message_is_not_waited_for_twice(message: bool, calls: int, handle: Handle, record: Callable[[], Events]) -> None:
+    dist.isend(torch.zeros(1), 1)
+    handle.completed = True
+    if message:
+        handle.kind = 12  # torch's number of a send
+    assert handle.wait()
+    assert handle.wait()
+    assert handle.calls == calls
+
+
+def test_what_is_completed_but_fails_is_for_the_wait_to_say(handle: Handle, record: Callable[[], Events]) -> None:
+    dist.isend(torch.zeros(1), 1)
+    handle.completed = handle.fails = True
+    assert handle.is_completed()
+    with pytest.raises(RuntimeError, match="it failed"):
+        handle.wait()
+    assert record().status.tolist() == [ERROR]
+
+
+def test_what_nobody_waits_for_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch, world: ProcessGroup, tmp_path: Path) -> None:
+    """Also behind one that fails; but not what is still to be waited for on a group with a limit."""
+    broken, given_up, awaited, posted = Handle(), Handle(), Handle(), []
+    monkeypatch.setattr(Work, "is_completed", says_it_is_completed)
+    monkeypatch.setattr(ProcessGroup, "send", lambda *_: posted.pop())
+    with recording(recorder := Recorder(tmp_path, rank=0, world_size=SIZE)) as stop:
+        limited = dist.new_group(timeout=SHORT)
+        for work, group in ((broken, None), (given_up, None), (awaited, limited)):
+            posted.append(work)
+            dist.isend(torch.zeros(1), 1, group=group)
+        given_up.fails = True
+        with pytest.raises(RuntimeError, match="it failed"):
+            given_up.wait(SHORT)
+        broken.completed, given_up.completed, awaited.completed = None, True, True  # type: ignore[assignment]
+        gone = weakref.ref(given_up)
+        del given_up, work
+        recorder.on_growth()
+        assert gone() is None
+        assert read_parts(tmp_path)[1]["not_recorded"] == [UNAWAITED]
+        kept = weakref.ref(awaited)
+        awaited.wait()
+        del awaited
+        assert kept() is None
+        events, _ = stop()
+    assert events.status.tolist() == [OK, IN_FLIGHT, IN_FLIGHT, OK]
+
+
+def test_only_what_torch_itself_starts_is_awaited_unseen(record: Callable[[], Events]) -> None:
+    call = "import torch.distributed as dist\ndist.all_reduce(tensor, async_op=True)"
+    for name in ("a script.py", os.path.join(os.path.dirname(torch.__file__), "a module.py")):
+        exec(compile(call, name, "exec"), {"tensor": torch.zeros(1)})
+    assert record().status.tolist() == [IN_FLIGHT, OK]
 
 
 def test_a_batch_shares_one_handle(record: Callable[[], Events], world: ProcessGroup) -> None:

@@ -22,6 +22,7 @@ from ringsim.diagnose.snapshot import Posted, Snapshot, snapshot_of_events
 from ringsim.diagnose.waitfor import analyse
 from ringsim.errors import TraceFileError
 from ringsim.launch.watcher import LiveRecords
+from ringsim.traces import parts
 from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OK, OP_CODES, RECORD, Events, Group, Payload, concatenate
 from ringsim.traces.files import load
 from ringsim.traces.parts import PartReader, Parts, read_parts, read_run
@@ -312,6 +313,110 @@ def test_what_is_in_flight_was_so_when_the_newest_record_was_written(
         status[batch.slots] = batch.records["status"]
         assert (status[: batch.slots.max()] == OK).all()
     assert len(slots) > FIRST_CHUNK, "and the file has grown"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_end_without_its_status_is_not_shown(ended: bool, tmp_path: Path) -> None:
+    """The time of the end is written first: a rank that is killed between the two leaves an operation in flight."""
+    record = {"op": OP_CODES["irecv"], "peer": 0, "post_ns": 3, "wait_ns": 4, "done_ns": 5, "status": IN_FLIGHT}
+    write(tmp_path, 0, [record], meta(world_size=1) + (meta(end_ns=9) if ended else []))
+    events, _ = read_parts(tmp_path, start_ns=0)
+    assert (events.wait_ns.tolist(), events.done_ns.tolist(), events.status.tolist()) == ([4], [NONE], [IN_FLIGHT])
+
+
+def test_what_has_a_status_is_whole_though_it_is_written_during_a_look(
+    start: Callable[..., Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look may copy the front of a record before it is written, and its status after."""
+    writer, reader, pread = start(0, 1), PartReader(tmp_path, 0, 1), os.pread
+    slots = [writer.post("recv", 0, 0, 0)]
+
+    def go_on() -> None:
+        writer.recorder.wait(slots[-1])
+        writer.recorder.complete(slots[-1])
+        slots.append(writer.post("recv", 0, 0, len(slots)))
+
+    def torn(*where: int) -> bytes:
+        go_on()
+        front = np.frombuffer(bytearray(pread(*where)), dtype=RECORD)
+        go_on()
+        front["status"] = np.frombuffer(pread(*where), dtype=RECORD)["status"][: len(front)]
+        return front.tobytes()
+
+    monkeypatch.setattr(os, "pread", torn)
+    shown = [reader.advance().records for _ in range(20)]
+    monkeypatch.undo()
+    records = np.concatenate([*shown, reader.advance().records])
+    assert set(records["tag"].tolist()) == set(range(len(slots)))
+    assert (records["post_ns"] > 0).all()
+    done = records[records["status"] == OK]
+    assert len(done) >= 40
+    assert ((done["post_ns"] <= done["wait_ns"]) & (done["wait_ns"] <= done["done_ns"])).all()
+
+
+@pytest.mark.parametrize("looks", range(4))
+def test_a_part_may_be_cut_between_two_looks(
+    looks: int, start: Callable[..., Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two are at what is new, the others again at what is in flight."""
+    writer, reader, pread, looked = start(0, 1), PartReader(tmp_path, 0, 1), os.pread, [0]
+    for tag in range(30):
+        writer.post("isend", 0, 0, tag)
+
+    def cut_and_read(*where: int) -> bytes:
+        if looked[0] == looks:
+            os.truncate(tmp_path / "rank-0.events", RECORD.itemsize * 10 + 40)
+        looked[0] += 1
+        return pread(*where)
+
+    monkeypatch.setattr(os, "pread", cut_and_read)
+    assert reader.advance().records["tag"].tolist() == list(range(10))
+    assert looked == [4]
+
+
+@pytest.mark.parametrize("look", range(4))
+def test_a_part_may_grow_between_two_looks(
+    look: int, start: Callable[..., Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, pread, looked = start(0, 1), os.pread, [0]
+    for tag in range(FIRST_CHUNK):
+        writer.post("isend", 0, 0, tag)
+    reader = PartReader(tmp_path, 0, 1)
+    reader.advance()
+
+    def grow_and_read(*where: int) -> bytes:
+        if looked[0] == look:
+            writer.post("isend", 0, 0, FIRST_CHUNK)
+        looked[0] += 1
+        return pread(*where)
+
+    monkeypatch.setattr(os, "pread", grow_and_read)
+    shown = reader.advance().records["tag"].tolist() + reader.advance().records["tag"].tolist()
+    assert shown == [FIRST_CHUNK]
+
+
+def test_who_reads_all_of_a_rank_that_writes_faster_comes_to_an_end(
+    start: Callable[..., Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was in flight at one look and done at a later one is one record."""
+    writer, pread, looks = start(0, 1), os.pread, [0]
+    slots = [writer.post("isend", 0, 0, tag) for tag in range(FIRST_CHUNK)]
+
+    def go_on_and_read(*where: int) -> bytes:
+        looks[0] += 1
+        assert looks[0] < 200, "no reading goes on for as long as the rank does"
+        if looks[0] == 20:
+            writer.recorder.complete(slots[0])
+        for _ in range(100):
+            writer.post("isend", 0, 0, looks[0])
+        return pread(*where)
+
+    monkeypatch.setattr(parts, "_WINDOW", parts._FIRST_WINDOW)
+    reader = PartReader(tmp_path, 0, 1)
+    monkeypatch.setattr(os, "pread", go_on_and_read)
+    records = reader.read_all()
+    assert records["tag"][:FIRST_CHUNK].tolist() == list(range(FIRST_CHUNK))
+    assert records["status"].tolist() == [OK] + [IN_FLIGHT] * (len(records) - 1)
 
 
 STEPS = st.tuples(
