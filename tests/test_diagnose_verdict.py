@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from rendezvous_machine import Instruction, Machine
 
 from ringsim.diagnose.explain import explain
-from ringsim.diagnose.snapshot import End, Posted, RankSnapshot, Snapshot, snapshot_of_events
+from ringsim.diagnose.snapshot import End, Posted, RankSnapshot, Snapshot, snapshot_of_events, until
 from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.waitfor import analyse
-from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, OP_CODES, Group, Tables, make_events
+from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, NONE, OK, OP_CODES, Group, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Operation
 from ringsim.traces.value import Trace
 
@@ -231,6 +231,22 @@ def test_a_send_that_was_refused_is_not_called_missing(state: str, place: int, t
     said = str(judge(Snapshot((other, RankSnapshot("blocked", (waits,))))))
     assert ("Rank 0 tried: its send to 1 (world, tag 3) at train.py:7 raised an error" in said) is tried
     assert ("Rank 0 posted only 1 send for it" in said) is not tried
+
+
+@pytest.mark.parametrize(
+    ("wait_ns", "done_ns", "then"),
+    [
+        ([4, 4], [6, 20], ([4, 4], [6, NONE], [OK, IN_FLIGHT])),
+        ([4, 15], [6, 20], ([4, NONE], [6, NONE], [OK, IN_FLIGHT])),
+        ([4, 15], [6, NONE], ([4, NONE], [6, NONE], [OK, IN_FLIGHT])),  # it was kept if nothing else came later
+        ([4, 10], [6, 10], ([4, 10], [6, 10], [OK, OK])),
+    ],
+)
+def test_what_came_after_a_moment_is_left_out(wait_ns: list[int], done_ns: list[int], then: tuple[list[int], ...]) -> None:
+    columns = {"rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["irecv"]], "peer": [1, 0], "post_ns": [1, 2]}
+    status = [IN_FLIGHT if done == NONE else OK for done in done_ns]
+    events = until(make_events({**columns, "wait_ns": wait_ns, "done_ns": done_ns, "status": status}), 10)
+    assert (events.wait_ns.tolist(), events.done_ns.tolist(), events.status.tolist()) == then
 
 
 def test_other_group_than_that_of_a_rank_that_has_left() -> None:
