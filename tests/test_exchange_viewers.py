@@ -222,14 +222,17 @@ def test_a_perfetto_file_of_several_writers_that_begin_again(tmp_path: Path) -> 
         event = {"type": 3, "name_iid": number}
         theirs.packet.add(sequence=sequence, timestamp=time_ns, track_event=event, **more)
 
+    def stands_on(track: int) -> dict[str, Any]:
+        return {"track_event_defaults": {"track_uuid": track}}
+
     for uuid in (5, 6):
         theirs.packet.add(track_descriptor={"uuid": uuid, "process": {"pid": uuid}})
     for sequence, track, name in ((7, 5, "first"), (8, 6, "second")):
         names = {"event_names": [{"iid": 1, "name": name}, {"iid": 2, "name": f"{name}, too"}]}
-        theirs.packet.add(sequence=sequence, flags=1, interned_data=names, defaults={"track_event_defaults": {"track_uuid": track}})
+        theirs.packet.add(sequence=sequence, flags=1, interned_data=names, defaults=stands_on(track))
     for sequence in (7, 8):
         say(sequence, 10, 1)
-    say(7, 20, 1, flags=1, interned_data={"event_names": [{"iid": 1, "name": "renamed"}]})
+    say(7, 20, 1, flags=1, interned_data={"event_names": [{"iid": 1, "name": "renamed"}]}, defaults=stands_on(5))
     say(7, 30, 2)
     say(8, 40, 2)
     path = tmp_path / "theirs.pftrace"
