@@ -12,10 +12,10 @@ from rendezvous_machine import Instruction, Machine
 
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.snapshot import End, Posted, RankSnapshot, Snapshot, snapshot_of_events, until
-from ringsim.diagnose.verdict import judge
+from ringsim.diagnose.verdict import blame_threads, judge
 from ringsim.diagnose.waitfor import analyse
 from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, NONE, OK, OP_CODES, Group, Tables, make_events
-from ringsim.traces.findings import Diagnosis, Operation
+from ringsim.traces.findings import Diagnosis, Finding, Operation
 from ringsim.traces.value import Trace
 
 SEND, RECV = "send", "recv"
@@ -247,6 +247,33 @@ def test_what_came_after_a_moment_is_left_out(wait_ns: list[int], done_ns: list[
     status = [IN_FLIGHT if done == NONE else OK for done in done_ns]
     events = until(make_events({**columns, "wait_ns": wait_ns, "done_ns": done_ns, "status": status}), 10)
     assert (events.wait_ns.tolist(), events.done_ns.tolist(), events.status.tolist()) == then
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ("raised ValueError: no such layer", "rank 0 raised ValueError: no such layer."),  # which says where
+        ("", "rank 0 has failed. The last that rank 0 posted was send to 1 (world, tag 0"),
+    ],
+)
+def test_what_a_rank_that_failed_posted_last_is_told_if_its_error_does_not_say_where(about: str, message: str) -> None:
+    diagnosis = diagnose([(SEND, 1, 0, 0)], [(RECV, 0, 0, 0), (RECV, 0, 0, 0)], ends={0: ("failed", about)})
+    said = diagnosis.findings[0].message
+    assert said.startswith(message)
+    assert ("The last" in said) is (about == "")
+
+
+def test_failures_come_in_order_of_time_and_those_of_unknown_time_last() -> None:
+    states: list[tuple[str, int | None]] = [("failed", 9), ("killed", None), ("killed", 5), ("failed", None)]
+    views = tuple(RankSnapshot(state, ended_ns=at_ns) for state, at_ns in states)
+    assert [one.ranks for one in judge(Snapshot(views)).findings] == [(2,), (0,), (3,), (1,)]
+
+
+def test_the_end_of_a_thread_is_why_all_stand_still_also_of_ranks_that_do_not_name_it() -> None:
+    for kind, blamed in (("stalled", True), ("deadlock", False)):
+        found = Finding(kind, (0, 1), (), "ranks 0 and 1 wait.")
+        kinds = [one.kind for one in blame_threads([found], {2: "raised ValueError: no such layer"})]
+        assert kinds == (["rank_failed"] if blamed else [kind])
 
 
 def test_other_group_than_that_of_a_rank_that_has_left() -> None:
