@@ -269,6 +269,31 @@ def test_failures_come_in_order_of_time_and_those_of_unknown_time_last() -> None
     assert [one.ranks for one in judge(Snapshot(views)).findings] == [(2,), (0,), (3,), (1,)]
 
 
+def receives(rank: int, peer: int) -> RankSnapshot:
+    operation = Operation(rank, RECV, peer=peer, tag=0, group="world")
+    return RankSnapshot("blocked", (Posted(operation, Group("world", tuple(range(6))), awaited=True),))
+
+
+@pytest.mark.parametrize(
+    ("killed_ns", "kinds"),
+    [
+        (5, ["peer_exited", "rank_failed", "deadlock"]),
+        (12, ["rank_failed", "peer_exited", "deadlock"]),
+        (None, ["rank_failed", "deadlock", "peer_exited"]),
+    ],
+)
+def test_who_was_killed_takes_its_turn_among_the_failures_if_it_is_known_when(killed_ns: int | None, kinds: list[str]) -> None:
+    ended = RankSnapshot("failed", ended_ns=9), RankSnapshot("killed", ended_ns=killed_ns)
+    snapshot = Snapshot((*ended, receives(2, 0), receives(3, 1), receives(4, 5), receives(5, 4)))
+    assert [one.kind for one in judge(snapshot).findings] == kinds
+
+
+@pytest.mark.parametrize(("tag", "meant"), [(5, True), (6, False)])
+def test_another_rank_may_be_meant_if_it_waits_under_the_same_tag(tag: int, meant: bool) -> None:
+    said = str(diagnose([(SEND, 2, 5, 0)], [(RECV, 0, tag, 0)], []))
+    assert ("should the send of rank 0 go there?" in said) is meant
+
+
 def test_the_end_of_a_thread_is_why_all_stand_still_also_of_ranks_that_do_not_name_it() -> None:
     for kind, blamed in (("stalled", True), ("deadlock", False)):
         found = Finding(kind, (0, 1), (), "ranks 0 and 1 wait.")
