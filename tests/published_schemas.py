@@ -1,4 +1,6 @@
-"""The parts of two published schemas that ringsim writes, typed out from their sources a second time, apart from ``exchange/schemas.py``.
+"""The parts of two published schemas that ringsim writes or reads, typed out from their sources a second time.
+
+They stand apart from ``exchange/schemas.py``.
 
 Perfetto: protos/perfetto/trace of https://github.com/google/perfetto. Chakra: schema/protobuf/et_def.proto of
 https://github.com/mlcommons/chakra. A field that ringsim wrote with another number or type than these is unknown to the parser.
@@ -16,7 +18,9 @@ FieldType = descriptor_pb2.FieldDescriptorProto
 PERFETTO = {
     "Trace": "1 packet TracePacket*",
     "TracePacket": "8 timestamp uint64, 10 sequence uint32, 11 track_event TrackEvent, "
-    "12 interned_data InternedData, 13 flags uint32, 60 track_descriptor TrackDescriptor",
+    "12 interned_data InternedData, 13 flags uint32, 59 defaults TracePacketDefaults, 60 track_descriptor TrackDescriptor",
+    "TracePacketDefaults": "11 track_event_defaults TrackEventDefaults",
+    "TrackEventDefaults": "11 track_uuid uint64",
     "TrackDescriptor": "1 uuid uint64, 2 name string, 3 process ProcessDescriptor, 5 parent_uuid uint64",
     "ProcessDescriptor": "1 pid int32, 6 process_name string",
     "TrackEvent": "3 category_iids uint64*, 4 debug_annotations DebugAnnotation*, 9 type int32, 10 name_iid uint64, 11 track_uuid uint64, "

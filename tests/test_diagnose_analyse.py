@@ -90,6 +90,25 @@ def test_a_recv_that_can_still_be_served_is_no_reason() -> None:
     assert [(one.posted.operation.peer, one.peers) for one in stuck.hindrances] == [(1, (1,))]
 
 
+DOUBTFUL, SURE, LACKING = {"counterparts": 1, "contested": 1}, {"counterparts": 1}, {}
+
+
+@pytest.mark.parametrize(
+    ("batch", "taken"),
+    [
+        ([DOUBTFUL], [True]),
+        ([SURE, DOUBTFUL], [False, True]),
+        ([SURE], [False]),
+        ([DOUBTFUL, DOUBTFUL], [False, False]),  # either may be what is missing
+        ([DOUBTFUL, LACKING], [False, False]),
+    ],
+)
+def test_at_rest_the_only_one_in_doubt_is_taken(batch: list[dict[str, int]], taken: list[bool]) -> None:
+    posted = tuple(one for facts in batch for one in view(0, ("recv", 1), **facts).posted)
+    settled = Snapshot((RankSnapshot("blocked", posted), LEFT)).settle()
+    assert [one.taken for one in settled.ranks[0].posted] == taken
+
+
 def shortest_cycle(edges: set[tuple[int, int]], size: int) -> int:
     """Length of a shortest cycle, 0 for none: the first power of the graph that leads from a rank back to itself."""
     reached = {(rank, rank) for rank in range(size)}

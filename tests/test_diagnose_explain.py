@@ -169,7 +169,7 @@ UNLIKE_PARTS = (
 )
 
 
-def collectives(*calls: dict[str, Any], payloads: tuple[Payload, ...] = (SUM, MAX, FLOAT4, TURNED, *UNLIKE_PARTS)) -> Diagnosis:
+def collectives(*calls: dict[str, Any], payloads: tuple[Payload, ...] = (SUM, MAX, FLOAT4, TURNED, *UNLIKE_PARTS, SHAPED)) -> Diagnosis:
     """Each call is one event; all of them went through."""
     rows = [{"group": 0, "payload": 0, "peer": -1, "post_ns": 0, "wait_ns": 0, "done_ns": 1, **call} for call in calls]
     for row in rows:
@@ -191,7 +191,10 @@ def collectives(*calls: dict[str, Any], payloads: tuple[Payload, ...] = (SUM, MA
         ({"op": "all_to_all", "payload": 4}, {"op": "all_to_all", "payload": 5}, ""),
         ({"op": "all_to_all", "payload": 4}, {"op": "all_to_all", "payload": 4}, "rank 0 gives rank 1 24 bytes, which takes 16."),
         ({"op": "all_to_all", "payload": 4}, {"op": "all_to_all", "payload": 6}, "dtype"),
+        ({"op": "all_to_all", "payload": 5}, {"op": "all_to_all", "payload": 5}, "rank 0 gives rank 1 16 bytes, which takes 24."),
         ({"op": "all_gather"}, {"op": "all_gather_into_tensor"}, ""),
+        ({"op": "all_gather", "payload": 3}, {"op": "all_gather_into_tensor", "payload": 7}, ""),  # the same elements
+        ({"op": "all_gather", "payload": 3}, {"op": "all_gather", "payload": 7}, "shape"),
     ],
 )
 def test_collectives_that_disagree(first: dict[str, Any], second: dict[str, Any], what: str) -> None:
@@ -284,6 +287,15 @@ def test_what_is_found_in_rows(rows: list[dict[str, Any]], notice: str, ends: An
         assert findings[0].message.endswith(": the buffer must not be changed.")
         wrong = [row.get("op", "isend") for row in rows if row.get("status") == 3]
         assert [one.op for one in findings[0].operations] == wrong + ["all_reduce"] * (rows is UNLIKE)
+
+
+@pytest.mark.parametrize(("line", "ranks", "named"), [(7, (0, 1), ["isend"]), (8, (0,), [])])
+def test_a_notice_is_about_what_was_refused_on_its_own_line(line: int, ranks: tuple[int, ...], named: list[str]) -> None:
+    labels = (word_notice("invalid_argument", "tag must be 0 or more, got -1."),)
+    rows = ({**MINE, "status": 3}, {**MARK, "line": line})
+    finding = run_of(*rows, labels=labels, ends=[], complete=False).findings[0]
+    assert (finding.kind, finding.ranks) == ("invalid_argument", ranks)
+    assert [one.op for one in finding.operations] == named
 
 
 def test_what_ended_a_thread_is_why_others_wait_and_by_itself_no_finding() -> None:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from rendezvous_machine import Instruction, Machine
 
 from ringsim.diagnose.explain import explain
-from ringsim.diagnose.snapshot import End, Posted, RankSnapshot, Snapshot, snapshot_of_events
-from ringsim.diagnose.verdict import judge
+from ringsim.diagnose.snapshot import End, Posted, RankSnapshot, Snapshot, snapshot_of_events, until
+from ringsim.diagnose.verdict import blame_threads, judge
 from ringsim.diagnose.waitfor import analyse
-from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, OP_CODES, Group, Tables, make_events
-from ringsim.traces.findings import Diagnosis, Operation
+from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, NONE, OK, OP_CODES, Group, Tables, make_events
+from ringsim.traces.findings import Diagnosis, Finding, Operation
 from ringsim.traces.value import Trace
 
 SEND, RECV = "send", "recv"
@@ -231,6 +231,74 @@ def test_a_send_that_was_refused_is_not_called_missing(state: str, place: int, t
     said = str(judge(Snapshot((other, RankSnapshot("blocked", (waits,))))))
     assert ("Rank 0 tried: its send to 1 (world, tag 3) at train.py:7 raised an error" in said) is tried
     assert ("Rank 0 posted only 1 send for it" in said) is not tried
+
+
+@pytest.mark.parametrize(
+    ("wait_ns", "done_ns", "then"),
+    [
+        ([4, 4], [6, 20], ([4, 4], [6, NONE], [OK, IN_FLIGHT])),
+        ([4, 15], [6, 20], ([4, NONE], [6, NONE], [OK, IN_FLIGHT])),
+        ([4, 15], [6, NONE], ([4, NONE], [6, NONE], [OK, IN_FLIGHT])),  # it was kept if nothing else came later
+        ([4, 10], [6, 10], ([4, 10], [6, 10], [OK, OK])),
+    ],
+)
+def test_what_came_after_a_moment_is_left_out(wait_ns: list[int], done_ns: list[int], then: tuple[list[int], ...]) -> None:
+    columns = {"rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["irecv"]], "peer": [1, 0], "post_ns": [1, 2]}
+    status = [IN_FLIGHT if done == NONE else OK for done in done_ns]
+    events = until(make_events({**columns, "wait_ns": wait_ns, "done_ns": done_ns, "status": status}), 10)
+    assert (events.wait_ns.tolist(), events.done_ns.tolist(), events.status.tolist()) == then
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ("raised ValueError: no such layer", "rank 0 raised ValueError: no such layer."),  # which says where
+        ("", "rank 0 has failed. The last that rank 0 posted was send to 1 (world, tag 0"),
+    ],
+)
+def test_what_a_rank_that_failed_posted_last_is_told_if_its_error_does_not_say_where(about: str, message: str) -> None:
+    diagnosis = diagnose([(SEND, 1, 0, 0)], [(RECV, 0, 0, 0), (RECV, 0, 0, 0)], ends={0: ("failed", about)})
+    said = diagnosis.findings[0].message
+    assert said.startswith(message)
+    assert ("The last" in said) is (about == "")
+
+
+def test_failures_come_in_order_of_time_and_those_of_unknown_time_last() -> None:
+    states: list[tuple[str, int | None]] = [("failed", 9), ("killed", None), ("killed", 5), ("failed", None)]
+    views = tuple(RankSnapshot(state, ended_ns=at_ns) for state, at_ns in states)
+    assert [one.ranks for one in judge(Snapshot(views)).findings] == [(2,), (0,), (3,), (1,)]
+
+
+def receives(rank: int, peer: int) -> RankSnapshot:
+    operation = Operation(rank, RECV, peer=peer, tag=0, group="world")
+    return RankSnapshot("blocked", (Posted(operation, Group("world", tuple(range(6))), awaited=True),))
+
+
+@pytest.mark.parametrize(
+    ("killed_ns", "kinds"),
+    [
+        (5, ["peer_exited", "rank_failed", "deadlock"]),
+        (12, ["rank_failed", "peer_exited", "deadlock"]),
+        (None, ["rank_failed", "deadlock", "peer_exited"]),
+    ],
+)
+def test_who_was_killed_takes_its_turn_among_the_failures_if_it_is_known_when(killed_ns: int | None, kinds: list[str]) -> None:
+    ended = RankSnapshot("failed", ended_ns=9), RankSnapshot("killed", ended_ns=killed_ns)
+    snapshot = Snapshot((*ended, receives(2, 0), receives(3, 1), receives(4, 5), receives(5, 4)))
+    assert [one.kind for one in judge(snapshot).findings] == kinds
+
+
+@pytest.mark.parametrize(("tag", "meant"), [(5, True), (6, False)])
+def test_another_rank_may_be_meant_if_it_waits_under_the_same_tag(tag: int, meant: bool) -> None:
+    said = str(diagnose([(SEND, 2, 5, 0)], [(RECV, 0, tag, 0)], []))
+    assert ("should the send of rank 0 go there?" in said) is meant
+
+
+def test_the_end_of_a_thread_is_why_all_stand_still_also_of_ranks_that_do_not_name_it() -> None:
+    for kind, blamed in (("stalled", True), ("deadlock", False)):
+        found = Finding(kind, (0, 1), (), "ranks 0 and 1 wait.")
+        kinds = [one.kind for one in blame_threads([found], {2: "raised ValueError: no such layer"})]
+        assert kinds == (["rank_failed"] if blamed else [kind])
 
 
 def test_other_group_than_that_of_a_rank_that_has_left() -> None:

@@ -207,6 +207,50 @@ def test_what_others_wrote_becomes_spans_and_messages(tmp_path: Path) -> None:
     assert columns(read_perfetto(path), "rank", "kind", "label", "done_ns") == [[0, "span", "work", 500]]
 
 
+def test_processes_of_others_come_in_order_numbers_before_words(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.json"
+    pids = ["b", 31, "a", 4]
+    path.write_text(json.dumps([{"ph": "X", "pid": pid, "tid": 1, "ts": 1, "dur": 1, "name": f"of {pid}"} for pid in pids]))
+    assert columns(read_chrome(path), "rank", "label") == [[0, "of 4"], [1, "of 31"], [2, "of a"], [3, "of b"]]
+
+
+def test_a_perfetto_file_of_several_writers_that_begin_again(tmp_path: Path) -> None:
+    """Each writer has names and a track of its own; if its state was cleared, names of before count no more."""
+    theirs = compile_schema("perfetto", PERFETTO)["Trace"]()
+
+    def say(sequence: int, time_ns: int, number: int, **more: Any) -> None:
+        event = {"type": 3, "name_iid": number}
+        theirs.packet.add(sequence=sequence, timestamp=time_ns, track_event=event, **more)
+
+    def stands_on(track: int) -> dict[str, Any]:
+        return {"track_event_defaults": {"track_uuid": track}}
+
+    for uuid in (5, 6):
+        theirs.packet.add(track_descriptor={"uuid": uuid, "process": {"pid": uuid}})
+    for sequence, track, name in ((7, 5, "first"), (8, 6, "second")):
+        names = {"event_names": [{"iid": 1, "name": name}, {"iid": 2, "name": f"{name}, too"}]}
+        theirs.packet.add(sequence=sequence, flags=1, interned_data=names, defaults=stands_on(track))
+    for sequence in (7, 8):
+        say(sequence, 10, 1)
+    say(7, 20, 1, flags=1, interned_data={"event_names": [{"iid": 1, "name": "renamed"}]}, defaults=stands_on(5))
+    say(7, 30, 2)
+    say(8, 40, 2)
+    path = tmp_path / "theirs.pftrace"
+    path.write_bytes(theirs.SerializeToString())
+    assert columns(read_perfetto(path), "rank", "label") == [[0, "first"], [0, "renamed"], [0, ""], [1, "second"], [1, "second, too"]]
+
+
+def test_an_arrow_of_chrome_ends_within_the_slice_of_its_recv(tmp_path: Path) -> None:
+    """One ns before its end: at the end itself a viewer finds the next slice."""
+    story = Story(2)
+    story.message(0, 1, (1, 1, 4), (2, 2, 4))
+    story.message(0, 1, (5, 5, 6), (6, 6, 6))  # it takes no time
+    story.message(0, 1, (7, 7, 8), (7, 7, -1))  # it is in flight
+    events = json.loads(export(story.trace(), "chrome", tmp_path / "run.json").read_text())["traceEvents"]
+    ends = [round(event["ts"] * 1000) for event in events if event["ph"] == "f"]
+    assert ends == [4_000_000 - 1, 6_000_000, 7_000_000]
+
+
 @needs_otf2
 def test_blocking_calls_of_mpi_are_read(tmp_path: Path) -> None:
     """As Score-P writes them: MpiSend and MpiRecv within the region of the function."""

@@ -11,8 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_traces import events as any_events
 
-from ringsim.traces.events import ANY_SOURCE, NONE, OP_CODES, RECV, SEND, STATUS_NAMES, Events, Group, Payload, Tables, make_events
-from ringsim.traces.matching import describe_unmatched, match, split_waits
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    ERROR,
+    IN_FLIGHT,
+    NONE,
+    OK,
+    OP_CODES,
+    RECV,
+    SEND,
+    STATUS_NAMES,
+    Events,
+    Group,
+    Payload,
+    Tables,
+    make_events,
+)
+from ringsim.traces.matching import CollectiveCalls, describe_unmatched, match, split_waits, wait_for_last
 from ringsim.traces.value import Trace
 
 SEND_OPS = [OP_CODES[name] for name in ("send", "isend", "batch_isend", "send_object_list")]
@@ -206,3 +221,65 @@ def test_the_parts_make_up_the_whole(events: Events) -> None:
     in_order = finished[events.done_ns[finished] >= events.wait_ns[finished]]
     assert np.array_equal(parts[in_order], waits.blocked_ns[in_order])
     assert not np.delete(parts, matched).any()
+
+
+@pytest.mark.parametrize(("done_ns", "early"), [(49, True), (50, False), (51, False), (NONE, False)])
+def test_a_message_is_early_that_arrived_before_it_was_sent(done_ns: int, early: bool) -> None:
+    columns = {"rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["irecv"]], "peer": [1, 0]}
+    events = make_events(columns | {"post_ns": [50, 0], "done_ns": [90, done_ns]})
+    assert match(events).early.tolist() == [early]
+
+
+def calls_of_three(*rows: dict[str, Any]) -> Events:
+    """Collectives, by default barriers of the world of ranks 0 to 2, posted, awaited and done at once."""
+    at = {"op": "barrier", "group": 0, "post_ns": 0, "status": OK}
+    full = [{**at, "wait_ns": row.get("post_ns", 0), "done_ns": 100, **row} for row in rows]
+    columns = {name: [OP_CODES[row[name]] if name == "op" else row[name] for row in full] for name in full[0]}
+    tables = Tables(groups=(Group("world", (0, 1, 2)), Group("pair", (0, 1))))
+    return make_events(columns, tables)
+
+
+def test_which_collectives_are_one_call() -> None:
+    refused = {"status": ERROR, "wait_ns": NONE}
+    events = calls_of_three(
+        {"rank": 0, "op": "barrier", "post_ns": 7},
+        {"rank": 0, "op": "mark", "post_ns": 8},
+        {"rank": 0, "group": 1, "post_ns": 9},
+        {"rank": 0, "post_ns": 10},
+        {"rank": 0, "group": NONE, "post_ns": 11},
+        {"rank": 1, "post_ns": 1, **refused},
+        {"rank": 1, "group": 1, "post_ns": 2},
+        {"rank": 1, "post_ns": 3},
+        {"rank": 1, "post_ns": 4, "status": IN_FLIGHT},
+        {"rank": 2, "post_ns": 5},
+    )
+    calls = CollectiveCalls.of(events)
+    members = {calls.events_of(call): (int(calls.last[call]), bool(calls.complete[call])) for call in range(len(calls.last))}
+    assert members == {(0, 7, 9): (0, True), (3, 8): (3, False), (2, 6): (2, True)}
+    assert calls.place.tolist() == [0, 0, 1, 0, 0, 1, 0]
+    assert [calls.call_of(one) for one in (1, 4, 5)] == [NONE] * 3
+    assert calls.call_of(0) == calls.call_of(7) == calls.call_of(9) != calls.call_of(3)
+
+
+def test_collectives_whose_call_was_left_out_take_no_part() -> None:
+    events = calls_of_three(*({"rank": rank, "post_ns": turn} for rank in range(3) for turn in range(2)))
+    assert len(CollectiveCalls.of(events).last) == 2
+    calls = CollectiveCalls.of(events, apart=[0, 2, 4])
+    assert (calls.event.tolist(), calls.place.tolist()) == ([1, 3, 5], [0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("first", "length_ns"),
+    [
+        ({"post_ns": 10, "wait_ns": 30}, 20),  # from when it waited, until the last one came
+        ({"post_ns": 10, "wait_ns": 30, "done_ns": 40}, 10),  # it was done before
+        ({"post_ns": 10, "wait_ns": 70}, 0),  # the last one had come
+        ({"post_ns": 10, "wait_ns": NONE}, 0),
+        ({"post_ns": 10, "wait_ns": 30, "done_ns": NONE, "status": IN_FLIGHT}, 0),
+    ],
+)
+def test_a_collective_waits_for_the_last_rank(first: dict[str, Any], length_ns: int) -> None:
+    rows = ({"rank": 0, **first}, {"rank": 1, "post_ns": 50}, {"rank": 2, "post_ns": 20})
+    assert wait_for_last(calls_of_three(*rows)).tolist() == [length_ns, 0, 30]
+    assert wait_for_last(calls_of_three(*rows[:2])).tolist() == [0, 0]  # rank 2 never came
+    assert wait_for_last(calls_of_three(*rows), apart=[0, 1, 2]).tolist() == [0, 0, 0]

@@ -37,7 +37,7 @@ from ringsim.errors import TraceFileError
 from ringsim.plot.layout import make_bars
 from ringsim.traces import files
 from ringsim.traces.events import COLUMN_DTYPES, OP_CODES, Group, Payload, Tables, make_events
-from ringsim.traces.files import load
+from ringsim.traces.files import load, merge
 from ringsim.traces.value import Trace
 
 TABLES = Tables((Group("world", (0, 1)),), (Payload("float32", (2,), 8),), ("compute",), ("ring.py",))
@@ -218,6 +218,27 @@ def test_parts_stand_in_for_a_missing_or_damaged_file(tmp_path: Path) -> None:
     assert load(path) == missing
     small().save(path)
     assert load(path) == small()
+
+
+@pytest.mark.parametrize("longer_first", [True, False])
+def test_of_two_copies_of_a_part_the_longer_one_is_merged(tmp_path: Path, longer_first: bool) -> None:
+    copies = [tmp_path / name for name in ("a.parts", "b.parts")]
+    for copy in copies:
+        copy.mkdir()
+        two_ranks(copy)
+    cut = copies[1] / "rank-1.events"
+    os.truncate(cut, cut.stat().st_size // 3)
+    whole = merge(copies[:1])
+    assert merge(copies if longer_first else copies[::-1]) == whole
+    assert len(merge(copies[1:]).events) < len(whole.events)
+
+
+def test_what_is_too_long_to_be_read_is_not_saved(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path.read_bytes()
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", len(before))
+    with pytest.raises(TraceFileError, match=f"A trace file must be at most {len(before)} bytes, got more. Save a part"):
+        small().save(path)
+    assert path.read_bytes() == before
 
 
 # -- what is no trace of ours

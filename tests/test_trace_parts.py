@@ -544,3 +544,18 @@ def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(start: C
         (refused,) = world.ranks[0].refused
         assert (refused.operation.op, refused.operation.tag, refused.group.name, refused.index) == ("isend", 3, "world", 1)
         assert world.ranks[1].refused == ()
+
+
+def test_the_place_of_what_was_refused_counts_what_is_forgotten(start: Callable[..., Writer], tmp_path: Path) -> None:
+    sender, receiver, live = start(0, 2), start(1, 2), LiveRecords(tmp_path, 2)
+    for writer, op in ((receiver, "irecv"), (sender, "isend")):
+        for _ in range(2):
+            writer.post(op, 0, 1 - writer.recorder.rank, 3)
+            writer.act("finish", -1)
+    live.look()
+    find_new_mismatches(live.builder)
+    assert len(live.builder.events()) == 0
+    for _ in range(2):  # the first one takes no place either
+        sender.recorder.complete(sender.post("isend", 0, 1, 3), ERROR)
+    live.look()
+    assert [one.index for one in live.builder.build(["running"] * 2, 0).ranks[0].refused] == [2, 2]

@@ -15,7 +15,7 @@ from watched_parts import TICK_S, Bench
 from ringsim.diagnose.failure import Verdict
 from ringsim.launch.threads import Threads
 from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Process, Watcher
-from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OK, RECORD
+from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OK, RECORD, THREAD_FAILED, word_notice
 
 
 @pytest.fixture
@@ -113,6 +113,46 @@ def test_a_rank_that_does_not_answer_is_not_judged(bench: Bench) -> None:
     assert bench.look_for(20.0, 0.1)[0] is None
     bench.watcher.hear(1, bench.threads[1])
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_what_a_rank_said_counts_until_it_is_asked_again(bench: Bench) -> None:
+    bench.threads[0] = bench.threads[0]._replace(idle={7: None})
+    bench.both_receive()
+    assert bench.look_for(TICK_S)[0] is None
+    bench.silent = {0}
+    assert bench.look_for(3 * THREADS_S, 0.1)[0] is None
+    bench.watcher.hear(0, bench.threads[0])
+    assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
+
+
+def test_what_disagrees_is_looked_for_again_before_ranks_are_called_stuck(bench: Bench) -> None:
+    """Between two comparisons there is some time, and a verdict may come before it is over."""
+    assert bench.look() is None
+    bench.now_s += TICK_S
+    larger = bench.writers[1]
+    larger.payload = larger.recorder.payload("float32", [4], 16)
+    for rank, op in enumerate(["isend", "irecv"]):
+        bench.writers[rank].groups.append(bench.writers[rank].recorder.group("new", range(2), fresh=True))
+        bench.writers[rank].post(op, 2, 1 - rank, 5)
+    bench.both_receive()
+    verdict, after_s = bench.look_for(1.0)
+    assert (kind_of(verdict), after_s) == ("message_mismatch", pytest.approx(TICK_S))
+
+
+@pytest.mark.parametrize("failures", [(), ("raised ValueError: no such layer", "raised KeyError: 7")])
+def test_what_ended_a_thread_comes_before_what_follows_from_it(bench: Bench, failures: tuple[str, ...]) -> None:
+    bench.writers[0].recorder.mark("begins")
+    for about in failures:
+        bench.writers[0].recorder.mark(word_notice(THREAD_FAILED, about))
+    bench.both_receive()
+    verdict, _ = bench.look_for(1.0)
+    assert verdict is not None
+    (finding,) = verdict.diagnosis.findings
+    if not failures:
+        assert finding.kind == "deadlock"
+        return
+    assert (finding.kind, finding.message) == ("rank_failed", f"a thread of rank 0 {failures[0]}.")
+    assert [one.kind for one in finding.consequences] == ["deadlock"]
 
 
 def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
@@ -254,6 +294,10 @@ class TestStall:
 
     def test_not_while_a_rank_is_not_blocked(self, bench: Bench, tmp_path: Path) -> None:
         bench.writers[1].act("finish", -1)
+        assert bench.look_for(30.0, 0.5)[0] is None
+
+    def test_not_while_a_rank_does_not_record_what_it_does(self, bench: Bench) -> None:
+        bench.writers[1].recorder.close()
         assert bench.look_for(30.0, 0.5)[0] is None
 
     def test_large_messages_get_longer(self, bench: Bench) -> None:

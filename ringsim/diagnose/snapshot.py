@@ -514,7 +514,8 @@ def until(events: Events, moment_ns: int) -> Events:
         >>> before.wait_ns.tolist(), before.done_ns.tolist(), before.status.tolist() == [IN_FLIGHT]
         ([2], [-1], True)
     """
-    if not ((events.post_ns > moment_ns) | (events.done_ns > moment_ns)).any():
+    latest_ns = np.maximum(np.maximum(events.post_ns, events.wait_ns), events.done_ns)
+    if not (latest_ns > moment_ns).any():
         return events
     found = events.select(events.post_ns <= moment_ns)
     open_still = found.done_ns > moment_ns
