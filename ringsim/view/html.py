@@ -37,7 +37,20 @@ if TYPE_CHECKING:
 
     from ringsim.traces.findings import Finding, Operation
 
-__all__ = ["PROGRAM", "check_runs", "encode", "find", "pack", "page_body", "part", "to_html", "write_page"]
+__all__ = [
+    "PROGRAM",
+    "align",
+    "check_runs",
+    "encode",
+    "find",
+    "find_begin_ns",
+    "pack",
+    "pack_all",
+    "page_body",
+    "part",
+    "to_html",
+    "write_page",
+]
 
 PROGRAM: Final = (
     "columns.js",
@@ -164,10 +177,14 @@ def pack(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
 
 def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
     """Returns traces as the view reads them, on one axis: their first operations are aligned."""
+    each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
+    return [pack(trace, later_ns, name) for trace, later_ns, name in each]
+
+
+def align(traces: Sequence[Trace]) -> list[int]:
+    """Returns how much later each trace is shown: their first operations are aligned with the latest of them."""
     begins_ns = [find_begin_ns(trace) for trace in traces]
-    latest_ns = max(begins_ns)
-    each = zip(traces, begins_ns, [*names, *[""] * (len(traces) - len(names))], strict=True)
-    return [pack(trace, latest_ns - begin_ns, name) for trace, begin_ns, name in each]
+    return [max(begins_ns) - begin_ns for begin_ns in begins_ns]
 
 
 def find_begin_ns(trace: Trace) -> int:
