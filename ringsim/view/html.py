@@ -197,6 +197,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
     """Returns a trace as the view reads it, before gzip; all its times are ``later_ns`` later."""
     events = trace.events
     labels, label = _stems(events)
+    diagnosis = trace.explain()
     columns = {name: _narrow(values) for name, values in _columns(trace, label, later_ns).items()}
     head = {
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
@@ -211,7 +212,8 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "labels": labels,
         "files": [escape(name, lines=False) for name in events.tables.files],
         "error": int(ERROR),
-        "findings": [_finding(events, one) for one in trace.explain().findings],
+        "findings": [_finding(events, one) for one in diagnosis.findings],
+        "notes": [escape(note) for note in diagnosis.notes],
         "columns": [{"name": name, "type": values.dtype.str[1:]} for name, values in columns.items()],
     }
     text = json.dumps(head, separators=(",", ":")).encode()
