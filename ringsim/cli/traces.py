@@ -357,7 +357,8 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def _differences(comparison: Comparison) -> dict[str, object]:
-    runs = zip(comparison.names, (comparison.real_steps_s, comparison.virtual_steps_s), strict=True)
+    names = replace(comparison, called=None).names  # the same for all files, and two even if it is one file
+    runs = zip(names, (comparison.real_steps_s, comparison.virtual_steps_s), strict=True)
     tables = {"differences": comparison.differences.to_pandas(), "parts": comparison.parts.to_pandas()}
     return {
         "steps_s": {name: steps_s.tolist() for name, steps_s in runs},
@@ -459,8 +460,7 @@ def run_explain(options: argparse.Namespace) -> int:
     else:
         trace = ringsim.load(find_newest(Path(options.script)))
     diagnosis = trace.explain()
-    words = "\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis)
-    tell(options, lambda: words, lambda: {"failed": failed, "findings": [asdict(finding) for finding in diagnosis.findings]})
+    tell(options, lambda: str(diagnosis), lambda: {"failed": failed, "findings": [asdict(finding) for finding in diagnosis.findings]})
     if options.out is not None:
         tell_written(write_picture(diagnosis.plot(), options.out))
     return 1 if failed else 0
