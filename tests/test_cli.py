@@ -124,7 +124,7 @@ def test_compared_runs_are_aligned_and_the_changed_lines_named(tmp_path: Path, c
             "post_ns": [begin_ns + time_ns for time_ns in begins_ns],
             "done_ns": [begin_ns + time_ns for time_ns in ends_ns],
         }
-        tables = Tables(labels=("load", "work", "check")[:number], files=("/home/a/train.py",))
+        tables = Tables(labels=("load", "work", "check")[:number], files=("/home/me/train.py",))
         Trace(make_events(columns, tables), {"world_size": 1}).save(tmp_path / name)
         return str(tmp_path / name)
 

@@ -428,7 +428,8 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "script",
         metavar="FILE|SCRIPT",
-        help=f"a trace file, {NEWEST}; with -n or other options of a run, or if its trace is older than the script, it runs first",
+        help="a trace file, or a script (.py). Of a script, the newest trace in this directory is read if it is newer than the script. "
+        "If there is none, or if you give -n, another option of a run or arguments, the script is run first.",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
 
