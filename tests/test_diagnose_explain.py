@@ -122,6 +122,7 @@ def messages(*pairs: tuple[Payload, Payload]) -> Trace:
 def test_sides_that_disagree() -> None:
     diagnosis = messages((FLOAT8, SHAPED), (TURNED, SHAPED), (FLOAT8, INT8), (FLOAT8, FLOAT4)).explain()
     assert [finding.kind for finding in diagnosis.findings] == ["message_mismatch"] * 3
+    assert str(diagnosis).startswith("message mismatch: rank 0 sends ")
     assert [finding.message.rpartition("the ")[2] for finding in diagnosis.findings] == [
         "size differs.",
         "dtype differs.",

@@ -229,21 +229,21 @@ def test_lesson_02_shows_what_it_claims() -> None:
     chain, pairs = ([int(rank) for rank in line.partition(": ")[2].split()] for line in texts["chain-run"].splitlines())
     assert chain == [0, 5, 4, 3, 2, 1]
     assert all(pairs.index(even) > pairs.index(even + 1) for even in (0, 2, 4)), "each even rank after the odd one that it sends to"
-    assert texts["tags-run"].startswith("tag_mismatch: ")
+    assert texts["tags-run"].startswith("tag mismatch: ")
     assert [line.split(": ")[1] for line in texts["claims-sizes"].splitlines()] == ["deadlock"] * 3
 
 
 @in_the_kernel_of("09")
 def test_lesson_09_shows_what_it_claims() -> None:
     texts = texts_of("09_diagnose")
-    assert texts["cause-run"].startswith("rank_failed: rank 1 raised KeyError: 'sclae'")
+    assert texts["cause-run"].startswith("rank failed: rank 1 raised KeyError: 'sclae'")
     assert texts["cause-run"].count("\n  Because of it: rank ") == 2
     kinds = [texts[f"patient-{number}-solution"].partition(":")[0] for number in range(1, 6)]
-    assert kinds == ["straggler", "tag_mismatch", "message_mismatch", "deadlock", "peer_exited"]
+    assert kinds == ["straggler", "tag mismatch", "message mismatch", "deadlock", "peer exited"]
     stuck, repaired = texts["repair-run"].splitlines()[:2]
     assert stuck.split() == "isend False messages 6 unfinished 4 deadlock True".split()
     assert repaired.split() == "isend True messages 36 unfinished 0 deadlock False".split()
-    assert texts["terminal-run"].startswith("rank_failed: rank 1 raised KeyError: 'sclae'")
+    assert texts["terminal-run"].startswith("rank failed: rank 1 raised KeyError: 'sclae'")
     assert texts["claims-waits"].endswith("waits least: rank 2\n")
 
 

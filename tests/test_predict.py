@@ -412,6 +412,22 @@ def test_a_change_is_found_where_it_was_made(stage: int, since: int, by_ms: floa
     assert other.longer_s.tolist() == pytest.approx((-table.longer_s).tolist())
 
 
+def test_what_became_quicker_does_not_explain_a_longer_run() -> None:
+    """0.2.0 added up the changes of all ranks, so that a message that both sides had to wait for counted twice."""
+
+    def run(works_ms: float, sends_ms: float, ends_ms: float) -> Trace:
+        story, sent = Story(2), works_ms + sends_ms
+        story.op(0, "span", (0, -1, works_ms), label="work")
+        story.op(0, "send", (works_ms, works_ms, sent), peer=1, group="world", tag=0, size_bytes=4)
+        story.op(0, "span", (sent, -1, ends_ms), label="save")
+        story.op(1, "recv", (0, 0, sent), peer=0, group="world", tag=0, size_bytes=4)
+        return story.trace()
+
+    before, after = run(10, 30, 45), run(18, 11, 54)
+    assert compare(before, after).where_it_began().startswith("rank 0: save took 20 ms longer.")
+    assert compare(after, before).where_it_began().startswith("rank 0: save took 20 ms less.")
+
+
 scales = st.lists(st.floats(0.1, 10), min_size=3, max_size=3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from test_hostile_names import hostile_file
 
 import ringsim
 from ringsim.schedules.costs import Costs
+from ringsim.traces.value import Trace
 from ringsim.view import html
 from ringsim.view.explorer import Choice, Explorer, Frame
 
@@ -261,6 +263,20 @@ def test_a_flag_leads_to_the_finding(open_page: Open) -> None:
     box = page.locator('[data-part="stage"]').bounding_box()
     page.mouse.click(box["x"] + x, box["y"] + 26)
     until(page, "window.ringsim.timeline.selected?.run.kind(window.ringsim.timeline.selected.event) === 'recv'")
+
+
+def test_notes_stand_under_the_findings_or_alone(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.2.0 had them in the text of a diagnosis alone."""
+    quiet, stuck = Story(2), Story(2)
+    for rank in range(2):
+        quiet.op(rank, "barrier", (1, 1, 2), group="world")
+        stuck.op(rank, "recv", (1, 1, -1), peer=1 - rank, group="world", tag=0, size_bytes=4)
+    page = open_page(quiet.trace())
+    page.get_by_role("tab", name="findings").click()
+    assert text(page, "panel") == "No rank waited for a late one."
+    found = dataclasses.replace(stuck.trace().explain(), notes=("rank 0 got over <b>this</b> \x1b[1m",))
+    monkeypatch.setattr(Trace, "explain", lambda trace: found)
+    assert text(open_page(stuck.trace()), "panel").splitlines()[-1] == "rank 0 got over <b>this</b> \\x1b[1m"
 
 
 def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> None:

@@ -16,13 +16,16 @@ from socket import socket
 from typing import Any
 
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 from synthetic import Story
+from test_view import unpack
 
 import ringsim
 from ringsim.errors import ArgumentError
 from ringsim.traces.value import Trace
+from ringsim.view.notebook import view
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.xdist_group("browser")
@@ -60,6 +63,29 @@ def test_python_reads_and_leads_the_view_without_a_notebook() -> None:
     for window in (None, (1, 1), (2, 1), ("a", "b"), (1, 2, 3), (float("nan"), 1)):
         with pytest.raises(ArgumentError, match="window must be two times"):
             view.window = window
+
+
+def test_traces_on_one_axis_are_aligned_at_their_first_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 0.2.0 each began at its own time, unlike on a page."""
+
+    def run(begins_ms: float) -> Trace:
+        story = Story(1)
+        for number in range(3):
+            story.op(0, "span", (begins_ms + 10 * number, -1, begins_ms + 10 * number + 4), label=f"part {number}")
+        return story.trace()
+
+    sent: list[bytes] = []
+    shown = view([run(0), run(300)])
+    monkeypatch.setattr(shown.widget, "send", lambda message, buffers: sent.extend(buffers))
+    shown.show(shown.traces)
+    columns = [unpack(packed)[1] for packed in sent]
+    assert [np.cumsum(one["post"]).tolist() for one in columns] == [[300_000_000, 310_000_000, 320_000_000]] * 2
+    assert shown.window == pytest.approx((0.3, 0.324))
+    shown.window = (0.309, 0.315)
+    assert shown.selection["label"].tolist() == ["part 1"]
+    assert shown.selection["post_ns"].tolist() == [10_000_000], "of the first, in its own times"
+    shown.traces = shown.traces[::-1]
+    assert shown.selection["post_ns"].tolist() == [310_000_000]
 
 
 CELLS = [

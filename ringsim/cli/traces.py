@@ -357,7 +357,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def _differences(comparison: Comparison) -> dict[str, object]:
-    names = replace(comparison, called=None).names  # keys that do not change with the files
+    names = replace(comparison, called=None).names  # the same for all files, and two even if it is one file
     runs = zip(names, (comparison.real_steps_s, comparison.virtual_steps_s), strict=True)
     tables = {"differences": comparison.differences.to_pandas(), "parts": comparison.parts.to_pandas()}
     return {
@@ -428,7 +428,8 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "script",
         metavar="FILE|SCRIPT",
-        help=f"a trace file, {NEWEST}; with -n or other options of a run, or if its trace is older than the script, it runs first",
+        help="a trace file, or a script (.py). Of a script, the newest trace in this directory is read if it is newer than the script. "
+        "If there is none, or if you give -n, another option of a run or arguments, the script is run first.",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
 
@@ -460,8 +461,7 @@ def run_explain(options: argparse.Namespace) -> int:
     else:
         trace = ringsim.load(find_newest(Path(options.script)))
     diagnosis = trace.explain()
-    words = "\n\n".join(f"{finding.kind}: {finding}" for finding in diagnosis.findings) or str(diagnosis)
-    tell(options, lambda: words, lambda: {"failed": failed, "findings": [asdict(finding) for finding in diagnosis.findings]})
+    tell(options, lambda: str(diagnosis), lambda: {"failed": failed, "findings": [asdict(finding) for finding in diagnosis.findings]})
     if options.out is not None:
         tell_written(write_picture(diagnosis.plot(), options.out))
     return 1 if failed else 0

@@ -16,7 +16,7 @@ from ringsim.plot.ring import bow, label_edges, node_angle, place, words_box
 from ringsim.plot.style import Picture
 from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
-from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
+from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
 from ringsim.traces.lazy import Style
 from ringsim.traces.parts import join_events
 from ringsim.traces.value import count
@@ -148,7 +148,7 @@ def _title(diagnosis: Diagnosis) -> str:
     who = ", ".join(map(str, first.ranks[:6])) + (" …" if len(first.ranks) > 6 else "")
     ranks = f"rank {who}" if len(first.ranks) == 1 else f"ranks {' and '.join(who.rsplit(', ', 1)) if len(first.ranks) <= 6 else who}"
     more = f" (and {count(len(diagnosis.findings) - 1, 'finding')} more)" if len(diagnosis.findings) > 1 else ""
-    return f"{first.kind.replace('_', ' ').capitalize()}: {ranks}{more}"
+    return f"{kind_text(first.kind).capitalize()}: {ranks}{more}"
 
 
 def _notes(diagnosis: Diagnosis) -> list[str]:

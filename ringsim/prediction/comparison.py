@@ -168,12 +168,13 @@ class Comparison:
         resolve("to_html")([self.real, self.virtual], path, self.names)
 
     def where_it_began(self) -> str:
-        """Says in which step and operation the runs began to differ; empty if none took longer or shorter itself.
+        """Says in which step and operation the runs began to differ; empty if none took longer itself in a run that became longer.
 
         Of all operations of a stage it is those that changed most, in the direction in which the run did, and waiting does not count.
         """
         table = self.differences
-        row = table.find_beginning()
+        grown_s = float(np.sum(self.virtual_steps_s - self.real_steps_s))
+        row = table.find_beginning(round(grown_s, 9))
         if row is None:
             return ""
         change = float(table.longer_s[row])

@@ -89,13 +89,18 @@ class Differences:
         longer: Ints = self.own_s[:, 1] - self.own_s[:, 0]
         return longer
 
-    def find_beginning(self) -> int | None:
-        """Returns the row where it began: of what changed most in all steps, the first step with half of its largest change."""
+    def find_beginning(self, grown_s: float = 0.0) -> int | None:
+        """Returns the row where it began: of what changed most in all steps, the first step with half of its largest change.
+
+        Args:
+            grown_s: how much longer all steps took, since what became quicker does not explain that; below 0 if they were quicker. If
+                it is 0, the rows together give the direction.
+        """
         if not len(self) or not self.longer_s.any():
             return None
         which = number_rows(self.rank, self.stage, np.unique(self.operation, return_inverse=True)[1])
         total = np.bincount(which, weights=self.longer_s)
-        sign = np.sign(self.longer_s.sum()) or 1.0
+        sign = np.sign(grown_s) or np.sign(self.longer_s.sum()) or 1.0
         change = np.where(which == np.argmax(sign * total), sign * self.longer_s, 0.0)
         rows = np.flatnonzero(change >= change.max() / 2)
         return int(rows[np.argmin(self.step[rows])]) if change.max() > 0 else None

@@ -15,7 +15,7 @@ from ringsim.traces.units import time_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["KINDS", "SLOW_KINDS", "Diagnosis", "Edge", "Finding", "Operation", "payload_text"]
+__all__ = ["KINDS", "SLOW_KINDS", "Diagnosis", "Edge", "Finding", "Operation", "kind_text", "payload_text"]
 
 SLOW_KINDS: Final = ("link", "slow_link", "late_sender", "late_receiver", "straggler")  # of runs that finished
 KINDS: Final = (
@@ -108,6 +108,11 @@ def payload_text(operation: Operation) -> str:
     return f"{operation.dtype}[{','.join(map(str, operation.shape))}]" if operation.dtype else ""
 
 
+def kind_text(kind: str) -> str:
+    """Returns a kind of ``KINDS`` in words: "message mismatch"."""
+    return kind.replace("_", " ")
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong, or slow.
@@ -196,7 +201,7 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """Returns the findings as sentences, then the notes."""
-        lines = [f"{finding.kind}: {finding}" for finding in self.findings]
+        lines = [f"{kind_text(finding.kind)}: {finding}" for finding in self.findings]
         if not lines:
             part = "part of a " if self.trace is not None and "part" in self.trace.metadata else ""
             lines = [f"Nothing wrong was found in this {part}run of {self.world_size} rank{'' if self.world_size == 1 else 's'}."]

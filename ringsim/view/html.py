@@ -37,7 +37,20 @@ if TYPE_CHECKING:
 
     from ringsim.traces.findings import Finding, Operation
 
-__all__ = ["PROGRAM", "check_runs", "encode", "find", "pack", "page_body", "part", "to_html", "write_page"]
+__all__ = [
+    "PROGRAM",
+    "align",
+    "check_runs",
+    "encode",
+    "find",
+    "find_begin_ns",
+    "pack",
+    "pack_all",
+    "page_body",
+    "part",
+    "to_html",
+    "write_page",
+]
 
 PROGRAM: Final = (
     "columns.js",
@@ -164,10 +177,14 @@ def pack(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
 
 def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
     """Returns traces as the view reads them, on one axis: their first operations are aligned."""
+    each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
+    return [pack(trace, later_ns, name) for trace, later_ns, name in each]
+
+
+def align(traces: Sequence[Trace]) -> list[int]:
+    """Returns how much later each trace is shown: their first operations are aligned with the latest of them."""
     begins_ns = [find_begin_ns(trace) for trace in traces]
-    latest_ns = max(begins_ns)
-    each = zip(traces, begins_ns, [*names, *[""] * (len(traces) - len(names))], strict=True)
-    return [pack(trace, latest_ns - begin_ns, name) for trace, begin_ns, name in each]
+    return [max(begins_ns) - begin_ns for begin_ns in begins_ns]
 
 
 def find_begin_ns(trace: Trace) -> int:
@@ -180,6 +197,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
     """Returns a trace as the view reads it, before gzip; all its times are ``later_ns`` later."""
     events = trace.events
     labels, label = _stems(events)
+    diagnosis = trace.explain()
     columns = {name: _narrow(values) for name, values in _columns(trace, label, later_ns).items()}
     head = {
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
@@ -194,7 +212,8 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "labels": labels,
         "files": [escape(name, lines=False) for name in events.tables.files],
         "error": int(ERROR),
-        "findings": [_finding(events, one) for one in trace.explain().findings],
+        "findings": [_finding(events, one) for one in diagnosis.findings],
+        "notes": [escape(note) for note in diagnosis.notes],
         "columns": [{"name": name, "type": values.dtype.str[1:]} for name, values in columns.items()],
     }
     text = json.dumps(head, separators=(",", ":")).encode()

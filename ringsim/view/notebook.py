@@ -17,7 +17,7 @@ from IPython.display import display
 from ringsim.errors import ArgumentError, say
 from ringsim.traces.findings import Finding
 from ringsim.traces.value import Trace, count
-from ringsim.view.html import PROGRAM, check_runs, find, pack, page_body, part
+from ringsim.view.html import PROGRAM, align, check_runs, find, find_begin_ns, pack_all, page_body, part
 
 __all__ = ["View", "view"]
 
@@ -29,7 +29,7 @@ class _Widget(anywidget.AnyWidget):
 
     _page = page_body("", ())
     _esm = f"{part(*PROGRAM, 'widget.js')}\nconst [PAGE, STYLE] = {json.dumps([_page, part('style.css') + _STYLE])};\n"
-    window: traitlets.List[float] = traitlets.List().tag(sync=True)  # from and until in ns; empty for the whole run
+    window: traitlets.List[float] = traitlets.List().tag(sync=True)  # from and until in ns on the axis; empty for the whole run
     selected: traitlets.List[int] = traitlets.List().tag(sync=True)  # the number of a trace and of an event in it; empty for none
 
 
@@ -37,7 +37,7 @@ def view(traces: Trace | Sequence[Trace]) -> View:
     """Shows traces interactively in a notebook: zoom, hover, search, play; Python can read what is selected, and lead.
 
     Args:
-        traces: a trace, or up to 8 on one axis.
+        traces: a trace, or up to 8 on one axis, aligned at their first operations.
 
     Returns:
         The view; as the last line of a cell it shows itself, and the trace's picture below it.
@@ -72,9 +72,15 @@ class View:
 
     @property
     def window(self) -> tuple[float, float]:
-        """The time that is in view, from and until, in seconds; to be set, too."""
-        shown = self.widget.window or [0.0, max(trace.makespan_s for trace in self.traces) * 1e9]
-        return shown[0] / 1e9, shown[1] / 1e9
+        """The time that is in view, from and until, in seconds; to be set, too.
+
+        Several traces share an axis, on which their first operations are aligned. Its times are those of the trace that begins last.
+        """
+        if self.widget.window:
+            from_ns, until_ns = self.widget.window
+            return from_ns / 1e9, until_ns / 1e9
+        begin_s = max(map(find_begin_ns, self.traces)) / 1e9
+        return begin_s, begin_s + max(trace.makespan_s for trace in self.traces)
 
     @window.setter
     def window(self, between_s: tuple[float, float]) -> None:
@@ -100,7 +106,8 @@ class View:
             return rows.loc[chosen] if message is pd.NA else rows[(rows["message_id"] == message).fillna(False)]
         if not self.widget.window:
             return rows
-        from_ns, until_ns = self.widget.window
+        later_ns = align(self.traces)[number]
+        from_ns, until_ns = (time_ns - later_ns for time_ns in self.widget.window)
         return rows[(rows["post_ns"] <= until_ns) & ~(rows["done_ns"] < from_ns).fillna(False)]
 
     def goto(self, what: Finding | int) -> None:
@@ -124,7 +131,7 @@ class View:
         """Shows other traces in its place.
 
         Args:
-            traces: a trace, or up to 8 on one axis.
+            traces: a trace, or up to 8 on one axis, aligned at their first operations.
 
         Raises:
             ArgumentError: there are no traces, or too many.
@@ -136,7 +143,7 @@ class View:
         self._send()
 
     def _send(self) -> None:
-        self.widget.send({"version": self._version, "tab": self.tab}, buffers=[pack(trace) for trace in self.traces])
+        self.widget.send({"version": self._version, "tab": self.tab}, buffers=pack_all(self.traces))
 
     def __repr__(self) -> str:
         """Says what it is; saved notebooks show this where no kernel runs."""

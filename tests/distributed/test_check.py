@@ -51,6 +51,13 @@ def sent_as_it_lies(tensor: torch.Tensor) -> None:
         dist.send(tensor, ring.succ, group=ring.succ_group)
 
 
+def sends_doubles(token: torch.Tensor) -> None:
+    ring = ringsim.current_ring()
+    sent = dist.isend(token.double(), ring.succ, group=ring.succ_group)
+    dist.recv(torch.empty_like(token), ring.pred, group=ring.pred_group)
+    sent.wait()
+
+
 def test_a_right_answer_passes_though_it_sleeps() -> None:
     def sleepy_share(numbers: list[int]) -> Any:
         ring = ringsim.current_ring()
@@ -66,6 +73,7 @@ def test_a_right_answer_passes_though_it_sleeps() -> None:
     [
         (check.timed_op, messages.around(loses_keywords), "share_gradients must get the arguments that it was called with"),
         (check.timed_op, messages.spans(around_the_call=False), "Rank 0 of 3 called share_gradients outside of its span."),
+        (check.ring, sends_doubles, "Message mismatch: rank "),
         (check.hello, share_after_span, 'Rank 0 of 3 took no number inside its span named "share"'),
     ],
 )

@@ -458,7 +458,7 @@ def waits_for_one_that_disagreed() -> None:
 def test_whoever_waits_when_sides_disagree_is_woken(ended: Callable[..., Ended]) -> None:
     error, trace = ended(waits_for_one_that_disagreed)
     assert "the dtype differs" in str(error)
-    assert trace.output[0].startswith("heard: message_mismatch: rank 0 sends float32[4]")
+    assert trace.output[0].startswith("heard: message mismatch: rank 0 sends float32[4]")
     assert trace.metadata["end_ns"] < 20e9
     assert (trace.explain().kind, trace.explain().findings[0].ranks) == ("message_mismatch", (0, 1))
 

@@ -158,7 +158,9 @@ class View {
       const cards = this.pins.filter((pin) => !isSame(pin, one)).flatMap((pin) => this.card(pin));
       panel.replaceChildren(...(one ? this.card(one) : [make("p", {}, "Click a bar, or walk with the arrow keys."), make("pre", {}, run.head.summary)]), ...cards);
     } else if (this.tab === "findings") {
-      panel.replaceChildren(...(run.flags.length ? run.flags.map((flag) => this.finding(run, flag)) : [make("p", {}, "Nothing wrong was found in this run.")]));
+      const notes = run.head.notes.map((note) => make("p", {}, note));
+      const said = [...run.flags.map((flag) => this.finding(run, flag)), ...notes];
+      panel.replaceChildren(...(said.length ? said : [make("p", {}, "Nothing wrong was found in this run.")]));
     } else if (this.tab === "statistics") {
       panel.replaceChildren(statisticsTable(run, Math.max(0, from), Math.min(timeline.end, until)), edgesTable(this.ring.traffic(this.which).edges(from, until)));
     } else if (this.tab === "bandwidth") {
