@@ -159,7 +159,7 @@ def test_explain_tells_whether_the_script_ended_well(monkeypatch: pytest.MonkeyP
     for error, code in ((None, 0), (RankFailed("rank 0 raised", trace=trace), 1)):
         monkeypatch.setattr("ringsim.cli.traces.run_script", functools.partial(run, error=error))
         assert main(["explain", "train.py"]) == code
-        assert "late_sender" in capsys.readouterr().out, "what made it slow is said, and is no failure"
+        assert "late sender: " in capsys.readouterr().out, "what made it slow is said, and is no failure"
 
 
 def test_a_script_stands_for_its_newest_trace(
