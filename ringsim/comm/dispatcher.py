@@ -156,7 +156,7 @@ class _Call:
 
 
 class _UnderWay(NamedTuple):
-    """A collective that nobody in Python waits for: its record, what it fills, and what issued it."""
+    """A collective that no Python code waits for: its record, the places that it fills, and the call that issued it."""
 
     work: Work
     slot: int

@@ -76,8 +76,7 @@ def test_the_file_says_who_ended_and_why(ended: list[tuple[Path, list[Ended]]], 
     (finding,) = trace.explain().findings
     if how == "dies":
         assert not trace.metadata["complete"]
-        late = re.compile(r"ranks \[1(, 2)?\] had not left")  # rank 2 may be late, too, on a busy machine
-        assert any(map(late.search, trace.metadata["notes"]))
+        assert any("ranks [1] had not left" in note for note in trace.metadata["notes"])
         assert (directory / "run.ringtrace.parts" / "rank-1.events").exists()  # the evidence stays
     assert (finding.kind, who in finding.ranks) == (kind, True)
     assert re.search(words, finding.message)
