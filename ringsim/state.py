@@ -63,7 +63,12 @@ class _Process:
     def change(self, state: RankState, *, simulates: bool) -> None:
         """Sets all attributes."""
         self.state, self.simulates = state, simulates
-        self.unchanged = not simulates and state.backend is None and state.log is None
+        self.unchanged = not simulates and is_plain(state)
+
+
+def is_plain(state: RankState) -> bool:
+    """Returns whether calls of ``ringsim.comm`` go to torch as they are on a rank."""
+    return state.backend is None and state.log is None
 
 
 process = _Process()

@@ -71,7 +71,6 @@ class Prechecks:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._me = f"rank {recorder.rank} of {recorder.world_size}"
         self._warn_outsider: Callable[[str], None] = getattr(*WARN_OUTSIDER, lambda _: None)
         self.replacements: dict[Place, Callable[..., Any]] = present(
             {
@@ -128,7 +127,7 @@ class Prechecks:
         if not isinstance(error, Exception) or isinstance(error, RingError):
             return
         try:
-            found = _find_fault(tensors, attempt.tag, attempt.peer == self._recorder.rank)
+            found = find_fault(tensors, attempt.tag, attempt.peer == self._recorder.rank)
         except Exception:
             return  # arguments of some other kind: the library's own words are all there is
         if found is not None:
@@ -136,7 +135,8 @@ class Prechecks:
 
     def refuse(self, what: str, todo: str, attempt: Attempt | None = None, post: Post | None = None) -> NoReturn:
         """Raises ArgumentError at the user's line, and notes it in the trace."""
-        recorder, where = self._recorder, self._me
+        recorder = self._recorder
+        where = f"rank {recorder.rank} of {recorder.world_size}"
         group, peer, tag, payload = attempt[1:] if attempt else (NONE, NONE, NONE, NONE)
         if attempt is not None:
             side = f" {'to' if attempt.op == 'send' else 'from'} {peer}" if tag is not None and peer >= 0 else ""
@@ -161,7 +161,7 @@ def name_gaps(tensor: torch.Tensor) -> str:
     return f"a tensor to be sent or received must be contiguous, got one of {_layout(tensor)}"
 
 
-def _find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | None:
+def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | None:
     """Returns what is wrong and what to do."""
     if isinstance(tag, int) and not 0 <= tag <= _TAG_MAX:
         return f"a tag must be an integer from 0 to {_TAG_MAX:,}, got {tag}", "Number the messages from 0"

@@ -26,7 +26,7 @@ from ringsim.comm.built import BUILT, find_own
 from ringsim.comm.collectives import name_function
 from ringsim.comm.objects import OBJECTS
 from ringsim.errors import ArgumentError, RingError
-from ringsim.state import get_state, process
+from ringsim.state import get_state, is_plain, process
 
 __all__ = ["FALLBACKS", "FUNCTIONS", "MANAGING", "P2POp", "find", "make_function"]
 
@@ -108,23 +108,18 @@ def make_function(name: str, signature: inspect.Signature, native: Callable[...,
     torchs = native or (lambda *args, **kwargs: _build(TORCH, name)(*args, **kwargs))
 
     def communicate(*args: Any, prof: bool = False, log_name: str | None = None, debug: str | None = None, **kwargs: Any) -> Any:
-        if process.unchanged:
+        if process.unchanged or is_plain(get_state()):
             try:
                 return torchs(*args, **kwargs)
             except RuntimeError as error:
                 if not _is_refusal(error, name):
                     raise
                 return _build(TORCH, name)(*args, **kwargs)
-        state = get_state()
-        if state.log is None and state.backend is not None and state.backend.direct:  # simulated ranks do little else: no call more
-            own = getattr(state.backend, name, None)
-            if own is not None:
-                return own(*args, **kwargs)
         return _run(name, signature, args, kwargs, (prof, log_name, debug))
 
     def manage(*args: Any, **kwargs: Any) -> Any:
         # Asked for anew: in ranks with a world of ringsim's own, init_process_group is replaced.
-        return getattr(dist, name, torchs)(*args, **kwargs) if process.unchanged else _run(name, signature, args, kwargs, None)
+        return getattr(dist, name, torchs)(*args, **kwargs) if is_plain(get_state()) else _run(name, signature, args, kwargs, None)
 
     shown = _with_extras(signature) if logged else signature
     function = name_function(communicate if logged else manage, name, (native or FALLBACKS[name]).__doc__, shown, "ringsim.comm")

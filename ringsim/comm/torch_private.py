@@ -6,9 +6,11 @@ is only asked: a missing name means the answer that does no harm.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch.autograd import Variable
 from torch.distributed import ProcessGroup, Work, c10d_logger, distributed_c10d
 from torch.distributed.distributed_c10d import Store
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # documented, in a private module
@@ -26,6 +28,11 @@ CHECK_NOT_SELF: Final[Place] = (distributed_c10d, "_check_not_self_rank")
 DESCRIBE_CALL: Final[Place] = (c10d_logger, "_get_msg_dict")  # what torch's log says of a call that failed
 START_COALESCING: Final[Place] = (ProcessGroup, "_start_coalescing")
 END_COALESCING: Final[Place] = (ProcessGroup, "_end_coalescing")
+CHECK_BATCH: Final[Place] = (distributed_c10d, "_check_p2p_op_list")  # called by batch_isend_irecv
+WORLD: Final[Place] = (distributed_c10d, "_world")  # torch's tables of groups
+REGISTER: Final[Place] = (distributed_c10d, "_register_process_group")  # with C++
+UNREGISTER: Final[Place] = (distributed_c10d, "_unregister_process_group")
+UNREGISTER_ALL: Final[Place] = (distributed_c10d, "_unregister_all_process_groups")
 Future: Final[Any] = torch.futures.Future.__bases__[0]  # what get_future returns
 
 _MESSAGE_TYPES: Final = (12, 13, 14)  # send, recv and recv from any source
@@ -90,3 +97,24 @@ def keys_below_backend_select() -> Any:
     key = getattr(getattr(torch._C, "DispatchKey", None), "BackendSelect", None)
     ask = getattr(torch._C, "_dispatch_keyset_full_after", None)
     return None if key is None or ask is None else ask(key)
+
+
+def has_dispatch_modes() -> bool:
+    """Returns whether the calling thread is in a ``TorchDispatchMode``."""
+    return bool(torch._C._len_torch_dispatch_stack() > 0)
+
+
+def in_backward() -> bool:
+    """Returns whether the calling thread is in a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def run_after_backward(function: Callable[[], object]) -> None:
+    """Calls a function when the gradients of the backward pass that goes on are there.
+
+    If no node of the graph runs any more, that is now.
+    """
+    if torch._C._current_autograd_node() is None:
+        function()
+    else:
+        Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]

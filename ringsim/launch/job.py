@@ -15,6 +15,7 @@ from typing import Any, Final
 from ringsim.faults import Injection
 
 Logging = tuple[str, int, list[tuple[str, int, logging.Formatter | None]]]  # a logger: name, level; stream, level and format of handlers
+ALONE: Final = "virtual clock"  # the device of a process that runs a function alone
 CHECKS: Final = ("basic", "full", "off")  # which mistakes the ranks refuse to make, see `ringsim.trace`
 # Values that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a process starts. A rank that
 # started with other values than the caller's must not run the caller's job.
@@ -137,6 +138,11 @@ def pack_call(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 def pack_script(script: str, argv: Sequence[str], seed: int, *, module: bool = False) -> Job:
     """Packs a script, or a module by its name, that runs as ``__main__``, with its command-line arguments."""
     return replace(_pack(None, script if module else os.path.abspath(script), [script, *argv], seed), module=module)
+
+
+def pack_caller() -> Job:
+    """Packs nothing but the caller's surroundings: environment, directory, import path, loggers."""
+    return _pack(None, None, list(sys.argv), 0)
 
 
 def _pack(call: bytes | None, script: str | None, argv: list[str], seed: int) -> Job:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import importlib
 import io
 import linecache
 import os
@@ -43,9 +44,9 @@ from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import call_to_end, note_failed_threads, read_verdict, report_exception
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
-from ringsim.launch import worlds
-from ringsim.launch.job import Job, RankConfig, configure_loggers
-from ringsim.launch.results import write_result
+from ringsim.launch import alone, worlds
+from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers
+from ringsim.launch.results import describe_unpicklable, write_result
 from ringsim.launch.threads import find_place, list_threads
 from ringsim.launch.watcher import ASK, OVER, WAKE, WAKE_S, WHERE, shut_connections
 from ringsim.ring.ring import initialize
@@ -60,6 +61,9 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     """Runs a rank from start to end, told by the launcher on ``channel`` what to do, and exits the process."""
     _name_process("ringsim-parked")
     _redirect_output(config)
+    if config.comm_device == ALONE:
+        _name_process("ringsim-clock")
+        alone.become(channel, config, _enter)
     say = _make_say(channel)
     woken = threading.Event()  # the connections have been shut, for a verdict
     inbox = _watch(channel, config, say, woken)
@@ -73,7 +77,8 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         say(("ready", os.getpid()))
         job: Job = pickle.loads(inbox.get())
         _name_process(f"ringsim-rank{config.rank}")
-        _enter(job, config, port)
+        _enter(job, _launcher_variables(config, port))
+        _start_computing(job, config)
         if door is not None:  # for groups that the program makes anew; in the background, where a slow name server may keep it
             _programs = bootstrap.BackgroundCall(functools.partial(bootstrap.host, door, config.timeout_s))
         recorder.set_meta("num_threads", torch.get_num_threads())
@@ -114,6 +119,7 @@ def warm_up() -> None:
     """Does once, before ranks are forked, what each would have to do: loads the parts of numpy and torch that load on first use."""
     import torch.fx.experimental.symbolic_shapes  # noqa: F401  # takes 0.3 s: the first backward pass from a gradient loads it
 
+    importlib.import_module("ringsim.simulator.run")  # a floor above: simulated ranks are forked here
     _seed(0)
     with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
         recorder = _start_recording(RankConfig(directory, 0, 1, "cpu", 1.0, ring=False))
@@ -232,10 +238,10 @@ def _read_port(config: RankConfig) -> int:
     raise TimeoutError(f"rank 0 must open the rendezvous within {config.timeout_s:g} s")
 
 
-def _enter(job: Job, config: RankConfig, port: int) -> None:
-    """Makes this process like the caller's: environment, directory, import path, arguments, processors, seeds."""
+def _enter(job: Job, variables: dict[str, str]) -> None:
+    """Makes this process like the caller's: environment, directory, import path, arguments, loggers."""
     kept = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME",) if name in os.environ}
-    wanted = {**kept, **job.environ, **_launcher_variables(config, port)}
+    wanted = {**kept, **job.environ, **variables}
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
@@ -245,11 +251,15 @@ def _enter(job: Job, config: RankConfig, port: int) -> None:
     else:
         sys.path[:] = [job.cwd if job.module else os.path.dirname(job.script), *job.path]
     sys.argv[:] = job.argv
-    if job.affinity:
-        os.sched_setaffinity(0, job.affinity)
     for name, lines in job.lines.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     configure_loggers(job.loggers)
+
+
+def _start_computing(job: Job, config: RankConfig) -> None:
+    """Takes over the caller's processors, and seeds."""
+    if job.affinity:
+        os.sched_setaffinity(0, job.affinity)
     cores = len(job.affinity) or os.cpu_count() or 1
     if config.world_size >= cores and "OMP_NUM_THREADS" not in job.environ:
         torch.set_num_threads(1)
@@ -326,7 +336,5 @@ def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
             "Free some space, or set TMPDIR to a directory that has some."
         ) from None
     except Exception as error:
-        raise TypeError(
-            f"the result of the worker must be picklable, got a {type(result).__qualname__} ({type(error).__name__}: {error}; "
-            f"rank {config.rank} of {config.world_size}). Return plain data instead."
-        ) from None
+        where = f"rank {config.rank} of {config.world_size}"
+        raise TypeError(describe_unpicklable(result, error, where)) from None

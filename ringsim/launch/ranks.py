@@ -388,6 +388,19 @@ class Launcher:
         except OSError as error:
             raise RingError(f"ranks must be startable, got {error}. Check the limits (ulimit -a) and the space on disk.") from None
 
+    def get_fresh(self, kind: Kind) -> RankSet:
+        """Returns ranks of a kind that nobody has parked; those that are parked stay.
+
+        Raises:
+            RingError: they cannot be started.
+        """
+        if not has_fork_server():
+            return self.get(kind)
+        with self._lock:
+            if self._server is not None and self._server.alive and not self._server.answers():
+                self._retire_server()
+            return ForkedRanks(self._get_server(kind), kind)
+
     def _get_forked(self, kind: Kind, keep_at: Path | None) -> ForkedRanks:
         with self._lock:
             parked, self._parked = self._parked, None

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ringsim.ring.packing import Pickler
 
-__all__ = ["read_result", "write_result"]
+__all__ = ["describe_unpicklable", "read_result", "write_result"]
 
 _ALIGN: Final = 64
 _LARGE_BYTES: Final = 1 << 16
@@ -35,6 +35,14 @@ def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
     file.unlink()
     packed, *buffers = (whole[start:end] for start, end in spans)
     return pickle.loads(packed, buffers=buffers)
+
+
+def describe_unpicklable(result: Any, error: Exception, where: str) -> str:
+    """Returns the message for a worker's result that cannot travel; ``where`` is the rank."""
+    return (
+        f"the result of the worker must be picklable, got a {type(result).__qualname__} "
+        f"({type(error).__name__}: {error}; {where}). Return plain data instead."
+    )
 
 
 class _Pickler(Pickler):

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pickle
-import sys
 import time
 import uuid
 from collections.abc import Callable, Collection
@@ -41,7 +40,8 @@ from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import operation_of, until
 from ringsim.diagnose.verdict import IN_A_THREAD
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
-from ringsim.launch.job import Job, Kind, RankConfig
+from ringsim.launch.job import Job, Kind
+from ringsim.launch.output import RankOutput
 from ringsim.launch.progress import Progress
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
@@ -56,60 +56,6 @@ GPU_LIMIT_S: Final = 3600.0  # of a run on GPUs that has no limit of its own: no
 _LOST_S: Final = 5.0  # a fork server says within milliseconds that a rank has died
 _SHOWN: Final = 4  # ranks whose lines an error shows
 _Error = TypeVar("_Error", RingError, Interrupted)
-
-
-class RankOutput:
-    """Follows the file into which one rank prints, and keeps all of it.
-
-    With ``show``, its lines are printed as they come, tagged with the rank; with ``show_hidden`` also those that print suppression hides.
-    """
-
-    def __init__(self, config: RankConfig, *, show: bool, show_hidden: bool) -> None:
-        self._rank = config.rank
-        self._file = config.output_file
-        self._mark = config.mark
-        self._show = show
-        self._show_hidden = show_hidden
-        self._offset = 0
-        self._hidden = False
-        self._kept: list[str] = []
-        self._line = ""  # shown text that no line end has followed yet
-
-    @property
-    def text(self) -> str:
-        """All that the rank has printed, hidden text included."""
-        return "".join(self._kept)
-
-    def follow(self, *, last: bool = False) -> None:
-        """Reads what is new and shows its complete lines; with ``last`` also the incomplete one."""
-        try:
-            if self._file.stat().st_size > self._offset:
-                with self._file.open("rb") as file:
-                    file.seek(self._offset)
-                    fresh = file.read()
-                cut = len(fresh) if last else fresh.rfind(b"\n") + 1  # a line may still be on its way
-                self._offset += cut
-                self._take(fresh[:cut].decode("utf-8", errors="replace"))
-        except FileNotFoundError:
-            pass  # the rank has not started yet
-        if last and self._line:
-            self._print("\n")
-
-    def _take(self, text: str) -> None:
-        for number, part in enumerate(text.split(self._mark)):
-            self._hidden ^= number > 0
-            self._kept.append(part)
-            if self._show and (self._show_hidden or not self._hidden):
-                self._print(part)
-
-    def _print(self, text: str) -> None:
-        *lines, self._line = (self._line + text).split("\n")
-        try:
-            for line in lines:
-                sys.stdout.write(f"[rank {self._rank}] {line}\n")
-            sys.stdout.flush()  # or a pipe would get it late
-        except (OSError, ValueError, AttributeError):  # its reader is gone, its disk full, or it was closed, maybe before Python started
-            self._show = False
 
 
 @dataclass(frozen=True)

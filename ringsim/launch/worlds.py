@@ -79,7 +79,7 @@ def _join_on_init(refuse: Callable[[], None]) -> None:
         if not dist.is_initialized():
             return call(*args, **kwargs)
         wanted = inspect.signature(call).bind(*args, **kwargs).arguments
-        _check_world(wanted)
+        check_world(wanted, "ringsim.trace", "Leave it out, or pass ring=False to ringsim.trace, so that the worker makes its own.")
         dist.init_process_group = distributed_c10d.init_process_group = call
         if wanted.get("timeout") is not None:
             dist.group.WORLD.set_timeout(wanted["timeout"])  # type: ignore[union-attr]  # there is one
@@ -91,8 +91,14 @@ def _join_on_init(refuse: Callable[[], None]) -> None:
     dist.init_process_group = distributed_c10d.init_process_group = init_process_group
 
 
-def _check_world(wanted: dict[str, Any]) -> None:
-    """Raises unless arguments of ``init_process_group`` fit the default group."""
+def check_world(wanted: dict[str, Any], maker: str, remedy: str) -> None:
+    """Raises unless arguments of ``init_process_group`` fit the default group.
+
+    Args:
+        wanted: the arguments.
+        maker: the function of ringsim that has made the group.
+        remedy: what to do if they do not fit.
+    """
     by_variables = wanted.get("init_method") in (None, "env://") and wanted.get("store") is None
     for name, value in (("backend", dist.get_backend()), ("world_size", dist.get_world_size()), ("rank", dist.get_rank())):
         given = wanted.get(name, -1)
@@ -101,8 +107,8 @@ def _check_world(wanted: dict[str, Any]) -> None:
         if given in (None, -1) or re.fullmatch(f"((cpu|cuda):)?{value}", str(given).lower()):
             continue
         raise ArgumentError(
-            f"{name} must be {value!r} as in the process group that ringsim.trace has made, got {given!r} (rank {dist.get_rank()} of "
-            f"{dist.get_world_size()}). Leave it out, or pass ring=False to ringsim.trace, so that the worker makes its own."
+            f"{name} must be {value!r} as in the process group that {maker} has made, got {given!r} (rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}). {remedy}"
         )
 
 

@@ -52,6 +52,8 @@ class Ring:
         timeout_s: limit of one operation, in seconds.
         backend: what made the groups and carries their messages.
         take_down: destroys what was built for this ring, for ``destroy_distributed``.
+        in_order: whether the operations that a rank posts on a group are executed one by one: on
+            NCCL, and with ``simulate(..., semantics="grouped")``.
 
     Example:
         >>> ring = Ring(rank=2, world_size=4, pred=1, succ=3, ranks=(0, 1, 2, 3))
@@ -73,6 +75,7 @@ class Ring:
     timeout_s: float = _DEFAULT_TIMEOUT_S
     backend: Backend = field(default=TORCH, repr=False, compare=False)
     take_down: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    in_order: bool = field(default=False, repr=False, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -83,11 +86,6 @@ class Ring:
             device(type='cuda', index=3)
         """
         return torch.device("cuda", self.local_rank) if self.comm_device == "gpu" else torch.device("cpu")
-
-    @property
-    def in_order(self) -> bool:
-        """Whether the operations that a rank posts on a group are executed one by one: NCCL, and ``simulate(..., semantics="grouped")``."""
-        return self.comm_device == "gpu" or self.backend.in_order
 
     @property
     def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
@@ -182,7 +180,10 @@ def initialize(
         _check_same(ring, wanted, backend)
         return ring
     with ExitStack() as undo:
-        groups, ranks = build_on_torch(wanted, listen_socket, undo) if backend is TORCH else build_on_backend(backend, wanted, undo)
+        if backend is TORCH and get_state().clock is None:
+            groups, ranks = build_on_torch(wanted, listen_socket, undo)
+        else:
+            groups, ranks = build_on_backend(backend, wanted, undo)
         place = ranks.index(wanted.rank)
         ring = Ring(
             **{name: value for name, value in vars(wanted).items() if name not in ("ranks", "by_hosts")},
@@ -192,6 +193,7 @@ def initialize(
             pred_group=groups[0],
             succ_group=groups[1],
             backend=backend,
+            in_order=comm_device == "gpu" or backend.in_order or _is_virtually_in_order(),
             take_down=undo.pop_all().close,
         )
     change_state(ring=ring)
@@ -299,6 +301,12 @@ def destroy_distributed() -> None:
     change_state(ring=None)
     if ring is not None:
         ring.take_down()
+
+
+def _is_virtually_in_order() -> bool:
+    """Returns whether this is a simulated rank whose operations on a group are executed one by one."""
+    clock = get_state().clock
+    return clock is not None and clock.in_order
 
 
 def _known() -> dict[str, Any]:

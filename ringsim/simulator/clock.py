@@ -1,54 +1,100 @@
 """The virtual clock: whose turn it is, and when.
 
-Every rank is a greenlet: a function with a stack of its own, which gives way where it waits. One runs at a time, always the one that is due
-first; what is due at the same moment runs in the order in which it was asked for. So nothing depends on the machine, and the clock stands
-still while a rank runs::
+Every rank is a thread, and one of them runs at a time: it holds the baton. A rank that waits hands
+the baton to the rank that is due first; ranks that are due at the same moment run in the order in
+which they asked. So nothing depends on the machine, and the clock stands still while a rank runs::
 
     due        3.0 rank 2 | 3.0 rank 0 | 4.5 a message arrives | 7.0 rank 1
                   |
-    now = 3.0     +--> runs until it waits, say for a message that comes at 5.0 --> 5.0 rank 2 is put among those due
+    now = 3.0     +--> runs until it waits, say for a message that comes at 5.0
+                       --> 5.0 rank 2 is put among those due
 
-Where nobody is due, nobody can ever go on.
+If nothing is due, no rank can ever go on: the baton goes back to the thread that called ``run``.
 """
 
 from __future__ import annotations
 
-import gc
+import _thread
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import Any, Final
-
-from greenlet import getcurrent, greenlet
+from typing import Final
 
 from ringsim.compute_costs import stretch
-from ringsim.errors import LONGEST_S, ArgumentError, Deadlock
-from ringsim.simulator.isolation import Isolated, Isolation, ask_modes
+from ringsim.errors import LONGEST_S, ArgumentError, Deadlock, RingError
+from ringsim.simulator.isolation import Isolated, Isolation
 from ringsim.simulator.links import Cores
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["Clock", "Rank"]
+__all__ = ["Clock", "Due", "Ended", "Rank"]
 
 _MOST_POLLS: Final = 100_000
-_COLLECT_AFTER: Final = 10_000  # new objects: what ranks hold on their stacks is no garbage, and need not be looked through all the time
-_LEAST_S: Final = 1e-6  # what asking once whether something is done takes
+_LEAST_S: Final = 1e-6  # the time that one question takes: "is it done?"
+
+
+def _do_nothing(_reason: str) -> None:
+    pass
+
+
+class Ended(BaseException):
+    """Unwinds the stack of a rank that can never go on."""
 
 
 class Rank:
-    """A rank as the clock sees it, and whoever carries its operations; -1 is whoever calls ``Clock.run``."""
+    """A rank as the clock sees it; number -1 is the thread that calls ``Clock.run``.
+
+    Attributes:
+        ended: whether its function has returned.
+        errands: what the rank's own thread does as soon as it runs again.
+        thread: the number of its thread.
+    """
 
     recorder: Recorder
-    greenlet: Any  # its stack
-    resume: Callable[[], object]  # lets it go on
 
     def __init__(self, number: int, seed: int, clock: Clock) -> None:
         self.number, self.clock, self.own = number, clock, Isolated(seed)
+        self.ended = False
+        self.errands: list[Callable[[], object]] = []
+        self.thread = 0
+        self._baton = _thread.allocate_lock()
+        self._baton.acquire()
+        self._thrown: BaseException | None = None
 
     def here(self) -> str:
         """Returns which rank this is, for errors."""
         return f"rank {self.number}"
+
+    def start(self, function: Callable[[], None]) -> None:
+        """Starts the rank's thread, which runs the function once the rank has the baton."""
+
+        def live() -> None:
+            self._baton.acquire()
+            if self._thrown is None:
+                self.clock.begin(self)
+                function()
+            self.clock.leave(self)
+
+        self.thread = _thread.start_new_thread(live, ())
+
+    def wake(self, error: BaseException | None = None) -> None:
+        """Gives the rank the baton; with an error, that is raised where it gave way."""
+        self._thrown = error
+        self._baton.release()
+
+    def wait_for_baton(self) -> None:
+        """Blocks the calling thread, the rank's own, until the rank has the baton."""
+        self._baton.acquire()
+
+    def raise_thrown(self) -> None:
+        """Raises the error that came with the baton, if there is one."""
+        error, self._thrown = self._thrown, None
+        if error is not None:
+            raise error
+
+
+Due = Rank | Callable[[], object]  # a rank that goes on, or a call
 
 
 class Clock:
@@ -56,32 +102,38 @@ class Clock:
 
     Args:
         isolation: keeps the ranks apart; in force while they run.
-        measures: whether computing takes the time that this thread takes for it: see ``pay``.
+        measures: whether computing takes the time that a rank's thread takes for it: see ``pay``.
 
     Attributes:
         now: the time, in seconds from the start of the run.
         now_ns: the same in nanoseconds, as a trace counts it.
         ended_ns: when the latest rank ended.
         current: the rank that runs.
-        cores: what the ranks share, None where each has its own.
+        cores: the cores that ranks share, None if each has its own.
         until_s: the time at which the run ends, whatever is due later.
-        polls: how often ranks have asked in vain whether something is done, since an operation was posted.
+        polls: how often ranks have asked in vain whether something is done, since the last post.
+        switches: how often the baton has changed hands.
+        give_up: called by another thread if the rank that runs can never give way, with the reason.
+        in_order: whether the operations of a rank on a group are carried out one after the other.
     """
 
     def __init__(self, isolation: Isolation, *, measures: bool = False) -> None:
-        self.now, self.now_ns, self.ended_ns, self.polls = 0.0, 0, 0, 0
+        self.now, self.now_ns, self.ended_ns, self.polls, self.switches = 0.0, 0, 0, 0, 0
         self.until_s = math.inf
         self.cores: Cores | None = None
         self.measures = measures
+        self.in_order = False
+        self.give_up: Callable[[str], None] = _do_nothing
         self.current = self._outside = Rank(-1, 0, self)
         self._isolation = isolation
-        self._switch: Callable[[], object] = getcurrent  # to the greenlet of `run`
-        self._resumed_s = 0.0  # thread time when a rank went on, where computing is measured
-        self._asking: set[Callable[[], object]] = set()
-        # What to call now; and later, in the order in which it was asked for, by time. Ranks that do alike are due at the same times.
-        self._ready: deque[Callable[[], object]] = deque()
-        self._later: dict[float, list[Callable[[], object]]] = {}
-        self._times: list[float] = []  # a heap of those in `_later`
+        self._stands = False  # whether every rank that gives way hands the baton back to `run`
+        self._resumed_s = 0.0  # thread time when a rank went on, if computing is measured
+        self._asking: set[Rank] = set()
+        # What is due now; and later, by time, in the order in which it was asked for. Ranks that do
+        # the same are due at the same times.
+        self._ready: deque[Due] = deque()
+        self._later: dict[float, list[Due]] = {}
+        self._times: list[float] = []  # a heap of the keys of `_later`
 
     # -- time
 
@@ -94,30 +146,31 @@ class Clock:
         self.now = time_s
         self.now_ns = round(time_s * 1e9)
 
-    def at(self, time_s: float, *calls: Callable[[], object]) -> None:
-        """Calls ``calls`` at a time, now at the earliest; they must not wait for anything."""
+    def at(self, time_s: float, *due: Due) -> None:
+        """Lets ranks go on, or calls functions that must not wait, at a time; now at the earliest."""
         if time_s <= self.now:
-            self._ready += calls
+            self._ready += due
             return
-        due = self._later.get(time_s)
-        if due is None:
+        known = self._later.get(time_s)
+        if known is None:
             if time_s > LONGEST_S:
                 self._refuse(time_s)
-            self._later[time_s] = [*calls]
+            self._later[time_s] = [*due]
             heappush(self._times, time_s)
         else:
-            due += calls
+            known += due
 
-    def cancel(self, time_s: float, call: Callable[[], object]) -> None:
-        """Takes back a call for a later time: the clock need not go there for it."""
-        due = self._later.get(time_s, [])
-        if call in due:
-            due.remove(call)
+    def cancel(self, time_s: float, due: Due) -> None:
+        """Takes back what was asked for at a later time: the clock need not go there for it."""
+        known = self._later.get(time_s, [])
+        if due in known:
+            known.remove(due)
 
     def _refuse(self, time_s: float) -> None:
         raise ArgumentError(
-            f"a time must be at most {LONGEST_S:g} s: a trace, which counts ns, holds 285 years, got {time_s:g} s (rank "
-            f"{self.current.number}). Look at the units: ringsim.compute, links and costs are in seconds."
+            f"a time must be at most {LONGEST_S:g} s: a trace, which counts ns, holds 285 years, "
+            f"got {time_s:g} s (rank {self.current.number}). Look at the units: ringsim.compute, "
+            "links and costs are in seconds."
         )
 
     def advance(self, seconds: float) -> None:
@@ -129,105 +182,142 @@ class Clock:
         self.sleep_until(self.book(seconds))
 
     def book(self, seconds: float) -> float:
-        """Takes a core for the calling rank, from now on or as soon as one is free; returns when it is done with it."""
-        return self.now + seconds if self.cores is None else self.cores.book(self.now, seconds)
+        """Takes a core for the calling rank as soon as one is free; returns when it is done with it."""
+        if self.cores is None:
+            return self.now + seconds
+        return self.cores.book(self.now, seconds)
 
     def sleep_until(self, time_s: float) -> None:
-        """Lets the calling rank go on at a time, which a trace must be able to hold; the others run until then."""
+        """Lets the calling rank go on at a time; the others run until then."""
         if time_s > LONGEST_S:
             self._refuse(time_s)
         while self.now < time_s:
-            if not self._ready and (not self._times or self._times[0] > time_s) and time_s <= self.until_s:
+            alone = not self._ready and (not self._times or self._times[0] > time_s)
+            if alone and time_s <= self.until_s and not self._stands:
                 self.set(time_s)
                 return
-            self.at(time_s, self.current.resume)
+            self.at(time_s, self.current)
             self.pause()
 
     def pay(self) -> None:
-        """Lets as much time pass on the calling rank as it has computed since it went on; where that is measured."""
+        """Lets as much time pass on the calling rank as it has computed since it went on."""
         spent_s = stretch(time.thread_time() - self._resumed_s)
         self._resumed_s = time.thread_time()
         self.advance(spent_s)
         self._resumed_s = time.thread_time()
 
     def pause(self) -> None:
-        """Gives way: it returns when somebody has woken the calling rank and its time has come, or for no reason."""
-        me, isolation = self.current, self._isolation
-        if ask_modes() != isolation.common:
-            isolation.take(me.own)
-        try:
-            self._switch()
-        finally:  # an error may be thrown in
-            self.current = me
-            isolation.put(me.own)
-            if self.measures:
-                self._resumed_s = time.thread_time()
+        """Gives way; returns when the calling rank has been woken, or for no reason."""
+        me = self.current
+        to = self._next()
+        if to is not me:
+            self._hand_to(to)
+            me.wait_for_baton()
+            self._go_on(me)
+        me.raise_thrown()
+        while me.errands:
+            me.errands.pop(0)()
 
     def poll(self) -> None:
-        """Gives way until one of those that do not merely ask has been at work; raises Deadlock where nobody ever is."""
+        """Gives way until a rank that does not merely ask has been at work.
+
+        Raises:
+            Deadlock: every rank only asks.
+        """
         me, asking = self.current, self._asking
         self.polls += 1
         if self.polls > _MOST_POLLS:
             raise Deadlock(
-                f"a rank that asks is_completed must be answered, got {_MOST_POLLS:,} questions in a row while nobody did anything else "
-                f"(rank {me.number}). Look at what it waits for, or use wait(), which knows who is missing."
+                f"a rank that asks is_completed must be answered, got {_MOST_POLLS:,} questions in "
+                f"a row while no rank did anything else (rank {me.number}). Look at what it waits "
+                "for, or use wait(), which knows who is missing."
             )
         working_s = 0.0
         if asking.issuperset(self._ready):
-            working_s = min((time_s for time_s, due in self._later.items() if not asking.issuperset(due)), default=0.0)
-        asking.add(me.resume)
+            times = (at_s for at_s, due in self._later.items() if not asking.issuperset(due))
+            working_s = min(times, default=0.0)
+        asking.add(me)
         self.sleep_until(max(working_s, self.now + _LEAST_S))
-        asking.discard(me.resume)
+        asking.discard(me)
 
     # -- ranks
 
     def run(self, lives: Iterable[tuple[Rank, Callable[[], None]]]) -> None:
-        """Runs functions, none of which may raise, each as a rank, until all have returned or nobody can go on."""
-        self._switch = getcurrent().switch
-        freezes, thresholds = gc.get_freeze_count() == 0, gc.get_threshold()
-        gc.set_threshold(_COLLECT_AFTER, *thresholds[1:])
-        if freezes:
-            gc.freeze()  # the garbage collector need not look again and again at what was there before
-        try:
-            for rank, function in lives:
-                self._add(rank, function)
-            self._go_on()
-        finally:
-            self.current = self._outside
-            gc.set_threshold(*thresholds)
-            if freezes:
-                gc.unfreeze()
+        """Runs functions, none of which may raise, each as a rank, until no rank can go on.
 
-    def _add(self, rank: Rank, function: Callable[[], None]) -> None:
-        def live() -> None:
-            self.current = rank
-            self._isolation.put(rank.own)
-            self._resumed_s = time.thread_time()
-            function()
-            self.ended_ns = self.now_ns
+        Raises:
+            RingError: the machine has no room for so many threads.
+        """
+        ranks = []
+        for rank, function in lives:
+            try:
+                rank.start(function)
+            except RuntimeError as error:
+                raise RingError(
+                    f"each simulated rank needs a thread, got {error} after {len(ranks):,}. "
+                    "Simulate fewer ranks, or raise the limits (ulimit -u, pids.max)."
+                ) from None
+            ranks.append(rank)
+        self._ready += ranks
+        self._give_way_to_all()
 
-        rank.greenlet = greenlet(live)
-        rank.resume = rank.greenlet.switch
-        self._ready.append(rank.resume)
+    def throw(self, rank: Rank, error: BaseException) -> None:
+        """Raises an error in a rank that has given way, and lets it run until it gives way again."""
+        if rank.ended:
+            return
+        self._stands = True
+        self._hand_to(rank, error)
+        self._outside.wait_for_baton()
+        self._go_on(self._outside)
 
-    def _go_on(self) -> None:
-        """Calls whatever is due."""
+    def leave(self, rank: Rank) -> None:
+        """Notes that a rank has ended, on its own thread, and hands the baton on."""
+        rank.ended = True
+        self.ended_ns = self.now_ns
+        self._hand_to(self._next())
+
+    def _give_way_to_all(self) -> None:
+        to = self._next()
+        if to is not self._outside:
+            self._hand_to(to)
+            self._outside.wait_for_baton()
+            self._go_on(self._outside)
+
+    def _next(self) -> Rank:
+        """Calls whatever is due; returns the first rank that is, ``_outside`` if none ever will be."""
+        if self._stands:
+            return self._outside
         ready, times, later = self._ready, self._times, self._later
         while True:
             while ready:
-                ready.popleft()()
-            while times and not later[times[0]]:  # all was taken back
+                due = ready.popleft()
+                if not isinstance(due, Rank):
+                    due()
+                elif not due.ended:
+                    return due
+            while times and not later[times[0]]:  # everything was taken back
                 del later[heappop(times)]
             if not times:
-                return
+                return self._outside
             if times[0] > self.until_s:
                 self.set(self.until_s)
-                return
+                return self._outside
             self.set(heappop(times))
             ready.extend(later.pop(self.now))
 
-    def throw(self, rank: Rank, error: BaseException) -> None:
-        """Raises an error in a rank that has given way, and lets it run on until it gives way again."""
-        if not rank.greenlet.dead:
-            rank.greenlet.throw(error)
-            self.current = self._outside
+    def _hand_to(self, to: Rank, error: BaseException | None = None) -> None:
+        """Hands the baton to another rank."""
+        self.switches += 1
+        self.current = to
+        to.wake(error)
+
+    def _go_on(self, me: Rank) -> None:
+        """Puts back what belongs to the rank that has just been handed the baton."""
+        if me is not self._outside:
+            self._isolation.put(me.own)
+        if self.measures:
+            self._resumed_s = time.thread_time()
+
+    def begin(self, rank: Rank) -> None:
+        """Prepares the thread of a rank that runs for the first time."""
+        self._go_on(rank)

@@ -39,13 +39,14 @@ from torch import Tensor
 
 from ringsim.comm.built import find_refusal, reduce_parts
 from ringsim.comm.collectives import Call
+from ringsim.comm.torch_private import without_modes
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, Refused, name_ranks
 from ringsim.link import Link
-from ringsim.simulator.clock import Rank
+from ringsim.simulator.clock import Due, Rank
 from ringsim.simulator.gloo import GlooCollective
 from ringsim.simulator.links import Links, SharedCores, SharedLinks
-from ringsim.simulator.matching import Kind, Operation, SimulatedGroup, check_storage, describe_payload
+from ringsim.simulator.matching import Kind, Operation, Team, check_storage, describe_payload
 from ringsim.traces.collectives import COLLECTIVES, make_rounds, same_collective
 from ringsim.traces.events import OP_CODES
 
@@ -60,8 +61,6 @@ _Fault = tuple[type[ArgumentError], str, str]  # kind of error; what is wrong; w
 
 class Part(Operation):
     """A rank's part in a collective: what ``call`` gives and gets."""
-
-    __slots__ = ("call", "name", "place", "root")
 
     def __init__(self, rank: Rank, slots: tuple[int, ...], kind: Kind, call: Call) -> None:
         self.call, self.name, self.root = call, call.recorded_name, call.root
@@ -78,28 +77,8 @@ class Part(Operation):
         self.wait()
         return list(self.call.results)
 
-    def get_future(self) -> _Future:
-        """Returns a future of the result."""
-        return _Future(self)
-
-
-class _Future:
-    """Stands for the result of an operation, as ``torch.futures.Future`` does: that one would block all ranks."""
-
-    def __init__(self, part: Part) -> None:
-        self._part = part
-
-    def wait(self) -> list[Tensor]:
-        """Blocks until the result is there, and returns it."""
-        return self._part.result()
-
-    def value(self) -> list[Tensor]:
-        """Returns the result, which must be there."""
-        return self._part.result()
-
-    def done(self) -> bool:
-        """Returns whether the result is there."""
-        return self._part.is_completed()
+    def _results(self) -> list[Tensor]:
+        return list(self.call.results)
 
 
 # -- meeting
@@ -211,7 +190,7 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
         for part in parts:
             for tensor in part.call.given if part.call.given is part.call.taken else (*part.call.given, *part.call.taken):
                 check_storage(tensor)
-        with torch.inference_mode():  # tensors that were made in it may be changed nowhere else
+        with torch.inference_mode(), without_modes():  # tensors that were made in it may be changed nowhere else
             _PERFORM[parts[0].call.collective.family]([part.call for part in parts])
     except ArgumentError as error:
         return ArgumentError, str(error).removesuffix(". Resize it after wait()."), "Resize it after wait()"
@@ -321,17 +300,19 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
 
 def _complete(parts: Sequence[Part], time_s: float) -> None:
     """Says when all parts are done, and wakes the ranks that wait for that."""
-    waking = []
+    waking: list[Due] = []
     for part in parts:
         part.done_s = time_s
-        if part.waiting:
+        if part.future is not None:
+            part.complete(time_s)
+        elif part.waiting:
             part.waiting = False
-            waking.append(part.rank.resume)
+            waking.append(part.rank)
     if waking:
         parts[0].rank.clock.at(time_s, *waking)
 
 
-def _choose(name: str, size_bytes: int, group: SimulatedGroup, links: Links) -> str:
+def _choose(name: str, size_bytes: int, group: Team, links: Links) -> str:
     """Returns by what algorithm a collective goes: an all_reduce by the quicker one, which is counted, any other by its name."""
     ranks, meetings = group.ranks, group.meetings
     if not meetings.links:
@@ -344,14 +325,14 @@ def _choose(name: str, size_bytes: int, group: SimulatedGroup, links: Links) -> 
     return how
 
 
-def _alone_s(how: str, size_bytes: int, group: SimulatedGroup) -> float:
+def _alone_s(how: str, size_bytes: int, group: Team) -> float:
     """Returns how long a collective takes on links that nobody else uses."""
     latencies, moved_bytes = _count_steps(how, len(group.ranks), size_bytes)
     links: Sequence[Link] = group.meetings.links
     return max(latencies * link.alpha_s + moved_bytes * link.beta_s_per_byte for link in links)
 
 
-def _take_turn(how: str, size_bytes: int, group: SimulatedGroup, now_s: float) -> float:
+def _take_turn(how: str, size_bytes: int, group: Team, now_s: float) -> float:
     """Returns when a collective is done over links that only its group uses."""
     meetings = group.meetings
     moved_bytes = _count_steps(how, len(group.ranks), size_bytes)[1]

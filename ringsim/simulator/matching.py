@@ -24,15 +24,16 @@ import math
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 import torch
+from torch.distributed import Work
 
 from ringsim.comm.collectives import Members, check_dense, shorten
+from ringsim.comm.torch_private import has_dispatch_modes, in_backward, run_after_backward, without_modes
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
 from ringsim.simulator.clock import Clock, Rank
@@ -40,29 +41,34 @@ from ringsim.simulator.links import Links, SharedCores
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, Payload
 from ringsim.traces.recorder import Recorder
 
-__all__ = ["NEVER", "Channel", "Kind", "Message", "Operation", "Rendezvous", "SimulatedGroup", "make_matcher"]
+__all__ = ["NEVER", "Channel", "Kind", "Message", "Operation", "Rendezvous", "Team", "make_matcher"]
 
 NEVER: Final = math.inf
 
 
-class SimulatedGroup(Members):
-    """Ranks that talk with each other. All members share it, and the trace knows it by its number; ``desc`` is what the user called it."""
+class Team(Members):
+    """The ranks of a process group, one object for all of them; the trace knows it by its number.
+
+    Attributes:
+        group_name: as the trace spells it: "world", "ring:2>3", "1".
+        limit: of each operation, if the program set one.
+        meetings: the state that ``ringsim.simulator.collectives`` keeps for the group.
+    """
 
     kind = "the simulator"
     ranks: tuple[int, ...]
 
-    def __init__(self, clock: Clock, name: str, ranks: tuple[int, ...], number: int, desc: str = "undefined") -> None:
+    def __init__(self, clock: Clock, name: str, ranks: tuple[int, ...], number: int) -> None:
         self.clock = clock
         self.group_name = name
         self.ranks = ranks
         self.number = number
-        self.group_desc = desc
         self.places = {rank: place for place, rank in enumerate(ranks)}
-        self.limit: timedelta | None = None  # of each operation, if the program set one
-        self.meetings: Any = None  # what `ringsim.simulator.collectives` keeps of the group
+        self.limit: timedelta | None = None
+        self.meetings: Any = None
 
     def __repr__(self) -> str:
-        return f'SimulatedGroup("{self.group_name}", {shorten(self.ranks)})'
+        return f'Team("{self.group_name}", {shorten(self.ranks)})'
 
     def rank(self) -> int:
         """Returns the calling rank's place in the group, -1 outside."""
@@ -113,6 +119,15 @@ def check_storage(tensor: torch.Tensor) -> int:
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a tensor into another one, whatever modes of torch the calling rank is in."""
+    if has_dispatch_modes():
+        with without_modes():
+            _copy_data(source, target)
+    else:
+        _copy_data(source, target)
+
+
+def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
     """Copies a tensor into another one of as many elements; of tensors without data nothing."""
     if source.is_meta or target.is_meta:
         if source.is_meta and target.is_meta:
@@ -139,8 +154,8 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
 # -- handles
 
 
-class Operation:
-    """An operation that a rank has posted; what ``isend`` and its kin return.
+class Operation(Work):
+    """An operation that a rank has posted: the handle that ``isend`` and collectives return.
 
     Attributes:
         slots: of its record, and of others that its wait completes; empty where it is not recorded, or complete.
@@ -151,13 +166,15 @@ class Operation:
         tag: of a message; -1 where there is none.
     """
 
-    __slots__ = ("done_s", "error", "group", "kind", "op", "peer", "rank", "slots", "tag", "waiting")
-
-    def __init__(self, op: int, rank: Rank, slots: tuple[int, ...], group: SimulatedGroup, kind: Kind) -> None:
+    def __init__(
+        self, op: int, rank: Rank, slots: tuple[int, ...], group: Team, kind: Kind
+    ) -> None:
+        super().__init__()
         self.op, self.rank, self.slots, self.group, self.kind = op, rank, slots, group, kind
         self.peer = self.tag = NONE
         self.done_s, self.waiting = NEVER, False
         self.error: Exception | None = None
+        self.future: Any = None
 
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operation is done, for ``timeout`` (seconds, or a ``timedelta``) of virtual time at most; returns True.
@@ -170,15 +187,21 @@ class Operation:
             clock.pay()
         if self.done_s <= clock.now and self.error is None:
             self._close_done()
+            if self.future is not None:
+                self._fulfil()
             return True
         for slot in self.slots:
             self.rank.recorder.wait(slot)
         if self.done_s > clock.now:
-            self._block(self.group.limit if timeout is None else timeout)
+            self._block(timeout or self.group.limit)
         self.close_record(OK if self.error is None else ERROR)
+        if self.future is not None:
+            self._fulfil()
         if self.error is not None:
             raise self.error
         return True
+
+    synchronize = block_current_stream = wait
 
     def _block(self, timeout: Any) -> None:
         clock = self.rank.clock
@@ -193,11 +216,11 @@ class Operation:
                     break
                 self.waiting = True
                 if end_s < NEVER:
-                    clock.at(end_s, self.rank.resume)
+                    clock.at(end_s, self.rank)
                 try:
                     clock.pause()
                 finally:
-                    clock.cancel(end_s, self.rank.resume)
+                    clock.cancel(end_s, self.rank)
         except BaseException as error:
             self.close_record(ERROR)
             broken = error
@@ -221,11 +244,13 @@ class Operation:
         """Does what follows from a limit that has passed; nothing, where the operation is no message."""
 
     def complete(self, time_s: float) -> None:
-        """Says when the operation is done, and wakes its rank if it waits for that."""
+        """Notes when the operation is done, and wakes its rank if it waits for that."""
         self.done_s = time_s
+        if self.future is not None:
+            self.rank.clock.at(time_s, self._bring_future)
         if self.waiting:
             self.waiting = False
-            self.rank.clock.at(time_s, self.rank.resume)
+            self.rank.clock.at(time_s, self.rank)
 
     def is_completed(self) -> bool:
         """Returns whether the operation is done, and then records that; where it is not, the other ranks get on a little."""
@@ -237,6 +262,58 @@ class Operation:
         if self.error is None:  # an error is for its wait to tell
             self._close_done()
         return True
+
+    def is_success(self) -> bool:
+        """Returns whether the operation is done, without an error."""
+        return self.done_s <= self.rank.clock.now and self.error is None
+
+    def exception(self) -> Exception | None:
+        """Returns the error of the operation, None if there is none."""
+        return self.error
+
+    def result(self) -> list[torch.Tensor]:
+        """Returns the tensors that hold the result, once it is there."""
+        raise NotImplementedError
+
+    # -- its future
+
+    def get_future(self) -> Any:
+        """Returns a future of the result, which the rank's own thread completes.
+
+        C++ waits for the futures of gradients at the end of a backward pass, where no rank can give
+        way. So the rank waits a moment earlier, in a callback of its own.
+        """
+        if self.future is None:
+            self.future = torch.futures.Future()
+            self.future.operation = self
+            if self.done_s <= self.rank.clock.now:
+                self._fulfil()
+            elif self.done_s < NEVER:
+                self.rank.clock.at(self.done_s, self._bring_future)
+            if not self.future.done() and in_backward():
+                run_after_backward(self._wait_quietly)
+        return self.future
+
+    def _wait_quietly(self) -> None:
+        with contextlib.suppress(Exception):  # the future tells the program
+            self.wait()
+
+    def _bring_future(self) -> None:
+        """Lets the rank's own thread complete the future: callbacks run there."""
+        self.rank.errands.append(self._fulfil)
+        self.rank.clock.at(self.rank.clock.now, self.rank)
+
+    def _fulfil(self) -> None:
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+            return
+        self._close_done()
+        self.future.set_result(self._results())
+
+    def _results(self) -> list[torch.Tensor]:
+        return []
 
     # -- its record
 
@@ -280,16 +357,13 @@ class Message(Operation):
         entry: what it is carried out with, where a rank's messages go one after the other.
     """
 
-    __slots__ = ("arrives_s", "channel", "entry", "met", "number", "sends", "tensor")
-
     def __init__(
         self, op: int, rank: Rank, slots: tuple[int, ...], channel: Channel, kind: Kind, tensor: torch.Tensor, tag: int, sends: bool
     ) -> None:
-        self.op, self.rank, self.slots, self.group, self.kind = op, rank, slots, channel.group, kind
+        super().__init__(op, rank, slots, channel.group, kind)
         self.channel, self.tensor, self.tag, self.sends = channel, tensor, tag, sends
         self.peer = channel.dst if sends else channel.src
-        self.done_s, self.waiting, self.number = NEVER, False, 0
-        self.error = None
+        self.number = 0
         self.met: Message | None = None
         self.arrives_s: float | None = None
         self.entry: _Entry | None = None
@@ -317,6 +391,9 @@ class Message(Operation):
         self.wait()
         return [self.tensor]
 
+    def _results(self) -> list[torch.Tensor]:
+        return [self.tensor]
+
     def describe(self) -> str:
         """Returns the operation in words."""
         return f"{'send to' if self.sends else 'recv from'} {self.peer}, tag {self.tag}"
@@ -336,7 +413,7 @@ class Channel:
 
     __slots__ = ("connection", "dst", "group", "kind", "src", "tag", "waiting")
 
-    def __init__(self, group: SimulatedGroup, src: int, dst: int, tag: int, connection: Connection) -> None:
+    def __init__(self, group: Team, src: int, dst: int, tag: int, connection: Connection) -> None:
         self.connection = connection
         connection.channels.append(self)
         self.group, self.src, self.dst, self.tag = group, src, dst, tag
@@ -357,11 +434,11 @@ class Rendezvous:
         self._carry = links.carry
         self._stalls = isinstance(links, SharedCores) and links.gloo is not None
         self._posted = 0  # how many have had to wait for their other side
-        self._channels: dict[tuple[SimulatedGroup, int, int, int], Channel] = {}
-        self._connections: defaultdict[tuple[SimulatedGroup, int, int], Connection] = defaultdict(Connection)
+        self._channels: dict[tuple[Team, int, int, int], Channel] = {}
+        self._connections: defaultdict[tuple[Team, int, int], Connection] = defaultdict(Connection)
         self._hears_anybody = False  # whether a recv from anybody was ever posted
 
-    def channel_of(self, group: SimulatedGroup, src: int, dst: int, tag: int) -> Channel:
+    def channel_of(self, group: Team, src: int, dst: int, tag: int) -> Channel:
         """Returns where the messages of a group, a source, a destination and a tag meet; ranks are global."""
         key = (group, src, dst, tag if self.by_tag else 0)
         channel = self._channels.get(key)
@@ -387,9 +464,10 @@ class Rendezvous:
         else:
             self._meet(other, message, message)
 
-    def batch(self, rank: Rank) -> AbstractContextManager[None]:
-        """Returns a block in which a rank posts what it begins together; here that makes no difference."""
-        return nullcontext()
+    def post_together(self, messages: list[Message]) -> None:
+        """Takes the messages of a batch; here they do not depend on each other."""
+        for message in messages:
+            self.post(message)
 
     def waiting(self) -> Iterator[Message]:
         """Yields the messages without their other side."""
@@ -459,7 +537,7 @@ class Buffered(Rendezvous):
             except ArgumentError:
                 message.close_record(ERROR)
                 raise
-            with torch.inference_mode():
+            with torch.inference_mode(), without_modes():
                 message.tensor = message.tensor.clone()
             self._leave(message)
         super()._queue(channel, message)
@@ -512,19 +590,11 @@ class InOrder(Rendezvous):
 
     def __init__(self, clock: Clock, links: Links) -> None:
         super().__init__(clock, links)
-        self._entries: defaultdict[tuple[int, SimulatedGroup], deque[_Entry]] = defaultdict(deque)
-        self._batches: dict[int, list[Message]] = {}  # what a rank is posting together
+        self._entries: defaultdict[tuple[int, Team], deque[_Entry]] = defaultdict(deque)
 
-    @contextlib.contextmanager
-    def batch(self, rank: Rank) -> Iterator[None]:
-        """Makes what a rank posts in the block one entry."""
-        messages = self._batches[rank.number] = []
-        try:
-            yield
-        finally:
-            del self._batches[rank.number]
-            if messages:
-                self._add(messages)
+    def post_together(self, messages: list[Message]) -> None:
+        """Takes the messages of a batch, which begin together."""
+        self._add(messages)
 
     def post(self, message: Message) -> None:
         """Takes a message that has just been posted; it begins when its turn has come."""
@@ -534,11 +604,7 @@ class InOrder(Rendezvous):
                 "Name the sender."
             )
         self._clock.polls = 0
-        batch = self._batches.get(message.rank.number)
-        if batch is None:
-            self._add([message])
-        else:
-            batch.append(message)
+        self._add([message])
 
     def _add(self, messages: list[Message]) -> None:
         entry = _Entry(messages)

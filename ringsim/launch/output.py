@@ -1,0 +1,66 @@
+"""The output of a rank, read from its file while the rank runs."""
+
+from __future__ import annotations
+
+import sys
+
+from ringsim.launch.job import RankConfig
+
+__all__ = ["RankOutput"]
+
+
+class RankOutput:
+    """Follows the file into which one rank prints, and keeps all of it.
+
+    With ``show``, its lines are printed as they come, each after ``tag``, by default the rank; with
+    ``show_hidden``, lines that print suppression hides are printed as well.
+    """
+
+    def __init__(
+        self, config: RankConfig, *, show: bool, show_hidden: bool, tag: str | None = None
+    ) -> None:
+        self._tag = f"[rank {config.rank}] " if tag is None else tag
+        self._file = config.output_file
+        self._mark = config.mark
+        self._show = show
+        self._show_hidden = show_hidden
+        self._offset = 0
+        self._hidden = False
+        self._kept: list[str] = []
+        self._line = ""  # shown text that no line end has followed yet
+
+    @property
+    def text(self) -> str:
+        """All that the rank has printed, hidden text included."""
+        return "".join(self._kept)
+
+    def follow(self, *, last: bool = False) -> None:
+        """Reads what is new and shows its complete lines; with ``last`` also the incomplete one."""
+        try:
+            if self._file.stat().st_size > self._offset:
+                with self._file.open("rb") as file:
+                    file.seek(self._offset)
+                    fresh = file.read()
+                cut = len(fresh) if last else fresh.rfind(b"\n") + 1  # a line may still be on its way
+                self._offset += cut
+                self._take(fresh[:cut].decode("utf-8", errors="replace"))
+        except FileNotFoundError:
+            pass  # the rank has not started yet
+        if last and self._line:
+            self._print("\n")
+
+    def _take(self, text: str) -> None:
+        for number, part in enumerate(text.split(self._mark)):
+            self._hidden ^= number > 0
+            self._kept.append(part)
+            if self._show and (self._show_hidden or not self._hidden):
+                self._print(part)
+
+    def _print(self, text: str) -> None:
+        *lines, self._line = (self._line + text).split("\n")
+        try:
+            for line in lines:
+                sys.stdout.write(f"{self._tag}{line}\n")
+            sys.stdout.flush()  # or a pipe would get it late
+        except (OSError, ValueError, AttributeError):  # no reader, a full disk, or a closed stream
+            self._show = False

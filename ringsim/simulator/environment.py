@@ -1,0 +1,70 @@
+"""``os.environ`` among simulated ranks: each has its own RANK, and whatever it sets itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+__all__ = ["RankEnvironment"]
+
+
+class _Changes(threading.local):
+    """The variables that a rank has set; None for one that it has removed."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str | None] = {}
+
+
+class RankEnvironment(MutableMapping[str, str]):
+    """Stands in for ``os.environ``: threads see the process's variables, and each its own changes.
+
+    Example:
+        >>> environment = RankEnvironment({"HOME": "/root"})
+        >>> environment["RANK"] = "3"
+        >>> sorted(environment), environment.get("RANK"), environment.copy()
+        (['HOME', 'RANK'], '3', {'HOME': '/root', 'RANK': '3'})
+    """
+
+    def __init__(self, common: MutableMapping[str, str]) -> None:
+        self._common = common
+        self._changes = _Changes()
+
+    def install(self) -> None:
+        """Puts this object in the place of ``os.environ``."""
+        os.environ = self  # type: ignore[assignment]  # noqa: B003 - child processes get `_common`
+
+    def __getitem__(self, key: str) -> str:
+        changes = self._changes.values
+        value = changes[key] if key in changes else self._common[key]
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: str, value: str) -> None:
+        if not isinstance(value, str):
+            raise TypeError(f"str expected, not {type(value).__name__}")  # as os.environ does
+        self._changes.values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        self[key]
+        self._changes.values[key] = None
+
+    def __iter__(self) -> Iterator[str]:
+        changes = self._changes.values
+        yield from (key for key in self._common if key not in changes)
+        yield from (key for key, value in changes.items() if value is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"environ({dict(self)!r})"
+
+    def copy(self) -> dict[str, str]:
+        """Returns the variables as a dict, as ``os.environ.copy`` does."""
+        return dict(self)
+
+    def __or__(self, other: Any) -> dict[str, str]:
+        return {**self, **other}

@@ -1,0 +1,491 @@
+"""One run of a worker on simulated ranks, in a process of its own: from the worker to a trace.
+
+``ringsim.simulator.api`` starts the process, which calls ``simulate_here``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import os
+import pickle
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch.distributed import distributed_c10d
+
+from ringsim.comm.program_spans import find_pipelining, make_replacements, make_stage_replacements
+from ringsim.compute_costs import PostingCosts
+from ringsim.diagnose.explain import explain
+from ringsim.diagnose.failure import (
+    GRACE_S,
+    Report,
+    call_to_end,
+    describe_end,
+    error_of_kind,
+    impose,
+    make_error,
+    raised_where,
+    rename_files,
+    report_exception,
+)
+from ringsim.diagnose.parting import tell_partings
+from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
+from ringsim.diagnose.verdict import judge, wait_text
+from ringsim.errors import RingError, name_ranks
+from ringsim.faults import fails_at, jitter_of, slowed_by
+from ringsim.launch.alone import Process
+from ringsim.launch.results import describe_unpicklable
+from ringsim.provenance import note_doubts
+from ringsim.ring import Ring
+from ringsim.ring.packing import dumps
+from ringsim.ring.printing import Quiet, make_print
+from ringsim.simulator.clock import Clock, Ended
+from ringsim.simulator.environment import RankEnvironment
+from ringsim.simulator.isolation import Isolation
+from ringsim.simulator.links import SharedCores, make_links
+from ringsim.simulator.matching import make_matcher
+from ringsim.simulator.rank import Shared, SimulatedRank
+from ringsim.simulator.settings import Settings
+from ringsim.simulator.watchdog import watch
+from ringsim.simulator.world import Worlds
+from ringsim.state import RankState, enter_rank, get_state, simulated_states
+from ringsim.traces.findings import Diagnosis, Edge, Finding
+from ringsim.traces.parts import rename_file, rename_places
+from ringsim.traces.recorder import Recorder
+from ringsim.traces.value import Trace
+
+__all__ = ["Outcome", "simulate_here"]
+
+_PORT: Final = 29_500  # nobody listens there, but a ring has a port
+_SHOWN: Final = 4  # ranks whose lines an error shows
+_MOST_REFUSALS: Final = 1000  # of a rank that catches each error; then it is ended
+_TICK_S: Final = 1e-9  # the unit that traces count in
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a simulation ended.
+
+    Attributes:
+        trace: its record; ``results`` are pickled, each by itself.
+        error: the error that it ended with, None for none.
+        diagnosis: why, if that is known.
+    """
+
+    trace: Trace | None
+    error: BaseException | None = None
+    diagnosis: Diagnosis | None = None
+
+
+def simulate_here(
+    process: Process, packed: bytes, settings: Settings, cells: Mapping[str, str]
+) -> Outcome:
+    """Runs a worker on simulated ranks in this process, which runs nothing else afterwards.
+
+    Args:
+        process: this process.
+        packed: the worker and its arguments, pickled.
+        settings: how it is simulated.
+        cells: the names of notebook cells, by file.
+    """
+    _pin_to_one_core()
+    try:
+        simulation = _Simulation(packed, settings, cells)
+    except RingError as error:  # of a setting
+        return Outcome(None, error)
+    process.hand_over = simulation.interrupt
+    simulation.give_up = process.finish
+    return simulation.finish()
+
+
+def _pin_to_one_core() -> None:
+    """Keeps the ranks, of which one runs at a time, on one core: a switch is cheaper there."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {random.SystemRandom().choice(cores)})
+    torch.set_num_threads(1)
+
+
+class _Outputs:
+    """What simulated ranks print, kept by rank and shown as that of real ranks is; stands in for ``sys.stdout`` and ``sys.stderr``."""
+
+    encoding = "utf-8"
+    errors = "strict"
+
+    def __init__(self, clock: Clock, world_size: int) -> None:
+        self._clock = clock
+        self._shown = sys.stdout
+        self._kept: list[list[str]] = [[] for _ in range(world_size)]
+        self._lines: dict[int, str] = {}  # of a rank whose line has not ended
+
+    def write(self, text: str) -> int:
+        """Keeps what the rank that runs prints, and shows its whole lines."""
+        rank = self._clock.current.number
+        if rank < 0:
+            return self._shown.write(text)
+        self._kept[rank].append(text)
+        *lines, self._lines[rank] = (self._lines.get(rank, "") + text).split("\n")
+        for line in lines:
+            self._shown.write(f"[rank {rank}] {line}\n")
+        return len(text)
+
+    def hide(self, text: str) -> None:
+        """Keeps what print suppression hides."""
+        self._kept[self._clock.current.number].append(text)
+
+    def flush(self) -> None:
+        """Shows at once what is to be shown."""
+        self._shown.flush()
+
+    def isatty(self) -> bool:
+        """Returns False: what a rank prints goes through here first."""
+        return False
+
+    def finish(self) -> None:
+        """Shows the last lines that have no end."""
+        for rank, line in sorted(self._lines.items()):
+            if line:
+                self._shown.write(f"[rank {rank}] {line}\n")
+        self._lines.clear()
+
+    def list(self) -> list[str]:
+        """Returns what was printed so far, by rank."""
+        return ["".join(kept) for kept in self._kept]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shown, name)
+
+
+class _MeasuringRecorder(Recorder):
+    """Has ranks pay for what they computed before a span begins, and before it ends."""
+
+    clock: Clock
+
+    def span_begin(self, name: str) -> int | None:
+        self.clock.pay()
+        return super().span_begin(name)
+
+    def span_end(self, slot: int, *, failed: bool = False) -> None:
+        self.clock.pay()
+        super().span_end(slot, failed=failed)
+
+
+def _make_recorder(clock: Clock, world_size: int) -> Recorder:
+    kind = _MeasuringRecorder if clock.measures else Recorder
+    recorder = kind(None, 0, world_size, now=lambda: clock.now_ns, who=lambda: clock.current.number)
+    if isinstance(recorder, _MeasuringRecorder):
+        recorder.clock = clock
+    recorder.sites.declare_library(torch.__path__[0], f"{torch.__path__[0]}/distributed/distributed_c10d.py")
+    return recorder
+
+
+class _Simulation:
+    """One run of a worker, packed with its arguments."""
+
+    def __init__(self, packed: bytes, settings: Settings, cells: Mapping[str, str]) -> None:
+        self._packed, self._settings, self._cells = packed, settings, cells
+        self._size = size = settings.world_size
+        self._isolation = Isolation(settings.seed)
+        self._clock = clock = Clock(self._isolation, measures=settings.measures)
+        self._recorder = recorder = _make_recorder(clock, size)
+        links = make_links(
+            clock,
+            size,
+            link=settings.link,
+            topology=settings.topology,
+            inject=settings.inject,
+            seed=settings.seed,
+        )
+        clock.cores = links.cores if isinstance(links, SharedCores) else None
+        costs = settings.compute
+        self._costs = costs if isinstance(costs, PostingCosts) else None
+        matcher = make_matcher(settings.semantics, clock, links)
+        clock.in_order = not matcher.by_tag
+        self._shared = Shared(clock, recorder, settings.record, links, matcher, self._costs)
+        self._worlds = Worlds(self._shared, size)
+        self._ranks = [self._make_rank(number) for number in range(size)]
+        self._outputs = _Outputs(clock, size)
+        self._results: list[bytes] = [dumps(None)] * size
+        self._returned: set[int] = set()
+        self._reports: list[Report] = []
+        self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
+        self._given_up_ns: int | None = None  # and when
+        self.give_up: Callable[[Outcome], None] = lambda outcome: None
+        clock.give_up = self._report_wait
+
+    def finish(self) -> Outcome:
+        """Sees the run through; returns how it ended."""
+        self._prepare_process()
+        with simulated_states():
+            stop = watch(self._clock)
+            self._clock.run([(rank, self._make_life(rank)) for rank in self._ranks])
+            stop()
+            error = self._judge()
+        if error is None and self._reports:
+            reports = [rename_files(report, self._cells) for report in self._reports]
+            error = make_error(reports, self._size, [])
+            error.trace = self._make_trace(complete=False)
+            if (found := explain(error.trace)).findings:
+                error.diagnosis = found
+        if error is not None:
+            return Outcome(error.trace, error, error.diagnosis)
+        return Outcome(self._make_trace(complete=True))
+
+    def interrupt(self) -> Outcome:
+        """Returns what there is so far; called by another thread."""
+        trace = self._make_trace(complete=False)
+        found = explain(trace)
+        return Outcome(trace, None, found if found.findings else None)
+
+    def _report_wait(self, reason: str) -> None:
+        """Ends the run for a rank that can never give way; called by another thread."""
+        error = RingError(reason, trace=self._make_trace(complete=False))
+        self.give_up(Outcome(error.trace, error))
+
+    def _prepare_process(self) -> None:
+        """Replaces what belongs to the process and must differ from rank to rank."""
+        RankEnvironment(os.environ).install()
+        self._recorder.complete_with = lambda work, slot: work.complete_record(self._recorder, slot)
+        if self._settings.record:
+            _put(make_replacements(self._recorder, lambda: None))
+
+        def hides() -> bool:
+            quiet = get_state().undo_print
+            return isinstance(quiet, Quiet) and quiet.rank != 0
+
+        builtins.print = make_print(builtins.print, hides)
+        outputs: Any = self._outputs  # has all that print needs of a file
+        sys.stdout = sys.stderr = outputs
+
+    def _make_rank(self, number: int) -> SimulatedRank:
+        settings = self._settings
+        fails = fails_at(settings.inject, number)
+        return SimulatedRank(self._shared, number, self._size, settings.seed + number, fails)
+
+    def _make_life(self, rank: SimulatedRank) -> Callable[[], None]:
+        """Returns what the thread of a rank does."""
+
+        def live() -> None:
+            try:
+                enter_rank(self._make_state(rank))
+                self._worlds.join(rank)
+                _set_variables(rank.number, self._size)
+                worker, args, kwargs = pickle.loads(self._packed)
+                result = call_to_end(functools.partial(worker, *args, **kwargs))
+                if self._clock.measures:
+                    self._clock.pay()
+                self._results[rank.number] = _pack_result(result, rank)
+                self._returned.add(rank.number)
+            except Ended:
+                pass
+            except BaseException as error:
+                if not self._reports:
+                    self._clock.until_s = self._clock.now + GRACE_S
+                self._reports.append(report_exception(rank.number, error, self._clock.now_ns))
+
+        return live
+
+    def _make_state(self, rank: SimulatedRank) -> RankState:
+        size, number, settings = self._size, rank.number, self._settings
+        inject, pairs = settings.inject, self._worlds.pairs
+        ring = Ring(
+            number,
+            size,
+            (number - 1) % size,
+            (number + 1) % size,
+            tuple(range(size)),
+            pairs[number - 1] if pairs else None,
+            pairs[number] if pairs else None,
+            local_rank=number,
+            port=_PORT,
+            in_order=self._clock.in_order,
+        )
+        costs = self._costs
+        return RankState(
+            ring=ring,
+            recorder=self._recorder if settings.record else None,
+            hidden_output=self._outputs.hide,
+            undo_print=Quiet(number),
+            clock=self._clock,
+            slowdown=slowed_by(inject, number),
+            jitter=jitter_of(inject, number),
+            costs=None if self._clock.measures else settings.compute,
+            sleep_s=costs.sleep_s if costs is not None else 0.0,
+            around_s=costs.around_s if costs is not None else 0.0,
+        )
+
+    # -- the end
+
+    def _judge(self) -> RingError | None:
+        """Ends the ranks that can never go on, and says why they cannot; None where there are none, or one has failed before."""
+        failed = {report.rank for report in self._reports}
+        stuck = [rank for rank in self._ranks if rank.number not in self._returned and rank.number not in failed]
+        if not stuck:
+            return None
+        if failed:
+            self._give_up(stuck)
+            self._end(stuck)
+            return None
+        self._write_waiting()
+        events = self._recorder.read()
+        snapshot = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._clock.now_ns).settle()
+        diagnosis = judge(snapshot)
+        if not diagnosis.findings:  # each side of what they wait for has been posted
+            diagnosis = _judge_order(snapshot, diagnosis)
+        diagnosis = tell_partings(diagnosis, events)
+        text = str(diagnosis)
+        self._give_up(stuck)
+        for rank in stuck:
+            rank.refuse(lambda: impose(diagnosis.kind, text), _MOST_REFUSALS)
+        for rank in stuck:
+            for _ in range(_MOST_REFUSALS):  # whoever catches it and waits again gets it again
+                if rank.ended:
+                    break
+                self._clock.throw(rank, impose(diagnosis.kind, text))
+        self._end(stuck)
+        if any(report.waited for report in self._reports):
+            return None
+        reports = {report.rank: report for report in self._reports}
+        for finding in diagnosis.findings[:1]:
+            text += "".join(raised_where(reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in reports)
+        error = error_of_kind(diagnosis.kind)(text)
+        error.trace = self._make_trace(complete=False)
+        error.diagnosis = replace(diagnosis, trace=error.trace)
+        return error
+
+    def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
+        """Notes which ranks are ended from now on; what they do about it lies later, though no time passes."""
+        self._stuck, self._given_up_ns = frozenset(rank.number for rank in ranks), self._clock.now_ns
+        self._clock.set(self._clock.now + _TICK_S)
+
+    def _end(self, ranks: Sequence[SimulatedRank]) -> None:
+        """Takes down the stacks of ranks that will never go on."""
+        for rank in ranks:
+            self._clock.throw(rank, Ended())
+
+    def _write_waiting(self) -> None:
+        """Records the operations that wait for their other side, if nothing was recorded before."""
+        if self._settings.record:
+            return
+        messages = sorted(self._shared.matcher.waiting(), key=lambda message: message.number)
+        open_meetings = (team.meetings.open for team in self._worlds.teams if team.meetings)
+        parts = [part for meetings in open_meetings for met in meetings.values() for part in met]
+        parts += [part for part in self._worlds.makings if part.waiting]
+        frames = sys._current_frames()
+        for each in (*messages, *parts):
+            rank: Any = each.rank
+            frame = frames.get(rank.thread) if each.waiting else None
+            numbers = each.group.number, each.peer, each.tag, each.kind.number
+            slot = self._recorder.post_for(rank.number, frame, each.op, *numbers)
+            if each.waiting and slot is not None:
+                self._recorder.wait(slot)
+
+    # -- the trace
+
+    def _make_trace(self, *, complete: bool) -> Trace:
+        """Makes the trace of what was recorded until now."""
+        events = self._recorder.read()
+        tables = events.tables
+        files = tuple(rename_file(name, self._cells) for name in tables.files)
+        labels = tuple(rename_places(label, self._cells) for label in tables.labels)
+        events = replace(events, tables=tables._replace(files=files, labels=labels))
+        pairs = [pair.team for pair in self._worlds.pairs]
+        metadata = {
+            **self._settings.metadata,
+            "ring_groups": [
+                [pair.group_name, [number, (number + 1) % self._size]]
+                for number, pair in enumerate(pairs)
+            ],
+            "not_recorded": [],
+            "notes": self._list_notes(),
+            "complete": complete,
+        }
+        meetings = [team.meetings for team in self._worlds.teams if team.meetings]
+        algorithms: Counter[str] = sum((each.algorithms for each in meetings), Counter())
+        if algorithms:
+            metadata["algorithms"] = dict(sorted(algorithms.items()))
+        over = all(rank.ended for rank in self._ranks)  # what is still in flight delays no rank
+        metadata["ends"] = self._ends()
+        metadata["end_ns"] = self._clock.ended_ns if over else self._clock.now_ns
+        if self._given_up_ns is not None:
+            metadata["given_up_ns"] = self._given_up_ns
+        if over:
+            self._outputs.finish()
+        printed = self._outputs.list()
+        return Trace(events, metadata, results=[*self._results], output=printed)
+
+    def _list_notes(self) -> list[str]:
+        notes = [*note_doubts(getattr(self._costs, "notes", ()))]
+        if not self._settings.record:
+            notes.append("operations were not recorded: record=False")
+        if self._clock.measures:
+            notes.append(
+                "computing took the time of the thread that simulated it: another run gives "
+                "other times"
+            )
+        drawn = self._isolation.list_shared_draws()
+        if drawn:
+            notes.append(
+                f"ranks drew from the streams of {' and '.join(drawn)} that they share, by "
+                "functions imported by name"
+            )
+        return notes
+
+    def _ends(self) -> list[dict[str, Any]]:
+        """Says how the ranks ended, for ``explain``; nothing of those that were ended here, unless an exception was held up by the wait."""
+        returned = [
+            {"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""}
+            for rank in self._returned
+            if rank not in self._stuck
+        ]
+        failed = [
+            {**describe_end(report), "at_ns": report.at_ns} for report in self._reports if report.rank not in self._stuck or report.waited
+        ]
+        return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
+
+
+def _judge_order(world: Snapshot, nothing: Diagnosis) -> Diagnosis:
+    """Says why ranks can never go on whose operations are posted on both sides: each stands behind another of its rank."""
+    awaited = [(rank, one.operation) for rank, view in enumerate(world.ranks) for one in view.awaited]
+    ranks = sorted({rank for rank, _ in awaited})
+    waits = "; ".join(wait_text(operation) for _, operation in awaited[:_SHOWN])
+    message = f"{name_ranks(ranks)} wait for what stands behind something else in the order of a rank's operations on a group: {waits}."
+    hint = "Post the sends and recvs that belong together with batch_isend_irecv, or let one side receive first."
+    finding = Finding("deadlock", tuple(ranks), tuple(operation for _, operation in awaited), message, hint)
+    edges = tuple(Edge(rank, operation.peer, operation) for rank, operation in awaited if operation.peer >= 0)
+    return replace(nothing, findings=(finding,), edges=edges)
+
+
+def _set_variables(rank: int, world_size: int) -> None:
+    """Sets the environment variables of a rank that a launcher would set."""
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(_PORT),
+    )
+
+
+def _pack_result(result: Any, rank: SimulatedRank) -> bytes:
+    """Returns a worker's result as it is now, pickled.
+
+    Raises:
+        TypeError: it cannot be pickled, so it could not leave a real rank, either.
+    """
+    try:
+        return dumps(result)
+    except Exception as error:
+        raise TypeError(describe_unpicklable(result, error, rank.here())) from None
+
+
+def _put(replacements: Mapping[Any, Any]) -> None:
+    for (owner, name), function in replacements.items():
+        setattr(owner, name, function)

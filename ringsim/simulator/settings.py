@@ -1,0 +1,67 @@
+"""How a run is simulated: the arguments of ``ringsim.simulate``, checked, as they travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringsim.faults import Injection
+from ringsim.link import Link
+from ringsim.provenance import __version__
+from ringsim.topologies import Topology
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of ``ringsim.simulate``; see there."""
+
+    world_size: int
+    link: Link | Mapping[tuple[int, int], Link] | None
+    topology: Topology | None
+    semantics: str
+    compute: Any
+    seed: int
+    inject: Sequence[Injection]
+    record: bool
+
+    @property
+    def measures(self) -> bool:
+        """Whether computing takes the time that it takes on this machine."""
+        return isinstance(self.compute, str) and self.compute == "measured"
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata that every trace of the run has."""
+        return {
+            "format": 1,
+            "source": "simulated",
+            "world_size": self.world_size,
+            "backend": f"virtual clock, {self.semantics}",
+            "comm_device": "cpu",
+            "constants": self._list_constants(),
+            "versions": {"ringsim": __version__},
+        }
+
+    def _list_constants(self) -> dict[str, Any]:
+        constants: dict[str, Any] = {"semantics": self.semantics, "seed": self.seed}
+        if isinstance(self.link, Link):
+            constants["links"] = {"all": _write_link(self.link)}
+        elif self.link is not None:
+            constants["links"] = {
+                f"{src}>{dst}": _write_link(each) for (src, dst), each in self.link.items()
+            }
+        if self.topology is not None:
+            constants["topology"] = repr(self.topology)
+        if self.compute is not None:
+            is_text = isinstance(self.compute, str)
+            constants["compute"] = self.compute if is_text else repr(self.compute)
+        if self.inject:
+            constants["inject"] = [repr(each) for each in self.inject]
+        return constants
+
+
+def _write_link(link: Link) -> dict[str, float]:
+    return {"alpha_s": link.alpha_s, "beta_s_per_byte": link.beta_s_per_byte}

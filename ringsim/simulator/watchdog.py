@@ -1,0 +1,74 @@
+"""Notices a simulated rank that waits where it cannot give way: in C++, for another rank.
+
+Such a wait would stop the clock and all ranks for good, without a word. So a thread looks at the
+rank that has the baton. If its thread has slept in code of torch for some seconds, without using a
+processor, the process reports that and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import torch
+
+from ringsim.simulator.clock import Clock
+
+__all__ = ["watch"]
+
+_LOOK_S: Final = 0.5
+_ASLEEP_S: Final = 4.0
+_OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+
+
+def watch(clock: Clock) -> Callable[[], None]:
+    """Starts to look at the ranks of a clock; returns a function that ends that."""
+    over = threading.Event()
+    threading.Thread(target=_look, args=(clock, over), name="ringsim-watchdog", daemon=True).start()
+    return over.set
+
+
+def _look(clock: Clock, over: threading.Event) -> None:
+    before, since_s = None, time.monotonic()
+    while not over.wait(_LOOK_S):
+        now = clock.switches, _used_time()
+        if now != before or not _is_in_torch(clock.current.thread):
+            before, since_s = now, time.monotonic()
+        elif time.monotonic() - since_s > _ASLEEP_S:
+            _report(clock)
+
+
+def _used_time() -> tuple[str, ...]:
+    """Returns the processor time that the process has used, in ticks."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return tuple(fields[11:13])
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    return sys._current_frames().get(thread)
+
+
+def _is_in_torch(thread: int) -> bool:
+    frame = _frame_of(thread)
+    return frame is not None and frame.f_code.co_filename.startswith(_OF_TORCH)
+
+
+def _report(clock: Clock) -> None:
+    rank = clock.current
+    frame = _frame_of(rank.thread)
+    stack = traceback.extract_stack(frame)
+    inner = stack[-1]
+    users = [place for place in stack if not place.filename.startswith(_OF_TORCH)]
+    line = f"{os.path.basename(users[-1].filename)}:{users[-1].lineno}" if users else "an unknown line"
+    clock.give_up(
+        f"rank {rank.number} waits in {inner.name} of torch ({os.path.basename(inner.filename)}:"
+        f"{inner.lineno}), called at {line}, where a simulated rank cannot give way to the others. "
+        "Run the program on real ranks: ringsim.trace."
+    )

@@ -1,0 +1,440 @@
+"""torch.distributed's tables of process groups, once for each simulated rank.
+
+torch keeps the groups of a process in ``distributed_c10d._world``. Each simulated rank is a thread,
+so a thread-local object in that place gives each rank tables of its own. Groups themselves are
+shared by their members: the n-th group that a rank creates is the n-th of every other rank, unless
+it is made by its members alone (``use_local_synchronization``): such a group is found by its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ringsim.comm.torch_hooks import GROUPS, own_limit
+from ringsim.comm.torch_private import (
+    CHECK_BATCH,
+    REGISTER,
+    SET_DEFAULT,
+    UNREGISTER,
+    UNREGISTER_ALL,
+    WORLD,
+    Future,
+)
+from ringsim.errors import RendezvousFailed
+from ringsim.launch.worlds import check_world
+from ringsim.ring.groups import pair_name
+from ringsim.simulator.clock import Clock
+from ringsim.simulator.group import SimulatedGroup
+from ringsim.simulator.matching import Kind, Operation, Team
+from ringsim.simulator.rank import Shared, SimulatedRank
+from ringsim.traces.events import DESTROYED, ERROR, MADE_ANEW, NONE, OP_CODES, Payload
+
+__all__ = ["Worlds"]
+
+_NEW_GROUP: Final = OP_CODES["new_group"]
+_DEFAULT: Final = "0"  # torch's name of the first group
+_BACKEND: Final = "gloo"
+
+
+class RankWorld(threading.local):
+    """The state that ``distributed_c10d`` keeps for a process, here for a rank.
+
+    Attributes:
+        generation: how often the rank has destroyed its world.
+        made: how many groups it has created in this world.
+        asked: whether its program has called ``init_process_group``.
+    """
+
+    def __init__(self) -> None:
+        self.default_pg: Any = None
+        self.pg_map: dict[Any, Any] = {}
+        self.pg_names: dict[Any, str] = {}
+        self.pg_group_ranks: dict[Any, dict[int, int]] = {}
+        self.pg_backend_config: dict[Any, str] = {}
+        self.tags_to_pg: dict[str, list[Any]] = {}
+        self.pg_to_tag: dict[Any, str] = {}
+        self.pg_coalesce_state: dict[Any, list[Any]] = {}
+        self.comms: list[Any] = []
+        self.group_count = 0
+        self.generation = self.made = 0
+        self.asked = False
+
+    @property
+    def pg_config_info(self) -> list[dict[str, Any]]:
+        """The rank's groups and their configuration, as torch lists them."""
+        read: Any = distributed_c10d._World.pg_config_info
+        return read.fget(self)  # type: ignore[no-any-return]
+
+
+class VirtualStore(Store):
+    """A store of torch in which a rank that waits for a key gives way."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._values: dict[str, bytes] = {}
+        self._waiting: list[Any] = []
+
+    def set(self, key: str, value: Any) -> None:
+        """Sets a value."""
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self._clock.at(self._clock.now, *self._waiting)
+        self._waiting.clear()
+
+    def get(self, key: str) -> bytes:
+        """Returns a value; waits for it."""
+        self.wait([key])
+        return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a number, 0 at first; returns the sum."""
+        total = int(self._values.get(key, b"0")) + amount
+        self.set(key, str(total))
+        return total
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Returns whether all keys have a value."""
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Blocks until all keys have a value."""
+        while not self.check(keys):
+            self._waiting.append(self._clock.current)
+            self._clock.pause()
+
+    def delete_key(self, key: str) -> bool:
+        """Deletes a value; returns whether there was one."""
+        return self._values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """Returns the number of values."""
+        return len(self._values)
+
+
+@dataclass
+class _Making:
+    """A group that ranks are creating together.
+
+    Attributes:
+        missing: how many members have not come.
+        first: the operation of the rank that came first.
+        waiting: the operations of members that have come.
+    """
+
+    group: SimulatedGroup
+    kind: Kind
+    missing: int
+    first: Operation | None = None
+    waiting: list[Operation] = field(default_factory=list)
+
+
+@dataclass
+class _Generation:
+    """A world of all ranks: the default group, and those created in it."""
+
+    default: SimulatedGroup
+    makers: Team  # all ranks, as the group in which groups are created
+    made: list[_Making] = field(default_factory=list)
+    local: dict[str, _Making] = field(default_factory=dict)  # groups made by their members alone
+
+
+class Worlds:
+    """Lets torch.distributed work among simulated ranks, for the rest of the process's life.
+
+    Args:
+        shared: the state of the ranks.
+        size: how many there are.
+
+    Attributes:
+        pairs: the groups of the ring, by the place of the predecessor; empty for one rank.
+    """
+
+    def __init__(self, shared: Shared, size: int) -> None:
+        self._shared, self._clock, self._recorder = shared, shared.clock, shared.recorder
+        self._ranks = tuple(range(size))
+        self._mapping = {rank: rank for rank in self._ranks}
+        self._store = VirtualStore(shared.clock)
+        self._world = RankWorld()
+        self._teams: list[Team] = []
+        self._generations: list[_Generation] = []
+        self._registered: dict[str, Any] = {}
+        self._register_in_cpp: Callable[..., None] = getattr(*REGISTER)
+        self._unregister_in_cpp: Callable[[str], None] = getattr(*UNREGISTER)
+        self._post = shared.recorder.make_post(_NEW_GROUP)
+        self._begin_generation()
+        self.pairs = self._make_pairs() if size > 1 else []
+        self._install()
+
+    @property
+    def teams(self) -> list[Team]:
+        """All groups, in the order in which they were created."""
+        return self._teams
+
+    @property
+    def makings(self) -> list[Operation]:
+        """The operations of ranks that wait for others to create a group."""
+        return [
+            operation
+            for generation in self._generations
+            for making in (*generation.made, *generation.local.values())
+            for operation in making.waiting
+        ]
+
+    # -- groups
+
+    def _make_team(self, name: str, ranks: tuple[int, ...], generation: int) -> Team:
+        self._recorder.world = generation
+        number = self._recorder.group(name, ranks)
+        self._recorder.world = 0
+        team = Team(self._clock, name, ranks, number)
+        self._teams.append(team)
+        return team
+
+    def _begin_generation(self) -> _Generation:
+        number = len(self._generations)
+        team = self._make_team("world", self._ranks, number)
+        default = SimulatedGroup(team, _DEFAULT, "default_pg", self.make_group)
+        makers = Team(self._clock, GROUPS, self._ranks, NONE)  # numbered when it is used
+        self._generations.append(_Generation(default, makers))
+        return self._generations[-1]
+
+    def _make_pairs(self) -> list[SimulatedGroup]:
+        pairs = []
+        for rank in self._ranks:
+            pair = rank, (rank + 1) % len(self._ranks)
+            name = pair_name(pair)
+            team = self._make_team(name, tuple(sorted(pair)), 0)
+            pairs.append(SimulatedGroup(team, name, name, self.make_group))
+        return pairs
+
+    def make_group(
+        self,
+        ranks: Sequence[int],
+        *,
+        timeout: timedelta | None = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+        **options: Any,
+    ) -> SimulatedGroup | None:
+        """Creates a group; torch calls it on all ranks, in the same order on each.
+
+        Members wait for each other; it takes no time.
+
+        Returns:
+            The group, None on a rank that is not in it.
+
+        Raises:
+            RendezvousFailed: another rank creates another group in its place.
+        """
+        members, desc, world = tuple(ranks), group_desc or "undefined", self._world
+        generation = self._generations[world.generation]
+        making: _Making | None
+        if not group_name.isdigit():  # made by its members alone
+            making, makers = self._find_local(generation, group_name, members, desc)
+        else:
+            if world.made == len(generation.made):
+                generation.made.append(self._begin_making(members, group_name, desc))
+            making, makers = generation.made[world.made], generation.makers
+            world.made += 1
+        is_pair = desc.startswith("ring:")
+        if not is_pair:
+            making.group.team.limit = own_limit(timeout)
+        if not is_pair or making.group.team.ranks != members:
+            self._meet(making, makers, members)
+        if self._clock.current.number in making.group.team.places:
+            return making.group
+        world.pg_group_ranks[dist.GroupMember.NON_GROUP_MEMBER] = {
+            rank: place for place, rank in enumerate(members)
+        }
+        return None
+
+    def _find_local(
+        self, generation: _Generation, name: str, members: tuple[int, ...], desc: str
+    ) -> tuple[_Making, Team]:
+        making = generation.local.get(name)
+        if making is None:
+            making = generation.local[name] = self._begin_making(members, name, desc)
+        title = f"groups of {list(members)} after {len(self._world.pg_names)} others"
+        number = self._recorder.group(title, members)
+        return making, Team(self._clock, title, members, number)
+
+    def _begin_making(self, members: tuple[int, ...], name: str, desc: str) -> _Making:
+        """Begins a group that no rank has created before."""
+        title = desc if desc.startswith("ring:") else name
+        team = self._make_team(title, members, self._world.generation)
+        group = SimulatedGroup(team, name, desc, self.make_group)
+        kind = self._shared.make_kind(Payload("ranks", tuple(sorted(members)), 0))
+        return _Making(group, kind, len(members))
+
+    def _meet(self, making: _Making, makers: Team, members: tuple[int, ...]) -> None:
+        """Waits for the other members, recorded as on real ranks: a collective of all ranks."""
+        rank: Any = self._clock.current
+        shared, team, now_s = self._shared, making.group.team, self._clock.now
+        if makers.number == NONE:
+            self._recorder.world = self._world.generation
+            makers.number = self._recorder.group(GROUPS, self._ranks)
+            self._recorder.world = 0
+        fits = team.ranks == members
+        payload = Payload("ranks", tuple(sorted(members)), 0)
+        kind = making.kind if fits else shared.make_kind(payload)
+        slots: tuple[Any, ...] = ()
+        if shared.records:
+            slots = (self._post(makers.number, NONE, NONE, kind.number),)
+        operation = Operation(_NEW_GROUP, rank, slots, makers, kind)
+        self._clock.polls = 0
+        if making.first is None:
+            making.first = operation
+        if not fits:
+            theirs = making.first
+            message = (
+                f"all ranks must make the same groups in the same order, got {list(members)} here "
+                f"and {list(team.ranks)} in rank {theirs.rank.number}'s "
+                f"new_group{theirs.place_of_call()} ({rank.here()}). Call new_group for every "
+                "group on every rank, in one order, also for groups that the rank is not in."
+            )
+            operation.refuse("group_order_mismatch", message)
+            raise RendezvousFailed(message)
+        if rank.number in team.places:
+            making.missing -= 1
+            making.waiting.append(operation)
+            if not making.missing:
+                for each in making.waiting:
+                    each.complete(now_s)
+        else:
+            operation.complete(now_s)
+        operation.wait()
+
+    # -- a rank
+
+    def join(self, rank: SimulatedRank) -> None:
+        """Puts the calling rank into the world and its ring; called on the rank's own thread."""
+        self._enter(self._generations[0].default)
+        if self.pairs:
+            for pair in (self.pairs[rank.number - 1], self.pairs[rank.number]):
+                self._list(pair)
+
+    def _enter(self, default: SimulatedGroup) -> None:
+        """Writes the default group into the rank's tables, as ``init_process_group`` does."""
+        world = self._world
+        world.default_pg = default
+        world.group_count = 1
+        self._list(default, self._mapping)
+
+    def _list(self, group: SimulatedGroup, mapping: dict[int, int] | None = None) -> None:
+        world, name = self._world, group.group_name
+        store = PrefixStore(f"{world.generation}/{name}/", self._store)
+        world.pg_map[group] = (_BACKEND, store)
+        world.pg_names[group] = name
+        world.pg_backend_config[group] = f"cpu:{_BACKEND}"
+        world.pg_group_ranks[group] = mapping or group.team.places
+        world.pg_to_tag[group] = f"ptd:{name}"
+        world.tags_to_pg.setdefault("", []).append(group)
+        world.tags_to_pg[f"ptd:{name}"] = [group]
+        self._register(name, group)
+
+    # -- in torch's places
+
+    def _install(self) -> None:
+        """Replaces what torch has for one rank a process."""
+        setattr(*WORLD, self._world)
+        setattr(*REGISTER, self._register)
+        setattr(*UNREGISTER, lambda name: None)  # other ranks may still use the group
+        setattr(*UNREGISTER_ALL, lambda: None)
+        setattr(*SET_DEFAULT, self._make_set_default(getattr(*SET_DEFAULT)))
+        setattr(*CHECK_BATCH, self._make_check_batch(getattr(*CHECK_BATCH)))
+        Future.wait = self._make_wait(Future.wait)
+        init = self._make_init(dist.init_process_group)
+        dist.init_process_group = distributed_c10d.init_process_group = init
+        for (owner, name), function in self._shared.checks.replacements.items():
+            setattr(owner, name, function)
+
+    def _register(self, name: str, group: Any) -> None:
+        """Lets C++ find a group by its name: one table serves all ranks."""
+        known = self._registered.get(name)
+        if known is group:
+            return
+        if known is not None:
+            self._unregister_in_cpp(name)
+        self._registered[name] = group
+        self._register_in_cpp(name, group)
+
+    def _make_set_default(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Makes the replacement for torch's function that sets the default group of a rank."""
+
+        @functools.wraps(call)
+        def set_default(group: Any) -> None:
+            call(group)
+            if group is None:
+                self._recorder.mark(DESTROYED)
+                self._world.generation += 1
+                self._world.made = 0
+                self._world.asked = False
+
+        return set_default
+
+    def _make_check_batch(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Makes the replacement for what ``batch_isend_irecv`` calls before its messages."""
+
+        @functools.wraps(call)
+        def check_batch(p2p_op_list: Any) -> None:
+            call(p2p_op_list)
+            rank: Any = self._clock.current
+            rank.begin_batch(len(p2p_op_list))
+
+        return check_batch
+
+    def _make_init(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Makes ``init_process_group``, which joins the ranks that are there."""
+        signature = inspect.signature(call)
+
+        @functools.wraps(call)
+        def init_process_group(*args: Any, **kwargs: Any) -> None:
+            wanted = signature.bind(*args, **kwargs).arguments
+            world = self._world
+            if dist.is_initialized() and world.asked:
+                call(*args, **kwargs)  # torch refuses
+            if not dist.is_initialized():
+                self._join_again()
+            world.asked = True
+            check_world(wanted, "ringsim.simulate", "Leave it out.")
+            limit = own_limit(wanted.get("timeout"))
+            if limit is not None:
+                world.default_pg.team.limit = limit
+
+        return init_process_group
+
+    def _join_again(self) -> None:
+        """Puts the calling rank into a new world, after ``destroy_process_group``."""
+        number = self._world.generation
+        if number == len(self._generations):
+            self._begin_generation()
+        self._recorder.mark(MADE_ANEW)
+        self._enter(self._generations[number].default)
+
+    def _make_wait(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes ``Future.wait``: a rank that waits for a future gives way."""
+        clock = self._clock
+
+        @functools.wraps(call)
+        def wait(self: Any) -> Any:
+            operation = getattr(self, "operation", None)
+            if operation is not None:
+                operation.wait()
+            elif not self.done():
+                rank = clock.current
+                self.add_done_callback(lambda _: clock.at(clock.now, rank))
+                while not self.done():
+                    clock.pause()
+            return call(self)
+
+        return wait
