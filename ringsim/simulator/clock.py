@@ -48,7 +48,7 @@ class Rank:
     Attributes:
         ended: whether its function has returned.
         errands: what the rank's own thread does as soon as it runs again.
-        thread: the number of its thread.
+        thread: the number of its thread; ``native_thread`` is the system's.
     """
 
     recorder: Recorder
@@ -57,7 +57,7 @@ class Rank:
         self.number, self.clock, self.own = number, clock, Isolated(seed)
         self.ended = False
         self.errands: list[Callable[[], object]] = []
-        self.thread = 0
+        self.thread = self.native_thread = 0
         self._baton = _thread.allocate_lock()
         self._baton.acquire()
         self._thrown: BaseException | None = None
@@ -72,6 +72,7 @@ class Rank:
         def live() -> None:
             self._baton.acquire()
             if self._thrown is None:
+                self.native_thread = _thread.get_native_id()
                 self.clock.begin(self)
                 function()
             self.clock.leave(self)

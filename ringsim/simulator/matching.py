@@ -291,12 +291,17 @@ class Operation(Work):
             elif self.done_s < NEVER:
                 self.rank.clock.at(self.done_s, self._bring_future)
             if not self.future.done() and in_backward():
-                run_after_backward(self._wait_quietly)
+                run_after_backward(self._wait_for_future)
         return self.future
 
-    def _wait_quietly(self) -> None:
-        with contextlib.suppress(Exception):  # the future tells the program
+    def _wait_for_future(self) -> None:
+        """Waits; C++ would wait for ever for a future that an error leaves open."""
+        try:
             self.wait()
+        except BaseException as error:
+            if not self.future.done():
+                self.future.set_exception(RuntimeError(str(error)))
+            raise
 
     def _bring_future(self) -> None:
         """Lets the rank's own thread complete the future: callbacks run there."""

@@ -225,8 +225,8 @@ class _Simulation:
         with simulated_states():
             stop = watch(self._clock)
             self._clock.run([(rank, self._make_life(rank)) for rank in self._ranks])
-            stop()
             error = self._judge()
+            stop()
         if error is None and self._reports:
             reports = [rename_files(report, self._cells) for report in self._reports]
             error = make_error(reports, self._size, [])

@@ -38,16 +38,20 @@ def watch(clock: Clock) -> Callable[[], None]:
 def _look(clock: Clock, over: threading.Event) -> None:
     before, since_s = None, time.monotonic()
     while not over.wait(_LOOK_S):
-        now = clock.switches, _used_time()
-        if now != before or not _is_in_torch(clock.current.thread):
+        rank = clock.current
+        now = clock.switches, _used_time(rank.native_thread)
+        if now != before or not _is_in_torch(rank.thread):
             before, since_s = now, time.monotonic()
         elif time.monotonic() - since_s > _ASLEEP_S:
             _report(clock)
 
 
-def _used_time() -> tuple[str, ...]:
-    """Returns the processor time that the process has used, in ticks."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+def _used_time(thread: int) -> tuple[str, ...]:
+    """Returns the processor time that a thread has used, in ticks; nothing where the system hides it."""
+    try:
+        fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ()
     return tuple(fields[11:13])
 
 
