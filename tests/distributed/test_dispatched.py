@@ -283,6 +283,9 @@ class Program:
         self._orders.put((work, group, made))
         self._orders.join()
 
+    def issue_in_another_thread(self, work: Handle) -> None:
+        self.late.add(work, self._post(0, NONE, NONE, 0) or 0, 0)  # type: ignore[arg-type]
+
     def come_back(self) -> None:
         self._orders.put("return")
         self._orders.join()
@@ -327,6 +330,19 @@ def test_the_last_collective_of_a_call_counts_as_waited_for_when_the_call_is_bac
     assert events.wait_ns[0] == NONE
     assert events.post_ns[1] <= events.wait_ns[1] <= events.done_ns[1]
     assert program.pending == {}
+
+
+def test_another_thread_on_the_same_group_does_not_hide_what_a_call_waited_for(
+    program: Program,
+) -> None:
+    """In 0.2.0 the first collective did not count as waited for."""
+    program.issue(done())
+    assert program.looking.acquire(timeout=30)
+    program.issue_in_another_thread(done())
+    program.look.release()
+    come_true(lambda: program.recorder.read().status[1] == OK)
+    program.come_back()
+    assert [wait != NONE for wait in program.end().wait_ns] == [True, False]
 
 
 def test_a_call_that_comes_again_from_the_same_place_is_another(program: Program) -> None:
