@@ -29,7 +29,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import ringsim
 from ringsim import comm
 from ringsim.comm import torch_private
-from ringsim.comm.torch_hooks import GROUPS, UNAWAITED, install, own_limit, uninstall
+from ringsim.comm.torch_hooks import (
+    GROUPS,
+    UNAWAITED,
+    find_handle_types,
+    install,
+    own_limit,
+    uninstall,
+)
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.errors import RendezvousFailed, RingError
 from ringsim.state import get_state
@@ -282,11 +289,9 @@ def test_collectives_that_cpp_issues_have_their_roots_and_splits(
     record: Callable[[], Events],
     world: ProcessGroup,
 ) -> None:
-    """Those of tensors without data are none."""
     out, into = [3, 2, 1, 0], [0, 1, 2, 3]
     functional.wait_tensor(functional.broadcast(torch.ones(3), 2, world))
     functional.wait_tensor(functional.all_to_all_single(torch.ones(6), into, out, world))
-    functional.wait_tensor(functional.all_reduce(torch.ones(5, device="meta"), "sum", world))
     dist.all_reduce(torch.ones(4))  # by way of C++, and not recorded twice
     events = record()
     assert ops(events) == ["broadcast", "all_to_all_single", "all_reduce"]
@@ -303,7 +308,8 @@ def test_what_the_program_has_waited_for_is_done(
 ) -> None:
     """Also if the thread that waits as well has not come to it."""
     gate = threading.Event()
-    monkeypatch.setattr(Work, "wait", lambda *_: gate.wait(60))
+    for kind in find_handle_types(Work):
+        monkeypatch.setattr(kind, "wait", lambda *_: gate.wait(60))
     with recording(Recorder(tmp_path, rank=0, world_size=SIZE)) as stop:
         functional.wait_tensor(functional.all_reduce(torch.ones(5), "sum", world))
         part = read_parts(tmp_path, start_ns=0)[0]
@@ -550,6 +556,35 @@ def test_a_limited_wait_is_over_if_an_exception_ends_the_recording(
     events = read_parts(tmp_path, start_ns=0)[0]
     assert events.status.tolist() == [ERROR]
     assert 0 < events.wait_ns[0] <= events.done_ns[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "limit", "asked"),
+    [
+        (RuntimeError("it failed"), (), 1),
+        (RuntimeError("it failed"), (SHORT,), 0),  # the program's own limit
+        (RingError("it is refused"), (), 0),
+    ],
+)
+def test_why_a_monitored_barrier_failed_is_asked_unless_that_is_known(
+    error: Exception,
+    limit: tuple[timedelta, ...],
+    asked: int,
+    world: ProcessGroup,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ProcessGroup, "monitored_barrier", fail)
+    recorder, failures = Recorder(tmp_path, rank=0, world_size=SIZE), []
+    with recording(recorder) as stop:
+        recorder.on_failure = lambda: failures.append("it failed")
+        with pytest.raises(type(error), match="it"):
+            world.monitored_barrier(*limit)
+        assert stop()[0].status.tolist() == [ERROR]
+    assert len(failures) == asked
 
 
 @pytest.mark.parametrize(("message", "calls"), [(True, 1), (False, 2)])

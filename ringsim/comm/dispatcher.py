@@ -296,12 +296,10 @@ class LateWaits:
             except queue.Empty:
                 came = []
             for one in [*left]:
-                is_latest = one.call.latest == one.slot
-                if is_latest and self._is_in(one.call):
-                    continue
-                if is_latest:
-                    self._recorder.amend(one.slot, wait_ns=one.issued_ns)
-                left.remove(one)
+                if not self._is_in(one.call):
+                    if one.call.latest == one.slot:
+                        self._recorder.amend(one.slot, wait_ns=one.issued_ns)
+                    left.remove(one)
             if came:
                 return came[0]
         return items.get()
