@@ -84,6 +84,16 @@ def test_who_is_stuck_by_hand(views: tuple[RankSnapshot, ...], ranks: tuple[int,
     assert (stuck.ranks, stuck.cycle) == (ranks, cycle) if stuck is not None else ranks == ()
 
 
+@pytest.mark.parametrize(("members", "stuck"), [((0, 1), True), ((0, 1, 5), False)])
+def test_a_member_of_which_nothing_is_known_may_send(members: tuple[int, ...], stuck: bool) -> None:
+    group = Group("some", members)
+    views = [
+        RankSnapshot("blocked", (Posted(Operation(rank, "recv", peer=peer), group, awaited=True),))
+        for rank, peer in ((0, ANY_SOURCE), (1, 0))
+    ]
+    assert (analyse(Snapshot(tuple(views))) is not None) is stuck
+
+
 def test_a_recv_that_can_still_be_served_is_no_reason() -> None:
     stuck = analyse(Snapshot((view(0, ("recv", ANY_SOURCE), ("recv", 1)), LEFT, RUNS, RUNS)))
     assert stuck is not None
