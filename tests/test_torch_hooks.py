@@ -598,6 +598,18 @@ def test_only_a_message_is_not_waited_for_twice(message: bool, calls: int, handl
     assert handle.calls == calls
 
 
+def test_what_is_found_completed_was_waited_for_when_it_was(
+    handle: Handle,
+    record: Callable[[], Events],
+) -> None:
+    dist.isend(torch.zeros(1), 1)
+    handle.completed = True
+    assert handle.is_completed()
+    events = record()
+    assert events.status.tolist() == [OK]
+    assert events.post_ns[0] <= events.wait_ns[0] <= events.done_ns[0]
+
+
 def test_what_is_completed_but_fails_is_for_the_wait_to_say(handle: Handle, record: Callable[[], Events]) -> None:
     dist.isend(torch.zeros(1), 1)
     handle.completed = handle.fails = True
