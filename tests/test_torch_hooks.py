@@ -290,14 +290,14 @@ def test_collectives_that_cpp_issues_have_their_roots_and_splits(
     world: ProcessGroup,
 ) -> None:
     out, into = [3, 2, 1, 0], [0, 1, 2, 3]
+    dist.all_reduce(torch.ones(4))  # by way of C++, and not recorded twice
     functional.wait_tensor(functional.broadcast(torch.ones(3), 2, world))
     functional.wait_tensor(functional.all_to_all_single(torch.ones(6), into, out, world))
-    dist.all_reduce(torch.ones(4))  # by way of C++, and not recorded twice
     events = record()
-    assert ops(events) == ["broadcast", "all_to_all_single", "all_reduce"]
-    assert events.peer.tolist() == [2, NONE, NONE]
+    assert ops(events) == ["all_reduce", "broadcast", "all_to_all_single"]
+    assert events.peer.tolist() == [NONE, 2, NONE]
     splits = [events.tables.payloads[payload].splits for payload in events.payload]
-    assert splits == [(), ((12, 8, 4, 0), (0, 4, 8, 12)), ()]
+    assert splits == [(), (), ((12, 8, 4, 0), (0, 4, 8, 12))]
     assert (events.status == OK).all()
 
 
