@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LEFT_BEHIND_AFTER_S = 10.0  # a process that is ending gets this long to do so
+LEFT_BEHIND_AFTER_S = 60.0  # a process that is ending gets this long to do so
 # What the fork server, fresh ranks and a browser call themselves: they may stay for the next call, or the next test.
 WAITING = ("ringsim-server", "ringsim-parked", "chrom")
 

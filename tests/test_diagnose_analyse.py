@@ -16,7 +16,7 @@ from part_writer import Writer
 
 from ringsim.diagnose import waitfor
 from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot, snapshot_of_events
-from ringsim.diagnose.waitfor import analyse, find_cycle
+from ringsim.diagnose.waitfor import Hindrance, analyse, find_cycle
 from ringsim.launch.watcher import LiveRecords
 from ringsim.traces.events import ANY_SOURCE, NONE, Group
 from ringsim.traces.findings import Operation
@@ -82,6 +82,22 @@ RUNS, LEFT, KILLED = RankSnapshot("running"), RankSnapshot("exited"), RankSnapsh
 def test_who_is_stuck_by_hand(views: tuple[RankSnapshot, ...], ranks: tuple[int, ...], cycle: tuple[int, ...]) -> None:
     stuck = analyse(Snapshot(views))
     assert (stuck.ranks, stuck.cycle) == (ranks, cycle) if stuck is not None else ranks == ()
+
+
+@pytest.mark.parametrize(("members", "stuck"), [((0, 1), True), ((0, 1, 5), False)])
+def test_a_member_of_which_nothing_is_known_may_send(members: tuple[int, ...], stuck: bool) -> None:
+    group = Group("some", members)
+    views = [
+        RankSnapshot("blocked", (Posted(Operation(rank, "recv", peer=peer), group, awaited=True),))
+        for rank, peer in ((0, ANY_SOURCE), (1, 0))
+    ]
+    assert (analyse(Snapshot(tuple(views))) is not None) is stuck
+
+
+def test_a_cycle_starts_at_its_lowest_rank_in_whatever_order_it_is_given() -> None:
+    one = Posted(Operation(0, "recv"), WORLD, awaited=True)
+    links = [Hindrance(rank, one, (peer,)) for rank, peer in ((2, 0), (1, 2), (0, 1))]
+    assert find_cycle(links) == (0, 1, 2)
 
 
 def test_a_recv_that_can_still_be_served_is_no_reason() -> None:

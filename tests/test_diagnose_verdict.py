@@ -294,6 +294,39 @@ def test_another_rank_may_be_meant_if_it_waits_under_the_same_tag(tag: int, mean
     assert ("should the send of rank 0 go there?" in said) is meant
 
 
+def posts(op: str, rank: int, peer: int, tag: int, **known: Any) -> Posted:
+    operation = Operation(rank, op, peer=peer, tag=tag, group="world")
+    return Posted(operation, Group("world", (0, 1, 2)), **{"awaited": True, **known})
+
+
+def blocked(*posted: Posted) -> RankSnapshot:
+    return RankSnapshot("blocked", posted)
+
+
+@pytest.mark.parametrize(("counterparts", "meant"), [(0, True), (1, False)])
+def test_what_has_met_its_other_side_is_meant_for_no_other(counterparts: int, meant: bool) -> None:
+    third = posts(SEND, 2, 0, 5, counterparts=counterparts)
+    ring = blocked(posts(RECV, 0, 1, 5)), blocked(posts(RECV, 1, 0, 5))
+    said = str(judge(Snapshot((*ring, blocked(third)))))
+    assert ("should the recv of rank 0 go there?" in said) is meant
+
+
+@pytest.mark.parametrize(("taken", "kind"), [(False, "tag_mismatch"), (True, "deadlock")])
+def test_what_others_have_got_is_no_counterpart(taken: bool, kind: str) -> None:
+    theirs = posts(RECV, 1, 0, 2, counterparts=1, index=1, taken=taken)
+    diagnosis = judge(Snapshot((blocked(posts(SEND, 0, 1, 1)), blocked(theirs))))
+    assert root(diagnosis)[0] == kind
+
+
+def test_the_plainest_mismatch_of_a_circle_is_named() -> None:
+    """Rank 0 might have meant the isend, but the send and the recv are both awaited."""
+    first = blocked(posts(RECV, 0, 1, 7), posts(SEND, 0, 1, 1))
+    second = blocked(posts("isend", 1, 0, 8, awaited=False), posts(RECV, 1, 0, 2))
+    (finding,) = judge(Snapshot((first, second))).findings
+    assert finding.message.startswith("rank 0's send to 1 (world, tag 1")
+    assert "tag 1 is not tag 2" in finding.message
+
+
 def test_the_end_of_a_thread_is_why_all_stand_still_also_of_ranks_that_do_not_name_it() -> None:
     for kind, blamed in (("stalled", True), ("deadlock", False)):
         found = Finding(kind, (0, 1), (), "ranks 0 and 1 wait.")

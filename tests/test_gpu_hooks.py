@@ -304,6 +304,23 @@ def test_a_handle_is_done_when_the_stream_is(nccl_gpu: StandInGpu, read: Stop, t
     assert times.startswith("On rank 0, cuda:0: 3 operations got the times of CUDA events")
 
 
+def test_a_handle_that_is_completed_has_the_times_of_its_wait(
+    nccl_gpu: StandInGpu,
+    tensor: torch.Tensor,
+    start: Callable[[], Stop],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Work, "is_completed", lambda self: True)
+    read = start()
+    work = dist.isend(tensor, 1)
+    assert work.is_completed()
+    nccl_gpu.queue(40 * MS)
+    work.wait()
+    events, facts = read()
+    assert blocked_ns(events) == pytest.approx([3 * MS], abs=3000)
+    assert "1 operation got the times of CUDA events" in facts["not_recorded"][-1]
+
+
 def test_a_collective_on_the_programs_own_stream_has_no_handle(
     nccl_gpu: StandInGpu, world: ProcessGroup, tensor: torch.Tensor, start: Callable[[], Stop], monkeypatch: pytest.MonkeyPatch
 ) -> None:

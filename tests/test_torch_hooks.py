@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from fake_rank import SIZE, fake_world, recording
 from torch.distributed import ProcessGroup, Work, isend
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -28,9 +29,16 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import ringsim
 from ringsim import comm
 from ringsim.comm import torch_private
-from ringsim.comm.torch_hooks import GROUPS, UNAWAITED, install, own_limit, uninstall
+from ringsim.comm.torch_hooks import (
+    GROUPS,
+    UNAWAITED,
+    find_handle_types,
+    install,
+    own_limit,
+    uninstall,
+)
 from ringsim.diagnose.snapshot import snapshot_of_events
-from ringsim.errors import RingError
+from ringsim.errors import RendezvousFailed, RingError
 from ringsim.state import get_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_CODES, OP_NAMES, Events, Group
 from ringsim.traces.matching import refused
@@ -277,6 +285,40 @@ def test_collectives_follow_the_sizes_of_nccl_tests(record: Callable[[], Events]
     assert {(each["tag"], each["status"]) for each in found} == {(NONE, OK)}
 
 
+def test_collectives_that_cpp_issues_have_their_roots_and_splits(
+    record: Callable[[], Events],
+    world: ProcessGroup,
+) -> None:
+    out, into = [3, 2, 1, 0], [0, 1, 2, 3]
+    dist.all_reduce(torch.ones(4))  # by way of C++, and not recorded twice
+    functional.wait_tensor(functional.broadcast(torch.ones(3), 2, world))
+    functional.wait_tensor(functional.all_to_all_single(torch.ones(6), into, out, world))
+    events = record()
+    assert ops(events) == ["all_reduce", "broadcast", "all_to_all_single"]
+    assert events.peer.tolist() == [NONE, 2, NONE]
+    splits = [events.tables.payloads[payload].splits for payload in events.payload]
+    assert splits == [(), (), ((12, 8, 4, 0), (0, 4, 8, 12))]
+    assert (events.status == OK).all()
+
+
+def test_what_the_program_has_waited_for_is_done(
+    world: ProcessGroup,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if the thread that waits as well has not come to it."""
+    gate = threading.Event()
+    for kind in find_handle_types(Work):
+        monkeypatch.setattr(kind, "wait", lambda *_: gate.wait(60))
+    with recording(Recorder(tmp_path, rank=0, world_size=SIZE)) as stop:
+        functional.wait_tensor(functional.all_reduce(torch.ones(5), "sum", world))
+        part = read_parts(tmp_path, start_ns=0)[0]
+        gate.set()
+        stop()
+    assert part.status.tolist() == [OK]
+    assert 0 < part.wait_ns[0] <= part.done_ns[0]
+
+
 def test_collectives_by_other_signatures_and_how_they_reduce(record: Callable[[], Events], world: ProcessGroup) -> None:
     world.broadcast(ONE(), 3).wait()
     world.broadcast(tensor=ONE(), root=3).wait()
@@ -317,6 +359,67 @@ def test_a_group_has_its_name_and_global_ranks_and_is_not_kept_alive(record: Cal
     assert payloads[::3] == [(0, 3)] * 3 + [(0, 2)]
     assert (events.status == OK).all()
     assert -1 < events.post_ns[0] <= events.wait_ns[0] <= events.done_ns[0]
+
+
+def test_groups_are_compared_with_those_that_another_rank_makes_in_their_place(
+    tmp_path: Path,
+    record: Callable[[], Events],
+) -> None:
+    """One that torch refused has no place; one that its members alone make is theirs."""
+    theirs = Recorder(tmp_path, rank=1, world_size=SIZE)
+    group = theirs.group(GROUPS, range(SIZE), fresh=True)
+    post = theirs.make_post(OP_CODES["new_group"])
+    for members, status in (([9], ERROR), ([0, 1], OK), ([0, 2], OK), ([0, 1, 2], OK)):
+        slot = post(group, NONE, NONE, theirs.payload("ranks", members, 0))
+        assert slot is not None
+        theirs.complete(slot, status)
+    dist.new_group([0, 1])
+    dist.new_group([1, 2], use_local_synchronization=True)
+    dist.new_group([0, 2])
+    with pytest.raises(RendezvousFailed, match=r"got \[0, 3\] here and \[0, 1, 2\] in rank 1's"):
+        dist.new_group([0, 3])
+    events = record()
+    events = events.select((events.rank == 0) & (events.op == OP_CODES["new_group"]))
+    shapes = [events.tables.payloads[payload].shape for payload in events.payload]
+    assert shapes == [(0, 1), (0, 2), (0, 3)]
+    theirs.close()
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_group_that_was_used_before_is_not_compared(used: bool, tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if used:
+        dist.barrier()
+    with recording(Recorder(tmp_path, rank=0, world_size=1)) as stop:
+        dist.barrier()
+        said = stop()[1].get("not_checked", [])
+    places = [sentence.split(":")[0].split(" not compared on ")[1] for sentence in said]
+    assert places == ["group world"] * used
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("check", ["basic", "off"])
+def test_only_what_would_be_compared_is_said_not_to_be(
+    check: str,
+    world: ProcessGroup,
+    tmp_path: Path,
+) -> None:
+    with recording(Recorder(tmp_path, rank=0, world_size=SIZE), check) as stop:
+        world.recv_anysource([torch.zeros(1)], 0)
+        _, facts = stop()
+    said = facts.get("not_checked", ())
+    assert any("was from any rank" in each for each in said) == (check != "off")
+
+
+def test_a_group_belongs_to_its_world(tmp_path: Path) -> None:
+    with fake_world(), recording(Recorder(tmp_path, rank=0, world_size=SIZE)) as stop:
+        dist.barrier()
+        dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=SIZE)
+        dist.barrier()
+        events, _ = stop()
+    barriers = events.group[events.op == OP_CODES["barrier"]]
+    assert [events.tables.groups[group].world for group in barriers] == [0, 1]
 
 
 def test_an_unregistered_group_says_so(record: Callable[[], Events], world: ProcessGroup) -> None:
@@ -438,6 +541,52 @@ def test_a_limited_wait_that_failed_for_good_is_over(why: str, handle: Handle, r
     assert 0 < events.wait_ns[-1] <= events.done_ns[-1]
 
 
+def test_a_limited_wait_is_over_if_an_exception_ends_the_recording(
+    handle: Handle,
+    world: ProcessGroup,
+    tmp_path: Path,
+) -> None:
+    handle.fails = True
+    recorder = Recorder(tmp_path, rank=0, world_size=SIZE)
+    with suppress(KeyError), recording(recorder):  # ends while the error is on its way
+        dist.isend(torch.zeros(1), 1)
+        with suppress(RuntimeError):
+            handle.wait(SHORT)
+        raise KeyError
+    events = read_parts(tmp_path, start_ns=0)[0]
+    assert events.status.tolist() == [ERROR]
+    assert 0 < events.wait_ns[0] <= events.done_ns[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "limit", "asked"),
+    [
+        (RuntimeError("it failed"), (), 1),
+        (RuntimeError("it failed"), (SHORT,), 0),  # the program's own limit
+        (RingError("it is refused"), (), 0),
+    ],
+)
+def test_why_a_monitored_barrier_failed_is_asked_unless_that_is_known(
+    error: Exception,
+    limit: tuple[timedelta, ...],
+    asked: int,
+    world: ProcessGroup,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ProcessGroup, "monitored_barrier", fail)
+    recorder, failures = Recorder(tmp_path, rank=0, world_size=SIZE), []
+    with recording(recorder) as stop:
+        recorder.on_failure = lambda: failures.append("it failed")
+        with pytest.raises(type(error), match="it"):
+            world.monitored_barrier(*limit)
+        assert stop()[0].status.tolist() == [ERROR]
+    assert len(failures) == asked
+
+
 @pytest.mark.parametrize(("message", "calls"), [(True, 1), (False, 2)])
 def test_only_a_message_is_not_waited_for_twice(message: bool, calls: int, handle: Handle, record: Callable[[], Events]) -> None:
     dist.isend(torch.zeros(1), 1)
@@ -447,6 +596,18 @@ def test_only_a_message_is_not_waited_for_twice(message: bool, calls: int, handl
     assert handle.wait()
     assert handle.wait()
     assert handle.calls == calls
+
+
+def test_what_is_found_completed_was_waited_for_when_it_was(
+    handle: Handle,
+    record: Callable[[], Events],
+) -> None:
+    dist.isend(torch.zeros(1), 1)
+    handle.completed = True
+    assert handle.is_completed()
+    events = record()
+    assert events.status.tolist() == [OK]
+    assert events.post_ns[0] <= events.wait_ns[0] <= events.done_ns[0]
 
 
 def test_what_is_completed_but_fails_is_for_the_wait_to_say(handle: Handle, record: Callable[[], Events]) -> None:

@@ -264,9 +264,10 @@ class LateWaits:
             leave_thread(thread)
 
     def _run(self, items: queue.SimpleQueue[_UnderWay | None]) -> None:
-        last: _UnderWay | None = None  # done while its thread was in C++: perhaps what that waited for
-        while (item := self._next(items, last)) is not None:
-            last = None
+        # Those that were done while their threads were in C++: perhaps what these waited for.
+        left: list[_UnderWay] = []
+        while (item := self._next(items, left)) is not None:
+            left = [one for one in left if one.call.thread != item.call.thread]
             try:
                 in_cpp = self._wait_for(item)
             except Exception:
@@ -278,18 +279,27 @@ class LateWaits:
                         self._slots.pop(place, None)
             self._pending.pop(item.work, None)
             if self._complete(item.slot) and in_cpp:
-                last = item
+                left.append(item)
 
-    def _next(self, items: queue.SimpleQueue[_UnderWay | None], last: _UnderWay | None) -> _UnderWay | None:
-        """Returns the next collective, None at the end; finds out meanwhile whether the last one was waited for."""
-        while last is not None and last.call.latest == last.slot:
+    def _next(
+        self,
+        items: queue.SimpleQueue[_UnderWay | None],
+        left: list[_UnderWay],
+    ) -> _UnderWay | None:
+        """Returns the next collective, None at the end.
+
+        Meanwhile it finds out whether those in ``left`` were waited for, and takes them out.
+        """
+        while any(one.call.latest == one.slot for one in left):
             try:
                 came = [items.get(timeout=LOOK_S)]
             except queue.Empty:
                 came = []
-            if last.call.latest == last.slot and not self._is_in(last.call):
-                self._recorder.amend(last.slot, wait_ns=last.issued_ns)
-                last = None
+            for one in [*left]:
+                if not self._is_in(one.call):
+                    if one.call.latest == one.slot:
+                        self._recorder.amend(one.slot, wait_ns=one.issued_ns)
+                    left.remove(one)
             if came:
                 return came[0]
         return items.get()

@@ -125,7 +125,9 @@ class JoinedWatch:
         places: dict[int, tuple[str, int] | None] = {}
         deadline = time.monotonic() + ANSWER_S
         while doing.keys() - places.keys() and select.select([self._answers], [], [], max(deadline - time.monotonic(), 0))[0]:
-            places |= {rank: place and (place[0], place[1]) for rank, what, place in self._hear() if what == WHERE}
+            for rank, what, *more in self._hear():
+                if what == WHERE:  # an answer to the watcher's last question may come first
+                    places[rank] = more[0] and (more[0][0], more[0][1])
         return [describe_unfinished(rank, word, places.get(rank)) for rank, word in doing.items()]
 
     def stop(self) -> None:

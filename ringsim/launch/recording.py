@@ -362,7 +362,8 @@ class Recording:
         for rank in range(self._world_size):
             text = self._board.read(rank, 0.001)
             while text is None and (left_s := deadline - time.monotonic()) > 0 and not hurry.is_set():
-                over = failed and find_ends(directory, [rank])
+                # A rank that lives, and has written how it ends, is about to post.
+                over = failed and is_gone(PartReader(directory, rank))
                 text = self._board.read(rank, min(left_s, LOOK_S))
                 if over:
                     break
@@ -432,19 +433,27 @@ def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
     ends = []
     for rank in ranks if has_proc() else ():
         part = PartReader(directory, rank)
-        part.read_names()
-        pid = part.meta.get("pid") if part.meta.get("host") == socket.gethostname() else None
-        process = look_at(pid) if pid is not None else None
+        gone = is_gone(part)
         part.read_names()  # what it wrote before it was gone
         said = [end for end in part.meta.get("ends", ()) if end["rank"] == rank]
         if said:
             ends += said
         elif "end_ns" in part.meta:  # by itself, or because it lost a peer: then it says which
             ends += [] if "ends" in part.meta else [_left(rank)]
-        elif pid is not None and (process is None or process.state in "ZX"):
+        elif gone:
             about = "died within the recorded block, by a signal or os._exit(): its process is gone"
             ends.append({"rank": rank, "state": "killed", "about": about, "error": ""})
     return ends
+
+
+def is_gone(part: PartReader) -> bool:
+    """Returns whether the process that wrote a part has ended; False if it is on another machine."""
+    part.read_names()
+    pid = part.meta.get("pid")
+    if pid is None or part.meta.get("host") != socket.gethostname() or not has_proc():
+        return False
+    process = look_at(pid)
+    return process is None or process.state in "ZX"
 
 
 def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ class RankServer:
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()  # the server ends when nobody can ask any more
-        self._process.wait(10)
+        self._process.wait(120)  # against hangs: a busy machine takes its time
 
     def run(
         self, function: Any, arguments: list[tuple[Any, ...]], *, limit_s: float = 120, environment: dict[str, str] | None = None

@@ -243,9 +243,11 @@ class Program:
     Attributes:
         looking: is released when a look begins that may find the thread back.
         look: lets such a look go on.
+        tells: whether the thread enters a block when it is back.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tells = True
         self.looking, self.look = looking, look = threading.Semaphore(0), threading.Semaphore(0)
 
         class Watched(queue.SimpleQueue):  # type: ignore[type-arg]
@@ -268,20 +270,31 @@ class Program:
         order = "call"
         while order == "call":
             self._in_cpp(sys._getframe())
-            self.late.enter_block()
+            if self.tells:
+                self.late.enter_block()
             self._orders.task_done()  # it is back
             order = self._orders.get()
             self._orders.task_done()
 
     def _in_cpp(self, frame: FrameType) -> None:
         while (order := self._orders.get()) != "return":
-            work, group, made = order
-            self.late.add(work, self._post(0, NONE, NONE, 0) or 0, group, made, frame)
+            work, group, made, nested = order
+            place = sys._getframe() if nested else frame
+            self.late.add(work, self._post(0, NONE, NONE, 0) or 0, group, made, place)
             self._orders.task_done()
 
-    def issue(self, work: Handle, group: int = 0, made: Sequence[torch.Tensor] = ()) -> None:
-        self._orders.put((work, group, made))
+    def issue(
+        self,
+        work: Handle,
+        group: int = 0,
+        made: Sequence[torch.Tensor] = (),
+        nested: bool = False,
+    ) -> None:
+        self._orders.put((work, group, made, nested))
         self._orders.join()
+
+    def issue_in_another_thread(self, work: Handle) -> None:
+        self.late.add(work, self._post(0, NONE, NONE, 0) or 0, 0)  # type: ignore[arg-type]
 
     def come_back(self) -> None:
         self._orders.put("return")
@@ -327,6 +340,37 @@ def test_the_last_collective_of_a_call_counts_as_waited_for_when_the_call_is_bac
     assert events.wait_ns[0] == NONE
     assert events.post_ns[1] <= events.wait_ns[1] <= events.done_ns[1]
     assert program.pending == {}
+
+
+def test_a_call_is_back_also_if_no_block_tells(program: Program) -> None:
+    program.tells = False
+    program.issue(done())
+    assert program.looking.acquire(timeout=30)
+    program.come_back()
+    assert program.end().wait_ns[0] != NONE
+
+
+def test_a_function_in_python_that_cpp_calls_may_issue_the_next(program: Program) -> None:
+    program.issue(done())
+    assert program.looking.acquire(timeout=30)
+    program.issue(done(), nested=True)
+    program.look.release()
+    come_true(lambda: program.recorder.read().status[1] == OK)
+    program.come_back()
+    assert program.end().wait_ns[0] == NONE
+
+
+def test_another_thread_on_the_same_group_does_not_hide_what_a_call_waited_for(
+    program: Program,
+) -> None:
+    """In 0.2.0 the first collective did not count as waited for."""
+    program.issue(done())
+    assert program.looking.acquire(timeout=30)
+    program.issue_in_another_thread(done())
+    program.look.release()
+    come_true(lambda: program.recorder.read().status[1] == OK)
+    program.come_back()
+    assert [wait != NONE for wait in program.end().wait_ns] == [True, False]
 
 
 def test_a_call_that_comes_again_from_the_same_place_is_another(program: Program) -> None:

@@ -17,6 +17,8 @@ from rank_server import Ended, RankServer, results
 from test_recording import join
 
 import ringsim
+from ringsim.errors import PeerExited
+from ringsim.launch import joined, recording
 from ringsim.launch.recording import gather_ends, hold_back_sigterm
 from ringsim.traces.findings import SLOW_KINDS
 
@@ -34,6 +36,8 @@ CASES = [  # which rank leaves, how, when, and the kind and the words of the fin
 
 def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list[str]:
     """Rank ``who`` leaves before it sends what all others wait for; returns what their errors say besides torch's words."""
+    if who:  # then the others end by themselves: rank 0 is to wait for each that lives
+        recording.WAIT_AFTER_ERROR_S = 60.0  # type: ignore[misc]  # of this process alone
     path, store = join(directory, rank, 3), dist.distributed_c10d._get_default_store()
     try:
         with ringsim.trace(path):
@@ -55,6 +59,8 @@ def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list
     except (RuntimeError, ValueError, SystemExit) as error:
         if rank == who:
             os._exit(1)
+        if isinstance(error, PeerExited):  # the watch saw it before torch's error was raised
+            return [str(error)]
         return getattr(error, "__notes__", [])
     os._exit(0)
 
@@ -82,7 +88,9 @@ def test_the_file_says_who_ended_and_why(ended: list[tuple[Path, list[Ended]]], 
     assert re.search(words, finding.message)
     assert len(finding.consequences) == 2 or kind != "rank_failed"
     notes = [note for each in ranks if each.how == "returned" for note in each.value]
-    assert [note.startswith(f"ringsim: rank {who} ") for note in notes] == [True, True]
+    verdict = rf"peer exited: .*, but rank {who} (is dead|has left)"
+    names_it = re.compile(rf"ringsim: rank {who} |{verdict}")
+    assert [names_it.match(note) is not None for note in notes] == [True, True]
 
 
 def says_who_raised(path: str | Path) -> bool:
@@ -109,6 +117,44 @@ def test_where_no_file_was_written_the_parts_tell_who_died(server: RankServer, t
     assert not (tmp_path / "run.ringtrace").exists()
     for path in (tmp_path / "run.ringtrace", tmp_path / "run.ringtrace.parts", f"{tmp_path}/run.ringtrace.parts/"):
         assert says_who_raised(path)
+
+
+def raise_together(directory: str, rank: int) -> None:
+    """Both ranks raise. Rank 1 writes how it ends, and posts when rank 0 has looked three times."""
+    path, store = join(directory, rank, 2), dist.distributed_c10d._get_default_store()
+    post, read, looks = joined.StoreBoard.post, joined.StoreBoard.read, []
+
+    def post_late(self: joined.StoreBoard, rank: int, text: str) -> None:
+        if rank:
+            store.set("written", "")
+            store.wait(["looked"])
+        post(self, rank, text)
+
+    def read_and_count(self: joined.StoreBoard, rank: int, wait_s: float) -> str | None:
+        looks.append(rank)
+        if looks.count(1) == 3:
+            store.set("looked", "")
+        return read(self, rank, wait_s)
+
+    recording.WAIT_AFTER_ERROR_S = 60.0  # type: ignore[misc]  # of this process alone
+    joined.StoreBoard.post = post_late  # type: ignore[method-assign]
+    joined.StoreBoard.read = read_and_count  # type: ignore[method-assign]
+    try:
+        with ringsim.trace(path):
+            if rank == 0:
+                store.wait(["written"])
+            raise ValueError("boom")
+    finally:
+        store.set("looked", "")
+
+
+def test_rank_0_waits_for_a_rank_that_is_about_to_leave(server: RankServer, tmp_path: Path) -> None:
+    """0.2.0 waited no longer than 0.1 s for a rank that had written how it ends."""
+    ended = server.run(raise_together, [(str(tmp_path), rank) for rank in range(2)])
+    assert [(each.how, each.value) for each in ended] == [("raised", "boom")] * 2
+    trace = ringsim.load(tmp_path / "run.ringtrace")
+    assert [note for note in trace.metadata["notes"] if "had not left" in note] == []
+    assert [end["rank"] for end in trace.metadata["ends"]] == [0, 1]
 
 
 def left_and_at_work(directory: str, rank: int) -> None:
