@@ -34,7 +34,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("traces", "topologies"),
     ("diagnose", "compute_costs", "comm"),
     ("ring",),
-    ("launch", "pipeline", "simulator"),
+    ("launch", "pipeline"),
+    ("simulator",),
     ("prediction", "links", "exchange", "plot", "view", "check", "magics"),
     ("cli", "explore"),
     ("__main__",),
@@ -51,7 +52,7 @@ LIBRARIES: dict[str, set[str]] = {  # beyond the standard library and numpy; wha
     "ring": {"torch", "cloudpickle"},
     "launch": {"torch", "IPython"},
     "pipeline": {"torch", "transformers"},
-    "simulator": {"torch", "greenlet"},
+    "simulator": {"torch"},
     "prediction": {"pandas"},
     "links": {"torch"},
     "exchange": DATA | {"google", "otf2", "_otf2"},
@@ -198,7 +199,7 @@ def test_nothing_behind_the_back_of_python_and_torch() -> None:
 
 def starts_no_ranks(room: str) -> bool:
     """Tells whether the examples of a room run in one process."""
-    return FLOOR[room] <= FLOOR["topologies"] or room in {"diagnose", "compute_costs", "simulator", "exchange", "plot"}
+    return FLOOR[room] <= FLOOR["topologies"] or room in {"diagnose", "compute_costs", "exchange", "plot"}
 
 
 EXAMPLES = [

@@ -109,7 +109,7 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def run_after_backward(function: Callable[[], object]) -> None:
+def run_after_backward(function: Callable[[], None]) -> None:
     """Calls a function when the gradients of the backward pass that goes on are there.
 
     If no node of the graph runs any more, that is now.
@@ -117,4 +117,4 @@ def run_after_backward(function: Callable[[], object]) -> None:
     if torch._C._current_autograd_node() is None:
         function()
     else:
-        Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
+        Variable._execution_engine.queue_callback(function)

@@ -14,30 +14,22 @@ moment::
 
 from __future__ import annotations
 
-import os
 import pickle
-import pkgutil
-import sys
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from multiprocessing.connection import Connection, wait
-from typing import Any, Final, NoReturn
+from multiprocessing.connection import wait
+from typing import Any, Final
 
-from ringsim.diagnose.failure import interrupted_once, make_error, rename_files, report_death
-from ringsim.errors import Interrupted, RingError, RunTimeout
-from ringsim.launch.job import ALONE, Job, Kind, RankConfig, pack_caller, start_environment
+from ringsim.diagnose.failure import indent, interrupted_once, report_death
+from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
+from ringsim.launch.job import ALONE, INTERRUPT, Kind, pack_caller, start_environment
 from ringsim.launch.output import RankOutput
 from ringsim.launch.ranks import RankSet, get_launcher
-from ringsim.launch.results import read_result, write_result
-from ringsim.traces.parts import name_cells
+from ringsim.launch.results import read_result
 
-__all__ = ["Process", "become", "run_alone"]
+__all__ = ["run_alone"]
 
 _POLL_S: Final = 0.05
 _HAND_OVER_S: Final = 2.0  # for what an interrupted process has to hand over
-_INTERRUPT: Final = "interrupt"
 
 
 def run_alone(
@@ -86,14 +78,14 @@ class _Call:
         try:
             value = self._hear(limit_s)
         except KeyboardInterrupt:
-            error = Interrupted(f"{self._doing} was interrupted after {self._elapsed_s:.1f} s.")
-            raise self._explained(error) from None
+            interrupted = f"{self._doing} was interrupted after {self._elapsed_s:.1f} s."
+            raise self._explained(Interrupted(interrupted)) from None
         if value is None:
-            error = RunTimeout(
+            late = (
                 f"{self._doing} did not end within limit_s={limit_s:g} s. Raise limit_s, or look "
                 "at error.trace for where the ranks were."
             )
-            raise self._explained(error)
+            raise self._explained(RunTimeout(late))
         return read_result(self._config.result_file, value)
 
     @property
@@ -136,12 +128,13 @@ class _Call:
         errors = self._ranks.startup_errors.strip()
         if code is None and errors:
             return RingError(f"the process of {self._doing} did not start:\n{errors}")
-        report = rename_files(replace(report, text=f"{self._doing}: {report.text}"), name_cells([]))
-        return make_error([report], 1, [])
+        where = f" ({report.where})" if report.where else ""
+        lines = f"\n{indent(report.traceback)}" if report.traceback else ""
+        return RankFailed(f"{self._doing} ended early: {report.text}{where}{lines}")
 
     def _explained(self, error: Any) -> Any:
         """Gives an error what the process hands over, if it does so in time."""
-        self._channel.send_bytes(pickle.dumps(_INTERRUPT))
+        self._channel.send_bytes(pickle.dumps(INTERRUPT))
         deadline = time.monotonic() + _HAND_OVER_S
         while time.monotonic() < deadline:
             if wait([self._channel], timeout=_POLL_S):
@@ -155,62 +148,3 @@ class _Call:
                     break
         self._output.follow(last=True)
         return error
-
-
-# -- the process
-
-
-class Process:
-    """The process of a call, as its function sees it.
-
-    Attributes:
-        hand_over: returns what there is so far; called if the caller interrupts the run.
-    """
-
-    def __init__(self, channel: Connection, config: RankConfig) -> None:
-        self.hand_over: Callable[[], Any] | None = None
-        self._channel, self._file = channel, config.result_file
-        self._lock = threading.Lock()
-
-    def say(self, what: str, value: Any) -> None:
-        """Sends a message to the caller, from any thread."""
-        with self._lock:
-            self._channel.send((what, value))
-
-    def finish(self, value: Any, what: str = "result") -> None:
-        """Sends the result, from any thread."""
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        self.say(what, write_result(value, self._file))
-
-    def listen(self) -> None:
-        """Answers the caller; ends the process when the caller is gone."""
-        try:
-            while True:
-                message = pickle.loads(self._channel.recv_bytes())
-                if message == _INTERRUPT and self.hand_over is not None:
-                    self.finish(self.hand_over(), "handed over")
-        except (EOFError, OSError):
-            os._exit(1)
-
-
-def become(
-    channel: Connection, config: RankConfig, enter: Callable[[Job, dict[str, str]], None]
-) -> NoReturn:
-    """Turns this process into one that runs a function for ``run_alone``; does not return.
-
-    Args:
-        channel: to the caller.
-        config: of the process, which is rank 0 of one.
-        enter: makes the process like the caller's, with some more variables.
-    """
-    process = Process(channel, config)
-    try:
-        job, function, args = pickle.loads(channel.recv_bytes())
-        enter(job, {})
-        threading.Thread(target=process.listen, name="ringsim-channel", daemon=True).start()
-        process.finish(pkgutil.resolve_name(function)(process, *args))
-    except BaseException as error:  # whatever it is, the caller must hear of it
-        process.say("failed", error)
-    while True:
-        time.sleep(3600)  # the caller ends this process

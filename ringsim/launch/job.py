@@ -16,6 +16,7 @@ from ringsim.faults import Injection
 
 Logging = tuple[str, int, list[tuple[str, int, logging.Formatter | None]]]  # a logger: name, level; stream, level and format of handlers
 ALONE: Final = "virtual clock"  # the device of a process that runs a function alone
+INTERRUPT: Final = "interrupt"  # asks such a process for what there is so far
 CHECKS: Final = ("basic", "full", "off")  # which mistakes the ranks refuse to make, see `ringsim.trace`
 # Values that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a process starts. A rank that
 # started with other values than the caller's must not run the caller's job.

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import importlib
 import io
 import linecache
 import os
@@ -44,7 +43,7 @@ from ringsim.comm.injecting import install_with
 from ringsim.diagnose.failure import call_to_end, note_failed_threads, read_verdict, report_exception
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
-from ringsim.launch import alone, worlds
+from ringsim.launch import process, worlds
 from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers
 from ringsim.launch.results import describe_unpicklable, write_result
 from ringsim.launch.threads import find_place, list_threads
@@ -63,7 +62,7 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     _redirect_output(config)
     if config.comm_device == ALONE:
         _name_process("ringsim-clock")
-        alone.become(channel, config, _enter)
+        process.become(channel, config, _enter)
     say = _make_say(channel)
     woken = threading.Event()  # the connections have been shut, for a verdict
     inbox = _watch(channel, config, say, woken)
@@ -119,7 +118,7 @@ def warm_up() -> None:
     """Does once, before ranks are forked, what each would have to do: loads the parts of numpy and torch that load on first use."""
     import torch.fx.experimental.symbolic_shapes  # noqa: F401  # takes 0.3 s: the first backward pass from a gradient loads it
 
-    importlib.import_module("ringsim.simulator.run")  # a floor above: simulated ranks are forked here
+    process.preload()
     _seed(0)
     with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
         recorder = _start_recording(RankConfig(directory, 0, 1, "cpu", 1.0, ring=False))

@@ -131,7 +131,7 @@ def run_simulation(packed: bytes, settings: Settings, limit_s: float | None = No
         cells,
         limit_s=limit_s, doing="the simulation"
     )
-    trace = outcome.trace
+    trace: Trace | None = outcome.trace
     if trace is None:
         raise outcome.error
     trace.results[:] = map(pickle.loads, trace.results)

@@ -249,7 +249,7 @@ class Clock:
         Raises:
             RingError: the machine has no room for so many threads.
         """
-        ranks = []
+        ranks: list[Rank] = []
         for rank, function in lives:
             try:
                 rank.start(function)

@@ -1,13 +1,16 @@
-"""``os.environ`` among simulated ranks: each has its own RANK, and whatever it sets itself."""
+"""What a process has once, and each simulated rank for itself: variables and signal handlers."""
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator, MutableMapping
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["RankEnvironment"]
+from ringsim.errors import RingError
+
+__all__ = ["RankEnvironment", "RankSignals"]
 
 
 class _Changes(threading.local):
@@ -68,3 +71,48 @@ class RankEnvironment(MutableMapping[str, str]):
 
     def __or__(self, other: Any) -> dict[str, str]:
         return {**self, **other}
+
+
+class _Handlers(threading.local):
+    """The handlers that a rank has set, by signal."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Any] = {}
+
+
+class RankSignals:
+    """Lets simulated ranks set signal handlers, which Python allows in the main thread only.
+
+    No signal reaches a simulated rank, so a handler is kept, returned to who asks, and never called.
+    """
+
+    def __init__(self) -> None:
+        self._handlers = _Handlers()
+        self._ask = signal.getsignal
+
+    def install(self) -> None:
+        """Puts this object's methods in the place of those of ``signal``."""
+        replacements = {"signal": self.signal, "getsignal": self.getsignal}
+        replacements |= {"alarm": self.refuse, "setitimer": self.refuse}
+        vars(signal).update(replacements)
+
+    def signal(self, number: int, handler: Any) -> Any:
+        """Sets the handler of a signal; returns the one before."""
+        before = self.getsignal(number)
+        self._handlers.values[number] = handler
+        return before
+
+    def getsignal(self, number: int) -> Any:
+        """Returns the handler of a signal."""
+        return self._handlers.values.get(number) or self._ask(number)
+
+    def refuse(self, *_: Any) -> NoReturn:
+        """Refuses a timer: real time does not pass on a virtual clock.
+
+        Raises:
+            RingError: always.
+        """
+        raise RingError(
+            "signal.alarm and signal.setitimer need a process for each rank, got a call from a "
+            "simulated one. Run the program on real ranks: ringsim.trace."
+        )

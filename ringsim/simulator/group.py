@@ -38,7 +38,7 @@ class SimulatedGroup(ProcessGroup):
     """
 
     def __init__(self, team: Team, name: str, desc: str, make_group: Callable[..., Any]) -> None:
-        super().__init__(0, len(team.ranks))
+        super().__init__(0, len(team.ranks))  # type: ignore[call-arg]
         self.team = team
         self._name, self._desc, self._make_group = name, desc, make_group
 

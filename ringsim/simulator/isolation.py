@@ -127,9 +127,8 @@ def _list_functions() -> list[tuple[Any, str, str]]:
         (np.random, "sample", "random_sample"),
     ]
     for module, kind in ((random, random.Random), (np.random, np.random.RandomState)):
-        for name in module.__all__:
-            if isinstance(getattr(getattr(module, name), "__self__", None), kind):
-                found.append((module, name, name))
+        owners = ((name, getattr(getattr(module, name), "__self__", None)) for name in module.__all__)
+        found += [(module, name, name) for name, owner in owners if isinstance(owner, kind)]
     return found
 
 

@@ -19,7 +19,6 @@ The k-th send of a channel (group, source, destination, tag) belongs to the k-th
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections import defaultdict, deque
@@ -201,7 +200,7 @@ class Operation(Work):
             raise self.error
         return True
 
-    synchronize = block_current_stream = wait
+    synchronize = block_current_stream = wait  # type: ignore[assignment]
 
     def _block(self, timeout: Any) -> None:
         clock = self.rank.clock

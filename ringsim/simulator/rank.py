@@ -65,6 +65,7 @@ class Shared:
     matcher: Rendezvous
     costs: PostingCosts | None  # of posting a message
     kinds: dict[Any, Kind] = field(default_factory=dict)
+    on_new_kind: Callable[[], None] = lambda: None
     checks: Prechecks = field(init=False)
     post_send: Post = field(init=False)
     post_recv: Post = field(init=False)
@@ -88,6 +89,7 @@ class Shared:
         key = *((tensor.dtype, tensor.shape) for tensor in tensors), copies, how
         kind = self.kinds.get(key)
         if kind is None:
+            self.on_new_kind()
             first = tensors[0] if tensors else None
             payload = Payload(*describe(list(tensors), copies), how)
             kind = self.kinds[key] = self.make_kind(payload, first)
@@ -189,14 +191,14 @@ class SimulatedRank(Rank):
             other = team.ranks[place]
         kind = self.shared.kind_of(tensors)
         fault = find_fault(tensors, tag, other == self.number)
-        if other != NONE and fault is None:
-            return other, kind
-        self.batch = None
-        attempt = Attempt("send" if sends else "recv", team.number, other, tag, kind.number)
-        checks = self.shared.checks
-        checks.check_message(attempt, [], place, len(team.ranks), post)
-        assert fault is not None  # the peer is right, so something else is wrong
-        checks.refuse(*fault, attempt, post)
+        if other == NONE or fault is not None:
+            self.batch = None
+            attempt = Attempt("send" if sends else "recv", team.number, other, tag, kind.number)
+            checks = self.shared.checks
+            checks.check_message(attempt, [], place, len(team.ranks), post)
+            what, remedy = fault or ("", "")  # the peer is right, so something else is wrong
+            checks.refuse(what, remedy, attempt, post)
+        return other, kind
 
     def _refuse_closed(self, channel: Channel, other: int, slot: Any) -> None:
         if self._records:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
-from torch.distributed import distributed_c10d
 
 from ringsim.comm.program_spans import find_pipelining, make_replacements, make_stage_replacements
 from ringsim.compute_costs import PostingCosts
@@ -39,14 +38,14 @@ from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, wait_text
 from ringsim.errors import RingError, name_ranks
 from ringsim.faults import fails_at, jitter_of, slowed_by
-from ringsim.launch.alone import Process
+from ringsim.launch.process import Process
 from ringsim.launch.results import describe_unpicklable
 from ringsim.provenance import note_doubts
 from ringsim.ring import Ring
 from ringsim.ring.packing import dumps
 from ringsim.ring.printing import Quiet, make_print
 from ringsim.simulator.clock import Clock, Ended
-from ringsim.simulator.environment import RankEnvironment
+from ringsim.simulator.environment import RankEnvironment, RankSignals
 from ringsim.simulator.isolation import Isolation
 from ringsim.simulator.links import SharedCores, make_links
 from ringsim.simulator.matching import make_matcher
@@ -216,7 +215,7 @@ class _Simulation:
         self._reports: list[Report] = []
         self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
         self._given_up_ns: int | None = None  # and when
-        self.give_up: Callable[[Outcome], None] = lambda outcome: None
+        self.give_up: Callable[[Outcome], None] = _do_nothing
         clock.give_up = self._report_wait
 
     def finish(self) -> Outcome:
@@ -251,9 +250,11 @@ class _Simulation:
     def _prepare_process(self) -> None:
         """Replaces what belongs to the process and must differ from rank to rank."""
         RankEnvironment(os.environ).install()
+        RankSignals().install()
         self._recorder.complete_with = lambda work, slot: work.complete_record(self._recorder, slot)
         if self._settings.record:
             _put(make_replacements(self._recorder, lambda: None))
+            self._shared.on_new_kind = self._look_for_pipelining
 
         def hides() -> bool:
             quiet = get_state().undo_print
@@ -262,6 +263,13 @@ class _Simulation:
         builtins.print = make_print(builtins.print, hides)
         outputs: Any = self._outputs  # has all that print needs of a file
         sys.stdout = sys.stderr = outputs
+
+    def _look_for_pipelining(self) -> None:
+        """Makes torch's pipeline stages have spans, as soon as the program has imported them."""
+        schedules = find_pipelining()
+        if schedules is not None:
+            self._shared.on_new_kind = _nothing
+            _put(make_stage_replacements(schedules))
 
     def _make_rank(self, number: int) -> SimulatedRank:
         settings = self._settings
@@ -484,6 +492,14 @@ def _pack_result(result: Any, rank: SimulatedRank) -> bytes:
         return dumps(result)
     except Exception as error:
         raise TypeError(describe_unpicklable(result, error, rank.here())) from None
+
+
+def _do_nothing(_: Any) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass
 
 
 def _put(replacements: Mapping[Any, Any]) -> None:

@@ -1,8 +1,9 @@
 """Notices a simulated rank that waits where it cannot give way: in C++, for another rank.
 
 Such a wait would stop the clock and all ranks for good, without a word. So a thread looks at the
-rank that has the baton. If its thread has slept in code of torch for some seconds, without using a
-processor, the process reports that and ends.
+rank that has the baton. If its thread has slept for some seconds without using a processor, in code
+of torch or on a lock that no code of Python's library takes, the process reports that and ends. A
+worker that sleeps by ``time.sleep``, or waits for a thread or a process of its own, goes on.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from typing import Final
 
 import torch
 
-from ringsim.simulator.clock import Clock
+from ringsim.simulator.clock import Clock, Rank
 
 __all__ = ["watch"]
 
 _LOOK_S: Final = 0.5
 _ASLEEP_S: Final = 4.0
 _OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+_OF_PYTHON: Final = os.path.dirname(os.__file__) + os.sep
 
 
 def watch(clock: Clock) -> Callable[[], None]:
@@ -40,7 +42,7 @@ def _look(clock: Clock, over: threading.Event) -> None:
     while not over.wait(_LOOK_S):
         rank = clock.current
         now = clock.switches, _used_time(rank.native_thread)
-        if now != before or not _is_in_torch(rank.thread):
+        if now != before or not _is_stuck(rank):
             before, since_s = now, time.monotonic()
         elif time.monotonic() - since_s > _ASLEEP_S:
             _report(clock)
@@ -59,20 +61,36 @@ def _frame_of(thread: int) -> FrameType | None:
     return sys._current_frames().get(thread)
 
 
-def _is_in_torch(thread: int) -> bool:
-    frame = _frame_of(thread)
-    return frame is not None and frame.f_code.co_filename.startswith(_OF_TORCH)
+def _is_stuck(rank: Rank) -> bool:
+    """Returns whether a rank's thread is asleep where it cannot give way."""
+    frame = _frame_of(rank.thread)
+    if frame is None:
+        return False
+    file = frame.f_code.co_filename
+    if file.startswith(_OF_TORCH):
+        return True
+    return not file.startswith(_OF_PYTHON) and "futex" in _channel_of(rank.native_thread)
+
+
+def _channel_of(thread: int) -> str:
+    """Returns the name of what a thread sleeps in, in the kernel; "" where the system hides it."""
+    try:
+        return Path(f"/proc/self/task/{thread}/wchan").read_text()
+    except OSError:
+        return ""
 
 
 def _report(clock: Clock) -> None:
     rank = clock.current
     frame = _frame_of(rank.thread)
     stack = traceback.extract_stack(frame)
-    inner = stack[-1]
     users = [place for place in stack if not place.filename.startswith(_OF_TORCH)]
-    line = f"{os.path.basename(users[-1].filename)}:{users[-1].lineno}" if users else "an unknown line"
     clock.give_up(
-        f"rank {rank.number} waits in {inner.name} of torch ({os.path.basename(inner.filename)}:"
-        f"{inner.lineno}), called at {line}, where a simulated rank cannot give way to the others. "
-        "Run the program on real ranks: ringsim.trace."
+        f"rank {rank.number} waits in {_name(stack[-1])}, called by {_name((users or stack)[-1])}, "
+        "where a simulated rank cannot give way to the others. Run the program on real ranks: "
+        "ringsim.trace."
     )
+
+
+def _name(place: traceback.FrameSummary) -> str:
+    return f"{place.name} ({os.path.basename(place.filename)}:{place.lineno})"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -37,7 +37,7 @@ from ringsim.simulator.clock import Clock
 from ringsim.simulator.group import SimulatedGroup
 from ringsim.simulator.matching import Kind, Operation, Team
 from ringsim.simulator.rank import Shared, SimulatedRank
-from ringsim.traces.events import DESTROYED, ERROR, MADE_ANEW, NONE, OP_CODES, Payload
+from ringsim.traces.events import DESTROYED, MADE_ANEW, NONE, OP_CODES, Payload
 
 __all__ = ["Worlds"]
 
@@ -59,7 +59,7 @@ class RankWorld(threading.local):
         self.default_pg: Any = None
         self.pg_map: dict[Any, Any] = {}
         self.pg_names: dict[Any, str] = {}
-        self.pg_group_ranks: dict[Any, dict[int, int]] = {}
+        self.pg_group_ranks: dict[Any, Mapping[int, int]] = {}
         self.pg_backend_config: dict[Any, str] = {}
         self.tags_to_pg: dict[str, list[Any]] = {}
         self.pg_to_tag: dict[Any, str] = {}
@@ -348,7 +348,7 @@ class Worlds:
         """Replaces what torch has for one rank a process."""
         setattr(*WORLD, self._world)
         setattr(*REGISTER, self._register)
-        setattr(*UNREGISTER, lambda name: None)  # other ranks may still use the group
+        setattr(*UNREGISTER, lambda _name: None)  # other ranks may still use the group
         setattr(*UNREGISTER_ALL, lambda: None)
         setattr(*SET_DEFAULT, self._make_set_default(getattr(*SET_DEFAULT)))
         setattr(*CHECK_BATCH, self._make_check_batch(getattr(*CHECK_BATCH)))

@@ -1,0 +1,81 @@
+"""The process in which ``ringsim.launch.alone`` runs a function, from its side."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import pkgutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Final, NoReturn
+
+from ringsim.launch.job import INTERRUPT, Job, RankConfig
+from ringsim.launch.results import write_result
+
+__all__ = ["Process", "become", "preload"]
+
+_EXPECTED: Final = "ringsim.simulator.run:simulate_here"  # most calls are of this function
+
+
+def preload() -> None:
+    """Loads the code of the function that most processes will run, before they are forked."""
+    pkgutil.resolve_name(_EXPECTED)
+
+
+class Process:
+    """The process of a call, as its function sees it.
+
+    Attributes:
+        hand_over: returns what there is so far; called if the caller interrupts the run.
+    """
+
+    def __init__(self, channel: Connection, config: RankConfig) -> None:
+        self.hand_over: Callable[[], Any] | None = None
+        self._channel, self._file = channel, config.result_file
+        self._lock = threading.Lock()
+
+    def say(self, what: str, value: Any) -> None:
+        """Sends a message to the caller, from any thread."""
+        with self._lock:
+            self._channel.send((what, value))
+
+    def finish(self, value: Any, what: str = "result") -> None:
+        """Sends the result, from any thread."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self.say(what, write_result(value, self._file))
+
+    def listen(self) -> None:
+        """Answers the caller; ends the process when the caller is gone."""
+        try:
+            while True:
+                message = pickle.loads(self._channel.recv_bytes())
+                if message == INTERRUPT and self.hand_over is not None:
+                    self.finish(self.hand_over(), "handed over")
+        except (EOFError, OSError):
+            os._exit(1)
+
+
+def become(
+    channel: Connection, config: RankConfig, enter: Callable[[Job, dict[str, str]], None]
+) -> NoReturn:
+    """Turns this process into one that runs a function for ``run_alone``; does not return.
+
+    Args:
+        channel: to the caller.
+        config: of the process, which is rank 0 of one.
+        enter: makes the process like the caller's, with some more variables.
+    """
+    process = Process(channel, config)
+    try:
+        job, function, args = pickle.loads(channel.recv_bytes())
+        enter(job, {})
+        threading.Thread(target=process.listen, name="ringsim-channel", daemon=True).start()
+        process.finish(pkgutil.resolve_name(function)(process, *args))
+    except BaseException as error:  # whatever it is, the caller must hear of it
+        process.say("failed", error)
+    while True:
+        time.sleep(3600)  # the caller ends this process
