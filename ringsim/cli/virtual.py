@@ -1,14 +1,15 @@
-"""``ringsim simulate``: how long a training step takes on a ring that need not exist."""
+"""``ringsim simulate``: a script, or a described training step, on ranks that need not exist."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ringsim.cli.description import Description, Network, read_description
 from ringsim.cli.verb import Verbs, add_json, add_verb, tell, tell_written, write_picture
-from ringsim.errors import ScheduleError
+from ringsim.errors import ArgumentError, Interrupted, RingError, ScheduleError, escape
+from ringsim.link import Link
 from ringsim.schedules.closed_forms import gpipe_makespan, makespan, one_f_one_b_bound, peak_live
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Action, Schedule
@@ -21,18 +22,69 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 
+_LATENCY_US: Final = 10.0
+_BANDWIDTH_GBPS: Final = 10.0
+
+
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
-    help_text = "simulate a training step on a virtual clock, from a small description of model, ring, links and schedule"
-    parser = add_verb(verbs, "simulate", help_text, "ringsim simulate docs/examples/pipeline.toml --save run.ringtrace --plot run.png", run)
-    parser.add_argument("file", type=Path, metavar="FILE.toml", help="the description; docs/simulation.md says what may stand in it")
-    parser.add_argument("--save", type=Path, metavar="FILE.ringtrace", help="save the trace of the step")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the timeline of the step")
+    help_text = "simulate a script for torchrun, or a described training step, on a virtual clock"
+    example = (
+        "ringsim simulate -n 64 --save run.ringtrace train.py --steps 10\n"
+        "  ringsim simulate --plot run.png docs/examples/pipeline.toml"
+    )
+    parser = add_verb(verbs, "simulate", help_text, example, run)
+    parser.add_argument("-n", "--ranks", type=int, help="number of ranks of a script (default: 2)")
+    module_help = "the script is a module, as for python -m"
+    parser.add_argument("-m", "--module", action="store_true", help=module_help)
+    add_network(parser)
+    parser.add_argument("--save", type=Path, metavar="FILE.ringtrace", help="save the trace")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the timeline")
     add_json(parser)
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="SCRIPT|FILE.toml",
+        help="a script, followed by its own arguments; or a description, see docs/simulation.md",
+    )
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for the clock that a script runs on; a description has its own."""
+    parser.add_argument(
+        "--latency-us",
+        type=float,
+        default=_LATENCY_US,
+        metavar="US",
+        help="latency of a message between two ranks of a script (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--bandwidth-gbps",
+        type=float,
+        default=_BANDWIDTH_GBPS,
+        metavar="GB/S",
+        help="bandwidth of each link, in 1e9 bytes a second (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--semantics",
+        default="rendezvous",
+        help="when messages leave: rendezvous (Gloo), buffered (MPI), grouped (NCCL)",
+    )
+    parser.add_argument(
+        "--measure-compute",
+        action="store_true",
+        help="let computing take the time that it takes here; without, it takes none",
+    )
+    parser.add_argument(
+        "--limit", type=float, metavar="SECONDS", help="end the simulation after this long"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what the verb says; returns the exit code."""
+    """Simulates a script or a description; returns the exit code."""
+    if options.module or options.file.suffix != ".toml":
+        return _run_script(options)
     described = read_description(options.file)
     step = described.simulate()
     trace = described.rehearse() if described.needs_ranks else None
@@ -47,6 +99,39 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         axes = step.plot() if trace is None else trace.plot_timeline()
         tell_written(write_picture(axes, options.plot))
+    return 0
+
+
+def _run_script(options: argparse.Namespace) -> int:
+    from ringsim.simulator.script import simulate_script
+
+    if not options.module and not options.file.is_file():
+        raise ArgumentError(
+            f"no such script: {str(options.file)!r}. Give the path of a Python file, or -m MODULE."
+        )
+    link = Link(options.latency_us * 1e-6, 1e-9 / options.bandwidth_gbps)
+    try:
+        trace = simulate_script(
+            str(options.file),
+            options.arguments,
+            module=options.module,
+            world_size=2 if options.ranks is None else options.ranks,
+            link=link,
+            semantics=options.semantics,
+            compute="measured" if options.measure_compute else None,
+            limit_s=options.limit,
+        )
+    except (RingError, Interrupted) as error:
+        if error.trace is not None and options.save is not None:
+            error.trace.save(options.save)
+            print(f"what was recorded until then: {escape(str(options.save))}")
+        raise
+    tell(options, trace.summary, lambda: {"makespan_s": trace.makespan_s})
+    if options.save is not None:
+        trace.save(options.save)
+        tell_written(options.save)
+    if options.plot is not None:
+        tell_written(write_picture(trace.plot_timeline(), options.plot))
     return 0
 
 

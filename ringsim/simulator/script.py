@@ -1,0 +1,47 @@
+"""A script on the virtual clock: each simulated rank runs it as ``__main__``."""
+
+from __future__ import annotations
+
+import functools
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ringsim.simulator.api import simulate
+from ringsim.traces.value import Trace
+
+__all__ = ["simulate_script"]
+
+
+def simulate_script(
+    script: str, arguments: Sequence[str] = (), *, module: bool = False, **options: Any
+) -> Trace:
+    """Runs a script for torchrun on simulated ranks; its ``init_process_group`` joins them.
+
+    Args:
+        script: the path of a Python file, or the name of a module.
+        arguments: its arguments.
+        module: whether ``script`` is the name of a module.
+        options: those of ``ringsim.simulate``: ``world_size``, ``link``, ...
+
+    Returns:
+        The trace.
+
+    Raises:
+        RingError: as ``ringsim.simulate``.
+    """
+    place = script if module else os.path.abspath(script)
+    worker = functools.partial(_run, place, [script, *arguments], module)
+    return simulate(worker, **options)
+
+
+def _run(place: str, argv: list[str], module: bool) -> None:
+    """Runs the script; the ranks share the arguments and the import path, as they are the same."""
+    sys.argv[:] = argv
+    directory = os.getcwd() if module else os.path.dirname(place)
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    run = runpy.run_module if module else runpy.run_path
+    run(place, run_name="__main__")
