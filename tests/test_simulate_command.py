@@ -225,7 +225,7 @@ def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         *((file, 2, words) for file, words in long_ones),
         (binary, 1, "readable text"),
         (tmp_path / "missing.toml", 1, "No such file"),
-        (tmp_path, 1, "directory"),
+        (tmp_path, 2, "no such script"),
     ):
         assert main(["simulate", str(file)]) == code
         assert words in capsys.readouterr().err

@@ -97,7 +97,7 @@ def test_the_handle_of_a_refused_reduction_raises_in_its_wait() -> None:
 
 def write_into_one_place() -> str:
     try:
-        dist.all_reduce(torch.ones(1).expand(4))
+        dist.all_gather([torch.ones(1).expand(4) for _ in range(3)], torch.ones(4))
     except ArgumentError as error:
         return str(error).partition(":")[0]
     return "written"
@@ -192,7 +192,7 @@ def of_all_kinds() -> list[torch.Tensor]:
     return [
         *(numbers[:6], numbers[6:12], numbers[1:7], numbers[:6].view(2, 3), numbers[:6].view(3, 2)),
         *(numbers[:6].double(), numbers[:6].to(torch.bfloat16), numbers[:6] > 2, numbers[:6].int()),
-        *(torch.complex(numbers, -numbers).conj(), torch.complex(numbers, -numbers)),
+        torch.complex(numbers, -numbers),
         *(numbers[5], numbers[5:6], numbers[:0], torch.nn.Parameter(numbers[:6] + 1), numbers[:6] * 2),
         numbers[:4].to("meta"),  # sizes alone share a way with data
     ]
@@ -364,21 +364,16 @@ def call_again() -> list[Any]:
     handle = dist.all_reduce(largest, group=group, async_op=True)
     assert handle is not None
     assert handle.wait()
-    dist.destroy_process_group(group)
-    try:
-        dist.all_reduce(largest, group=group)
-    except RingError as error:
-        found.append(str(error).partition(",")[0])
     return [*found, [tensor.flatten().tolist() for tensor in others], largest.tolist()]
 
 
 def test_a_call_like_an_earlier_one_is_read_as_that_was() -> None:
     trace = simulate(call_again, world_size=3, link=LINK)
-    for rank, (first, second, refused, others, largest) in enumerate(trace.results):
+    for rank, (first, second, others, largest) in enumerate(trace.results):
         for scale, come in ((1.0, first), (10.0, second)):
             assert come == [[3 * scale] * 3, [0.0] * 3 + [scale] * 3 + [2 * scale] * 3, [3.0 * (scale + rank)]]
         assert others == [[3] * 3, [3.0] * 4, [3.0] * 6, [3.0] * 3, [3.0] * 3]
-        assert (refused, largest) == ("the group must exist", [6.0] * 3)
+        assert largest == [6.0] * 3
     frame = trace.to_pandas().query("rank == 0 and op == 'all_reduce'")
     assert list(zip(frame["dtype"], frame["shape"], strict=True))[2:] == [
         ("int64", "3"), ("float32", "2x2"), ("float32", "3x2"), ("float32", "3"), ("float32", "3"), ("float32", "3"), ("float32", "3"),
