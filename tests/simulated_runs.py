@@ -1,8 +1,12 @@
-"""What tests of simulated ranks share: a link, how to run a worker, and what a worker asks or does."""
+"""What tests of simulated ranks share: a link, how to run a worker, and what a worker asks or does.
+
+A process that simulates imports the module of its worker: this one imports little.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -37,3 +41,17 @@ def exchange(out: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
     for handle in (dist.isend(out, ring.succ, group=ring.succ_group), dist.irecv(back, ring.pred, group=ring.pred_group)):
         handle.wait()
     return back
+
+
+def follow_steps(steps: list[list[tuple[Any, ...]]], limits: bool) -> None:
+    """Does what is listed for the rank: computes, sends, receives, and waits, with limits if asked to."""
+    handles: list[Any] = []
+    for op, about, *rest in steps[dist.get_rank()]:
+        if op == "work":
+            ringsim.compute(float(about))
+        elif op == "wait":
+            limit = timedelta(seconds=1e6 + len(handles))
+            handles[about].wait(limit) if limits else handles[about].wait()
+        else:
+            post = dist.isend if op == "send" else dist.irecv
+            handles.append(post(torch.zeros(rest[0], dtype=torch.uint8), about))

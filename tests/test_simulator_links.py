@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -17,12 +16,11 @@ from typing import Any
 
 import networkx as nx
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_runs import follow_steps
 
 import ringsim
-from ringsim import comm as dist
 from ringsim.errors import ArgumentError
 from ringsim.faults import Degrade, Slow
 from ringsim.link import Link
@@ -247,18 +245,6 @@ def programs(draw: st.DrawFn) -> list[list[Step]]:
     return steps
 
 
-def follow(steps: list[list[Step]], limits: bool) -> None:
-    handles: list[Any] = []
-    for op, about, *rest in steps[dist.get_rank()]:
-        if op == "work":
-            ringsim.compute(float(about))
-        elif op == "wait":
-            handles[about].wait(timedelta(seconds=1e6 + len(handles))) if limits else handles[about].wait()
-        else:
-            post = dist.isend if op == "send" else dist.irecv
-            handles.append(post(torch.zeros(rest[0], dtype=torch.uint8), about))
-
-
 def exact_end(topology: Topology, steps: list[list[Step]]) -> Fraction:
     """When the last rank has come to its end, in exact numbers: a message leaves once both sides are posted, and links are shared."""
     size = len(steps)
@@ -319,7 +305,7 @@ def exact_end(topology: Topology, steps: list[list[Step]]) -> Fraction:
 def test_a_program_ends_with_its_last_rank_recorded_or_not(topology: Topology, steps: list[list[Step]], limits: bool) -> None:
     """0.1.0 let the clock go to every end that was once foreseen, and to the limits of waits that had ended long before."""
     size = len(steps)
-    runs = [ringsim.simulate(follow, world_size=size, args=(steps, limits), topology=topology, record=record) for record in (True, False)]
+    runs = [ringsim.simulate(follow_steps, world_size=size, args=(steps, limits), topology=topology, record=record) for record in (True, False)]
     expected = float(exact_end(topology, steps))
     assert [run.makespan_s for run in runs] == pytest.approx([expected] * 2, rel=1e-9, abs=1e-9)
     assert runs[0].metadata["end_ns"] == runs[1].metadata["end_ns"]
