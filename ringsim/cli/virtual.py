@@ -85,6 +85,8 @@ def run(options: argparse.Namespace) -> int:
     """Simulates a script or a description; returns the exit code."""
     if options.module or options.file.suffix != ".toml":
         return _run_script(options)
+    if options.arguments:  # after a description there are only options
+        options.parser.parse_args([*options.arguments, str(options.file)], options)
     described = read_description(options.file)
     step = described.simulate()
     trace = described.rehearse() if described.needs_ranks else None

@@ -236,7 +236,8 @@ class SimulatedGroup(ProcessGroup):
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Blocks until every rank of the group has come here."""
-        self._me.begin_monitored_barrier(self.team).wait(timeout)
+        own = None if timeout == _DEFAULT_TIMEOUT else timeout
+        self._me.begin_monitored_barrier(self.team).wait(own)
 
     # -- the calling rank
 

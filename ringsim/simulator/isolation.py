@@ -21,7 +21,7 @@ import random
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,8 +86,7 @@ class Isolation:
             generator.set_state(own.generator)
         wanted = own.settings or self._settings
         if wanted != settings:
-            for (_, write), value in zip(_SETTINGS, wanted, strict=True):
-                write(value)
+            _write_settings(wanted)
         sys.modules["__main__"] = own.main or self._main
         self._holder = own
 
@@ -132,22 +131,20 @@ def _list_functions() -> list[tuple[Any, str, str]]:
     return found
 
 
-_SETTINGS: Final[tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...]] = (
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda value: torch.autograd.set_detect_anomaly(*value),
-    ),
-    (
-        lambda: (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
-    ),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-)
-
-
 def _read_settings() -> tuple[Any, ...]:
-    return tuple(read() for read, _ in _SETTINGS)
+    return (
+        torch.get_default_dtype(),
+        torch.is_anomaly_enabled(),
+        torch.is_anomaly_check_nan_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
+
+
+def _write_settings(settings: tuple[Any, ...]) -> None:
+    dtype, anomaly, check_nan, deterministic, warn_only, precision = settings
+    torch.set_default_dtype(dtype)
+    torch.autograd.set_detect_anomaly(anomaly, check_nan)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.set_float32_matmul_precision(precision)

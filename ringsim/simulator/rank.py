@@ -95,6 +95,14 @@ class Shared:
             kind = self.kinds[key] = self.make_kind(payload, first)
         return kind
 
+    def kind_of_message(self, tensor: Tensor) -> Kind:
+        """Returns what a message has in common with others of such a tensor."""
+        key = tensor.dtype, tensor.shape
+        kind = self.kinds.get(key)
+        if kind is None:
+            kind = self.kinds[key] = self.kind_of([tensor])
+        return kind
+
     def make_kind(self, payload: Payload, tensor: Tensor | None = None) -> Kind:
         """Returns what operations that carry the same have in common."""
         number = self.recorder.payload(*payload)
@@ -189,7 +197,7 @@ class SimulatedRank(Rank):
         other = ANY_SOURCE if place is None else NONE
         if isinstance(place, int) and 0 <= place < len(team.ranks):
             other = team.ranks[place]
-        kind = self.shared.kind_of(tensors)
+        kind = self.shared.kind_of_message(tensors[0])
         fault = find_fault(tensors, tag, other == self.number)
         if other == NONE or fault is not None:
             self.batch = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import gc
 import os
 import pickle
 import random
@@ -64,6 +65,7 @@ __all__ = ["Outcome", "simulate_here"]
 _PORT: Final = 29_500  # nobody listens there, but a ring has a port
 _SHOWN: Final = 4  # ranks whose lines an error shows
 _MOST_REFUSALS: Final = 1000  # of a rank that catches each error; then it is ended
+_COLLECT_AFTER: Final = 10_000  # new objects: ranks hold most of them on their stacks
 _TICK_S: Final = 1e-9  # the unit that traces count in
 
 
@@ -94,6 +96,8 @@ def simulate_here(
         cells: the names of notebook cells, by file.
     """
     _pin_to_one_core()
+    gc.freeze()  # the garbage collector need not look again and again at what is there already
+    gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
     try:
         simulation = _Simulation(packed, settings, cells)
     except RingError as error:  # of a setting

@@ -405,8 +405,8 @@ class Worlds:
                 call(*args, **kwargs)  # torch refuses
             if not dist.is_initialized():
                 self._join_again()
-            world.asked = True
             check_world(wanted, "ringsim.simulate", "Leave it out.")
+            world.asked = True
             limit = own_limit(wanted.get("timeout"))
             if limit is not None:
                 world.default_pg.team.limit = limit
