@@ -33,7 +33,7 @@ VERBS = (
 
 
 # What an installation for reading and drawing leaves out: the name it is imported by, and its package.
-_LEFT_OUT = {"torch": "torch", "cloudpickle": "cloudpickle", "greenlet": "greenlet", "google": "protobuf", "shtab": "shtab"}
+_LEFT_OUT = {"torch": "torch", "cloudpickle": "cloudpickle", "google": "protobuf", "shtab": "shtab"}
 
 
 class _Parser(argparse.ArgumentParser):
