@@ -9,24 +9,15 @@ from pathlib import Path
 import pytest
 
 import ringsim
-from ringsim import comm, errors
+from ringsim import errors
 from ringsim.simulator.api import simulate
 
 sys.path.append(str(Path(__file__).parent / "distributed"))
-import fault_programs_groups
 from fault_programs import FAULTS
-from fault_rows import ELSEWHERE, OTHERWISE, PROGRAMS, ROWS, judge
+from fault_rows import ELSEWHERE, OTHERWISE, ROWS, judge
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 NUMBERS = [number for number in ROWS if number not in ELSEWHERE]
-
-
-@pytest.fixture(autouse=True)
-def on_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The programs call torch.distributed by the name of a module, which is that of ringsim.comm here."""
-    for module in PROGRAMS:
-        monkeypatch.setattr(module, "dist", comm)
-    monkeypatch.setattr(fault_programs_groups, "my_rank", comm.get_rank)  # nobody sets RANK here
 
 
 @pytest.mark.parametrize("number", NUMBERS)

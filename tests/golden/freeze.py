@@ -299,31 +299,21 @@ def freeze_simulated_faults() -> str:
     import test_simulated_faults as simulated
 
     lines = []
-    modules, groups = simulated.PROGRAMS, simulated.fault_programs_groups
-    before = [module.dist for module in modules], groups.my_rank
-    for module in modules:
-        module.dist = comm
-    groups.my_rank = comm.get_rank
-    try:
-        for row in simulated.NUMBERS:
-            fault = fault_programs.FAULTS[row]
-            error: Any = None
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                try:
-                    trace: Any = ringsim.simulate(fault.worker, world_size=fault.size, args=fault.args(), link=simulated.LINK)
-                except errors.RingError as raised:
-                    error, trace = raised, raised.trace
-            said = [f"{row}: {'ends' if error is None else type(error).__name__}"]
-            findings = (trace.explain() if error is None else error.diagnosis).findings
-            for finding in findings[:1]:
-                said.append(f"{finding.kind}, ranks {list(finding.ranks)}")
-                said += [f"rank {each.rank}, {each.op}: {linecache.getline(each.file, each.line).strip()}" for each in finding.operations]
-            lines.append(" | ".join(said))
-    finally:
-        for module, dist in zip(modules, before[0], strict=True):
-            module.dist = dist
-        groups.my_rank = before[1]
+    for row in simulated.NUMBERS:
+        fault = fault_programs.FAULTS[row]
+        error: Any = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                trace: Any = ringsim.simulate(fault.worker, world_size=fault.size, args=fault.args(), link=simulated.LINK)
+            except errors.RingError as raised:
+                error, trace = raised, raised.trace
+        said = [f"{row}: {'ends' if error is None else type(error).__name__}"]
+        findings = (trace.explain() if error is None else error.diagnosis).findings
+        for finding in findings[:1]:
+            said.append(f"{finding.kind}, ranks {list(finding.ranks)}")
+            said += [f"rank {each.rank}, {each.op}: {linecache.getline(each.file, each.line).strip()}" for each in finding.operations]
+        lines.append(" | ".join(said))
     return "\n".join([*lines, ""])
 
 
