@@ -104,7 +104,8 @@ class RankSignals:
 
     def getsignal(self, number: int) -> Any:
         """Returns the handler of a signal."""
-        return self._handlers.values.get(number) or self._ask(number)
+        handlers = self._handlers.values
+        return handlers[number] if number in handlers else self._ask(number)
 
     def refuse(self, *_: Any) -> NoReturn:
         """Refuses a timer: real time does not pass on a virtual clock.

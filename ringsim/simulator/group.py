@@ -166,9 +166,10 @@ class SimulatedGroup(ProcessGroup):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        """Begins ``all_gather_into_tensor`` for each pair of tensors; the last one is done last."""
+        """Begins ``all_gather_coalesced``, into one tensor for each that is given."""
         pairs = zip(outputs, inputs, strict=True)
-        return [self.all_gather_single(output, given) for output, given in pairs][-1]
+        pieces = [output.view(self.size(), *given.shape).unbind() for output, given in pairs]
+        return self.allgather_coalesced([list(row) for row in zip(*pieces, strict=True)], inputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 

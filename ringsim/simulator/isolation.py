@@ -66,7 +66,8 @@ class Isolation:
         self._main = sys.modules["__main__"]
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        self._begin = _read_streams()
+        self._read = random.getstate, np.random.get_state
+        self._begin = self._read_streams()
         for module, name, method in _list_functions():
             setattr(module, name, self._make_draw(module, method, getattr(module, name)))
 
@@ -92,8 +93,12 @@ class Isolation:
 
     def list_shared_draws(self) -> list[str]:
         """Returns the shared streams from which ranks have drawn: "random", "numpy.random"."""
-        states = _read_streams().items()
+        states = self._read_streams().items()
         return [name for name, state in states if state != self._begin[name]]
+
+    def _read_streams(self) -> dict[str, bytes]:
+        names = "random", "numpy.random"
+        return {name: pickle.dumps(read()) for name, read in zip(names, self._read, strict=True)}
 
     def _make_draw(
         self, module: Any, method: str, original: Callable[..., Any]
@@ -111,11 +116,6 @@ class Isolation:
             return getattr(own.streams[module], method)(*args, **kwargs)
 
         return draw
-
-
-def _read_streams() -> dict[str, bytes]:
-    states = {"random": random.getstate(), "numpy.random": np.random.get_state()}
-    return {name: pickle.dumps(state) for name, state in states.items()}
 
 
 def _list_functions() -> list[tuple[Any, str, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,8 @@ from ringsim.comm.torch_private import (
     WORLD,
     Future,
 )
-from ringsim.errors import RendezvousFailed
+from ringsim.diagnose.failure import place_text
+from ringsim.errors import RendezvousFailed, RingError
 from ringsim.launch.worlds import check_world
 from ringsim.ring.groups import pair_name
 from ringsim.simulator.clock import Clock
@@ -53,10 +55,15 @@ class RankWorld(threading.local):
         generation: how often the rank has destroyed its world.
         made: how many groups it has created in this world.
         asked: whether its program has called ``init_process_group``.
+        is_rank: whether the thread is that of a rank.
+        group: the default group.
+        refuse: called if another thread asks for it.
     """
 
-    def __init__(self) -> None:
-        self.default_pg: Any = None
+    def __init__(self, refuse: Callable[[], None]) -> None:
+        self.refuse = refuse
+        self.is_rank = False
+        self.group: Any = None
         self.pg_map: dict[Any, Any] = {}
         self.pg_names: dict[Any, str] = {}
         self.pg_group_ranks: dict[Any, Mapping[int, int]] = {}
@@ -68,6 +75,17 @@ class RankWorld(threading.local):
         self.group_count = 0
         self.generation = self.made = 0
         self.asked = False
+
+    @property
+    def default_pg(self) -> Any:
+        """The default group; refused to a thread that a worker has started."""
+        if not self.is_rank:
+            self.refuse()
+        return self.group
+
+    @default_pg.setter
+    def default_pg(self, group: Any) -> None:
+        self.group = group
 
     @property
     def pg_config_info(self) -> list[dict[str, Any]]:
@@ -164,7 +182,7 @@ class Worlds:
         self._ranks = tuple(range(size))
         self._mapping = {rank: rank for rank in self._ranks}
         self._store = VirtualStore(shared.clock)
-        self._world = RankWorld()
+        self._world = RankWorld(self._refuse_thread)
         self._teams: list[Team] = []
         self._generations: list[_Generation] = []
         self._registered: dict[str, Any] = {}
@@ -318,6 +336,7 @@ class Worlds:
 
     def join(self, rank: SimulatedRank) -> None:
         """Puts the calling rank into the world and its ring; called on the rank's own thread."""
+        self._world.is_rank = True
         self._enter(self._generations[0].default)
         if self.pairs:
             for pair in (self.pairs[rank.number - 1], self.pairs[rank.number]):
@@ -341,6 +360,23 @@ class Worlds:
         world.tags_to_pg.setdefault("", []).append(group)
         world.tags_to_pg[f"ptd:{name}"] = [group]
         self._register(name, group)
+
+    def _refuse_thread(self) -> None:
+        """Ends the run for a thread of a worker that communicates.
+
+        Raises:
+            RingError: in that thread.
+        """
+        if threading.current_thread() is threading.main_thread():
+            return
+        place = self._recorder.sites.find(sys._getframe(1))
+        line = f" at {place_text((place.f_code.co_filename, place.f_lineno))}" if place else ""
+        message = (
+            f"a simulated rank communicates in the thread that runs the worker, got a call{line} in "
+            "another thread. Run the program on real ranks: ringsim.trace."
+        )
+        self._clock.give_up(message)
+        raise RingError(message)
 
     # -- in torch's places
 
