@@ -193,7 +193,13 @@ def of_all_kinds() -> list[torch.Tensor]:
         *(numbers[:6], numbers[6:12], numbers[1:7], numbers[:6].view(2, 3), numbers[:6].view(3, 2)),
         *(numbers[:6].double(), numbers[:6].to(torch.bfloat16), numbers[:6] > 2, numbers[:6].int()),
         torch.complex(numbers, -numbers),
-        *(numbers[5], numbers[5:6], numbers[:0], torch.nn.Parameter(numbers[:6] + 1), numbers[:6] * 2),
+        *(
+            numbers[5],
+            numbers[5:6],
+            numbers[:0],
+            torch.nn.Parameter(numbers[:6] + 1),
+            numbers[:6] * 2,
+        ),
         numbers[:4].to("meta"),  # sizes alone share a way with data
     ]
 

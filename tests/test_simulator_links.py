@@ -305,7 +305,12 @@ def exact_end(topology: Topology, steps: list[list[Step]]) -> Fraction:
 def test_a_program_ends_with_its_last_rank_recorded_or_not(topology: Topology, steps: list[list[Step]], limits: bool) -> None:
     """0.1.0 let the clock go to every end that was once foreseen, and to the limits of waits that had ended long before."""
     size = len(steps)
-    runs = [ringsim.simulate(follow_steps, world_size=size, args=(steps, limits), topology=topology, record=record) for record in (True, False)]
+    runs = [
+        ringsim.simulate(
+            follow_steps, world_size=size, args=(steps, limits), topology=topology, record=record
+        )
+        for record in (True, False)
+    ]
     expected = float(exact_end(topology, steps))
     assert [run.makespan_s for run in runs] == pytest.approx([expected] * 2, rel=1e-9, abs=1e-9)
     assert runs[0].metadata["end_ns"] == runs[1].metadata["end_ns"]
