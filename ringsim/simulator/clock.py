@@ -71,11 +71,13 @@ class Rank:
 
         def live() -> None:
             self._baton.acquire()
-            if self._thrown is None:
-                self.native_thread = _thread.get_native_id()
-                self.clock.begin(self)
-                function()
-            self.clock.leave(self)
+            try:
+                if self._thrown is None:
+                    self.native_thread = _thread.get_native_id()
+                    self.clock.begin(self)
+                    function()
+            finally:  # whatever happens, another rank gets the baton
+                self.clock.leave(self)
 
         self.thread = _thread.start_new_thread(live, ())
 

@@ -169,7 +169,9 @@ class SimulatedGroup(ProcessGroup):
         """Begins ``all_gather_coalesced``, into one tensor for each that is given."""
         pairs = zip(outputs, inputs, strict=True)
         pieces = [output.view(self.size(), *given.shape).unbind() for output, given in pairs]
-        return self.allgather_coalesced([list(row) for row in zip(*pieces, strict=True)], inputs)
+        rows = [list(row) for row in zip(*pieces, strict=True)]
+        arguments = {"output_tensor_lists": rows, "input_tensor_list": inputs}
+        return self._me.begin_collective("all_gather_coalesced", self.team, arguments, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 

@@ -87,7 +87,7 @@ class Isolation:
             generator.set_state(own.generator)
         wanted = own.settings or self._settings
         if wanted != settings:
-            _write_settings(wanted)
+            _write_settings(wanted, settings)
         sys.modules["__main__"] = own.main or self._main
         self._holder = own
 
@@ -142,9 +142,14 @@ def _read_settings() -> tuple[Any, ...]:
     )
 
 
-def _write_settings(settings: tuple[Any, ...]) -> None:
-    dtype, anomaly, check_nan, deterministic, warn_only, precision = settings
-    torch.set_default_dtype(dtype)
-    torch.autograd.set_detect_anomaly(anomaly, check_nan)
-    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    torch.set_float32_matmul_precision(precision)
+def _write_settings(wanted: tuple[Any, ...], now: tuple[Any, ...]) -> None:
+    """Writes the settings that differ: the first writing of some imports much of torch."""
+    dtype, anomaly, check_nan, deterministic, warn_only, precision = wanted
+    if dtype != now[0]:
+        torch.set_default_dtype(dtype)
+    if (anomaly, check_nan) != now[1:3]:
+        torch.autograd.set_detect_anomaly(anomaly, check_nan)
+    if (deterministic, warn_only) != now[3:5]:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    if precision != now[5]:
+        torch.set_float32_matmul_precision(precision)

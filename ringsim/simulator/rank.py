@@ -250,12 +250,25 @@ class SimulatedRank(Rank):
 
     # -- collectives
 
-    def begin_collective(self, name: str, team: Team, arguments: Mapping[str, Any]) -> Part:
-        """Begins a collective, by the arguments of the function of torch.distributed."""
+    def begin_collective(
+        self,
+        name: str,
+        team: Team,
+        arguments: Mapping[str, Any],
+        carried: Sequence[Tensor] | None = None,
+    ) -> Part:
+        """Begins a collective.
+
+        Args:
+            name: of the function of torch.distributed.
+            team: the group.
+            arguments: those of the function, by name.
+            carried: the tensors whose size is recorded, if the function's own are pieces of them.
+        """
         call = read_call(name, READINGS[name].bind((), arguments), team)
         if call.op is not None:
             check_reduction(call.op)
-        kind = self.shared.kind_of(call.carried, call.copies, call.op)
+        kind = self.shared.kind_of(carried or call.carried, call.copies, call.op)
         post = self.shared.poster_of(call.recorded_name)
         if READINGS[name].raw:
             self._refuse_gaps(call, kind, post)
