@@ -139,8 +139,10 @@ def test_constants_are_found_again_in_a_run_that_was_made_with_them() -> None:
     made = MADE_WITH.gloo
     assert made is not None
     assert found.gloo is not None
-    # Processor time is not that of the virtual clock; what a collective takes without its messages, one to eight, depends on it.
-    assert made.collective_s <= found.gloo.collective_s <= made.collective_s + 8 * made.carrying.time_s(0) / 2
+    # Processor time is not that of the virtual clock: what the messages of a collective take of it,
+    # one to eight, has been taken off the time of the whole.
+    assert found.gloo.collective_s <= made.collective_s + 8 * made.carrying.time_s(0) / 2
+    assert found.gloo.collective_s + 8 * found.gloo.carrying.time_s(0) / 2 >= made.collective_s
     assert found.gloo.stall_s == pytest.approx(made.stall_s, rel=0.1)
     assert found.gloo.stall_share == pytest.approx(made.stall_share, rel=0.35)  # some are hidden behind another one
     assert found.missing == ()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+from torch.nn import functional
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -293,7 +293,7 @@ def a_transformer_layer_under_ddp() -> list[float]:
 @close
 def dropout_draws_on_each_rank() -> torch.Tensor:
     """Each rank draws its own mask: the generators are those of real ranks."""
-    values = F.dropout(torch.ones(64), 0.5)
+    values = functional.dropout(torch.ones(64), 0.5)
     total = values.clone()
     dist.all_reduce(total)
     return torch.stack([values, total])
