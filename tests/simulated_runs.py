@@ -30,6 +30,12 @@ def now_s() -> float:
     return clock.now_s()
 
 
+def compute_and_meet() -> None:
+    """Computes, and meets all other ranks."""
+    ringsim.compute(0.001)
+    dist.barrier()
+
+
 def switch() -> None:
     """Lets all other ranks go on before this one does."""
     exchange(torch.zeros(2, dtype=torch.float32, device="cpu"), torch.zeros(2, dtype=torch.float32, device="cpu"))

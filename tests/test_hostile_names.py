@@ -99,7 +99,7 @@ def test_names_are_shown_and_nothing_of_them_runs(source: str, tmp_path: Path, c
         (["show", "{file}", "-o", "{bad}.html"], 0),
         (["figures", "{file}", "-o", "{bad}"], 0),
         (["open", "{bad}"], 1),
-        (["simulate", "{bad}"], 1),
+        (["simulate", "{bad}"], 2),
         (["simulate", "{description}"], 2),
         (["show", "{file}", "-o", "{bad}.xyz"], 2),
         (["show", "{file}", "--export", "{bad}.xyz"], 2),
