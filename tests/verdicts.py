@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import ringsim
-from ringsim import comm
 from ringsim.check import CheckResult, examination
 from ringsim.simulator.api import simulate
 from ringsim.traces.value import Trace
@@ -22,16 +21,14 @@ LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
 
 @pytest.fixture
-def on_the_clock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Answers run on simulated ranks: what a check judges, the trace, is the same. Their module calls ``torch.distributed`` ``dist``."""
+def on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers run on simulated ranks: what a check judges, the trace, is the same."""
 
     def run(job: Any, kind: Any, options: Any) -> Trace:
         function, args, kwargs = pickle.loads(job.call)
         return simulate(function, world_size=kind.world_size, args=args, kwargs=kwargs, link=LINK)
 
     monkeypatch.setattr(examination, "run", run)
-    if hasattr(request.module, "dist"):
-        monkeypatch.setattr(request.module, "dist", comm)
 
 
 def verdict(examine: Callable[..., CheckResult], answer: Any, seed: int | None = 1) -> CheckResult:
