@@ -110,10 +110,9 @@ def simulate(
         ([2.0, 0.0, 1.0], 0.001000004)
     """
     check_worker(worker)
-    settings = Settings(
-        world_size, link, topology, semantics, compute, seed, tuple(inject), record
+    settings = _check_settings(
+        Settings(world_size, link, topology, semantics, compute, seed, (), record), inject
     )
-    settings = _check_settings(settings)
     if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
         raise ArgumentError(
             f"limit_s must be a positive number of seconds or None, got {limit_s!r}."
@@ -129,7 +128,8 @@ def run_simulation(packed: bytes, settings: Settings, limit_s: float | None = No
         packed,
         settings,
         cells,
-        limit_s=limit_s, doing="the simulation"
+        limit_s=limit_s,
+        doing="the simulation",
     )
     trace: Trace | None = outcome.trace
     if trace is None:
@@ -140,8 +140,8 @@ def run_simulation(packed: bytes, settings: Settings, limit_s: float | None = No
     return trace
 
 
-def _check_settings(settings: Settings) -> Settings:
-    """Checks the settings of a simulation; returns them with plain integers."""
+def _check_settings(settings: Settings, inject: Iterable[Injection]) -> Settings:
+    """Checks the settings of a simulation; returns them with plain integers and the injections."""
     if get_state().clock is not None:
         raise RingError(
             "simulate must be called outside of simulated ranks, got a call from one. Simulate one "
@@ -165,5 +165,5 @@ def _check_settings(settings: Settings) -> Settings:
         for each in [link] if isinstance(link, Link) else link.values():
             check_duration("alpha_s of link", each.alpha_s)
     check_costs(None if settings.measures else settings.compute)
-    inject = check_injections(settings.inject, size)
-    return replace(settings, world_size=size, seed=seed, inject=inject)
+    injections = check_injections(inject, size)
+    return replace(settings, world_size=size, seed=seed, inject=injections)

@@ -66,7 +66,7 @@ class Isolation:
         self._main = sys.modules["__main__"]
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        self._read = random.getstate, np.random.get_state
+        self._read: list[Callable[[], Any]] = [random.getstate, np.random.get_state]
         self._begin = self._read_streams()
         for module, name, method in _list_functions():
             setattr(module, name, self._make_draw(module, method, getattr(module, name)))
