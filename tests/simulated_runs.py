@@ -1,4 +1,7 @@
-"""What tests of simulated ranks share: a link, how to run a worker, and what a worker asks or does."""
+"""What tests of simulated ranks share.
+
+A link, how to run a worker, and what a worker asks or does.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
 def run(worker: Callable[..., Any], world_size: int = 3, *args: Any, **kwargs: Any) -> list[Any]:
     """Returns what the ranks return."""
-    return ringsim.simulate(worker, world_size=world_size, args=args, **{"link": LINK, **kwargs}).results
+    return ringsim.simulate(
+        worker, world_size=world_size, args=args, **{"link": LINK, **kwargs}
+    ).results
 
 
 def now_s() -> float:
@@ -28,12 +33,18 @@ def now_s() -> float:
 
 def switch() -> None:
     """Lets all other ranks go on before this one does."""
-    exchange(torch.zeros(2, dtype=torch.float32, device="cpu"), torch.zeros(2, dtype=torch.float32, device="cpu"))
+    exchange(
+        torch.zeros(2, dtype=torch.float32, device="cpu"),
+        torch.zeros(2, dtype=torch.float32, device="cpu"),
+    )
 
 
 def exchange(out: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
     """Sends to the next rank of the ring, and returns what comes from the one before."""
     ring = ringsim.current_ring()
-    for handle in (dist.isend(out, ring.succ, group=ring.succ_group), dist.irecv(back, ring.pred, group=ring.pred_group)):
+    for handle in (
+        dist.isend(out, ring.succ, group=ring.succ_group),
+        dist.irecv(back, ring.pred, group=ring.pred_group),
+    ):
         handle.wait()
     return back

@@ -39,7 +39,8 @@ def test_simulated_ranks_keep_the_rules(tmp_path: Path, world_size: int) -> None
     def run() -> str:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # outside of a group an operation says that it does nothing
+                # outside of a group an operation says that it does nothing
+                warnings.simplefilter("ignore")
                 simulate(keep_the_rules, world_size=world_size, args=(str(tmp_path),), link=LINK)
         except RingError as error:
             return str(error)

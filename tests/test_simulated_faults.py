@@ -1,4 +1,7 @@
-"""The programs of docs/faults.md on simulated ranks: they end as the document says of real ones, with the same findings."""
+"""The programs of docs/faults.md on simulated ranks.
+
+They end as the document says of real ones, with the same findings.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ NUMBERS = [number for number in ROWS if number not in ELSEWHERE]
 
 @pytest.fixture(autouse=True)
 def on_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The programs call torch.distributed by the name of a module, which is that of ringsim.comm here."""
+    """The programs call torch.distributed by a module's name, here that of ringsim.comm."""
     for module in PROGRAMS:
         monkeypatch.setattr(module, "dist", comm)
     monkeypatch.setattr(fault_programs_groups, "my_rank", comm.get_rank)  # nobody sets RANK here

@@ -1,4 +1,7 @@
-"""What belongs to a rank stays with it, where ranks take turns in one thread, and comes back to the caller as it was."""
+"""What belongs to a rank stays with it, where ranks take turns in one thread.
+
+It comes back to the caller as it was.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,37 @@ from ringsim.simulator.isolation import PRIVATE_QUESTIONS
 def look() -> tuple[Any, ...]:
     """What the caller has, and is to have again."""
     return (
-        *(torch.empty(1).device.type, torch.get_default_device().type, torch.get_default_dtype(), torch.is_grad_enabled()),
-        *(len(torch.overrides._get_current_function_mode_stack()), torch._C._len_torch_dispatch_stack()),
-        *(torch._C._autograd._top_saved_tensors_default_hooks(True), torch._C._is_any_autocast_enabled()),
-        *(torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled(), torch.are_deterministic_algorithms_enabled()),
-        *(id(warnings.filters), list(warnings.filters), warnings.showwarning, sys.getrecursionlimit()),
-        *(torch.get_num_threads(), os.getcwd(), asyncio._get_running_loop(), sys.get_asyncgen_hooks()),
+        *(
+            torch.empty(1).device.type,
+            torch.get_default_device().type,
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+        ),
+        *(
+            len(torch.overrides._get_current_function_mode_stack()),
+            torch._C._len_torch_dispatch_stack(),
+        ),
+        *(
+            torch._C._autograd._top_saved_tensors_default_hooks(True),
+            torch._C._is_any_autocast_enabled(),
+        ),
+        *(
+            torch.is_anomaly_enabled(),
+            torch.is_anomaly_check_nan_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+        ),
+        *(
+            id(warnings.filters),
+            list(warnings.filters),
+            warnings.showwarning,
+            sys.getrecursionlimit(),
+        ),
+        *(
+            torch.get_num_threads(),
+            os.getcwd(),
+            asyncio._get_running_loop(),
+            sys.get_asyncgen_hooks(),
+        ),
     )
 
 
@@ -53,16 +81,29 @@ def the_same_afterwards() -> Iterator[None]:
 
 
 def draw(times: int, switch: Callable[[], None] = switch) -> list[Any]:
-    """Draws an odd number of normal numbers, so that each generator has one drawn ahead when it is left."""
+    """Draws an odd number of normal numbers, so each generator has one drawn ahead when left."""
     drawn: list[Any] = []
     for _ in range(times):
         drawn += [random.random(), random.gauss(0, 1), random.randrange(1000)]
         switch()
-        drawn += [float(np.random.standard_normal()), float(np.random.random()), int(np.random.randint(1000))]
+        drawn += [
+            float(np.random.standard_normal()),
+            float(np.random.random()),
+            int(np.random.randint(1000)),
+        ]
         switch()
-        drawn += [torch.randn(1).item(), torch.rand(623).sum().item(), torch.randn(1, dtype=torch.float64).item()]
+        drawn += [
+            torch.randn(1).item(),
+            torch.rand(623).sum().item(),
+            torch.randn(1, dtype=torch.float64).item(),
+        ]
         switch()
-        drawn += [random.gauss(0, 1), float(np.random.standard_normal()), torch.randn(1).item(), torch.rand(624)[0].item()]
+        drawn += [
+            random.gauss(0, 1),
+            float(np.random.standard_normal()),
+            torch.randn(1).item(),
+            torch.rand(624)[0].item(),
+        ]
     return drawn
 
 
@@ -168,7 +209,10 @@ def see() -> dict[str, Any]:
         "number": torch.tensor(1.0).dtype,
         "device": (torch.empty(1).device.type, torch.get_default_device().type),
         "anomaly": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        "deterministic": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
     }
 
 
@@ -183,20 +227,40 @@ PLAIN = {
     "deterministic": (False, False),
 }
 Block = Callable[[], AbstractContextManager[Any]]
-BLOCKS: list[tuple[Block, dict[str, Any], Block, dict[str, Any]]] = [  # one, what it changes, another one within, and what both change
+# one, what it changes, another one within, and what both change
+BLOCKS: list[tuple[Block, dict[str, Any], Block, dict[str, Any]]] = [
     (torch.no_grad, {"grad": (False, False)}, torch.enable_grad, {}),
-    (torch.inference_mode, {"grad": (False, False), "inference": True}, lambda: torch.inference_mode(False), {}),
-    (lambda: torch.autocast("cpu", dtype=BRAIN), {"product": BRAIN}, lambda: torch.autocast("cpu", enabled=False), {}),
     (
-        *(lambda: setting(torch.set_default_dtype, DOUBLE, SINGLE), {"product": DOUBLE, "number": DOUBLE}),
-        *(lambda: setting(torch.set_default_dtype, HALF, DOUBLE), {"product": HALF, "number": HALF}),
+        torch.inference_mode,
+        {"grad": (False, False), "inference": True},
+        lambda: torch.inference_mode(False),
+        {},
+    ),
+    (
+        lambda: torch.autocast("cpu", dtype=BRAIN),
+        {"product": BRAIN},
+        lambda: torch.autocast("cpu", enabled=False),
+        {},
+    ),
+    (
+        *(
+            lambda: setting(torch.set_default_dtype, DOUBLE, SINGLE),
+            {"product": DOUBLE, "number": DOUBLE},
+        ),
+        *(
+            lambda: setting(torch.set_default_dtype, HALF, DOUBLE),
+            {"product": HALF, "number": HALF},
+        ),
     ),
     (
         *(lambda: setting(torch.set_default_device, "meta", None), {"device": ("meta", "meta")}),
         *(lambda: setting(torch.set_default_device, "cpu", "meta"), {}),
     ),
     (
-        *(lambda: torch.autograd.set_detect_anomaly(True, check_nan=False), {"anomaly": (True, False)}),
+        *(
+            lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+            {"anomaly": (True, False)},
+        ),
         *(lambda: torch.autograd.set_detect_anomaly(False), {}),
     ),
     (
@@ -222,7 +286,9 @@ def test_modes_are_those_of_the_rank() -> None:
     assert run(see_own_modes, len(BLOCKS)) == expected
 
 
-@pytest.mark.parametrize(("block", "changes"), [(block, changes) for block, changes, _, _ in BLOCKS])
+@pytest.mark.parametrize(
+    ("block", "changes"), [(block, changes) for block, changes, _, _ in BLOCKS]
+)
 def test_modes_of_the_caller_are_those_of_all_ranks(block: Block, changes: dict[str, Any]) -> None:
     with block():
         before = look()
@@ -242,7 +308,10 @@ def test_a_rank_may_take_back_the_default_device_of_the_caller() -> None:
 
 
 def cached_casts() -> float:
-    """Under autocast the cast of a parameter is kept until the end of the block: not of another rank's."""
+    """Under autocast the cast of a parameter is kept until the end of the block.
+
+    Not of another rank's.
+    """
     weight = torch.nn.Parameter(torch.ones(2, 2))
     for step in range(3):
         with torch.autocast("cpu", dtype=BRAIN):
@@ -256,7 +325,10 @@ def cached_casts() -> float:
 
 
 def inference_buffers() -> list[float]:
-    """A message lands in a tensor that was made in inference mode, while the rank that sends is in none, and the other way round."""
+    """A message lands in a tensor that was made in inference mode.
+
+    The rank that sends is in none, and the other way round.
+    """
     ring = ringsim.current_ring()
     with torch.inference_mode(ring.rank % 2 == 1):
         row, sums = torch.zeros(2, 4)[1], torch.ones(2)
@@ -347,7 +419,9 @@ def in_a_loop() -> list[Any]:
         (in_a_loop, [[[0, 1], [3.0, 6.0]]] * 3),
     ],
 )
-def test_messages_and_modes_do_not_get_into_each_others_way(worker: Callable[[], Any], results: list[Any]) -> None:
+def test_messages_and_modes_do_not_get_into_each_others_way(
+    worker: Callable[[], Any], results: list[Any]
+) -> None:
     assert run(worker) == results
 
 
@@ -368,7 +442,9 @@ def test_a_caller_may_have_a_loop() -> None:
 
 
 class Unchanged(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return function(*args, **(kwargs or {}))
 
 
@@ -390,7 +466,9 @@ def in_block(make: Block, device: str | None = None) -> None:
 
 
 def in_recomputation() -> None:
-    checkpoint(lambda x: switch_and(x * 2), torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
+    checkpoint(
+        lambda x: switch_and(x * 2), torch.ones(2, requires_grad=True), use_reentrant=False
+    ).sum().backward()
 
 
 def in_functional_gradient() -> None:

@@ -1,12 +1,14 @@
 """The virtual clock: whose turn it is, and when.
 
-Every rank is a greenlet: a function with a stack of its own, which gives way where it waits. One runs at a time, always the one that is due
-first; what is due at the same moment runs in the order in which it was asked for. So nothing depends on the machine, and the clock stands
-still while a rank runs::
+Every rank is a greenlet: a function with a stack of its own, which gives way where it waits. One
+runs at a time, always the one that is due first; what is due at the same moment runs in the order
+in which it was asked for. So nothing depends on the machine, and the clock stands still while a
+rank runs::
 
     due        3.0 rank 2 | 3.0 rank 0 | 4.5 a message arrives | 7.0 rank 1
                   |
-    now = 3.0     +--> runs until it waits, say for a message that comes at 5.0 --> 5.0 rank 2 is put among those due
+    now = 3.0     +--> runs until it waits, say for a message that comes at 5.0 --> 5.0 rank 2 is
+                  put among those due
 
 Where nobody is due, nobody can ever go on.
 """
@@ -32,12 +34,17 @@ from ringsim.traces.recorder import Recorder
 __all__ = ["Clock", "Rank"]
 
 _MOST_POLLS: Final = 100_000
-_COLLECT_AFTER: Final = 10_000  # new objects: what ranks hold on their stacks is no garbage, and need not be looked through all the time
+# new objects: what ranks hold on their stacks is no garbage, and need not be looked through all the
+# time
+_COLLECT_AFTER: Final = 10_000
 _LEAST_S: Final = 1e-6  # what asking once whether something is done takes
 
 
 class Rank:
-    """A rank as the clock sees it, and whoever carries its operations; -1 is whoever calls ``Clock.run``."""
+    """A rank as the clock sees it, and whoever carries its operations.
+
+    -1 is whoever calls ``Clock.run``.
+    """
 
     recorder: Recorder
     greenlet: Any  # its stack
@@ -65,7 +72,8 @@ class Clock:
         current: the rank that runs.
         cores: what the ranks share, None where each has its own.
         until_s: the time at which the run ends, whatever is due later.
-        polls: how often ranks have asked in vain whether something is done, since an operation was posted.
+        polls: how often ranks have asked in vain whether something is done, since an operation was
+            posted.
     """
 
     def __init__(self, isolation: Isolation, *, measures: bool = False) -> None:
@@ -78,7 +86,8 @@ class Clock:
         self._switch: Callable[[], object] = getcurrent  # to the greenlet of `run`
         self._resumed_s = 0.0  # thread time when a rank went on, where computing is measured
         self._asking: set[Callable[[], object]] = set()
-        # What to call now; and later, in the order in which it was asked for, by time. Ranks that do alike are due at the same times.
+        # What to call now; and later, in the order in which it was asked for, by time. Ranks that
+        # do alike are due at the same times.
         self._ready: deque[Callable[[], object]] = deque()
         self._later: dict[float, list[Callable[[], object]]] = {}
         self._times: list[float] = []  # a heap of those in `_later`
@@ -116,8 +125,10 @@ class Clock:
 
     def _refuse(self, time_s: float) -> None:
         raise ArgumentError(
-            f"a time must be at most {LONGEST_S:g} s: a trace, which counts ns, holds 285 years, got {time_s:g} s (rank "
-            f"{self.current.number}). Look at the units: ringsim.compute, links and costs are in seconds."
+            f"a time must be at most {LONGEST_S:g} s: a trace, which counts ns, holds 285 years, "
+            f"got {time_s:g} s (rank "
+            f"{self.current.number}). Look at the units: ringsim.compute, "
+            "links and costs are in seconds."
         )
 
     def advance(self, seconds: float) -> None:
@@ -129,29 +140,45 @@ class Clock:
         self.sleep_until(self.book(seconds))
 
     def book(self, seconds: float) -> float:
-        """Takes a core for the calling rank, from now on or as soon as one is free; returns when it is done with it."""
+        """Takes a core for the calling rank, from now on or as soon as one is free.
+
+        Returns when it is done with it.
+        """
         return self.now + seconds if self.cores is None else self.cores.book(self.now, seconds)
 
     def sleep_until(self, time_s: float) -> None:
-        """Lets the calling rank go on at a time, which a trace must be able to hold; the others run until then."""
+        """Lets the calling rank go on at a time, which a trace must be able to hold.
+
+        The others run until then.
+        """
         if time_s > LONGEST_S:
             self._refuse(time_s)
         while self.now < time_s:
-            if not self._ready and (not self._times or self._times[0] > time_s) and time_s <= self.until_s:
+            if (
+                not self._ready
+                and (not self._times or self._times[0] > time_s)
+                and time_s <= self.until_s
+            ):
                 self.set(time_s)
                 return
             self.at(time_s, self.current.resume)
             self.pause()
 
     def pay(self) -> None:
-        """Lets as much time pass on the calling rank as it has computed since it went on; where that is measured."""
+        """Lets as much time pass on the calling rank as it has computed since it went on.
+
+        Where that is measured.
+        """
         spent_s = stretch(time.thread_time() - self._resumed_s)
         self._resumed_s = time.thread_time()
         self.advance(spent_s)
         self._resumed_s = time.thread_time()
 
     def pause(self) -> None:
-        """Gives way: it returns when somebody has woken the calling rank and its time has come, or for no reason."""
+        """Gives way.
+
+        It returns when somebody has woken the calling rank and its time has come, or for no reason.
+        """
         me, isolation = self.current, self._isolation
         if ask_modes() != isolation.common:
             isolation.take(me.own)
@@ -164,17 +191,25 @@ class Clock:
                 self._resumed_s = time.thread_time()
 
     def poll(self) -> None:
-        """Gives way until one of those that do not merely ask has been at work; raises Deadlock where nobody ever is."""
+        """Gives way until one of those that do not merely ask has been at work.
+
+        Raises Deadlock where nobody ever is.
+        """
         me, asking = self.current, self._asking
         self.polls += 1
         if self.polls > _MOST_POLLS:
             raise Deadlock(
-                f"a rank that asks is_completed must be answered, got {_MOST_POLLS:,} questions in a row while nobody did anything else "
-                f"(rank {me.number}). Look at what it waits for, or use wait(), which knows who is missing."
+                f"a rank that asks is_completed must be answered, got {_MOST_POLLS:,} questions "
+                "in a row while nobody did anything else "
+                f"(rank {me.number}). Look at what it waits for, or use wait(), "
+                "which knows who is missing."
             )
         working_s = 0.0
         if asking.issuperset(self._ready):
-            working_s = min((time_s for time_s, due in self._later.items() if not asking.issuperset(due)), default=0.0)
+            working_s = min(
+                (time_s for time_s, due in self._later.items() if not asking.issuperset(due)),
+                default=0.0,
+            )
         asking.add(me.resume)
         self.sleep_until(max(working_s, self.now + _LEAST_S))
         asking.discard(me.resume)
@@ -182,12 +217,16 @@ class Clock:
     # -- ranks
 
     def run(self, lives: Iterable[tuple[Rank, Callable[[], None]]]) -> None:
-        """Runs functions, none of which may raise, each as a rank, until all have returned or nobody can go on."""
+        """Runs functions, each as a rank, until all have returned or nobody can go on.
+
+        None of them may raise.
+        """
         self._switch = getcurrent().switch
         freezes, thresholds = gc.get_freeze_count() == 0, gc.get_threshold()
         gc.set_threshold(_COLLECT_AFTER, *thresholds[1:])
         if freezes:
-            gc.freeze()  # the garbage collector need not look again and again at what was there before
+            # the garbage collector need not look again and again at what was there before
+            gc.freeze()
         try:
             for rank, function in lives:
                 self._add(rank, function)
@@ -227,7 +266,10 @@ class Clock:
             ready.extend(later.pop(self.now))
 
     def throw(self, rank: Rank, error: BaseException) -> None:
-        """Raises an error in a rank that has given way, and lets it run on until it gives way again."""
+        """Raises an error in a rank that has given way.
+
+        Lets it run on until it gives way again.
+        """
         if not rank.greenlet.dead:
             rank.greenlet.throw(error)
             self.current = self._outside

@@ -1,14 +1,17 @@
-"""What belongs to one rank, though all simulated ranks share a thread: modes of torch and random numbers.
+"""What belongs to one rank, though all simulated ranks share a thread.
 
-A rank that waits takes its modes out and leaves the common ones, those that ``simulate`` was called under; when it goes on, it puts its own
-back in. Most ranks have changed nothing, which a few questions tell. Everything is read and written by public functions.
+Modes of torch and random numbers. A rank that waits takes its modes out and leaves the common ones,
+those that ``simulate`` was called under; when it goes on, it puts its own back in. Most ranks have
+changed nothing, which a few questions tell. Everything is read and written by public functions.
 
-* Each rank has its own: gradients, inference mode, autocast, default dtype, default device, anomaly mode, deterministic algorithms, the
-  running ``asyncio`` loop, torch's CPU generator, and streams for the functions of ``random`` and ``np.random`` called as
-  ``random.x()`` and ``np.random.x()``.
-* A rank must not wait inside: a block of ``torch.device``, other torch modes, saved-tensor hooks, ``torch.func``, a backward pass.
-* Shared, and put back after the run: filters of ``warnings``, the working directory, the recursion limit, torch's threads; and the stream
-  of functions of ``random`` and ``np.random`` that were imported by name before. The trace says if a rank drew from it.
+* Each rank has its own: gradients, inference mode, autocast, default dtype, default device, anomaly
+  mode, deterministic algorithms, the running ``asyncio`` loop, torch's CPU generator, and streams
+  for the functions of ``random`` and ``np.random`` called as ``random.x()`` and ``np.random.x()``.
+* A rank must not wait inside: a block of ``torch.device``, other torch modes, saved-tensor hooks,
+  ``torch.func``, a backward pass.
+* Shared, and put back after the run: filters of ``warnings``, the working directory, the recursion
+  limit, torch's threads; and the stream of functions of ``random`` and ``np.random`` that were
+  imported by name before. The trace says if a rank drew from it.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ __all__ = ["PRIVATE_QUESTIONS", "Isolated", "Isolation", "ask_modes"]
 
 _DEVICES: Final = ("cpu", "cuda", "xpu", "mps")  # whose autocast settings are kept
 
-# Questions that torch answers nowhere in public, with the answer where nothing is going on. They change nothing; where a version of torch
-# lacks one, what it would tell goes unnoticed.
+# Questions that torch answers nowhere in public, with the answer where nothing is going on. They
+# change nothing; where a version of torch lacks one, what it would tell goes unnoticed.
 PRIVATE_QUESTIONS: Final[dict[str, Any]] = {
     "_is_any_autocast_enabled": False,
     "_len_torch_function_stack": 0,
@@ -61,11 +64,16 @@ _dtype: Final = torch.get_default_dtype
 _anomaly: Final = torch.is_anomaly_enabled
 _deterministic: Final = torch.are_deterministic_algorithms_enabled
 _loop: Final = asyncio._get_running_loop
-_autocast, _functions, _dispatches, _backward, _saved, _functorch = map(_question, PRIVATE_QUESTIONS)
+_autocast, _functions, _dispatches, _backward, _saved, _functorch = map(
+    _question, PRIVATE_QUESTIONS
+)
 
 
 def ask_modes() -> tuple[Any, ...]:
-    """Returns what tells whether the common modes are in force, and nothing is open: asked at every switch."""
+    """Returns what tells whether the common modes are in force, and nothing is open.
+
+    Asked at every switch.
+    """
     modes = _grad(), _inference(), _dtype(), _anomaly(), _deterministic(), _autocast(), _loop()
     return modes, _functions(), _dispatches(), _backward(), _saved(True), _functorch()
 
@@ -74,7 +82,8 @@ class _Modes(NamedTuple):
     """The modes of a rank that is not running."""
 
     settings: list[Any]  # the values of `_SETTINGS`
-    inference: Any  # the context that leads out of its inference mode; None where that is the common one
+    # the context that leads out of its inference mode; None where that is the common one
+    inference: Any
     nesting: int  # how many autocast blocks are open
     device: torch.device | None  # its default device; None for the common one
 
@@ -87,8 +96,10 @@ class Isolated:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.modes: _Modes | None = None  # while another rank runs; None for the common ones
-        self.generator: torch.Tensor | None = None  # the state of torch's, likewise; None before the rank has begun, too
-        self.streams: dict[Any, Any] = {}  # its generators for the functions of `random` and `np.random`
+        # the state of torch's, likewise; None before the rank has begun, too
+        self.generator: torch.Tensor | None = None
+        # its generators for the functions of `random` and `np.random`
+        self.streams: dict[Any, Any] = {}
 
 
 class Isolation:
@@ -98,8 +109,10 @@ class Isolation:
         seed: of the random numbers that ranks share.
 
     Attributes:
-        common: what ``ask_modes`` says while the common modes are in force; None where only a closer look can tell.
-        shared_draws: after the block, which shared generators ranks have drawn from: "random", "numpy.random".
+        common: what ``ask_modes`` says while the common modes are in force; None where only a
+            closer look can tell.
+        shared_draws: after the block, which shared generators ranks have drawn from: "random",
+            "numpy.random".
 
     Example:
         >>> import torch
@@ -126,10 +139,16 @@ class Isolation:
         self.shared_draws: list[str] = []
 
     def __enter__(self) -> Isolation:
-        self._inference, self._functions, self._dispatches, self._saved = _inference(), _functions(), _dispatches(), _saved(True)
+        self._inference, self._functions, self._dispatches, self._saved = (
+            _inference(),
+            _functions(),
+            _dispatches(),
+            _saved(True),
+        )
         self._device = torch.get_default_device() if self._functions else None
         self._blocks.enter_context(_keep_process())
-        self.common = None if _autocast() or self._functions else ask_modes()  # what an open block changes shows only at a closer look
+        # what an open block changes shows only at a closer look
+        self.common = None if _autocast() or self._functions else ask_modes()
         self._settings = [read() for read, _ in _SETTINGS]
         self._blocks.enter_context(self._own_random_numbers())
         return self
@@ -140,7 +159,9 @@ class Isolation:
     # -- switches
 
     def take(self, own: Isolated) -> None:
-        """Puts the common modes in force, in the place of those of a rank that gives way, where ``ask_modes`` does not say ``common``.
+        """Puts the common modes in force, in the place of those of a rank that gives way.
+
+        Where ``ask_modes`` does not say ``common``.
 
         Raises:
             RingError: the rank is inside something that cannot be taken out.
@@ -149,7 +170,10 @@ class Isolation:
         own.modes = self._take()
 
     def put(self, own: Isolated) -> None:
-        """Puts modes and random numbers of a rank in force; the common modes must be. Seeds a rank that begins."""
+        """Puts modes and random numbers of a rank in force; the common modes must be.
+
+        Seeds a rank that begins.
+        """
         self._current = own
         holder = self._holder
         if holder is not own:
@@ -205,7 +229,10 @@ class Isolation:
             torch.set_default_device(modes.device)
 
     def _take_device(self) -> torch.device | None:
-        """Puts the common default device in force; returns the one that was, None where it is the same or a block's."""
+        """Puts the common default device in force.
+
+        Returns the one that was, None where it is the same or a block's.
+        """
         device, depth = torch.get_default_device(), _functions()
         if depth == self._functions and device == (self._device or device):
             return None
@@ -218,7 +245,8 @@ class Isolation:
         where = self._find_open()
         if where:
             raise RingError(
-                f"{rule.format(where)}: torch keeps it for the thread, which all simulated ranks share. Move the communication out of it, "
+                f"{rule.format(where)}: torch keeps it for the thread, which all simulated ranks "
+                "share. Move the communication out of it, "
                 "or run on real ranks: ringsim.trace."
             )
 
@@ -246,7 +274,10 @@ class Isolation:
         random.seed(self._seed)
         np.random.seed(self._seed % 2**32)
         begin = _read_streams()
-        originals = [(module, name, getattr(module, name), method) for module, name, method in _list_functions()]
+        originals = [
+            (module, name, getattr(module, name), method)
+            for module, name, method in _list_functions()
+        ]
         for module, name, original, method in originals:
             setattr(module, name, self._stand_in(module, method, original))
         try:
@@ -254,13 +285,19 @@ class Isolation:
         finally:
             for module, name, original, _ in originals:
                 setattr(module, name, original)
-            self.shared_draws = [name for name, state in _read_streams().items() if pickle.dumps(state) != pickle.dumps(begin[name])]
+            self.shared_draws = [
+                name
+                for name, state in _read_streams().items()
+                if pickle.dumps(state) != pickle.dumps(begin[name])
+            ]
             random.setstate(outside["random"])
             np.random.set_state(outside["numpy.random"])
             torch.default_generator.set_state(torch_state)
 
-    def _stand_in(self, module: Any, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that draws from the stream of the rank that runs, made at its first draw."""
+    def _stand_in(
+        self, module: Any, method: str, original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Returns a function that draws from the running rank's stream, made at its first draw."""
 
         @functools.wraps(original)
         def draw(*args: Any, **kwargs: Any) -> Any:
@@ -268,7 +305,11 @@ class Isolation:
             if own is None:
                 return original(*args, **kwargs)
             if module not in own.streams:
-                own.streams[module] = random.Random(own.seed) if module is random else np.random.RandomState(own.seed % 2**32)
+                own.streams[module] = (
+                    random.Random(own.seed)
+                    if module is random
+                    else np.random.RandomState(own.seed % 2**32)
+                )
             return getattr(own.streams[module], method)(*args, **kwargs)
 
         return draw
@@ -279,14 +320,21 @@ def _read_streams() -> dict[str, Any]:
 
 
 def _list_functions() -> list[tuple[Any, str, str]]:
-    """Returns the functions of ``random`` and ``np.random`` that draw from the shared stream: module, name, method of a generator."""
+    """Returns the functions of ``random`` and ``np.random`` that draw from the shared stream.
+
+    Module, name, method of a generator.
+    """
     found: list[tuple[Any, str, str]] = [
         (np.random, "seed", "seed"),
         (np.random, "ranf", "random_sample"),
         (np.random, "sample", "random_sample"),
     ]
     for module, kind in ((random, random.Random), (np.random, np.random.RandomState)):
-        found += [(module, name, name) for name in module.__all__ if isinstance(getattr(getattr(module, name), "__self__", None), kind)]
+        found += [
+            (module, name, name)
+            for name in module.__all__
+            if isinstance(getattr(getattr(module, name), "__self__", None), kind)
+        ]
     return found
 
 
@@ -295,7 +343,9 @@ def _list_functions() -> list[tuple[Any, str, str]]:
 
 def _read_autocast() -> tuple[Any, ...]:
     """Returns (whether it is on, dtype) for each device, and whether casts are cached."""
-    found = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES]
+    found = [
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _DEVICES
+    ]
     return *found, torch.is_autocast_cache_enabled()
 
 
@@ -308,13 +358,19 @@ def _write_autocast(settings: tuple[Any, ...]) -> None:
 
 
 def _read_loop() -> tuple[Any, Any, Any] | None:
-    """Returns the running event loop, its task, and its hooks for asynchronous generators; None where none runs."""
+    """Returns the running event loop, its task, and its hooks for asynchronous generators.
+
+    None where none runs.
+    """
     loop = _loop()
     return None if loop is None else (loop, asyncio.current_task(loop), sys.get_asyncgen_hooks())
 
 
 def _write_loop(wanted: tuple[Any, Any, Any] | None) -> None:
-    """Makes a loop the running one: it and its task as the page "Extending" of the documentation of ``asyncio`` says."""
+    """Makes a loop the running one.
+
+    It and its task as the page "Extending" of the documentation of ``asyncio`` says.
+    """
     found = _read_loop()
     if found is not None:
         loop, task, _ = found
@@ -334,7 +390,10 @@ _SETTINGS: Final[tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...]] 
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_default_dtype, torch.set_default_dtype),
     (_read_autocast, _write_autocast),
-    (lambda: (_anomaly(), torch.is_anomaly_check_nan_enabled()), lambda value: torch.autograd.set_detect_anomaly(*value)),
+    (
+        lambda: (_anomaly(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.autograd.set_detect_anomaly(*value),
+    ),
     (
         lambda: (_deterministic(), torch.is_deterministic_algorithms_warn_only_enabled()),
         lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
@@ -345,9 +404,10 @@ _SETTINGS: Final[tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...]] 
 
 @contextlib.contextmanager
 def _keep_process() -> Iterator[None]:
-    """Puts back what ranks share: filters of warnings, directory, recursion limit, torch's threads and default device.
+    """Puts back what ranks share.
 
-    The event loop that the caller may run in, as a notebook does, is put away meanwhile.
+    Filters of warnings, directory, recursion limit, torch's threads and default device. The event
+    loop that the caller may run in, as a notebook does, is put away meanwhile.
     """
     loop = _read_loop()
     recursion, threads, functions = sys.getrecursionlimit(), torch.get_num_threads(), _functions()
@@ -365,7 +425,9 @@ def _keep_process() -> Iterator[None]:
             sys.setrecursionlimit(recursion)
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
-            if _functions() != functions or (device is not None and torch.get_default_device() != device):
+            if _functions() != functions or (
+                device is not None and torch.get_default_device() != device
+            ):
                 torch.set_default_device(device)
             if directory is not None:
                 os.chdir(directory)
