@@ -676,16 +676,16 @@ def test_stopped_and_busy_ranks_are_named(ended: Callable[..., Ended], tmp_path:
     assert {(edge.rank, edge.peer) for edge in found.diagnosis.edges} == {(0, 1)}
     assert found.diagnosis.states == ("blocked", "stopped", "running", "running")
     assert re.search(
-        r"Meanwhile rank 1 is stopped by a signal \(SIGSTOP, or one like it, for [\d.]+ s\); ",
+        r"Meanwhile rank 1 is stopped by a signal \(SIGSTOP, or one like it, for [\d.]+ m?s\); ",
         finding.message,
     )
     at = f"asleep at test_faults.py:{line_of(worker, 'in a span')}"
     assert re.search(
-        rf"rank 2 was still computing stage 2, microbatch 5 \(for [\d.]+ s, {at}\)", finding.message
+        rf"rank 2 was still computing stage 2, microbatch 5 \(for [\d.]+ m?s, {at}\)", finding.message
     )
     line = line_of(worker, "in none")
     assert re.search(
-        rf"rank 3 was computing at test_faults.py:({line - 1}|{line}) \(for [\d.]+ s\)",
+        rf"rank 3 was computing at test_faults.py:({line - 1}|{line}) \(for [\d.]+ m?s\)",
         finding.message,
     )
 
