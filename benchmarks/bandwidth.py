@@ -1,9 +1,11 @@
-"""Whether ``ringsim.bandwidth`` finds what a plain ``torch.distributed`` loop finds: half a round trip, at every size from 4 KiB on.
+"""Whether ``ringsim.bandwidth`` finds what a plain ``torch.distributed`` loop finds.
 
-Run: ``python benchmarks/bandwidth.py`` (some minutes); ``--quick`` takes a look. Two Gloo ranks, joined in a ring, measure one edge by
-turns: with a plain loop around ``send`` and ``recv`` that nobody records, with the same loop again, and with ``ringsim.bandwidth``, whose
-times come from the record. The order within a round is drawn by lot. What counts is the median over the rounds of the ratio within a
-round. It may be off by 5 %, or by what the plain loop is off from itself, if that is more.
+Half a round trip, at every size from 4 KiB on. Run: ``python benchmarks/bandwidth.py`` (some
+minutes); ``--quick`` takes a look. Two Gloo ranks, joined in a ring, measure one edge by turns:
+with a plain loop around ``send`` and ``recv`` that nobody records, with the same loop again, and
+with ``ringsim.bandwidth``, whose times come from the record. The order within a round is drawn by
+lot. What counts is the median over the rounds of the ratio within a round. It may be off by 5 %, or
+by what the plain loop is off from itself, if that is more.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def play(rank: int, port: int, rounds: int, sizes: list[int], results: Any) -> N
 
     torch.set_num_threads(1)
     ringsim.initialize_distributed("127.0.0.1", port, 2, rank, rank, "cpu")
-    times: dict[int, dict[str, list[float]]] = {size: {method: [] for method in METHODS} for size in sizes}
+    times: dict[int, dict[str, list[float]]] = {
+        size: {method: [] for method in METHODS} for size in sizes
+    }
     order = random.Random(0)  # the same on both ranks
     for number in range(rounds + 1):
         for size in sizes:
@@ -63,7 +67,12 @@ def play(rank: int, port: int, rounds: int, sizes: list[int], results: Any) -> N
             for method in order.sample(METHODS, len(METHODS)):
                 dist.barrier()
                 if method == "ringsim":
-                    table = ringsim.bandwidth(sizes=[size], edge=(0, 1), ceilings=False, limit_s=max(0.1, count * size / 1e9))
+                    table = ringsim.bandwidth(
+                        sizes=[size],
+                        edge=(0, 1),
+                        ceilings=False,
+                        limit_s=max(0.1, count * size / 1e9),
+                    )
                     found = float(table.columns["latency_us"][0])
                 else:
                     found = plain(rank, size, count)
@@ -76,15 +85,23 @@ def play(rank: int, port: int, rounds: int, sizes: list[int], results: Any) -> N
 
 def main() -> None:
     """Prints a table, and whether the goal is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a look, with few rounds and nothing above 4 MiB")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a look, with few rounds and nothing above 4 MiB"
+    )
     options = parser.parse_args()
-    rounds, sizes = (6, [size for size in SIZES if size <= 2**22]) if options.quick else (30, list(SIZES))
+    rounds, sizes = (
+        (6, [size for size in SIZES if size <= 2**22]) if options.quick else (30, list(SIZES))
+    )
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    ranks = [context.Process(target=play, args=(rank, port, rounds, sizes, results)) for rank in range(2)]
+    ranks = [
+        context.Process(target=play, args=(rank, port, rounds, sizes, results)) for rank in range(2)
+    ]
     for process in ranks:
         process.start()
     times: dict[int, dict[str, list[float]]] = results.get()
@@ -93,24 +110,39 @@ def main() -> None:
 
     print(where())
     print(
-        f"{'size':>12}{'plain':>12}{'ringsim':>12}{'ringsim/plain (95 %)':>28}{'plain again/plain':>20}{'spread':>9}  verdict, n={rounds}"
+        f"{'size':>12}{'plain':>12}{'ringsim':>12}{'ringsim/plain (95 %)':>28}"
+        f"{'plain again/plain':>20}{'spread':>9}  verdict, n={rounds}"
     )
     agrees, worst = True, 0.0
     for size, by_method in times.items():
-        ratios = [ours / peer for ours, peer in zip(by_method["ringsim"], by_method["plain"], strict=True)]
-        selves = [again / peer for again, peer in zip(by_method["plain again"], by_method["plain"], strict=True)]
+        ratios = [
+            ours / peer for ours, peer in zip(by_method["ringsim"], by_method["plain"], strict=True)
+        ]
+        selves = [
+            again / peer
+            for again, peer in zip(by_method["plain again"], by_method["plain"], strict=True)
+        ]
         draws = sorted(statistics.median(random.choices(ratios, k=rounds)) for _ in range(2000))
         ratio, spread = statistics.median(ratios), statistics.median(abs(one - 1) for one in selves)
         fine = abs(ratio - 1) <= max(GOAL, spread)
         agrees, worst = agrees and fine, max(worst, abs(statistics.median(selves) - 1))
         print(
-            f"{size:12,}{statistics.median(by_method['plain']):9.1f} us{statistics.median(by_method['ringsim']):9.1f} us"
-            f"{ratio:12.3f} ({draws[50]:.3f} .. {draws[1949]:.3f}){statistics.median(selves):20.3f}{spread:9.1%}"
+            f"{size:12,}{statistics.median(by_method['plain']):9.1f} "
+            f"us{statistics.median(by_method['ringsim']):9.1f} us"
+            f"{ratio:12.3f} ({draws[50]:.3f} .. "
+            f"{draws[1949]:.3f}){statistics.median(selves):20.3f}{spread:9.1%}"
             f"  {'agrees' if fine else 'DISAGREES'}"
         )
-    verdict = "fine" if worst <= NOISE_LIMIT else f"above {NOISE_LIMIT:.0%}: INCONCLUSIVE, the machine is too noisy"
+    verdict = (
+        "fine"
+        if worst <= NOISE_LIMIT
+        else f"above {NOISE_LIMIT:.0%}: INCONCLUSIVE, the machine is too noisy"
+    )
     print(f"plain loop against itself: off by {worst:.1%} at worst ({verdict})")
-    print(f"goal: within {GOAL:.0%}, or the plain loop's own spread, at every size: {'met' if agrees else 'missed'}")
+    print(
+        f"goal: within {GOAL:.0%}, or the plain loop's own spread, at every size: "
+        f"{'met' if agrees else 'missed'}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Do the checks of the lessons judge rightly on a machine that is far too busy? Right and wrong answers, on real ranks, in turn.
+"""Do the checks of the lessons judge rightly on a machine that is far too busy?
+
+Right and wrong answers, on real ranks, in turn.
 
     python benchmarks/check_verdicts.py [--checks 500] [--busy 30] [--seed 0]
 
-The answers are those that ``tests/test_check*.py`` keep. As many processes as ``--busy`` says do nothing but compute meanwhile. Prints each
-verdict that is not as it should be, then how often each was given and how long the checks took, and exits with 1 where a right answer was
-"not yet" or a wrong one passed. Undecided is not wrong, and is counted apart.
+The answers are those that ``tests/test_check*.py`` keep. As many processes as ``--busy`` says do
+nothing but compute meanwhile. Prints each verdict that is not as it should be, then how often each
+was given and how long the checks took, and exits with 1 where a right answer was "not yet" or a
+wrong one passed. Undecided is not wrong, and is counted apart.
 """
 
 from __future__ import annotations
@@ -43,7 +46,11 @@ def all_cases() -> list[Case]:
     import test_check_reading as reading
 
     by_way = [
-        Case(functools.partial(check.no_deadlock, way=way), getattr(messages, f"by_{way}"), right=True)
+        Case(
+            functools.partial(check.no_deadlock, way=way),
+            getattr(messages, f"by_{way}"),
+            right=True,
+        )
         for way in ("order", "isend", "batch")
     ]
     right = {
@@ -51,24 +58,40 @@ def all_cases() -> list[Case]:
         check.alphabeta: [reading.weighted, reading.both_ends],
         check.slow_link: [reading.by_median],
     }
-    wrong = {check.alphabeta: [reading.unweighted, reading.of_means], check.slow_link: [reading.by_total, reading.with_waits]}
+    wrong = {
+        check.alphabeta: [reading.unweighted, reading.of_means],
+        check.slow_link: [reading.by_total, reading.with_waits],
+    }
     answers = [
         Case(examine, answer, right=True)
         for table in (messages.RIGHT, pipeline.RIGHT, right)
         for examine, each in table.items()
         for answer in each
     ]
-    rows = [(examine, row[0]) for table in (messages.WRONG, pipeline.WRONG) for examine, each in table.items() for row in each]
+    rows = [
+        (examine, row[0])
+        for table in (messages.WRONG, pipeline.WRONG)
+        for examine, each in table.items()
+        for row in each
+    ]
     rows += [(examine, answer) for examine, each in wrong.items() for answer in each]
     return [*by_way, *answers, *(Case(examine, answer, right=False) for examine, answer in rows)]
 
 
 def main() -> int:
     """Prints the verdicts, and tells whether one was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checks", type=int, default=500, help="half of them of right answers (default: 500)")
-    parser.add_argument("--busy", type=int, default=30, help="processes that compute meanwhile (default: 30)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order and of what the checks draw (default: 0)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--checks", type=int, default=500, help="half of them of right answers (default: 500)"
+    )
+    parser.add_argument(
+        "--busy", type=int, default=30, help="processes that compute meanwhile (default: 30)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the order and of what the checks draw (default: 0)"
+    )
     options = parser.parse_args()
     print(where(), flush=True)
     drawn, cases = random.Random(options.seed), all_cases()
@@ -79,7 +102,9 @@ def main() -> int:
         for number in range(options.checks):
             queue = queues[number % 2 == 0]
             if not queue:
-                queue += drawn.sample(these := [case for case in cases if case.right == (number % 2 == 0)], len(these))
+                queue += drawn.sample(
+                    these := [case for case in cases if case.right == (number % 2 == 0)], len(these)
+                )
             case, began = queue.pop(), time.monotonic()
             result = case.examine(case.answer, seed=drawn.randrange(10**6))
             seconds.append(time.monotonic() - began)
@@ -87,12 +112,27 @@ def main() -> int:
             verdicts[case.right, result.verdict] += 1
             if result.verdict != ("passed" if case.right else "not yet"):
                 wrong += result.verdict != "undecided"
-                print(f"  a {'right' if case.right else 'wrong'} answer, load {loads[-1]:.0f}, {seconds[-1]:.0f} s: {result!r}", flush=True)
+                print(
+                    (
+                        f"  a {'right' if case.right else 'wrong'} answer, load {loads[-1]:.0f}, "
+                        f"{seconds[-1]:.0f} s: {result!r}"
+                    ),
+                    flush=True,
+                )
     for right in (True, False):
-        counts = ", ".join(f"{verdicts[right, verdict]} {verdict}" for verdict in ("passed", "not yet", "undecided"))
+        counts = ", ".join(
+            f"{verdicts[right, verdict]} {verdict}"
+            for verdict in ("passed", "not yet", "undecided")
+        )
         print(f"  {'right' if right else 'wrong'} answers: {counts}")
-    print(f"  load average {statistics.mean(loads):.1f} in the mean, {min(loads):.1f} to {max(loads):.1f}")
-    print(f"  a check took {statistics.median(seconds):.1f} s in the median, {max(seconds):.1f} s at most")
+    print(
+        f"  load average {statistics.mean(loads):.1f} in the mean, {min(loads):.1f} to "
+        f"{max(loads):.1f}"
+    )
+    print(
+        f"  a check took {statistics.median(seconds):.1f} s in the median, {max(seconds):.1f} s "
+        "at most"
+    )
     return 1 if wrong else 0
 
 

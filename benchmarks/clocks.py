@@ -1,10 +1,13 @@
-"""How well do two hosts know each other's clocks? Their true offset is known: the hosts are namespaces, and one has a time namespace.
+"""How well do two hosts know each other's clocks?
+
+Their true offset is known: the hosts are namespaces, and one has a time namespace.
 
     python benchmarks/clocks.py [--runs 100] [--busy PROCESSES] [--skew-s 5] [--ranks 1]
 
-Each run is a recorded block with messages around all ranks. Prints by how much the offset was off, whether that was always within the
-stated uncertainty, how many messages arrived before they were sent by the clocks themselves and after alignment, and what comparing clocks
-adds to entering and leaving a block, from as many blocks without it in between. Making hosts takes the right to.
+Each run is a recorded block with messages around all ranks. Prints by how much the offset was off,
+whether that was always within the stated uncertainty, how many messages arrived before they were
+sent by the clocks themselves and after alignment, and what comparing clocks adds to entering and
+leaving a block, from as many blocks without it in between. Making hosts takes the right to.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ SHIFT_CLOCK = Path(__file__).parent.parent / "tests" / "programs" / "shift_clock
 
 
 def run_rank(rank: int, size: int, runs: int, directory: str) -> None:
-    """Records blocks, every other one without comparing clocks; rank 0 prints what each took and what its clocks were like."""
+    """Records blocks, every other one without comparing clocks.
+
+    Rank 0 prints what each took and what its clocks were like.
+    """
     import torch
     import torch.distributed as dist
 
@@ -41,7 +47,9 @@ def run_rank(rank: int, size: int, runs: int, directory: str) -> None:
     from ringsim.traces.clocks import unalign
     from ringsim.traces.value import Trace
 
-    dist.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:29500", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://{ADDRESSES[0]}:29500", rank=rank, world_size=size
+    )
     switched: Any = recording
     for number in range(-2, 2 * runs):  # the first two do not count
         switched.ClockComparison = clocks.ClockComparison if number % 2 else lambda *_: None
@@ -59,8 +67,21 @@ def run_rank(rank: int, size: int, runs: int, directory: str) -> None:
         if rank == 0 and number >= 0:
             trace = recorded.trace
             told = [(clock.offset_ns, clock.uncertainty_ns) for clock in trace.clocks[1:]]
-            raw = Trace(unalign(trace.events, trace.metadata.get("clocks", [])), {"world_size": size})
-            print(json.dumps([number % 2, took_s, told, int(raw.messages.early.sum()), int(trace.messages.early.sum())]), flush=True)
+            raw = Trace(
+                unalign(trace.events, trace.metadata.get("clocks", [])), {"world_size": size}
+            )
+            print(
+                json.dumps(
+                    [
+                        number % 2,
+                        took_s,
+                        told,
+                        int(raw.messages.early.sum()),
+                        int(trace.messages.early.sum()),
+                    ]
+                ),
+                flush=True,
+            )
     dist.destroy_process_group()
 
 
@@ -76,19 +97,54 @@ def hosts(skew_s: float) -> Iterator[list[list[str]]]:
         for name in NAMES:
             ip("netns", "add", name)
             made.append(name)
-        ip("-n", NAMES[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", NAMES[1])
+        ip(
+            "-n",
+            NAMES[0],
+            "link",
+            "add",
+            "cable",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable",
+            "netns",
+            NAMES[1],
+        )
         for name, address in zip(NAMES, ADDRESSES, strict=True):
             ip("-n", name, "address", "add", f"{address}/30", "dev", "cable")
             for link in ("cable", "lo"):
                 ip("-n", name, "link", "set", link, "up")
         with tempfile.NamedTemporaryFile("w") as names:
-            names.write("".join(f"{address} host{number}\n" for number, address in enumerate(ADDRESSES)) + "127.0.0.1 localhost\n")
+            names.write(
+                "".join(f"{address} host{number}\n" for number, address in enumerate(ADDRESSES))
+                + "127.0.0.1 localhost\n"
+            )
             names.flush()
-            at_home = 'hostname $1 && mount --make-rprivate / && mount --bind $2 /etc/hosts || exit 1; shift 2; exec "$@"'
-            time_of: tuple[list[str], list[str]] = ([], [sys.executable, str(SHIFT_CLOCK), str(round(skew_s * 1e9))])
+            at_home = (
+                "hostname $1 && mount --make-rprivate / && mount --bind $2 /etc/hosts || exit 1; "
+                'shift 2; exec "$@"'
+            )
+            time_of: tuple[list[str], list[str]] = (
+                [],
+                [sys.executable, str(SHIFT_CLOCK), str(round(skew_s * 1e9))],
+            )
             unshare = ["unshare", "-m", "-u", "-p", "-f", "--mount-proc"]
             yield [
-                ["ip", "netns", "exec", name, *unshare, *time_of[number], "sh", "-c", at_home, "sh", f"host{number}", names.name]
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    name,
+                    *unshare,
+                    *time_of[number],
+                    "sh",
+                    "-c",
+                    at_home,
+                    "sh",
+                    f"host{number}",
+                    names.name,
+                ]
                 for number, name in enumerate(NAMES)
             ]
     finally:
@@ -114,10 +170,23 @@ def main() -> int:
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(options.busy)]
     try:
         with tempfile.TemporaryDirectory() as directory, hosts(options.skew_s) as prefixes:
-            again = [sys.executable, __file__, "--runs", str(options.runs), "--ranks", str(options.ranks), "--directory", directory]
+            again = [
+                sys.executable,
+                __file__,
+                "--runs",
+                str(options.runs),
+                "--ranks",
+                str(options.ranks),
+                "--directory",
+                directory,
+            ]
             environment = os.environ | {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"}
             ranks = [
-                subprocess.Popen([*prefixes[rank // options.ranks], *again, "--rank", str(rank)], env=environment, stdout=subprocess.PIPE)
+                subprocess.Popen(
+                    [*prefixes[rank // options.ranks], *again, "--rank", str(rank)],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                )
                 for rank in range(size)
             ]
             said = [rank.communicate()[0] for rank in ranks]
@@ -131,16 +200,26 @@ def main() -> int:
     found = [tuple(clock) for row in with_clocks for clock in row[2]]
     off_ns = [abs(offset_ns + round(options.skew_s * 1e9)) for offset_ns, _ in found]
     within = sum(off <= bound for off, (_, bound) in zip(off_ns, found, strict=True))
-    bound_us, off_us = statistics.median(bound for _, bound in found) / 1e3, [off / 1e3 for off in off_ns]
+    bound_us, off_us = (
+        statistics.median(bound for _, bound in found) / 1e3,
+        [off / 1e3 for off in off_ns],
+    )
     print(f"offset off by {statistics.median(off_us):.1f} us (median), {max(off_us):.1f} us (most)")
-    print(f"stated uncertainty {bound_us:.1f} us (median); offset within it in {within} of {len(found)} runs")
+    print(
+        f"stated uncertainty {bound_us:.1f} us (median); offset within it in {within} of "
+        f"{len(found)} runs"
+    )
     early = [sum(row[column] for row in with_clocks) for column in (3, 4)]
     print(
-        f"arrived before being sent, of {len(with_clocks) * MESSAGES * size} messages: {early[0]} by the clocks, {early[1]} after alignment"
+        f"arrived before being sent, of {len(with_clocks) * MESSAGES * size} messages: "
+        f"{early[0]} by the clocks, {early[1]} after alignment"
     )
     took_ms = [[1e3 * row[1] for row in rows if row[0] == kind] for kind in (0, 1)]
     without, with_them = map(statistics.median, took_ms)
-    print(f"entering and leaving a block: {without:.1f} ms without clocks, {with_them:.1f} ms with them (medians)")
+    print(
+        f"entering and leaving a block: {without:.1f} ms without clocks, {with_them:.1f} ms with "
+        "them (medians)"
+    )
     return 0
 
 

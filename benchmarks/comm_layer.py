@@ -1,8 +1,10 @@
-"""What ``ringsim.comm`` costs beyond torch's own call: log off, on but not selecting, on; beside DeepSpeed's layer in the same three.
+"""What ``ringsim.comm`` costs beyond torch's own call.
 
-Run: ``python benchmarks/comm_layer.py`` (about two minutes); ``--deepspeed`` measures DeepSpeed too, installing it into an environment of
-its own or using the Python given, ``--quick`` takes a look. Cost is CPU time of the calling thread on torch's fake backend, where an
-operation does nothing else. The methods run in processes of their own, which take turns.
+Log off, on but not selecting, on; beside DeepSpeed's layer in the same three. Run: ``python
+benchmarks/comm_layer.py`` (about two minutes); ``--deepspeed`` measures DeepSpeed too, installing
+it into an environment of its own or using the Python given, ``--quick`` takes a look. Cost is CPU
+time of the calling thread on torch's fake backend, where an operation does nothing else. The
+methods run in processes of their own, which take turns.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ TURNS = {"DeepSpeed on, not selected": 500, "DeepSpeed on": 50}
 
 @contextmanager
 def prepare(method: str) -> Iterator[Callable[[int], float]]:
-    """Sets one method up in this process; gives a function that runs n operations and returns the CPU time of one in ns."""
+    """Sets one method up in this process.
+
+    Gives a function that runs n operations and returns the CPU time of one in ns.
+    """
     import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -49,14 +54,20 @@ def prepare(method: str) -> Iterator[Callable[[int], float]]:
         elif layer == "DeepSpeed":
             import deepspeed.comm
 
-            deepspeed.comm.init_distributed(dist_backend="fake", verbose=False, dist_init_required=False)
-            deepspeed.comm.configure(enabled=state != "off", prof_all=state == "on", prof_ops=[], verbose=False)
+            deepspeed.comm.init_distributed(
+                dist_backend="fake", verbose=False, dist_init_required=False
+            )
+            deepspeed.comm.configure(
+                enabled=state != "off", prof_all=state == "on", prof_ops=[], verbose=False
+            )
             isend = deepspeed.comm.isend
         elif state == "recorded":
             from ringsim.comm.torch_hooks import install, uninstall
             from ringsim.traces.recorder import Recorder
 
-            recorder = Recorder(stack.enter_context(tempfile.TemporaryDirectory()), rank=0, world_size=2)
+            recorder = Recorder(
+                stack.enter_context(tempfile.TemporaryDirectory()), rank=0, world_size=2
+            )
             install(recorder)
             stack.callback(uninstall, recorder)
 
@@ -71,9 +82,17 @@ def prepare(method: str) -> Iterator[Callable[[int], float]]:
 
 def main() -> None:
     """Prints a table, and whether the goal is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a look, with few rounds")
-    parser.add_argument("--deepspeed", nargs="?", const="", metavar="PYTHON", help="measure DeepSpeed, too: install it, or use this Python")
+    parser.add_argument(
+        "--deepspeed",
+        nargs="?",
+        const="",
+        metavar="PYTHON",
+        help="measure DeepSpeed, too: install it, or use this Python",
+    )
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -91,16 +110,27 @@ def main() -> None:
     print(f"{'isend and wait':30}{'CPU/operation':>16}{'beyond torch, us (95 %)':>32}")
     for method, measured in times.items():
         beyond, low, high = (value / 1e3 for value in difference(measured, times["torch"]))
-        print(f"{method:30}{statistics.median(measured) / 1e3:13.2f} us{beyond:14.2f} ({low:.2f} .. {high:.2f})")
+        print(
+            f"{method:30}{statistics.median(measured) / 1e3:13.2f} us{beyond:14.2f} ({low:.2f} "
+            f".. {high:.2f})"
+        )
     print(against_itself(times["torch"]))
     off, low, high = difference(times["ringsim off"], times["torch"])
     verdict = "met" if off <= OFF_GOAL_NS else "missed"
-    print(f"off costs {off:.0f} ns ({low:.0f} .. {high:.0f}) over torch's own call; the goal of {OFF_GOAL_NS:.0f} ns is {verdict}")
-    on, low, high = (value / 1e3 for value in difference(times["ringsim on"], times["torch recorded"]))
+    print(
+        f"off costs {off:.0f} ns ({low:.0f} .. {high:.0f}) over torch's own call; the goal of "
+        f"{OFF_GOAL_NS:.0f} ns is {verdict}"
+    )
+    on, low, high = (
+        value / 1e3 for value in difference(times["ringsim on"], times["torch recorded"])
+    )
     print(f"on costs {on:.2f} us ({low:.2f} .. {high:.2f}) beyond the recorder alone")
     if options.deepspeed is not None:
         first, last = (times["DeepSpeed on"][place] / 1e3 for place in (0, -1))
-        print(f"DeepSpeed's logger: {first:.0f} us at first, {last:.0f} us after {rounds * TURNS['DeepSpeed on']} operations")
+        print(
+            f"DeepSpeed's logger: {first:.0f} us at first, {last:.0f} us after "
+            f"{rounds * TURNS['DeepSpeed on']} operations"
+        )
         print(f"(turns of {OPERATIONS} operations; {TURNS['DeepSpeed on']} where DeepSpeed logs)")
 
 

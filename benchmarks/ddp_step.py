@@ -1,8 +1,11 @@
-"""What recording costs a step of DistributedDataParallel: the same step with recording, without, and without again, by turns.
+"""What recording costs a step of DistributedDataParallel.
+
+The same step with recording, without, and without again, by turns.
 
     python benchmarks/ddp_step.py [--ranks 2] [--rounds 60]
 
-Goal: at most 1.05 times the step without. A model of eight linear layers of 512 x 512, 32 samples a rank, in buckets of 1 MiB.
+Goal: at most 1.05 times the step without. A model of eight linear layers of 512 x 512, 32 samples a
+rank, in buckets of 1 MiB.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ def steps(rounds: int) -> dict[str, list[float]]:
 
     recorder = get_state().recorder
     assert recorder is not None
-    model = DistributedDataParallel(nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)]), bucket_cap_mb=1)
+    model = DistributedDataParallel(
+        nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)]), bucket_cap_mb=1
+    )
     batch = torch.randn(32, 512)
     times: dict[str, list[float]] = {"off": [], "on": [], "off again": []}
     uninstall(recorder)
@@ -53,15 +58,25 @@ def steps(rounds: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args()
     times = ringsim.trace(steps, world_size=options.ranks, args=(options.rounds,)).results[0]
-    baseline = [time for pair in zip(times["off"], times["off again"], strict=True) for time in pair]
+    baseline = [
+        time for pair in zip(times["off"], times["off again"], strict=True) for time in pair
+    ]
     ratio, low, high = ratio_interval(times["on"], times["off"])
-    print(f"a step of DistributedDataParallel on {options.ranks} ranks, {options.rounds} turns ({where()})")
-    print(f"  without {sorted(times['off'])[options.rounds // 2]:.2f} ms; recorded {ratio:.3f} times as long ({low:.3f} .. {high:.3f})")
+    print(
+        f"a step of DistributedDataParallel on {options.ranks} ranks, {options.rounds} turns "
+        f"({where()})"
+    )
+    print(
+        f"  without {sorted(times['off'])[options.rounds // 2]:.2f} ms; recorded {ratio:.3f} "
+        f"times as long ({low:.3f} .. {high:.3f})"
+    )
     print(f"  goal: at most {GOAL_RATIO}; {against_itself(baseline)}")
 
 

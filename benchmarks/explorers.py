@@ -1,6 +1,7 @@
-"""How long an explorer takes to answer a moved slider: drawn choices, each computed anew and handed to its view.
+"""How long an explorer takes to answer a moved slider.
 
-Run: ``python benchmarks/explorers.py [--choices 25]``. The goal is 100 ms. What the browser then takes is in ``view_page.py``.
+Drawn choices, each computed anew and handed to its view. Run: ``python benchmarks/explorers.py
+[--choices 25]``. The goal is 100 ms. What the browser then takes is in ``view_page.py``.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from ringsim import explore
 from ringsim.view.explorer import Explorer
 from ringsim.view.notebook import View
 
-EXPLORERS = (explore.schedule, explore.ring, explore.bandwidth, explore.generation, explore.deadlock)
+EXPLORERS = (
+    explore.schedule,
+    explore.ring,
+    explore.bandwidth,
+    explore.generation,
+    explore.deadlock,
+)
 
 
 def answer_ms(explorer: Explorer, count: int) -> list[float]:
-    """Returns what answers take, the first two, which load what is loaded on first use, left out."""
+    """Returns what answers take, without the first two, which load what is loaded on first use."""
     draw, view, took = random.Random(0), View(explorer.frame().traces, explorer.tab), []
     while len(took) < count + 2:
         values = {choice.name: draw.choice(choice.options) for choice in explorer.choices}
@@ -38,7 +45,10 @@ def main() -> None:
     print(where())
     for make in EXPLORERS:
         took = answer_ms(make(), options.choices)
-        print(f"{make.__name__:<10} {statistics.median(took):5.0f} ms in the median, {max(took):.0f} at most")
+        print(
+            f"{make.__name__:<10} {statistics.median(took):5.0f} ms in the median, "
+            f"{max(took):.0f} at most"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""What it costs rank 0 to gather a run: parts that come over the store, and the file that it makes of them.
+"""What it costs rank 0 to gather a run.
+
+Parts that come over the store, and the file that it makes of them.
 
     python benchmarks/gathering.py [--events 10000000] [--ranks 64]
 
-The parts are written beforehand. Two processes that share no directory then do what a recorded block does at its end: one offers the parts
-of all ranks but rank 0's over torch's store, the other fetches them and writes the file. A third holds the store. Prints the rates, and by
-how much each process grew; goals: 50 MiB/s, 16 MiB for the store, 64 MiB for rank 0.
+The parts are written beforehand. Two processes that share no directory then do what a recorded
+block does at its end: one offers the parts of all ranks but rank 0's over torch's store, the other
+fetches them and writes the file. A third holds the store. Prints the rates, and by how much each
+process grew; goals: 50 MiB/s, 16 MiB for the store, 64 MiB for rank 0.
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ RUN_ID = "benchmark"
 
 
 def write_parts(directories: tuple[Path, Path], count: int, ranks: int) -> int:
-    """Writes the parts of a run, rank 0's into the first directory; returns how many bytes those in the second take."""
+    """Writes the parts of a run, rank 0's into the first directory.
+
+    Returns how many bytes those in the second take.
+    """
     for rank in range(ranks):
         trace = make_run(-(-count // ranks), 1)
         recorder = Recorder(directories[min(rank, 1)], rank, ranks)
@@ -42,7 +48,12 @@ def write_parts(directories: tuple[Path, Path], count: int, ranks: int) -> int:
         records = np.zeros(len(trace), dtype=RECORD)
         for name in RECORD.names or ():
             records[name] = getattr(trace.events, name)
-        for name, value in (("group", 0), ("label", NONE), ("file", NONE), ("peer", (rank + 1) % ranks)):
+        for name, value in (
+            ("group", 0),
+            ("label", NONE),
+            ("file", NONE),
+            ("peer", (rank + 1) % ranks),
+        ):
             records[name] = value
         records["thread"] = 1
         path.write_bytes(records.tobytes())
@@ -77,7 +88,13 @@ def take_part(role: str, port: int, directories: tuple[Path, Path], ranks: int) 
         time.sleep(0.01)
     recording = Recording(mine / "run.ringtrace")
     recording._start_ns = recording._start_unix_ns = 0
-    recording._world_size, recording._backend, recording._board, recording._hosts, recording._watch = ranks, "gloo", store, None, None  # type: ignore[assignment]
+    (
+        recording._world_size,
+        recording._backend,
+        recording._board,
+        recording._hosts,
+        recording._watch,
+    ) = ranks, "gloo", store, None, None  # type: ignore[assignment]
     recording._describe = lambda: {"world_size": ranks}  # type: ignore[method-assign]
     warm = make_run(1000, 2)
     warm.save(mine / "warm.ringtrace")  # loads pyarrow
@@ -88,7 +105,18 @@ def take_part(role: str, port: int, directories: tuple[Path, Path], ranks: int) 
     recording._merge(mine, {}, [], [], bring.missing)
     took_s = time.perf_counter() - begin_s - fetched_s
     bring.acknowledge(whole=True, keep=False)
-    print(json.dumps([bring.missing, fetched_s, fetched_mib, took_s, memory_mib() - before_mib, os.path.getsize(mine / "run.ringtrace")]))
+    print(
+        json.dumps(
+            [
+                bring.missing,
+                fetched_s,
+                fetched_mib,
+                took_s,
+                memory_mib() - before_mib,
+                os.path.getsize(mine / "run.ringtrace"),
+            ]
+        )
+    )
 
 
 def main() -> int:
@@ -111,7 +139,9 @@ def main() -> int:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         before_mib = memory_mib("VmRSS")
         again = [sys.executable, __file__, "--ranks", str(options.ranks), "--role"]
-        here = subprocess.Popen([*again, "rank 0", str(store.port), *map(str, directories)], stdout=subprocess.PIPE)
+        here = subprocess.Popen(
+            [*again, "rank 0", str(store.port), *map(str, directories)], stdout=subprocess.PIPE
+        )
         there = subprocess.Popen([*again, "sender", str(store.port), *map(str, directories)])
         said, highest_mib = b"", before_mib
         while here.poll() is None:
@@ -123,11 +153,16 @@ def main() -> int:
         return 1
     missing, fetched_s, fetched_mib, took_s, most_mib, size = json.loads(said)
     print(
-        f"{options.events:,} events of {options.ranks} ranks, {length / 2**20:.0f} MiB of parts elsewhere; missing: {missing or 'nothing'}"
+        f"{options.events:,} events of {options.ranks} ranks, {length / 2**20:.0f} MiB of parts "
+        f"elsewhere; missing: {missing or 'nothing'}"
     )
-    print(f"fetched in {fetched_s:.1f} s, {length / 2**20 / fetched_s:.0f} MiB/s; rank 0 +{fetched_mib:.0f} MiB")
     print(
-        f"written in {took_s:.1f} s, {size / 1e6:.1f} MB; rank 0 +{most_mib:.0f} MiB in all; the store +{highest_mib - before_mib:.0f} MiB"
+        f"fetched in {fetched_s:.1f} s, {length / 2**20 / fetched_s:.0f} MiB/s; rank 0 "
+        f"+{fetched_mib:.0f} MiB"
+    )
+    print(
+        f"written in {took_s:.1f} s, {size / 1e6:.1f} MB; rank 0 +{most_mib:.0f} MiB in all; the "
+        f"store +{highest_mib - before_mib:.0f} MiB"
     )
     return 0
 

@@ -1,6 +1,7 @@
 """What ``import ringsim`` costs, beyond starting Python: the goal is 50 ms.
 
-Run: ``python benchmarks/import_time.py``. Both commands run alternately in fresh interpreters, so that a busy machine slows both alike.
+Run: ``python benchmarks/import_time.py``. Both commands run alternately in fresh interpreters, so
+that a busy machine slows both alike.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def interval(times: list[float], baseline: list[float], draws: int = 2000) -> tu
     """Returns the 95 % bootstrap interval of the difference of two medians, in ms."""
 
     def draw() -> float:
-        return statistics.median(random.choices(times, k=len(times))) - statistics.median(random.choices(baseline, k=len(baseline)))
+        return statistics.median(random.choices(times, k=len(times))) - statistics.median(
+            random.choices(baseline, k=len(baseline))
+        )
 
     differences = sorted(draw() for _ in range(draws))
     return differences[int(0.025 * draws)], differences[int(0.975 * draws)]
@@ -45,9 +48,15 @@ def main() -> None:
     baseline = times["python"]
     for name, measured in times.items():
         low, high = interval(measured, baseline)
-        print(f"{name:16} median {statistics.median(measured):6.1f} ms, beyond python {low:5.1f} .. {high:5.1f} ms (95 %)")
+        print(
+            f"{name:16} median {statistics.median(measured):6.1f} ms, beyond python {low:5.1f} "
+            f".. {high:5.1f} ms (95 %)"
+        )
     cost = statistics.median(times["import ringsim"]) - statistics.median(baseline)
-    print(f"import ringsim costs {cost:.1f} ms; the goal of {GOAL_MS:.0f} ms is {'met' if cost <= GOAL_MS else 'missed'}")
+    print(
+        f"import ringsim costs {cost:.1f} ms; the goal of {GOAL_MS:.0f} ms is "
+        f"{'met' if cost <= GOAL_MS else 'missed'}"
+    )
 
 
 if __name__ == "__main__":

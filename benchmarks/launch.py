@@ -1,8 +1,10 @@
-"""What it costs to start ranks: ringsim beside torchrun, ``torch.multiprocessing.spawn`` and a bare warm fork server.
+"""What it costs to start ranks.
 
-Run: ``python benchmarks/launch.py`` (some minutes; ``--quick`` for a look). Every method brings N fresh ranks into one Gloo group, past a
-barrier, and ends them; they run in turn, so that a busy machine slows all alike. ringsim builds the ring and records as well. "Parked"
-starts half a second after the call before it, so that fresh ranks are ready; "back to back" starts at once.
+ringsim beside torchrun, ``torch.multiprocessing.spawn`` and a bare warm fork server. Run: ``python
+benchmarks/launch.py`` (some minutes; ``--quick`` for a look). Every method brings N fresh ranks
+into one Gloo group, past a barrier, and ends them; they run in turn, so that a busy machine slows
+all alike. ringsim builds the ring and records as well. "Parked" starts half a second after the call
+before it, so that fresh ranks are ready; "back to back" starts at once.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ def with_forkserver(world_size: int) -> None:
     """Python's own fork server, which holds torch already."""
     context = multiprocessing.get_context("forkserver")
     port = free_port()
-    ranks = [context.Process(target=bare_rank, args=(rank, world_size, port)) for rank in range(world_size)]
+    ranks = [
+        context.Process(target=bare_rank, args=(rank, world_size, port))
+        for rank in range(world_size)
+    ]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -83,10 +88,22 @@ def with_spawn(world_size: int) -> None:
 def with_torchrun(world_size: int) -> None:
     """A script that does the same, under torchrun."""
     script = Path(tempfile.gettempdir(), f"ringsim-benchmark-{os.getpid()}.py")
-    script.write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\ndist.destroy_process_group()\n")
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world_size}", f"--master-port={free_port()}", str(script)]
+    script.write_text(
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={world_size}",
+        f"--master-port={free_port()}",
+        str(script),
+    ]
     try:
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+        subprocess.run(
+            command, check=True, capture_output=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        )
     finally:
         script.unlink()
 
@@ -103,7 +120,14 @@ def compare(world_size: int, repeats: int, slow_repeats: int) -> None:
     with_ringsim(world_size)
     with_forkserver(world_size)
     times: dict[str, list[float]] = {
-        name: [] for name in ("ringsim, parked", "ringsim, back to back", "warm fork server", "spawn", "torchrun")
+        name: []
+        for name in (
+            "ringsim, parked",
+            "ringsim, back to back",
+            "warm fork server",
+            "spawn",
+            "torchrun",
+        )
     }
     for index in range(repeats):
         time.sleep(PAUSE_S)
@@ -114,12 +138,15 @@ def compare(world_size: int, repeats: int, slow_repeats: int) -> None:
         if index < slow_repeats:
             times["spawn"].append(timed_ms(with_spawn, world_size))
             times["torchrun"].append(timed_ms(with_torchrun, world_size))
-    print(f"\n{world_size} ranks (goal for parked: {GOALS_MS.get(world_size, float('nan')):.0f} ms)")
+    print(
+        f"\n{world_size} ranks (goal for parked: {GOALS_MS.get(world_size, float('nan')):.0f} ms)"
+    )
     baseline = times["warm fork server"]
     for name, measured in times.items():
         ratio, low, high = ratio_interval(measured, baseline)
         print(
-            f"  {name:22} median {statistics.median(measured):8.1f} ms  min {min(measured):8.1f}  n {len(measured):3}"
+            f"  {name:22} median {statistics.median(measured):8.1f} ms  min "
+            f"{min(measured):8.1f}  n {len(measured):3}"
             f"  x{ratio:.2f} of a warm fork server ({low:.2f} .. {high:.2f})"
         )
     print(f"  {against_itself(baseline)}")
@@ -140,9 +167,17 @@ print((time.perf_counter() - start) * 1e3)
 def first_call(repeats: int) -> None:
     """Prints what the first call in a fresh interpreter costs, torch not loaded."""
     times = [
-        float(subprocess.run([sys.executable, "-c", FIRST], check=True, capture_output=True, text=True).stdout) for _ in range(repeats)
+        float(
+            subprocess.run(
+                [sys.executable, "-c", FIRST], check=True, capture_output=True, text=True
+            ).stdout
+        )
+        for _ in range(repeats)
     ]
-    print(f"\nfirst call, 4 ranks: median {statistics.median(times):.0f} ms, min {min(times):.0f}, n {repeats} (goal 1500 ms)")
+    print(
+        f"\nfirst call, 4 ranks: median {statistics.median(times):.0f} ms, min {min(times):.0f}, "
+        f"n {repeats} (goal 1500 ms)"
+    )
 
 
 def share_bytes() -> int:
@@ -172,7 +207,9 @@ def many_ranks(world_size: int, repeats: int) -> None:
 
 def main() -> None:
     """Measures and prints all tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="few repeats")
     quick = parser.parse_args().quick
     print(where())

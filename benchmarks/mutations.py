@@ -1,7 +1,9 @@
-"""Breaks central lines, one at a time in a copy of the tree, and looks whether the quick tests notice.
+"""Breaks central lines, one at a time in a copy of the tree.
 
-``python benchmarks/mutations.py [NAME ...]`` prints a line for each: how long the tests took to fail, or SURVIVED. Lines are found by their
-text, and one that is not there (any more) stops the script. The copy is in a temporary directory; this tree stays as it is.
+Looks whether the quick tests notice. ``python benchmarks/mutations.py [NAME ...]`` prints a line
+for each: how long the tests took to fail, or SURVIVED. Lines are found by their text, and one that
+is not there (any more) stops the script. The copy is in a temporary directory; this tree stays as
+it is.
 """
 
 from __future__ import annotations
@@ -42,8 +44,14 @@ MUTATIONS = {
     ),
     "schedule 1F1B": Mutation(
         "ringsim/schedules/phases.py",
-        '        warm_up = min(p - 1 - rank, m)\n        rows.append([(warm_up, "F"), (m - warm_up, "F B"), (warm_up, "B")])',
-        '        warm_up = min(p - rank, m)\n        rows.append([(warm_up, "F"), (m - warm_up, "F B"), (warm_up, "B")])',
+        (
+            '        warm_up = min(p - 1 - rank, m)\n        rows.append([(warm_up, "F"), (m - '
+            'warm_up, "F B"), (warm_up, "B")])'
+        ),
+        (
+            '        warm_up = min(p - rank, m)\n        rows.append([(warm_up, "F"), (m - '
+            'warm_up, "F B"), (warm_up, "B")])'
+        ),
         "test_schedules.py test_golden.py",
     ),
     "hook on torch": Mutation(
@@ -53,10 +61,16 @@ MUTATIONS = {
         "test_torch_hooks.py",
     ),
     "check of the ring": Mutation(
-        "ringsim/check/examination.py", "            if found != number:", "            if found < number:", "test_check_messages.py"
+        "ringsim/check/examination.py",
+        "            if found != number:",
+        "            if found < number:",
+        "test_check_messages.py",
     ),
     "recorder": Mutation(
-        "ringsim/traces/recorder.py", "            words[slot + 1] = words[slot]", "            pass", "test_recorder.py test_golden.py"
+        "ringsim/traces/recorder.py",
+        "            words[slot + 1] = words[slot]",
+        "            pass",
+        "test_recorder.py test_golden.py",
     ),
     "reader of parts": Mutation(
         "ringsim/traces/parts.py",
@@ -96,12 +110,22 @@ def try_out(mutation: Mutation, tree: Path) -> str:
     file = tree / mutation.file
     text = file.read_text()
     if text.count(mutation.line) != 1:
-        raise SystemExit(f"{mutation.file} must have this line once, got it {text.count(mutation.line)} times: {mutation.line.strip()}")
+        raise SystemExit(
+            f"{mutation.file} must have this line once, got it {text.count(mutation.line)} "
+            f"times: {mutation.line.strip()}"
+        )
     file.write_text(text.replace(mutation.line, mutation.broken))
     tests = [f"tests/{name}" for name in mutation.tests.split()]
     begin_s = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     file.write_text(text)
     if done.returncode not in (0, 1):
         raise SystemExit(f"the tests must run, got\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -114,7 +138,13 @@ def main(names: list[str]) -> int:
     survived = 0
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory, "ringsim")
-        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__"))
+        shutil.copytree(
+            ROOT,
+            tree,
+            ignore=shutil.ignore_patterns(
+                ".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__"
+            ),
+        )
         for name in names or MUTATIONS:
             verdict = try_out(MUTATIONS[name], tree)
             survived += verdict == "SURVIVED"

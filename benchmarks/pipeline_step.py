@@ -1,8 +1,10 @@
-"""A training step on a pipeline: ringsim beside ``torch.distributed.pipelining``, and recorded beside not recorded.
+"""A training step on a pipeline.
 
-Run: ``python benchmarks/pipeline_step.py`` (about ten minutes); ``--repeats 5 --ranks 2`` takes a look. Both engines have the same
-model, the same stages and the same data, and take turns within one set of processes, one thread each; so does one process without a
-pipeline. Every step starts at a barrier; its time is that of the slowest rank, its CPU time that of all. Before anything is timed, loss and
+ringsim beside ``torch.distributed.pipelining``, and recorded beside not recorded. Run: ``python
+benchmarks/pipeline_step.py`` (about ten minutes); ``--repeats 5 --ranks 2`` takes a look. Both
+engines have the same model, the same stages and the same data, and take turns within one set of
+processes, one thread each; so does one process without a pipeline. Every step starts at a barrier;
+its time is that of the slowest rank, its CPU time that of all. Before anything is timed, loss and
 gradients of both are held against those of one process.
 """
 
@@ -25,17 +27,27 @@ from paired import against_itself, ratio_interval, where
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 import ringsim
-from ringsim.pipeline import SmallTransformer, build_stages, cross_entropy, partition_model, single_process_step, train_step_pipeline
+from ringsim.pipeline import (
+    SmallTransformer,
+    build_stages,
+    cross_entropy,
+    partition_model,
+    single_process_step,
+    train_step_pipeline,
+)
 
 VOCABULARY, HIDDEN, LAYERS, SEQ, MICROBATCHES = 1024, 256, 8, 128, 8
 THEIRS = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 PEER_GOAL, TRACED_GOAL = 1.0, 1.02
 
 Step = Callable[[], float]  # returns the loss, NaN where the rank does not know it
-Times = dict[str, list[tuple[float, float]]]  # by method: the time and the CPU time of each step, in ms
+# by method: the time and the CPU time of each step, in ms
+Times = dict[str, list[tuple[float, float]]]
 
 
-def make_steps(rank: int, world_size: int, schedule: str) -> tuple[torch.nn.Module, dict[str, Step]]:
+def make_steps(
+    rank: int, world_size: int, schedule: str
+) -> tuple[torch.nn.Module, dict[str, Step]]:
     """Returns the model of this rank, and the ways to run a step on it."""
     torch.manual_seed(0)
     model = SmallTransformer(VOCABULARY, HIDDEN, LAYERS, num_heads=4, max_length=SEQ)
@@ -43,7 +55,10 @@ def make_steps(rank: int, world_size: int, schedule: str) -> tuple[torch.nn.Modu
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     stage = build_stages(model, partition_model(model, world_size))[rank]
     peer = THEIRS[schedule](
-        PipelineStage(stage, rank, world_size, torch.device("cpu")), n_microbatches=MICROBATCHES, loss_fn=cross_entropy, scale_grads=True
+        PipelineStage(stage, rank, world_size, torch.device("cpu")),
+        n_microbatches=MICROBATCHES,
+        loss_fn=cross_entropy,
+        scale_grads=True,
     )
 
     def run_peer() -> float:
@@ -73,7 +88,9 @@ def make_steps(rank: int, world_size: int, schedule: str) -> tuple[torch.nn.Modu
 
 
 def check_agreement(model: torch.nn.Module, steps: dict[str, Step]) -> tuple[float, float]:
-    """Holds loss and gradients of all ways together; returns the loss and the norm of the gradients.
+    """Holds loss and gradients of all ways together.
+
+    Returns the loss and the norm of the gradients.
 
     Raises:
         AssertionError: they differ.
@@ -82,7 +99,13 @@ def check_agreement(model: torch.nn.Module, steps: dict[str, Step]) -> tuple[flo
     for name, step in steps.items():
         model.zero_grad()
         loss = step()
-        squares = torch.tensor([float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None]).sum()
+        squares = torch.tensor(
+            [
+                float(p.grad.double().square().sum())
+                for p in model.parameters()
+                if p.grad is not None
+            ]
+        ).sum()
         dist.all_reduce(squares)
         facts[name] = torch.tensor([loss, float(squares) ** 0.5], dtype=torch.float64)
         # The loss is known to the last rank in torch, to rank 0 where it is alone.
@@ -94,24 +117,36 @@ def check_agreement(model: torch.nn.Module, steps: dict[str, Step]) -> tuple[flo
 
 
 def time_step(model: torch.nn.Module, step: Step) -> tuple[float, float]:
-    """Returns the time of one step on the slowest rank, and the CPU time on all ranks together, in ms."""
+    """Returns the time of one step on the slowest rank, and the CPU time on all ranks, in ms."""
     model.zero_grad()
     dist.barrier()
     start, cpu_start = time.perf_counter(), time.process_time()
     step()
-    took, cpu = torch.tensor([time.perf_counter() - start, time.process_time() - cpu_start], dtype=torch.float64).mul_(1e3).split(1)
+    took, cpu = (
+        torch.tensor(
+            [time.perf_counter() - start, time.process_time() - cpu_start], dtype=torch.float64
+        )
+        .mul_(1e3)
+        .split(1)
+    )
     dist.all_reduce(took, dist.ReduceOp.MAX)
     dist.all_reduce(cpu)
     return took.item(), cpu.item()
 
 
-def run_rank(rank: int, world_size: int, port: int, schedule: str, repeats: int, directory: str) -> None:
+def run_rank(
+    rank: int, world_size: int, port: int, schedule: str, repeats: int, directory: str
+) -> None:
     """Measures on one rank; rank 0 writes down what was found."""
     torch.set_num_threads(1)
     ringsim.initialize_distributed("127.0.0.1", port, world_size, rank, rank, "cpu", timeout_s=120)
     model, steps = make_steps(rank, world_size, schedule)
     loss, norm = check_agreement(model, steps)
-    steps |= {"torch again": steps["torch"], "ringsim again": steps["ringsim"], "ringsim traced": steps["ringsim"]}
+    steps |= {
+        "torch again": steps["torch"],
+        "ringsim again": steps["ringsim"],
+        "ringsim traced": steps["ringsim"],
+    }
     times: Times = {name: [] for name in steps}
     shuffled = random.Random(0)  # the same order on every rank
     file = Path(directory) / "step.ringtrace"
@@ -126,23 +161,38 @@ def run_rank(rank: int, world_size: int, port: int, schedule: str, repeats: int,
 
 
 def measure(world_size: int, schedule: str, repeats: int) -> Any:
-    """Starts the ranks; returns the times, the loss, the norm of the gradients, and the peaks of live activations, found and by formula."""
+    """Starts the ranks.
+
+    Returns the times, the loss, the norm of the gradients, and the peaks of live activations, found
+    and by formula.
+    """
     with socket.socket() as probe, tempfile.TemporaryDirectory() as directory:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
-        torch.multiprocessing.spawn(run_rank, (world_size, port, schedule, repeats, directory), nprocs=world_size)
+        torch.multiprocessing.spawn(
+            run_rank, (world_size, port, schedule, repeats, directory), nprocs=world_size
+        )
         return torch.load(Path(directory) / "found.pt")
 
 
 def report(times: Times) -> None:
     """Prints the times, and whether the goals are met."""
-    wall, cpu = ({name: [each[column] for each in pairs] for name, pairs in times.items()} for column in range(2))
+    wall, cpu = (
+        {name: [each[column] for each in pairs] for name, pairs in times.items()}
+        for column in range(2)
+    )
     print("                          median     least   CPU of all ranks, ms")
     for name in times:
-        print(f"  {name:23}{statistics.median(wall[name]):8.1f}  {min(wall[name]):8.1f}  {statistics.median(cpu[name]):8.1f}")
+        print(
+            f"  {name:23}{statistics.median(wall[name]):8.1f}  {min(wall[name]):8.1f}  "
+            f"{statistics.median(cpu[name]):8.1f}"
+        )
     for kind, measured in (("time", wall), ("CPU", cpu)):
-        ours, peers = measured["ringsim"] + measured["ringsim again"], measured["torch"] + measured["torch again"]
+        ours, peers = (
+            measured["ringsim"] + measured["ringsim again"],
+            measured["torch"] + measured["torch again"],
+        )
         comparisons = [
             ("ringsim of torch", ours, peers, PEER_GOAL),
             ("traced of not traced", measured["ringsim traced"], ours, TRACED_GOAL),
@@ -150,8 +200,15 @@ def report(times: Times) -> None:
         for what, above, below, goal in comparisons:
             ratio, low, high = ratio_interval(above, below)
             verdict = "met" if ratio <= goal else "missed"
-            print(f"  {kind:4} {what:20} {ratio:.3f} ({low:.3f} .. {high:.3f}), goal {goal:.2f}: {verdict}")
-        halves = [each for pair in zip(measured["torch"], measured["torch again"], strict=True) for each in pair]
+            print(
+                f"  {kind:4} {what:20} {ratio:.3f} ({low:.3f} .. {high:.3f}), goal {goal:.2f}: "
+                f"{verdict}"
+            )
+        halves = [
+            each
+            for pair in zip(measured["torch"], measured["torch again"], strict=True)
+            for each in pair
+        ]
         print(f"  {kind:4} {against_itself(halves)}")
 
 
@@ -166,8 +223,14 @@ def main() -> None:
     for world_size in arguments.ranks:
         for schedule in arguments.schedules:
             times, loss, norm, peaks, bounds = measure(world_size, schedule, arguments.repeats)
-            print(f"\n{schedule}, {world_size} ranks, n {arguments.repeats}: loss {loss:.5f} and gradient norm {norm:.5f} in all ways")
-            print(f"  peak live activations by rank {peaks}, closed form {bounds}: {'met' if peaks == bounds else 'missed'}")
+            print(
+                f"\n{schedule}, {world_size} ranks, n {arguments.repeats}: loss {loss:.5f} and "
+                f"gradient norm {norm:.5f} in all ways"
+            )
+            print(
+                f"  peak live activations by rank {peaks}, closed form {bounds}: "
+                f"{'met' if peaks == bounds else 'missed'}"
+            )
             report(times)
 
 

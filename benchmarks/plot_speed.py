@@ -2,8 +2,9 @@
 
     python benchmarks/plot_speed.py [events]
 
-The trace is made up (8 ranks, 100,000 events by default), anew for each drawing, so that matching and wait states are counted in.
-Prints for each picture the time of the first drawing and the median of the next ones.
+The trace is made up (8 ranks, 100,000 events by default), anew for each drawing, so that matching
+and wait states are counted in. Prints for each picture the time of the first drawing and the median
+of the next ones.
 """
 
 from __future__ import annotations
@@ -47,15 +48,25 @@ def to_png(plot: Callable[[Trace], plt.Axes]) -> Callable[[Trace], bytes]:
 def main(events: int) -> None:
     """Times the three pictures."""
     about = machine()
-    print(f"{about['cpu']}, {about['cores']} cores, matplotlib {mpl.__version__}, numpy {versions()['numpy']}")
-    for name, draw in (("plot_ring", to_png(plot_ring)), ("plot_timeline", to_png(plot_timeline)), ("png (both)", trace_png)):
+    print(
+        f"{about['cpu']}, {about['cores']} cores, matplotlib {mpl.__version__}, numpy "
+        f"{versions()['numpy']}"
+    )
+    for name, draw in (
+        ("plot_ring", to_png(plot_ring)),
+        ("plot_timeline", to_png(plot_timeline)),
+        ("png (both)", trace_png),
+    ):
         times = []
         for _ in range(REPEATS):
             trace = many_events(events)
             start = time.perf_counter()
             draw(trace)
             times.append(time.perf_counter() - start)
-        print(f"{name:14} {len(trace.events):,} events: first {times[0]:.2f} s, then median {statistics.median(times[1:]):.2f} s")
+        print(
+            f"{name:14} {len(trace.events):,} events: first {times[0]:.2f} s, then median "
+            f"{statistics.median(times[1:]):.2f} s"
+        )
 
 
 if __name__ == "__main__":

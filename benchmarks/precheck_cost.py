@@ -1,7 +1,9 @@
-"""What it costs to compare both sides of a message before it is sent: Gloo ranks play ping-pong, compared and not.
+"""What it costs to compare both sides of a message before it is sent.
 
-Run: ``python benchmarks/precheck_cost.py`` (about a minute); ``--quick`` takes a look. Each way runs on two ranks of its own, which stay,
-and the ways take turns, so that a busy machine slows all alike. Cost is CPU time of one rank's thread, and the time of half a round trip.
+Gloo ranks play ping-pong, compared and not. Run: ``python benchmarks/precheck_cost.py`` (about a
+minute); ``--quick`` takes a look. Each way runs on two ranks of its own, which stay, and the ways
+take turns, so that a busy machine slows all alike. Cost is CPU time of one rank's thread, and the
+time of half a round trip.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ ROUND_TRIPS = 300  # a turn
 
 
 def play(way: str, rank: int, directory: str, channel: Connection) -> None:
-    """One of two ranks: at every word plays a turn, and answers with CPU time of an operation and time of half a round trip, in us."""
+    """One of two ranks.
+
+    At every word it plays a turn, and answers with CPU time of an operation and time of half a
+    round trip, in us.
+    """
     import torch
     import torch.distributed as dist
 
@@ -34,7 +40,9 @@ def play(way: str, rank: int, directory: str, channel: Connection) -> None:
     from ringsim.traces.recorder import Recorder
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2
+    )
     recorder = Recorder(directory, rank, 2)
     if way.startswith("recorded"):
         install(recorder, check="off" if way.endswith("unchecked") else "basic")
@@ -55,7 +63,10 @@ def play(way: str, rank: int, directory: str, channel: Connection) -> None:
 
 
 def measure(turns: int) -> dict[str, list[tuple[float, float]]]:
-    """Starts the ranks of all ways, lets them take turns, and returns what rank 0 of each measured."""
+    """Starts the ranks of all ways, and lets them take turns.
+
+    Returns what rank 0 of each measured.
+    """
     context = multiprocessing.get_context("spawn")
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as directory:
@@ -66,7 +77,9 @@ def measure(turns: int) -> dict[str, list[tuple[float, float]]]:
             for rank in range(2):
                 mine, theirs = context.Pipe()
                 channels[way].append(mine)
-                ranks.append(context.Process(target=play, args=(way, rank, f"{directory}/{number}", theirs)))
+                ranks.append(
+                    context.Process(target=play, args=(way, rank, f"{directory}/{number}", theirs))
+                )
         for process in ranks:
             process.start()
         for turn in range(turns + 1):
@@ -86,7 +99,9 @@ def measure(turns: int) -> dict[str, list[tuple[float, float]]]:
 
 def main() -> None:
     """Prints a table, and whether the goal is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a look, with few turns")
     times = measure(8 if parser.parse_args().quick else 100)
     print(where())
@@ -94,10 +109,16 @@ def main() -> None:
         columns = {way: [pair[index] for pair in pairs] for way, pairs in times.items()}
         for way, values in columns.items():
             ratio, low, high = ratio_interval(values, columns["bare"])
-            print(f"{what:20} {way:20} {statistics.median(values):8.2f} us, {ratio:.3f} ({low:.3f} .. {high:.3f}) times bare")
+            print(
+                f"{what:20} {way:20} {statistics.median(values):8.2f} us, {ratio:.3f} ({low:.3f} "
+                f".. {high:.3f}) times bare"
+            )
         beyond, low, high = difference(columns["recorded, checked"], columns["recorded, unchecked"])
         verdict = "met" if beyond <= GOAL_US else "missed"
-        print(f"{what:20} checks cost {beyond:.2f} us ({low:.2f} .. {high:.2f}); the goal of {GOAL_US:g} us is {verdict}")
+        print(
+            f"{what:20} checks cost {beyond:.2f} us ({low:.2f} .. {high:.2f}); the goal of "
+            f"{GOAL_US:g} us is {verdict}"
+        )
         print(against_itself(columns["bare"]))
 
 

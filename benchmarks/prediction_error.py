@@ -1,10 +1,13 @@
-"""How far off predicted times are, for programs that the model was not made on (`prediction_programs.py`).
+"""How far off predicted times are, for programs that the model was not made on.
 
-`measure DIR` runs programs on real ranks, each several times, in an order drawn by a seed, and `ringsim.calibration_worker` on 2 ranks
-before each turn; `predict DIR` predicts the time of each program, from its first operation to its last, with constants from those 2 ranks
-alone, and compares with the median of the runs. Beside it stand a prediction with links and posting alone, a nominal latency and bandwidth,
-and no communication at all; what the constants of the run itself would have given (replay); and how far single runs are from their median,
-which no model can beat. A run on a machine that was busy before it began is inconclusive.
+These are in `prediction_programs.py`. `measure DIR` runs programs on real ranks, each several
+times, in an order drawn by a seed, and `ringsim.calibration_worker` on 2 ranks before each turn;
+`predict DIR` predicts the time of each program, from its first operation to its last, with
+constants from those 2 ranks alone, and compares with the median of the runs. Beside it stand a
+prediction with links and posting alone, a nominal latency and bandwidth, and no communication at
+all; what the constants of the run itself would have given (replay); and how far single runs are
+from their median, which no model can beat. A run on a machine that was busy before it began is
+inconclusive.
 """
 
 from __future__ import annotations
@@ -31,10 +34,18 @@ from ringsim.prediction.comparison import Errors
 from ringsim.traces.value import Trace
 
 KIB = 1024
-SMALL_BYTES, SMALL_GOAL, GOAL, KIND_GOAL, BIAS_GOAL, REPLAY_GOAL = 256 * KIB, 0.06, 0.10, 0.15, 0.03, 0.03
+SMALL_BYTES, SMALL_GOAL, GOAL, KIND_GOAL, BIAS_GOAL, REPLAY_GOAL = (
+    256 * KIB,
+    0.06,
+    0.10,
+    0.15,
+    0.03,
+    0.03,
+)
 LEAST_IDLE = 0.80
 SEEDS = 5  # of which messages stall; the median counts, as of the runs
-NOMINAL = ringsim.Link(alpha_s=50e-6, beta_s_per_byte=1 / 10e9)  # what a data sheet would say of loopback
+# what a data sheet would say of loopback
+NOMINAL = ringsim.Link(alpha_s=50e-6, beta_s_per_byte=1 / 10e9)
 
 
 class Configuration(NamedTuple):
@@ -47,11 +58,17 @@ class Configuration(NamedTuple):
 
     def file(self, turn: int) -> str:
         """Returns the name of the trace of a turn."""
-        return f"{self.kind.replace(' ', '_')}-{self.ranks}-{self.size_bytes}-{self.rounds}.{turn}.ringtrace"
+        return (
+            f"{self.kind.replace(' ', '_')}-{self.ranks}-{self.size_bytes}-{self.rounds}.{turn}"
+            ".ringtrace"
+        )
 
 
 class Found(NamedTuple):
-    """Signed errors against the median run; how far the runs are from it; and whether it is within the predicted range."""
+    """Signed errors against the median run.
+
+    How far the runs are from it; and whether it is within the predicted range.
+    """
 
     predicted: float
     as_before: float  # links, posting and cores alone
@@ -77,9 +94,20 @@ def measure_idle(seconds: float = 1.0) -> float:
 
 def measure(options: argparse.Namespace) -> None:
     """Runs the configurations, in turns."""
-    grid = itertools.product(options.kinds, options.ranks, [int(size * KIB) for size in options.sizes_kib], options.rounds)
-    wanted = [Configuration(*each) for each in grid if not (each[0].endswith("barrier") and each[2] != int(options.sizes_kib[0] * KIB))]
-    chosen = random.Random(options.seed).sample(wanted, min(options.draw or len(wanted), len(wanted)))
+    grid = itertools.product(
+        options.kinds,
+        options.ranks,
+        [int(size * KIB) for size in options.sizes_kib],
+        options.rounds,
+    )
+    wanted = [
+        Configuration(*each)
+        for each in grid
+        if not (each[0].endswith("barrier") and each[2] != int(options.sizes_kib[0] * KIB))
+    ]
+    chosen = random.Random(options.seed).sample(
+        wanted, min(options.draw or len(wanted), len(wanted))
+    )
     options.directory.mkdir(parents=True, exist_ok=True)
     idle = measure_idle()
     for turn in range(options.turns):
@@ -87,18 +115,36 @@ def measure(options: argparse.Namespace) -> None:
         calibrating.save(options.directory / f"calibration.{turn}.ringtrace")
         for configuration in random.Random(turn).sample(chosen, len(chosen)):
             args = (configuration.rounds, configuration.size_bytes)
-            trace = ringsim.trace(KINDS[configuration.kind], world_size=configuration.ranks, args=args, limit_s=120)
+            trace = ringsim.trace(
+                KINDS[configuration.kind], world_size=configuration.ranks, args=args, limit_s=120
+            )
             trace.save(options.directory / configuration.file(turn))
-        print(f"turn {turn + 1} of {options.turns}, load average {os.getloadavg()[0]:.1f}", flush=True)
-    facts = {"where": where(), "idle": idle, "turns": options.turns, "configurations": [list(each) for each in chosen]}
+        print(
+            f"turn {turn + 1} of {options.turns}, load average {os.getloadavg()[0]:.1f}", flush=True
+        )
+    facts = {
+        "where": where(),
+        "idle": idle,
+        "turns": options.turns,
+        "configurations": [list(each) for each in chosen],
+    }
     (options.directory / "measured.json").write_text(json.dumps(facts))
 
 
-def run_virtually(configuration: Configuration, compute: Any, seeds: int = 1, **network: Any) -> float:
+def run_virtually(
+    configuration: Configuration, compute: Any, seeds: int = 1, **network: Any
+) -> float:
     """Returns the median time of a configuration on the virtual clock, in seconds."""
     args = (configuration.rounds, configuration.size_bytes)
     work = {"world_size": configuration.ranks, "args": args, "compute": compute, **network}
-    return float(np.median([ringsim.simulate(KINDS[configuration.kind], seed=seed, **work).makespan_s for seed in range(seeds)]))
+    return float(
+        np.median(
+            [
+                ringsim.simulate(KINDS[configuration.kind], seed=seed, **work).makespan_s
+                for seed in range(seeds)
+            ]
+        )
+    )
 
 
 def replay(configuration: Configuration, real: Trace) -> float:
@@ -110,7 +156,9 @@ def replay(configuration: Configuration, real: Trace) -> float:
     return run_virtually(configuration, own, topology=own.topology)
 
 
-def examine(configuration: Configuration, directory: Path, turns: int, calibration: Calibration) -> Found:
+def examine(
+    configuration: Configuration, directory: Path, turns: int, calibration: Calibration
+) -> Found:
     """Predicts one configuration, and compares."""
     runs = [ringsim.load(directory / configuration.file(turn)) for turn in range(turns)]
     times_s = np.array([run.makespan_s for run in runs])
@@ -119,13 +167,20 @@ def examine(configuration: Configuration, directory: Path, turns: int, calibrati
     machine = calibration.topology
     predicted_s = run_virtually(configuration, calibration, SEEDS, topology=machine)
     args = (configuration.rounds, configuration.size_bytes)
-    low_s, high_s = ringsim.predict(KINDS[configuration.kind], world_size=configuration.ranks, from_trace=calibration, args=args).metadata[
-        "range_s"
-    ]
+    low_s, high_s = ringsim.predict(
+        KINDS[configuration.kind], world_size=configuration.ranks, from_trace=calibration, args=args
+    ).metadata["range_s"]
     before_s = run_virtually(configuration, calibration, topology=replace(machine, gloo=None))
-    others_s = [run_virtually(configuration, None, link=link) for link in (NOMINAL, ringsim.Link(0.0, 0.0))]
-    errors = [each_s / real_s - 1 for each_s in (predicted_s, before_s, *others_s, replay(configuration, typical))]
-    return Found(*errors, spread=float(np.abs(times_s / real_s - 1).mean()), within=low_s <= real_s <= high_s)
+    others_s = [
+        run_virtually(configuration, None, link=link) for link in (NOMINAL, ringsim.Link(0.0, 0.0))
+    ]
+    errors = [
+        each_s / real_s - 1
+        for each_s in (predicted_s, before_s, *others_s, replay(configuration, typical))
+    ]
+    return Found(
+        *errors, spread=float(np.abs(times_s / real_s - 1).mean()), within=low_s <= real_s <= high_s
+    )
 
 
 def report(found: dict[Configuration, Found]) -> None:
@@ -137,21 +192,36 @@ def report(found: dict[Configuration, Found]) -> None:
         "rounds": lambda each: each.rounds,
         "all": lambda _: "",
     }
-    print(f"\n{'':34} n  prediction: mean, max, bias   replay  spread of runs  as before  nominal  no communication   within range")
+    print(
+        f"\n{'':34} n  prediction: mean, max, bias   replay  spread of runs  as before  nominal  "
+        "no communication   within range"
+    )
     for name, key in groups.items():
         for value in dict.fromkeys(map(key, found)):
-            some = [errors for configuration, errors in found.items() if key(configuration) == value]
-            mean = {field: float(np.nanmean(np.abs([getattr(each, field) for each in some]))) for field in Found._fields}
+            some = [
+                errors for configuration, errors in found.items() if key(configuration) == value
+            ]
+            mean = {
+                field: float(np.nanmean(np.abs([getattr(each, field) for each in some])))
+                for field in Found._fields
+            }
             errors = Errors.of([each.predicted for each in some])
             print(
-                f"  {f'{value} {name}'.strip():32} {len(some):3}  {errors.mean:7.1%} {errors.worst:7.1%} {errors.bias:+7.1%}   "
-                f"{mean['replayed']:7.1%}  {mean['spread']:10.1%}     {mean['as_before']:8.1%} {mean['nominal']:8.1%} "
+                f"  {f'{value} {name}'.strip():32} {len(some):3}  {errors.mean:7.1%} "
+                f"{errors.worst:7.1%} {errors.bias:+7.1%}   "
+                f"{mean['replayed']:7.1%}  {mean['spread']:10.1%}     {mean['as_before']:8.1%} "
+                f"{mean['nominal']:8.1%} "
                 f"{mean['no_communication']:12.1%} {mean['within']:18.0%}"
             )
     kinds = [
-        [each.predicted for configuration, each in found.items() if configuration.kind == kind] for kind in {each.kind for each in found}
+        [each.predicted for configuration, each in found.items() if configuration.kind == kind]
+        for kind in {each.kind for each in found}
     ]
-    small = [each.predicted for configuration, each in found.items() if configuration.size_bytes <= SMALL_BYTES]
+    small = [
+        each.predicted
+        for configuration, each in found.items()
+        if configuration.size_bytes <= SMALL_BYTES
+    ]
     whole = Errors.of([each.predicted for each in found.values()])
     replayed = float(np.nanmean(np.abs([each.replayed for each in found.values()])))
     goals: Sequence[tuple[str, float, float]] = (
@@ -169,25 +239,49 @@ def report(found: dict[Configuration, Found]) -> None:
 def predict(options: argparse.Namespace) -> None:
     """Predicts what was measured."""
     facts = json.loads((options.directory / "measured.json").read_text())
-    verdict = "" if facts["idle"] >= LEAST_IDLE else " (below 80 %: INCONCLUSIVE, the machine was busy)"
-    print(f"{facts['where']}; idle before: {facts['idle']:.0%}{verdict}; {facts['turns']} runs each")
-    calibrating = [ringsim.load(options.directory / f"calibration.{turn}.ringtrace") for turn in range(facts["turns"])]
+    verdict = (
+        "" if facts["idle"] >= LEAST_IDLE else " (below 80 %: INCONCLUSIVE, the machine was busy)"
+    )
+    print(
+        f"{facts['where']}; idle before: {facts['idle']:.0%}{verdict}; {facts['turns']} runs each"
+    )
+    calibrating = [
+        ringsim.load(options.directory / f"calibration.{turn}.ringtrace")
+        for turn in range(facts["turns"])
+    ]
     calibration = ringsim.calibrate(*calibrating)
     print(f"constants from 2 ranks, {len(calibrating)} runs:\n{calibration}")
     configurations = sorted(Configuration(*each) for each in facts["configurations"])
     found = {}
     for configuration in configurations:
-        found[configuration] = examine(configuration, options.directory, facts["turns"], calibration)
+        found[configuration] = examine(
+            configuration, options.directory, facts["turns"], calibration
+        )
         if options.verbose:
-            print(f"  {configuration}: " + ", ".join(f"{name} {value:+.1%}" for name, value in found[configuration]._asdict().items()))
+            print(
+                f"  {configuration}: "
+                + ", ".join(
+                    f"{name} {value:+.1%}" for name, value in found[configuration]._asdict().items()
+                )
+            )
     report(found)
     if options.save is not None:
         lines = []
         for configuration, errors in found.items():
             row = {**configuration._asdict(), **errors._asdict(), "within": bool(errors.within)}
-            lines.append(json.dumps({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}))
+            lines.append(
+                json.dumps(
+                    {
+                        key: round(value, 4) if isinstance(value, float) else value
+                        for key, value in row.items()
+                    }
+                )
+            )
         rows = ",\n  ".join(lines).replace("NaN", "null")
-        options.save.write_text(f'{{"where": {json.dumps(facts["where"])}, "turns": {facts["turns"]}, "rows": [\n  {rows}\n]}}\n')
+        options.save.write_text(
+            f'{{"where": {json.dumps(facts["where"])}, "turns": {facts["turns"]}, "rows": [\n  '
+            f"{rows}\n]}}\n"
+        )
 
 
 def main() -> None:
@@ -196,18 +290,24 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     measuring = commands.add_parser("measure", help="run the programs on real ranks")
     measuring.add_argument("directory", type=Path)
-    measuring.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), metavar="KIND")
+    measuring.add_argument(
+        "--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), metavar="KIND"
+    )
     measuring.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     measuring.add_argument("--sizes-kib", type=float, nargs="+", default=[1, 64, 512])
     measuring.add_argument("--rounds", type=int, nargs="+", default=[5, 50])
-    measuring.add_argument("--draw", type=int, help="so many configurations, drawn by the seed; all if left out")
+    measuring.add_argument(
+        "--draw", type=int, help="so many configurations, drawn by the seed; all if left out"
+    )
     measuring.add_argument("--seed", type=int, default=0)
     measuring.add_argument("--turns", type=int, default=5)
     measuring.set_defaults(do=measure)
     predicting = commands.add_parser("predict", help="predict them, and compare")
     predicting.add_argument("directory", type=Path)
     predicting.add_argument("--verbose", action="store_true", help="a line for each configuration")
-    predicting.add_argument("--save", type=Path, help="a file for the table, as JSON: figures/make.py draws it")
+    predicting.add_argument(
+        "--save", type=Path, help="a file for the table, as JSON: figures/make.py draws it"
+    )
     predicting.set_defaults(do=predict)
     options = parser.parse_args()
     options.do(options)

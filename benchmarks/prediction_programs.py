@@ -1,7 +1,9 @@
-"""Programs whose time is predicted: each runs on real ranks and on the virtual clock, with a number of rounds and a size in bytes.
+"""Programs whose time is predicted.
 
-They talk as programs do that nobody wrote with a model in mind: in rings, trees and pairs, with collectives, with sub-groups, with and
-without computing between messages. ``KINDS`` has them by name; every function takes ``(rounds, size_bytes)``.
+Each runs on real ranks and on the virtual clock, with a number of rounds and a size in bytes. They
+talk as programs do that nobody wrote with a model in mind: in rings, trees and pairs, with
+collectives, with sub-groups, with and without computing between messages. ``KINDS`` has them by
+name; every function takes ``(rounds, size_bytes)``.
 """
 
 from __future__ import annotations
@@ -29,14 +31,26 @@ def _floats(size_bytes: int) -> torch.Tensor:
 def even_pipeline(rounds: int, size_bytes: int) -> None:
     """Steps of 1F1B with receives that block."""
     schedule = one_f_one_b(dist.get_world_size(), 4)
-    rehearse(schedule, Costs(forward=0.001, input=0.001, weight=0.001), size_bytes=size_bytes, steps=rounds, ahead=0)
+    rehearse(
+        schedule,
+        Costs(forward=0.001, input=0.001, weight=0.001),
+        size_bytes=size_bytes,
+        steps=rounds,
+        ahead=0,
+    )
 
 
 def uneven_pipeline(rounds: int, size_bytes: int) -> None:
     """Steps of GPipe whose stages take different times."""
     count = dist.get_world_size()
     times = tuple(0.0005 * (1 + stage % 3) for stage in range(count))
-    rehearse(gpipe(count, 4), Costs(forward=times, input=times, weight=times), size_bytes=size_bytes, steps=rounds, ahead=1)
+    rehearse(
+        gpipe(count, 4),
+        Costs(forward=times, input=times, weight=times),
+        size_bytes=size_bytes,
+        steps=rounds,
+        ahead=1,
+    )
 
 
 def master_and_workers(rounds: int, size_bytes: int) -> None:
@@ -64,7 +78,11 @@ def ring_all_reduce(rounds: int, size_bytes: int) -> None:
     for _ in range(rounds):
         for step in range(2 * (count - 1)):
             going = pieces[(ring.rank - step) % count]
-            getting = dist.irecv(coming[: len(pieces[(ring.rank - step - 1) % count])], ring.pred, group=ring.pred_group)
+            getting = dist.irecv(
+                coming[: len(pieces[(ring.rank - step - 1) % count])],
+                ring.pred,
+                group=ring.pred_group,
+            )
             giving = dist.isend(going, ring.succ, group=ring.succ_group)
             getting.wait()
             giving.wait()
@@ -89,7 +107,10 @@ def halo_exchange(rounds: int, size_bytes: int) -> None:
     neighbours = [other for other in (rank - 1, rank + 1) if 0 <= other < count]
     here, there = _floats(size_bytes), [_floats(size_bytes) for _ in neighbours]
     for _ in range(rounds):
-        swaps = [dist.P2POp(dist.irecv, border, other) for border, other in zip(there, neighbours, strict=True)]
+        swaps = [
+            dist.P2POp(dist.irecv, border, other)
+            for border, other in zip(there, neighbours, strict=True)
+        ]
         swaps += [dist.P2POp(dist.isend, here, other) for other in neighbours]
         for work in dist.batch_isend_irecv(swaps):
             work.wait()
@@ -99,7 +120,10 @@ def halo_exchange(rounds: int, size_bytes: int) -> None:
 def broadcast_tree(rounds: int, size_bytes: int) -> None:
     """A message goes down a binary tree, and answers come up."""
     rank, count = dist.get_rank(), dist.get_world_size()
-    children, value = [child for child in (2 * rank + 1, 2 * rank + 2) if child < count], _floats(size_bytes)
+    children, value = (
+        [child for child in (2 * rank + 1, 2 * rank + 2) if child < count],
+        _floats(size_bytes),
+    )
     for _ in range(rounds):
         if rank:
             dist.recv(value, (rank - 1) // 2)
@@ -145,7 +169,7 @@ def pairwise_exchange(rounds: int, size_bytes: int) -> None:
 
 
 def sub_groups(rounds: int, size_bytes: int) -> None:
-    """Halves of the ranks reduce by themselves, then the first ranks of both exchange, and tell the others."""
+    """Halves of the ranks reduce, then their first ranks exchange, and tell the others."""
     rank, count = dist.get_rank(), dist.get_world_size()
     half = count // 2
     halves = [dist.new_group(list(range(half))), dist.new_group(list(range(half, count)))]
@@ -186,7 +210,8 @@ def _collective(name: str, rounds: int, size_bytes: int) -> None:
 
 
 COLLECTIVES: Final = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "gather",
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
+    "reduce_scatter_tensor", "all_to_all_single", "gather",
     "scatter", "barrier",
 )  # fmt: skip
 KINDS: Final[dict[str, Program]] = {

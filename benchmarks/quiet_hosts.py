@@ -1,11 +1,15 @@
-"""Is anything wrong said of a correct program on two hosts, and how soon is it said why a wrong one hangs?
+"""Is anything wrong said of a correct program on two hosts?
+
+And how soon is it said why a wrong one hangs?
 
     python benchmarks/quiet_hosts.py [--runs 100] [--hangs 10] [--busy PROCESSES]
 
-The hosts are namespaces, with two ranks each. A correct run is a recorded block of messages around all ranks and an all_reduce, in
-which one rank or another keeps all others waiting for a second, and enters every other block a second late. A run that hangs is two ranks
-of different hosts that receive from each other, once both hosts are watched; a thread of one of them ends that as soon as rank 0 has said
-why. Prints what was said of correct runs, and exits with 1 where there was anything. Making hosts takes the right to.
+The hosts are namespaces, with two ranks each. A correct run is a recorded block of messages around
+all ranks and an all_reduce, in which one rank or another keeps all others waiting for a second, and
+enters every other block a second late. A run that hangs is two ranks of different hosts that
+receive from each other, once both hosts are watched; a thread of one of them ends that as soon as
+rank 0 has said why. Prints what was said of correct runs, and exits with 1 where there was
+anything. Making hosts takes the right to.
 """
 
 from __future__ import annotations
@@ -45,7 +49,10 @@ def run_right(number: int) -> None:
 
 
 def run_wrong(said: list[str]) -> float:
-    """Ranks 0 and 3 receive from each other; returns how long it took on rank 0 until it said why."""
+    """Ranks 0 and 3 receive from each other.
+
+    Returns how long it took on rank 0 until it said why.
+    """
     import torch
     import torch.distributed as dist
 
@@ -82,7 +89,9 @@ def run_rank(rank: int, runs: int, hangs: int, directory: str) -> None:
 
     import ringsim
 
-    dist.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:29500", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://{ADDRESSES[0]}:29500", rank=rank, world_size=RANKS
+    )
     for number in range(runs + hangs):
         took_s = 0.0
         if rank == number % RANKS and number % 2 and number < runs:
@@ -103,10 +112,16 @@ def run_rank(rank: int, runs: int, hangs: int, directory: str) -> None:
 
 def main() -> int:
     """Runs all; tells whether anything was said of a correct run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=100, help="of the correct program (default: 100)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs", type=int, default=100, help="of the correct program (default: 100)"
+    )
     parser.add_argument("--hangs", type=int, default=10, help="of the one that hangs (default: 10)")
-    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside it (default: 0)")
+    parser.add_argument(
+        "--busy", type=int, default=0, help="processes that compute beside it (default: 0)"
+    )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--directory", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -115,20 +130,41 @@ def main() -> int:
         return 0
     print(where())
     with tempfile.TemporaryDirectory() as directory, hosts(5) as prefixes, busy(options.busy):
-        again = [sys.executable, __file__, "--runs", str(options.runs), "--hangs", str(options.hangs), "--directory", directory]
+        again = [
+            sys.executable,
+            __file__,
+            "--runs",
+            str(options.runs),
+            "--hangs",
+            str(options.hangs),
+            "--directory",
+            directory,
+        ]
         ranks = []
         for rank in range(RANKS):
             host = rank // 2
             os.makedirs(f"{directory}/{host}", exist_ok=True)
-            environment = os.environ | {"GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1", "RINGSIM_PARTS": f"{directory}/{host}"}
+            environment = os.environ | {
+                "GLOO_SOCKET_IFNAME": "cable",
+                "OMP_NUM_THREADS": "1",
+                "RINGSIM_PARTS": f"{directory}/{host}",
+            }
             words = [*prefixes[host], *again, "--rank", str(rank)]
-            ranks.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True))
+            ranks.append(
+                subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+            )
         said = [rank.communicate()[0] for rank in ranks]
     rows = [json.loads(line) for line in said[0].splitlines()]
     alarms = [row[1] for row in rows if row[0] and row[1]]
     took_s = [row[2] for row in rows if not row[0]]
-    print(f"correct runs: {sum(row[0] for row in rows)}; something was said of {len(alarms)}: {alarms[:3]}")
-    print(f"runs that hang: {len(took_s)}; said after {statistics.median(took_s):.2f} s (median), {max(took_s):.2f} s (most)")
+    print(
+        f"correct runs: {sum(row[0] for row in rows)}; something was said of {len(alarms)}: "
+        f"{alarms[:3]}"
+    )
+    print(
+        f"runs that hang: {len(took_s)}; said after {statistics.median(took_s):.2f} s (median), "
+        f"{max(took_s):.2f} s (most)"
+    )
     return 1 if alarms or len(rows) < options.runs + options.hangs else 0
 
 

@@ -2,10 +2,12 @@
 
     python benchmarks/quiet_runs.py [--runs 100] [--poll-ms 2] [--busy PROCESSES]
 
-The programs are those of ``tests/programs`` that are right, in one run after the other, its scripts, and those that only look stuck, of
-``tests/distributed/test_fault_quiet.py``. The watcher looks ten times as often as by default, and one process that does nothing but compute
-runs beside them for each processor. Prints, for each, how many runs ended in an alarm or in a finding (but for who was late), and how many
-in another error or with a result that is not the one that is known beforehand; and exits with 1 where any did.
+The programs are those of ``tests/programs`` that are right, in one run after the other, its
+scripts, and those that only look stuck, of ``tests/distributed/test_fault_quiet.py``. The watcher
+looks ten times as often as by default, and one process that does nothing but compute runs beside
+them for each processor. Prints, for each, how many runs ended in an alarm or in a finding (but for
+who was late), and how many in another error or with a result that is not the one that is known
+beforehand; and exits with 1 where any did.
 """
 
 from __future__ import annotations
@@ -63,14 +65,18 @@ class Program:
             trace = run(self.job, self.kind, RunOptions(poll_s=poll_s, show=False))
         except RingError as error:
             ended_itself = isinstance(error, RankFailed | RunTimeout)
-            self.alarms, self.failures = self.alarms + (not ended_itself), self.failures + ended_itself
+            self.alarms, self.failures = (
+                self.alarms + (not ended_itself),
+                self.failures + ended_itself,
+            )
             return f"{type(error).__name__}: {error}"
         finally:
             self.seconds.append(time.monotonic() - start)
         if self.results not in (None, trace.results):
             self.failures += 1
             return f"expected {self.results}, got {trace.results}"
-        true = {*LATE, "leaked_request"}  # of ranks that return while a message of theirs is on its way
+        # of ranks that return while a message of theirs is on its way
+        true = {*LATE, "leaked_request"}
         accused = [str(finding) for finding in trace.explain().findings if finding.kind not in true]
         self.alarms += bool(accused)
         return "\n".join(accused)
@@ -82,19 +88,28 @@ def all_programs() -> dict[str, Program]:
     import test_right_programs as right
 
     def call(size: int, function: Any, *args: Any, results: list[Any] | None = None) -> Program:
-        return Program(pack_call(function, args, {}, seed=0), make_kind(size, "cpu", TIMEOUT_S, ring=True), results)
+        return Program(
+            pack_call(function, args, {}, seed=0),
+            make_kind(size, "cpu", TIMEOUT_S, ring=True),
+            results,
+        )
 
     return {
-        f"{len(right.PROGRAMS)} right programs": call(right.right_messages.SIZE, right.run_all, list(right.PROGRAMS)),
+        f"{len(right.PROGRAMS)} right programs": call(
+            right.right_messages.SIZE, right.run_all, list(right.PROGRAMS)
+        ),
         f"{len(quiet.COMPARED)} that look mismatched": call(quiet.SIZE, quiet.all_of_them),
         **{
             f"{name}.py": Program(
-                pack_script(str(right.PLACE / "scripts" / f"{name}.py"), [], seed=0), make_kind(size, "cpu", TIMEOUT_S, ring=False)
+                pack_script(str(right.PLACE / "scripts" / f"{name}.py"), [], seed=0),
+                make_kind(size, "cpu", TIMEOUT_S, ring=False),
             )
             for name, (size, _) in right.SCRIPTS.items()
         },
         **{
-            program.__name__: call(size, program, results=[result(rank, size) for rank in range(size)])
+            program.__name__: call(
+                size, program, results=[result(rank, size) for rank in range(size)]
+            )
             for program, (size, result) in quiet.PROGRAMS.items()
         },
     }
@@ -103,7 +118,9 @@ def all_programs() -> dict[str, Program]:
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
     """Keeps processors busy meanwhile."""
-    processes = [subprocess.Popen([sys.executable, "-I", "-c", "while True: pass"]) for _ in range(count)]
+    processes = [
+        subprocess.Popen([sys.executable, "-I", "-c", "while True: pass"]) for _ in range(count)
+    ]
     try:
         yield
     finally:
@@ -114,17 +131,34 @@ def busy(count: int) -> Iterator[None]:
 
 def main() -> int:
     """Prints a table, and tells whether there was an alarm."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=100, help="of each program (default: 100)")
     parser.add_argument(
-        "--poll-ms", type=float, default=2.0, help="between two looks of the watcher (default: 2; by default ringsim takes 20)"
+        "--poll-ms",
+        type=float,
+        default=2.0,
+        help="between two looks of the watcher (default: 2; by default ringsim takes 20)",
     )
-    parser.add_argument("--busy", type=int, default=os.cpu_count() or 1, help="processes that compute meanwhile (default: one a processor)")
+    parser.add_argument(
+        "--busy",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="processes that compute meanwhile (default: one a processor)",
+    )
     options = parser.parse_args()
     print(where())
-    print(f"{options.runs} runs of each, a look every {options.poll_ms:g} ms, {options.busy} busy processes beside them", flush=True)
+    print(
+        (
+            f"{options.runs} runs of each, a look every {options.poll_ms:g} ms, {options.busy} "
+            "busy processes beside them"
+        ),
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as early, busy(options.busy):
-        Path(early, "sitecustomize.py").write_text("import torch._dynamo\n")  # DDP, FSDP and DTensor load it: 1 s in each of their ranks
+        # DDP, FSDP and DTensor load it: 1 s in each of their ranks
+        Path(early, "sitecustomize.py").write_text("import torch._dynamo\n")
         os.environ["PYTHONPATH"] = os.pathsep.join([early, os.environ.get("PYTHONPATH", "")])
         programs = all_programs()
         for number in range(options.runs):
@@ -132,11 +166,20 @@ def main() -> int:
                 if wrong := program.repeat(options.poll_ms * 1e-3):
                     print(f"  {name}, run {number}: {wrong}", flush=True)
         get_launcher().close()
-    print(f"  {'program':28}{'ranks':>6}{'alarms':>8}{'failures':>10}{'median s':>10}{'longest s':>11}")
+    print(
+        f"  {'program':28}{'ranks':>6}{'alarms':>8}{'failures':>10}{'median s':>10}"
+        f"{'longest s':>11}"
+    )
     for name, program in programs.items():
         median_s, longest_s = statistics.median(program.seconds), max(program.seconds)
-        print(f"  {name:28}{program.kind.world_size:6}{program.alarms:8}{program.failures:10}{median_s:10.2f}{longest_s:11.2f}")
-    alarms, failures = (sum(getattr(program, what) for program in programs.values()) for what in ("alarms", "failures"))
+        print(
+            f"  {name:28}{program.kind.world_size:6}{program.alarms:8}{program.failures:10}"
+            f"{median_s:10.2f}{longest_s:11.2f}"
+        )
+    alarms, failures = (
+        sum(getattr(program, what) for program in programs.values())
+        for what in ("alarms", "failures")
+    )
     print(f"alarms: {alarms} of {options.runs * len(programs)} runs; other failures: {failures}")
     return 1 if alarms or failures else 0
 

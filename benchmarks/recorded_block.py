@@ -2,8 +2,8 @@
 
     python benchmarks/recorded_block.py [--ranks 64] [--runs 10]
 
-The ranks are forked, on one machine, and meet over loopback. From a barrier before an empty block to a barrier after it, less what two
-barriers alone take; rank 0's part includes the file.
+The ranks are forked, on one machine, and meet over loopback. From a barrier before an empty block
+to a barrier after it, less what two barriers alone take; rank 0's part includes the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def be_rank(rank: int, size: int, runs: int, port: int, directory: str) -> list[
 
     import ringsim
 
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
+    )
     took_s: list[list[float]] = []
     for _ in range(runs + 1):
         dist.barrier()
@@ -45,7 +47,9 @@ def be_rank(rank: int, size: int, runs: int, port: int, directory: str) -> list[
 
 def main() -> int:
     """Prints the medians on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--runs", type=int, default=10)
     options = parser.parse_args()
@@ -54,12 +58,15 @@ def main() -> int:
     print(where())
     with RankServer() as server, tempfile.TemporaryDirectory() as directory:
         port = free_port()
-        asked = [(rank, options.ranks, options.runs, port, directory) for rank in range(options.ranks)]
+        asked = [
+            (rank, options.ranks, options.runs, port, directory) for rank in range(options.ranks)
+        ]
         took_s = results(server.run(be_rank, asked, limit_s=280))[0]
     without, with_block = (statistics.median(column) for column in zip(*took_s, strict=True))
     most = max(row[1] for row in took_s)
     print(
-        f"{options.ranks} ranks: {with_block - without:.2f} s for entering and leaving (median of {options.runs}; the longest {most:.2f} s)"
+        f"{options.ranks} ranks: {with_block - without:.2f} s for entering and leaving (median "
+        f"of {options.runs}; the longest {most:.2f} s)"
     )
     return 0
 

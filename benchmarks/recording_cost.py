@@ -1,9 +1,11 @@
-"""What recording one operation costs (post, wait, done, source line), and what the checks cost on top, beside others' recorders.
+"""What recording one operation costs (post, wait, done, source line).
 
-Run: ``python benchmarks/recording_cost.py`` (about a minute); ``--deepspeed`` installs DeepSpeed into an environment of its own first,
-``--quick`` takes a look. Cost is CPU time of the calling thread on torch's fake backend, where an operation does nothing else: the
-methods run in processes of their own, which take turns, so that a busy machine slows all alike. Then two Gloo ranks play ping-pong with
-recording on and off by turns.
+Also what the checks cost on top, beside others' recorders. Run: ``python
+benchmarks/recording_cost.py`` (about a minute); ``--deepspeed`` installs DeepSpeed into an
+environment of its own first, ``--quick`` takes a look. Cost is CPU time of the calling thread on
+torch's fake backend, where an operation does nothing else: the methods run in processes of their
+own, which take turns, so that a busy machine slows all alike. Then two Gloo ranks play ping-pong
+with recording on and off by turns.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from turns import difference, install_deepspeed, measure, serve
 
 GOAL_NS = 1500.0
 PING_BYTES = 8
-# Operations a turn. DeepSpeed's logger gets slower with every event that it has seen, so its turns are short.
+# Operations a turn. DeepSpeed's logger gets slower with every event that it has seen, so its turns
+# are short.
 OPERATIONS = {"torch.profiler": 300, "DeepSpeed, logger on": 100, "DeepSpeed, logger off": 1000}
 DEEPSPEED = ("DeepSpeed, logger off", "DeepSpeed, logger on")
 CHECK_GOAL_NS = 3000.0  # what the checks may cost on top
@@ -36,7 +39,10 @@ METHODS = (
 
 @contextmanager
 def prepare(method: str) -> Iterator[Callable[[int], float]]:
-    """Sets one method up in this process; gives a function that runs n operations and returns the CPU time of one in ns."""
+    """Sets one method up in this process.
+
+    Gives a function that runs n operations and returns the CPU time of one in ns.
+    """
     import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -66,7 +72,9 @@ def prepare(method: str) -> Iterator[Callable[[int], float]]:
             from ringsim.comm.torch_hooks import install, uninstall
             from ringsim.traces.recorder import Recorder
 
-            recorder = Recorder(stack.enter_context(tempfile.TemporaryDirectory()), rank=0, world_size=2)
+            recorder = Recorder(
+                stack.enter_context(tempfile.TemporaryDirectory()), rank=0, world_size=2
+            )
             install(recorder, check="basic" if method.startswith("ringsim checking") else "off")
             stack.callback(recorder.close)
             if method == "ringsim off":
@@ -77,14 +85,25 @@ def prepare(method: str) -> Iterator[Callable[[int], float]]:
         elif method in DEEPSPEED:
             import deepspeed.comm
 
-            deepspeed.comm.init_distributed(dist_backend="fake", verbose=False, dist_init_required=False)
+            deepspeed.comm.init_distributed(
+                dist_backend="fake", verbose=False, dist_init_required=False
+            )
             deepspeed.comm.configure(enabled=method.endswith("on"), prof_all=True, verbose=False)
             isend = deepspeed.comm.isend
-        yield run_profiled if method == "torch.profiler" else run_send if method.endswith("send") else run
+        yield (
+            run_profiled
+            if method == "torch.profiler"
+            else run_send
+            if method.endswith("send")
+            else run
+        )
 
 
 def ping_pong(rank: int, directory: str, rounds: int, results: Any) -> None:
-    """One of two Gloo ranks: half a round trip and the CPU time of one operation, both in us, recorded and not by turns."""
+    """One of two Gloo ranks.
+
+    Half a round trip and the CPU time of one operation, both in us, recorded and not by turns.
+    """
     import torch
     import torch.distributed as dist
 
@@ -92,11 +111,17 @@ def ping_pong(rank: int, directory: str, rounds: int, results: Any) -> None:
     from ringsim.traces.recorder import Recorder
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2
+    )
     recorder = Recorder(directory, rank, 2)
     tensor = torch.zeros(PING_BYTES, dtype=torch.uint8)
     other, count = 1 - rank, 300
-    times: dict[str, list[tuple[float, float]]] = {"off": [], "ringsim on": [], "torch.profiler": []}
+    times: dict[str, list[tuple[float, float]]] = {
+        "off": [],
+        "ringsim on": [],
+        "torch.profiler": [],
+    }
     order = random.Random(0)  # the same on both ranks
     for number in range(rounds + 1):
         for mode in order.sample(list(times), len(times)):
@@ -105,7 +130,9 @@ def ping_pong(rank: int, directory: str, rounds: int, results: Any) -> None:
                     install(recorder)
                     stack.callback(uninstall, recorder)
                 elif mode == "torch.profiler":
-                    stack.enter_context(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]))
+                    stack.enter_context(
+                        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+                    )
                 start, start_cpu = time.perf_counter(), time.thread_time()
                 for _ in range(count):
                     for sender in (0, 1):
@@ -128,7 +155,10 @@ def play_ping_pong(rounds: int) -> dict[str, list[tuple[float, float]]]:
     os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler announces every start and stop
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as directory:
-        ranks = [context.Process(target=ping_pong, args=(rank, directory, rounds, results)) for rank in range(2)]
+        ranks = [
+            context.Process(target=ping_pong, args=(rank, directory, rounds, results))
+            for rank in range(2)
+        ]
         for process in ranks:
             process.start()
         times: dict[str, list[tuple[float, float]]] = results.get()
@@ -139,9 +169,17 @@ def play_ping_pong(rounds: int) -> dict[str, list[tuple[float, float]]]:
 
 def main() -> None:
     """Prints a table, and whether the goal is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a look, with few rounds")
-    parser.add_argument("--deepspeed", nargs="?", const="", metavar="PYTHON", help="measure DeepSpeed, too: install it, or use this Python")
+    parser.add_argument(
+        "--deepspeed",
+        nargs="?",
+        const="",
+        metavar="PYTHON",
+        help="measure DeepSpeed, too: install it, or use this Python",
+    )
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -153,41 +191,59 @@ def main() -> None:
     interpreters = dict.fromkeys(METHODS, sys.executable)
     with tempfile.TemporaryDirectory() as directory:
         if options.deepspeed is not None:
-            interpreters |= dict.fromkeys(DEEPSPEED, options.deepspeed or install_deepspeed(directory))
+            interpreters |= dict.fromkeys(
+                DEEPSPEED, options.deepspeed or install_deepspeed(directory)
+            )
         times = measure(__file__, interpreters, rounds, OPERATIONS)
     print(where())
     print(f"{'':24}{'CPU/operation':>16}{'beyond bare, us (95 %)':>30}{'times bare (95 %)':>26}")
     for method, measured in times.items():
-        baseline = times["bare, send" if method.endswith("send") else DEEPSPEED[0] if method == DEEPSPEED[1] else "bare"]
+        baseline = times[
+            "bare, send"
+            if method.endswith("send")
+            else DEEPSPEED[0]
+            if method == DEEPSPEED[1]
+            else "bare"
+        ]
         beyond, low, high = (value / 1e3 for value in difference(measured, baseline))
         ratio, ratio_low, ratio_high = ratio_interval(measured, baseline)
         print(
-            f"{method:24}{statistics.median(measured) / 1e3:13.2f} us{beyond:12.2f} ({low:.2f} .. {high:.2f})"
+            f"{method:24}{statistics.median(measured) / 1e3:13.2f} us{beyond:12.2f} ({low:.2f} "
+            f".. {high:.2f})"
             f"{ratio:14.2f} ({ratio_low:.2f} .. {ratio_high:.2f})"
         )
     print(against_itself(times["bare"]))
     cost = difference(times["ringsim on"], times["bare"])[0]
     print(
-        f"recording costs {cost / 1e3:.2f} us an operation; the goal of {GOAL_NS / 1e3:.1f} us is {'met' if cost <= GOAL_NS else 'missed'}"
+        f"recording costs {cost / 1e3:.2f} us an operation; the goal of {GOAL_NS / 1e3:.1f} us "
+        f"is {'met' if cost <= GOAL_NS else 'missed'}"
     )
     checks = difference(times["ringsim checking"], times["ringsim on"])[0]
     print(
-        f"the checks, which are on by default, cost {checks / 1e3:.2f} us more; the goal of {CHECK_GOAL_NS / 1e3:.1f} us is "
+        f"the checks, which are on by default, cost {checks / 1e3:.2f} us more; the goal of "
+        f"{CHECK_GOAL_NS / 1e3:.1f} us is "
         f"{'met' if checks <= CHECK_GOAL_NS else 'missed'}"
     )
     if options.deepspeed is not None:
         first, last = times[DEEPSPEED[1]][0], times[DEEPSPEED[1]][-1]
         print(
-            f"DeepSpeed's logger: {first / 1e3:.0f} us at first, {last / 1e3:.0f} us after {rounds * OPERATIONS[DEEPSPEED[1]]} operations"
+            f"DeepSpeed's logger: {first / 1e3:.0f} us at first, {last / 1e3:.0f} us after "
+            f"{rounds * OPERATIONS[DEEPSPEED[1]]} operations"
         )
 
     pings = play_ping_pong(rounds)
     print(f"Gloo ping-pong, {PING_BYTES} bytes, by turns:")
     for mode, pairs in pings.items():
         for what, index in (("half a round trip", 0), ("CPU of an operation", 1)):
-            values, baseline = [pair[index] for pair in pairs], [pair[index] for pair in pings["off"]]
+            values, baseline = (
+                [pair[index] for pair in pairs],
+                [pair[index] for pair in pings["off"]],
+            )
             ratio, low, high = ratio_interval(values, baseline)
-            print(f"  {mode:16}{what:22}{statistics.median(values):7.1f} us, {ratio:.3f} ({low:.3f} .. {high:.3f}) times off")
+            print(
+                f"  {mode:16}{what:22}{statistics.median(values):7.1f} us, {ratio:.3f} "
+                f"({low:.3f} .. {high:.3f}) times off"
+            )
     print(against_itself([wall for wall, _ in pings["off"]]))
 
 

@@ -1,9 +1,11 @@
-"""What building the ring costs: each rank its own two pair groups, beside every rank calling ``new_group`` for all N pairs.
+"""What building the ring costs.
 
-Run: ``python benchmarks/ring_build.py`` (``--ranks 64``, ``--repeats 30``). Ranks are forked once and joined in one Gloo group on loopback;
-then every repeat builds the ring in each way, in random order, and destroys it. All ranks begin at one moment that rank 0 names beforehand
-(the end of a barrier would reach 64 ranks on two cores one by one); a build lasts until the last rank is done. The public way is measured
-twice, so that the run shows its own noise.
+Each rank its own two pair groups, beside every rank calling ``new_group`` for all N pairs. Run:
+``python benchmarks/ring_build.py`` (``--ranks 64``, ``--repeats 30``). Ranks are forked once and
+joined in one Gloo group on loopback; then every repeat builds the ring in each way, in random
+order, and destroys it. All ranks begin at one moment that rank 0 names beforehand (the end of a
+barrier would reach 64 ranks on two cores one by one); a build lasts until the last rank is done.
+The public way is measured twice, so that the run shows its own noise.
 """
 
 from __future__ import annotations
@@ -29,12 +31,22 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim import ring
 from ringsim.comm.bootstrap import listen
-from ringsim.ring.groups import PairGroups, build_pair_groups, default_store, destroy_group, pairs_of
+from ringsim.ring.groups import (
+    PairGroups,
+    build_pair_groups,
+    default_store,
+    destroy_group,
+    pairs_of,
+)
 
 GOAL = 0.4
 HEAD_START_S = 0.002  # for each rank, to have heard when to begin
 TIMEOUT = timedelta(seconds=120)
-OURS, ALL_PAIRS, AGAIN = "own two groups (ringsim)", "all N pairs on every rank", "all N pairs, again"
+OURS, ALL_PAIRS, AGAIN = (
+    "own two groups (ringsim)",
+    "all N pairs on every rank",
+    "all N pairs, again",
+)
 Build = Callable[[int, int, Store], PairGroups]
 
 
@@ -72,8 +84,10 @@ def first_message_s(rank: int, count: int, groups: PairGroups) -> float:
 
 
 def wait_for_start(rank: int, count: int) -> float:
-    """Sleeps until the moment at which all ranks begin, and returns it, on the clock that they share."""
-    start = torch.tensor([time.monotonic() + HEAD_START_S * count if rank == 0 else 0.0], dtype=torch.float64)
+    """Sleeps until all ranks begin, and returns that moment, on the clock that they share."""
+    start = torch.tensor(
+        [time.monotonic() + HEAD_START_S * count if rank == 0 else 0.0], dtype=torch.float64
+    )
     dist.broadcast(start, 0)
     time.sleep(max(0.0, start.item() - time.monotonic()))
     return start.item()
@@ -98,17 +112,38 @@ def measure(rank: int, count: int, repeats: int, store: Store) -> list[dict[str,
             del groups, group
             if repeat >= 0:
                 fds, threads = (now - then for now, then in zip(after, before, strict=True))
-                seen.append({"name": name, "begin": begin, "end": end, "fds": fds, "threads": threads, "message_s": message_s})
+                seen.append(
+                    {
+                        "name": name,
+                        "begin": begin,
+                        "end": end,
+                        "fds": fds,
+                        "threads": threads,
+                        "message_s": message_s,
+                    }
+                )
     return seen
 
 
-def run_rank(rank: int, count: int, repeats: int, listener: socket.socket, port: int, path: Path) -> None:
+def run_rank(
+    rank: int, count: int, repeats: int, listener: socket.socket, port: int, path: Path
+) -> None:
     """Joins the group of all ranks, measures, and writes down what this rank saw."""
     torch.set_num_threads(1)
     limit_s = TIMEOUT.total_seconds()
     alone = [rank]  # a ring of one has no groups: those are built below
     own_listener = listener if rank == 0 else None
-    ring.initialize("127.0.0.1", port, count, rank, rank, "cpu", timeout_s=limit_s, ring_ranks=alone, listen_socket=own_listener)
+    ring.initialize(
+        "127.0.0.1",
+        port,
+        count,
+        rank,
+        rank,
+        "cpu",
+        timeout_s=limit_s,
+        ring_ranks=alone,
+        listen_socket=own_listener,
+    )
     store = default_store()
     if store is None:
         raise RuntimeError("this torch hides the store of its default group")
@@ -117,12 +152,17 @@ def run_rank(rank: int, count: int, repeats: int, listener: socket.socket, port:
 
 
 def measure_ranks(count: int, repeats: int, directory: Path) -> dict[str, dict[str, list[float]]]:
-    """Forks the ranks and returns, for each way to build: the slowest rank's times, and what all ranks held."""
+    """Forks the ranks and returns, for each way to build.
+
+    The slowest rank's times, and what all ranks held.
+    """
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     paths = [directory / f"{rank}.json" for rank in range(count)]
     children = []
-    gc.freeze()  # a collection in 64 ranks at once, over what they share with this process, would take longer than any build
+    # a collection in 64 ranks at once, over what they share with this process, would take longer
+    # than any build
+    gc.freeze()
     for rank in range(count):
         pid = os.fork()  # this process has imported torch and computed nothing
         if pid == 0:
@@ -138,10 +178,14 @@ def measure_ranks(count: int, repeats: int, directory: Path) -> dict[str, dict[s
     if any(statuses):
         raise RuntimeError("a rank failed")
     seen = [json.loads(path.read_text()) for path in paths]
-    builds: dict[str, dict[str, list[float]]] = {name: {"ms": [], "fds": [], "threads": [], "message_ms": []} for name in BUILDS}
+    builds: dict[str, dict[str, list[float]]] = {
+        name: {"ms": [], "fds": [], "threads": [], "message_ms": []} for name in BUILDS
+    }
     for of_all_ranks in zip(*seen, strict=True):
         build = builds[of_all_ranks[0]["name"]]
-        build["ms"].append(1e3 * (max(each["end"] for each in of_all_ranks) - of_all_ranks[0]["begin"]))
+        build["ms"].append(
+            1e3 * (max(each["end"] for each in of_all_ranks) - of_all_ranks[0]["begin"])
+        )
         build["fds"] += [each["fds"] for each in of_all_ranks]
         build["threads"] += [each["threads"] for each in of_all_ranks]
         build["message_ms"].append(1e3 * max(each["message_s"] for each in of_all_ranks))
@@ -154,19 +198,27 @@ def report(count: int, builds: dict[str, dict[str, list[float]]]) -> None:
     for name, build in builds.items():
         ratio, low, high = ratio_interval(build["ms"], builds[ALL_PAIRS]["ms"])
         print(
-            f"  {name:27} median {statistics.median(build['ms']):7.1f} ms  min {min(build['ms']):7.1f}"
+            f"  {name:27} median {statistics.median(build['ms']):7.1f} ms  min "
+            f"{min(build['ms']):7.1f}"
             f"  x{ratio:.2f} ({low:.2f} .. {high:.2f})"
-            f"  per rank: {statistics.median(build['fds']):+.0f} descriptors, {statistics.median(build['threads']):+.0f} threads"
+            f"  per rank: {statistics.median(build['fds']):+.0f} descriptors, "
+            f"{statistics.median(build['threads']):+.0f} threads"
             f"  first message {statistics.median(build['message_ms']):.1f} ms"
         )
     itself = statistics.median(builds[AGAIN]["ms"]) / statistics.median(builds[ALL_PAIRS]["ms"])
-    noise = "fine" if abs(itself - 1) <= NOISE_LIMIT else f"above {NOISE_LIMIT:.0%}: INCONCLUSIVE, the machine is too noisy"
+    noise = (
+        "fine"
+        if abs(itself - 1) <= NOISE_LIMIT
+        else f"above {NOISE_LIMIT:.0%}: INCONCLUSIVE, the machine is too noisy"
+    )
     print(f"  baseline against itself: {itself:.3f} ({noise})")
 
 
 def main() -> None:
     """Measures and prints one table for each size."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--repeats", type=int, default=30)
     arguments = parser.parse_args()

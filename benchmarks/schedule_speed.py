@@ -1,10 +1,13 @@
-"""How long simulating a schedule takes: at full scale, for both evaluators, beside SimPy, and for many costs at once.
+"""How long simulating a schedule takes.
+
+At full scale, for both evaluators, beside SimPy, and for many costs at once.
 
     python benchmarks/schedule_speed.py [repeats]
 
-Every time includes all that the call builds. Prints the median of the repeats in wall time, the least, and the median in time of the
-processor, which other work on the machine changes less; and computations a second of that: a step of p ranks and m microbatches has 2 p m.
-SimPy is left out where it is not installed.
+Every time includes all that the call builds. Prints the median of the repeats in wall time, the
+least, and the median in time of the processor, which other work on the machine changes less; and
+computations a second of that: a step of p ranks and m microbatches has 2 p m. SimPy is left out
+where it is not installed.
 """
 
 from __future__ import annotations
@@ -40,7 +43,10 @@ def report(name: str, call: Callable[[], Any], computations: int, repeats: int) 
         times.append((time.process_time() - start) * 1e3)
     used = statistics.median(times)
     rate = computations / used / 1e3
-    print(f"  {name:<48} {statistics.median(walls):>9.1f} ms (min {min(walls):>8.1f}, processor {used:>8.1f}) {rate:>8.2f} M/s")
+    print(
+        f"  {name:<48} {statistics.median(walls):>9.1f} ms (min {min(walls):>8.1f}, processor "
+        f"{used:>8.1f}) {rate:>8.2f} M/s"
+    )
 
 
 def is_installed(package: str) -> bool:
@@ -58,7 +64,12 @@ def simpy_step(ranks: int, microbatches: int) -> float:
 
     env = simpy.Environment()
     schedule = make_schedule("1f1b", ranks, microbatches)
-    arrived = {(stage, kind, k): env.event() for stage in range(ranks) for kind in "FB" for k in range(microbatches)}
+    arrived = {
+        (stage, kind, k): env.event()
+        for stage in range(ranks)
+        for kind in "FB"
+        for k in range(microbatches)
+    }
 
     def rank_process(rank: int) -> Iterator[Any]:
         for stage, kind, microbatch in schedule.actions[rank]:
@@ -84,11 +95,25 @@ def full_scale(repeats: int) -> None:
     for name in ("1f1b", "gpipe"):
         for semantics in ("buffered", "rendezvous"):
             settings = {**given, "semantics": semantics}
-            report(f"{name}, {semantics}", lambda s=settings, n=name: simulate_schedule(n, COSTS, **s), computations, repeats)
+            report(
+                f"{name}, {semantics}",
+                lambda s=settings, n=name: simulate_schedule(n, COSTS, **s),
+                computations,
+                repeats,
+            )
             label = f"{name}, {semantics}, links kept busy"
-            report(label, lambda s=settings, n=name: simulate_schedule(n, **BUSY, **s), computations, repeats)
+            report(
+                label,
+                lambda s=settings, n=name: simulate_schedule(n, **BUSY, **s),
+                computations,
+                repeats,
+            )
     run = simulate_schedule("1f1b", **BUSY, **given)
-    for name, part in (("operations", "columns of all computations"), ("ends", "when each ends"), ("critical_path", "critical path")):
+    for name, part in (
+        ("operations", "columns of all computations"),
+        ("ends", "when each ends"),
+        ("critical_path", "critical path"),
+    ):
         report(f"... then {part}, once", lambda name=name: getattr(run, name), computations, 1)
     report("... then sensitivity, 8 things tried, once", run.sensitivity, 9 * computations, 1)
     report("... then slack of each, once", lambda: run.slack, computations, 1)
@@ -100,16 +125,34 @@ def ways(repeats: int) -> None:
     for ranks, microbatches in ((8, 32), (64, 256), (256, 1024)):
         computations = 2 * ranks * microbatches
         print(f" {ranks} ranks, {microbatches} microbatches")
-        schedule, prices = make_schedule("1f1b", ranks, microbatches), make_prices(range(ranks), COSTS, None, 0)
+        schedule, prices = (
+            make_schedule("1f1b", ranks, microbatches),
+            make_prices(range(ranks), COSTS, None, 0),
+        )
         levels, wave = find_levels(columns_of(schedule)), find_wave(schedule)
         assert levels is not None
         assert wave is not None
-        report("numpy, any schedule, level by level", lambda s=levels, p=prices: s.time(p, rendezvous=False), computations, repeats)
-        report("numpy, sweep", lambda w=wave, p=prices: sweep(w, p, rendezvous=False, ahead=1), computations, repeats)
+        report(
+            "numpy, any schedule, level by level",
+            lambda s=levels, p=prices: s.time(p, rendezvous=False),
+            computations,
+            repeats,
+        )
+        report(
+            "numpy, sweep",
+            lambda w=wave, p=prices: sweep(w, p, rendezvous=False, ahead=1),
+            computations,
+            repeats,
+        )
         if ranks <= SIMPY_RANKS and is_installed("simpy"):
             expected = sweep(wave, prices, rendezvous=False, ahead=1).max()
             assert np.isclose(simpy_step(ranks, microbatches), expected)
-            report("SimPy", lambda p=ranks, m=microbatches: simpy_step(p, m), computations, max(1, repeats // 4))
+            report(
+                "SimPy",
+                lambda p=ranks, m=microbatches: simpy_step(p, m),
+                computations,
+                max(1, repeats // 4),
+            )
 
 
 def other(repeats: int) -> None:
@@ -118,21 +161,37 @@ def other(repeats: int) -> None:
     for name in ("interleaved_1f1b", "zb_v"):
         schedule = make_schedule(name, 64, 256)
         computations = sum(map(len, schedule.actions))
-        report(f"{name}, 64 ranks, 256 microbatches", lambda s=schedule: simulate_schedule(s, COSTS), computations, repeats)
+        report(
+            f"{name}, 64 ranks, 256 microbatches",
+            lambda s=schedule: simulate_schedule(s, COSTS),
+            computations,
+            repeats,
+        )
         report("... of which reading it", lambda s=schedule: columns_of(s), computations, repeats)
     print("Many costs at once, 1f1b by name")
     for ranks, microbatches, variants in ((8, 32, 1000), (64, 256, 64)):
         chance = np.random.default_rng(0)
-        costs = [Costs(*chance.uniform(1, 2, 3), latency=float(chance.uniform(0, 1))) for _ in range(variants)]
+        costs = [
+            Costs(*chance.uniform(1, 2, 3), latency=float(chance.uniform(0, 1)))
+            for _ in range(variants)
+        ]
         label = f"{ranks} ranks, {microbatches} microbatches, {variants} costs"
         given = {"num_ranks": ranks, "num_microbatches": microbatches}
-        report(label, lambda c=costs, g=given: simulate_schedule("1f1b", c, **g), 2 * ranks * microbatches * variants, repeats)
+        report(
+            label,
+            lambda c=costs, g=given: simulate_schedule("1f1b", c, **g),
+            2 * ranks * microbatches * variants,
+            repeats,
+        )
 
 
 def main(repeats: int) -> None:
     """Measures everything."""
     about = machine()
-    print(f"{about['cpu']}, {about['cores']} cores, numpy {versions()['numpy']}, python {versions()['python']}, {repeats} repeats")
+    print(
+        f"{about['cpu']}, {about['cores']} cores, numpy {versions()['numpy']}, python "
+        f"{versions()['python']}, {repeats} repeats"
+    )
     full_scale(repeats)
     ways(repeats)
     other(repeats)

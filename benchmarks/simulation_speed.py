@@ -1,12 +1,16 @@
-"""How fast workers are simulated: messages per second at 256 ranks, recorded and not; a token round 10,000 ranks; memory of one.
+"""How fast workers are simulated.
+
+Messages per second at 256 ranks, recorded and not; a token round 10,000 ranks; memory of one.
 
     python benchmarks/simulation_speed.py [--ranks 256] [--rounds 1000] [--repeats 5]
 
-Each process measures one thing, pinned to one core. Messages are 64 float32 over private links. "ring": each rank sends to its successor
-and receives from its predecessor, and waits for both, in each round. "both ways": the same in both directions at once. Setting up and
-taking down the ranks counts. "3D": a million operations of 1,024 ranks, 8 tensor-parallel by 16 replicas by 8
-stages; a microbatch takes 16 all_reduces of a tensor-parallel group and a message to each neighbouring stage, a step one all_reduce of the
-replicas. Its activations are on the meta device, as whoever simulates large ones has them.
+Each process measures one thing, pinned to one core. Messages are 64 float32 over private links.
+"ring": each rank sends to its successor and receives from its predecessor, and waits for both, in
+each round. "both ways": the same in both directions at once. Setting up and taking down the ranks
+counts. "3D": a million operations of 1,024 ranks, 8 tensor-parallel by 16 replicas by 8 stages; a
+microbatch takes 16 all_reduces of a tensor-parallel group and a message to each neighbouring stage,
+a step one all_reduce of the replicas. Its activations are on the meta device, as whoever simulates
+large ones has them.
 """
 
 from __future__ import annotations
@@ -58,11 +62,17 @@ TENSOR, STAGES, REPLICAS, MICROBATCHES = 8, 8, 16, 8
 
 
 def three_dimensions(steps: int) -> int:
-    """Does steps of GPipe with tensor and data parallelism; returns how many operations that took."""
+    """Does steps of GPipe with tensor and data parallelism.
+
+    Returns how many operations that took.
+    """
     rank, operations = ringsim.current_ring().rank, 0
     place = rank // TENSOR
     stage, before, after = place // REPLICAS, rank - TENSOR * REPLICAS, rank + TENSOR * REPLICAS
-    tensor_groups = [dist.new_group(list(range(start, start + TENSOR))) for start in range(0, TENSOR * REPLICAS * STAGES, TENSOR)]
+    tensor_groups = [
+        dist.new_group(list(range(start, start + TENSOR)))
+        for start in range(0, TENSOR * REPLICAS * STAGES, TENSOR)
+    ]
     size = TENSOR * REPLICAS
     replica_groups = [
         dist.new_group(list(range(first, first + size, TENSOR)))
@@ -103,7 +113,9 @@ def token_round() -> float:
 
 def measure(what: str, ranks: int, rounds: int, record: bool) -> dict[str, float]:
     """Runs one case in this process."""
-    worker = {"ring": ring, "both ways": both_ways, "token": token_round, "3D": three_dimensions}[what]
+    worker = {"ring": ring, "both ways": both_ways, "token": token_round, "3D": three_dimensions}[
+        what
+    ]
     args = () if what == "token" else (rounds,)
     ringsim.simulate(ring, world_size=2, args=(2,), link=LINK)  # loads what is loaded on first use
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -111,11 +123,21 @@ def measure(what: str, ranks: int, rounds: int, record: bool) -> dict[str, float
     trace = ringsim.simulate(worker, world_size=ranks, args=args, link=LINK, record=record)
     seconds = time.perf_counter() - begin
     cpu_s = time.process_time() - begin_cpu
-    done = {"token": ranks, "3D": sum(trace.results) if what == "3D" else 0, "ring": ranks * rounds, "both ways": 2 * ranks * rounds}[what]
+    done = {
+        "token": ranks,
+        "3D": sum(trace.results) if what == "3D" else 0,
+        "ring": ranks * rounds,
+        "both ways": 2 * ranks * rounds,
+    }[what]
     if what == "token":
         assert trace.results[0] == ranks - 1, trace.results[0]
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return {"seconds": seconds, "per_s": done / seconds, "cpu_s": cpu_s, "kib_per_rank": grown / ranks}
+    return {
+        "seconds": seconds,
+        "per_s": done / seconds,
+        "cpu_s": cpu_s,
+        "kib_per_rank": grown / ranks,
+    }
 
 
 def main() -> None:
@@ -132,22 +154,43 @@ def main() -> None:
         return
     print(f"load {os.getloadavg()[0]:.2f}, {options.repeats} processes each, median (best)")
     cases = [
-        *((what, options.ranks, record) for what in ("ring", "both ways") for record in (True, False)),
+        *(
+            (what, options.ranks, record)
+            for what in ("ring", "both ways")
+            for record in (True, False)
+        ),
         ("token", options.many, True),
         ("token", options.many, False),
         ("3D", TENSOR * STAGES * REPLICAS, True),
         ("3D", TENSOR * STAGES * REPLICAS, False),
     ]
     for what, ranks, record in cases:
-        case = json.dumps({"what": what, "ranks": ranks, "rounds": 7 if what == "3D" else options.rounds, "record": record})
+        case = json.dumps(
+            {
+                "what": what,
+                "ranks": ranks,
+                "rounds": 7 if what == "3D" else options.rounds,
+                "record": record,
+            }
+        )
         found = []
         for _ in range(options.repeats):
             command = ["taskset", "-c", "1", sys.executable, __file__, "--case", case]
-            found.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-        seconds, per_s, cpu_s, kib = ([each[key] for each in found] for key in ("seconds", "per_s", "cpu_s", "kib_per_rank"))
-        said = f"{statistics.median(per_s):>10,.0f} {'operations' if what == '3D' else 'messages'}/s ({max(per_s):,.0f})"
+            found.append(
+                json.loads(
+                    subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                )
+            )
+        seconds, per_s, cpu_s, kib = (
+            [each[key] for each in found] for key in ("seconds", "per_s", "cpu_s", "kib_per_rank")
+        )
+        said = (
+            f"{statistics.median(per_s):>10,.0f} {'operations' if what == '3D' else 'messages'}/s "
+            f"({max(per_s):,.0f})"
+        )
         print(
-            f"{what:<10} {ranks:>6} ranks, {'recorded' if record else 'not recorded':<12} {said}, {statistics.median(seconds):.2f} s "
+            f"{what:<10} {ranks:>6} ranks, {'recorded' if record else 'not recorded':<12} "
+            f"{said}, {statistics.median(seconds):.2f} s "
             f"({statistics.median(cpu_s):.2f} s of processor time), ",
             end="",
         )

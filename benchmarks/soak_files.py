@@ -1,10 +1,13 @@
-"""A million damaged files of all kinds, and everything that reads them: does anything but an answer or an error of ringsim's come out?
+"""A million damaged files of all kinds, and everything that reads them.
+
+Does anything but an answer or an error of ringsim's come out?
 
     python benchmarks/soak_files.py [--inputs 1000000] [--seed 0]
-    python benchmarks/soak_files.py --atheris [--inputs 1000000]      # pip install '.[soak]': choices that reach new lines are kept
+    python benchmarks/soak_files.py --atheris [--inputs 1000000]
+        # pip install '.[soak]': choices that reach new lines are kept
 
-Prints the first failure of a round with the kind and number that repeat it (``read_many`` of ``tests/test_damaged_files.py``), and how many
-files loaded.
+Prints the first failure of a round with the kind and number that repeat it (``read_many`` of
+``tests/test_damaged_files.py``), and how many files loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ LIMIT_S = 120  # for one input, on the wall's clock: the machine may be busy wit
 
 
 def soak(inputs: int, seed: int) -> int:
-    """Reads damaged files of all kinds in turns; returns how many rounds let an error out that is not ringsim's."""
+    """Reads damaged files of all kinds in turns.
+
+    Returns how many rounds let an error out that is not ringsim's.
+    """
     from test_damaged_files import KINDS, read_many
 
     failures = loaded = done = 0
@@ -47,26 +53,47 @@ def soak(inputs: int, seed: int) -> int:
                     print(traceback.format_exc(), flush=True)
             done += TURN * len(KINDS)
             if time.monotonic() - last > REPORT_EVERY_S or done >= inputs:
-                last, memory_mb = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                last, memory_mb = (
+                    time.monotonic(),
+                    resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                )
                 print(
-                    f"{done:,} files in {last - begin:.0f} s, {loaded:,} loaded, {failures} failures, most memory {memory_mb:.0f} MB",
+                    (
+                        f"{done:,} files in {last - begin:.0f} s, {loaded:,} loaded, {failures} "
+                        f"failures, most memory {memory_mb:.0f} MB"
+                    ),
                     flush=True,
                 )
     return failures
 
 
 def soak_with_atheris(inputs: int) -> int:
-    """The same, the choices made by a fuzzer that sees which lines of ringsim they reach; returns 1 where it found something.
+    """The same, the choices made by a fuzzer that sees which lines of ringsim they reach.
 
-    It goes in rounds, each a process: what watches the lines keeps 16 kB an input, which the readers do not.
+    Returns 1 where it found something. It goes in rounds, each a process: what watches the lines
+    keeps 16 kB an input, which the readers do not.
     """
     with tempfile.TemporaryDirectory() as corpus:
         for done in range(0, inputs, ROUND):
             count = min(ROUND, inputs - done)
-            command = [sys.executable, __file__, "--atheris", "--inputs", str(count), "--corpus", corpus]
+            command = [
+                sys.executable,
+                __file__,
+                "--atheris",
+                "--inputs",
+                str(count),
+                "--corpus",
+                corpus,
+            ]
             if subprocess.run(command, check=False).returncode:
                 return 1
-            print(f"{done + count:,} files, {len(os.listdir(corpus)):,} of them reached new lines, 0 failures", flush=True)
+            print(
+                (
+                    f"{done + count:,} files, {len(os.listdir(corpus)):,} of them reached new "
+                    "lines, 0 failures"
+                ),
+                flush=True,
+            )
     return 0
 
 
@@ -90,18 +117,31 @@ def fuzz(inputs: int, corpus: str) -> None:
             print(f"input {data!r}:\n{traceback.format_exc()}", flush=True)
             os._exit(1)
         left -= 1
-        if left == 0:  # the fuzzer would call exit() with Python's lock in its hands, for which threads of pyarrow may wait
+        # the fuzzer would call exit() with Python's lock in its hands, for which threads of pyarrow
+        # may wait
+        if left == 0:
             os._exit(0)
 
-    options = ["-max_len=256", "-len_control=0", f"-timeout={LIMIT_S}", "-rss_limit_mb=2048", "-verbosity=0", corpus]
+    options = [
+        "-max_len=256",
+        "-len_control=0",
+        f"-timeout={LIMIT_S}",
+        "-rss_limit_mb=2048",
+        "-verbosity=0",
+        corpus,
+    ]
     atheris.Setup([sys.argv[0], *options], read_one)
     atheris.Fuzz()
 
 
 def main() -> int:
     """Runs what the arguments say."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=1_000_000, help="how many files (default: a million)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--inputs", type=int, default=1_000_000, help="how many files (default: a million)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="number of the first file of each kind")
     parser.add_argument("--atheris", action="store_true", help="let atheris make the choices")
     parser.add_argument("--corpus", help=argparse.SUPPRESS)

@@ -2,9 +2,9 @@
 
     python benchmarks/soak_runs.py [--launches 10000] [--messages 10000000]
 
-Prints, at ten moments of each, what the process holds (memory, file descriptors, threads, temporary files) and how long one launch, or one
-message, takes, as soon as it knows; and exits with 1 where the last is clearly more than the first. The first tenth does not count: caches
-fill.
+Prints, at ten moments of each, what the process holds (memory, file descriptors, threads, temporary
+files) and how long one launch, or one message, takes, as soon as it knows; and exits with 1 where
+the last is clearly more than the first. The first tenth does not count: caches fill.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from paired import where
 import ringsim
 from ringsim.launch.ranks import get_launcher
 
-MORE_MEMORY_MB = 32.0  # between the second tenth and the last: an allocator's whims, far below a leak of a few kB a launch
+# between the second tenth and the last: an allocator's whims, far below a leak of a few kB a launch
+MORE_MEMORY_MB = 32.0
 SLOWER = 1.5  # the median time of one, likewise: other programs run, too
 RANKS = 2
 
 
 def held(pid: int | str = "self") -> dict[str, float]:
     """Returns what a process holds: resident memory in MB, file descriptors, threads."""
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
     return {
         "memory_mb": float(status["VmRSS"].split()[0]) / 1024,
         "descriptors": float(len(os.listdir(f"/proc/{pid}/fd"))),
@@ -40,7 +43,10 @@ def held(pid: int | str = "self") -> dict[str, float]:
 
 
 def progress(what: str, tenth: int, row: dict[str, float]) -> str:
-    """Returns a line that says how far it is: "10,000 launches, tenth 3 of 10: 31250.0 us each, 140 MB"."""
+    """Returns a line that says how far it is.
+
+    "10,000 launches, tenth 3 of 10: 31250.0 us each, 140 MB".
+    """
     return f"{what}, tenth {tenth} of 10: {row['time_us']:.1f} us each, {row['memory_mb']:.0f} MB"
 
 
@@ -58,9 +64,10 @@ def pass_token() -> None:
 
 
 def send_many(count: int) -> list[dict[str, float]]:
-    """Sends ``count`` messages from rank 0 to rank 1; returns what the rank held at each tenth, and the time a message took in it.
+    """Sends ``count`` messages from rank 0 to rank 1.
 
-    Rank 0 says how far it is: what a rank prints is shown as it comes.
+    Returns what the rank held at each tenth, and the time a message took in it. Rank 0 says how far
+    it is: what a rank prints is shown as it comes.
     """
     import torch
     import torch.distributed as dist
@@ -79,7 +86,10 @@ def send_many(count: int) -> list[dict[str, float]]:
 
 
 def soak_launches(count: int) -> list[dict[str, float]]:
-    """Launches ``count`` times; returns what this process and its fork server held at each tenth."""
+    """Launches ``count`` times.
+
+    Returns what this process and its fork server held at each tenth.
+    """
     found = []
     with tempfile.TemporaryDirectory() as directory:
         tempfile.tempdir = directory
@@ -94,7 +104,11 @@ def soak_launches(count: int) -> list[dict[str, float]]:
                 server = get_launcher()._server
                 child = held(server._process.pid) if server is not None else {}
                 found.append(
-                    {"time_us": statistics.median(times) * 1e6, **held(), **{f"server_{name}": value for name, value in child.items()}}
+                    {
+                        "time_us": statistics.median(times) * 1e6,
+                        **held(),
+                        **{f"server_{name}": value for name, value in child.items()},
+                    }
                     | {"files": float(len(os.listdir(directory)))}
                 )
                 print(progress(f"{count:,} launches", tenth, found[-1]), flush=True)
@@ -112,7 +126,11 @@ def show(what: str, found: Sequence[dict[str, float]]) -> list[str]:
         print(f"  {number:5} " + " ".join(f"{value:18.1f}" for value in row.values()))
     first, last, grown = found[1], found[-1], []
     for name in first:
-        limit = first[name] * SLOWER if name == "time_us" else first[name] + (MORE_MEMORY_MB if name.endswith("memory_mb") else 2)
+        limit = (
+            first[name] * SLOWER
+            if name == "time_us"
+            else first[name] + (MORE_MEMORY_MB if name.endswith("memory_mb") else 2)
+        )
         if last[name] > limit:
             grown.append(f"{what}: {name} grew from {first[name]:.1f} to {last[name]:.1f}")
     return grown
@@ -120,9 +138,13 @@ def show(what: str, found: Sequence[dict[str, float]]) -> list[str]:
 
 def main() -> int:
     """Runs both, prints the tables, and tells whether anything grew."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--launches", type=int, default=10_000, help="how many (default: 10,000)")
-    parser.add_argument("--messages", type=int, default=10_000_000, help="of one run (default: ten million)")
+    parser.add_argument(
+        "--messages", type=int, default=10_000_000, help="of one run (default: ten million)"
+    )
     options = parser.parse_args()
     print(where())
     grown = show(f"{options.launches:,} launches of {RANKS} ranks", soak_launches(options.launches))

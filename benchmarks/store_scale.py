@@ -1,14 +1,20 @@
-"""How ringsim's use of the store grows with the ranks: SIMULATED, for worlds that no machine here can start.
+"""How ringsim's use of the store grows with the ranks.
 
-    python benchmarks/store_scale.py [--ranks 1000 10000 100000] [--only roll-call gathering gathering-often clocks clocks-flat]
+SIMULATED, for worlds that no machine here can start.
 
-On ringsim's virtual clock, every rank does the operations of ``comm/bootstrap.py``, ``launch/gathering.py`` or ``launch/clocks.py`` at one
-store, which serves them in the order in which they come: each takes ``--serve-us`` (44,000 small ones a second were measured), one with a
-chunk of 256 KiB ``--chunk-us``, and a question and its answer take ``--trip-us`` where nobody else asks. There are 8 ranks on a host, and a
-host has one clock. What Gloo does at the store, which is far more, and what ranks do besides are not in it. Beside each time stands a lower
-bound: what the store or rank 0, whichever has more to do, would need for it alone.
+    python benchmarks/store_scale.py [--ranks 1000 10000 100000] [--only roll-call gathering
+    gathering-often clocks clocks-flat]
 
-A rank is a generator here, which yields the time at which it goes on: a hundred thousand ranks that only ask a store take minutes.
+On ringsim's virtual clock, every rank does the operations of ``comm/bootstrap.py``,
+``launch/gathering.py`` or ``launch/clocks.py`` at one store, which serves them in the order in
+which they come: each takes ``--serve-us`` (44,000 small ones a second were measured), one with a
+chunk of 256 KiB ``--chunk-us``, and a question and its answer take ``--trip-us`` where nobody else
+asks. There are 8 ranks on a host, and a host has one clock. What Gloo does at the store, which is
+far more, and what ranks do besides are not in it. Beside each time stands a lower bound: what the
+store or rank 0, whichever has more to do, would need for it alone.
+
+A rank is a generator here, which yields the time at which it goes on: a hundred thousand ranks that
+only ask a store take minutes.
 """
 
 from __future__ import annotations
@@ -28,8 +34,8 @@ from ringsim.simulator.isolation import Isolation
 HOST = 8  # ranks
 CHUNKS = 16  # of a host's parts: 4 MiB
 SHORT_S = 0.01  # the longest pause between two looks of a rank that is at work
-# Operations of a rank at the roll-call: until it has counted itself in, the wait for the verdict, the same once its groups are built, and
-# leaving.
+# Operations of a rank at the roll-call: until it has counted itself in, the wait for the verdict,
+# the same once its groups are built, and leaving.
 ROLL_CALL = 5 + 2 + 2 + 2 + 1
 
 
@@ -44,9 +50,11 @@ class Store:
     free_s: float = 0.0
     busy_s: float = 0.0
     operations: int = 0
-    taken: dict[int, Client] = field(default_factory=dict)  # by clock that answers: who has the turn,
+    # by clock that answers: who has the turn,
+    taken: dict[int, Client] = field(default_factory=dict)
     waiting: dict[int, deque[Client]] = field(default_factory=dict)  # who waits for it,
-    questions: dict[int, deque[Client]] = field(default_factory=dict)  # and whose questions there are
+    # and whose questions there are
+    questions: dict[int, deque[Client]] = field(default_factory=dict)
 
     def book(self, now_s: float, *, chunk: bool = False) -> float:
         """Takes the next turn; returns when the answer comes."""
@@ -126,9 +134,10 @@ def call_roll(client: Client, _: int) -> Steps:
 
 
 def gather(client: Client, ranks: int, often: bool) -> Steps:
-    """A rank that leaves a recorded block; rank 0 fetches the parts of all other hosts, each from its first rank.
+    """A rank that leaves a recorded block.
 
-    ``often``: whether all look every 10 ms whether it is their turn, and are not told when it comes soon.
+    Rank 0 fetches the parts of all other hosts, each from its first rank. ``often``: whether all
+    look every 10 ms whether it is their turn, and are not told when it comes soon.
     """
     rank = client.rank
     if rank == 0:
@@ -143,7 +152,9 @@ def gather(client: Client, ranks: int, often: bool) -> Steps:
     first = rank % HOST == 0
     if first and not often:
         yield from client.wait("soon", rank, longest_s=longest_pause_s(ranks // HOST))
-    yield from client.take("wants", rank, longest_s=SHORT_S if first or often else longest_pause_s(ranks))
+    yield from client.take(
+        "wants", rank, longest_s=SHORT_S if first or often else longest_pause_s(ranks)
+    )
     if first:
         yield from client.put("files", rank)
         for number in range(CHUNKS):
@@ -154,14 +165,24 @@ def gather(client: Client, ranks: int, often: bool) -> Steps:
 
 
 def fetch(client: Client, ranks: int, often: bool) -> Steps:
-    """What rank 0 does: it reads who has left and where all are, fetches host by host, and waits until all know that it has done so."""
+    """What rank 0 does.
+
+    It reads who has left and where all are, fetches host by host, and waits until all know that it
+    has done so.
+    """
     for what in ("left", "at"):
         for other in range(1, ranks):
             yield from client.wait(what, other)
             yield from client.ask()
     senders = range(HOST, ranks, HOST)
     for turn, sender in enumerate(senders):
-        for soon in () if often else senders[turn + AHEAD : turn + AHEAD + 1] if turn else senders[: AHEAD + 1]:
+        for soon in (
+            ()
+            if often
+            else senders[turn + AHEAD : turn + AHEAD + 1]
+            if turn
+            else senders[: AHEAD + 1]
+        ):
             yield from client.put("soon", soon)
         for _ in range(sender, min(sender + HOST, ranks)):
             yield from client.ask()  # whether it has begun by itself
@@ -185,10 +206,15 @@ def compare(client: Client, _: int, flat: bool) -> Steps:
         return
     above = 0 if flat else find_above(client.rank)
     yield from client.ask()  # for the turn
-    waiting, questions = store.waiting.setdefault(above, deque()), store.questions.setdefault(above, deque())
+    waiting, questions = (
+        store.waiting.setdefault(above, deque()),
+        store.questions.setdefault(above, deque()),
+    )
     if above in store.taken:
         waiting.append(client)
-        client.clock.at(client.now_s + PATIENCE_WITH_OTHERS.total_seconds(), lambda: give_up(client, waiting))
+        client.clock.at(
+            client.now_s + PATIENCE_WITH_OTHERS.total_seconds(), lambda: give_up(client, waiting)
+        )
         yield NEVER
     else:
         store.taken[above] = client
@@ -228,7 +254,9 @@ def least_s(store: Store, name: str, size: int) -> float:
         return ROUND_TRIPS * max(4 * store.trip_s, 4 * (size - 1) * store.serve_s)
     hosts, away = -(-size // HOST) - 1, size - HOST  # beside rank 0's; and their ranks
     looks = 4 * (size - 1) + hosts * (2 + 3 + 2 * CHUNKS + 2) + 3 * away - hosts
-    rank_0_s = looks * store.trip_s + hosts * CHUNKS * (store.trip_s - store.serve_s + store.chunk_s)
+    rank_0_s = looks * store.trip_s + hosts * CHUNKS * (
+        store.trip_s - store.serve_s + store.chunk_s
+    )
     return max(rank_0_s, (looks + 9 * away) * store.serve_s + hosts * CHUNKS * 2 * store.chunk_s)
 
 
@@ -244,9 +272,13 @@ CASES: dict[str, tuple[str, Callable[..., Steps], tuple[bool, ...]]] = {
 
 def main() -> None:
     """Prints a line for each size and case."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[1000, 10_000])
-    parser.add_argument("--only", nargs="+", choices=CASES, default=["roll-call", "gathering", "clocks"])
+    parser.add_argument(
+        "--only", nargs="+", choices=CASES, default=["roll-call", "gathering", "clocks"]
+    )
     parser.add_argument("--serve-us", type=float, default=23.0)
     parser.add_argument("--chunk-us", type=float, default=700.0)
     parser.add_argument("--trip-us", type=float, default=57.0)
@@ -261,12 +293,23 @@ def main() -> None:
             for client in clients:
                 client.begin(worker(client, size, *how))
             clock.run([])
-            last_s, bound_s = max(client.now_s for client in clients), least_s(store, name.split(",")[0], size)
+            last_s, bound_s = (
+                max(client.now_s for client in clients),
+                least_s(store, name.split(",")[0], size),
+            )
             took_s = [client.shortest_s for client in clients if client.shortest_s < NEVER]
             print(
                 f"simulated, {ranks:,} ranks: {name} {last_s:.2f} s, at least {bound_s:.2f} s; "
-                f"{store.operations:,} operations at the store, which was busy for {store.busy_s:.2f} s"
-                + (f"; {size:,} clocks, shortest round trip {1e6 * statistics.median(took_s):.0f} us (median)" if took_s else "")
+                f"{store.operations:,} operations at the store, which was busy for "
+                f"{store.busy_s:.2f} s"
+                + (
+                    (
+                        f"; {size:,} clocks, shortest round trip "
+                        f"{1e6 * statistics.median(took_s):.0f} us (median)"
+                    )
+                    if took_s
+                    else ""
+                )
                 + f" (simulating took {time.perf_counter() - begin_s:.0f} s)",
                 flush=True,
             )

@@ -1,10 +1,12 @@
-"""A million events: time to save and to load them, and the size of the file, beside the same events as Chrome JSON.
+"""A million events: time to save and to load them, and the size of the file.
 
-Run: ``python benchmarks/trace_files.py``. The goals are 0.5 s, 0.2 s and 12 MB. Both formats take turns, so that a busy machine slows
-both alike. The JSON side is favoured: making its dictionaries from the columns is not timed, nor is turning them back.
+Beside the same events as Chrome JSON. Run: ``python benchmarks/trace_files.py``. The goals are 0.5
+s, 0.2 s and 12 MB. Both formats take turns, so that a busy machine slows both alike. The JSON side
+is favoured: making its dictionaries from the columns is not timed, nor is turning them back.
 
-``--part 10`` writes a run of 64 ranks and 100 million events, and reads one rank, and a tenth of the time of one, each in a process of its
-own; and counts what ``ringsim show`` says of the whole. The goals are 2 s for a part, and 1 GiB.
+``--part 10`` writes a run of 64 ranks and 100 million events, and reads one rank, and a tenth of
+the time of one, each in a process of its own; and counts what ``ringsim show`` says of the whole.
+The goals are 2 s for a part, and 1 GiB.
 """
 
 from __future__ import annotations
@@ -36,16 +38,25 @@ from ringsim.traces.value import Trace
 
 RANKS = 8
 GOALS = {"save": (0.5, "s"), "load": (0.2, "s"), "size": (12.0, "MB")}
-STEP = [OP_CODES[name] for name in ("irecv", "span", "isend", "irecv", "span", "isend")]  # of a stage: forward, then backward
+# of a stage: forward, then backward
+STEP = [OP_CODES[name] for name in ("irecv", "span", "isend", "irecv", "span", "isend")]
 
 
 def make_run(count: int, ranks: int = RANKS) -> Trace:
-    """A pipeline on a ring: per microbatch two recvs, two sends and two spans on each rank, with gaps as random as those of a real run."""
+    """A pipeline on a ring.
+
+    Per microbatch two recvs, two sends and two spans on each rank, with gaps as random as those of
+    a real run.
+    """
     rng = np.random.default_rng(0)
     rank = np.repeat(np.arange(ranks), -(-count // ranks))[:count]
     place = np.arange(count) - np.searchsorted(rank, rank)  # within the rank
     op = np.array(STEP)[place % len(STEP)]
-    message, receives, forward = op != OP_CODES["span"], op == OP_CODES["irecv"], place % len(STEP) < 3
+    message, receives, forward = (
+        op != OP_CODES["span"],
+        op == OP_CODES["irecv"],
+        place % len(STEP) < 3,
+    )
     from_pred = receives == forward  # forward recvs and backward sends are with the predecessor
     pred, succ = (rank - 1) % ranks, (rank + 1) % ranks
     microbatch = place // len(STEP) % 32
@@ -71,17 +82,40 @@ def make_run(count: int, ranks: int = RANKS) -> Trace:
         "done_ns": done,
         "status": np.full(count, OK),
     }
-    pairs = tuple(Group(f"ring:{one}>{(one + 1) % ranks}", tuple(sorted((one, (one + 1) % ranks)))) for one in range(ranks))
+    pairs = tuple(
+        Group(f"ring:{one}>{(one + 1) % ranks}", tuple(sorted((one, (one + 1) % ranks))))
+        for one in range(ranks)
+    )
     payloads = (Payload("float32", (4, 1024), 16384),)
-    tables = Tables((Group("world", tuple(range(ranks))), *pairs), payloads, ("backward", "forward"), ("train.py",))
-    metadata = {"format": 1, "world_size": ranks, "source": "measured", "machine": machine(), "versions": versions()}
+    tables = Tables(
+        (Group("world", tuple(range(ranks))), *pairs),
+        payloads,
+        ("backward", "forward"),
+        ("train.py",),
+    )
+    metadata = {
+        "format": 1,
+        "world_size": ranks,
+        "source": "measured",
+        "machine": machine(),
+        "versions": versions(),
+    }
     return Trace(make_events(columns, tables), metadata)
 
 
 def chrome_events(trace: Trace) -> list[dict[str, Any]]:
     """The same events as Chrome's trace viewer wants them."""
     events, sizes = trace.events, trace.events.size_bytes
-    columns = (events.rank, events.op, events.post_ns, events.done_ns, events.peer, events.tag, sizes, events.microbatch)
+    columns = (
+        events.rank,
+        events.op,
+        events.post_ns,
+        events.done_ns,
+        events.peer,
+        events.tag,
+        sizes,
+        events.microbatch,
+    )
     return [
         {
             "name": OP_NAMES[op],
@@ -92,7 +126,9 @@ def chrome_events(trace: Trace) -> list[dict[str, Any]]:
             "tid": 0,
             "args": {"peer": peer, "tag": tag, "size_bytes": size, "microbatch": microbatch},
         }
-        for rank, op, post, done, peer, tag, size, microbatch in zip(*(column.tolist() for column in columns), strict=True)
+        for rank, op, post, done, peer, tag, size, microbatch in zip(
+            *(column.tolist() for column in columns), strict=True
+        )
     ]
 
 
@@ -105,16 +141,28 @@ def timed(action: Callable[[], Any]) -> float:
 
 def first_load(path: str) -> float:
     """Returns the seconds of a load in a fresh interpreter, where pyarrow is not imported yet."""
-    code = f"import time; from ringsim.traces.files import load; t = time.perf_counter(); load({path!r}); print(time.perf_counter() - t)"
-    return float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    code = (
+        "import time; from ringsim.traces.files import load; t = time.perf_counter(); "
+        f"load({path!r}); print(time.perf_counter() - t)"
+    )
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+    )
 
 
 def measure(count: int, repeats: int, directory: str) -> dict[str, dict[str, list[float]]]:
-    """Saves and loads both formats in turn; returns seconds and megabytes by what was done and by format."""
+    """Saves and loads both formats in turn.
+
+    Returns seconds and megabytes by what was done and by format.
+    """
     trace = make_run(count)
     events = chrome_events(trace)
     ours, theirs = os.path.join(directory, "run.ringtrace"), os.path.join(directory, "run.json")
-    found: dict[str, dict[str, list[float]]] = {what: {"ringtrace": [], "json": []} for what in GOALS}
+    found: dict[str, dict[str, list[float]]] = {
+        what: {"ringtrace": [], "json": []} for what in GOALS
+    }
     found["first load"] = {"ringtrace": [], "json": []}
 
     def dump() -> None:
@@ -131,14 +179,20 @@ def measure(count: int, repeats: int, directory: str) -> dict[str, dict[str, lis
         found["load"]["ringtrace"].append(timed(lambda: load(ours)))
         found["load"]["json"].append(timed(parse))
         found["first load"]["ringtrace"].append(first_load(ours))
-    found["size"] = {"ringtrace": [os.path.getsize(ours) / 1e6], "json": [os.path.getsize(theirs) / 1e6]}
+    found["size"] = {
+        "ringtrace": [os.path.getsize(ours) / 1e6],
+        "json": [os.path.getsize(theirs) / 1e6],
+    }
     if load(ours) != trace:
         raise SystemExit("what was loaded is not what was saved")
     return found
 
 
 def write_long(path: str, turns: int) -> int:
-    """Writes a run of 64 ranks that does the same ``turns`` times, a rank at a time; returns the number of events."""
+    """Writes a run of 64 ranks that does the same ``turns`` times, a rank at a time.
+
+    Returns the number of events.
+    """
     trace = make_run(10_000_000, 64)
     trace.save(path)
     with zipfile.ZipFile(path) as archive:
@@ -151,14 +205,30 @@ def write_long(path: str, turns: int) -> int:
         "write_statistics": ["rank", "post_ns"],
     }
     with tempfile.NamedTemporaryFile(dir=os.path.dirname(path)) as file:
-        with pq.ParquetWriter(file.name, table.schema, compression="zstd", compression_level=1, write_page_checksum=True, **look) as writer:
-            for start, end in itertools.pairwise(np.searchsorted(trace.events.rank, np.arange(65)).tolist()):
+        with pq.ParquetWriter(
+            file.name,
+            table.schema,
+            compression="zstd",
+            compression_level=1,
+            write_page_checksum=True,
+            **look,
+        ) as writer:
+            for start, end in itertools.pairwise(
+                np.searchsorted(trace.events.rank, np.arange(65)).tolist()
+            ):
                 once = table.slice(start, end - start)
                 last_ns = pc.max(once["done_ns"]).as_py() + 1
                 for turn in range(turns):
-                    added = {name: turn * (end - start if name == "seq" else last_ns) for name in times}
-                    columns = {name: pc.add(once[name], pa.scalar(added.get(name, 0), once[name].type)) for name in table.column_names}
-                    writer.write_table(pa.table(columns, schema=table.schema), row_group_size=GROUP_ROWS)
+                    added = {
+                        name: turn * (end - start if name == "seq" else last_ns) for name in times
+                    }
+                    columns = {
+                        name: pc.add(once[name], pa.scalar(added.get(name, 0), once[name].type))
+                        for name in table.column_names
+                    }
+                    writer.write_table(
+                        pa.table(columns, schema=table.schema), row_group_size=GROUP_ROWS
+                    )
         meta["events"] = len(trace.events) * turns
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr("meta.json", json.dumps(meta))
@@ -167,14 +237,20 @@ def write_long(path: str, turns: int) -> int:
 
 
 def measure_alone(call: str, count: str) -> tuple[float, float, int]:
-    """Calls something in a process of its own; returns its seconds, the peak of its memory in MiB and the number of events."""
+    """Calls something in a process of its own.
+
+    Returns its seconds, the peak of its memory in MiB and the number of events.
+    """
     code = (
-        "import time; from ringsim.traces.files import load; from ringsim.traces.summary import count_file; start = time.perf_counter(); "
+        "import time; from ringsim.traces.files import load; from ringsim.traces.summary import "
+        "count_file; start = time.perf_counter(); "
         f"got = {call}; took = time.perf_counter() - start; "
         "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM')); "
         f"print(took, int(peak.split()[1]) / 1024, {count})"
     )
-    seconds, mebibytes, number = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    seconds, mebibytes, number = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
     return float(seconds), float(mebibytes), int(number)
 
 
@@ -183,14 +259,24 @@ def measure_parts(turns: int, repeats: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "long.ringtrace")
         count = write_long(path, turns)
-        print(f"{count:,} events of 64 ranks, {os.path.getsize(path) / 1e6:.0f} MB; median of {repeats} (min .. max)")
+        print(
+            f"{count:,} events of 64 ranks, {os.path.getsize(path) / 1e6:.0f} MB; median of "
+            f"{repeats} (min .. max)"
+        )
         end_s = load(path, ranks=7).events.done_ns.max() * 1e-9
-        parts = [f"load({path!r}, {asked})" for asked in ("ranks=7", f"ranks=7, between_s=(0, {end_s / 10:.6g})")]
-        for call, number in (*((part, "len(got)") for part in parts), (f"count_file({path!r})", "got.num_events")):
+        parts = [
+            f"load({path!r}, {asked})"
+            for asked in ("ranks=7", f"ranks=7, between_s=(0, {end_s / 10:.6g})")
+        ]
+        for call, number in (
+            *((part, "len(got)") for part in parts),
+            (f"count_file({path!r})", "got.num_events"),
+        ):
             found = [measure_alone(call, number) for _ in range(repeats)]
             seconds = sorted(one[0] for one in found)
             print(
-                f"{call.replace(repr(path), 'path')}: {found[0][2]:,} events, {statistics.median(seconds):.2f} s "
+                f"{call.replace(repr(path), 'path')}: {found[0][2]:,} events, "
+                f"{statistics.median(seconds):.2f} s "
                 f"({seconds[0]:.2f} .. {seconds[-1]:.2f}), {max(one[1] for one in found):.0f} MiB"
             )
 
@@ -200,25 +286,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--part", type=int, metavar="TURNS", help="read parts of a run of so many times ten million events")
+    parser.add_argument(
+        "--part",
+        type=int,
+        metavar="TURNS",
+        help="read parts of a run of so many times ten million events",
+    )
     arguments = parser.parse_args()
     if arguments.part:
         measure_parts(arguments.part, arguments.repeats)
         return
     with tempfile.TemporaryDirectory() as directory:
         found = measure(arguments.events, arguments.repeats, directory)
-    where = footer({"source": "measured", "machine": machine(), "date": datetime.now(tz=UTC).date().isoformat()})
+    where = footer(
+        {
+            "source": "measured",
+            "machine": machine(),
+            "date": datetime.now(tz=UTC).date().isoformat(),
+        }
+    )
     print(f"{arguments.events:,} events, median of {arguments.repeats} (min .. max); {where}")
     print(f"{'':11} {'.ringtrace':>28} {'Chrome JSON':>28} {'ratio':>7}   goal")
     for what, formats in found.items():
         goal, unit = GOALS.get(what, (None, "s"))
         middle = {name: statistics.median(values) for name, values in formats.items() if values}
         cells = [
-            f"{middle[name]:8.3f} ({min(formats[name]):.3f} .. {max(formats[name]):.3f}) {unit}" if name in middle else "-"
+            f"{middle[name]:8.3f} ({min(formats[name]):.3f} .. {max(formats[name]):.3f}) {unit}"
+            if name in middle
+            else "-"
             for name in formats
         ]
         ratio = f"{middle['json'] / middle['ringtrace']:6.0f}x" if "json" in middle else ""
-        verdict = "" if goal is None else f"{goal} {unit}: {'met' if middle['ringtrace'] <= goal else 'missed'}"
+        verdict = (
+            ""
+            if goal is None
+            else f"{goal} {unit}: {'met' if middle['ringtrace'] <= goal else 'missed'}"
+        )
         print(f"{what:11} {cells[0]:>28} {cells[1]:>28} {ratio:>7}   {verdict}")
 
 

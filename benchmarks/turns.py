@@ -1,6 +1,7 @@
-"""Methods that are compared in CPU time: each runs in a process of its own, with a Python of its own, and they take turns.
+"""Methods that are compared in CPU time.
 
-A busy machine so slows all alike. A script that uses this serves a method when it is started with ``--serve METHOD``.
+Each runs in a process of its own, with a Python of its own, and they take turns. A busy machine so
+slows all alike. A script that uses this serves a method when it is started with ``--serve METHOD``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def ask(process: subprocess.Popen[str], count: int) -> float:
     return float(process.stdout.readline())
 
 
-def measure(script: str, interpreters: dict[str, str], rounds: int, operations: dict[str, int]) -> dict[str, list[float]]:
+def measure(
+    script: str, interpreters: dict[str, str], rounds: int, operations: dict[str, int]
+) -> dict[str, list[float]]:
     """Returns the CPU time of one operation in ns, by method, one value a round.
 
     Args:
@@ -44,14 +47,24 @@ def measure(script: str, interpreters: dict[str, str], rounds: int, operations: 
         rounds: how many turns each takes; a first one, unmeasured, warms it up.
         operations: how many a turn has, where not ``OPERATIONS``.
     """
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "OMP_NUM_THREADS": "1",
+        "KINETO_LOG_LEVEL": "99",
+    }
     times: dict[str, list[float]] = {method: [] for method in interpreters}
     with ExitStack() as stack:
         processes = {}
         for method, python in interpreters.items():
             command = [python, script, "--serve", method]
             processes[method] = stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=environment,
+                )
             )
         for method, process in processes.items():
             ask(process, operations.get(method, OPERATIONS))
@@ -61,22 +74,40 @@ def measure(script: str, interpreters: dict[str, str], rounds: int, operations: 
     return times
 
 
-def difference(ours: Sequence[float], baseline: Sequence[float], draws: int = 2000) -> tuple[float, float, float]:
+def difference(
+    ours: Sequence[float], baseline: Sequence[float], draws: int = 2000
+) -> tuple[float, float, float]:
     """Returns the difference of the medians and its 95 % bootstrap interval."""
 
     def draw() -> float:
-        return statistics.median(random.choices(ours, k=len(ours))) - statistics.median(random.choices(baseline, k=len(baseline)))
+        return statistics.median(random.choices(ours, k=len(ours))) - statistics.median(
+            random.choices(baseline, k=len(baseline))
+        )
 
     differences = sorted(draw() for _ in range(draws))
-    return statistics.median(ours) - statistics.median(baseline), differences[int(0.025 * draws)], differences[int(0.975 * draws)]
+    return (
+        statistics.median(ours) - statistics.median(baseline),
+        differences[int(0.025 * draws)],
+        differences[int(0.975 * draws)],
+    )
 
 
 def install_deepspeed(directory: str) -> str:
-    """Installs DeepSpeed beside the packages of this environment, without touching it; returns its Python."""
+    """Installs DeepSpeed beside the packages of this environment, without touching it.
+
+    Returns its Python.
+    """
     subprocess.run([sys.executable, "-m", "venv", directory], check=True)
     packages, python = next(Path(directory).glob("lib/*/site-packages")), f"{directory}/bin/python"
-    (packages / "host.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    (packages / "host.pth").write_text(
+        "\n".join(path for path in sys.path if path.endswith("site-packages"))
+    )
     environment = os.environ | {"DS_BUILD_OPS": "0"}
     for arguments in (["wheel", "setuptools"], ["--no-build-isolation", "deepspeed"]):
-        subprocess.run([python, "-m", "pip", "install", "-q", *arguments], check=True, env=environment, timeout=600)
+        subprocess.run(
+            [python, "-m", "pip", "install", "-q", *arguments],
+            check=True,
+            env=environment,
+            timeout=600,
+        )
     return python

@@ -1,10 +1,13 @@
-"""How soon the watcher tells that ranks are stuck, or disagree: from the last event that matters to the verdict.
+"""How soon the watcher tells that ranks are stuck, or disagree.
+
+From the last event that matters to the verdict.
 
     python benchmarks/verdict_time.py [--runs 10] [--ranks 2 4 8 16] [--busy PROCESSES]
 
-In the ring *stuck* each rank waits for a message from the one before it. In the ring *disagrees* each sends float32 to the next, which
-takes it for int32: Gloo says nothing, and the ranks compute on. The first run warms up and does not count. Exits with 1 where a verdict
-took longer than the goal.
+In the ring *stuck* each rank waits for a message from the one before it. In the ring *disagrees*
+each sends float32 to the next, which takes it for int32: Gloo says nothing, and the ranks compute
+on. The first run warms up and does not count. Exits with 1 where a verdict took longer than the
+goal.
 """
 
 from __future__ import annotations
@@ -65,13 +68,29 @@ def find_verdict_s(program: Callable[[], None], world_size: int) -> float:
 
 def main() -> int:
     """Prints a table, and tells whether the goal is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=10, help="of each size (default: 10)")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16], help="sizes of the ring (default: 2 4 8 16)")
-    parser.add_argument("--busy", type=int, default=os.cpu_count() or 1, help="processes that compute meanwhile (default: one a processor)")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        nargs="+",
+        default=[2, 4, 8, 16],
+        help="sizes of the ring (default: 2 4 8 16)",
+    )
+    parser.add_argument(
+        "--busy",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="processes that compute meanwhile (default: one a processor)",
+    )
     options = parser.parse_args()
     print(where())
-    print(f"{options.runs} runs of each, {options.busy} busy processes beside them; from the last event to the verdict")
+    print(
+        f"{options.runs} runs of each, {options.busy} busy processes beside them; from the last "
+        "event to the verdict"
+    )
     print(f"  {'ring':10}{'ranks':>5}{'median ms':>12}{'longest ms':>12}", flush=True)
     worst_s = 0.0
     with busy(options.busy):
@@ -80,7 +99,13 @@ def main() -> int:
             for size in options.ranks:
                 took = [find_verdict_s(program, size) for _ in range(options.runs)]
                 worst_s = max(worst_s, *took)
-                print(f"  {program.__name__:10}{size:5}{statistics.median(took) * 1e3:12.0f}{max(took) * 1e3:12.0f}", flush=True)
+                print(
+                    (
+                        f"  {program.__name__:10}{size:5}{statistics.median(took) * 1e3:12.0f}"
+                        f"{max(took) * 1e3:12.0f}"
+                    ),
+                    flush=True,
+                )
     get_launcher().close()
     print(f"the goal of {GOAL_S:g} s is {'met' if worst_s <= GOAL_S else 'missed'}")
     return 0 if worst_s <= GOAL_S else 1

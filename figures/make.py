@@ -1,10 +1,13 @@
-"""Draws the figures of README.md and docs/ from the traces and tables in ``figures/data``: the same bytes from the same data.
+"""Draws the figures of README.md and docs/ from the traces and tables in ``figures/data``.
 
-    python figures/make.py            draws them all
-    python figures/make.py --check    draws them elsewhere and compares; exit code 1 where one differs
+The same bytes from the same data.
 
-Each figure is one small function; ``FIGURES`` says which file it is drawn from and in which formats it is wanted. The bytes are the same
-with the versions in ``requirements/lock.txt``; another matplotlib may draw a line a pixel elsewhere.
+    python figures/make.py          draws them all
+    python figures/make.py --check  draws them elsewhere and compares; exit code 1 where one differs
+
+Each figure is one small function; ``FIGURES`` says which file it is drawn from and in which formats
+it is wanted. The bytes are the same with the versions in ``requirements/lock.txt``; another
+matplotlib may draw a line a pixel elsewhere.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def ring(trace: ringsim.Trace) -> Axes:
-    """Who sent to whom: activations clockwise, gradients back, and one pair group that was built for nothing."""
+    """Who sent to whom.
+
+    Activations clockwise, gradients back, and one pair group that was built for nothing.
+    """
     return trace.plot_ring()
 
 
@@ -42,7 +48,10 @@ def timeline(trace: ringsim.Trace) -> Axes:
 
 
 def bandwidth(table: bandwidths.Bandwidths) -> Axes:
-    """What a message costs on loopback: latency at the left, bandwidth at the right, and what the machine could do."""
+    """What a message costs on loopback.
+
+    Latency at the left, bandwidth at the right, and what the machine could do.
+    """
     return table.plot()
 
 
@@ -52,7 +61,10 @@ def schedule(trace: ringsim.Trace) -> Axes:
 
 
 def deadlock(trace: ringsim.Trace) -> Axes:
-    """Who waits for whom in a ring in which everybody receives first, and the last moments before it stood still."""
+    """Who waits for whom in a ring in which everybody receives first.
+
+    Also the last moments before it stood still.
+    """
     return trace.explain().plot()
 
 
@@ -66,33 +78,65 @@ class PredictionErrors:
 
     def __init__(self, file: Path) -> None:
         table = json.loads(file.read_text())
-        self.rows, self.measured = table["rows"], f"measured on {table['where'].split(', load')[0]}; medians of {table['turns']} runs"
+        self.rows, self.measured = (
+            table["rows"],
+            f"measured on {table['where'].split(', load')[0]}; medians of {table['turns']} runs",
+        )
 
     def describe(self) -> str:
         """Returns one sentence that says what the picture shows."""
-        return f"Mean absolute errors of {len(self.rows)} predictions by kind of program, {self.measured}."
+        return (
+            f"Mean absolute errors of {len(self.rows)} predictions by kind of program, "
+            f"{self.measured}."
+        )
 
 
 def prediction(table: PredictionErrors) -> Axes:
-    """How far off predicted programs are, by kind: with what Gloo costs on shared cores, and without; and how alike two runs are."""
+    """How far off predicted programs are, by kind.
+
+    With what Gloo costs on shared cores, and without; and how alike two runs are.
+    """
     rows = table.rows
-    names = {row["kind"]: ("collectives" if row["kind"].startswith("collective") else row["kind"]) for row in rows}
-    series = {"spread": "real runs, from their median", "predicted": "predicted", "as_before": "links, posting and cores alone"}
+    names = {
+        row["kind"]: ("collectives" if row["kind"].startswith("collective") else row["kind"])
+        for row in rows
+    }
+    series = {
+        "spread": "real runs, from their median",
+        "predicted": "predicted",
+        "as_before": "links, posting and cores alone",
+    }
     means = {
-        name: {field: _mean([abs(row[field]) for row in rows if names[row["kind"]] == name]) for field in series} for name in names.values()
+        name: {
+            field: _mean([abs(row[field]) for row in rows if names[row["kind"]] == name])
+            for field in series
+        }
+        for name in names.values()
     }
     order = sorted(means, key=lambda name: means[name]["predicted"], reverse=True)
     _, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for place, ((field, label), hatch, color) in enumerate(zip(series.items(), ("...", "", "//"), ("0.75", "C0", "C1"), strict=True)):
+    for place, ((field, label), hatch, color) in enumerate(
+        zip(series.items(), ("...", "", "//"), ("0.75", "C0", "C1"), strict=True)
+    ):
         at = [number + (1 - place) * 0.27 for number in range(len(order))]
         bars = axes.barh(
-            at, [means[name][field] * 100 for name in order], height=0.25, label=label, color=color, hatch=hatch, edgecolor="white"
+            at,
+            [means[name][field] * 100 for name in order],
+            height=0.25,
+            label=label,
+            color=color,
+            hatch=hatch,
+            edgecolor="white",
         )
         axes.bar_label(bars, fmt="%.0f %%", padding=2, fontsize=8)
     axes.set_yticks(range(len(order)), order)
     axes.set_xlabel("mean absolute error, %")
     axes.set_xlim(0, 100)
-    axes.set_title(f"How far off predictions of {len(rows)} programs are, on 2, 4 and 8 ranks", loc="left", fontsize=11)
+    axes.set_title(
+        f"How far off predictions of {len(rows)} programs are, on 2, 4 and 8 ranks",
+        loc="left",
+        fontsize=11,
+    )
     axes.get_figure(root=True).legend(loc="outside lower center", ncols=3, fontsize=8)
     axes.annotate(table.measured, (1, -0.16), xycoords="axes fraction", ha="right", fontsize=7)
     return axes
@@ -131,7 +175,12 @@ def draw_all(directory: Path) -> list[str]:
         ax = figure.draw(data)
         for ending in figure.endings:
             names.append(figure.name + ending)
-            save_figure(ax.figure, directory / names[-1], title=ax.get_title(loc="left"), description=data.describe())
+            save_figure(
+                ax.figure,
+                directory / names[-1],
+                title=ax.get_title(loc="left"),
+                description=data.describe(),
+            )
         plt.close(ax.figure)
     return names
 
@@ -140,19 +189,33 @@ def differing() -> list[str]:
     """Names of the figures that are missing here, or differ from what would be drawn now."""
     with tempfile.TemporaryDirectory() as elsewhere:
         names = draw_all(Path(elsewhere))
-        return [name for name in names if not (HERE / name).is_file() or (HERE / name).read_bytes() != Path(elsewhere, name).read_bytes()]
+        return [
+            name
+            for name in names
+            if not (HERE / name).is_file()
+            or (HERE / name).read_bytes() != Path(elsewhere, name).read_bytes()
+        ]
 
 
 def main(arguments: list[str]) -> int:
     """Draws or checks; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Draws the figures from what was recorded in figures/data.")
-    parser.add_argument("--check", action="store_true", help="compare with the figures that are here, and write nothing")
+    parser = argparse.ArgumentParser(
+        description="Draws the figures from what was recorded in figures/data."
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare with the figures that are here, and write nothing",
+    )
     if not parser.parse_args(arguments).check:
         print("\n".join(f"figures/{name}" for name in draw_all(HERE)))
         return 0
     names = differing()
     for name in names:
-        print(f"figures/{name} must be what `python figures/make.py` draws, and is not. Draw it again (`make figures`) and look at it.")
+        print(
+            f"figures/{name} must be what `python figures/make.py` draws, and is not. Draw it "
+            "again (`make figures`) and look at it."
+        )
     return 1 if names else 0
 
 

@@ -1,12 +1,13 @@
 """Records what the figures are drawn from: real runs on this machine.
 
-    python figures/record.py pipeline [directory]      writes pipeline.ringtrace
-    python figures/record.py schedule [directory]      writes schedule.ringtrace
-    python figures/record.py sick [directory]          writes deadlock.ringtrace and straggler.ringtrace
-    python figures/record.py bandwidth [directory]     writes bandwidth-gloo.json; wants a quiet machine, and takes two minutes at most
+    python figures/record.py pipeline [directory]  writes pipeline.ringtrace
+    python figures/record.py schedule [directory]  writes schedule.ringtrace
+    python figures/record.py sick [directory]      writes deadlock.ringtrace and straggler.ringtrace
+    python figures/record.py bandwidth [directory]  writes bandwidth-gloo.json; wants a quiet
+                                                    machine, and takes two minutes at most
 
-The directory is ``figures/data`` by default. Every run gives other times, so this is done by hand and the result is committed;
-``figures/make.py`` then draws the same bytes from it each time.
+The directory is ``figures/data`` by default. Every run gives other times, so this is done by hand
+and the result is committed; ``figures/make.py`` then draws the same bytes from it each time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ TRAINED_MICROBATCHES, STEPS = 8, 3
 def pipeline(microbatches: int, rows: int, width: int) -> float:
     """One training step of a pipeline, a stage a rank: all microbatches forward, then all backward.
 
-    Activations go to the successor and gradients come back to the predecessor, on the pair groups; the last stage computes a loss.
+    Activations go to the successor and gradients come back to the predecessor, on the pair groups;
+    the last stage computes a loss.
 
     Args:
         microbatches: how many.
@@ -47,7 +49,9 @@ def pipeline(microbatches: int, rows: int, width: int) -> float:
 
     ring = ringsim.current_ring()
     stage, last = ring.rank, ring.world_size - 1
-    layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(4)))
+    layers = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(4))
+    )
     layers(torch.zeros(rows, width)).sum().backward()  # the first call of each kernel is slow
     dist.barrier()
 
@@ -62,7 +66,9 @@ def pipeline(microbatches: int, rows: int, width: int) -> float:
             y = layers(x)
             loss = y.square().mean() if stage == last else torch.zeros(())
         if stage < last:
-            sends.append(dist.isend(y.detach(), dst=ring.succ, group=ring.succ_group, tag=microbatch))
+            sends.append(
+                dist.isend(y.detach(), dst=ring.succ, group=ring.succ_group, tag=microbatch)
+            )
         inputs.append(x)
         outputs.append(y)
         losses.append(loss)
@@ -74,12 +80,24 @@ def pipeline(microbatches: int, rows: int, width: int) -> float:
         where = {"stage": stage, "microbatch": microbatch}
         gradient = torch.zeros(rows, width)
         if stage < last:
-            dist.irecv(gradient, src=ring.succ, group=ring.succ_group, tag=microbatches + microbatch).wait()
+            dist.irecv(
+                gradient, src=ring.succ, group=ring.succ_group, tag=microbatches + microbatch
+            ).wait()
         with ringsim.span("backward", **where):
-            # Not y.backward(gradient): its first call imports half of torch's compiler, and the figure would show nothing else.
-            (losses[microbatch] if stage == last else (outputs[microbatch] * gradient).sum()).backward()
+            # Not y.backward(gradient): its first call imports half of torch's compiler, and the
+            # figure would show nothing else.
+            (
+                losses[microbatch] if stage == last else (outputs[microbatch] * gradient).sum()
+            ).backward()
         if stage > 0:
-            sends.append(dist.isend(inputs[microbatch].grad, dst=ring.pred, group=ring.pred_group, tag=microbatches + microbatch))
+            sends.append(
+                dist.isend(
+                    inputs[microbatch].grad,
+                    dst=ring.pred,
+                    group=ring.pred_group,
+                    tag=microbatches + microbatch,
+                )
+            )
     for send in sends:
         send.wait()
     return float(sum(loss.item() for loss in losses))
@@ -172,7 +190,12 @@ def record_sick(directory: Path) -> None:
     anonymous(trace).save(directory / "straggler.ringtrace")
 
 
-RECORDERS = {"pipeline": record_pipeline, "schedule": record_schedule, "sick": record_sick, "bandwidth": record_bandwidth}
+RECORDERS = {
+    "pipeline": record_pipeline,
+    "schedule": record_schedule,
+    "sick": record_sick,
+    "bandwidth": record_bandwidth,
+}
 
 
 def main(arguments: list[str]) -> None:
@@ -185,12 +208,17 @@ def main(arguments: list[str]) -> None:
 
 
 def anonymous(trace: ringsim.Trace) -> ringsim.Trace:
-    """Returns the trace without the machine's name, and with source files named from the project's directory on."""
+    """Returns the trace without the machine's name.
+
+    Source files are named from the project's directory on.
+    """
     tables = trace.events.tables
     files = tuple(Path(name).resolve().relative_to(ROOT).as_posix() for name in tables.files)
     for rank in trace.metadata["ranks"]:
         del rank["host"]
-    return dataclasses.replace(trace, events=dataclasses.replace(trace.events, tables=tables._replace(files=files)))
+    return dataclasses.replace(
+        trace, events=dataclasses.replace(trace.events, tables=tables._replace(files=files))
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""Draws ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks`` and ``explore``, and ``playing``: screenshots of the interactive page.
+"""Draws screenshots of the interactive page.
+
+They are ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks`` and ``explore``, and
+``playing``.
 
     python figures/view.py
 
-Needs Playwright and Chromium. A browser draws letters its own way: the bytes differ from one to the next, and no test compares them.
+Needs Playwright and Chromium. A browser draws letters its own way: the bytes differ from one to the
+next, and no test compares them.
 """
 
 from __future__ import annotations
@@ -27,7 +31,10 @@ LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
 
 
 def exchange_halos(columns: int, rounds: int = 6) -> None:
-    """Exchanges 64 KiB with the neighbours on a grid of so many columns, and computes; one rank takes longer."""
+    """Exchanges 64 KiB with the neighbours on a grid of so many columns, and computes.
+
+    One rank takes longer.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     row, column = divmod(rank, columns)
     beside = [row * columns + near for near in (column - 1, column + 1) if 0 <= near < columns]
@@ -48,30 +55,72 @@ def write_film(page: Page, file: Path) -> None:
     page.wait_for_timeout(SETTLE_MS)
     pictures = []
     for number in range(FRAMES):
-        page.evaluate("(share) => { const v = window.ringsim; v.timeline.head = share * v.timeline.end; v.draw(); }", number / FRAMES)
+        page.evaluate(
+            (
+                "(share) => { const v = window.ringsim; v.timeline.head = share "
+                "* v.timeline.end; v.draw(); }"
+            ),
+            number / FRAMES,
+        )
         page.wait_for_timeout(FRAME_MS)
         picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         pictures.append(picture.quantize(64, dither=Image.Dither.NONE))
-    pictures[0].save(file, save_all=True, append_images=pictures[1:], duration=FRAME_MS, loop=0, optimize=True)
+    pictures[0].save(
+        file, save_all=True, append_images=pictures[1:], duration=FRAME_MS, loop=0, optimize=True
+    )
 
 
 def main() -> None:
-    """Opens the page of the recorded pipeline and points at a wait; those of simulated schedules: one, and two compared; an explorer."""
-    schedule = ringsim.simulate_schedule("interleaved_1f1b", Costs(latency=0.1), num_ranks=4, num_microbatches=8, num_chunks=2)
+    """Opens the page of the recorded pipeline and points at a wait.
+
+    Those of simulated schedules: one, and two compared; an explorer.
+    """
+    schedule = ringsim.simulate_schedule(
+        "interleaved_1f1b", Costs(latency=0.1), num_ranks=4, num_microbatches=8, num_chunks=2
+    )
     gpipe, one_f_one_b = (
-        ringsim.simulate_schedule(name, Costs(latency=0.1), num_ranks=4, num_microbatches=8).trace() for name in ("gpipe", "1f1b")
+        ringsim.simulate_schedule(name, Costs(latency=0.1), num_ranks=4, num_microbatches=8).trace()
+        for name in ("gpipe", "1f1b")
     )
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = started.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         for name, trace, shown, points_at, is_dark in (
-            ("view", ringsim.load(HERE / "data" / "pipeline.ringtrace"), "h=43200000", (600, 160), False),
-            ("view_pipeline", schedule.trace(), "show=bubbles,path&tab=steps&by=stage", None, False),
-            ("view_runs", ringsim.compare(gpipe, one_f_one_b), "show=bubbles&tab=steps", None, True),
-            ("view_ranks", ringsim.simulate(exchange_halos, world_size=64, args=(8,), link=LINK), "tab=statistics", (1050, 220), False),
+            (
+                "view",
+                ringsim.load(HERE / "data" / "pipeline.ringtrace"),
+                "h=43200000",
+                (600, 160),
+                False,
+            ),
+            (
+                "view_pipeline",
+                schedule.trace(),
+                "show=bubbles,path&tab=steps&by=stage",
+                None,
+                False,
+            ),
+            (
+                "view_runs",
+                ringsim.compare(gpipe, one_f_one_b),
+                "show=bubbles&tab=steps",
+                None,
+                True,
+            ),
+            (
+                "view_ranks",
+                ringsim.simulate(exchange_halos, world_size=64, args=(8,), link=LINK),
+                "tab=statistics",
+                (1050, 220),
+                False,
+            ),
         ):
             page_file = Path(directory, f"{name}.html")
             trace.to_html(page_file)
-            page = browser.new_page(viewport={"width": 1280, "height": 720}, color_scheme="dark" if is_dark else "light")
+            page = browser.new_page(
+                viewport={"width": 1280, "height": 720}, color_scheme="dark" if is_dark else "light"
+            )
             page.goto(f"{page_file.as_uri()}#{shown}")
             while not page.evaluate("window.ringsim?.frame"):
                 page.wait_for_timeout(SETTLE_MS)

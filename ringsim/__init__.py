@@ -1,31 +1,38 @@
 """ringsim shows how the stages of a pipeline talk.
 
-It runs a worker on real ``torch.distributed`` ranks, joined in a ring of pairwise process groups, records every message, and draws
-the ring and the timeline.
+It runs a worker on real ``torch.distributed`` ranks, joined in a ring of pairwise process groups,
+records every message, and draws the ring and the timeline.
 
 Contents::
 
-    trace                             run a worker on real ranks and record it; or record ranks that something else started
+    trace                             run a worker on real ranks and record it; or record ranks that
+                                      something else started
     traced                            the same as a decorator
     load                              read a saved trace
     Trace                             what was recorded: events, messages, results, pictures
     span                              name a piece of work in the timeline
     mark                              name a moment in the timeline
-    compute                           take time as computing would: sleep, or let a virtual clock go on
+    compute                           take time as computing would: sleep, or let a virtual clock go
+                                      on
     Slow                              to be injected into a run: a rank that computes more slowly
     Degrade                           likewise: a link that is slower
     Fail                              likewise: a rank that fails
     Jitter                            likewise: computations that take now longer, now shorter
     bandwidth                         measure what the links of a ring give
-    FlopCosts                         what computing costs on a virtual clock: arithmetic by shape, at a speed
-    simulate                          run the same worker on thousands of simulated ranks, on a virtual clock
-    simulate_schedule                 what a step of a pipeline takes, from its schedule and what things cost
+    FlopCosts                         what computing costs on a virtual clock: arithmetic by shape,
+                                      at a speed
+    simulate                          run the same worker on thousands of simulated ranks, on a
+                                      virtual clock
+    simulate_schedule                 what a step of a pipeline takes, from its schedule and what
+                                      things cost
     calibrate                         what messages and computing cost on this machine, from a trace
     calibration_worker                two ranks that do what calibrate needs to see
-    compare                           where two runs differ: before and after, two schedules, or a run and its prediction
+    compare                           where two runs differ: before and after, two schedules, or a
+                                      run and its prediction
     predict                           a worker or a schedule on many ranks, from a trace of a few
     scale                             the recorded step on hundreds of ranks, from a trace of a few
-    Link                              what a message costs on a link: latency, and seconds for each byte
+    Link                              what a message costs on a link: latency, and seconds for each
+                                      byte
 
     initialize_distributed            join the ring: default process group and pair groups
     destroy_distributed               leave it
@@ -45,7 +52,8 @@ Contents::
     topologies                        what the links between simulated ranks look like
     load_ipython_extension            what ``%load_ext ringsim`` calls
 
-Names are found on first use, so ``import ringsim`` loads neither torch nor matplotlib, pandas or pyarrow.
+Names are found on first use, so ``import ringsim`` loads neither torch nor matplotlib, pandas or
+pyarrow.
 
 Example:
     >>> import ringsim
@@ -61,10 +69,15 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, Final
 
-for _package in ("torch", "numpy") if sys.argv[:1] != ["-m"] else ():  # `python -m ringsim` does not look into the working directory
+# `python -m ringsim` does not look into the working directory
+for _package in ("torch", "numpy") if sys.argv[:1] != ["-m"] else ():
     _found = PathFinder.find_spec(_package)
-    if _found is not None and not _found.submodule_search_locations:  # a torch.py beside the script, or in the working directory
-        raise ImportError(f"{_package} must be the package of that name, got {_found.origin}, which hides it. Give that file another name.")
+    # a torch.py beside the script, or in the working directory
+    if _found is not None and not _found.submodule_search_locations:
+        raise ImportError(
+            f"{_package} must be the package of that name, got {_found.origin}, which hides it. "
+            "Give that file another name."
+        )
 
 # The table of contents: public name -> the module that defines it (or that it is).
 _CONTENTS: Final = {
@@ -139,8 +152,12 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.ring.ring import current_ring as current_ring
     from ringsim.ring.ring import destroy_distributed as destroy_distributed
     from ringsim.ring.ring import get_comm_device as get_comm_device
-    from ringsim.ring.ring import get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group
-    from ringsim.ring.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
+    from ringsim.ring.ring import (
+        get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group,
+    )
+    from ringsim.ring.ring import (
+        get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group,
+    )
     from ringsim.ring.ring import initialize_distributed as initialize_distributed
     from ringsim.simulator.api import simulate as simulate
     from ringsim.simulator.schedules import simulate_schedule as simulate_schedule

@@ -1,11 +1,15 @@
-"""``ringsim.compute``: work that is nothing but time, the same on real ranks and on a virtual clock.
+"""``ringsim.compute``.
 
-What computing costs on the virtual clock: a table says how long a piece of work takes, and the clock of the rank goes on that far.
+Work that is nothing but time, the same on real ranks and on a virtual clock. What computing costs
+on the virtual clock: a table says how long a piece of work takes, and the clock of the rank goes on
+that far.
 
-A real rank takes its time itself. A simulated one takes none, whatever it computes, unless ``ringsim.simulate`` was given a table of costs;
-tensors without data (``device="meta"``) make models possible that fit on no machine::
+A real rank takes its time itself. A simulated one takes none, whatever it computes, unless
+``ringsim.simulate`` was given a table of costs; tensors without data (``device="meta"``) make
+models possible that fit on no machine::
 
-    rank 1   recv | F: 4.0e13 operations, charged | isend        the stages of a pipeline say what they do, and are charged for it
+    rank 1  recv | F: 4.0e13 operations, charged | isend  the stages of a pipeline say what they do,
+                                                          and are charged for it
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ __all__ = [
 ]
 
 COMPUTE: Final = "compute "  # what the name of its span begins with; the seconds asked for follow
-PROCESSOR: Final = "processor time "  # what the name of a mark begins with; the seconds follow: of the process, and of its main thread
+# what the name of a mark begins with; the seconds follow: of the process, and of its main thread
+PROCESSOR: Final = "processor time "
 
 
 # How long the calling rank has slept in `compute`, in seconds: that has been stretched already.
@@ -63,11 +68,13 @@ class Clock(Protocol):
 def compute(seconds: float) -> None:
     """Takes time, as computing would: a real rank sleeps, a simulated one lets its clock go on.
 
-    Ranks that sleep do not compete for cores, so that a few cores can stand for many ranks. ``Slow`` and ``Jitter`` in ``inject`` make it
-    longer or shorter. The trace shows a span "compute 0.005 s", named after the seconds that were asked for.
+    Ranks that sleep do not compete for cores, so that a few cores can stand for many ranks.
+    ``Slow`` and ``Jitter`` in ``inject`` make it longer or shorter. The trace shows a span "compute
+    0.005 s", named after the seconds that were asked for.
 
     Args:
-        seconds: how long, 0 or more. A real sleep lasts a little longer: ``ringsim.calibrate`` finds how much.
+        seconds: how long, 0 or more. A real sleep lasts a little longer: ``ringsim.calibrate``
+            finds how much.
 
     Raises:
         ArgumentError: ``seconds`` is no number from 0.
@@ -76,7 +83,10 @@ def compute(seconds: float) -> None:
         >>> compute(0.001)
     """
     if not is_number(seconds) or seconds < 0:
-        raise ArgumentError(f"seconds must be a number from 0, got {seconds!r}. Give seconds, not milliseconds: compute(0.005).")
+        raise ArgumentError(
+            f"seconds must be a number from 0, got {seconds!r}. Give seconds, not milliseconds: "
+            "compute(0.005)."
+        )
     state = get_state()
     with span(f"{COMPUTE}{float(seconds)!r} s"):
         if state.clock is not None:
@@ -91,9 +101,10 @@ def compute(seconds: float) -> None:
 
 @contextmanager
 def stretched() -> Iterator[None]:
-    """Makes what a real rank computes within last as long as what is injected there asks: it sleeps at the end.
+    """Makes what a real rank computes within last as long as what is injected there asks.
 
-    A simulated rank is charged for what it computes instead, see ``ringsim.compute_costs``. Nothing sleeps where nothing is injected.
+    It sleeps at the end. A simulated rank is charged for what it computes instead, see
+    ``ringsim.compute_costs``. Nothing sleeps where nothing is injected.
 
     Example:
         >>> with stretched():
@@ -110,7 +121,9 @@ def stretched() -> Iterator[None]:
 
 
 def stretch(seconds: float) -> float:
-    """Returns how long a computation of some seconds takes on the calling rank with what is injected there; draws where something jitters.
+    """Returns how long a computation takes on the calling rank with what is injected there.
+
+    It is given in seconds; draws where something jitters.
 
     Example:
         >>> stretch(2.0)
@@ -121,7 +134,7 @@ def stretch(seconds: float) -> float:
 
 
 def read_label(label: str) -> float | None:
-    """Returns the seconds that a span named ``label`` asked for, None where it is no span of ``compute``.
+    """Returns the seconds that a span named ``label`` asked for; None if none of ``compute``.
 
     Example:
         >>> read_label("compute 0.005 s"), read_label("compute"), read_label("forward")
@@ -154,8 +167,16 @@ class Flops(NamedTuple):
     weight_grad: int
 
     def of(self, kind: str) -> int:
-        """Returns how many operations an action is: "F", "I", "W", or "B" for the last two together."""
-        return {"F": self.forward, "I": self.input_grad, "W": self.weight_grad, "B": self.input_grad + self.weight_grad}[kind]
+        """Returns how many operations an action is.
+
+        "F", "I", "W", or "B" for the last two together.
+        """
+        return {
+            "F": self.forward,
+            "I": self.input_grad,
+            "W": self.weight_grad,
+            "B": self.input_grad + self.weight_grad,
+        }[kind]
 
     def plus(self, other: Flops) -> Flops:
         """Returns the operations of both together."""
@@ -167,8 +188,8 @@ class Work:
     """A piece of work of a pipeline stage.
 
     Attributes:
-        kind: "F" (forward; prefill and decode of a generation, too), "B" (backward), or its halves "I" (gradient of the input) and "W"
-            (gradients of the weights).
+        kind: "F" (forward; prefill and decode of a generation, too), "B" (backward), or its halves
+            "I" (gradient of the input) and "W" (gradients of the weights).
         stage: number of the stage.
         microbatch: number of the microbatch.
         flops: floating-point operations, as `ringsim.pipeline.flops` counts them.
@@ -181,7 +202,10 @@ class Work:
 
 
 class CostTable(Protocol):
-    """Knows how long work takes; a class of one's own with this method will do. Its ``repr`` goes into the trace."""
+    """Knows how long work takes; a class of one's own with this method will do.
+
+    Its ``repr`` goes into the trace.
+    """
 
     def time_s(self, work: Work) -> float:
         """Returns the seconds that a piece of work takes."""
@@ -190,7 +214,10 @@ class CostTable(Protocol):
 
 @runtime_checkable
 class PostingCosts(Protocol):
-    """A table of costs that also knows what the program around the computations takes, in seconds: what ``ringsim.calibrate`` finds."""
+    """A table of costs that also knows what the program around the computations takes, in seconds.
+
+    What ``ringsim.calibrate`` finds.
+    """
 
     @property
     def sleep_s(self) -> float:
@@ -203,25 +230,33 @@ class PostingCosts(Protocol):
         ...
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
-        """Returns what posting a message takes of its rank's time, in seconds; ``met``: whether a send's receive is posted already."""
+        """Returns what posting a message takes of its rank's time, in seconds.
+
+        ``met``: whether a send's receive is posted already.
+        """
         ...
 
 
 def check_costs(compute: object) -> None:
     """Raises ArgumentError unless what was passed is a table of costs, or None."""
-    if compute is not None and (isinstance(compute, type) or not callable(getattr(compute, "time_s", None))):
+    if compute is not None and (
+        isinstance(compute, type) or not callable(getattr(compute, "time_s", None))
+    ):
         raise ArgumentError(
-            f"compute must be a table of costs, with a method time_s(work), got {say(compute)}. Pass ringsim.FlopCosts(flops_per_s=4e14)."
+            f"compute must be a table of costs, with a method time_s(work), got {say(compute)}. "
+            "Pass ringsim.FlopCosts(flops_per_s=4e14)."
         )
 
 
 @dataclass(frozen=True)
 class FlopCosts:
-    """Charges the arithmetic of transformer layers: ``operations / flops_per_s`` seconds for each computation of a stage.
+    """Charges the arithmetic of transformer layers.
 
-    The two halves of a split backward pass cost what each needs. (Ringsim's own second half, on real ranks, walks through the layers
-    again, and takes longer.) Norms, softmax, embeddings and the optimizer cost nothing, nor does reading memory, which decides how long
-    decoding one token takes: say what your hardware reaches on the layers in question, not what is printed on it.
+    ``operations / flops_per_s`` seconds for each computation of a stage. The two halves of a split
+    backward pass cost what each needs. (Ringsim's own second half, on real ranks, walks through the
+    layers again, and takes longer.) Norms, softmax, embeddings and the optimizer cost nothing, nor
+    does reading memory, which decides how long decoding one token takes: say what your hardware
+    reaches on the layers in question, not what is printed on it.
 
     Args:
         flops_per_s: floating-point operations per second that a rank reaches, above 0.
@@ -239,7 +274,9 @@ class FlopCosts:
     def __post_init__(self) -> None:
         value: object = self.flops_per_s
         if not isinstance(value, int | float) or not is_number(value) or not value > 0:
-            raise ArgumentError(f"flops_per_s must be a number above 0, got {say(value)}. A GPU reaches some 1e14.")
+            raise ArgumentError(
+                f"flops_per_s must be a number above 0, got {say(value)}. A GPU reaches some 1e14."
+            )
 
     def time_s(self, work: Work) -> float:
         """Returns the seconds that a piece of work takes."""
@@ -247,10 +284,11 @@ class FlopCosts:
 
 
 def charge(kind: str, stage: int, microbatch: int, count: Callable[[], Flops]) -> None:
-    """Charges the calling rank for work that it has just done: nothing on a real rank, or where no table is in force.
+    """Charges the calling rank for work that it has just done.
 
-    Who computes a stage calls it; a simulated rank goes on when that much time has passed, and others may run meanwhile. ``count`` counts
-    the operations of the stage, and is called where somebody is charged.
+    Nothing on a real rank, or where no table is in force. Who computes a stage calls it; a
+    simulated rank goes on when that much time has passed, and others may run meanwhile. ``count``
+    counts the operations of the stage, and is called where somebody is charged.
 
     Example:
         >>> charge("F", 0, 0, count=lambda: Flops(1, 1, 1))  # a real rank

@@ -1,16 +1,24 @@
-"""Who started this process? Its rank, the number of ranks and where rank 0 is, found in what its launcher left in the environment.
+"""Who started this process?
+
+Its rank, the number of ranks and where rank 0 is, found in what its launcher left in the
+environment.
 
 ::
 
     arguments                         what the caller passes takes precedence, value by value
-    torchrun                          RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: set by torchrun, or by hand
-    azureml, sagemaker, openmpi,      the launcher of this process; MASTER_ADDR and MASTER_PORT, where set, say where rank 0 is
+    torchrun                          RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: set by
+                                      torchrun, or by hand
+    azureml, sagemaker, openmpi,      the launcher of this process; MASTER_ADDR and MASTER_PORT,
+                                      where set, say where rank 0 is
     mpich, slurm, pmi
-    mpi4py                            asks MPI itself; only where a launcher of MPI is present and did not say everything
+    mpi4py                            asks MPI itself; only where a launcher of MPI is present and
+                                      did not say everything
 
-The first rule that applies decides, from the innermost launcher outwards, since launchers start each other: ``mpirun`` in a Slurm job,
-torchrun under ``srun``. Nothing is guessed, and only ``Discovery.export`` changes the environment. A process that no launcher started gets
-an error that says so: a world of one must be asked for (``world_size=1``), or a forgotten launcher would look like a run.
+The first rule that applies decides, from the innermost launcher outwards, since launchers start
+each other: ``mpirun`` in a Slurm job, torchrun under ``srun``. Nothing is guessed, and only
+``Discovery.export`` changes the environment. A process that no launcher started gets an error that
+says so: a world of one must be asked for (``world_size=1``), or a forgotten launcher would look
+like a run.
 """
 
 from __future__ import annotations
@@ -40,24 +48,29 @@ _VARIABLES: Final = {
     "head_ip": "MASTER_ADDR",
     "port": "MASTER_PORT",
 }
-_ELASTIC: Final = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}  # torchrun started this process, whatever started torchrun
+# torchrun started this process, whatever started torchrun
+_ELASTIC: Final = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
 _MPI: Final = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "PMIX_")
 _AZURE_PORT: Final = 6105  # DeepSpeed's for several machines on Azure ML, and for one
 _AZURE_PORT_OF_ONE: Final = 54965
-_FIRST_PORT, _PORTS = 20000, 10000  # ports made from a job's number: below those that Linux assigns by itself (32768 and up)
+# ports made from a job's number: below those that Linux assigns by itself (32768 and up)
+_FIRST_PORT, _PORTS = 20000, 10000
 _MOST: Final = 2**32  # of ranks, jobs and steps
-_NO_TASKS: Final = 4294967290  # from here on a step is a batch script, or the shell of salloc, in which nobody has called srun
+# from here on a step is a batch script, or the shell of salloc, in which nobody has called srun
+_NO_TASKS: Final = 4294967290
 _MOST_NAMES: Final = 1_000_000  # no cluster has more, and a misprint must not fill the memory
 _NAME: Final = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+")  # commas within a bracket belong to it
-_PART: Final = re.compile(r"\[([^\]]*)\]|([^\[]+)")  # a bracket, or the letters before, between and after
+# a bracket, or the letters before, between and after
+_PART: Final = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 _RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", re.ASCII)
 _SHOWN: Final = 80  # characters of a value in a message
 
 
 def expand_node_list(text: str) -> list[str]:
-    """Writes out a list of machines as Slurm shortens it, in the order in which Slurm numbers the nodes of a step.
+    """Writes out a list of machines as Slurm shortens it.
 
-    A bracket holds numbers and ranges; a number keeps its leading zeros; of several brackets in a name the last one runs fastest.
+    In the order in which Slurm numbers the nodes of a step. A bracket holds numbers and ranges; a
+    number keeps its leading zeros; of several brackets in a name the last one runs fastest.
 
     Raises:
         RingError: the text is no such list.
@@ -67,7 +80,8 @@ def expand_node_list(text: str) -> list[str]:
         ['node01', 'node02', 'node03', 'node07', 'gpu5']
 
     Source:
-        ``scontrol show hostnames``, which writes out the same lists (Slurm's manual page of scontrol).
+        ``scontrol show hostnames``, which writes out the same lists (Slurm's manual page of
+        scontrol).
     """
     names: list[str] = []
     begin = 0
@@ -78,7 +92,11 @@ def expand_node_list(text: str) -> list[str]:
         parts: list[list[str]] = []
         count = 1
         for part in _PART.finditer(name.group()):
-            parts.append([part[2]] if part[1] is None else _spell_ranges(text, part[1], (_MOST_NAMES - len(names)) // count))
+            parts.append(
+                [part[2]]
+                if part[1] is None
+                else _spell_ranges(text, part[1], (_MOST_NAMES - len(names)) // count)
+            )
             count *= len(parts[-1])
         names += map("".join, itertools.product(*parts))
         begin = name.end() + 1
@@ -103,13 +121,17 @@ def _spell_ranges(text: str, bracket: str, most: int) -> list[str]:
 
 def _wrong(text: str, rule: str) -> RingError:
     return RingError(
-        f"a node list must be {rule}, got {text[:200]!r}. Correct the SLURM_*_NODELIST variable that says so, or pass head_ip."
+        f"a node list must be {rule}, got {text[:200]!r}. Correct the SLURM_*_NODELIST variable "
+        "that says so, or pass head_ip."
     )
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a launcher says; None for what it does not. ``advice`` is what to do where the head is missing."""
+    """What a launcher says; None for what it does not.
+
+    ``advice`` is what to do where the head is missing.
+    """
 
     rule: str
     rank: int | None = None
@@ -122,7 +144,10 @@ class Facts:
 
 
 class _Reader:
-    """Reads variables, of several names the first that is set and not empty, and remembers which."""
+    """Reads variables, of several names the first that is set, and remembers which.
+
+    An empty one counts as not set.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -142,15 +167,25 @@ class _Reader:
         value = self.text(*names)
         if value is None:
             return None
-        if not (value.isascii() and value.isdigit()) or len(value) > 18 or not low <= int(value) <= high:
+        if (
+            not (value.isascii() and value.isdigit())
+            or len(value) > 18
+            or not low <= int(value) <= high
+        ):
             name = next(name for name in names if name in self.seen)
             span = f"from {low} to {high}" if high < _MOST else f"of {low} or more"
-            raise RingError(f"{name} must be a whole number {span}, got {value!r} (environment). Correct it, or unset it.")
+            raise RingError(
+                f"{name} must be a whole number {span}, got {value!r} (environment). Correct it, "
+                "or unset it."
+            )
         return int(value)
 
 
 def _read_torchrun(environ: Mapping[str, str]) -> Facts:
-    """Reads the variables that torchrun sets and ``init_process_group`` reads; all of its facts may be None."""
+    """Reads the variables that torchrun sets and ``init_process_group`` reads.
+
+    All of its facts may be None.
+    """
     read = _Reader(environ)
     rank, world_size = read.whole("RANK"), read.whole("WORLD_SIZE", low=1)
     local_rank = read.whole("LOCAL_RANK")
@@ -161,14 +196,20 @@ def _read_torchrun(environ: Mapping[str, str]) -> Facts:
 
 
 def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
-    """Open MPI does not say where rank 0 is: its addresses are those of ``mpirun``. Azure ML and SageMaker, which use it, do."""
+    """Open MPI does not say where rank 0 is: its addresses are those of ``mpirun``.
+
+    Azure ML and SageMaker, which use it, do.
+    """
     read = _Reader(environ)
     if "OMPI_COMM_WORLD_RANK" not in environ and "OMPI_COMM_WORLD_SIZE" not in environ:
         return None
     on_azure = "DLTS_JOB_ID" not in environ and read.text("AZUREML_EXPERIMENT_ID") is not None
     training = None if on_azure else read.text("SM_TRAINING_ENV")
     rank, world_size = read.whole("OMPI_COMM_WORLD_RANK"), read.whole("OMPI_COMM_WORLD_SIZE", low=1)
-    local_rank, local_size = read.whole("OMPI_COMM_WORLD_LOCAL_RANK"), read.whole("OMPI_COMM_WORLD_LOCAL_SIZE", low=1)
+    local_rank, local_size = (
+        read.whole("OMPI_COMM_WORLD_LOCAL_RANK"),
+        read.whole("OMPI_COMM_WORLD_LOCAL_SIZE", low=1),
+    )
     alone = world_size is not None and world_size == local_size
     head, port = HERE if alone else None, DEFAULT_PORT
     advice = "Set MASTER_ADDR to the machine of rank 0, on every rank."
@@ -176,13 +217,21 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
         head, port = read.text("AZ_BATCHAI_MPI_MASTER_NODE") or HERE, _AZURE_PORT_OF_ONE
     elif on_azure:
         node = read.text("AZ_BATCH_MASTER_NODE") or ""
-        head, port = node.rpartition(":")[0] or node or None, _AZURE_PORT  # the port in the variable is that of Azure Batch
+        # the port in the variable is that of Azure Batch
+        head, port = node.rpartition(":")[0] or node or None, _AZURE_PORT
     elif training is not None:
-        head = head or _sagemaker_head(training) or _sagemaker_head(f'{{"hosts": {read.text("SM_HOSTS")}}}')
+        head = (
+            head
+            or _sagemaker_head(training)
+            or _sagemaker_head(f'{{"hosts": {read.text("SM_HOSTS")}}}')
+        )
         read.seen["SM_TRAINING_ENV"] = "{...}"  # it holds kilobytes of settings
     else:
         port = _port_of_name(read.text("PMIX_NAMESPACE"))
-        advice = "Say it at the start: mpirun -x MASTER_ADDR=HOST ..., where HOST is the machine that rank 0 runs on."
+        advice = (
+            "Say it at the start: mpirun -x MASTER_ADDR=HOST ..., where HOST is the machine that "
+            "rank 0 runs on."
+        )
     rule = "azureml" if on_azure else "openmpi" if training is None else "sagemaker"
     return Facts(rule, rank, world_size, local_rank, head, port, read.seen, advice)
 
@@ -196,18 +245,26 @@ def _sagemaker_head(training: str) -> str | None:
     if not isinstance(settings, dict):
         return None
     hosts = settings.get("hosts")
-    head = settings.get("master_hostname") or (hosts[0] if isinstance(hosts, list) and hosts else None)
+    head = settings.get("master_hostname") or (
+        hosts[0] if isinstance(hosts, list) and hosts else None
+    )
     return head if isinstance(head, str) and head else None
 
 
 def _read_mpich(environ: Mapping[str, str]) -> Facts | None:
-    """The launchers of MPICH, Intel MPI and MVAPICH2 also tell each rank its number on its machine."""
+    """The launchers of MPICH, Intel MPI and MVAPICH2.
+
+    They also tell each rank its number on its machine.
+    """
     own = {"HYDI_CONTROL_FD", "MPI_LOCALRANKID", "MPI_RANKID", "MV2_COMM_WORLD_RANK"}
     return _read_pmi(environ, "mpich") if own & environ.keys() else None
 
 
 def _read_any_pmi(environ: Mapping[str, str]) -> Facts | None:
-    """Other launchers with a process management interface (PALS, PRRTE) often do not say everything."""
+    """Other launchers with a process management interface often do not say everything.
+
+    For example PALS and PRRTE.
+    """
     return _read_pmi(environ, "pmi") if {"PMI_RANK", "PMIX_RANK"} & environ.keys() else None
 
 
@@ -215,16 +272,35 @@ def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
     read = _Reader(environ)
     rank = read.whole("MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MPI_RANKID")
     world_size = read.whole("MV2_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_NRANKS", low=1)
-    local_rank = read.whole("MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
-    local_size = read.whole("MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE", low=1)
+    local_rank = read.whole(
+        "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"
+    )
+    local_size = read.whole(
+        "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE", low=1
+    )
     alone = world_size is not None and (world_size == local_size or world_size == 1)
-    advice = "Say it at the start: mpiexec -genv MASTER_ADDR HOST ..., where HOST is the machine that rank 0 runs on."
+    advice = (
+        "Say it at the start: mpiexec -genv MASTER_ADDR HOST ..., where HOST is the machine that "
+        "rank 0 runs on."
+    )
     port = _port_of_name(read.text("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID"))
-    return Facts(rule, rank, world_size, 0 if world_size == 1 else local_rank, HERE if alone else None, port, read.seen, advice)
+    return Facts(
+        rule,
+        rank,
+        world_size,
+        0 if world_size == 1 else local_rank,
+        HERE if alone else None,
+        port,
+        read.seen,
+        advice,
+    )
 
 
 def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
-    """``srun`` numbers its tasks and lists the machines of its step; a batch script has no step, and is one process."""
+    """``srun`` numbers its tasks and lists the machines of its step.
+
+    A batch script has no step, and is one process.
+    """
     read = _Reader(environ)
     step = read.whole("SLURM_STEP_ID", "SLURM_STEPID")
     if step is None or step >= _NO_TASKS or "SLURM_PROCID" not in environ:
@@ -233,20 +309,41 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
     world_size = read.whole("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS", low=1)
     job = read.whole("SLURM_JOB_ID", "SLURM_JOBID") or 0
     head = None
-    advice = "Say it before the start: export MASTER_ADDR=HOST, where HOST is the machine that rank 0 runs on."
+    advice = (
+        "Say it before the start: export MASTER_ADDR=HOST, where HOST "
+        "is the machine that rank 0 runs on."
+    )
     if (read.whole("SLURM_HET_SIZE", "SLURM_PACK_SIZE") or 1) > 1:
         advice = f"Each part of a heterogeneous job lists its own machines. {advice}"
     elif (read.text("SLURM_DISTRIBUTION") or "").startswith("arbitrary"):
-        advice = f"With an arbitrary distribution the first machine of the list need not be that of rank 0. {advice}"
+        advice = (
+            "With an arbitrary distribution the first machine of the list need not be that of "
+            f"rank 0. {advice}"
+        )
     elif listed := read.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         hosts = expand_node_list(listed)
         head = hosts[0] if len(hosts) > 1 else HERE
-    return Facts("slurm", rank, world_size, local_rank, head, _port_of_number(job + 101 * step), read.seen, advice)
+    return Facts(
+        "slurm",
+        rank,
+        world_size,
+        local_rank,
+        head,
+        _port_of_number(job + 101 * step),
+        read.seen,
+        advice,
+    )
 
 
-# In the order in which they are asked: a launcher that starts ranks itself before one that started that launcher.
-# `mpirun` in a Slurm job starts its daemons by `srun`, so ranks see their daemon's SLURM_PROCID, too.
-LAUNCHERS: Final[tuple[Callable[[Mapping[str, str]], Facts | None], ...]] = (_read_openmpi, _read_mpich, _read_slurm, _read_any_pmi)
+# In the order in which they are asked: a launcher that starts ranks itself before one that started
+# that launcher. `mpirun` in a Slurm job starts its daemons by `srun`, so ranks see their daemon's
+# SLURM_PROCID, too.
+LAUNCHERS: Final[tuple[Callable[[Mapping[str, str]], Facts | None], ...]] = (
+    _read_openmpi,
+    _read_mpich,
+    _read_slurm,
+    _read_any_pmi,
+)
 
 
 def _port_of_number(number: int) -> int:
@@ -254,7 +351,10 @@ def _port_of_number(number: int) -> int:
 
 
 def _port_of_name(name: str | None) -> int:
-    """Returns a port made from a job's name, so that two jobs on one machine rarely meet; torch's own where there is no name."""
+    """Returns a port made from a job's name, so that two jobs on one machine rarely meet.
+
+    Torch's own where there is no name.
+    """
     return DEFAULT_PORT if name is None else _port_of_number(zlib.crc32(name.encode()))
 
 
@@ -275,7 +375,8 @@ class Discovery:
         local_rank: its number on its machine, from 0.
         head_ip: address or name of rank 0's machine.
         port: where rank 0 listens.
-        rule: what said so: "arguments", "torchrun", "azureml", "sagemaker", "openmpi", "mpich", "slurm", "pmi" or "mpi4py".
+        rule: what said so: "arguments", "torchrun", "azureml", "sagemaker", "openmpi", "mpich",
+            "slurm", "pmi" or "mpi4py".
         variables: the variables that were read, with their values.
 
     Example:
@@ -293,12 +394,15 @@ class Discovery:
 
     def __str__(self) -> str:
         found = (
-            f"rank {self.rank} of {self.world_size}, local rank {self.local_rank}, head {self.head_ip}:{self.port}: found by {self.rule}"
+            f"rank {self.rank} of {self.world_size}, local rank {self.local_rank}, head "
+            f"{self.head_ip}:{self.port}: found by {self.rule}"
         )
         return f"{found} from {_show(self.variables)}" if self.variables else found
 
     def export(self, environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
-        """Writes the finding into the environment under torchrun's names, which programs and ``init_process_group`` read.
+        """Writes the finding into the environment under torchrun's names.
+
+        Programs and ``init_process_group`` read these.
 
         Args:
             environ: what to write into; None for this process's environment.
@@ -327,8 +431,9 @@ def discover(
 ) -> Discovery:
     """Finds out which of the processes that were started together this one is.
 
-    Each process calls it for itself. It does not block, except under the last rule: where a launcher of MPI has not said everything
-    (several machines and no MASTER_ADDR, or no local rank) and mpi4py is installed, MPI is asked on all ranks together.
+    Each process calls it for itself. It does not block, except under the last rule: where a
+    launcher of MPI has not said everything (several machines and no MASTER_ADDR, or no local rank)
+    and mpi4py is installed, MPI is asked on all ranks together.
 
     Args:
         head_ip: address or name of rank 0's machine; None to find it, and so for the others.
@@ -344,66 +449,101 @@ def discover(
 
     Raises:
         ArgumentError: an argument breaks its rule, or does not fit what the launcher says.
-        RingError: variables contradict each other, are incomplete or missing; the message lists them and says what to do.
+        RingError: variables contradict each other, are incomplete or missing; the message lists
+            them and says what to do.
 
     Example:
-        >>> srun = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+        >>> srun = {
+        ...     "SLURM_STEP_ID": "0",
+        ...     "SLURM_JOB_ID": "4711",
+        ...     "SLURM_NTASKS": "8",
+        ...     "SLURM_PROCID": "5",
+        ...     "SLURM_LOCALID": "1",
+        ... }
         >>> found = discover(environ={**srun, "SLURM_STEP_NODELIST": "node[07-08]"})
         >>> found.rank, found.world_size, found.local_rank, found.head_ip, found.port, found.rule
         (5, 8, 1, 'node07', 24711, 'slurm')
     """
     environ = os.environ if environ is None else environ
-    given = _check(head_ip=head_ip, port=port, world_size=world_size, rank=rank, local_rank=local_rank)
+    given = _check(
+        head_ip=head_ip, port=port, world_size=world_size, rank=rank, local_rank=local_rank
+    )
     if given.get("world_size") == 1:
         given = {"rank": 0, "local_rank": 0, "head_ip": HERE, **given}
         given.setdefault("port", _free_port())
     if given.keys() == _VARIABLES.keys():
         return _conclude(given, Facts("arguments"), given)
     facts = _choose(environ)
-    if "world_size" in given and "rank" not in given and facts.world_size not in (None, given["world_size"]):
+    if (
+        "world_size" in given
+        and "rank" not in given
+        and facts.world_size not in (None, given["world_size"])
+    ):
         raise ArgumentError(
-            f"world_size must be {facts.world_size} as the launcher says, since rank is left to it, got {given['world_size']} "
+            f"world_size must be {facts.world_size} as the launcher says, since rank is left to "
+            f"it, got {given['world_size']} "
             f"({facts.rule}: {_show(facts.variables)}). Pass both, or neither."
         )
     values = {**_known(facts), **given}
     if missing := _VARIABLES.keys() - values.keys():
-        has_mpi = any(name.startswith(_MPI) for name in environ) and importlib.util.find_spec("mpi4py") is not None
+        has_mpi = (
+            any(name.startswith(_MPI) for name in environ)
+            and importlib.util.find_spec("mpi4py") is not None
+        )
         if not has_mpi or not ask_mpi:
-            raise _unfinished([name for name in _VARIABLES if name in missing], facts, given, environ, has_mpi)
+            raise _unfinished(
+                [name for name in _VARIABLES if name in missing], facts, given, environ, has_mpi
+            )
         facts = _ask_mpi(facts)
         values = {**_known(facts), **given}
     return _conclude(values, facts, given)
 
 
 def find_launched() -> Discovery | None:
-    """Returns what the launcher of this process says, without starting MPI; None where there is none, or torchrun's variables do not fit.
+    """Returns what the launcher of this process says, without starting MPI.
+
+    None where there is none, or torchrun's variables do not fit.
 
     Raises:
-        RingError: a launcher has started several ranks, and what it says is not enough, or contradicts torchrun's variables.
+        RingError: a launcher has started several ranks, and what it says is not enough, or
+            contradicts torchrun's variables.
     """
     try:
         return discover(ask_mpi=False)
     except RingError:
         said = [launcher(os.environ) for launcher in LAUNCHERS]
-        if any(facts is not None and facts.rank is not None and (facts.world_size or 1) > 1 for facts in said):
+        if any(
+            facts is not None and facts.rank is not None and (facts.world_size or 1) > 1
+            for facts in said
+        ):
             raise  # each of these ranks would start ranks of its own
         return None
 
 
 def _check(**arguments: Any) -> dict[str, Any]:
-    """Returns the arguments that are not None, whole numbers as ``int``; ``check_ring_arguments`` checks their other rules."""
+    """Returns the arguments that are not None, whole numbers as ``int``.
+
+    ``check_ring_arguments`` checks their other rules.
+    """
     given = {name: value for name, value in arguments.items() if value is not None}
     head_ip = given.pop("head_ip", HERE)
     if not isinstance(head_ip, str) or not head_ip.strip():
-        raise ArgumentError(f"head_ip must be an address or a name as text, got {head_ip!r}. Pass rank 0's address.")
+        raise ArgumentError(
+            f"head_ip must be an address or a name as text, got {head_ip!r}. Pass rank 0's address."
+        )
     for name, value in given.items():
         least = 1 if name in ("world_size", "port") else 0
-        given[name] = read_whole(name, value, least, hint="Pass one, or leave it out to have it found.")
+        given[name] = read_whole(
+            name, value, least, hint="Pass one, or leave it out to have it found."
+        )
     return given if arguments["head_ip"] is None else {**given, "head_ip": head_ip}
 
 
 def _choose(environ: Mapping[str, str]) -> Facts:
-    """Returns what the innermost launcher says, completed by torchrun's variables, which are also set by hand."""
+    """Returns what the innermost launcher says.
+
+    Completed by torchrun's variables, which are also set by hand.
+    """
     torchrun = _read_torchrun(environ)
     if _ELASTIC & environ.keys():
         return torchrun
@@ -413,14 +553,18 @@ def _choose(environ: Mapping[str, str]) -> Facts:
         return torchrun
     launcher = said[0]
     if complete and (launcher.world_size or 1) < (torchrun.world_size or 1):
-        return torchrun  # a launcher that started one process a machine, each of which started its ranks
+        # a launcher that started one process a machine, each of which started its ranks
+        return torchrun
     for other in said[1:]:
-        if (launcher.rule, other.rule) in (("slurm", "pmi"), ("openmpi", "mpich")):  # any other two launchers are nested
+        # any other two launchers are nested
+        if (launcher.rule, other.rule) in (("slurm", "pmi"), ("openmpi", "mpich")):
             _compare(launcher, other)
     _compare(launcher, torchrun)
     if complete:
         return torchrun
-    return replace(launcher, **_known(torchrun), variables={**launcher.variables, **torchrun.variables})
+    return replace(
+        launcher, **_known(torchrun), variables={**launcher.variables, **torchrun.variables}
+    )
 
 
 def _known(facts: Facts) -> dict[str, Any]:
@@ -433,8 +577,10 @@ def _compare(one: Facts, other: Facts) -> None:
         values = getattr(one, name), getattr(other, name)
         if None not in values and values[0] != values[1]:
             raise RingError(
-                f"{name} must be one number, got {values[0]} from {one.rule} and {values[1]} from {other.rule} "
-                f"(environment: {_show({**one.variables, **other.variables})}). Unset the variables of the launcher that did not start this"
+                f"{name} must be one number, got {values[0]} from {one.rule} and {values[1]} "
+                f"from {other.rule} "
+                f"(environment: {_show({**one.variables, **other.variables})}). Unset the "
+                "variables of the launcher that did not start this"
                 " process, or pass rank, world_size and local_rank."
             )
 
@@ -442,30 +588,62 @@ def _compare(one: Facts, other: Facts) -> None:
 def _conclude(values: Mapping[str, Any], facts: Facts, given: Iterable[str]) -> Discovery:
     """Returns the finding, if its numbers are consistent."""
     if values["rank"] >= values["world_size"]:
-        where = f"{facts.rule}: {_show(facts.variables)}" if facts.variables else f"world_size {values['world_size']}"
-        what = f"rank must be a whole number from 0 to {values['world_size'] - 1}, got {values['rank']} ({where})."
-        raise ArgumentError(f"{what} Give each process its own.") if "rank" in given else RingError(f"{what} Correct these variables.")
+        where = (
+            f"{facts.rule}: {_show(facts.variables)}"
+            if facts.variables
+            else f"world_size {values['world_size']}"
+        )
+        what = (
+            f"rank must be a whole number from 0 to {values['world_size'] - 1}, got "
+            f"{values['rank']} ({where})."
+        )
+        raise (
+            ArgumentError(f"{what} Give each process its own.")
+            if "rank" in given
+            else RingError(f"{what} Correct these variables.")
+        )
     return Discovery(**values, rule=facts.rule, variables=dict(facts.variables))
 
 
-def _unfinished(missing: list[str], facts: Facts, given: Mapping[str, Any], environ: Mapping[str, str], has_mpi: bool) -> RingError:
+def _unfinished(
+    missing: list[str],
+    facts: Facts,
+    given: Mapping[str, Any],
+    environ: Mapping[str, str],
+    has_mpi: bool,
+) -> RingError:
     """Makes the error that says what is not known, what is, and what to do."""
-    got = _show({**facts.variables, **{name: repr(value) for name, value in given.items()}}) or "nothing"
+    got = (
+        _show({**facts.variables, **{name: repr(value) for name, value in given.items()}})
+        or "nothing"
+    )
     names, variables = _join(missing), _join([_VARIABLES[name] for name in missing])
     if facts.rule != "torchrun":
-        last = "mpi4py would be asked, which starts MPI." if has_mpi else "Or install mpi4py, which knows."
+        last = (
+            "mpi4py would be asked, which starts MPI."
+            if has_mpi
+            else "Or install mpi4py, which knows."
+        )
         todo = facts.advice if missing == ["head_ip"] else f"Set {variables} on every rank."
-        return RingError(f"{names} must be said by the launcher, got {got} ({facts.rule}). {todo} Or pass {names}. {last}")
+        return RingError(
+            f"{names} must be said by the launcher, got {got} ({facts.rule}). {todo} Or pass "
+            f"{names}. {last}"
+        )
     if facts.variables.keys() & {"RANK", "WORLD_SIZE"}:
         return RingError(
-            f"torchrun's variables must be set together, got {got} and no {variables} (environment). "
+            f"torchrun's variables must be set together, got {got} and no {variables} "
+            "(environment). "
             f"Set what is missing, unset the others, or pass {names}."
         )
-    todo = "Start this script by torchrun --nproc-per-node N, srun or mpirun, run a function by ringsim.trace, pass them,"
+    todo = (
+        "Start this script by torchrun --nproc-per-node N, srun or mpirun, run a function by "
+        "ringsim.trace, pass them,"
+    )
     if "SLURM_JOB_ID" in environ:
         todo = "This is a Slurm job outside of srun: start this script by srun, pass them,"
     return RingError(
-        f"{names} must come from a launcher or from arguments, got {got} (no launcher started this process). {todo} "
+        f"{names} must come from a launcher or from arguments, got {got} (no launcher started "
+        f"this process). {todo} "
         "or pass world_size=1 for a world of one."
     )
 
@@ -480,9 +658,14 @@ def _ask_mpi(facts: Facts) -> Facts:
     others = [machine for machine in machines if machine != machines[0]]
     local_rank = machines[:rank].count(machines[rank])
     asked = Facts("mpi4py", rank, world_size, local_rank)
-    _compare(facts, asked)  # if mpi4py belongs to another MPI than the launcher, every process looks like a world of one
-    head = world.bcast((_address_towards(others[0]) if others else HERE, _free_port()) if rank == 0 else None, root=0)
-    port = facts.port if "MASTER_PORT" in facts.variables else head[1]  # a free port is better than one made from the job's name
+    # if mpi4py belongs to another MPI than the launcher, every process looks like a world of one
+    _compare(facts, asked)
+    head = world.bcast(
+        (_address_towards(others[0]) if others else HERE, _free_port()) if rank == 0 else None,
+        root=0,
+    )
+    # a free port is better than one made from the job's name
+    port = facts.port if "MASTER_PORT" in facts.variables else head[1]
     return replace(asked, head_ip=facts.head_ip or head[0], port=port, variables=facts.variables)
 
 
@@ -505,7 +688,10 @@ def _free_port() -> int:
 
 
 def _show(variables: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value if len(value) <= _SHOWN else value[:_SHOWN] + '...'}" for name, value in variables.items())
+    return ", ".join(
+        f"{name}={value if len(value) <= _SHOWN else value[:_SHOWN] + '...'}"
+        for name, value in variables.items()
+    )
 
 
 def _join(names: list[str]) -> str:
@@ -519,10 +705,16 @@ def count_crossings(hosts: Sequence[str]) -> int:
         hosts: name of each rank's host, in the ring's order; "" where it is not known.
 
     Example:
-        >>> count_crossings(["node0", "node1", "node0", "node1"]), count_crossings(["node0", "node0", "node1", "node1"])
+        >>> (
+        ...     count_crossings(["node0", "node1", "node0", "node1"]),
+        ...     count_crossings(["node0", "node0", "node1", "node1"]),
+        ... )
         (4, 2)
     """
-    return sum(bool(host and after and host != after) for host, after in zip(hosts, [*hosts[1:], *hosts[:1]], strict=True))
+    return sum(
+        bool(host and after and host != after)
+        for host, after in zip(hosts, [*hosts[1:], *hosts[:1]], strict=True)
+    )
 
 
 def order_by_hosts(hosts: Sequence[Any]) -> tuple[int, ...]:

@@ -19,10 +19,12 @@ The tree::
 
     (*) also a RuntimeError: torch raises one where ranks get these, and programs catch it
 
-Errors that end a run carry ``trace``, what was recorded until then, and ``diagnosis``, why it ended (None where it is not known).
-Every message reads ``<what> must be <rule>, got <value> (<where>). <What to do>.``
+Errors that end a run carry ``trace``, what was recorded until then, and ``diagnosis``, why it ended
+(None where it is not known). Every message reads ``<what> must be <rule>, got <value> (<where>).
+<What to do>.``
 
-Below the errors are the checks of arguments that several functions share, so that a mistake is reported in the same words everywhere.
+Below the errors are the checks of arguments that several functions share, so that a mistake is
+reported in the same words everywhere.
 """
 
 from __future__ import annotations
@@ -50,12 +52,17 @@ __all__ = [
 ]
 
 
-# What commands a terminal, turns the direction of a text, or is half a character of UTF-16, which no file, terminal or picture takes.
-_UNREADABLE: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+# What commands a terminal, turns the direction of a text, or is half a character of UTF-16, which
+# no file, terminal or picture takes.
+_UNREADABLE: Final = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
 
 
 def escape(text: str, *, lines: bool = True) -> str:
-    r"""Returns a text in which unprintable characters are written out: whoever chose its words may have meant harm.
+    r"""Returns a text in which unprintable characters are written out.
+
+    Whoever chose its words may have meant harm.
 
     Args:
         text: any text.
@@ -66,7 +73,12 @@ def escape(text: str, *, lines: bool = True) -> str:
         ('red \\x1b[31m\n', 'red \\x1b[31m\\n')
     """
     kept = "\t\n" if lines else ""
-    return _UNREADABLE.sub(lambda found: found[0] if found[0] in kept else found[0].encode("unicode_escape").decode("ascii"), text)
+    return _UNREADABLE.sub(
+        lambda found: (
+            found[0] if found[0] in kept else found[0].encode("unicode_escape").decode("ascii")
+        ),
+        text,
+    )
 
 
 class _Explained(BaseException):
@@ -78,7 +90,10 @@ class _Explained(BaseException):
         self.diagnosis = diagnosis
 
     def _render_traceback_(self) -> list[str]:
-        """Returns the lines that IPython shows: only the message, which names the user's own line already."""
+        """Returns the lines that IPython shows.
+
+        Only the message, which names the user's own line already.
+        """
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -87,7 +102,8 @@ class RingError(_Explained, Exception):
 
     Args:
         message: what must hold, what was found, where, and what to do.
-        trace: the ``ringsim.Trace`` of what was recorded until then, if a run ended with this error.
+        trace: the ``ringsim.Trace`` of what was recorded until then, if a run ended with this
+            error.
         diagnosis: why the run ended (``ringsim.diagnose``), if that is known.
 
     Example:
@@ -105,7 +121,9 @@ class RingError(_Explained, Exception):
 class RankFailed(RingError, RuntimeError):
     """A rank raised an exception, or its process died; ``rank`` says which one failed first."""
 
-    def __init__(self, message: str, *, rank: int = -1, trace: Any = None, diagnosis: Any = None) -> None:
+    def __init__(
+        self, message: str, *, rank: int = -1, trace: Any = None, diagnosis: Any = None
+    ) -> None:
         super().__init__(message, trace=trace, diagnosis=diagnosis)
         self.rank = rank
 
@@ -115,7 +133,10 @@ class Deadlock(RingError, RuntimeError):
 
 
 class MessageMismatch(RingError, RuntimeError):
-    """The two sides of a message disagree on its size, dtype or shape, or the ranks of a group on what they call together."""
+    """The two sides of a message disagree on its size, dtype or shape.
+
+    Or the ranks of a group on what they call together.
+    """
 
 
 class PeerExited(RingError, RuntimeError):
@@ -131,7 +152,10 @@ class RunTimeout(RingError, RuntimeError):
 
 
 class TraceFileError(RingError):
-    """A trace file cannot be read or written: truncated, damaged, foreign, or of a later version."""
+    """A trace file cannot be read or written.
+
+    Truncated, damaged, foreign, or of a later version.
+    """
 
     def __init__(self, message: str, **of_a_run: Any) -> None:
         super().__init__(escape(str(message), lines=False), **of_a_run)
@@ -146,7 +170,10 @@ class ArgumentError(RingError, ValueError, RuntimeError):
 
 
 class Refused(ArgumentError):
-    """An argument of an operation that torch refuses, too: where nobody catches it, the run ends in ``RankFailed``, as there."""
+    """An argument of an operation that torch refuses, too.
+
+    Where nobody catches it, the run ends in ``RankFailed``, as there.
+    """
 
 
 class StartsRanks(ArgumentError):
@@ -154,7 +181,10 @@ class StartsRanks(ArgumentError):
 
 
 class Interrupted(_Explained, KeyboardInterrupt):
-    """The user stopped a run (Ctrl-C, or a notebook's Interrupt); ``trace`` holds what was recorded until then."""
+    """The user stopped a run (Ctrl-C, or a notebook's Interrupt).
+
+    ``trace`` holds what was recorded until then.
+    """
 
 
 LONGEST_S: Final = 9e9  # of any time in a trace, 285 years: it counts nanoseconds in 64 bits
@@ -177,7 +207,9 @@ def is_one_of(value: object, names: Sequence[str]) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Tells whether a value is a number that a float can hold, not NaN or infinite; True and False are not.
+    """Tells whether a value is a number that a float can hold, not NaN or infinite.
+
+    True and False are not.
 
     Example:
         >>> [is_number(value) for value in (3, 0.5, float("nan"), 10**400, True, "3")]
@@ -192,13 +224,20 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def check_integer(name: str, value: object, least: int, hint: str) -> None:
-    """Checks that an argument is a whole number of at least ``least``; the error ends with ``hint``."""
+    """Checks that an argument is a whole number of at least ``least``.
+
+    The error ends with ``hint``.
+    """
     if not is_integer(value) or value < least:
         raise ArgumentError(f"{name} must be an integer from {least}, got {say(value)}. {hint}")
 
 
-def read_whole(name: str, value: Any, least: int, most: int | None = None, where: str = "", hint: str = "") -> int:
-    """Returns an argument as ``int``, if it is a whole number (of Python, numpy or torch) within a range.
+def read_whole(
+    name: str, value: Any, least: int, most: int | None = None, where: str = "", hint: str = ""
+) -> int:
+    """Returns an argument as ``int``, if it is a whole number within a range.
+
+    Of Python, numpy or torch.
 
     Args:
         name: of the argument.
@@ -218,7 +257,9 @@ def read_whole(name: str, value: Any, least: int, most: int | None = None, where
         number = None
     if number is None or number < least or (most is not None and number > most):
         span = f"of {least} or more" if most is None else f"from {least} to {most}"
-        raise ArgumentError(f"{name} must be a whole number {span}, got {value!r}{where}. {hint}".rstrip())
+        raise ArgumentError(
+            f"{name} must be a whole number {span}, got {value!r}{where}. {hint}".rstrip()
+        )
     return number
 
 
@@ -226,26 +267,35 @@ def check_duration(name: str, value: object) -> None:
     """Checks that an argument is a time in seconds that a trace can hold."""
     if not is_number(value) or not 0 <= value <= LONGEST_S:
         raise ArgumentError(
-            f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Give seconds: a trace, which counts ns, holds 285 years."
+            f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Give seconds: a trace, "
+            "which counts ns, holds 285 years."
         )
 
 
 def check_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a worker, if they are a sequence and a dict by name (or None, for none)."""
+    """Returns the arguments of a worker, if a sequence and a dict by name (or None, for none)."""
     try:
         values = tuple(args)
     except TypeError:
-        raise ArgumentError(f"args must be a tuple of the worker's arguments, got {say(args)}. Write args=(value,).") from None
+        raise ArgumentError(
+            f"args must be a tuple of the worker's arguments, got {say(args)}. Write args=(value,)."
+        ) from None
     named = {} if kwargs is None else kwargs
     if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
-        raise ArgumentError(f"kwargs must be a dict of the worker's arguments by name, got {say(named)}. Write kwargs={{'name': value}}.")
+        raise ArgumentError(
+            f"kwargs must be a dict of the worker's arguments by name, got {say(named)}. Write "
+            "kwargs={'name': value}."
+        )
     return values, dict(named)
 
 
 def check_seed(seed: Any, world_size: int) -> int:
     """Returns a seed as ``int``, if ``seed + rank`` is one that torch accepts for every rank."""
     if not is_integer(seed) or not -(2**63) <= int(seed) <= 2**64 - world_size:
-        raise ArgumentError(f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Take a smaller one.")
+        raise ArgumentError(
+            f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Take "
+            "a smaller one."
+        )
     return int(seed)
 
 
@@ -254,18 +304,25 @@ def check_worker(worker: object) -> None:
     if not callable(worker):
         raise ArgumentError(
             f"worker must be a function, got {worker!r}. "
-            "Pass the function itself, trace(worker, ...), not what it returns, trace(worker(), ...)."
+            "Pass the function itself, trace(worker, ...), not what "
+            "it returns, trace(worker(), ...)."
         )
-    if inspect.iscoroutinefunction(worker) or inspect.isgeneratorfunction(worker) or inspect.isasyncgenfunction(worker):
-        raise ArgumentError(f"worker must be an ordinary function, got {worker!r}, which is async or a generator. Call it inside one.")
+    if (
+        inspect.iscoroutinefunction(worker)
+        or inspect.isgeneratorfunction(worker)
+        or inspect.isasyncgenfunction(worker)
+    ):
+        raise ArgumentError(
+            f"worker must be an ordinary function, got {worker!r}, which is async or a "
+            "generator. Call it inside one."
+        )
 
 
 def say(value: object) -> str:
     """Returns a value as errors show it: in one line, and shortened if it is long.
 
     Example:
-        >>> say(1.5), say("x" * 1000)[-5:], say([1,
-        ...     2])
+        >>> say(1.5), say("x" * 1000)[-5:], say([1, 2])
         ('1.5', 'xx...', '[1, 2]')
     """
     try:

@@ -2,13 +2,16 @@
 
 ::
 
-    explore.schedule()     two schedules of pipelines side by side: ranks, microbatches, unequal stages, latency, memory
-    explore.ring()         a token, a shift or an all-reduce going round a ring, beside what alpha and beta say
+    explore.schedule()     two schedules of pipelines side by side: ranks, microbatches, unequal
+                           stages, latency, memory
+    explore.ring()         a token, a shift or an all-reduce going round a ring, beside what alpha
+                           and beta say
     explore.bandwidth()    messages of all sizes on two links
     explore.generation()   how many batches a generation ring needs to be busy, and how many jam it
     explore.deadlock()     who sends first: which orders end, and which wait for ever
 
-Each is the last line of a cell; ``to_html`` writes it as a page that moves without a kernel, and ``frame`` gives what a choice comes to.
+Each is the last line of a cell; ``to_html`` writes it as a page that moves without a kernel, and
+``frame`` gives what a choice comes to.
 
 Example:
     >>> from ringsim import explore
@@ -60,7 +63,9 @@ def schedule() -> Explorer:
         The explorer.
 
     Example:
-        >>> print(schedule().frame(left="1f1b", right="none", ranks=2, microbatches=4).text)  # doctest: +NORMALIZE_WHITESPACE
+        >>> print(
+        ...     schedule().frame(left="1f1b", right="none", ranks=2, microbatches=4).text
+        ... )  # doctest: +NORMALIZE_WHITESPACE
                 step    closed form   bubble   closed form   activations held, by rank
         A 1f1b  15 ms         15 ms   20.0 %        20.0 %   2 1
     """
@@ -77,8 +82,21 @@ def schedule() -> Explorer:
     return Explorer("schedules of pipelines", _schedules, choices)
 
 
-def _schedules(left: str, right: str, ranks: int, microbatches: int, backward: float, latency: float, last: float) -> Frame:
-    lines = ["                       step   closed form   bubble   closed form   activations held, by rank"]
+def _schedules(
+    left: str,
+    right: str,
+    ranks: int,
+    microbatches: int,
+    backward: float,
+    latency: float,
+    last: float,
+) -> Frame:
+    lines = [
+        (
+            "                       step   closed form   bubble   closed "
+            "form   activations held, by rank"
+        )
+    ]
     traces = []
     for letter, name in zip("AB", (left, right), strict=True):
         if name == _NONE:
@@ -95,25 +113,39 @@ def _schedules(left: str, right: str, ranks: int, microbatches: int, backward: f
 
 
 @lru_cache(256)
-def _one_schedule(name: str, ranks: int, microbatches: int, backward: float, latency: float, last: float) -> tuple[str, Trace]:
+def _one_schedule(
+    name: str, ranks: int, microbatches: int, backward: float, latency: float, last: float
+) -> tuple[str, Trace]:
     stages = ranks * find_num_chunks(name)
-    scale = [_MS * ranks / stages] * (stages - 1) + [_MS * ranks / stages * last]  # a model is cut into more stages, not made larger
+    # a model is cut into more stages, not made larger
+    scale = [_MS * ranks / stages] * (stages - 1) + [_MS * ranks / stages * last]
     halves = tuple(backward / 2 * one for one in scale)
     costs = Costs(forward=tuple(scale), input=halves, weight=halves, latency=latency * _MS)
     if last == 1.0:  # closed forms are for stages that are alike
         costs = Costs(forward=scale[0], input=halves[0], weight=halves[0], latency=latency * _MS)
-    run = simulate_schedule(name, costs, num_ranks=ranks, num_microbatches=microbatches, semantics="buffered")
+    run = simulate_schedule(
+        name, costs, num_ranks=ranks, num_microbatches=microbatches, semantics="buffered"
+    )
     trace = run.trace()
     bubble, peaks = trace.bubble(), trace.peak_activations()
     step = "none" if run.closed_form is None else f"{1e3 * float(run.closed_form):.4g} ms"
-    share = "none" if latency or last != 1.0 or bubble.closed_form is None else f"{100 * bubble.closed_form.of_total:.1f} %"
+    share = (
+        "none"
+        if latency or last != 1.0 or bubble.closed_form is None
+        else f"{100 * bubble.closed_form.of_total:.1f} %"
+    )
     held = " ".join(map(str, peaks.peaks))
-    line = f"{1e3 * run.makespan:>5.4g} ms   {step:>11}   {100 * run.bubble:>4.1f} %   {share:>11}   {held}"
+    line = (
+        f"{1e3 * run.makespan:>5.4g} ms   {step:>11}   {100 * run.bubble:>4.1f} %   {share:>11}   "
+        f"{held}"
+    )
     return line, trace
 
 
 def ring() -> Explorer:
-    """Explores what goes round a ring of simulated ranks: a token, a shift, or the chunks of an all-reduce.
+    """Explores what goes round a ring of simulated ranks.
+
+    A token, a shift, or the chunks of an all-reduce.
 
     Returns:
         The explorer.
@@ -124,7 +156,13 @@ def ring() -> Explorer:
         closed form  212 µs   ranks (computing + latency + size / bandwidth)
     """
     choices = (
-        Choice("what", "what", "token", ("token", "shift", _ALL_REDUCE), ("token", "shift", _ALL_REDUCE)),
+        Choice(
+            "what",
+            "what",
+            "token",
+            ("token", "shift", _ALL_REDUCE),
+            ("token", "shift", _ALL_REDUCE),
+        ),
         Choice("ranks", "ranks", 4, range(2, 17), (2, 4, 8)),
         Choice("size", "size", 64, (1, 4, 16, 64, 256), (4, 64, 256), "KiB"),
         Choice("latency", "latency", 10.0, _LATENCIES, (10.0, 100.0), "µs"),
@@ -135,11 +173,16 @@ def ring() -> Explorer:
     return Explorer("what goes round a ring", _go_round, choices)
 
 
-def _go_round(what: str, ranks: int, size: int, latency: float, bandwidth: float, computing: float, slow: int) -> Frame:
+def _go_round(
+    what: str, ranks: int, size: int, latency: float, bandwidth: float, computing: float, slow: int
+) -> Frame:
     link, size_bytes, compute_s = _link(latency, bandwidth), 1024 * size, round(_US * computing, 6)
     chunk_bytes = _ITEM_BYTES * (size_bytes // _ITEM_BYTES // ranks)
     forms = {
-        "token": (ranks * (compute_s + link.time_s(size_bytes)), "ranks (computing + latency + size / bandwidth)"),
+        "token": (
+            ranks * (compute_s + link.time_s(size_bytes)),
+            "ranks (computing + latency + size / bandwidth)",
+        ),
         "shift": (compute_s + link.time_s(size_bytes), "computing + latency + size / bandwidth"),
         _ALL_REDUCE: (
             compute_s + 2 * (ranks - 1) * link.time_s(chunk_bytes),
@@ -148,13 +191,17 @@ def _go_round(what: str, ranks: int, size: int, latency: float, bandwidth: float
     }
     closed_s, words = forms[what]
     inject = [Slow(1, slow)] if slow > 1 else []
-    trace = simulate(_pass_round, world_size=ranks, args=(what, size_bytes, compute_s), link=link, inject=inject)
+    trace = simulate(
+        _pass_round, world_size=ranks, args=(what, size_bytes, compute_s), link=link, inject=inject
+    )
     known = (
         f"{time_text(1e9 * closed_s)}   {words}"
         if slow == 1
         else f"none: it is for ranks that are alike, which would take {time_text(1e9 * closed_s)}"
     )
-    return Frame(f"simulated    {time_text(1e9 * trace.makespan_s)}\nclosed form  {known}", (trace,))
+    return Frame(
+        f"simulated    {time_text(1e9 * trace.makespan_s)}\nclosed form  {known}", (trace,)
+    )
 
 
 def _pass_round(what: str, size_bytes: int, compute_s: float) -> None:
@@ -177,7 +224,10 @@ def _pass_round(what: str, size_bytes: int, compute_s: float) -> None:
 
 
 def _payload(size_bytes: int) -> torch.Tensor:
-    """Returns a tensor of few numbers: the threads with which torch copies many cost more than a frame may."""
+    """Returns a tensor of few numbers.
+
+    The threads with which torch copies many cost more than a frame may.
+    """
     return torch.zeros(size_bytes // _ITEM_BYTES, dtype=torch.float64)
 
 
@@ -209,8 +259,16 @@ _SIZES: Final = tuple(8**power for power in range(1, 9))  # bytes, to 16 MiB
 
 def _two_links(latency_a: float, bandwidth_a: float, latency_b: float, bandwidth_b: float) -> Frame:
     sides = [_one_link(latency_a, bandwidth_a), _one_link(latency_b, bandwidth_b)]
-    sizes = ["", "    size", *(f"{bytes_text(size):>8}" for size in _SIZES), "half of the bandwidth from"]
-    lines = ["   ".join([size, *rows]).rstrip() for size, *rows in zip(sizes, *(rows for rows, _ in sides), strict=True)]
+    sizes = [
+        "",
+        "    size",
+        *(f"{bytes_text(size):>8}" for size in _SIZES),
+        "half of the bandwidth from",
+    ]
+    lines = [
+        "   ".join([size, *rows]).rstrip()
+        for size, *rows in zip(sizes, *(rows for rows, _ in sides), strict=True)
+    ]
     return Frame("\n".join(lines), tuple(trace for _, trace in sides))
 
 
@@ -240,7 +298,9 @@ def _send_all() -> None:
 
 
 def generation() -> Explorer:
-    """Explores the ring that generates tokens: how many batches keep its stages busy, and how many jam it.
+    """Explores the ring that generates tokens.
+
+    How many batches keep its stages busy, and how many jam it.
 
     Returns:
         The explorer.
@@ -266,20 +326,41 @@ def generation() -> Explorer:
     return Explorer("the ring that generates tokens", _tokens, choices)
 
 
-def _tokens(stages: int, batches: int, messages: str, tokens: int, prefill: float, latency: float) -> Frame:
+def _tokens(
+    stages: int, batches: int, messages: str, tokens: int, prefill: float, latency: float
+) -> Frame:
     together = messages != _ONE_BY_ONE
     share = f"{100 * float(steady_use(stages, batches, together)):.0f} %"
     args = (batches, tokens, together, prefill * _MS)
     try:
-        trace = simulate(_generate, world_size=stages, args=args, link=Link(alpha_s=latency * _MS, beta_s_per_byte=0.0))
+        trace = simulate(
+            _generate,
+            world_size=stages,
+            args=args,
+            link=Link(alpha_s=latency * _MS, beta_s_per_byte=0.0),
+        )
     except Deadlock as error:
-        return Frame(f"It never ends; by the closed form a stage works {share} of the time.\n{say_stuck(error)}", (error.trace,))
-    played = time_generation(stages, batches, 1, tokens, prefill, 1.0, async_comm=together, latency=latency)
+        return Frame(
+            (
+                f"It never ends; by the closed form a stage works {share} of the time.\n"
+                f"{say_stuck(error)}"
+            ),
+            (error.trace,),
+        )
+    played = time_generation(
+        stages, batches, 1, tokens, prefill, 1.0, async_comm=together, latency=latency
+    )
     busy = sum(row.decode_use for row in measure_stage_use(trace)) / stages
     lines = [
         f"                  in all   {count(batches * tokens, 'token')}",
-        f"simulated         {1e3 * trace.makespan_s:>6.4g} ms   a stage works {100 * busy:.0f} % of the time while decoding",
-        f"played, by plan   {max(times[-1][1] for times in played.times):>6.4g} ms   closed form, without latency: {share}",
+        (
+            f"simulated         {1e3 * trace.makespan_s:>6.4g} ms   a stage works {100 * busy:.0f} "
+            "% of the time while decoding"
+        ),
+        (
+            f"played, by plan   {max(times[-1][1] for times in played.times):>6.4g} ms   closed "
+            f"form, without latency: {share}"
+        ),
     ]
     return Frame("\n".join(lines), (trace,))
 
@@ -305,7 +386,9 @@ def _generate(batches: int, tokens: int, together: bool, prefill_s: float) -> No
 
 
 def deadlock() -> Explorer:
-    """Explores who sends first: four ranks each send to the next one and receive from the one before, in an order of their own.
+    """Explores who sends first.
+
+    Four ranks each send to the next one and receive from the one before, in an order of their own.
 
     Returns:
         The explorer.
@@ -317,9 +400,18 @@ def deadlock() -> Explorer:
     """
     orders = ("sends", "receives")
     choices = (
-        *(Choice(f"rank_{rank}", f"rank {rank} first", "sends", orders, orders) for rank in range(4)),
+        *(
+            Choice(f"rank_{rank}", f"rank {rank} first", "sends", orders, orders)
+            for rank in range(4)
+        ),
         Choice("size", "size", 4, (4, 1024), (4, 1024), "KiB"),
-        Choice("semantics", "messages", "rendezvous", ("rendezvous", "eager up to 64 KiB"), ("rendezvous", "eager up to 64 KiB")),
+        Choice(
+            "semantics",
+            "messages",
+            "rendezvous",
+            ("rendezvous", "eager up to 64 KiB"),
+            ("rendezvous", "eager up to 64 KiB"),
+        ),
     )
     return Explorer("who sends first", _in_order, choices)
 
@@ -328,12 +420,22 @@ def _in_order(size: int, semantics: str, **first: str) -> Frame:
     orders, eager = list(first.values()), semantics != "rendezvous" and 1024 * size <= _EAGER_BYTES
     ends = len(set(orders)) > 1 or (orders[0] == "sends" and eager)
     rule = f"By the rule it {'ends' if ends else 'never ends'}: "
-    rule += "a message leaves before its receiver asks for it." if eager else "one rank has to differ from the others."
+    rule += (
+        "a message leaves before its receiver asks for it."
+        if eager
+        else "one rank has to differ from the others."
+    )
     if orders[0] == "receives" and len(set(orders)) == 1:
         rule = "By the rule it never ends: nobody has sent what all wait for."
     kind = "rendezvous" if semantics == "rendezvous" else f"buffered({_EAGER_BYTES})"
     try:
-        trace = simulate(_exchange, world_size=len(orders), args=(orders, 1024 * size), link=_link(5.0, 10.0), semantics=kind)
+        trace = simulate(
+            _exchange,
+            world_size=len(orders),
+            args=(orders, 1024 * size),
+            link=_link(5.0, 10.0),
+            semantics=kind,
+        )
     except Deadlock as error:
         return Frame(f"It never ends. {rule}\n{say_stuck(error)}", (error.trace,))
     return Frame(f"It ends, after {time_text(1e9 * trace.makespan_s)}. {rule}", (trace,))

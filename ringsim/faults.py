@@ -2,9 +2,12 @@
 
 ::
 
-    rank 0   compute | send 0 -> 1 |                       Slow(rank=0, factor=2)       compute takes twice as long
-    rank 1                  recv   | compute |             Degrade(0, 1, factor=5)      the message takes five times as long
-    rank 2                              recv ...           Fail(rank=2, at_op=0)        raises instead of posting its first operation
+    rank 0  compute | send 0 -> 1 |              Slow(rank=0, factor=2)   compute takes twice as
+                                                                          long
+    rank 1                 recv   | compute |    Degrade(0, 1, factor=5)  the message takes five
+                                                                          times as long
+    rank 2                             recv ...  Fail(rank=2, at_op=0)    raises instead of posting
+                                                                          its first operation
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from ringsim.errors import ArgumentError, RankFailed, is_number, say
 
 @dataclass(frozen=True)
 class Slow:
-    """Makes a rank compute more slowly: each ``ringsim.compute`` on it, and each computation of a pipeline, takes ``factor`` times as long.
+    """Makes a rank compute more slowly.
 
-    Real ranks sleep that long, a virtual clock advances that far. Several for one rank multiply.
+    Each ``ringsim.compute`` on it, and each computation of a pipeline, takes ``factor`` times as
+    long. Real ranks sleep that long, a virtual clock advances that far. Several for one rank
+    multiply.
 
     Args:
         rank: which rank.
@@ -52,9 +57,10 @@ class Slow:
 class Degrade:
     """Makes a link slower: each message from ``src`` to ``dst`` travels ``factor`` times as long.
 
-    On a virtual clock, latency and time per byte are multiplied. On real ranks the receiver sleeps at the end of its wait, so that the
-    message takes ``factor`` times as long, counted from when both sides were posted. Several for one link multiply. The way back from
-    ``dst`` to ``src`` is another link; on real ranks collectives are not affected.
+    On a virtual clock, latency and time per byte are multiplied. On real ranks the receiver sleeps
+    at the end of its wait, so that the message takes ``factor`` times as long, counted from when
+    both sides were posted. Several for one link multiply. The way back from ``dst`` to ``src`` is
+    another link; on real ranks collectives are not affected.
 
     Args:
         src: rank that sends.
@@ -77,16 +83,20 @@ class Degrade:
         _check_number("src", self.src, self)
         _check_number("dst", self.dst, self)
         if self.src == self.dst:
-            raise ArgumentError(f"src and dst must be two ranks, got {self!r}. A link leads from one rank to another.")
+            raise ArgumentError(
+                f"src and dst must be two ranks, got {self!r}. A link "
+                "leads from one rank to another."
+            )
         _check_factor(self.factor, self)
 
 
 @dataclass(frozen=True)
 class Fail:
-    """Makes a rank raise ``RankFailed`` in place of its operation number ``at_op``, which is never posted.
+    """Makes a rank raise ``RankFailed`` in place of its operation number ``at_op``.
 
-    Operations are sends, recvs and collectives, counted from 0 as the rank's trace shows them; making a group does not count. A rank that
-    posts fewer does not fail. Of several for one rank, the earliest counts.
+    That is never posted. Operations are sends, recvs and collectives, counted from 0 as the rank's
+    trace shows them; making a group does not count. A rank that posts fewer does not fail. Of
+    several for one rank, the earliest counts.
 
     Args:
         rank: which rank.
@@ -110,10 +120,11 @@ class Fail:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Makes computing times vary: each ``ringsim.compute`` takes from ``1 - fraction`` to ``1 + fraction`` times as long.
+    """Makes computing times vary.
 
-    Each rank draws its own numbers, uniformly, in the order of its computations: the same ones on both clocks and in every run. Several
-    multiply.
+    Each ``ringsim.compute`` takes from ``1 - fraction`` to ``1 + fraction`` times as long. Each
+    rank draws its own numbers, uniformly, in the order of its computations: the same ones on both
+    clocks and in every run. Several multiply.
 
     Args:
         fraction: above 0, at most 1.
@@ -132,8 +143,15 @@ class Jitter:
 
     def __post_init__(self) -> None:
         fraction: object = self.fraction
-        if not isinstance(fraction, int | float) or isinstance(fraction, bool) or not 0 < fraction <= 1:
-            raise ArgumentError(f"fraction must be above 0 and at most 1, got {say(fraction)} (Jitter). 0.1 is a tenth, up and down.")
+        if (
+            not isinstance(fraction, int | float)
+            or isinstance(fraction, bool)
+            or not 0 < fraction <= 1
+        ):
+            raise ArgumentError(
+                f"fraction must be above 0 and at most 1, got {say(fraction)} (Jitter). 0.1 is a "
+                "tenth, up and down."
+            )
         _check_number("seed", self.seed, self)
 
 
@@ -149,41 +167,80 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
     try:
         checked = tuple(inject)
     except TypeError:  # a single one, not in a list
-        raise ArgumentError(f"inject must be a list of Slow, Degrade, Fail and Jitter, got {say(inject)}. Write inject=[...].") from None
+        raise ArgumentError(
+            f"inject must be a list of Slow, Degrade, Fail and Jitter, got {say(inject)}. Write "
+            "inject=[...]."
+        ) from None
     for each in checked:
         if not isinstance(each, Injection):
-            raise ArgumentError(f"inject must hold Slow, Degrade, Fail and Jitter, got {say(each)}. Write ringsim.Slow(rank=1, factor=2).")
-        ranks = (each.src, each.dst) if isinstance(each, Degrade) else (0 if isinstance(each, Jitter) else each.rank,)
+            raise ArgumentError(
+                f"inject must hold Slow, Degrade, Fail and Jitter, got {say(each)}. Write "
+                "ringsim.Slow(rank=1, factor=2)."
+            )
+        ranks = (
+            (each.src, each.dst)
+            if isinstance(each, Degrade)
+            else (0 if isinstance(each, Jitter) else each.rank,)
+        )
         if max(ranks) >= world_size:
-            raise ArgumentError(f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. Name a rank of the run.")
+            raise ArgumentError(
+                f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. "
+                "Name a rank of the run."
+            )
     return checked
 
 
 def slowed_by(inject: Iterable[Injection], rank: int) -> float:
     """Returns how many times as long a rank computes, 1.0 if nothing slows it."""
-    return float(math.prod(each.factor for each in inject if isinstance(each, Slow) and each.rank == rank))
+    return float(
+        math.prod(each.factor for each in inject if isinstance(each, Slow) and each.rank == rank)
+    )
 
 
 def jitter_of(inject: Iterable[Injection], rank: int) -> Callable[[], float] | None:
-    """Returns a function that draws how many times as long a rank's next computation takes; None without jitter."""
-    streams = [(each.fraction, Random(f"{each.seed} {rank}")) for each in inject if isinstance(each, Jitter)]
-    return (lambda: math.prod(1 + fraction * stream.uniform(-1, 1) for fraction, stream in streams)) if streams else None
+    """Returns a function that draws how many times as long a rank's next computation takes.
+
+    None without jitter.
+    """
+    streams = [
+        (each.fraction, Random(f"{each.seed} {rank}"))
+        for each in inject
+        if isinstance(each, Jitter)
+    ]
+    return (
+        (lambda: math.prod(1 + fraction * stream.uniform(-1, 1) for fraction, stream in streams))
+        if streams
+        else None
+    )
 
 
 def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
-    """Returns how many times as long messages from ``src`` to ``dst`` travel, 1.0 if nothing degrades the link."""
-    return float(math.prod(each.factor for each in inject if isinstance(each, Degrade) and (each.src, each.dst) == (src, dst)))
+    """Returns how many times as long messages from ``src`` to ``dst`` travel.
+
+    1.0 if nothing degrades the link.
+    """
+    return float(
+        math.prod(
+            each.factor
+            for each in inject
+            if isinstance(each, Degrade) and (each.src, each.dst) == (src, dst)
+        )
+    )
 
 
 def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
     """Returns the number of the operation in place of which a rank raises, None if it does not."""
-    return min((each.at_op for each in inject if isinstance(each, Fail) and each.rank == rank), default=None)
+    return min(
+        (each.at_op for each in inject if isinstance(each, Fail) and each.rank == rank),
+        default=None,
+    )
 
 
 def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
     """Makes the error that a rank raises in place of an operation, the same on both clocks."""
     return RankFailed(
-        f"rank {rank} of {world_size} was made to fail in place of its operation {at_op}, counted from 0. "
+        f"rank {rank} of {world_size} was made to fail in place of its operation {at_op}, "
+        "counted from 0. "
         f"Leave Fail(rank={rank}, at_op={at_op}) out of inject to let it go on.",
         rank=rank,
     )
@@ -191,9 +248,15 @@ def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
 
 def _check_number(name: str, value: object, where: Injection) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ArgumentError(f"{name} must be an integer from 0, got {say(value)} ({type(where).__name__}). Count from 0.")
+        raise ArgumentError(
+            f"{name} must be an integer from 0, got {say(value)} ({type(where).__name__}). Count "
+            "from 0."
+        )
 
 
 def _check_factor(value: object, where: Injection) -> None:
     if not isinstance(value, int | float) or not is_number(value) or not value >= 1:
-        raise ArgumentError(f"factor must be a number from 1, got {say(value)} ({type(where).__name__}). 2 makes it take twice as long.")
+        raise ArgumentError(
+            f"factor must be a number from 1, got {say(value)} ({type(where).__name__}). 2 makes "
+            "it take twice as long."
+        )

@@ -4,12 +4,13 @@ The model of two numbers, named after Hockney::
 
     time = alpha + beta * size
 
-                    time |              .-'      slope beta: seconds for one more byte, 1 / bandwidth
+                    time |              .-'    slope beta: seconds for one more byte, 1 / bandwidth
                          |          .-'
                          |      .-'
-                   alpha +--.-'                  what a message of no bytes would take
+                   alpha +--.-'                what a message of no bytes would take
                          +-------+-----------
-                               n_half            here both parts are equal, and half the bandwidth is reached
+                               n_half          here both parts are equal, and half the bandwidth
+                                               is reached
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Link:
     Args:
         alpha_s: latency in seconds, 0 or more.
         beta_s_per_byte: seconds for each byte, 0 or more; the inverse of the bandwidth.
-        alpha_error_s: one standard error of ``alpha_s``, in seconds; 0 for a link that is given, NaN where a fit could not tell.
+        alpha_error_s: one standard error of ``alpha_s``, in seconds; 0 for a link that is given,
+            NaN where a fit could not tell.
         beta_error_s_per_byte: the same of ``beta_s_per_byte``.
 
     Raises:
@@ -44,12 +46,16 @@ class Link:
 
     Example:
         >>> link = Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
-        >>> round(link.bandwidth_gb_per_s, 3), round(link.n_half_bytes), round(link.time_s(1_000_000) * 1e6)
+        >>> (
+        ...     round(link.bandwidth_gb_per_s, 3),
+        ...     round(link.n_half_bytes),
+        ...     round(link.time_s(1_000_000) * 1e6),
+        ... )
         (12.5, 125000, 90)
 
     Source:
-        R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20 (1994): the model, and
-        n_half.
+        R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel
+        Computing 20 (1994): the model, and n_half.
     """
 
     alpha_s: float
@@ -61,17 +67,28 @@ class Link:
         for name in _FIELDS:
             value = getattr(self, name)
             unknown_error = "error" in name and isinstance(value, float) and math.isnan(value)
-            if not unknown_error and not (isinstance(value, int | float) and is_number(value) and value >= 0):
-                raise ArgumentError(f"{name} must be a number from 0, got {say(value)}. Give seconds, not microseconds: alpha_s=10e-6.")
+            if not unknown_error and not (
+                isinstance(value, int | float) and is_number(value) and value >= 0
+            ):
+                raise ArgumentError(
+                    f"{name} must be a number from 0, got {say(value)}. Give seconds, not "
+                    "microseconds: alpha_s=10e-6."
+                )
 
     @property
     def bandwidth_gb_per_s(self) -> float:
-        """The bandwidth that large messages approach, 1 / beta, in GB/s (1 GB = 10**9 bytes); infinite where beta is 0."""
+        """The bandwidth that large messages approach, 1 / beta, in GB/s (1 GB = 10**9 bytes).
+
+        Infinite where beta is 0.
+        """
         return 1e-9 / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
     @property
     def n_half_bytes(self) -> float:
-        """The size in bytes that reaches half the bandwidth, alpha / beta; infinite where beta is 0."""
+        """The size in bytes that reaches half the bandwidth, alpha / beta.
+
+        Infinite where beta is 0.
+        """
         return self.alpha_s / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
     def time_s(self, size_bytes: float) -> float:
@@ -102,7 +119,10 @@ def check_link(name: str, value: object) -> None:
         ArgumentError: it is no link.
     """
     if not isinstance(value, Link):
-        raise ArgumentError(f"{name} must be a Link, got {say(value)}. Pass Link(alpha_s=10e-6, beta_s_per_byte=8e-11).")
+        raise ArgumentError(
+            f"{name} must be a Link, got {say(value)}. Pass Link(alpha_s=10e-6, "
+            "beta_s_per_byte=8e-11)."
+        )
 
 
 def check_links(link: object, world_size: int | None = None) -> None:
@@ -123,29 +143,41 @@ def check_links(link: object, world_size: int | None = None) -> None:
         return
     for pair, value in link.items():
         most = math.inf if world_size is None else world_size - 1
-        if not (isinstance(pair, tuple) and len(pair) == 2 and all(is_integer(rank) and 0 <= rank <= most for rank in pair)):
+        if not (
+            isinstance(pair, tuple)
+            and len(pair) == 2
+            and all(is_integer(rank) and 0 <= rank <= most for rank in pair)
+        ):
             known = "ranks" if world_size is None else f"ranks from 0 to {world_size - 1}"
-            raise ArgumentError(f"the keys of link must be pairs of {known}, got {say(pair)}. Write link={{(0, 1): Link(...)}}.")
+            raise ArgumentError(
+                f"the keys of link must be pairs of {known}, got {say(pair)}. Write link={{(0, "
+                "1): Link(...)}."
+            )
         check_link(f"link[{pair!r}]", value)
 
 
-def fit_link(sizes_bytes: Sequence[float] | npt.NDArray[Any], times_s: Sequence[float] | npt.NDArray[Any]) -> Link:
+def fit_link(
+    sizes_bytes: Sequence[float] | npt.NDArray[Any], times_s: Sequence[float] | npt.NDArray[Any]
+) -> Link:
     """Fits alpha and beta to measured times.
 
-    The least squares are those of the *relative* errors: 10 % too much counts the same at 8 bytes and at 256 MiB, which takes a thousand
-    times as long and would otherwise decide alone. Neither number comes out negative: where the best line would start below 0, it is the
-    best one through 0; where it would fall, the best level one.
+    The least squares are those of the *relative* errors: 10 % too much counts the same at 8 bytes
+    and at 256 MiB, which takes a thousand times as long and would otherwise decide alone. Neither
+    number comes out negative: where the best line would start below 0, it is the best one through
+    0; where it would fall, the best level one.
 
     Args:
         sizes_bytes: sizes in bytes, at least two different ones; shape (n,).
         times_s: seconds of each, above 0; shape (n,). Medians are a good choice.
 
     Returns:
-        The link, with the standard errors that the scatter around the line implies; they are NaN for two points, which leave no scatter.
-        Where the model does not hold (another protocol from some size on), the errors are large, and the line fits neither part.
+        The link, with the standard errors that the scatter around the line implies; they are NaN
+        for two points, which leave no scatter. Where the model does not hold (another protocol from
+        some size on), the errors are large, and the line fits neither part.
 
     Raises:
-        ArgumentError: the two differ in length, there are fewer than two sizes, or a number breaks its rule.
+        ArgumentError: the two differ in length, there are fewer than two sizes, or a number breaks
+            its rule.
 
     Example:
         >>> link = fit_link([1000, 2000, 4000], [11e-6, 12e-6, 14e-6])
@@ -154,16 +186,23 @@ def fit_link(sizes_bytes: Sequence[float] | npt.NDArray[Any], times_s: Sequence[
     """
     sizes, times = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
     if sizes.ndim != 1 or sizes.shape != times.shape:
-        raise ArgumentError(f"sizes_bytes and times_s must be two lists of one length, got shapes {sizes.shape} and {times.shape}.")
+        raise ArgumentError(
+            f"sizes_bytes and times_s must be two lists of one length, got shapes {sizes.shape} "
+            f"and {times.shape}."
+        )
     if not (np.isfinite(sizes).all() and (sizes >= 0).all()):
         raise ArgumentError(f"sizes_bytes must be 0 or more, got {sizes.tolist()}.")
     if not (np.isfinite(times).all() and (times > 0).all()):
-        raise ArgumentError(f"times_s must be above 0, got {times.tolist()}. Leave out what was not measured.")
+        raise ArgumentError(
+            f"times_s must be above 0, got {times.tolist()}. Leave out what was not measured."
+        )
     if len(np.unique(sizes)) < 2:
         raise ArgumentError(
-            f"sizes_bytes must hold two sizes or more, got {len(np.unique(sizes))}: one point gives no slope. Measure more."
+            f"sizes_bytes must hold two sizes or more, got {len(np.unique(sizes))}: one point "
+            "gives no slope. Measure more."
         )
-    scale = sizes.max()  # of the order of 1, whatever the sizes: alpha and beta differ by ten powers of ten
+    # of the order of 1, whatever the sizes: alpha and beta differ by ten powers of ten
+    scale = sizes.max()
     ones, growing = 1 / times, sizes / scale / times
     columns = np.stack([ones, growing], axis=1)
     found, _, _, _ = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)
@@ -174,11 +213,18 @@ def fit_link(sizes_bytes: Sequence[float] | npt.NDArray[Any], times_s: Sequence[
         found[alone] = columns[:, alone[0]].sum() / (columns[:, alone[0]] ** 2).sum()
         free = alone
     errors = _standard_errors(columns, found, free)
-    return Link(float(found[0]), float(found[1] / scale), float(errors[0]), float(errors[1] / scale))
+    return Link(
+        float(found[0]), float(found[1] / scale), float(errors[0]), float(errors[1] / scale)
+    )
 
 
-def _standard_errors(columns: npt.NDArray[Any], found: npt.NDArray[Any], free: list[int]) -> npt.NDArray[Any]:
-    """Returns one standard error of both numbers; 0 for one that is held at 0, NaN where no scatter is left to tell from."""
+def _standard_errors(
+    columns: npt.NDArray[Any], found: npt.NDArray[Any], free: list[int]
+) -> npt.NDArray[Any]:
+    """Returns one standard error of both numbers.
+
+    0 for one that is held at 0, NaN where no scatter is left to tell from.
+    """
     errors = np.zeros(2)
     spare = len(columns) - len(free)
     if len(columns) <= 2:

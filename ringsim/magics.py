@@ -1,6 +1,7 @@
 """The notebook magic: ``%load_ext ringsim``, then ``%%ring -n 4`` runs a cell on every rank.
 
-The ranks import this module for ``run_on_rank``, so what they do not need is imported on use: IPython, and what starts ranks.
+The ranks import this module for ``run_on_rank``, so what they do not need is imported on use:
+IPython, and what starts ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 _USAGE: Final = "%%ring [-n RANKS] [--limit SECONDS] [-o NAME]"
 # Names under which a rank has something of its own, or can have nothing.
 _NOT_SENT: Final = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
-_LOOKUPS: Final = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}  # the last since Python 3.12
+# the last since Python 3.12
+_LOOKUPS: Final = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:
@@ -44,17 +46,20 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
     """
 
     def ring(line: str, cell: str) -> ringsim.Trace:
-        """Runs the cell on every rank, shows what each prints, tagged with its rank, and then the trace.
+        """Runs the cell on every rank.
 
-        ``%%ring [-n RANKS] [--limit SECONDS] [-o NAME]``
+        Shows what each prints, tagged with its rank, and then the trace. ``%%ring [-n RANKS]
+        [--limit SECONDS] [-o NAME]``
 
-        The cell sees the notebook's variables that it names, as they are now, and ``ring``, this rank's place in the ring. What it assigns
-        stays on the ranks; the value of its last line, rank by rank, is in the trace's ``results``. The trace is also kept in the variable
-        NAME (default: ``trace``).
+        The cell sees the notebook's variables that it names, as they are now, and ``ring``, this
+        rank's place in the ring. What it assigns stays on the ranks; the value of its last line,
+        rank by rank, is in the trace's ``results``. The trace is also kept in the variable NAME
+        (default: ``trace``).
         """
         return _run_cell(ipython, line, cell)
 
-    ipython.register_magic_function(ring, "cell")  # type: ignore[arg-type]  # IPython types it as a method
+    # IPython types it as a method
+    ipython.register_magic_function(ring, "cell")  # type: ignore[arg-type]
 
 
 def _run_cell(shell: InteractiveShell, line: str, cell: str) -> ringsim.Trace:
@@ -71,10 +76,13 @@ def _run_cell(shell: InteractiveShell, line: str, cell: str) -> ringsim.Trace:
     kind = make_kind(options.ranks, "cpu", 30, ring=True)
     if options.limit is not None and not options.limit > 0:
         raise ArgumentError(f"--limit must be a positive number of seconds, got {options.limit}.")
-    source = f"\n{cell}"  # the line of %%ring counts, so that tracebacks number lines as the notebook does
+    # the line of %%ring counts, so that tracebacks number lines as the notebook does
+    source = f"\n{cell}"
     filename = shell.compile.cache(source)  # where tracebacks find them
     used = names_used(_compile(source, filename)) - _NOT_SENT - {options.out}
-    job = _pack(source, filename, {name: shell.user_ns[name] for name in used if name in shell.user_ns})
+    job = _pack(
+        source, filename, {name: shell.user_ns[name] for name in used if name in shell.user_ns}
+    )
     trace = run(job, kind, RunOptions(limit_s=options.limit, show_hidden=True))
     shell.user_ns[options.out] = trace
     return trace
@@ -103,12 +111,16 @@ def _compile(source: str, filename: str) -> CodeType:
     """Compiles the cell.
 
     Raises:
-        ArgumentError: it is not Python; a SyntaxError would be shown with all the frames that led here.
+        ArgumentError: it is not Python; a SyntaxError would be shown with all the frames that led
+            here.
     """
     try:
         return compile(source, filename, "exec")
     except SyntaxError as error:
-        raise ArgumentError("the cell must be Python, got\n" + "".join(traceback.format_exception_only(error)).rstrip()) from None
+        raise ArgumentError(
+            "the cell must be Python, got\n"
+            + "".join(traceback.format_exception_only(error)).rstrip()
+        ) from None
 
 
 def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
@@ -128,7 +140,8 @@ def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
             except Exception:  # pickling runs code of the value's class: anything may be raised
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 raise ArgumentError(
-                    f"the variable {name!r} must be picklable to travel to the ranks, got a {kind}. Create it inside the cell."
+                    f"the variable {name!r} must be picklable to travel to the ranks, got a "
+                    f"{kind}. Create it inside the cell."
                 ) from None
         raise
 
@@ -148,9 +161,10 @@ def names_used(code: CodeType) -> set[str]:
 
 
 def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
-    """Runs the text of a cell on this rank; returns the value of its last line, as a notebook shows it.
+    """Runs the text of a cell on this rank.
 
-    The cell finds ``ring``, this rank's place in its ring, and ``ringsim``.
+    Returns the value of its last line, as a notebook shows it. The cell finds ``ring``, this rank's
+    place in its ring, and ``ringsim``.
 
     Args:
         source: the text.
@@ -158,7 +172,8 @@ def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
         variables: those of the notebook that the cell uses.
 
     Returns:
-        The value, if the last statement is an expression (as text, if the value cannot travel); otherwise None.
+        The value, if the last statement is an expression (as text, if the value cannot travel);
+        otherwise None.
 
     Example:
         >>> def worker():
@@ -166,11 +181,21 @@ def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
         >>> ringsim.trace(worker, world_size=2).results
         [8, 9]
     """
-    space = {"__name__": "__main__", "ring": ringsim.current_ring(), "ringsim": ringsim, **variables}
+    space = {
+        "__name__": "__main__",
+        "ring": ringsim.current_ring(),
+        "ringsim": ringsim,
+        **variables,
+    }
     tree = ast.parse(source, filename)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, filename, "exec"), space)  # the cell, which is what the user asked to have run
-    value = eval(compile(ast.Expression(last.value), filename, "eval"), space) if isinstance(last, ast.Expr) else None
+    # the cell, which is what the user asked to have run
+    exec(compile(tree, filename, "exec"), space)
+    value = (
+        eval(compile(ast.Expression(last.value), filename, "eval"), space)
+        if isinstance(last, ast.Expr)
+        else None
+    )
     try:
         dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):

@@ -1,4 +1,7 @@
-"""Where a number comes from: the machine, the versions and the date that stand under every picture."""
+"""Where a number comes from.
+
+The machine, the versions and the date that stand under every picture.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +25,34 @@ def machine() -> dict[str, Any]:
     """Describes this machine.
 
     Returns:
-        ``cpu`` (model name), ``cores`` (logical cores that this process may use), ``memory_bytes`` (None where unknown) and
-        ``platform``. No host name and no user name: a trace may be handed on.
+        ``cpu`` (model name), ``cores`` (logical cores that this process may use), ``memory_bytes``
+        (None where unknown) and ``platform``. No host name and no user name: a trace may be handed
+        on.
 
     Example:
         >>> sorted(machine())
         ['cores', 'cpu', 'memory_bytes', 'platform']
     """
-    return {"cpu": _cpu(), "cores": _cores(), "memory_bytes": _memory_bytes(), "platform": platform.platform(terse=True)}
+    return {
+        "cpu": _cpu(),
+        "cores": _cores(),
+        "memory_bytes": _memory_bytes(),
+        "platform": platform.platform(terse=True),
+    }
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of ringsim, Python, torch and numpy; what is not installed is left out. Imports none of them.
+    """Returns the versions of ringsim, Python, torch and numpy; what is not installed is left out.
+
+    Imports none of them.
 
     Example:
         >>> versions()["python"] == platform.python_version()
         True
     """
-    installed = {name: version for name in ("torch", "numpy") if (version := _installed(name)) is not None}
+    installed = {
+        name: version for name in ("torch", "numpy") if (version := _installed(name)) is not None
+    }
     return {"ringsim": __version__, "python": platform.python_version(), **installed}
 
 
@@ -69,7 +82,9 @@ _DOUBTFUL: Final = "doubtful constants: "
 
 
 def note_doubts(doubts: Iterable[str]) -> list[str]:
-    """Returns what makes the constants of a prediction doubtful as notes of its trace, which `footer` knows.
+    """Returns what makes a prediction's constants doubtful as notes of its trace.
+
+    `footer` knows these.
 
     Example:
         >>> footer({"source": "simulated", "notes": note_doubts(["the machine was busy"])})
@@ -79,27 +94,40 @@ def note_doubts(doubts: Iterable[str]) -> list[str]:
 
 
 def footer(metadata: Mapping[str, Any]) -> str:
-    """Returns the line that stands under a picture: measured or simulated, on what, with what, when.
+    """Returns the line that stands under a picture.
+
+    Measured or simulated, on what, with what, when.
 
     Args:
         metadata: of a trace; whatever it lacks is left out, nothing is invented.
 
     Example:
-        >>> footer({
-        ...     "source": "measured", "machine": {"cpu": "EPYC 7B13", "cores": 2}, "backend": "gloo",
-        ...     "versions": {"torch": "2.13.0"}, "date": "2026-11-20",
-        ... })
+        >>> footer(
+        ...     {
+        ...         "source": "measured",
+        ...         "machine": {"cpu": "EPYC 7B13", "cores": 2},
+        ...         "backend": "gloo",
+        ...         "versions": {"torch": "2.13.0"},
+        ...         "date": "2026-11-20",
+        ...     }
+        ... )
         'measured on EPYC 7B13, 2 cores, gloo, torch 2.13.0, 2026-11-20'
         >>> footer({})
         'origin unknown'
     """
-    source, known, release = metadata.get("source"), metadata.get("machine") or {}, metadata.get("versions") or {}
+    source, known, release = (
+        metadata.get("source"),
+        metadata.get("machine") or {},
+        metadata.get("versions") or {},
+    )
     cores = known.get("cores")
     parts = [
         known.get("cpu"),
         f"{cores} core{'' if cores == 1 else 's'}" if cores else None,
         metadata.get("backend"),
-        next((f"{name} {release[name]}" for name in ("torch", "ringsim") if release.get(name)), None),
+        next(
+            (f"{name} {release[name]}" for name in ("torch", "ringsim") if release.get(name)), None
+        ),
         metadata.get("date"),
     ]
     details = ", ".join(str(part) for part in parts if part)
@@ -123,7 +151,9 @@ def _installed(name: str) -> str | None:
 def _cpu() -> str:
     """Returns the model of the processor, on Linux as /proc/cpuinfo has it."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             key, _, value = line.partition(":")
             if key.strip() in ("model name", "Hardware", "cpu model") and value.strip():
                 return " ".join(value.split())

@@ -1,7 +1,8 @@
-"""The one state of a rank: its ring, its recorder, where its hidden prints go, what carries its messages, and its clock.
+"""The one state of a rank.
 
-``RankState`` is a frozen value and is replaced whole. There is one for the process; each simulated rank has its own, in its context.
-Nothing else in ringsim is a module global that changes.
+Its ring, its recorder, where its hidden prints go, what carries its messages, and its clock.
+``RankState`` is a frozen value and is replaced whole. There is one for the process; each simulated
+rank has its own, in its context. Nothing else in ringsim is a module global that changes.
 """
 
 from __future__ import annotations
@@ -17,21 +18,27 @@ OUR_THREADS: Final = "ringsim-"  # prefix of the names of ringsim's own threads
 
 @dataclass(frozen=True)
 class RankState:
-    """What a rank knows about itself; fields of type Any hold values of modules above this one, which it does not import.
+    """What a rank knows about itself.
+
+    Fields of type Any hold values of modules above this one, which it does not import.
 
     Attributes:
-        ring: the ``Ring`` that this rank is in, None before ``initialize_distributed`` and after ``destroy_distributed``.
+        ring: the ``Ring`` that this rank is in, None before ``initialize_distributed`` and after
+            ``destroy_distributed``.
         recorder: the ``Recorder`` of this rank's events, None while nothing is recorded.
         hidden_output: takes the text that print suppression hides, None to drop it.
         undo_print: gives ``builtins.print`` back, None while it is not replaced.
         backend: the ``Backend`` that carries the messages of ``ringsim.comm``, None for torch.
         log: the ``LogOptions`` of what ``ringsim.comm`` logs, None for nothing.
-        stopped_log: the log while it is stopped, with its settings and records; None before it was first configured.
+        stopped_log: the log while it is stopped, with its settings and records; None before it was
+            first configured.
         clock: the rank's virtual ``Clock``, None for the real one.
         slowdown: how many times as long ``ringsim.compute`` takes.
         jitter: draws how many times as long the next computation takes; None for no jitter.
-        costs: the ``CostTable`` of what the computations of a stage take on the virtual clock, None for no time.
-        sleep_s: how much longer than asked ``ringsim.compute`` takes on the virtual clock, as a real sleep does.
+        costs: the ``CostTable`` of what the computations of a stage take on the virtual clock, None
+            for no time.
+        sleep_s: how much longer than asked ``ringsim.compute`` takes on the virtual clock, as a
+            real sleep does.
         around_s: what the program takes around each computation there, for which it needs a core.
     """
 
@@ -54,7 +61,8 @@ class _Process:
     """The state of the process, and whether simulated ranks in it have states of their own.
 
     Attributes:
-        unchanged: whether neither a backend nor a log stands between a call of ``ringsim.comm`` and torch, on any rank of the process.
+        unchanged: whether neither a backend nor a log stands between a call of ``ringsim.comm`` and
+            torch, on any rank of the process.
     """
 
     def __init__(self) -> None:
@@ -77,7 +85,8 @@ _simulated: ContextVar[RankState | None] = ContextVar("ringsim_rank_state", defa
 
 def get_state() -> RankState:
     """Returns the state of the calling rank."""
-    return (_simulated.get() if process.simulates else None) or process.state  # torch.compile cannot follow a context variable
+    # torch.compile cannot follow a context variable
+    return (_simulated.get() if process.simulates else None) or process.state
 
 
 @contextmanager
@@ -97,7 +106,10 @@ def enter_rank(state: RankState) -> None:
 
 
 def change_state(**changes: Any) -> RankState:
-    """Replaces the calling rank's state by one with ``changes`` (fields of ``RankState``) and returns it."""
+    """Replaces the calling rank's state by one with ``changes`` and returns it.
+
+    They are fields of ``RankState``.
+    """
     before = get_state()
     state = replace(before, **changes)
     if before is process.state:

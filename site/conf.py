@@ -1,4 +1,7 @@
-"""How Sphinx builds the site: `make site`. Its sources are the repository's own pages; what stands here is what only a site has."""
+"""How Sphinx builds the site: `make site`.
+
+Its sources are the repository's own pages; what stands here is what only a site has.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,17 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ex
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 myst_heading_anchors = 3
-myst_html_meta = {"description": "ringsim shows how the stages of a pipeline talk: runs, records, explains, simulates and draws them."}
-suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]  # links to code; tables and commands in blocks without a language
+myst_html_meta = {
+    "description": (
+        "ringsim shows how the stages of a pipeline talk: runs, records, "
+        "explains, simulates and draws them."
+    )
+}
+# links to code; tables and commands in blocks without a language
+suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]
 
-# Lessons and pages run when the site is built; one that fails, fails the build. Views and explorers need no kernel there: see frames.py.
+# Lessons and pages run when the site is built; one that fails, fails the build. Views and explorers
+# need no kernel there: see frames.py.
 nb_execution_mode = "cache"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
@@ -47,7 +57,10 @@ html_theme_options = {"top_of_page_buttons": []}
 
 
 def write_pages(*_: Any) -> None:
-    """Writes what pages show in frames, a recorded run and the explorers, and what kernels run first."""
+    """Writes what pages show in frames and what kernels run first.
+
+    A recorded run and the explorers.
+    """
     static, own = HERE / "_static", ROOT / "build" / "ipython"
     static.mkdir(exist_ok=True)
     startup = own / "profile_default" / "startup"

@@ -1,4 +1,7 @@
-"""Runs first in each kernel that builds the site: a view, or an explorer, becomes a frame that needs no kernel, with its pictures below."""
+"""Runs first in each kernel that builds the site.
+
+A view, or an explorer, becomes a frame that needs no kernel, with its pictures below.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def show_explorer(explorer: Any) -> None:
 def show_frame(name: str, title: str, height: str) -> None:
     """Shows a page of the site's own in a frame."""
     style = f"width: 100%; height: {height}; border: 1px solid"
-    frame = f'<iframe src="../_static/{name}" title="{title}" loading="lazy" style="{style}"></iframe>'
+    frame = (
+        f'<iframe src="../_static/{name}" title="{title}" loading="lazy" style="{style}"></iframe>'
+    )
     display({"text/html": frame, "text/plain": title}, raw=True)
 
 

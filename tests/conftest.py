@@ -1,4 +1,8 @@
-"""What every test gets: an order, a seed, a clean environment, a rank state of its own, and a look for processes left behind."""
+"""What every test gets.
+
+An order, a seed, a clean environment, a rank state of its own, and a look for processes left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,9 @@ pytest_plugins = ["verdicts"]  # its fixture
 # A property is tried on the same few examples in every run, and on many new ones in `make soak`.
 # Ranks share the cores: the time of one says nothing.
 IGNORED = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
-hypothesis.settings.register_profile("soak", max_examples=600, deadline=None, suppress_health_check=IGNORED)
+hypothesis.settings.register_profile(
+    "soak", max_examples=600, deadline=None, suppress_health_check=IGNORED
+)
 hypothesis.settings.register_profile(
     "ringsim",
     hypothesis.settings.get_profile("soak"),
@@ -41,7 +47,7 @@ hypothesis.settings.load_profile("ringsim")
 
 
 class SameConstants(HypothesisProvider):
-    """Draws no constants of the modules that happen to be loaded, which depend on the tests before."""
+    """Draws no constants of the modules that are loaded, which depend on the tests before."""
 
     _local_constants = Constants()
 
@@ -51,35 +57,55 @@ def pytest_configure(config: pytest.Config) -> None:
         AVAILABLE_PROVIDERS["hypothesis"] = SameConstants
 
 
-# A shell that starts the tests in the background may have Ctrl-C ignored, which every process that a test starts would inherit.
+# A shell that starts the tests in the background may have Ctrl-C ignored, which every process that
+# a test starts would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LEFT_BEHIND_AFTER_S = 60.0  # a process that is ending gets this long to do so
-# What the fork server, fresh ranks and a browser call themselves: they may stay for the next call, or the next test.
+# What the fork server, fresh ranks and a browser call themselves: they may stay for the next call,
+# or the next test.
 WAITING = ("ringsim-server", "ringsim-parked", "chrom")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests come first, then those on real ranks, then the lessons: what breaks everything breaks early."""
+    """Quick tests come first, then those on real ranks, then the lessons.
+
+    What breaks everything breaks early.
+    """
     for item in items:
         if "distributed" in item.path.parts:
             item.add_marker("distributed")
-            # One after the other, while another process does the rest; jobs of MPI share nothing with other ranks.
+            # One after the other, while another process does the rest; jobs of MPI share nothing
+            # with other ranks.
             item.add_marker(pytest.mark.xdist_group("mpi" if "mpi" in item.path.stem else "ranks"))
         elif "notebook" in item.path.stem:
             item.add_marker("notebooks")
-        if item.get_closest_marker("soak") and item.config.getoption("--hypothesis-profile") != "soak":
+        if (
+            item.get_closest_marker("soak")
+            and item.config.getoption("--hypothesis-profile") != "soak"
+        ):
             item.add_marker(pytest.mark.skip(reason="takes long: make soak"))
         if item.get_closest_marker("long") and item.config.getoption("markexpr") != "long":
             item.add_marker(pytest.mark.skip(reason="takes long: make test-long"))
-    items.sort(key=lambda item: 2 if item.get_closest_marker("notebooks") else 1 if item.get_closest_marker("distributed") else 0)
+    items.sort(
+        key=lambda item: (
+            2
+            if item.get_closest_marker("notebooks")
+            else 1
+            if item.get_closest_marker("distributed")
+            else 0
+        )
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
 def empty_diagnoses() -> Iterator[list[str]]:
-    """The errors of runs so far whose diagnosis has no finding: such an error says that nothing is wrong."""
+    """The errors of runs so far whose diagnosis has no finding.
+
+    Such an error says that nothing is wrong.
+    """
     found: list[str] = []
 
     def set_attribute(self: BaseException, name: str, value: Any) -> None:
@@ -113,7 +139,8 @@ def seed() -> None:
     np.random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
-        sys.modules["torch"].set_num_threads(1)  # several, for tensors as small as here, wait for each other most of the time
+        # several, for tensors as small as here, wait for each other most of the time
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +153,10 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_state(clean_environment: None) -> Iterator[None]:
-    """The rank state is the default one before and after a test: no ring, no recorder, the real ``print``."""
+    """The rank state is the default one before and after a test.
+
+    No ring, no recorder, the real ``print``.
+    """
     yield
     if get_state().ring is not None:
         from ringsim.ring import destroy_distributed
@@ -140,7 +170,10 @@ def fresh_state(clean_environment: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_process_left(fresh_state: None) -> Iterator[None]:
-    """Fails a test that leaves a process behind, other than those of ringsim that wait for the next call."""
+    """Fails a test that leaves a process behind.
+
+    Other than those of ringsim that wait for the next call.
+    """
     before = busy_processes()
     yield
     deadline = time.monotonic() + LEFT_BEHIND_AFTER_S
@@ -151,9 +184,14 @@ def no_process_left(fresh_state: None) -> Iterator[None]:
 
 
 def busy_processes() -> dict[int, str]:
-    """Returns the processes that this one has started, and they in turn, less those that just wait for the next call."""
+    """Returns the processes that this one has started, and they in turn.
+
+    Less those that just wait for the next call.
+    """
     multiprocessing.active_children()  # reaps those that have ended
-    return {pid: name for pid, name in descendants(os.getpid()).items() if not name.startswith(WAITING)}
+    return {
+        pid: name for pid, name in descendants(os.getpid()).items() if not name.startswith(WAITING)
+    }
 
 
 def describe(pid: int) -> str:

@@ -1,4 +1,7 @@
-"""Rank 0 on torch's fake backend, recorded: one process, no messages, every function of torch.distributed."""
+"""Rank 0 on torch's fake backend, recorded.
+
+One process, no messages, every function of torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,13 @@ def fake_world(size: int = SIZE) -> Iterator[ProcessGroup]:
 
 
 @contextmanager
-def recording(recorder: Recorder, check: str = "basic", inject: Sequence[Injection] = ()) -> Iterator[Stop]:
-    """Shows operations to a recorder until what it gives is called, which returns the events and what the rank says."""
+def recording(
+    recorder: Recorder, check: str = "basic", inject: Sequence[Injection] = ()
+) -> Iterator[Stop]:
+    """Shows operations to a recorder until what it gives is called.
+
+    That returns the events and what the rank says.
+    """
     install_with(inject, recorder, check)
 
     def stop() -> tuple[Events, dict[str, Any]]:

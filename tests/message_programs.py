@@ -1,4 +1,7 @@
-"""Programs of messages drawn at random, for a ``Machine`` or for real ranks, and what must be said of those that get stuck."""
+"""Programs of messages drawn at random, for a ``Machine`` or for real ranks.
+
+Also what must be said of those that get stuck.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ def programs_of_messages(
     apart: bool = False,
     at_once: bool = False,
 ) -> Programs:
-    """Draws programs of which about half come to an end: whole messages, some spoilt, waited for in any order, never, or twice.
+    """Draws programs of which about half come to an end.
+
+    Whole messages, some spoilt, waited for in any order, never, or twice.
 
     Args:
         draw: hypothesis's.
@@ -49,7 +54,9 @@ def programs_of_messages(
         number = draw(st.integers(0, len(groups) - 1))
         if collectives and draw(st.integers(0, 3)) == 0:
             for rank in groups[number].ranks:
-                posts[rank].append((draw(st.sampled_from(["barrier"] * 7 + ["all_reduce"])), number))
+                posts[rank].append(
+                    (draw(st.sampled_from(["barrier"] * 7 + ["all_reduce"])), number)
+                )
             continue
         source, target = draw(st.permutations(groups[number].ranks))[:2]
         from_any = anybody and draw(st.booleans())
@@ -61,7 +68,10 @@ def programs_of_messages(
 
 @st.composite
 def _spoilt(draw: st.DrawFn, posts: list[Instruction]) -> list[Instruction]:
-    """Drops a post now and then, or moves it to the front, or posts it once more, or under another tag."""
+    """Drops a post now and then.
+
+    Or moves it to the front, or posts it once more, or under another tag.
+    """
     what = draw(st.sampled_from(["no"] * 12 + ["drop", "swap", "tag", "again"])) if posts else "no"
     if what == "no":
         return posts
@@ -76,12 +86,21 @@ def _spoilt(draw: st.DrawFn, posts: list[Instruction]) -> list[Instruction]:
 
 @st.composite
 def _with_waits(draw: st.DrawFn, posts: list[Instruction], at_once: bool) -> list[Instruction]:
-    """Puts waits behind posts: at once (or a blocking call), a few posts later, at the end in any order, never, or twice."""
+    """Puts waits behind posts.
+
+    At once (or a blocking call), a few posts later, at the end in any order, never, or twice.
+    """
     program: list[Instruction] = []
     later: list[int] = []  # handles that are still to be waited for
     handles, patient = 0, draw(st.booleans())  # the patient wait for nothing before all is posted
     for op, *about in posts:
-        how = "later" if patient else draw(st.sampled_from(["blocks", "blocks", "later", "later", "later", "twice", "never"]))
+        how = (
+            "later"
+            if patient
+            else draw(
+                st.sampled_from(["blocks", "blocks", "later", "later", "later", "twice", "never"])
+            )
+        )
         if op not in ("isend", "irecv"):
             program.append((op, *about))
         elif how == "blocks" and draw(st.booleans()):
@@ -92,7 +111,11 @@ def _with_waits(draw: st.DrawFn, posts: list[Instruction], at_once: bool) -> lis
             handles += 1
         if later and not patient and draw(st.integers(0, 3)) == 0:
             program.append(("wait", later.pop(draw(st.integers(0, len(later) - 1)))))
-    return [*program, ("wait_all",)] if at_once else program + [("wait", handle) for handle in draw(st.permutations(later))]
+    return (
+        [*program, ("wait_all",)]
+        if at_once
+        else program + [("wait", handle) for handle in draw(st.permutations(later))]
+    )
 
 
 def joined(parts: Sequence[Programs], size: int) -> Programs:
@@ -129,7 +152,13 @@ def awaited(machine: Machine) -> set[Awaits]:
 def said(diagnosis: Diagnosis) -> set[Awaits]:
     """Returns who waits for ever, and in what, by a diagnosis."""
     return {
-        Awaits(edge.rank, edge.peer, edge.operation.kind == SEND, edge.operation.group, edge.operation.tag)
+        Awaits(
+            edge.rank,
+            edge.peer,
+            edge.operation.kind == SEND,
+            edge.operation.group,
+            edge.operation.tag,
+        )
         for edge in diagnosis.edges
         if edge.operation is not None
     }
@@ -158,4 +187,9 @@ def said_circles(diagnosis: Diagnosis) -> set[frozenset[int]]:
 
 def named(diagnosis: Diagnosis) -> set[int]:
     """Returns all ranks that the findings name, and what is folded under them."""
-    return {rank for root in diagnosis.findings for finding in (root, *root.consequences) for rank in finding.ranks}
+    return {
+        rank
+        for root in diagnosis.findings
+        for finding in (root, *root.consequences)
+        for rank in finding.ranks
+    }

@@ -15,7 +15,8 @@ class Writer:
 
     def __init__(self, directory: Path, rank: int, size: int, max_records: int = 1 << 21) -> None:
         self.recorder = Recorder(directory, rank, size, max_records=max_records)
-        for name in GROUPS if rank % 2 else reversed(GROUPS):  # the ranks number their groups in different orders
+        # the ranks number their groups in different orders
+        for name in GROUPS if rank % 2 else reversed(GROUPS):
             self.recorder.group(name, range(size))
         self.groups = [self.recorder.group(name, range(size)) for name in GROUPS]
         self.payload = self.recorder.payload("float32", [2], 8)

@@ -28,8 +28,16 @@ def drawn(artists: Any, prefix: str) -> dict[str, Any]:
 
 
 def boxes(ax: Axes, gid: str, row: int | None = None) -> list[tuple[float, float, float, float]]:
-    """(left, right, top, bottom) of the boxes of an id, of one row or of all, sorted; y grows downwards."""
-    corners = [path.vertices for group in ax.collections if group.get_gid() == gid for path in group.get_paths()]
+    """(left, right, top, bottom) of the boxes of an id, of one row or of all, sorted.
+
+    Y grows downwards.
+    """
+    corners = [
+        path.vertices
+        for group in ax.collections
+        if group.get_gid() == gid
+        for path in group.get_paths()
+    ]
     found = sorted((c[:, 0].min(), c[:, 0].max(), c[:4, 1].min(), c[:4, 1].max()) for c in corners)
     return [box for box in found if row is None or abs((box[2] + box[3]) / 2 - row) < 0.5]
 
@@ -41,11 +49,18 @@ def spans(ax: Axes, gid: str, row: int | None = None) -> list[tuple[float, float
 
 def overlap(one: Bbox, other: Bbox) -> float:
     """By how many pixels two boxes lie over each other; 0 and less where they do not."""
-    return float(min(min(one.x1, other.x1) - max(one.x0, other.x0), min(one.y1, other.y1) - max(one.y0, other.y0)))
+    return float(
+        min(
+            min(one.x1, other.x1) - max(one.x0, other.x0),
+            min(one.y1, other.y1) - max(one.y0, other.y0),
+        )
+    )
 
 
 def assert_apart(found: list[Bbox], most: float = 1.5) -> None:
-    assert all(overlap(one, other) < most for one, other in combinations(found, 2)), "pixels of overlap"
+    assert all(overlap(one, other) < most for one, other in combinations(found, 2)), (
+        "pixels of overlap"
+    )
 
 
 def assert_within(ax: Axes) -> list[Bbox]:
@@ -53,7 +68,11 @@ def assert_within(ax: Axes) -> list[Bbox]:
     ax.figure.canvas.draw()
     beside = [*ax.texts, *(ax.get_legend().get_texts() if ax.get_legend() else [])]
     canvas, (low, high) = ax.figure.bbox, sorted(ax.get_ylim())
-    ticks = [label for label in ax.get_yticklabels() if ax.axison and low <= label.get_position()[1] <= high]
+    ticks = [
+        label
+        for label in ax.get_yticklabels()
+        if ax.axison and low <= label.get_position()[1] <= high
+    ]
     for text in [*beside, *ticks, ax.title, *([ax.xaxis.label] if ax.axison else [])]:
         if text.get_text() and text.get_visible():
             box = text.get_window_extent()

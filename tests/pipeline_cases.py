@@ -1,4 +1,4 @@
-"""Models, steps and prompts for the tests of pipelines, and the single process that they are compared with."""
+"""Models, steps and prompts for tests of pipelines, and the process that they are compared with."""
 
 from __future__ import annotations
 
@@ -34,16 +34,31 @@ class Case:
 
 
 def make_model(case: Case) -> nn.Module:
-    """A transformer, or a sequential model whose width differs at every boundary, or whose ends share a transposed weight."""
+    """A transformer, or a sequential model.
+
+    The latter's width differs at every boundary, or its ends share a transposed weight.
+    """
     torch.manual_seed(case.seed)
     if case.make == "transformer":
         model: nn.Module = SmallTransformer(
-            VOCABULARY, hidden_size=8, num_layers=case.num_layers, num_heads=2, max_length=16, tied=case.tied
+            VOCABULARY,
+            hidden_size=8,
+            num_layers=case.num_layers,
+            num_heads=2,
+            max_length=16,
+            tied=case.tied,
         )
         return model.to(case.dtype)
     if case.make == "transposed":
-        weight = nn.Parameter(torch.randn(6, 4, dtype=case.dtype).t())  # its strides are not those of a new tensor
-        inner = [nn.Embedding(VOCABULARY, 4), _Product(weight), nn.Tanh(), nn.Linear(6, 6), _Product(weight, turned=True)]
+        # its strides are not those of a new tensor
+        weight = nn.Parameter(torch.randn(6, 4, dtype=case.dtype).t())
+        inner = [
+            nn.Embedding(VOCABULARY, 4),
+            _Product(weight),
+            nn.Tanh(),
+            nn.Linear(6, 6),
+            _Product(weight, turned=True),
+        ]
         return nn.Sequential(*inner, nn.Linear(4, VOCABULARY)).to(case.dtype)
     widths = [4, 6, 3, 7, 5, 2][: case.num_layers]
     layers: list[nn.Module] = [nn.Embedding(VOCABULARY, widths[0])]
@@ -64,7 +79,10 @@ class _Product(nn.Module):
 
 
 def make_microbatches(case: Case) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns token ids and aligned targets, some of them ignored; with ``same_shapes=False`` of several batch sizes and lengths."""
+    """Returns token ids and aligned targets, some of them ignored.
+
+    With ``same_shapes=False`` of several batch sizes and lengths.
+    """
     generator = torch.Generator().manual_seed(1000 + case.seed)
     inputs, targets = [], []
     for index in range(case.num_microbatches):
@@ -77,7 +95,12 @@ def make_microbatches(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     return inputs, targets
 
 
-def single_process(model: nn.Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], masks: Sequence[Tensor] | None = None) -> float:
+def single_process(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    masks: Sequence[Tensor] | None = None,
+) -> float:
     """The oracle: the whole model, one microbatch after the other; gradients land in the model."""
     total = 0.0
     for index, (tokens, target) in enumerate(zip(inputs, targets, strict=True)):
@@ -89,13 +112,24 @@ def single_process(model: nn.Module, inputs: Sequence[Tensor], targets: Sequence
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def difference(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
-    """Returns the worst difference of the gradients that there are, relative to the largest number of the reference."""
+    """Returns the worst difference of the gradients that there are.
+
+    Relative to the largest number of the reference.
+    """
     return max(
-        (float((grad - reference[n]).abs().max() / reference[n].abs().max().clamp(min=1e-30)) for n, grad in mine.items()), default=0.0
+        (
+            float((grad - reference[n]).abs().max() / reference[n].abs().max().clamp(min=1e-30))
+            for n, grad in mine.items()
+        ),
+        default=0.0,
     )
 
 
@@ -109,16 +143,23 @@ def train_all(cases: Sequence[Case]) -> list[tuple[float, dict[str, Tensor]]]:
     return found
 
 
-def complaints(cases: Sequence[Case], results: Sequence[list[tuple[float, dict[str, Tensor]]]]) -> list[str]:
+def complaints(
+    cases: Sequence[Case], results: Sequence[list[tuple[float, dict[str, Tensor]]]]
+) -> list[str]:
     """Says what is wrong with what the ranks found."""
     said = []
     for case, *by_rank in zip(cases, *results, strict=True):
         reference, tolerance = make_model(case), TOLERANCES[case.dtype]
         expected = single_process(reference, *make_microbatches(case))
         for rank, (loss, held) in enumerate(by_rank):
-            if loss != by_rank[0][0] or not abs(loss - expected) <= tolerance or not difference(held, gradients(reference)) <= tolerance:
+            if (
+                loss != by_rank[0][0]
+                or not abs(loss - expected) <= tolerance
+                or not difference(held, gradients(reference)) <= tolerance
+            ):
                 said.append(
-                    f"{case}: rank {rank} has a loss of {loss}, expected {expected}; gradients {difference(held, gradients(reference))}"
+                    f"{case}: rank {rank} has a loss of {loss}, expected {expected}; gradients "
+                    f"{difference(held, gradients(reference))}"
                 )
         if missing := set(gradients(reference)) - {name for _, held in by_rank for name in held}:
             said.append(f"{case}: nobody has gradients of {sorted(missing)}")
@@ -128,16 +169,29 @@ def complaints(cases: Sequence[Case], results: Sequence[list[tuple[float, dict[s
 # -- generation
 
 TOKENS = 61
-PROMPTS = [[1, 2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12, 13, 14], [15, 16], [17, 18, 19], [20, 21, 22, 23, 24]]
+PROMPTS = [
+    [1, 2, 3, 4, 5, 6],
+    [7],
+    [8, 9, 10],
+    [11, 12, 13, 14],
+    [15, 16],
+    [17, 18, 19],
+    [20, 21, 22, 23, 24],
+]
 
 
 def small_model(layers: int = 5, seed: int = 3) -> nn.Module:
     torch.manual_seed(seed)
-    return SmallTransformer(TOKENS, hidden_size=32, num_layers=layers, num_heads=4, max_length=64).double()
+    return SmallTransformer(
+        TOKENS, hidden_size=32, num_layers=layers, num_heads=4, max_length=64
+    ).double()
 
 
 def one_by_one(model: nn.Module, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """The oracle: each prompt alone, the whole sequence read again for each token; no cache, no padding, no stages."""
+    """The oracle: each prompt alone, the whole sequence read again for each token.
+
+    No cache, no padding, no stages.
+    """
     model.eval()
     rows = []
     with torch.no_grad():
@@ -153,7 +207,11 @@ def one_by_one(model: nn.Module, prompts: list[list[int]], num_tokens: int) -> l
 def settings_for(world_size: int) -> list[dict[str, Any]]:
     """All settings that finish, some in one round and some in several."""
     return [
-        {"num_inner_iterations": turns, "async_comm": async_comm, "batch_size": 1 if (turns + async_comm) % 2 else None}
+        {
+            "num_inner_iterations": turns,
+            "async_comm": async_comm,
+            "batch_size": 1 if (turns + async_comm) % 2 else None,
+        }
         for async_comm in (False, True)
         for turns in range(1, 2 * world_size)
         if can_finish(world_size, turns, async_comm)

@@ -8,10 +8,30 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Set by launchers and schedulers, and read by torch.distributed, by Gloo or by ringsim: a test must not see the caller's.
+# Set by launchers and schedulers, and read by torch.distributed, by Gloo or by ringsim: a test must
+# not see the caller's.
 RANK_VARIABLES = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_", "SLURM_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "GLOO_", "NCCL_", "TORCH_DISTRIBUTED_", "RINGSIM_"),
+    *(
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ),
+    *(
+        "TORCHELASTIC_",
+        "SLURM_",
+        "OMPI_COMM_WORLD_",
+        "PMI_",
+        "PMIX_",
+        "GLOO_",
+        "NCCL_",
+        "TORCH_DISTRIBUTED_",
+        "RINGSIM_",
+    ),
 )
 
 
@@ -42,7 +62,10 @@ def gone(pid: int) -> bool:
 
 
 def until(condition: Callable[[], bool], limit_s: float = 30.0) -> bool:
-    """Waits for a condition; returns whether it came true before the limit, which is there against hangs."""
+    """Waits for a condition.
+
+    Returns whether it came true before the limit, which is there against hangs.
+    """
     deadline = time.monotonic() + limit_s
     while not (true := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -66,5 +89,13 @@ def _list_listening(pid: int | str) -> list[list[str]]:
             links.append(os.readlink(fd))
     inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
     tables = ("tcp", "tcp6", "udp", "udp6")
-    lines = [(name, line.split()) for name in tables for line in read(Path(f"/proc/{pid}/net/{name}")).splitlines()[1:]]
-    return [words[1].split(":") for name, words in lines if words[9] in inodes and (words[3] == "0A" or name.startswith("udp"))]
+    lines = [
+        (name, line.split())
+        for name in tables
+        for line in read(Path(f"/proc/{pid}/net/{name}")).splitlines()[1:]
+    ]
+    return [
+        words[1].split(":")
+        for name, words in lines
+        if words[9] in inodes and (words[3] == "0A" or name.startswith("udp"))
+    ]

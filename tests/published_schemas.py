@@ -1,9 +1,10 @@
-"""The parts of two published schemas that ringsim writes or reads, typed out from their sources a second time.
+"""The parts of two published schemas that ringsim writes or reads.
 
-They stand apart from ``exchange/schemas.py``.
+Typed out from their sources a second time. They stand apart from ``exchange/schemas.py``.
 
-Perfetto: protos/perfetto/trace of https://github.com/google/perfetto. Chakra: schema/protobuf/et_def.proto of
-https://github.com/mlcommons/chakra. A field that ringsim wrote with another number or type than these is unknown to the parser.
+Perfetto: protos/perfetto/trace of https://github.com/google/perfetto. Chakra:
+schema/protobuf/et_def.proto of https://github.com/mlcommons/chakra. A field that ringsim wrote with
+another number or type than these is unknown to the parser.
 """
 
 from __future__ import annotations
@@ -18,29 +19,47 @@ FieldType = descriptor_pb2.FieldDescriptorProto
 PERFETTO = {
     "Trace": "1 packet TracePacket*",
     "TracePacket": "8 timestamp uint64, 10 sequence uint32, 11 track_event TrackEvent, "
-    "12 interned_data InternedData, 13 flags uint32, 59 defaults TracePacketDefaults, 60 track_descriptor TrackDescriptor",
+    "12 interned_data InternedData, 13 flags uint32, 59 defaults TracePacketDefaults, 60 "
+    "track_descriptor TrackDescriptor",
     "TracePacketDefaults": "11 track_event_defaults TrackEventDefaults",
     "TrackEventDefaults": "11 track_uuid uint64",
-    "TrackDescriptor": "1 uuid uint64, 2 name string, 3 process ProcessDescriptor, 5 parent_uuid uint64",
+    "TrackDescriptor": (
+        "1 uuid uint64, 2 name string, 3 process ProcessDescriptor, 5 parent_uuid uint64"
+    ),
     "ProcessDescriptor": "1 pid int32, 6 process_name string",
-    "TrackEvent": "3 category_iids uint64*, 4 debug_annotations DebugAnnotation*, 9 type int32, 10 name_iid uint64, 11 track_uuid uint64, "
+    "TrackEvent": "3 category_iids uint64*, 4 debug_annotations DebugAnnotation*, 9 type int32, 10 "
+    "name_iid uint64, 11 track_uuid uint64, "
     "22 categories string*, 23 name string, 47 flow_ids fixed64*, 48 terminating_flow_ids fixed64*",
-    "DebugAnnotation": "1 name_iid uint64, 10 name string, 4 int_value int64, 6 string_value string, 12 array_values DebugAnnotation*",
-    "InternedData": "1 event_categories Interned*, 2 event_names Interned*, 3 debug_annotation_names Interned*",
+    "DebugAnnotation": (
+        "1 name_iid uint64, 10 name string, 4 int_value int64, 6 string_value string, 12 "
+        "array_values DebugAnnotation*"
+    ),
+    "InternedData": (
+        "1 event_categories Interned*, 2 event_names Interned*, 3 debug_annotation_names Interned*"
+    ),
     "Interned": "1 iid uint64, 2 name string",
 }
 
 CHAKRA = {
     "GlobalMetadata": "1 version string",
-    "Node": "1 id uint64, 2 name string, 3 type int32, 4 ctrl_deps uint64*, 5 data_deps uint64*, 6 start_time_micros uint64, "
+    "Node": "1 id uint64, 2 name string, 3 type int32, 4 ctrl_deps uint64*, 5 data_deps uint64*, 6 "
+    "start_time_micros uint64, "
     "7 duration_micros uint64, 10 attr AttributeProto*",
-    "AttributeProto": "1 name string, 7 int32_val int32, 9 int64_val int64, 13 uint64_val uint64, 27 bool_val bool, 29 string_val string",
+    "AttributeProto": (
+        "1 name string, 7 int32_val int32, 9 int64_val int64, 13 uint64_val uint64, 27 bool_val "
+        "bool, 29 string_val string"
+    ),
 }
 
 
 def compile_schema(package: str, messages: dict[str, str]) -> dict[str, Any]:
-    """Returns the message classes by name; a field is "number name type", with a star where it repeats."""
-    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto2")
+    """Returns the message classes by name.
+
+    A field is "number name type", with a star where it repeats.
+    """
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"{package}.proto", package=package, syntax="proto2"
+    )
     for name, text in messages.items():
         message = file.message_type.add(name=name)
         for number, field, kind in (one.split() for one in text.split(",")):
@@ -56,11 +75,17 @@ def compile_schema(package: str, messages: dict[str, str]) -> dict[str, Any]:
                 added.options.packed = True  # its schema is of proto3
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file) if hasattr(pool, "Add") else pool.AddSerializedFile(file.SerializeToString())
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
+        for name in messages
+    }
 
 
 def parse_whole(kind: Any, data: bytes) -> Any:
-    """Returns the message that the bytes are, each field of which the schema knows and would write in the same way."""
+    """Returns the message that the bytes are.
+
+    The schema knows each field of it and would write it in the same way.
+    """
     message = kind()
     message.ParseFromString(data)
     assert_known(message)
@@ -69,7 +94,9 @@ def parse_whole(kind: Any, data: bytes) -> Any:
 
 
 def assert_known(message: Any) -> None:
-    assert len(UnknownFieldSet(message)) == 0, f"{message.DESCRIPTOR.name} has a field that the schema does not have"
+    assert len(UnknownFieldSet(message)) == 0, (
+        f"{message.DESCRIPTOR.name} has a field that the schema does not have"
+    )
     for field, value in message.ListFields():
         if field.type == FieldType.TYPE_MESSAGE:
             for one in [value] if hasattr(value, "ListFields") else value:

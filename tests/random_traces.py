@@ -1,4 +1,7 @@
-"""Hypothesis strategies for events and traces: every value a column may hold, in every combination."""
+"""Hypothesis strategies for events and traces.
+
+Every value a column may hold, in every combination.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,31 @@ from ringsim.traces.value import Trace
 WORLD_SIZE = 3
 INT32 = st.integers(NONE, 2**31 - 1)
 TIME = st.one_of(st.integers(0, 1000), st.integers(0, 2**63 - 1))
-WORDS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=8)  # a file gives the others back written out
+# a file gives the others back written out
+WORDS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=8)
 LENGTHS = st.lists(st.integers(0, 2**40), max_size=3).map(tuple)
 ROWS = st.lists(LENGTHS, max_size=2).map(tuple)
 
 tables = st.builds(
     Tables,
-    groups=st.lists(st.builds(Group, WORDS, st.lists(st.integers(0, WORLD_SIZE - 1)).map(tuple), st.integers(0, 2)), max_size=3).map(tuple),
-    payloads=st.lists(st.builds(Payload, WORDS, LENGTHS, st.integers(NONE, 2**50), WORDS, ROWS, ROWS), max_size=3).map(tuple),
+    groups=st.lists(
+        st.builds(
+            Group, WORDS, st.lists(st.integers(0, WORLD_SIZE - 1)).map(tuple), st.integers(0, 2)
+        ),
+        max_size=3,
+    ).map(tuple),
+    payloads=st.lists(
+        st.builds(Payload, WORDS, LENGTHS, st.integers(NONE, 2**50), WORDS, ROWS, ROWS), max_size=3
+    ).map(tuple),
     labels=st.lists(WORDS, max_size=3).map(tuple),
     files=st.lists(WORDS, max_size=3).map(tuple),
 )
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | WORDS,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | WORDS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
     max_leaves=6,
 )
@@ -63,7 +78,9 @@ def from_rows(rows: list[dict[str, Any]], names: Tables = Tables()) -> Events:
     return make_events({name: [one[name] for one in rows] for name in rows[0]}, names)
 
 
-events = tables.flatmap(lambda names: st.lists(row(names), max_size=30).map(lambda rows: from_rows(rows, names)))
+events = tables.flatmap(
+    lambda names: st.lists(row(names), max_size=30).map(lambda rows: from_rows(rows, names))
+)
 
 
 def may_be_read(trace: Trace) -> bool:
@@ -79,6 +96,8 @@ ENTRIES = WORDS | st.sampled_from(["notes", "ranks", "ring_groups", "clocks", "p
 any_traces = st.builds(
     Trace,
     events,
-    st.dictionaries(ENTRIES, json_values, max_size=4).map(lambda more: more | {"world_size": WORLD_SIZE}),
+    st.dictionaries(ENTRIES, json_values, max_size=4).map(
+        lambda more: more | {"world_size": WORLD_SIZE}
+    ),
 )
 traces = any_traces.filter(may_be_read)

@@ -1,8 +1,9 @@
-"""A small machine that runs programs of sends, recvs and collectives as Gloo does: an independent answer to who can go on.
+"""A small machine that runs programs of sends, recvs and collectives as Gloo does.
 
-A program is a list of instructions for each rank. What a rank may do next never depends on time, so which ranks finish does not depend on
-the order in which the machine lets them run. Recvs from any rank are the exception: which message they get is settled when the later of
-the two is posted, and stays so.
+An independent answer to who can go on. A program is a list of instructions for each rank. What a
+rank may do next never depends on time, so which ranks finish does not depend on the order in which
+the machine lets them run. Recvs from any rank are the exception: which message they get is settled
+when the later of the two is posted, and stays so.
 """
 
 from __future__ import annotations
@@ -11,10 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, OK, OP_CODES, Events, Group, Payload, Tables, make_events
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    IN_FLIGHT,
+    OK,
+    OP_CODES,
+    Events,
+    Group,
+    Payload,
+    Tables,
+    make_events,
+)
 
-# ("send" | "recv" | "isend" | "irecv", peer, tag, group), ("barrier" | "all_reduce", group), ("wait", which handle), ("wait_all",), which
-# waits for all at once, as for a batch under one handle
+# ("send" | "recv" | "isend" | "irecv", peer, tag, group), ("barrier" | "all_reduce", group), or
+# ("wait", which handle), or ("wait_all",), which waits for all at once, as for a batch
+# under one handle
 Instruction = tuple[Any, ...]
 BLOCKING = ("send", "recv", "barrier", "all_reduce")
 
@@ -39,7 +51,10 @@ class Op:
 
 @dataclass
 class Machine:
-    """Runs ``programs``; ``groups`` are numbered, with their members; ``choose`` picks one of several that a message may belong to."""
+    """Runs ``programs``; ``groups`` are numbered, with their members.
+
+    ``choose`` picks one of several that a message may belong to.
+    """
 
     programs: Sequence[Sequence[Instruction]]
     groups: Sequence[Group]
@@ -56,7 +71,11 @@ class Machine:
 
     @property
     def finished(self) -> list[int]:
-        return [rank for rank, program in enumerate(self.programs) if self.at[rank] == len(program) and not self.awaited[rank]]
+        return [
+            rank
+            for rank, program in enumerate(self.programs)
+            if self.at[rank] == len(program) and not self.awaited[rank]
+        ]
 
     @property
     def unfinished(self) -> set[int]:
@@ -66,19 +85,29 @@ class Machine:
         if not op.is_collective:
             return op.partner is not None
         index = self._calls(op.rank, op.group).index(op)
-        theirs = [self._calls(member, op.group)[index : index + 1] for member in self.groups[op.group].ranks]
+        theirs = [
+            self._calls(member, op.group)[index : index + 1]
+            for member in self.groups[op.group].ranks
+        ]
         return all(calls and calls[0].op == op.op for calls in theirs)
 
     def _calls(self, rank: int, group: int) -> list[Op]:
         return [one for one in self.posted[rank] if one.is_collective and one.group == group]
 
     def _others(self, op: Op) -> list[Op]:
-        """Returns what the other side of a new operation may be: of each kind the first that has none."""
+        """Returns what a new operation's other side may be.
+
+        Of each kind the first that has none.
+        """
         found: dict[tuple[int, int], Op] = {}
         for rank in range(len(self.programs)) if op.peer == ANY_SOURCE else [op.peer]:
             for one in self.posted[rank]:
                 same = (one.tag, one.group, one.partner) == (op.tag, op.group, None)
-                if same and one.peer in (op.rank, ANY_SOURCE) and {one.op[-4:], op.op[-4:]} == {"send", "recv"}:
+                if (
+                    same
+                    and one.peer in (op.rank, ANY_SOURCE)
+                    and {one.op[-4:], op.op[-4:]} == {"send", "recv"}
+                ):
                     found.setdefault((rank, one.peer), one)
         return list(found.values())
 
@@ -114,8 +143,15 @@ class Machine:
             op.wait = self.clock
         return True
 
-    def run(self, choose: Callable[[list[int]], int], look: Callable[[Machine], None] = lambda _machine: None) -> None:
-        """Runs until nobody can do anything; ``choose`` picks who goes next, and ``look`` is called after every step."""
+    def run(
+        self,
+        choose: Callable[[list[int]], int],
+        look: Callable[[Machine], None] = lambda _machine: None,
+    ) -> None:
+        """Runs until nobody can do anything.
+
+        ``choose`` picks who goes next, and ``look`` is called after every step.
+        """
         ranks = list(range(len(self.programs)))
         idle: set[int] = set()
         while len(idle) < len(ranks):
@@ -129,12 +165,19 @@ class Machine:
     def events(self) -> Events:
         """Returns what has been recorded so far."""
         rows = [op for posted in self.posted for op in posted]
-        tables = Tables(groups=tuple(self.groups), payloads=(Payload("float32", (8,), 32),), files=("program.py",))
+        tables = Tables(
+            groups=tuple(self.groups),
+            payloads=(Payload("float32", (8,), 32),),
+            files=("program.py",),
+        )
         columns = {
             "rank": [op.rank for op in rows],
             "op": [OP_CODES[op.op] for op in rows],
             "group": [op.group for op in rows],
-            "peer": [op.partner.rank if op.partner is not None and op.done >= 0 else op.peer for op in rows],
+            "peer": [
+                op.partner.rank if op.partner is not None and op.done >= 0 else op.peer
+                for op in rows
+            ],
             "tag": [op.tag for op in rows],
             "payload": [0 for _ in rows],
             "file": [0 for _ in rows],

@@ -20,7 +20,9 @@ LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
 def run(worker: Callable[..., Any], world_size: int = 3, *args: Any, **kwargs: Any) -> list[Any]:
     """Returns what the ranks return."""
-    return ringsim.simulate(worker, world_size=world_size, args=args, **{"link": LINK, **kwargs}).results
+    return ringsim.simulate(
+        worker, world_size=world_size, args=args, **{"link": LINK, **kwargs}
+    ).results
 
 
 def now_s() -> float:
@@ -38,19 +40,25 @@ def compute_and_meet() -> None:
 
 def switch() -> None:
     """Lets all other ranks go on before this one does."""
-    exchange(torch.zeros(2, dtype=torch.float32, device="cpu"), torch.zeros(2, dtype=torch.float32, device="cpu"))
+    exchange(
+        torch.zeros(2, dtype=torch.float32, device="cpu"),
+        torch.zeros(2, dtype=torch.float32, device="cpu"),
+    )
 
 
 def exchange(out: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
     """Sends to the next rank of the ring, and returns what comes from the one before."""
     ring = ringsim.current_ring()
-    for handle in (dist.isend(out, ring.succ, group=ring.succ_group), dist.irecv(back, ring.pred, group=ring.pred_group)):
+    for handle in (
+        dist.isend(out, ring.succ, group=ring.succ_group),
+        dist.irecv(back, ring.pred, group=ring.pred_group),
+    ):
         handle.wait()
     return back
 
 
 def follow_steps(steps: list[list[tuple[Any, ...]]], limits: bool) -> None:
-    """Does what is listed for the rank: computes, sends, receives, and waits, with limits if asked to."""
+    """Does what is listed for the rank: computes, sends, receives, and waits."""
     handles: list[Any] = []
     for op, about, *rest in steps[dist.get_rank()]:
         if op == "work":

@@ -1,4 +1,7 @@
-"""Traces made by hand, for the tests of pictures, and traces of pipelines made from schedules, as if ranks had taken their times."""
+"""Traces made by hand, for tests of pictures, and traces of pipelines made from schedules.
+
+The latter as if ranks had taken their times.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,14 @@ class Story:
 
     def __init__(self, world_size: int, *, ring: bool = True) -> None:
         self.world_size = world_size
-        edges = [(rank, (rank + 1) % world_size) for rank in range(world_size)] if ring and world_size > 1 else []
-        self.groups = [Group("world", tuple(range(world_size)))] + [Group(f"ring:{a}>{b}", tuple(sorted((a, b)))) for a, b in edges]
+        edges = (
+            [(rank, (rank + 1) % world_size) for rank in range(world_size)]
+            if ring and world_size > 1
+            else []
+        )
+        self.groups = [Group("world", tuple(range(world_size)))] + [
+            Group(f"ring:{a}>{b}", tuple(sorted((a, b)))) for a, b in edges
+        ]
         self.ring_groups = [[f"ring:{a}>{b}", [a, b]] for a, b in edges]
         self.payloads: list[Payload] = []
         self.labels: list[str] = []
@@ -52,7 +61,10 @@ class Story:
         return [group.name for group in self.groups].index(name)
 
     def op(self, rank: int, op: str, times_ms: tuple[float, float, float], **more: Any) -> None:
-        """Adds one event; a negative time has not come. ``group`` and ``label`` are names, ``size_bytes`` becomes a payload."""
+        """Adds one event; a negative time has not come.
+
+        ``group`` and ``label`` are names, ``size_bytes`` becomes a payload.
+        """
         post, wait, done = (round(t * MS) if t >= 0 else -1 for t in times_ms)
         row: dict[str, Any] = {
             "rank": rank,
@@ -78,7 +90,8 @@ class Story:
         self.op(rank, "span", (start_ms, -1, end_ms), label=name, **more)
 
     def message(
-        self, src: int, dst: int, send_ms: tuple[float, float, float], recv_ms: tuple[float, float, float], size_bytes: int = 4096,
+        self, src: int, dst: int, send_ms: tuple[float, float, float],
+        recv_ms: tuple[float, float, float], size_bytes: int = 4096,
         tag: int = 0, group: str | None = None, **more: Any,
     ) -> None:  # fmt: skip
         """Adds a send and its recv; on the ring's group from src to dst where no other is named."""
@@ -92,13 +105,20 @@ class Story:
         rows = sorted(self.rows, key=lambda row: (row["rank"], row["post_ns"]))
         names = {name for row in rows for name in row} | {"rank", "op"}
         columns = {name: [row.get(name, -1) for row in rows] for name in names}
-        tables = Tables(tuple(self.groups), tuple(self.payloads), tuple(self.labels), ("/home/student/ring.py",))
-        everything = METADATA | {"world_size": self.world_size, "ring_groups": self.ring_groups} | metadata
+        tables = Tables(
+            tuple(self.groups), tuple(self.payloads), tuple(self.labels), ("/home/student/ring.py",)
+        )
+        everything = (
+            METADATA | {"world_size": self.world_size, "ring_groups": self.ring_groups} | metadata
+        )
         return Trace(make_events(columns, tables), everything)
 
 
 def pipeline(world_size: int = 4, microbatches: int = 4, *, size_bytes: int = 64 * 1024) -> Trace:
-    """A forward pass of a pipeline, the last stage slow, and a token that goes back to rank 0 at the end."""
+    """A forward pass of a pipeline, the last stage slow.
+
+    A token goes back to rank 0 at the end.
+    """
     story = Story(world_size)
     free = [0.0] * world_size
     for microbatch in range(microbatches):
@@ -117,12 +137,25 @@ def pipeline(world_size: int = 4, microbatches: int = 4, *, size_bytes: int = 64
                 done = max(end + 0.55, ready + 0.4)
                 post = free[rank + 1] - (0.8 if microbatch else 0)
                 story.message(
-                    rank, rank + 1, (end, end + 0.05, done), (max(post, 0.0), ready, done + 0.05), size_bytes, tag=microbatch, **where
+                    rank,
+                    rank + 1,
+                    (end, end + 0.05, done),
+                    (max(post, 0.0), ready, done + 0.05),
+                    size_bytes,
+                    tag=microbatch,
+                    **where,
                 )
                 free[rank], arrives = done + 0.05, done + 0.1
     if world_size > 1:
         last = free[-1]
-        story.message(world_size - 1, 0, (last, last, last + 0.4), (free[0], free[0], last + 0.45), 1024, tag=99)
+        story.message(
+            world_size - 1,
+            0,
+            (last, last, last + 0.4),
+            (free[0], free[0], last + 0.45),
+            1024,
+            tag=99,
+        )
         free[0] = free[-1] = last + 0.5
     for rank in range(world_size):
         story.op(rank, "barrier", (free[rank] + 1, free[rank] + 1, max(free) + 1.6), group="world")
@@ -131,7 +164,10 @@ def pipeline(world_size: int = 4, microbatches: int = 4, *, size_bytes: int = 64
 
 
 def many_events(count: int = 100_000, world_size: int = 8) -> Trace:
-    """A long run of short messages round a ring: per round and rank a span, a send and a recv; ``count`` events in all."""
+    """A long run of short messages round a ring.
+
+    Per round and rank a span, a send and a recv; ``count`` events in all.
+    """
     rounds = count // (3 * world_size)
     rank = np.repeat(np.arange(world_size), 3 * rounds)
     step = np.tile(np.repeat(np.arange(rounds), 3), world_size)
@@ -147,7 +183,9 @@ def many_events(count: int = 100_000, world_size: int = 8) -> Trace:
         "post_ns": post,
         "wait_ns": wait,
         "done_ns": done,
-        "peer": np.choose(what, [np.full(len(step), -1), (rank + 1) % world_size, (rank - 1) % world_size]),
+        "peer": np.choose(
+            what, [np.full(len(step), -1), (rank + 1) % world_size, (rank - 1) % world_size]
+        ),
         "group": np.choose(what, [np.full(len(step), -1), rank + 1, (rank - 1) % world_size + 1]),
         "tag": np.where(what == 0, -1, 0),
         "payload": np.where(what == 0, -1, 0),
@@ -155,7 +193,10 @@ def many_events(count: int = 100_000, world_size: int = 8) -> Trace:
     }
     story = Story(world_size)
     tables = Tables(tuple(story.groups), (Payload("float32", (1024,), 4096),), ("compute",), ())
-    return Trace(make_events(columns, tables), METADATA | {"world_size": world_size, "ring_groups": story.ring_groups})
+    return Trace(
+        make_events(columns, tables),
+        METADATA | {"world_size": world_size, "ring_groups": story.ring_groups},
+    )
 
 
 UNIT_MS = 2.0  # of a trace, for one unit of the evaluation
@@ -163,10 +204,14 @@ GAP_MS = 3.0  # between steps
 LABELS = {kind: label for label, kind in KINDS.items()}
 
 
-def trace_of(*evaluations: Evaluation, ranks: Sequence[int] | None = None, name: str | None = None) -> Trace:
-    """A trace of steps one after the other; ``ranks`` says which rank of the trace has each place of the schedules.
+def trace_of(
+    *evaluations: Evaluation, ranks: Sequence[int] | None = None, name: str | None = None
+) -> Trace:
+    """A trace of steps one after the other.
 
-    Every step span lasts on all ranks as long as the whole step and a little around it, as on real ranks that wait for their messages.
+    ``ranks`` says which rank of the trace has each place of the schedules. Every step span lasts on
+    all ranks as long as the whole step and a little around it, as on real ranks that wait for their
+    messages.
     """
     places = range(evaluations[0].schedule.num_ranks) if ranks is None else ranks
     story = Story(max(places) + 1)
@@ -177,7 +222,9 @@ def trace_of(*evaluations: Evaluation, ranks: Sequence[int] | None = None, name:
     return story.trace()
 
 
-def add_step(story: Story, evaluation: Evaluation, begin: float, places: Sequence[int], name: str) -> None:
+def add_step(
+    story: Story, evaluation: Evaluation, begin: float, places: Sequence[int], name: str
+) -> None:
     """Writes one step into a story, from ``begin`` on."""
 
     def at(time: float) -> float:
@@ -186,13 +233,29 @@ def add_step(story: Story, evaluation: Evaluation, begin: float, places: Sequenc
     for place, rank in enumerate(places):
         story.span(rank, f"step {name}", begin - 0.5, at(evaluation.makespan) + 0.5)
         for action, start, end in evaluation.get_computations(place):
-            story.span(rank, LABELS[action.kind], at(start), at(end), stage=action.stage, microbatch=action.microbatch)
+            story.span(
+                rank,
+                LABELS[action.kind],
+                at(start),
+                at(end),
+                stage=action.stage,
+                microbatch=action.microbatch,
+            )
     for message in evaluation.messages:
         if message.arrived > message.posted:
             times = (at(message.posted), at(message.posted), at(message.arrived))
-            story.message(places[message.source], places[message.rank], times, times, group="world", tag=message.send.microbatch)
+            story.message(
+                places[message.source],
+                places[message.rank],
+                times,
+                times,
+                group="world",
+                tag=message.send.microbatch,
+            )
 
 
-def known(name: str, num_ranks: int, num_microbatches: int, num_chunks: int | None = None) -> Evaluation:
+def known(
+    name: str, num_ranks: int, num_microbatches: int, num_chunks: int | None = None
+) -> Evaluation:
     """A schedule of the papers with the evaluator's times: forward 1, backward 2."""
     return evaluate(make_schedule(name, num_ranks, num_microbatches, num_chunks))

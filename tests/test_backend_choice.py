@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from ringsim.cli import doctor, main
-from ringsim.cli.doctor import BackendFacts, backend_criteria, backend_facts, choose_backend, criteria_text
+from ringsim.cli.doctor import (
+    BackendFacts,
+    backend_criteria,
+    backend_facts,
+    choose_backend,
+    criteria_text,
+)
 from ringsim.errors import ArgumentError
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 
@@ -25,9 +31,19 @@ TWO_PAIRS = BackendFacts(**BUILT, gpus=("A100",) * 4, direct_pairs=2)
 
 
 def measured(backend: str, *, alpha_us: float = 40.0, gb_per_s: float = 4.0) -> Bandwidths:
-    row = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": backend, "kind": "measured", "n": 30}
+    row = {
+        "pattern": "pingpong",
+        "src": 0,
+        "dst": 1,
+        "backend": backend,
+        "kind": "measured",
+        "n": 30,
+    }
     sizes = [2**power for power in range(3, 29)]
-    rows = [{**row, "size_bytes": size, "latency_us": alpha_us + size / gb_per_s / 1e3} for size in sizes]
+    rows = [
+        {**row, "size_bytes": size, "latency_us": alpha_us + size / gb_per_s / 1e3}
+        for size in sizes
+    ]
     return make_bandwidths(rows, {"date": "2026-11-20"})
 
 
@@ -35,7 +51,8 @@ def measured(backend: str, *, alpha_us: float = 40.0, gb_per_s: float = 4.0) -> 
     ("comm_device", "facts", "backend", "reason"),
     [
         ("cpu", LAPTOP, "gloo", "the tensors are in host memory"),
-        ("cpu", FOUR, "gloo", "the tensors are in host memory"),  # GPUs change nothing: where the tensors are decides
+        # GPUs change nothing: where the tensors are decides
+        ("cpu", FOUR, "gloo", "the tensors are in host memory"),
         ("cpu", BackendFacts(has_torch=True), None, "built without Gloo"),
         ("cpu", BackendFacts(), None, "torch is not installed"),
         ("gpu", BackendFacts(), None, "torch is not installed"),
@@ -45,14 +62,18 @@ def measured(backend: str, *, alpha_us: float = 40.0, gb_per_s: float = 4.0) -> 
         ("gpu", FOUR, "nccl", "up to 4 ranks here, one on each GPU"),
     ],
 )
-def test_the_backend_follows_from_where_the_tensors_are(comm_device: str, facts: BackendFacts, backend: str | None, reason: str) -> None:
+def test_the_backend_follows_from_where_the_tensors_are(
+    comm_device: str, facts: BackendFacts, backend: str | None, reason: str
+) -> None:
     choice = choose_backend(comm_device, facts)
     assert choice.backend == backend
     assert reason in choice.reason
 
 
 def test_other_devices_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r'comm_device must be "cpu" \(Gloo\) or "gpu" \(NCCL\), got \'tpu\''):
+    with pytest.raises(
+        ArgumentError, match=r'comm_device must be "cpu" \(Gloo\) or "gpu" \(NCCL\), got \'tpu\''
+    ):
         choose_backend("tpu", LAPTOP)
 
 
@@ -61,8 +82,14 @@ def test_other_devices_are_refused() -> None:
     [
         (LAPTOP, "none here"),
         (ONE_GPU, "one GPU: nothing to be connected with"),
-        (FOUR, "all 4 GPUs read each other's memory, over NVLink or PCIe (torch does not say which)"),
-        (TWO_PAIRS, "2 of 6 pairs of GPUs read each other's memory; the others go through host memory"),
+        (
+            FOUR,
+            "all 4 GPUs read each other's memory, over NVLink or PCIe (torch does not say which)",
+        ),
+        (
+            TWO_PAIRS,
+            "2 of 6 pairs of GPUs read each other's memory; the others go through host memory",
+        ),
     ],
 )
 def test_the_interconnect_is_what_is_known(facts: BackendFacts, words: str) -> None:
@@ -76,7 +103,10 @@ def test_a_bandwidth_is_measured_cited_or_missing() -> None:
     assert bandwidth.gloo == "not measured: run `ringsim bandwidth`"
     _, _, bandwidth, _ = backend_criteria(FOUR, measured("gloo"))
     assert bandwidth.nccl == "not measured: run `ringsim bandwidth --device gpu`"
-    assert bandwidth.gloo == "up to 4 GB/s (pingpong 0 -> 1), half of it from 156 KiB on, measured 2026-11-20"
+    assert (
+        bandwidth.gloo
+        == "up to 4 GB/s (pingpong 0 -> 1), half of it from 156 KiB on, measured 2026-11-20"
+    )
     _, _, bandwidth, _ = backend_criteria(FOUR, measured("nccl", gb_per_s=200))
     assert bandwidth.nccl.startswith("up to 194 GB/s (pingpong 0 -> 1)")
 
@@ -103,7 +133,9 @@ def test_the_interface_is_the_one_gloo_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert "TCP sockets over eth7" in backend_criteria(backend_facts())[1].gloo
 
 
-def test_doctor_explains_the_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_explains_the_choice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "_STORE_PEER", "127.0.0.1")  # whose name needs no name server
     measured("gloo").save(tmp_path / "links.json")
     main(["doctor", "--bandwidths", str(tmp_path / "links.json")])
@@ -121,7 +153,10 @@ def test_doctor_explains_the_choice(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_without_torch_the_doctor_still_speaks(tmp_path: Path) -> None:
-    """The package hides torch as a machine does that has none: neither a spec nor an import is found."""
+    """The package hides torch as a machine does that has none.
+
+    Neither a spec nor an import is found.
+    """
     script = (
         "import importlib.util as u, sys\n"
         "real = u.find_spec\n"
@@ -131,8 +166,16 @@ def test_without_torch_the_doctor_still_speaks(tmp_path: Path) -> None:
         "print(choose_backend('cpu', backend_facts()).reason)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "torch is not installed: traces can be read and drawn, ranks cannot run\n", done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        done.stdout == "torch is not installed: traces can be read and drawn, ranks cannot run\n"
+    ), done.stderr
 
 
 def test_doctor_names_the_line_that_cures_a_slow_look_up(monkeypatch: pytest.MonkeyPatch) -> None:

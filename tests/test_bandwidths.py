@@ -1,4 +1,7 @@
-"""Tables of bandwidths: what they say, what is saved and read back, where a fit breaks, and the factors of nccl-tests."""
+"""Tables of bandwidths.
+
+What they say, what is saved and read back, where a fit breaks, and the factors of nccl-tests.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,16 @@ from hypothesis import strategies as st
 from trace_mutations import DATA, ODD_VALUES, Choose, change_meta, flip
 
 from ringsim.errors import ArgumentError, TraceFileError
-from ringsim.traces.bandwidths import COLUMNS, LARGEST, MOST_BYTES, SMALLEST, Bandwidths, find_regimes, load, make_bandwidths
+from ringsim.traces.bandwidths import (
+    COLUMNS,
+    LARGEST,
+    MOST_BYTES,
+    SMALLEST,
+    Bandwidths,
+    find_regimes,
+    load,
+    make_bandwidths,
+)
 from ringsim.traces.collectives import algbw_gb_per_s, bus_factor, busbw_gb_per_s
 from ringsim.traces.events import OP_NAMES, readable
 
@@ -22,44 +34,91 @@ ROW = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "me
 
 
 def line(alpha_us: float, us_per_byte: float, **changes: Any) -> list[dict[str, Any]]:
-    return [{**ROW, "size_bytes": size, "latency_us": alpha_us + us_per_byte * size, **changes} for size in (8, 1024, 65536)]
+    return [
+        {**ROW, "size_bytes": size, "latency_us": alpha_us + us_per_byte * size, **changes}
+        for size in (8, 1024, 65536)
+    ]
 
 
 @pytest.fixture
 def table() -> Bandwidths:
-    rows = [*line(40, 1e-3), *line(20, 2e-3, src=1, dst=0), *line(5, 1e-4, backend="tcp"), *line(7, 5e-3, backend="nccl", kind="published")]
-    return make_bandwidths(rows, {"source": "measured", "machine": {"cpu": "a clock"}, "notes": ["it rained"]})
+    rows = [
+        *line(40, 1e-3),
+        *line(20, 2e-3, src=1, dst=0),
+        *line(5, 1e-4, backend="tcp"),
+        *line(7, 5e-3, backend="nccl", kind="published"),
+    ]
+    return make_bandwidths(
+        rows, {"source": "measured", "machine": {"cpu": "a clock"}, "notes": ["it rained"]}
+    )
 
 
 def test_the_columns_are_exactly_these_and_what_is_left_out_is_unknown(table: Bandwidths) -> None:
     frame = table.to_pandas()
     assert ", ".join(frame.columns) == (
-        "pattern, src, dst, size_bytes, latency_us, algbw_gb_per_s, busbw_gb_per_s, p10_latency_us, p90_latency_us, "
+        "pattern, src, dst, size_bytes, latency_us, algbw_gb_per_s, busbw_gb_per_s, "
+        "p10_latency_us, p90_latency_us, "
         "p10_algbw_gb_per_s, p90_algbw_gb_per_s, n, backend, kind"
     )
     assert (frame["pattern"].tolist(), frame["size_bytes"].dtype) == (["pingpong"] * 12, np.int64)
     assert make_bandwidths([], {}).to_pandas().empty
-    bare = make_bandwidths([{"pattern": "oneway", "size_bytes": 4000, "latency_us": 2.0, "backend": "gloo", "kind": "measured"}], {})
-    assert [bare.columns[name].tolist() for name in ("src", "dst", "n", "algbw_gb_per_s")] == [[-1], [-1], [0], [2.0]]
+    bare = make_bandwidths(
+        [
+            {
+                "pattern": "oneway",
+                "size_bytes": 4000,
+                "latency_us": 2.0,
+                "backend": "gloo",
+                "kind": "measured",
+            }
+        ],
+        {},
+    )
+    assert [bare.columns[name].tolist() for name in ("src", "dst", "n", "algbw_gb_per_s")] == [
+        [-1],
+        [-1],
+        [0],
+        [2.0],
+    ]
     assert math.isnan(bare.columns["p90_latency_us"][0])
 
 
 def test_series_can_be_picked_and_have_fits_but_ceilings(table: Bandwidths) -> None:
-    assert table.series() == [("pingpong", "gloo", 0, 1), ("pingpong", "gloo", 1, 0), ("pingpong", "tcp", 0, 1), ("pingpong", "nccl", 0, 1)]
+    assert table.series() == [
+        ("pingpong", "gloo", 0, 1),
+        ("pingpong", "gloo", 1, 0),
+        ("pingpong", "tcp", 0, 1),
+        ("pingpong", "nccl", 0, 1),
+    ]
     picked = table.select(table.where("pingpong", "tcp", 0, 1))
     assert picked.columns["latency_us"].tolist() == pytest.approx([5.0008, 5.1024, 11.5536])
     assert picked.metadata == table.metadata
-    assert set(table.fits) == {("pingpong", "gloo", 0, 1), ("pingpong", "gloo", 1, 0), ("pingpong", "nccl", 0, 1)}
+    assert set(table.fits) == {
+        ("pingpong", "gloo", 0, 1),
+        ("pingpong", "gloo", 1, 0),
+        ("pingpong", "nccl", 0, 1),
+    }
     link = table.fits["pingpong", "gloo", 1, 0]
     assert (link.alpha_s, link.beta_s_per_byte) == pytest.approx((20e-6, 2e-9))
     assert make_bandwidths(line(1, 1)[:1], {}).fits == {}, "a series of one size"
 
 
 def test_it_reads_as_a_table_with_its_fits_and_as_a_sentence(table: Bandwidths) -> None:
-    rows = [{**one, "p10_latency_us": 39.0, "p90_latency_us": 140.5, "busbw_gb_per_s": 0.25} for one in line(40, 1e-3)[1:2]]
-    assert repr(make_bandwidths(rows, {"notes": ["it rained"], "paths": {"0>1": "p2p"}})).splitlines() == [
-        "pattern     backend    edge      size    latency        p10        p90    algbw    busbw      n",
-        "pingpong    gloo       0->1     1 KiB      41 µs      39 µs     140 µs    0.025     0.25     30",
+    rows = [
+        {**one, "p10_latency_us": 39.0, "p90_latency_us": 140.5, "busbw_gb_per_s": 0.25}
+        for one in line(40, 1e-3)[1:2]
+    ]
+    assert repr(
+        make_bandwidths(rows, {"notes": ["it rained"], "paths": {"0>1": "p2p"}})
+    ).splitlines() == [
+        (
+            "pattern     backend    edge      size    latency        p10        p90    algbw    "
+            "busbw      n"
+        ),
+        (
+            "pingpong    gloo       0->1     1 KiB      41 µs      39 µs "
+            "    140 µs    0.025     0.25     30"
+        ),
         "bandwidths in GB/s, 1 GB = 10**9 bytes",
         "path 0>1: p2p",
         "note: it rained",
@@ -67,7 +126,8 @@ def test_it_reads_as_a_table_with_its_fits_and_as_a_sentence(table: Bandwidths) 
     assert "fit pingpong gloo 0->1: alpha 40 µs (± " in repr(table)
     assert "1 GB/s, n½ 39.1 KiB" in repr(table)
     assert table.describe() == (
-        "Bandwidth against message size, 8 B to 64 KiB: gloo pingpong 0 to 1 up to 0.621 GB/s; gloo pingpong 1 to 0 up to 0.434 GB/s; "
+        "Bandwidth against message size, 8 B to 64 KiB: gloo pingpong 0 to 1 up to 0.621 GB/s; "
+        "gloo pingpong 1 to 0 up to 0.434 GB/s; "
         "tcp pingpong 0 to 1 up to 5.67 GB/s; nccl pingpong 0 to 1 up to 0.196 GB/s."
     )
     assert make_bandwidths([], {}).describe() == "Bandwidths: nothing was measured."
@@ -75,16 +135,29 @@ def test_it_reads_as_a_table_with_its_fits_and_as_a_sentence(table: Bandwidths) 
 
 # -- files
 
-words = st.text(min_size=1, max_size=9).map(readable)  # what no reader can take is written out when it is loaded
+# what no reader can take is written out when it is loaded
+words = st.text(min_size=1, max_size=9).map(readable)
 floats = st.floats(SMALLEST, LARGEST) | st.sampled_from([0.0, math.nan])
-values: dict[str, st.SearchStrategy[Any]] = {"U": words, "<i4": st.integers(-1, 9), "<i8": st.integers(0, MOST_BYTES), "<f8": floats}
+values: dict[str, st.SearchStrategy[Any]] = {
+    "U": words,
+    "<i4": st.integers(-1, 9),
+    "<i8": st.integers(0, MOST_BYTES),
+    "<f8": floats,
+}
 kinds = st.sampled_from(["measured", "published", "simulated"])
-rows = st.fixed_dictionaries({name: values[dtype] for name, dtype in COLUMNS.items()} | {"kind": kinds})
+rows = st.fixed_dictionaries(
+    {name: values[dtype] for name, dtype in COLUMNS.items()} | {"kind": kinds}
+)
 
 
-@given(st.lists(rows, max_size=6), st.dictionaries(words, words | st.integers() | st.lists(words), max_size=3))
+@given(
+    st.lists(rows, max_size=6),
+    st.dictionaries(words, words | st.integers() | st.lists(words), max_size=3),
+)
 def test_what_is_saved_is_loaded(
-    tmp_path_factory: pytest.TempPathFactory, given_rows: list[dict[str, Any]], metadata: dict[str, Any]
+    tmp_path_factory: pytest.TempPathFactory,
+    given_rows: list[dict[str, Any]],
+    metadata: dict[str, Any],
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "table.json"
     table = make_bandwidths(given_rows, metadata)
@@ -95,7 +168,10 @@ def test_what_is_saved_is_loaded(
 
 def put(entry: str, value: Any, *, within: str | None = None) -> Any:
     """Changes one entry of the document, or of an object within it."""
-    return lambda whole: {**whole, **({entry: value} if within is None else {within: {**whole[within], entry: value}})}
+    return lambda whole: {
+        **whole,
+        **({entry: value} if within is None else {within: {**whole[within], entry: value}}),
+    }
 
 
 def column(name: str, value: Any, count: int = 12) -> Any:
@@ -130,7 +206,10 @@ def test_damage_is_found(table: Bandwidths, tmp_path: Path) -> None:
     whole = file.read_text()
     damaged = [(json.dumps(change(json.loads(whole))), message) for change, message in DAMAGE]
     damaged += [("", "Expecting value"), ("[" * 100_000, "recursion|where")]
-    for text, message in [*damaged, *((whole[:length], "where") for length in range(0, len(whole) - 2, 97))]:
+    for text, message in [
+        *damaged,
+        *((whole[:length], "where") for length in range(0, len(whole) - 2, 97)),
+    ]:
         file.write_text(text)
         with pytest.raises(TraceFileError, match=message):
             load(file)
@@ -157,7 +236,9 @@ WHOLE = (DATA / "bandwidth-gloo.json").read_bytes()
 
 def change_metadata(data: bytes, choose: Choose) -> bytes:
     document = json.loads(data)
-    document["metadata"] = json.loads(change_meta(json.dumps(document["metadata"]).encode(), choose))
+    document["metadata"] = json.loads(
+        change_meta(json.dumps(document["metadata"]).encode(), choose)
+    )
     return json.dumps(document).encode()
 
 
@@ -168,7 +249,9 @@ def change_rows(data: bytes, choose: Choose) -> bytes:
     for _ in range(choose(1, 6)):
         name = sorted(columns)[choose(0, len(columns) - 1)]
         kind = type(columns[name][0])
-        fitting = [one for one in ODD_VALUES if isinstance(one, kind) and not isinstance(one, bool)] + [5e-324, 1e-300] * (kind is float)
+        fitting = [
+            one for one in ODD_VALUES if isinstance(one, kind) and not isinstance(one, bool)
+        ] + [5e-324, 1e-300] * (kind is float)
         value, row = fitting[choose(0, len(fitting) - 1)], choose(0, len(columns[name]) - 1)
         if choose(0, 3):
             columns[name][row] = value
@@ -194,35 +277,65 @@ NO_NOISE = [1.0] * len(SIZES)
 
 def times(alpha_s: float = 40e-6, gb_per_s: float = 3, factors: Any = NO_NOISE) -> list[float]:
     """The times of a link over all sizes, each multiplied by its factor."""
-    return [(alpha_s + size / gb_per_s * 1e-9) * factor for size, factor in zip(SIZES, factors, strict=True)]
+    return [
+        (alpha_s + size / gb_per_s * 1e-9) * factor
+        for size, factor in zip(SIZES, factors, strict=True)
+    ]
 
 
 def bounds(times: list[float], **bands: list[float]) -> list[tuple[int, int]]:
-    return [(regime.first, regime.last) for regime in find_regimes(SIZES[: len(times)], times, **bands)]
+    return [
+        (regime.first, regime.last) for regime in find_regimes(SIZES[: len(times)], times, **bands)
+    ]
 
 
 def noise(seed: int, width: float) -> Any:
     return np.exp(np.random.default_rng(seed).uniform(-width, width, len(SIZES)))
 
 
-@given(st.floats(1e-6, 1e-3), st.floats(0.1, 500), st.integers(3, len(SIZES) - 3), st.integers(0, 10**6))
-def test_noise_is_no_break_and_a_jump_is_found_where_it_is(alpha_s: float, gb_per_s: float, at: int, seed: int) -> None:
-    """Three times the time from one size on, alpha and beta alike: both continuations miss by a factor."""
+@given(
+    st.floats(1e-6, 1e-3),
+    st.floats(0.1, 500),
+    st.integers(3, len(SIZES) - 3),
+    st.integers(0, 10**6),
+)
+def test_noise_is_no_break_and_a_jump_is_found_where_it_is(
+    alpha_s: float, gb_per_s: float, at: int, seed: int
+) -> None:
+    """Three times the time from one size on, alpha and beta alike.
+
+    Both continuations miss by a factor.
+    """
     assert bounds(times(alpha_s, gb_per_s, noise(seed, 0.05))) == [(0, 25)]
-    assert bounds(times(factors=noise(seed, 0.03) * np.where(np.arange(len(SIZES)) < at, 1, 3))) == [(0, at - 1), (at, 25)]
+    assert bounds(
+        times(factors=noise(seed, 0.03) * np.where(np.arange(len(SIZES)) < at, 1, 3))
+    ) == [(0, at - 1), (at, 25)]
 
 
 JUMP = times(factors=[1] * 10 + [3] * 16)
 FALL = [100e-6] * 4 + [50e-6] * 2
-CACHE = [10e-6 + min(size, 2**20) / 12e9 + max(size - 2**20, 0) / 4e9 for size in SIZES]  # too small from 1 MiB on
+# too small from 1 MiB on
+CACHE = [10e-6 + min(size, 2**20) / 12e9 + max(size - 2**20, 0) / 4e9 for size in SIZES]
 REGIMES: dict[str, tuple[list[float], dict[str, list[float]], list[tuple[int, int]]]] = {
     "two breaks": (times(factors=[1] * 8 + [3] * 8 + [9] * 10), {}, [(0, 7), (8, 15), (16, 25)]),
     "a change of slope alone is no break": (CACHE, {}, [(0, 25)]),
     "a fall": (FALL, {}, [(0, 3), (4, 5)]),
     "a fall by less than a quarter": ([100e-6] * 4 + [90e-6] * 2, {}, [(0, 5)]),
-    "the medians fall, the messages do not": (FALL, {"p10_s": [40e-6] * 6, "p90_s": [200e-6] * 6}, [(0, 5)]),
-    "a jump beyond the spread": (JUMP, {"p10_s": [0.9 * one for one in JUMP], "p90_s": [1.2 * one for one in JUMP]}, [(0, 9), (10, 25)]),
-    "a jump within the spread": (JUMP, {"p10_s": [one / 5 for one in JUMP], "p90_s": [5 * one for one in JUMP]}, [(0, 25)]),
+    "the medians fall, the messages do not": (
+        FALL,
+        {"p10_s": [40e-6] * 6, "p90_s": [200e-6] * 6},
+        [(0, 5)],
+    ),
+    "a jump beyond the spread": (
+        JUMP,
+        {"p10_s": [0.9 * one for one in JUMP], "p90_s": [1.2 * one for one in JUMP]},
+        [(0, 9), (10, 25)],
+    ),
+    "a jump within the spread": (
+        JUMP,
+        {"p10_s": [one / 5 for one in JUMP], "p90_s": [5 * one for one in JUMP]},
+        [(0, 25)],
+    ),
     "nothing": ([], {}, []),
 }
 
@@ -236,7 +349,8 @@ def test_where_a_fit_breaks(what: str) -> None:
 def test_the_lines_are_those_of_both_sides() -> None:
     small, large = find_regimes(SIZES, [*times(20e-6, 1.5)[:13], *times(150e-6, 5)[13:]])
     assert SIZES[small.last] == 2**15
-    assert [(one.link.alpha_s, one.link.bandwidth_gb_per_s) for one in (small, large) if one.link] == [
+    assert [(one.link.alpha_s, one.link.bandwidth_gb_per_s) for one in (small,
+                                                                        large) if one.link] == [
         pytest.approx((20e-6, 1.5)), pytest.approx((150e-6, 5)),
     ]  # fmt: skip
     (alone,), (two,) = find_regimes([8], [1e-6]), find_regimes([0, 1000], [1e-6, 2e-6])
@@ -247,7 +361,10 @@ def test_the_lines_are_those_of_both_sides() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [([8, 8], r"sizes_bytes must ascend, got \[8.0, 8.0\]"), ([8, 16, 32], "lists of one length, got 3 sizes and 2 times")],
+    [
+        ([8, 8], r"sizes_bytes must ascend, got \[8.0, 8.0\]"),
+        ([8, 16, 32], "lists of one length, got 3 sizes and 2 times"),
+    ],
 )
 def test_sizes_must_ascend_and_have_their_times(sizes: list[int], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
@@ -267,7 +384,8 @@ def test_every_operation_of_a_trace_has_a_factor_and_unknown_ones_end_nothing() 
             assert math.isnan(busbw_gb_per_s(op, 8, 1.0, 4)), op
         else:
             assert all(0 < bus_factor(op, ranks) < 2 for ranks in (2, 3, 8)), op
-    for op in ("send", "irecv", "batch_isend", "broadcast", "reduce"):  # a buffer that is sent on whole counts once
+    # a buffer that is sent on whole counts once
+    for op in ("send", "irecv", "batch_isend", "broadcast", "reduce"):
         assert {bus_factor(op, ranks) for ranks in (1, 2, 3, 8)} == {1.0}
     with pytest.raises(ArgumentError, match="group_size must be 1 or more, got 0"):
         bus_factor("all_reduce", 0)
@@ -276,6 +394,9 @@ def test_every_operation_of_a_trace_has_a_factor_and_unknown_ones_end_nothing() 
 def test_algbw_is_size_over_time() -> None:
     # DeepSpeed 0.19.8 doubles the size for all_reduce.
     assert algbw_gb_per_s(8_000_000, 1000.0) == 8.0
-    assert [busbw_gb_per_s(op, 8_000_000, 1000.0, ranks) for op, ranks in (("all_reduce", 2), ("send", 64))] == [8.0, 8.0]
+    assert [
+        busbw_gb_per_s(op, 8_000_000, 1000.0, ranks)
+        for op, ranks in (("all_reduce", 2), ("send", 64))
+    ] == [8.0, 8.0]
     for size_bytes, duration_us in ((0, 5.0), (8, 0.0), (8, math.nan)):
         assert math.isnan(algbw_gb_per_s(size_bytes, duration_us))

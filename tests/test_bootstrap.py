@@ -1,6 +1,7 @@
-"""How ranks meet: the roll-call over a store in this process, ranks as threads; what a machine's name leads to; calls left behind.
+"""How ranks meet: the roll-call over a store in this process, ranks as threads.
 
-Real ranks are in tests/distributed/test_rendezvous.py.
+What a machine's name leads to; calls left behind. Real ranks are in
+tests/distributed/test_rendezvous.py.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ def test_in_words_names_exactly_these_ranks(ranks: set[int]) -> None:
 
 @given(st.integers(1, 40), st.data())
 def test_a_card_survives_its_text(world_size: int, data: st.DataObject) -> None:
-    ring = data.draw(st.permutations(range(world_size)).map(lambda order: tuple(order[: max(1, world_size // 2)])))
+    ring = data.draw(
+        st.permutations(range(world_size)).map(
+            lambda order: tuple(order[: max(1, world_size // 2)])
+        )
+    )
     card = Card(world_size, "cpu", ring)
     assert Card.from_json(card.to_json().encode()) == card
     whole = Card(world_size, "gpu", tuple(range(world_size)), gpu="a name")
@@ -60,7 +65,10 @@ def test_a_card_survives_its_text(world_size: int, data: st.DataObject) -> None:
 
 
 def pair(other: Card) -> list[Card]:
-    return [Card(2, other.comm_device if other.gpu else "cpu", (0, 1), "A" if other.gpu else ""), other]
+    return [
+        Card(2, other.comm_device if other.gpu else "cpu", (0, 1), "A" if other.gpu else ""),
+        other,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,11 +78,29 @@ def pair(other: Card) -> list[Card]:
         ([Card(4, "cpu", (rank % 2, rank % 2 + 2)) for rank in range(4)], None),
         ([Card(3, "cpu", (1, 0)), Card(3, "cpu", (1, 0)), Card(3, "cpu", (2,))], None),
         (pair(Card(2, "gpu", (0, 1), "B")), None),
-        (pair(Card(3, "cpu", (0, 1))), "world_size must be the same on every rank, got 2 on rank 0 and 3 on rank 1"),
-        (pair(Card(2, "gpu", (0, 1))), "comm_device must be the same on every rank, got 'cpu' on rank 0 and 'gpu' on rank 1"),
-        (pair(Card(2, "cpu", (1,))), "ring_ranks must be the same on every rank of a ring, got [0, 1] on rank 0 and [1] on rank 1"),
-        (pair(Card(2, "cpu", (0, 1), host="node1")), 'ring_order must be the same on every rank, got "hosts" on rank 1 alone'),
-        (pair(Card(2, "gpu", (0, 1), "A")), "a GPU must be used by one rank only, got ranks 0 and 1 on GPU A"),
+        (
+            pair(Card(3, "cpu", (0, 1))),
+            "world_size must be the same on every rank, got 2 on rank 0 and 3 on rank 1",
+        ),
+        (
+            pair(Card(2, "gpu", (0, 1))),
+            "comm_device must be the same on every rank, got 'cpu' on rank 0 and 'gpu' on rank 1",
+        ),
+        (
+            pair(Card(2, "cpu", (1,))),
+            (
+                "ring_ranks must be the same on every rank of a ring, got "
+                "[0, 1] on rank 0 and [1] on rank 1"
+            ),
+        ),
+        (
+            pair(Card(2, "cpu", (0, 1), host="node1")),
+            'ring_order must be the same on every rank, got "hosts" on rank 1 alone',
+        ),
+        (
+            pair(Card(2, "gpu", (0, 1), "A")),
+            "a GPU must be used by one rank only, got ranks 0 and 1 on GPU A",
+        ),
     ],
 )
 def test_find_fault(cards: list[Card], fault: str | None) -> None:
@@ -117,13 +143,22 @@ def together(parts: list[Callable[[], Any]]) -> list[Any]:
         return [each.exception(20) or each.result() for each in ended]
 
 
-def start(store: dist.Store, rank: int, card: Card, *, limit_s: float = 10, reused: bool = True) -> Any:
-    return RollCall(store, rank, card.world_size, hosts=rank == 0, reused=reused).start(card, time.monotonic() + limit_s)
+def start(
+    store: dist.Store, rank: int, card: Card, *, limit_s: float = 10, reused: bool = True
+) -> Any:
+    return RollCall(store, rank, card.world_size, hosts=rank == 0, reused=reused).start(
+        card, time.monotonic() + limit_s
+    )
 
 
 def starts(store: dist.Store, cards: dict[int, Card], **options: Any) -> list[Any]:
     """Starts a rank with each card."""
-    return together([lambda rank=rank, card=card: start(store, rank, card, **options) for rank, card in cards.items()])
+    return together(
+        [
+            lambda rank=rank, card=card: start(store, rank, card, **options)
+            for rank, card in cards.items()
+        ]
+    )
 
 
 def whole_world(count: int) -> dict[int, Card]:
@@ -132,7 +167,10 @@ def whole_world(count: int) -> dict[int, Card]:
 
 def test_everybody_learns_of_every_ring_by_a_fixed_number_of_questions() -> None:
     rings = [(0, 2), (3, 1)]
-    assert starts(CountingStore(), {rank: Card(4, "cpu", rings[rank % 2]) for rank in range(4)}) == [rings] * 4
+    assert (
+        starts(CountingStore(), {rank: Card(4, "cpu", rings[rank % 2]) for rank in range(4)})
+        == [rings] * 4
+    )
     asked = []
     for count in (64, 8, 2):
         store = CountingStore()
@@ -146,7 +184,10 @@ def test_those_present_and_those_missing_are_named_with_the_same_words() -> None
     present = {rank: card for rank, card in whole_world(6).items() if rank in (0, 1, 4)}
     for rank, error in zip(present, starts(CountingStore(), present, limit_s=0.3), strict=True):
         assert type(error) is RendezvousFailed
-        words = f"every rank must be there in time, got a time-out: ranks 0-1, 4 present, ranks 2-3, 5 missing (rank {rank} of 6)"
+        words = (
+            "every rank must be there in time, got a time-out: ranks 0-1, 4 present, ranks 2-3, 5 "
+            f"missing (rank {rank} of 6)"
+        )
         assert str(error).startswith(words)
 
 
@@ -154,14 +195,22 @@ def test_a_rank_that_comes_twice_ends_it_for_all_who_do_not_run_yet() -> None:
     store = CountingStore()
 
     def start_after_rank_0() -> Any:
-        store.wait(["ringsim/0/start/0"], timedelta(seconds=10))  # else who is present when the verdict falls is a matter of luck
+        # else who is present when the verdict falls is a matter of luck
+        store.wait(["ringsim/0/start/0"], timedelta(seconds=10))
         return start(store, 1, whole_world(3)[1])
 
-    ended = together([lambda: start(store, 0, whole_world(3)[0]), start_after_rank_0, start_after_rank_0])
-    assert ["two processes that say they are rank 1: ranks 0-1 present, rank 2 missing" in str(error) for error in ended] == [True] * 3
+    ended = together(
+        [lambda: start(store, 0, whole_world(3)[0]), start_after_rank_0, start_after_rank_0]
+    )
+    assert [
+        "two processes that say they are rank 1: ranks 0-1 present, rank 2 missing" in str(error)
+        for error in ended
+    ] == [True] * 3
     store = CountingStore()
     assert starts(store, whole_world(2), reused=False) == [[(0, 1)]] * 2
-    assert "two processes that say they are rank 1" in str(starts(store, {1: whole_world(2)[1]}, reused=False)[0])
+    assert "two processes that say they are rank 1" in str(
+        starts(store, {1: whole_world(2)[1]}, reused=False)[0]
+    )
 
 
 @pytest.mark.parametrize(("odd", "size"), [(0, 3), (0, 5), (1, 3), (3, 5)])
@@ -170,7 +219,8 @@ def test_another_world_size_ends_it_for_all_and_names_it(odd: int, size: int) ->
     ended = starts(CountingStore(), cards, reused=False)
     assert {type(error) for error in ended} == {RendezvousFailed}
     (words,) = {str(error).partition(":")[0] for error in ended}
-    named = odd or int(words.rpartition(" ")[2])  # where rank 0 is the odd one, whoever came first is named
+    # where rank 0 is the odd one, whoever came first is named
+    named = odd or int(words.rpartition(" ")[2])
     sides = f"{cards[0].world_size} on rank 0 and {cards[named].world_size} on rank {named}"
     assert words == f"world_size must be the same on every rank, got {sides}"
 
@@ -181,10 +231,15 @@ def test_a_rank_that_cannot_build_ends_it_for_all() -> None:
     def build(rank: int, card: Card) -> Any:
         roll = RollCall(store, rank, 3, hosts=rank == 0, reused=False)
         roll.start(card, time.monotonic() + 10)
-        return roll.finish(time.monotonic() + 10, "rank 2 must reach its peers, got no route" if rank == 2 else None)
+        return roll.finish(
+            time.monotonic() + 10,
+            "rank 2 must reach its peers, got no route" if rank == 2 else None,
+        )
 
     ended = together([partial(build, rank, card) for rank, card in whole_world(3).items()])
-    assert ["rank 2 must reach its peers, got no route" in str(error) for error in ended] == [True] * 3
+    assert ["rank 2 must reach its peers, got no route" in str(error) for error in ended] == [
+        True
+    ] * 3
 
 
 def test_the_host_stays_until_the_others_have_left_and_then_sends_others_away() -> None:
@@ -202,8 +257,14 @@ def test_the_host_stays_until_the_others_have_left_and_then_sends_others_away() 
 
 
 @pytest.mark.parametrize("left_behind", [[0], [1], [0, 1], [0, 1, 2], [0, 2]])
-def test_restarted_ranks_follow_rank_0_and_not_what_an_earlier_attempt_left(left_behind: list[int]) -> None:
-    """In torchrun's store; the earlier attempt's processes are gone, whatever they had come to, and each rank may be back before rank 0."""
+def test_restarted_ranks_follow_rank_0_and_not_what_an_earlier_attempt_left(
+    left_behind: list[int],
+) -> None:
+    """In torchrun's store.
+
+    The earlier attempt's processes are gone, whatever they had come to, and each rank may be back
+    before rank 0.
+    """
     store = dist.HashStore()
 
     def join(rank: int) -> Any:
@@ -217,14 +278,21 @@ def test_restarted_ranks_follow_rank_0_and_not_what_an_earlier_attempt_left(left
     if 0 in left_behind:
         number = store.add("ringsim/roll-calls", 1)
         if left_behind == [0, 1, 2]:
-            store.set(f"ringsim/roll-call {number}/ringsim/0/start/verdict", json.dumps({"rings": [[0, 1, 2]]}))
+            store.set(
+                f"ringsim/roll-call {number}/ringsim/0/start/verdict",
+                json.dumps({"rings": [[0, 1, 2]]}),
+            )
         for rank in left_behind:
-            store.set(f"ringsim/roll-call {number}/ringsim/0/start/{rank}", whole_world(3)[rank].to_json())
+            store.set(
+                f"ringsim/roll-call {number}/ringsim/0/start/{rank}", whole_world(3)[rank].to_json()
+            )
             store.add(f"ringsim/roll-call {number}/ringsim/0/start/count", 1)
         store.set(f"ringsim/roll-call {number}/ringsim/0/head", whole_world(3)[0].to_json())
 
     def join_late() -> Any:
-        while 0 in left_behind and not any(store.check([f"ringsim/roll-call 1/ringsim/0/start/{rank}"]) for rank in (1, 2)):
+        while 0 in left_behind and not any(
+            store.check([f"ringsim/roll-call 1/ringsim/0/start/{rank}"]) for rank in (1, 2)
+        ):
             time.sleep(0.001)
         return join(0)
 
@@ -239,7 +307,10 @@ LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 
 @pytest.fixture
 def node07(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Returns this machine's name, as Debian's /etc/hosts has it: it leads to loopback here, to the network elsewhere."""
+    """Returns this machine's name, as Debian's /etc/hosts has it.
+
+    It leads to loopback here, to the network elsewhere.
+    """
     real = socket.getaddrinfo
 
     def look_up(host: Any, *rest: Any, **named: Any) -> Any:
@@ -257,11 +328,23 @@ def node07(monkeypatch: pytest.MonkeyPatch) -> str:
 def meet_alone(head: str, world_size: int = 1, timeout_s: float = 20) -> Any:
     listener = listen(head, 0)
     assert ipaddress.ip_address(listener.getsockname()[0]) in LOOPBACK
-    return meet(head, listener.getsockname()[1], 0, world_size, Card(world_size, "cpu", tuple(range(world_size))), timeout_s, listener)
+    return meet(
+        head,
+        listener.getsockname()[1],
+        0,
+        world_size,
+        Card(world_size, "cpu", tuple(range(world_size))),
+        timeout_s,
+        listener,
+    )
 
 
-@pytest.mark.parametrize(("head", "local"), [("127.0.0.1", True), (DEBIAN, True), ("localhost", True), ("node07", False)])
-def test_gloo_is_kept_on_loopback_only_where_the_head_says_so_everywhere(node07: str, head: str, local: bool) -> None:
+@pytest.mark.parametrize(
+    ("head", "local"), [("127.0.0.1", True), (DEBIAN, True), ("localhost", True), ("node07", False)]
+)
+def test_gloo_is_kept_on_loopback_only_where_the_head_says_so_everywhere(
+    node07: str, head: str, local: bool
+) -> None:
     rendezvous = meet_alone(head)
     assert rendezvous.loopback is local
     undo = build_default_group(rendezvous, 0, 1, "gloo", timedelta(seconds=20))
@@ -271,7 +354,9 @@ def test_gloo_is_kept_on_loopback_only_where_the_head_says_so_everywhere(node07:
     leave(rendezvous, 1)
 
 
-def test_who_joins_by_the_name_does_not_take_it_for_local_either(node07: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_joins_by_the_name_does_not_take_it_for_local_either(
+    node07: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under torchrun rank 0 joins too: the store is the agent's."""
     listener = listen(DEBIAN, 0)
     port = listener.getsockname()[1]
@@ -286,7 +371,13 @@ def test_who_joins_by_the_name_does_not_take_it_for_local_either(node07: str, mo
 
 
 def test_missing_ranks_may_be_those_that_cannot_reach_loopback(node07: str) -> None:
-    with pytest.raises(RendezvousFailed, match=r"rank 1 missing.*'node07' leads to 127\.0\.1\.1 on rank 0's own machine.*MASTER_ADDR"):
+    with pytest.raises(
+        RendezvousFailed,
+        match=(
+            r"rank 1 missing.*'node07' leads to 127\.0\.1\.1 on rank 0's "
+            r"own machine.*MASTER_ADDR"
+        ),
+    ):
         meet_alone(node07, world_size=2, timeout_s=0.3)
     with pytest.raises(RendezvousFailed) as caught:
         meet_alone("127.0.0.1", world_size=2, timeout_s=0.3)
@@ -320,14 +411,18 @@ def test_listen_on_loopback_only_and_once(head: str) -> None:
     with listen(head, 0) as listener:
         address, port = listener.getsockname()[:2]
         assert address in ("127.0.0.1", "::1")
-        with pytest.raises(RendezvousFailed, match=f"^port must be free on rank 0's machine, got {port}"):
+        with pytest.raises(
+            RendezvousFailed, match=f"^port must be free on rank 0's machine, got {port}"
+        ):
             listen(head, port)
 
 
 def test_a_name_that_is_not_answered_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))
-    with pytest.raises(RendezvousFailed, match=r"this machine knows, got 'slow\.example': no answer within"):
+    with pytest.raises(
+        RendezvousFailed, match=r"this machine knows, got 'slow\.example': no answer within"
+    ):
         listen("slow.example", 0, timeout_s=0.1)
     never.set()
 

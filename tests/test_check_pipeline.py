@@ -1,4 +1,7 @@
-"""The checks of the lessons on pipelines, on simulated ranks: right answers pass, and each wrong one fails for its own reason."""
+"""The checks of the lessons on pipelines, on simulated ranks.
+
+Right answers pass, and each wrong one fails for its own reason.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,12 @@ from ringsim.pipeline import (
 
 pytestmark = [
     pytest.mark.usefixtures("on_the_clock"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
 ]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
+# as from a notebook; and ranks need not import pytest
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Answer = Callable[..., Any]
 Tensor = Any  # as from a notebook, where nobody checks types
@@ -65,13 +71,20 @@ def dealt_out(num_layers: int, num_stages: int) -> list[range]:
 
 
 def hand_over(
-    tensor: Tensor, header_of: Callable[[Tensor], list[int]] | None = None, group_of: Callable[[Any], Any] | None = None
+    tensor: Tensor,
+    header_of: Callable[[Tensor], list[int]] | None = None,
+    group_of: Callable[[Any], Any] | None = None,
 ) -> Tensor | None:
     ring = ringsim.current_ring()
     sends: list[Any] = []
     if ring.rank < ring.world_size - 1:
-        padded = [tensor.dim(), *tensor.shape, 0, 0, 0][:5] if header_of is None else header_of(tensor)
-        sends = [dist.isend(part, ring.succ, group=ring.succ_group) for part in (torch.tensor(padded), tensor.contiguous())]
+        padded = (
+            [tensor.dim(), *tensor.shape, 0, 0, 0][:5] if header_of is None else header_of(tensor)
+        )
+        sends = [
+            dist.isend(part, ring.succ, group=ring.succ_group)
+            for part in (torch.tensor(padded), tensor.contiguous())
+        ]
     received = None
     if ring.rank > 0:
         header = torch.empty(5, dtype=torch.int64)
@@ -88,7 +101,10 @@ def dimension_by_dimension(tensor: Tensor) -> Tensor | None:
     sends: list[Any] = []
     if ring.rank < ring.world_size - 1:
         numbers = [torch.tensor([number]) for number in (tensor.dim(), *tensor.shape)]
-        sends = [dist.isend(part, ring.succ, group=ring.succ_group) for part in (*numbers, tensor.contiguous())]
+        sends = [
+            dist.isend(part, ring.succ, group=ring.succ_group)
+            for part in (*numbers, tensor.contiguous())
+        ]
     received = None
     if ring.rank > 0:
         number = torch.empty(1, dtype=torch.int64)
@@ -155,7 +171,9 @@ def step(
             send_gradient(x.grad, i)
 
 
-def one_after_the_other(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
+def one_after_the_other(
+    stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer
+) -> None:
     ring = ringsim.current_ring()
     first, last = ring.rank == 0, ring.rank == ring.world_size - 1
     for i, target in enumerate(targets):
@@ -170,16 +188,22 @@ def one_after_the_other(stage: Any, inputs: list[Tensor], targets: list[Tensor],
             send_gradient(grad, i)
 
 
-def forgets_the_first_microbatches(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
+def forgets_the_first_microbatches(
+    stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer
+) -> None:
     for x, target in zip(inputs, targets, strict=True):
         for parameter in stage.parameters():
             parameter.grad = None
         step(stage, [x], [target], loss_fn, scale=len(inputs))
 
 
-def first_stage_mixes_up(stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer) -> None:
+def first_stage_mixes_up(
+    stage: Any, inputs: list[Tensor], targets: list[Tensor], loss_fn: Answer
+) -> None:
     turned = ringsim.current_ring().rank == 0
-    step(stage, inputs, targets, loss_fn, backwards=lambda m: list(range(m))[:: -1 if turned else 1])
+    step(
+        stage, inputs, targets, loss_fn, backwards=lambda m: list(range(m))[:: -1 if turned else 1]
+    )
 
 
 # -- schedule, fast_schedule
@@ -206,11 +230,19 @@ def only_with_enough(rank: int, p: int, m: int) -> list[str]:
 
 
 def in_a_circle(rank: int, p: int, m: int) -> list[str]:
-    return one_at_a_time(rank, p, m) if rank == 0 or m < 2 else [f"{rank}F1", f"{rank}B1", *one_at_a_time(rank, p, m)[:2]]
+    return (
+        one_at_a_time(rank, p, m)
+        if rank == 0 or m < 2
+        else [f"{rank}F1", f"{rank}B1", *one_at_a_time(rank, p, m)[:2]]
+    )
 
 
 def with_halves(rank: int, p: int, m: int) -> list[str]:
-    return [half for action in written_down(rank, p, m) for half in ([action] if "F" in action else [action.replace("B", x) for x in "IW"])]
+    return [
+        half
+        for action in written_down(rank, p, m)
+        for half in ([action] if "F" in action else [action.replace("B", x) for x in "IW"])
+    ]
 
 
 def zero_bubble(rank: int, p: int, m: int) -> list[str]:
@@ -239,7 +271,9 @@ def by_simulation(num_ranks: int, costs: Costs, limit: float) -> int:
 
 
 def simulated_bubble(num_ranks: int, costs: Costs, number: int) -> float:
-    return ringsim.simulate_schedule("1f1b", costs, num_ranks=num_ranks, num_microbatches=number, semantics="buffered").bubble
+    return ringsim.simulate_schedule(
+        "1f1b", costs, num_ranks=num_ranks, num_microbatches=number, semantics="buffered"
+    ).bubble
 
 
 def fewest(stages: int) -> tuple[int, bool]:
@@ -257,7 +291,9 @@ def fewest_counted(stages: int) -> tuple[int, bool]:
 
 
 def write_back(gradients: list[Tensor], bucket: Tensor) -> None:
-    for gradient, part in zip(gradients, bucket.split([gradient.numel() for gradient in gradients]), strict=True):
+    for gradient, part in zip(
+        gradients, bucket.split([gradient.numel() for gradient in gradients]), strict=True
+    ):
         gradient.copy_(part.view_as(gradient))
 
 
@@ -314,31 +350,92 @@ RIGHT: dict[Answer, list[Answer]] = {
     check.fewest_microbatches: [by_simulation, lambda *case: np.int64(by_simulation(*case))],
     check.inner_iterations: [fewest, fewest_counted],
 }
-WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the reason, and of the hint
+# what is answered, words of the reason, and of the hint
+WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.average_gradients: [
-        (lambda gradients, replicas: None, "the gradients of rank 0 are what they were before.", "copy_"),
-        (averaging(put=lambda gradients, bucket: None), "the gradients of rank 0 are what they were before.", "copy_"),
-        (averaging(by=lambda replicas: 1), "are the sum over the replicas, and must be the mean.", "Divide"),
-        (averaging(by=lambda replicas: 2), "With 1 stage and 3 replicas the gradients of rank 0 are not the mean", "Divide"),
-        (averaging(by=lambda replicas: dist.get_world_size()), "are divided by the 4 ranks of the world", "Divide"),
-        (averaging(group_of=lambda replicas: None), "are mixed with those of other stages.", "Pass the group"),
-        (averaging(padding=100), "rank 0 must reduce 108 bytes, as many as it has gradients, and reduced 508.", "Join them"),
+        (
+            lambda gradients, replicas: None,
+            "the gradients of rank 0 are what they were before.",
+            "copy_",
+        ),
+        (
+            averaging(put=lambda gradients, bucket: None),
+            "the gradients of rank 0 are what they were before.",
+            "copy_",
+        ),
+        (
+            averaging(by=lambda replicas: 1),
+            "are the sum over the replicas, and must be the mean.",
+            "Divide",
+        ),
+        (
+            averaging(by=lambda replicas: 2),
+            "With 1 stage and 3 replicas the gradients of rank 0 are not the mean",
+            "Divide",
+        ),
+        (
+            averaging(by=lambda replicas: dist.get_world_size()),
+            "are divided by the 4 ranks of the world",
+            "Divide",
+        ),
+        (
+            averaging(group_of=lambda replicas: None),
+            "are mixed with those of other stages.",
+            "Pass the group",
+        ),
+        (
+            averaging(padding=100),
+            "rank 0 must reduce 108 bytes, as many as it has gradients, and reduced 508.",
+            "Join them",
+        ),
         (averaging(wait=False), "rank 0's all_reduce is never waited for.", "wait()"),
         (
             lambda gradients, replicas: gradients[0].resize_(2),
             "With 2 stages and 2 replicas the gradients of rank 0 have other shapes than before.",
             "copy_",
         ),
-        (one_by_one, "rank 0 must call one all_reduce, called 4 operations (all_reduce).", "Join them"),
-        (by_all_gather, "rank 0 must call one all_reduce, called 1 operation (all_gather).", "Join them"),
+        (
+            one_by_one,
+            "rank 0 must call one all_reduce, called 4 operations (all_reduce).",
+            "Join them",
+        ),
+        (
+            by_all_gather,
+            "rank 0 must call one all_reduce, called 1 operation (all_gather).",
+            "Join them",
+        ),
     ],
     check.partition: [
-        (rest_to_the_last, "With 10 layers and 4 stages stages must differ by one layer at most, got [2, 2, 2, 4] layers."),
-        (without_empty_stages, "With 3 layers and 4 stages the answer must have one entry for each stage, got 3."),
-        (dealt_out, "With 8 layers and 4 stages the layers must be in order, got [[0, 4], [1, 5], [2, 6], [3, 7]]."),
-        (lambda layers, stages: [range(layers)] * stages, "With 8 layers and 4 stages layer 0 is in more than one place."),
-        (lambda layers, stages: [range(1, 3), range(3, 5), range(5, 7), range(7, 9)], "there is no layer 8."),
-        (lambda layers, stages: [range(2), range(2, 4), range(4, 6), range(6, 7)], "1 layer is lost, the first of them layer 7."),
+        (
+            rest_to_the_last,
+            (
+                "With 10 layers and 4 stages stages must differ by one layer at most, got [2, 2, "
+                "2, 4] layers."
+            ),
+        ),
+        (
+            without_empty_stages,
+            "With 3 layers and 4 stages the answer must have one entry for each stage, got 3.",
+        ),
+        (
+            dealt_out,
+            (
+                "With 8 layers and 4 stages the layers must be in order, got [[0, 4], [1, 5], [2, "
+                "6], [3, 7]]."
+            ),
+        ),
+        (
+            lambda layers, stages: [range(layers)] * stages,
+            "With 8 layers and 4 stages layer 0 is in more than one place.",
+        ),
+        (
+            lambda layers, stages: [range(1, 3), range(3, 5), range(5, 7), range(7, 9)],
+            "there is no layer 8.",
+        ),
+        (
+            lambda layers, stages: [range(2), range(2, 4), range(4, 6), range(6, 7)],
+            "1 layer is lost, the first of them layer 7.",
+        ),
         (
             lambda layers, stages: [len(each) for each in last_stages_get_more(layers, stages)],
             "must be a list of ranges, one for each stage, got [2",
@@ -347,53 +444,156 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
         (lambda layers, stages: None, "must be a list of ranges, one for each stage, got None."),
     ],
     check.hand_over: [
-        (dimension_by_dimension, "messages to rank 1, a header and a payload, sent ", "A message for each dimension"),
-        (lambda tensor: None, "Rank 0 of 3 must send 2 messages to rank 1, a header and a payload, sent none.", "Two messages"),
+        (
+            dimension_by_dimension,
+            "messages to rank 1, a header and a payload, sent ",
+            "A message for each dimension",
+        ),
+        (
+            lambda tensor: None,
+            "Rank 0 of 3 must send 2 messages to rank 1, a header and a payload, sent none.",
+            "Two messages",
+        ),
         (all_round_the_ring, "must ", ""),
         (changed(torch.flatten), "must return a tensor of shape (", "the shape from the header"),
-        (changed(lambda received: received.to("meta")), "got one whose numbers cannot be read.", ""),
-        (changed(lambda received: received.flatten().flip(0).view(received.shape)), "must return the numbers that rank ", ""),
-        (lambda tensor: (hand_over(tensor), tensor)[1], "Rank 0 of 3 has nobody before it and must return None, got a tensor.", ""),
-        (lambda tensor: hand_over(tensor, group_of=lambda ring: None), 'on the group "world"', "Name the group"),
+        (
+            changed(lambda received: received.to("meta")),
+            "got one whose numbers cannot be read.",
+            "",
+        ),
+        (
+            changed(lambda received: received.flatten().flip(0).view(received.shape)),
+            "must return the numbers that rank ",
+            "",
+        ),
+        (
+            lambda tensor: (hand_over(tensor), tensor)[1],
+            "Rank 0 of 3 has nobody before it and must return None, got a tensor.",
+            "",
+        ),
+        (
+            lambda tensor: hand_over(tensor, group_of=lambda ring: None),
+            'on the group "world"',
+            "Name the group",
+        ),
     ],
     check.gradients: [
-        (lambda *args: None, "Stage 0 of 3 has no gradient for its parameter 0.weight, with 4 microbatches.", "recv_gradient"),
-        (lambda *args: step(*args, scale=1), "The gradients of stage 0 of 3 are 4 times those of one process", "divide each one's loss"),
+        (
+            lambda *args: None,
+            "Stage 0 of 3 has no gradient for its parameter 0.weight, with 4 microbatches.",
+            "recv_gradient",
+        ),
+        (
+            lambda *args: step(*args, scale=1),
+            "The gradients of stage 0 of 3 are 4 times those of one process",
+            "divide each one's loss",
+        ),
         (
             sparse_gradients,
             "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight",
             "requires_grad_()",
         ),
-        (lambda *args: step(*args, scale=16), "The gradients of stage 0 of 3 are 0.25 times those of one process", "divided twice"),
-        (lambda *args: step(*args, leaf=lambda x: x), "must be a tensor, got None", "requires_grad_()"),
-        (forgets_the_first_microbatches, "Stage 0 of 3 has another gradient for 0.weight than one process", "nothing may be set to zero"),
-        (lambda *args: step(*args, leaf=zeroed), "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight", "requires_grad_()"),
-        (first_stage_mixes_up, "Stage 0 of 3 has another gradient for 0.weight than one process", "microbatch i goes with the x and the y"),
+        (
+            lambda *args: step(*args, scale=16),
+            "The gradients of stage 0 of 3 are 0.25 times those of one process",
+            "divided twice",
+        ),
+        (
+            lambda *args: step(*args, leaf=lambda x: x),
+            "must be a tensor, got None",
+            "requires_grad_()",
+        ),
+        (
+            forgets_the_first_microbatches,
+            "Stage 0 of 3 has another gradient for 0.weight than one process",
+            "nothing may be set to zero",
+        ),
+        (
+            lambda *args: step(*args, leaf=zeroed),
+            "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight",
+            "requires_grad_()",
+        ),
+        (
+            first_stage_mixes_up,
+            "Stage 0 of 3 has another gradient for 0.weight than one process",
+            "microbatch i goes with the x and the y",
+        ),
     ],
     check.schedule: [
-        (all_forwards_first, "With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2."),
-        (one_at_a_time, "With 2 ranks and 4 microbatches the step takes 24 units, and must take 15 at most."),
-        (only_with_enough, "With 4 ranks and 2 microbatches the step takes 24 units, and must take 15 at most."),
-        (lambda *case: one_f_one_b(*case[1:]).actions[case[0]], "The answer calls one_f_one_b of ringsim, and must do that by itself."),
+        (
+            all_forwards_first,
+            (
+                "With 2 ranks and 4 microbatches rank 0 holds 4 live activations "
+                "at a time, and may hold 2."
+            ),
+        ),
+        (
+            one_at_a_time,
+            "With 2 ranks and 4 microbatches the step takes 24 units, and must take 15 at most.",
+        ),
+        (
+            only_with_enough,
+            "With 4 ranks and 2 microbatches the step takes 24 units, and must take 15 at most.",
+        ),
+        (
+            lambda *case: one_f_one_b(*case[1:]).actions[case[0]],
+            "The answer calls one_f_one_b of ringsim, and must do that by itself.",
+        ),
         (with_halves, "1F1B does a backward in one piece, got 0I0."),
-        (in_a_circle, "With 2 ranks and 4 microbatches: stage 1 must do the forward pass of microbatch 2, got none (rank 1). Add 1F2."),
-        (lambda rank, p, m: ["forward 0", "backward 0"], "an action must be a stage, one of F, B, I, W, "),
-        (lambda rank, p, m: None, "With 2 ranks and 4 microbatches the answer must be a list of actions, got None."),
+        (
+            in_a_circle,
+            (
+                "With 2 ranks and 4 microbatches: stage 1 must do the forward pass of microbatch "
+                "2, got none (rank 1). Add 1F2."
+            ),
+        ),
+        (
+            lambda rank, p, m: ["forward 0", "backward 0"],
+            "an action must be a stage, one of F, B, I, W, ",
+        ),
+        (
+            lambda rank, p, m: None,
+            "With 2 ranks and 4 microbatches the answer must be a list of actions, got None.",
+        ),
     ],
     check.fast_schedule: [
-        (written_down, "With 2 ranks and 4 microbatches the step takes 15 units, and must take 13 at most."),
-        (all_weights_at_the_end, "With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2."),
-        (lambda rank, p, m: (action for action in zb_h1(p, m).actions[rank]), "The answer calls zb_h1 of ringsim"),
-        (lambda rank, p, m: zero_bubble(rank, p, 4), "With 4 ranks and 8 microbatches: stage 0 must do the forward pass of microbatch 4"),
-        (lambda rank, p, m: zero_bubble(rank, p, m)[:-1], "must make the weights' gradients of microbatch 3, got none (rank 0). Add 0W3"),
+        (
+            written_down,
+            "With 2 ranks and 4 microbatches the step takes 15 units, and must take 13 at most.",
+        ),
+        (
+            all_weights_at_the_end,
+            (
+                "With 2 ranks and 4 microbatches rank 0 holds 4 live activations "
+                "at a time, and may hold 2."
+            ),
+        ),
+        (
+            lambda rank, p, m: (action for action in zb_h1(p, m).actions[rank]),
+            "The answer calls zb_h1 of ringsim",
+        ),
+        (
+            lambda rank, p, m: zero_bubble(rank, p, 4),
+            "With 4 ranks and 8 microbatches: stage 0 must do the forward pass of microbatch 4",
+        ),
+        (
+            lambda rank, p, m: zero_bubble(rank, p, m)[:-1],
+            "must make the weights' gradients of microbatch 3, got none (rank 0). Add 0W3",
+        ),
         (lambda rank, p, m: None, "the answer must be a list of actions, got None."),
     ],
     check.fewest_microbatches: [
         (
             lambda ranks, costs, limit: max(1, math.ceil((ranks - 1) * (1 - limit) / limit)),
-            "F 1, B 2 and 0.5 a message, 9 microbatches have a bubble of 40.0 %, and 25 % is allowed.",
+            (
+                "F 1, B 2 and 0.5 a message, 9 microbatches have a bubble "
+                "of 40.0 %, and 25 % is allowed."
+            ),
         ),
-        (lambda *case: by_simulation(*case) + 1, "26 microbatches are more than needed: 25 would do."),
+        (
+            lambda *case: by_simulation(*case) + 1,
+            "26 microbatches are more than needed: 25 would do.",
+        ),
         (lambda *case: 40, "40 microbatches are more than needed: "),
         (lambda *case: "ten", "must be a number of microbatches, got "),
         (lambda *case: 0, "must be a number of microbatches, got 0."),
@@ -403,12 +603,21 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {  # what is answered, words of the
     check.inner_iterations: [
         (
             lambda stages: (stages, False),
-            "With 10 stages (10, False) keeps a stage at work 100 % of the time, and 8 inner iterations would",
+            (
+                "With 10 stages (10, False) keeps a stage at work 100 % of the time, and 8 inner "
+                "iterations would"
+            ),
         ),
         (lambda stages: (1, False), "With 10 stages (1, False) never finishes."),
         (lambda stages: (stages + 1, False), "With 10 stages (11, False) never finishes."),
-        (lambda stages: (math.ceil(0.8 * stages), False), "(8, False) keeps a stage at work 78 % of the time, which is less than 80 %."),
-        (lambda stages: stages, "the answer must be a number of 1 or more and True or False, got 10."),
+        (
+            lambda stages: (math.ceil(0.8 * stages), False),
+            "(8, False) keeps a stage at work 78 % of the time, which is less than 80 %.",
+        ),
+        (
+            lambda stages: stages,
+            "the answer must be a number of 1 or more and True or False, got 10.",
+        ),
         (lambda stages: (0, True), "got (0, True)."),
     ],
 }
@@ -430,10 +639,14 @@ def test_a_header_that_depends_on_the_shape_does_not_pass() -> None:
         sends: list[Any] = []
         if ring.rank < ring.world_size - 1:
             header = torch.tensor([tensor.dim(), *tensor.shape])
-            sends = [dist.isend(part, ring.succ, group=ring.succ_group) for part in (header, tensor.contiguous())]
+            sends = [
+                dist.isend(part, ring.succ, group=ring.succ_group)
+                for part in (header, tensor.contiguous())
+            ]
         if ring.rank > 0:
             header = torch.empty(10, dtype=torch.int64)
-            dist.recv(header[: 3 + ring.rank % 2], ring.pred, group=ring.pred_group)  # only the author knows how long
+            # only the author knows how long
+            dist.recv(header[: 3 + ring.rank % 2], ring.pred, group=ring.pred_group)
         for sent in sends:
             sent.wait()
         return None
@@ -444,7 +657,11 @@ def test_a_header_that_depends_on_the_shape_does_not_pass() -> None:
 
 def test_schedule_names_the_circle_of_a_deadlock() -> None:
     def turned_round(rank: int, p: int, m: int) -> list[str]:
-        return one_at_a_time(rank, p, m) if rank == 0 else [action for i in reversed(range(m)) for action in (f"{rank}F{i}", f"{rank}B{i}")]
+        return (
+            one_at_a_time(rank, p, m)
+            if rank == 0
+            else [action for i in reversed(range(m)) for action in (f"{rank}F{i}", f"{rank}B{i}")]
+        )
 
     result = verdict(check.schedule, turned_round)
     assert not result.passed
@@ -454,6 +671,10 @@ def test_schedule_names_the_circle_of_a_deadlock() -> None:
 def test_a_schedule_that_is_not_good_enough_is_shown_as_it_was_evaluated() -> None:
     trace = verdict(check.schedule, all_forwards_first).trace
     assert trace is not None
-    spans = trace.to_pandas().query("kind == 'span' and label in ('forward', 'backward') and rank == 0")
+    spans = trace.to_pandas().query(
+        "kind == 'span' and label in ('forward', 'backward') and rank == 0"
+    )
     assert spans["label"].tolist() == ["forward"] * 4 + ["backward"] * 4
-    assert (spans["done_ns"] - spans["post_ns"]).tolist() == [1e9] * 4 + [2e9] * 4, "in units, and not as a first step warms up"
+    assert (spans["done_ns"] - spans["post_ns"]).tolist() == [1e9] * 4 + [2e9] * 4, (
+        "in units, and not as a first step warms up"
+    )

@@ -1,4 +1,7 @@
-"""The checks of what is read from traces: what is wrong in one, and a line through the times of messages."""
+"""The checks of what is read from traces.
+
+What is wrong in one, and a line through the times of messages.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,13 @@ from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_CODES, make_events
 from ringsim.traces.value import Trace
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
+# as from a notebook; and ranks need not import pytest
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Answer = Callable[..., Any]
 DATA = Path(__file__).parent.parent / "notebooks" / "data"
-# What each is ill with: kind, ranks, and what shows it, as (rank, op, peer, tag): of the straggler some of it, of the others all.
+# What each is ill with: kind, ranks, and what shows it, as (rank, op, peer, tag): of the straggler
+# some of it, of the others all.
 PATIENTS = {
     "patient_1": ("straggler", (2,), {(2, "span", -1, -1), (1, "send", 2, 0), (3, "recv", 2, 5)}),
     "patient_2": ("tag_mismatch", (2, 3), {(2, "recv", 3, 102), (3, "send", 2, 104)}),
@@ -45,9 +50,16 @@ def load(name: str) -> Trace:
 def rows(trace: Trace, operation: tuple[int, str, int, int]) -> list[int]:
     table = trace.to_pandas()
     rank, op, peer, tag = operation
-    found = table[(table["rank"] == rank) & (table["op"] == op) & (table["peer"].fillna(-1) == peer) & (table["tag"].fillna(-1) == tag)]
+    found = table[
+        (table["rank"] == rank)
+        & (table["op"] == op)
+        & (table["peer"].fillna(-1) == peer)
+        & (table["tag"].fillna(-1) == tag)
+    ]
     stuck = found["status"] != "ok"
-    return [int(index) for index in found[stuck if not trace.metadata["complete"] else ~stuck].index]
+    return [
+        int(index) for index in found[stuck if not trace.metadata["complete"] else ~stuck].index
+    ]
 
 
 @pytest.mark.parametrize("name", PATIENTS)
@@ -77,7 +89,11 @@ def test_diagnose_takes_no_other_kind_ranks_or_event(name: str) -> None:
         assert "concerns" in check.diagnose(trace, kind, wrong, event).reason
     if kind != "straggler":  # which very many events show
         right = {index for operation in evidence for index in rows(trace, operation)}
-        shows = {index for index in range(len(trace.events)) if check.diagnose(trace, kind, ranks, index).passed}
+        shows = {
+            index
+            for index in range(len(trace.events))
+            if check.diagnose(trace, kind, ranks, index).passed
+        }
         assert shows == right
 
 
@@ -85,15 +101,31 @@ def test_diagnose_takes_no_other_kind_ranks_or_event(name: str) -> None:
     ("kind", "ranks", "event", "reason"),
     [
         ("", (), None, "The kind must be the name of a fault, got ''."),
-        ("straggler", (2, 3), 0, "A straggler is found in runs that finished, and this one did not: some operations were never done."),
+        (
+            "straggler",
+            (2, 3),
+            0,
+            (
+                "A straggler is found in runs that finished, and this one did not: some operations "
+                "were never done."
+            ),
+        ),
         (
             "tag_mismatch",
             (2, 3),
             0,
-            "It is no tag_mismatch: then a send and a recv of two ranks, both in flight, differ in their tag alone.",
+            (
+                "It is no tag_mismatch: then a send and a recv of two ranks, both in flight, "
+                "differ in their tag alone."
+            ),
         ),
         ("race", (2, 3), 0, "It is no race: nothing of the kind was recorded."),
-        ("deadlock", (1, 2), 0, "It is a deadlock, and it concerns 2 ranks, not those that you named: 1, 2."),
+        (
+            "deadlock",
+            (1, 2),
+            0,
+            "It is a deadlock, and it concerns 2 ranks, not those that you named: 1, 2.",
+        ),
         ("deadlock", (3, 2), 0, "Kind and ranks are right, and event 0 does not show it."),
         ("deadlock", (2, 3), None, "event None does not show it."),
         ("deadlock", (2, 3), -1, "event -1 does not show it."),
@@ -110,7 +142,10 @@ def test_diagnose_says_what_is_wrong(kind: str, ranks: Any, event: Any, reason: 
 
 def test_diagnose_tells_runs_that_finished_from_those_that_did_not() -> None:
     result = check.diagnose(load("patient_1"), "deadlock", (0, 1), 0)
-    assert result.reason == "A deadlock keeps a run from finishing, and this one finished: it was slow."
+    assert (
+        result.reason
+        == "A deadlock keeps a run from finishing, and this one finished: it was slow."
+    )
 
 
 def test_a_late_sender_is_shown_by_the_wait_and_by_what_the_sender_did() -> None:
@@ -133,7 +168,9 @@ def test_a_late_sender_is_shown_by_the_wait_and_by_what_the_sender_did() -> None
 
 
 def test_diagnose_of_a_healthy_trace() -> None:
-    result = check.diagnose(Trace(make_events({"rank": [], "op": []}), {"world_size": 1}), "deadlock", 0, 0)
+    result = check.diagnose(
+        Trace(make_events({"rank": [], "op": []}), {"world_size": 1}), "deadlock", 0, 0
+    )
     assert result.reason == "Nothing wrong was found in this trace."
 
 
@@ -155,9 +192,16 @@ def test_the_traces_are_real_small_and_say_nothing_private(path: Path) -> None:
 
 def large(messages: Any, hosts: list[str], least: int = 64 * 1024) -> Any:
     """Messages between hosts, with the pair of hosts and the bandwidth of each."""
-    ends = [(hosts[src], hosts[dst]) for src, dst in zip(messages["src"], messages["dst"], strict=True)]
-    table = messages.assign(link=[tuple(sorted(pair)) for pair in ends], rate=messages["size_bytes"] / messages["transfer_ns"])
-    return table[np.array([first != second for first, second in ends]) & (table["size_bytes"] >= least)]
+    ends = [
+        (hosts[src], hosts[dst]) for src, dst in zip(messages["src"], messages["dst"], strict=True)
+    ]
+    table = messages.assign(
+        link=[tuple(sorted(pair)) for pair in ends],
+        rate=messages["size_bytes"] / messages["transfer_ns"],
+    )
+    return table[
+        np.array([first != second for first, second in ends]) & (table["size_bytes"] >= least)
+    ]
 
 
 def by_median(messages: Any, hosts: list[str]) -> Any:
@@ -181,7 +225,9 @@ def by_slowest_message(messages: Any, hosts: list[str]) -> Any:
 
 
 def with_waits(messages: Any, hosts: list[str]) -> Any:
-    table = large(messages.assign(transfer_ns=messages["recv_done_ns"] - messages["recv_post_ns"]), hosts)
+    table = large(
+        messages.assign(transfer_ns=messages["recv_done_ns"] - messages["recv_post_ns"]), hosts
+    )
     return table["rate"].groupby(table["link"]).median().idxmin()
 
 
@@ -200,22 +246,40 @@ def within_hosts_too(messages: Any, hosts: list[str]) -> Any:
 def test_slow_link_passes_a_right_answer() -> None:
     for seed in (1, None):
         assert verdict(check.slow_link, by_median, seed).passed
-        assert verdict(check.slow_link, lambda messages, hosts: list(by_median(messages, hosts))[::-1], seed).passed
+        assert verdict(
+            check.slow_link, lambda messages, hosts: list(by_median(messages, hosts))[::-1], seed
+        ).passed
 
 
 @pytest.mark.usefixtures("on_the_clock")
 @pytest.mark.parametrize(
     ("answer", "reason", "hint"),
     [
-        (lambda messages, hosts: None, "must be the names of two hosts, got None", "Return the names"),
-        (lambda messages, hosts: ("host1", "host2"), "must be the names of two hosts, got ('host1', 'host2')", "Return the names"),
+        (
+            lambda messages, hosts: None,
+            "must be the names of two hosts, got None",
+            "Return the names",
+        ),
+        (
+            lambda messages, hosts: ("host1", "host2"),
+            "must be the names of two hosts, got ('host1', 'host2')",
+            "Return the names",
+        ),
         (lambda messages, hosts: sorted(set(hosts))[:2], "the slow link is not between ", ""),
-        (lambda messages, hosts: (0, 1), "must be the names of two hosts, got ('0', '1')", "Return the names"),
+        (
+            lambda messages, hosts: (0, 1),
+            "must be the names of two hosts, got ('0', '1')",
+            "Return the names",
+        ),
         (by_total, "the slow link is not between ", "Divide the size of each by its own time"),
         (by_sums, "the slow link is not between ", "A median over all"),
         (by_slowest_message, "the slow link is not between ", "A median over all"),
         (with_waits, "the slow link is not between ", "without late_sender_ns"),
-        (with_tiny_messages, "the slow link is not between ", "Compare messages of 64 KiB and more"),
+        (
+            with_tiny_messages,
+            "the slow link is not between ",
+            "Compare messages of 64 KiB and more",
+        ),
         (within_hosts_too, "the slow link is not within ", "leave out messages within one"),
         (lambda messages, hosts: messages["rate"], "KeyError", ""),
     ],
@@ -291,9 +355,21 @@ def test_alphabeta_passes_a_right_answer(answer: Answer) -> None:
         (unweighted, r"alpha must be [\d.]+ µs within 30 %, got ", "Divide each error by the time"),
         (of_means, r"(alpha|beta) must be ", "Take the median"),
         (lambda sizes, times: weighted(sizes, times)[::-1], "alpha must be ", "return alpha, beta"),
-        (lambda sizes, times: tuple(1e6 * number for number in weighted(sizes, times)), "alpha must be ", "not 40"),
-        (by_fit_link, "The answer calls fit_link of ringsim, and must do that by itself.", "Write down what the function would do."),
-        (lambda sizes, times: None, "two numbers from 0, alpha and beta, got None", "Return two numbers"),
+        (
+            lambda sizes, times: tuple(1e6 * number for number in weighted(sizes, times)),
+            "alpha must be ",
+            "not 40",
+        ),
+        (
+            by_fit_link,
+            "The answer calls fit_link of ringsim, and must do that by itself.",
+            "Write down what the function would do.",
+        ),
+        (
+            lambda sizes, times: None,
+            "two numbers from 0, alpha and beta, got None",
+            "Return two numbers",
+        ),
         (lambda sizes, times: (1.0, float("nan")), "two numbers from 0", "Return two numbers"),
         (lambda sizes, times: times[10**6], "IndexError", "two numpy arrays"),
     ],
@@ -308,16 +384,22 @@ def test_alphabeta_says_what_is_wrong(answer: Answer, reason: str, hint: str) ->
 def quiet(factor: float = 1.0) -> Data:
     """Times of a link without noise; every second size takes ``factor`` times as long."""
     link = ringsim.Link(40e-6, 2.5e-10)
-    times = [link.time_s(size) * (factor if index % 2 else 1.0) for index, size in enumerate(fits.SIZES)]
+    times = [
+        link.time_s(size) * (factor if index % 2 else 1.0) for index, size in enumerate(fits.SIZES)
+    ]
     return Data(list(fits.SIZES), times, None)
 
 
 def test_a_line_is_judged_by_the_medians_of_real_messages() -> None:
     trace = Trace(make_events({"rank": [], "op": []}), {"world_size": 2})
     assert fits._judge_line(quiet(), ringsim.Link(44e-6, 2.8e-10), trace) is True
-    with pytest.raises(examination.Wrong, match=r"8 B took 40 µs in the median, and the line says 80 µs"):
+    with pytest.raises(
+        examination.Wrong, match=r"8 B took 40 µs in the median, and the line says 80 µs"
+    ):
         fits._judge_line(quiet(), ringsim.Link(80e-6, 2.5e-10), trace)
-    assert fits._judge_line(quiet(30.0), ringsim.Link(40e-6, 2.5e-10), trace) is False, "no line fits: nothing to judge by"
+    assert fits._judge_line(quiet(30.0), ringsim.Link(40e-6, 2.5e-10), trace) is False, (
+        "no line fits: nothing to judge by"
+    )
 
 
 # -- prediction: what was said before, beside what was found
@@ -336,7 +418,11 @@ def test_a_line_is_judged_by_the_medians_of_real_messages() -> None:
 )
 def test_a_prediction_is_compared(said: Any, found: Any, verdict: str, reason: str) -> None:
     result = check.prediction(said, found, unit="ms")
-    assert (result.verdict, result.reason, bool(result.hint)) == (verdict, reason, verdict != "passed")
+    assert (result.verdict, result.reason, bool(result.hint)) == (
+        verdict,
+        reason,
+        verdict != "passed",
+    )
 
 
 # -- fresh patients
@@ -346,9 +432,15 @@ def test_a_prediction_is_compared(said: Any, found: Any, verdict: str, reason: s
 def test_a_fresh_patient_has_what_was_drawn_and_nothing_else(name: str) -> None:
     case, trace = draw(name.strip()), check.patient(name)
     concerned = np.flatnonzero(np.isin(trace.events.rank, case.ranks))[::-1].tolist()
-    shown = next(event for event in concerned if check.diagnose(trace, case.kind, case.ranks, event).passed)
-    assert {kind for kind in FAULTS if check.diagnose(trace, kind, case.ranks, shown).passed} == {case.kind}
-    assert not check.diagnose(trace, case.kind, (*case.ranks, (case.ranks[-1] + 1) % case.world_size), shown).passed
+    shown = next(
+        event for event in concerned if check.diagnose(trace, case.kind, case.ranks, event).passed
+    )
+    assert {kind for kind in FAULTS if check.diagnose(trace, kind, case.ranks, shown).passed} == {
+        case.kind
+    }
+    assert not check.diagnose(
+        trace, case.kind, (*case.ranks, (case.ranks[-1] + 1) % case.world_size), shown
+    ).passed
 
 
 def test_no_two_students_have_the_same_patient_and_all_faults_occur() -> None:

@@ -1,4 +1,7 @@
-"""What is refused before torch sees it, and what the teaching mode finds: on torch's fake backend, at the line that is wrong."""
+"""What is refused before torch sees it, and what the teaching mode finds.
+
+On torch's fake backend, at the line that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,13 @@ def world() -> Iterator[None]:
         yield
 
 
-def run(program: Mistake, directory: Path, check: str) -> tuple[RingError | None, list[str], list[str]]:
-    """Runs a program to its end as recorded; returns its error, the kinds of findings in the record, and which operations failed."""
+def run(
+    program: Mistake, directory: Path, check: str
+) -> tuple[RingError | None, list[str], list[str]]:
+    """Runs a program to its end as recorded.
+
+    Returns its error, the kinds of findings in the record, and which operations failed.
+    """
     recorder, error = Recorder(directory, rank=0, world_size=3), None
     with recording(recorder, check) as stop:
         try:
@@ -43,22 +51,34 @@ def run(program: Mistake, directory: Path, check: str) -> tuple[RingError | None
 
 
 def check_mistake(
-    mistake: Mistake, directory: Path, check: str, kind: str, words: str, error: type[RingError], wrong: Callable[..., Any] | None = None
+    mistake: Mistake,
+    directory: Path,
+    check: str,
+    kind: str,
+    words: str,
+    error: type[RingError],
+    wrong: Callable[..., Any] | None = None,
 ) -> list[str]:
-    """Checks that a program ends with this error at the line of ``wrong``; returns which operations failed."""
+    """Checks that a program ends with this error at the line of ``wrong``.
+
+    Returns which operations failed.
+    """
     raised, found, failed = run(mistake, directory, check)
     assert type(raised) is error
     assert words in str(raised)
     assert "rank 0 of 3" in str(raised)
     assert found == [kind]
     line = (wrong or mistake).__code__.co_firstlineno
-    assert line in [frame.lineno for frame in traceback.extract_tb(raised.__traceback__)] or f"test_checks.py:{line}" in str(raised)
+    assert line in [
+        frame.lineno for frame in traceback.extract_tb(raised.__traceback__)
+    ] or f"test_checks.py:{line}" in str(raised)
     return failed
 
 
 # -- arguments
 
-# Gloo 2.13 sees no gaps: it reduces, or sends, the first elements in memory and leaves the others as they were.
+# Gloo 2.13 sees no gaps: it reduces, or sends, the first elements in memory and leaves the others
+# as they were.
 GAPS, WHOLE = (lambda: torch.zeros(4, 4)[:, :2]), (lambda: torch.zeros(4, 2))
 GAPPY = "must lie in memory without gaps, got one of shape (4, 2) and stride (4, 1)"
 OUTSIDE = "must be called on a group that this rank is in, got one that it is not in"
@@ -89,34 +109,57 @@ REFUSED: dict[Mistake, tuple[str, list[str]]] = {
 # Likewise, where torch itself refuses the message with words of its own.
 EXPLAINED: dict[Mistake, tuple[str, list[str]]] = {
     lambda: dist.isend(WHOLE(), 0): (ITSELF, ["isend"]),
-    lambda: dist.isend(WHOLE(), 1, tag=-1): ("a tag must be an integer from 0 to 2,147,483,647, got -1", ["isend"]),
+    lambda: dist.isend(WHOLE(), 1, tag=-1): (
+        "a tag must be an integer from 0 to 2,147,483,647, got -1",
+        ["isend"],
+    ),
     lambda: dist.isend(WHOLE(), 1, tag=2**31): ("got 2147483648", ["isend"]),
-    lambda: dist.isend(torch.zeros(2, 3).t(), 1): ("contiguous, got one of shape (3, 2) and stride (1, 3)", ["isend"]),
-    lambda: dist.isend(torch.zeros(2, 3).to_sparse(), 1): ("dense, got one of layout sparse_coo", ["isend"]),
+    lambda: dist.isend(torch.zeros(2, 3).t(), 1): (
+        "contiguous, got one of shape (3, 2) and stride (1, 3)",
+        ["isend"],
+    ),
+    lambda: dist.isend(torch.zeros(2, 3).to_sparse(), 1): (
+        "dense, got one of layout sparse_coo",
+        ["isend"],
+    ),
 }
 
 
 @pytest.mark.parametrize("mistake", [*REFUSED, *EXPLAINED])
-def test_an_operation_that_cannot_be_right_raises(mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_that_cannot_be_right_raises(
+    mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("something that names neither rank nor peer")
 
     if mistake in EXPLAINED:
         monkeypatch.setattr(ProcessGroup, "send", refuse)
     words, failed = (REFUSED | EXPLAINED)[mistake]
-    assert check_mistake(mistake, tmp_path, "basic", "invalid_argument", words, ArgumentError) == failed
+    assert (
+        check_mistake(mistake, tmp_path, "basic", "invalid_argument", words, ArgumentError)
+        == failed
+    )
 
 
-def test_an_order_without_gaps_passes_and_a_collective_outside_its_group_warns(tmp_path: Path) -> None:
+def test_an_order_without_gaps_passes_and_a_collective_outside_its_group_warns(
+    tmp_path: Path,
+) -> None:
     """As in torch: programs call it on all ranks."""
     group = dist.new_group([1, 2])
     with pytest.warns(UserWarning, match="does not belong to the given group") as caught:
-        assert run(lambda: dist.all_reduce(torch.ones(1), group=group), tmp_path / "outside", "basic") == (None, [], [])
+        assert run(
+            lambda: dist.all_reduce(torch.ones(1), group=group), tmp_path / "outside", "basic"
+        ) == (None, [], [])
     assert len(caught) == 1
-    assert run(lambda: dist.all_reduce(torch.zeros(3, 4).t()), tmp_path / "order", "basic") == (None, [], [])
+    assert run(lambda: dist.all_reduce(torch.zeros(3, 4).t()), tmp_path / "order", "basic") == (
+        None,
+        [],
+        [],
+    )
 
 
-# -- the teaching mode: what is done with a buffer of 4 x 4 after a message was posted, and with its handle
+# -- the teaching mode: what is done with a buffer of 4 x 4 after a message was posted, and with its
+# handle
 
 CHANGED = "must not be changed before its message was waited for"
 TWO = "must belong to one message at a time, got two that overlap"
@@ -124,16 +167,27 @@ MISUSES: dict[Callable[[torch.Tensor, Any], Any], tuple[Callable[..., Any], str]
     lambda data, _: data.add_(1): (dist.isend, f"{CHANGED}, got add_"),
     lambda data, _: data[2, 1:].fill_(1.0): (dist.isend, CHANGED),
     lambda data, _: torch.add(torch.ones(4, 4), 1, out=data): (dist.irecv, f"{CHANGED}, got add"),
-    lambda data, work: (data.numpy().fill(1.0), work.wait()): (dist.isend, "must stay as it is until its send was waited for"),
-    lambda data, _: float(data[2, 1]): (dist.irecv, "must not be read before its message was waited for, got _local_scalar_dense"),
+    lambda data, work: (data.numpy().fill(1.0), work.wait()): (
+        dist.isend,
+        "must stay as it is until its send was waited for",
+    ),
+    lambda data, _: float(data[2, 1]): (
+        dist.irecv,
+        "must not be read before its message was waited for, got _local_scalar_dense",
+    ),
     lambda data, _: dist.irecv(data[3:], 1, tag=2): (dist.irecv, TWO),
     lambda data, _: dist.isend(data, 1): (dist.irecv, TWO),
-    lambda _, work: (work.wait(), work.wait()): (dist.isend, "must be waited for once, got a second wait()"),
+    lambda _, work: (work.wait(), work.wait()): (
+        dist.isend,
+        "must be waited for once, got a second wait()",
+    ),
 }
 
 
 @pytest.mark.parametrize("misuse", MISUSES)
-def test_a_misused_buffer_or_handle_raises_at_its_line(misuse: Callable[[torch.Tensor, Any], Any], tmp_path: Path) -> None:
+def test_a_misused_buffer_or_handle_raises_at_its_line(
+    misuse: Callable[[torch.Tensor, Any], Any], tmp_path: Path
+) -> None:
     operation, words = MISUSES[misuse]
 
     def mistake() -> None:
@@ -146,16 +200,25 @@ def test_a_misused_buffer_or_handle_raises_at_its_line(misuse: Callable[[torch.T
     assert run(mistake, tmp_path / "basic", "basic")[:2] == (None, [])
 
 
-@pytest.mark.parametrize("mistake", [lambda: dist.isend(WHOLE(), 1), lambda: dist.irecv(WHOLE(), 1)])
+@pytest.mark.parametrize(
+    "mistake", [lambda: dist.isend(WHOLE(), 1), lambda: dist.irecv(WHOLE(), 1)]
+)
 def test_a_handle_that_is_dropped_raises_at_the_end(mistake: Mistake, tmp_path: Path) -> None:
     check_mistake(
-        mistake, tmp_path / "full", "full", "leaked_request", "every handle must be waited for, got one that never was", RingError
+        mistake,
+        tmp_path / "full",
+        "full",
+        "leaked_request",
+        "every handle must be waited for, got one that never was",
+        RingError,
     )
     assert run(mistake, tmp_path / "basic", "basic")[:2] == (None, [])
 
 
 @pytest.mark.parametrize("check", ["basic", "full"])
-def test_a_recv_that_autograd_does_not_see_is_warned_of_once_a_line(check: str, tmp_path: Path) -> None:
+def test_a_recv_that_autograd_does_not_see_is_warned_of_once_a_line(
+    check: str, tmp_path: Path
+) -> None:
     leaf = torch.zeros(4, requires_grad=True)
 
     def receive() -> None:
@@ -168,5 +231,7 @@ def test_a_recv_that_autograd_does_not_see_is_warned_of_once_a_line(check: str, 
         warnings.simplefilter("default")
         assert run(receive, tmp_path, check)[0] is None
     words = "a tensor to be received into must not require grad"
-    assert [str(each.message).startswith(words) for each in caught if each.category is UserWarning] == [True] * (check == "full")
+    assert [
+        str(each.message).startswith(words) for each in caught if each.category is UserWarning
+    ] == [True] * (check == "full")
     assert all(Path(each.filename) == Path(__file__) for each in caught)

@@ -41,7 +41,10 @@ def trace_file(tmp_path: Path) -> Path:
     return file
 
 
-VERBS = "demo generate trace merge show open compare figures explain bandwidth simulate grade lessons lab doctor".split()
+VERBS = (
+    "demo generate trace merge show open compare figures explain bandwidth "
+    "simulate grade lessons lab doctor"
+).split()
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -55,8 +58,13 @@ def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixtur
     make_parser().parse_args(example[1:])
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), [(["--version"], 0, f"ringsim {ringsim.__version__}\n"), ([], 2, "VERB")])
-def test_without_a_verb(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [(["--version"], 0, f"ringsim {ringsim.__version__}\n"), ([], 2, "VERB")],
+)
+def test_without_a_verb(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == code
@@ -67,15 +75,23 @@ def test_a_shell_learns_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--print-completion", "bash"])
     assert left.value.code == 0
-    (verbs,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("_shtab_ringsim_subparsers="))
+    (verbs,) = (
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("_shtab_ringsim_subparsers=")
+    )
     assert {"demo", "explain", "lab"} <= set(verbs.partition("(")[2].replace("'", "").split())
 
 
-def test_show_prints_the_summary_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_the_summary_and_draws(
+    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pictures = tmp_path / "pictures"
     assert main(["show", str(trace_file), "-o", str(pictures)]) == 0
     assert ringsim.load(trace_file).summary() in capsys.readouterr().out
-    assert {picture.read_bytes()[:4] for picture in (pictures / "ring.png", pictures / "timeline.png")} == {b"\x89PNG"}
+    assert {
+        picture.read_bytes()[:4] for picture in (pictures / "ring.png", pictures / "timeline.png")
+    } == {b"\x89PNG"}
 
 
 def test_show_exports(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,32 +102,51 @@ def test_show_exports(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFi
         assert path.exists()
 
 
-def test_explain_says_and_draws(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_says_and_draws(
+    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = tmp_path / "waits.png"
     assert main(["explain", "-o", str(picture), str(trace_file)]) == 0
-    assert capsys.readouterr().out == f"Nothing wrong was found in this run of 1 rank.\nwrote {picture}\n"
+    assert (
+        capsys.readouterr().out
+        == f"Nothing wrong was found in this run of 1 rank.\nwrote {picture}\n"
+    )
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_compare_says_where_two_runs_differ_and_shows_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_says_where_two_runs_differ_and_shows_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [str(tmp_path / f"{name}.ringtrace") for name in ("before", "after")]
     for file, done_ns in zip(files, (4_000_000, 6_000_000), strict=True):
-        columns = {"rank": [0], "op": [OP_CODES["span"]], "label": [0], "post_ns": [0], "done_ns": [done_ns]}
+        columns = {
+            "rank": [0],
+            "op": [OP_CODES["span"]],
+            "label": [0],
+            "post_ns": [0],
+            "done_ns": [done_ns],
+        }
         Trace(make_events(columns, Tables(labels=("work",))), {"world_size": 1}).save(file)
     for ending, begins in (("html", b"<!DOCTYPE html>"), ("png", b"\x89PNG")):
         out = tmp_path / "new" / f"both.{ending}"
         assert main(["compare", *files, "-o", str(out)]) == 0
         said = capsys.readouterr().out
-        assert said.startswith("run: before.ringtrace 4.000 ms, after.ringtrace 6.000 ms (+50.0%)\n")
+        assert said.startswith(
+            "run: before.ringtrace 4.000 ms, after.ringtrace 6.000 ms (+50.0%)\n"
+        )
         assert "most of it: rank 0: work took 2 ms longer." in said
         assert said.endswith(f"wrote {out}\n")
         assert out.read_bytes().startswith(begins)
-    named = dataclasses.replace(ringsim.compare(*ringsim.load(files)), called=("before.ringtrace", "after.ringtrace"))
+    named = dataclasses.replace(
+        ringsim.compare(*ringsim.load(files)), called=("before.ringtrace", "after.ringtrace")
+    )
     named.to_html(tmp_path / "again.html")
     assert (tmp_path / "again.html").read_text() == (tmp_path / "new" / "both.html").read_text()
 
 
-def test_compared_runs_are_aligned_and_the_changed_lines_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compared_runs_are_aligned_and_the_changed_lines_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def save(name: str, begin_ns: int, lines: list[int], ends_ns: list[int]) -> str:
         number = len(lines)
         begins_ns = [0, *ends_ns[:-1]]
@@ -131,7 +166,11 @@ def test_compared_runs_are_aligned_and_the_changed_lines_named(tmp_path: Path, c
     first = save("a.ringtrace", 5, [3, 4], [2_000_000, 4_000_000])
     second = save("b.ringtrace", 1_700_000_000, [3, 7, 9], [2_000_000, 9_000_000, 10_000_000])
     assert main(["compare", first, second]) == 0
-    rows = {line.split()[3]: line for line in capsys.readouterr().out.splitlines() if "train.py:" in line}
+    rows = {
+        line.split()[3]: line
+        for line in capsys.readouterr().out.splitlines()
+        if "train.py:" in line
+    }
     assert rows["work"].endswith("  train.py:7")
     assert rows["check"].endswith("  train.py:9")
     traces = ringsim.load([first, second])
@@ -142,13 +181,23 @@ def test_compared_runs_are_aligned_and_the_changed_lines_named(tmp_path: Path, c
         heads.append(json.loads(content[4 : 4 + size]))
         assert heads[-1]["columns"][0]["name"] == "post"
         column = heads[-1]["columns"][0]["type"]
-        posts_ns.append(int(np.frombuffer(content[4 + size :], "<" + column.lstrip("<|"), count=1)[0]))
+        posts_ns.append(
+            int(np.frombuffer(content[4 + size :], "<" + column.lstrip("<|"), count=1)[0])
+        )
     assert posts_ns[0] == posts_ns[1]
     assert [head["title"].partition(":")[0] for head in heads] == ["a.ringtrace", "b.ringtrace"]
 
 
-def test_explain_tells_whether_the_script_ended_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    late = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "post_ns": [9**9, 0], "wait_ns": [9**9, 0]}
+def test_explain_tells_whether_the_script_ended_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = {
+        "rank": [0, 1],
+        "op": [OP_CODES["send"], OP_CODES["recv"]],
+        "peer": [1, 0],
+        "post_ns": [9**9, 0],
+        "wait_ns": [9**9, 0],
+    }
     trace = Trace(make_events(late | {"done_ns": [10**9] * 2}), {"world_size": 2, "complete": True})
 
     def run(options: object, error: RingError | None) -> Trace:
@@ -159,11 +208,16 @@ def test_explain_tells_whether_the_script_ended_well(monkeypatch: pytest.MonkeyP
     for error, code in ((None, 0), (RankFailed("rank 0 raised", trace=trace), 1)):
         monkeypatch.setattr("ringsim.cli.traces.run_script", functools.partial(run, error=error))
         assert main(["explain", "train.py"]) == code
-        assert "late sender: " in capsys.readouterr().out, "what made it slow is said, and is no failure"
+        assert "late sender: " in capsys.readouterr().out, (
+            "what made it slow is said, and is no failure"
+        )
 
 
 def test_a_script_stands_for_its_newest_trace(
-    trace_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trace_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.py").touch()
@@ -179,24 +233,51 @@ def test_a_script_stands_for_its_newest_trace(
         main([*verb, "x.py"])
         assert capsys.readouterr().err.startswith("reading x-2.ringtrace, the newest of 2\n")
     ran: list[str] = []
-    monkeypatch.setattr("ringsim.cli.traces.run_script", lambda options: ran.append("run") or ringsim.load(trace_file))
+    monkeypatch.setattr(
+        "ringsim.cli.traces.run_script",
+        lambda options: ran.append("run") or ringsim.load(trace_file),
+    )
     os.utime("x.py", (time.time() + 100,) * 2)
     assert main(["explain", "x.py"]) == main(["explain", "-n", "2", "x.py"]) == 0
     assert ran == ["run", "run"]
 
 
-@pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("html", b"<!DOCTYPE html>")])
-def test_show_draws_into_the_file_that_is_named(trace_file: Path, tmp_path: Path, ending: str, begins: bytes) -> None:
+@pytest.mark.parametrize(
+    ("ending", "begins"),
+    [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("html", b"<!DOCTYPE html>")],
+)
+def test_show_draws_into_the_file_that_is_named(
+    trace_file: Path, tmp_path: Path, ending: str, begins: bytes
+) -> None:
     assert main(["show", str(trace_file), "-o", str(tmp_path / f"new/picture.{ending}")]) == 0
     assert (tmp_path / f"new/picture.{ending}").read_bytes().startswith(begins)
 
 
 def test_figures_are_drawn_for_what_they_are_for(tmp_path: Path) -> None:
     pipeline(4).save(tmp_path / "run.ringtrace")
-    for purpose, ending, begins in (("paper", "pdf", b"%PDF"), ("slide", "png", b"\x89PNG"), ("web", "svg", b"<?xml")):
-        assert main(["figures", str(tmp_path / "run.ringtrace"), "--for", purpose, "--dark", "-o", str(tmp_path / purpose)]) == 0
+    for purpose, ending, begins in (
+        ("paper", "pdf", b"%PDF"),
+        ("slide", "png", b"\x89PNG"),
+        ("web", "svg", b"<?xml"),
+    ):
+        assert (
+            main(
+                [
+                    "figures",
+                    str(tmp_path / "run.ringtrace"),
+                    "--for",
+                    purpose,
+                    "--dark",
+                    "-o",
+                    str(tmp_path / purpose),
+                ]
+            )
+            == 0
+        )
         files = sorted((tmp_path / purpose).iterdir())
-        assert [file.name for file in files] == [f"{name}.{ending}" for name in ("bandwidth", "ring", "timeline")]
+        assert [file.name for file in files] == [
+            f"{name}.{ending}" for name in ("bandwidth", "ring", "timeline")
+        ]
         assert all(file.read_bytes().startswith(begins) for file in files)
 
 
@@ -210,9 +291,9 @@ def test_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[st
     assert [row["count"] for row in said["operations"]] == [row.count for row in trace.stats().rows]
     slow = ROOT / "figures" / "data" / "straggler.ringtrace"
     findings = ringsim.load(slow).explain().findings
-    assert [(one["kind"], one["message"]) for one in ask("explain", "--json", slow)["findings"]] == [
-        (one.kind, one.message) for one in findings
-    ]
+    assert [
+        (one["kind"], one["message"]) for one in ask("explain", "--json", slow)["findings"]
+    ] == [(one.kind, one.message) for one in findings]
     compared = ask("compare", slow, slow, "--json")
     assert compared["steps_s"]["first"] == compared["steps_s"]["second"] != []
     assert {row["longer_s"] for row in compared["parts"]} == {0.0}
@@ -231,7 +312,9 @@ def test_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[st
         (["show", "x", "--zzzz"], ""),
     ],
 )
-def test_says_what_may_have_been_meant(arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_says_what_may_have_been_meant(
+    arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
@@ -239,7 +322,9 @@ def test_says_what_may_have_been_meant(arguments: list[str], meant: str, capsys:
     assert said.endswith(f"Did you mean {meant}?" if meant else "unrecognized arguments: --zzzz")
 
 
-def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_known_errors_are_one_line_and_a_code(
+    tmp_path: Path, trace_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     foreign = tmp_path / "foreign.ringtrace"
     foreign.write_text("no trace")
     occupied = tmp_path / "occupied"
@@ -269,20 +354,39 @@ def test_known_errors_are_one_line_and_a_code(tmp_path: Path, trace_file: Path, 
 
 def test_without_torch_a_verb_that_needs_it_says_so_in_a_sentence(trace_file: Path) -> None:
     hosts = ROOT / "docs" / "examples" / "hosts.toml"
-    verbs = [["demo"], ["simulate", str(hosts)], ["trace", "-n", "2", __file__], ["bandwidth"], ["show", str(trace_file)]]
-    program = f"import sys; sys.modules['torch'] = None; from ringsim.cli import main; print([main(words) for words in {verbs}])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    verbs = [
+        ["demo"],
+        ["simulate", str(hosts)],
+        ["trace", "-n", "2", __file__],
+        ["bandwidth"],
+        ["show", str(trace_file)],
+    ]
+    program = (
+        "import sys; sys.modules['torch'] = None; from ringsim.cli import main; "
+        f"print([main(words) for words in {verbs}])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.endswith("[1, 1, 1, 1, 0]\n")
-    assert [line[:32] for line in done.stderr.splitlines()] == ["ringsim: torch must be installed"] * 4
+    assert [line[:32] for line in done.stderr.splitlines()] == [
+        "ringsim: torch must be installed"
+    ] * 4
 
 
 def test_light_install_reads_draws_and_plans(tmp_path: Path) -> None:
     """With what docs/installing.md names for reading and drawing, and without the rest."""
-    light = re.search(r"pip install --no-deps ringsim && pip install ([a-z ]+)\n", (ROOT / "docs" / "installing.md").read_text())[1].split()
+    light = re.search(
+        r"pip install --no-deps ringsim && pip install ([a-z ]+)\n",
+        (ROOT / "docs" / "installing.md").read_text(),
+    )[1].split()
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     left_out = {re.match(r"\w+", line)[0] for line in wanted} - set(light)
     assert {"torch", "greenlet", "protobuf"} <= left_out
-    trace, description = ROOT / "figures" / "data" / "straggler.ringtrace", ROOT / "docs" / "examples" / "pipeline.toml"
+    trace, description = (
+        ROOT / "figures" / "data" / "straggler.ringtrace",
+        ROOT / "docs" / "examples" / "pipeline.toml",
+    )
     verbs = [
         ["show", trace],
         ["show", trace, "--json"],
@@ -307,15 +411,18 @@ needing = [["bandwidth"], ["show", {str(trace)!r}, "--export", "x.pftrace"], ["-
 assert [main(words) for words in needing] == [1, 1, 1]
 ringsim.load("step.ringtrace").filter(ranks=[0, 1]).plot_bandwidth()
 ringsim.simulate_schedule("zb_h1", num_ranks=4, num_microbatches=8).plot()
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+"""  # noqa: E501
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     lessons = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
     assert sorted(path.name for path in (tmp_path / "ringsim-lessons").glob("*.ipynb")) == lessons
     assert [line.split(" must be")[0] for line in done.stderr.splitlines()] == [
         f"ringsim: {name}" for name in ("torch", "protobuf", "shtab")
     ]
-    assert "that were there already" in done.stdout  # the second time: somebody's answers may be in them
+    # the second time: somebody's answers may be in them
+    assert "that were there already" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -326,7 +433,9 @@ ringsim.simulate_schedule("zb_h1", num_ranks=4, num_microbatches=8).plot()
         (["-n", "1"], 2, "--ranks 2 or more"),
     ],
 )
-def test_generate_refuses_before_it_starts_a_rank(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_refuses_before_it_starts_a_rank(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["generate", *arguments]) == code
     said = capsys.readouterr()
     assert words in said.err
@@ -336,16 +445,38 @@ def test_generate_refuses_before_it_starts_a_rank(arguments: list[str], code: in
 @pytest.mark.parametrize(
     ("variables", "good", "words"),
     [
-        ({}, False, "rank, world_size, local_rank, head_ip and port must come from a launcher or from arguments, got nothing"),
         (
-            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
-            True,
-            "rank 1 of 2, local rank 0, head 127.0.0.1:29500: found by torchrun from RANK=1, WORLD_SIZE=2",
+            {},
+            False,
+            (
+                "rank, world_size, local_rank, head_ip and port must come from a launcher or from "
+                "arguments, got nothing"
+            ),
         ),
-        ({"RANK": "1"}, False, "torchrun's variables must be set together, got RANK=1 and no WORLD_SIZE"),
+        (
+            {
+                "RANK": "1",
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": "0",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "29500",
+            },
+            True,
+            (
+                "rank 1 of 2, local rank 0, head 127.0.0.1:29500: found by torchrun from RANK=1, "
+                "WORLD_SIZE=2"
+            ),
+        ),
+        (
+            {"RANK": "1"},
+            False,
+            "torchrun's variables must be set together, got RANK=1 and no WORLD_SIZE",
+        ),
     ],
 )
-def test_doctor_says_which_rule_would_fire(variables: dict[str, str], good: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_which_rule_would_fire(
+    variables: dict[str, str], good: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(doctor, "_STORE_PEER", "127.0.0.1")  # whose name needs no name server
@@ -374,7 +505,8 @@ def test_targets_are_the_letters_after_the_inputs() -> None:
 
 def test_one_process_learns() -> None:
     losses = expected_losses(num_steps=8)
-    assert abs(losses[0] - torch.tensor(len(make_task().letters)).log()) < 0.5  # it knows nothing yet: all letters are as likely
+    # it knows nothing yet: all letters are as likely
+    assert abs(losses[0] - torch.tensor(len(make_task().letters)).log()) < 0.5
     assert losses[-1] < losses[0] - 0.8
 
 

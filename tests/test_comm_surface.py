@@ -1,4 +1,7 @@
-"""``ringsim.comm`` has the surface of ``torch.distributed``: of the torch that is installed, and of the oldest and newest supported."""
+"""``ringsim.comm`` has the surface of ``torch.distributed``.
+
+Of the torch that is installed, and of the oldest and newest supported.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,13 @@ from ringsim.state import RankState, enter_rank, get_state, simulated_states
 HERE = Path(__file__).parent / "signatures"
 SNAPSHOTS = [json.loads(path.read_text()) for path in sorted(HERE.glob("torch-*.json"))]
 EXTRAS = ["prof", "log_name", "debug"]
-PUBLIC = sorted(name for name in dir(native) if not name.startswith("_") and name != "reduce_op")  # reading that one warns
+# reading that one warns
+PUBLIC = sorted(name for name in dir(native) if not name.startswith("_") and name != "reduce_op")
 WRAPPED = {**functions.FUNCTIONS, **functions.MANAGING}
 BY_SNAPSHOT = [
-    pytest.param(name, text, id=f"{snapshot['torch']}-{name}") for snapshot in SNAPSHOTS for name, text in snapshot["functions"].items()
+    pytest.param(name, text, id=f"{snapshot['torch']}-{name}")
+    for snapshot in SNAPSHOTS
+    for name, text in snapshot["functions"].items()
 ]
 
 
@@ -48,7 +54,11 @@ def signature_of(text: str) -> inspect.Signature:
 
 def outline(signature: inspect.Signature) -> list[tuple[str, Any, bool]]:
     """Name, kind and whether there is a default, for each parameter but those of the log."""
-    return [(each.name, each.kind, each.default is each.empty) for each in signature.parameters.values() if each.name not in EXTRAS]
+    return [
+        (each.name, each.kind, each.default is each.empty)
+        for each in signature.parameters.values()
+        if each.name not in EXTRAS
+    ]
 
 
 # -- the torch that is installed
@@ -62,7 +72,8 @@ def test_every_public_name_is_there(name: str) -> None:
         assert value is WRAPPED[name]
     elif name == "P2POp":
         assert issubclass(value, native.P2POp)
-    elif name not in sys.modules["ringsim.comm"].__dict__:  # its own submodule `log` is not torch's logger of that name
+    elif name not in sys.modules["ringsim.comm"].__dict__:
+        # its own submodule `log` is not torch's logger of that name
         assert value is getattr(native, name)
     else:
         assert name == "log"
@@ -72,7 +83,8 @@ def test_every_function_that_takes_a_group_goes_through_the_backend() -> None:
     takes_group = {
         name
         for name in PUBLIC
-        if isinstance(getattr(native, name), types.FunctionType) and "group" in inspect.signature(getattr(native, name)).parameters
+        if isinstance(getattr(native, name), types.FunctionType)
+        and "group" in inspect.signature(getattr(native, name)).parameters
     }
     assert takes_group <= set(WRAPPED)
 
@@ -88,7 +100,12 @@ def test_function_is_torchs_by_signature_name_and_docstring(name: str) -> None:
     added = [parameter for parameter in found.parameters if parameter not in expected.parameters]
     assert added == (EXTRAS if name in functions.FUNCTIONS else [])
     assert all(found.parameters[extra].kind is inspect.Parameter.KEYWORD_ONLY for extra in added)
-    assert found.replace(parameters=[each for each in found.parameters.values() if each.name not in added]) == expected
+    assert (
+        found.replace(
+            parameters=[each for each in found.parameters.values() if each.name not in added]
+        )
+        == expected
+    )
     assert (ours.__name__, ours.__qualname__) == (theirs.__name__, theirs.__qualname__)
     assert inspect.getdoc(ours) == inspect.getdoc(theirs)
     assert pickle.loads(pickle.dumps(ours)) is ours
@@ -111,15 +128,33 @@ def test_star_brings_what_torchs_star_brings() -> None:
     ours: dict[str, Any] = {}
     exec("from torch.distributed import *", theirs)
     exec("from ringsim.comm import *", ours)
-    assert {name for name, value in theirs.items() if not isinstance(value, types.ModuleType)} <= set(ours)
+    assert {
+        name for name, value in theirs.items() if not isinstance(value, types.ModuleType)
+    } <= set(ours)
     assert {"cdb", "set_backend", "log_summary"} <= set(ours)
     assert not {"functions", "backend", "Any", "annotations"} & set(ours)
 
 
-def test_functions_that_a_tool_has_wrapped_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_a_tool_has_wrapped_are_taken_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whatever they are wrapped in, and wherever."""
-    wrappers: list[Any] = [functools.partial, lambda function: lambda *args, **kwargs: function(*args, **kwargs)]
-    for number, name in enumerate(["isend", "irecv", "send", "all_reduce", "batch_isend_irecv", "barrier", "get_rank", "new_group"]):
+    wrappers: list[Any] = [
+        functools.partial,
+        lambda function: lambda *args, **kwargs: function(*args, **kwargs),
+    ]
+    for number, name in enumerate(
+        [
+            "isend",
+            "irecv",
+            "send",
+            "all_reduce",
+            "batch_isend_irecv",
+            "barrier",
+            "get_rank",
+            "new_group",
+        ]
+    ):
         for owner in (native, native.distributed_c10d)[number % 3 == 0 :]:
             monkeypatch.setattr(owner, name, wrappers[number % 2](getattr(native, name)))
     spec = importlib.util.spec_from_file_location("wrapped_functions", functions.__file__)
@@ -130,7 +165,9 @@ def test_functions_that_a_tool_has_wrapped_are_taken_as_they_are(monkeypatch: py
     assert fresh.FUNCTIONS.keys() == functions.FUNCTIONS.keys()
     monkeypatch.setattr(native, "get_rank", lambda group=None: 5)
     assert fresh.MANAGING["get_rank"]() == 5
-    assert list(inspect.signature(fresh.FUNCTIONS["isend"]).parameters) == list(inspect.signature(comm.isend).parameters)
+    assert list(inspect.signature(fresh.FUNCTIONS["isend"]).parameters) == list(
+        inspect.signature(comm.isend).parameters
+    )
 
 
 def test_private_names_pass_on() -> None:
@@ -146,18 +183,25 @@ def test_private_names_pass_on() -> None:
 def test_snapshots_are_of_the_oldest_and_the_newest() -> None:
     root = Path(__file__).parent.parent
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    (lowest,) = (line.partition(">=")[2] for line in project["dependencies"] if line.startswith("torch>="))
+    (lowest,) = (
+        line.partition(">=")[2] for line in project["dependencies"] if line.startswith("torch>=")
+    )
     assert [snapshot["torch"].startswith(lowest) for snapshot in SNAPSHOTS] == [True, False]
 
 
 def test_snapshot_of_the_installed_torch_is_what_the_script_makes() -> None:
     installed = torch.__version__.partition("+")[0]
     code = "import json, make_snapshot; print(json.dumps(make_snapshot.snapshot_of_installed()))"
-    made = json.loads(subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, check=True).stdout)
+    made = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=HERE, capture_output=True, check=True
+        ).stdout
+    )
     for snapshot in SNAPSHOTS:
         if snapshot["torch"] == installed:
             assert snapshot == made
-    for name, text in made["functions"].items():  # reading the source and asking Python say the same
+    # reading the source and asking Python say the same
+    for name, text in made["functions"].items():
         assert outline(signature_of(text)) == outline(inspect.signature(getattr(native, name)))
 
 
@@ -170,12 +214,19 @@ def test_function_and_fallback_take_what_torch_takes(name: str, text: str) -> No
     )
     if name in FALLBACKS:
         taken = list(inspect.signature(FALLBACKS[name]).parameters)[1:]
-        taken = ["backend" if each == "backend_name" else each for each in taken]  # where the first one is called backend, too
+        # where the first one is called backend, too
+        taken = ["backend" if each == "backend_name" else each for each in taken]
         assert taken[: len(wanted.parameters)] == list(wanted.parameters)
     called: list[Any] = []
-    function = functions.make_function(name, wanted, lambda *args, **kwargs: called.append((args, kwargs)), logged=True)
+    function = functions.make_function(
+        name, wanted, lambda *args, **kwargs: called.append((args, kwargs)), logged=True
+    )
     assert outline(inspect.signature(function)) == outline(wanted)
-    values = {each.name: object() for each in wanted.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD}
+    values = {
+        each.name: object()
+        for each in wanted.parameters.values()
+        if each.kind is each.POSITIONAL_OR_KEYWORD
+    }
     function(**values)
     function(*values.values())
     assert called == [((), values), (tuple(values.values()), {})]
@@ -226,14 +277,19 @@ def test_simulated_rank_has_a_backend_of_its_own() -> None:
 def test_traceback_shows_where_torch_is_called() -> None:
     with pytest.raises(ValueError, match="Default process group") as caught:
         comm.all_reduce(torch.ones(1))
-    assert any("return torchs(*args, **kwargs)" in line for line in traceback.format_tb(caught.value.__traceback__))
+    assert any(
+        "return torchs(*args, **kwargs)" in line
+        for line in traceback.format_tb(caught.value.__traceback__)
+    )
 
 
 def test_what_only_torch_can_do_names_the_backend() -> None:
     class Small(Backend):
         name = "small"
         is_initialized = get_rank = get_world_size = lambda self, *args: 1
-        init_process_group = destroy_process_group = get_process_group_ranks = new_group = isend = irecv = lambda self, *args: None
+        init_process_group = destroy_process_group = get_process_group_ranks = new_group = isend = (
+            irecv
+        ) = lambda self, *args: None
 
     comm.set_backend(Small())
     for use in (
@@ -249,12 +305,15 @@ def test_what_only_torch_can_do_names_the_backend() -> None:
     assert comm.get_rank() == 1
 
 
-def test_backend_is_found_by_its_entry_point_and_anything_else_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_is_found_by_its_entry_point_and_anything_else_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "noted-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: noted\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text(
-        "[ringsim.backends]\nnoting = test_comm_surface:Noting\nvalue = test_comm_surface:BY_SNAPSHOT\nlost = not_there:Backend\n"
+        "[ringsim.backends]\nnoting = test_comm_surface:Noting\nvalue = "
+        "test_comm_surface:BY_SNAPSHOT\nlost = not_there:Backend\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert comm.set_backend("noting").name == "noting"
@@ -274,13 +333,16 @@ def test_one_spelling_of_an_operation_stands_for_the_other() -> None:
         def supports(self, op: str) -> bool:
             return op != "all_gather_single" and super().supports(op)
 
-    assert find(Old(), "all_gather_single") is native.all_gather_into_tensor  # without a warning, which would be an error
+    # without a warning, which would be an error
+    assert find(Old(), "all_gather_single") is native.all_gather_into_tensor
 
 
 def test_operation_that_the_installed_torch_lacks_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(native, "all_gather_single")
     monkeypatch.delattr(native, "all_gather_into_tensor")
-    made = {name: (signature, function) for name, signature, function in functions._find_communicating()}
+    made = {
+        name: (signature, function) for name, signature, function in functions._find_communicating()
+    }
     signature, function = made["all_gather_single"]
     assert function is None
     built = functions.make_function("all_gather_single", signature, None, logged=False)

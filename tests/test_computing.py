@@ -42,11 +42,15 @@ def clock() -> Iterator[_Clock]:
     [
         ({}, [3600, 0.25], [3600, 0.25]),  # nobody sleeps
         ({"slowdown": 2.5}, [2], [5.0]),
-        ({"slowdown": 2, "jitter": iter([0.5, 1.5]).__next__}, [1, 1], [1.0, 3.0]),  # drawn anew for each
-        ({"slowdown": 2, "sleep_s": 0.125, "around_s": 0.5}, [1, 0], [2.125, 0.5, 0.125, 0.5]),  # a real rank oversleeps
+        # drawn anew for each
+        ({"slowdown": 2, "jitter": iter([0.5, 1.5]).__next__}, [1, 1], [1.0, 3.0]),
+        # a real rank oversleeps
+        ({"slowdown": 2, "sleep_s": 0.125, "around_s": 0.5}, [1, 0], [2.125, 0.5, 0.125, 0.5]),
     ],
 )
-def test_virtual_clock_goes_on(clock: _Clock, state: dict[str, Any], seconds: list[float], passed: list[float]) -> None:
+def test_virtual_clock_goes_on(
+    clock: _Clock, state: dict[str, Any], seconds: list[float], passed: list[float]
+) -> None:
     change_state(**state)
     for each in seconds:
         compute(each)
@@ -70,7 +74,16 @@ def test_label_tells_the_seconds(clock: _Clock, tmp_path: Path, seconds: float) 
 
 
 def test_label_of_another_span_tells_nothing() -> None:
-    others = ["compute", "compute s", "compute fast s", "compute -1 s", "compute nan s", "compute inf s", "forward", ""]
+    others = [
+        "compute",
+        "compute s",
+        "compute fast s",
+        "compute -1 s",
+        "compute nan s",
+        "compute inf s",
+        "forward",
+        "",
+    ]
     assert [read_label(label) for label in others] == [None] * len(others)
 
 
@@ -80,7 +93,9 @@ def test_seconds_that_are_none(seconds: object) -> None:
         compute(seconds)  # type: ignore[arg-type]
 
 
-def test_what_a_slow_rank_computes_is_stretched_and_its_sleeps_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_slow_rank_computes_is_stretched_and_its_sleeps_only_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, slept = [0.0], []
     change_state(slowdown=4.0)
 
@@ -97,7 +112,9 @@ def test_what_a_slow_rank_computes_is_stretched_and_its_sleeps_only_once(monkeyp
     assert now[0] == 4 * (2.0 + 1.0)
 
 
-def test_what_nothing_slows_is_not_stretched(clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nothing_slows_is_not_stretched(
+    clock: _Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("nobody asked for it"))
     for slowdown in (1.0, 3.0):  # a simulated rank is charged instead
         change_state(slowdown=slowdown)

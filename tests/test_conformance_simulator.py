@@ -23,7 +23,10 @@ SKIPS = {
     ),
     **dict.fromkeys(
         (f"{name}[strided]" for name in ("broadcast", "all_reduce", "reduce", "scatter")),
-        "gaps are refused, which Gloo would take as part of the tensor: see test_simulated_collectives",
+        (
+            "gaps are refused, which Gloo would take as part of the tensor: see "
+            "test_simulated_collectives"
+        ),
     ),
     **dict.fromkeys(
         (f"a_wait_ends_at_its_limit[{unit}]" for unit in ("seconds", "timedelta")),
@@ -43,7 +46,8 @@ def test_simulated_ranks_keep_the_rules(tmp_path: Path, world_size: int) -> None
     def run() -> str:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # outside of a group an operation says that it does nothing
+                # outside of a group an operation says that it does nothing
+                warnings.simplefilter("ignore")
                 simulate(keep_the_rules, world_size=world_size, args=(str(tmp_path),), link=LINK)
         except RingError as error:
             return str(error)

@@ -1,4 +1,7 @@
-"""The page for instructors says of the lessons what they say themselves, and quotes what the checks say."""
+"""The page for instructors says of the lessons what they say.
+
+It quotes what the checks say.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,24 @@ LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def test_the_table_has_each_lesson_with_its_time_what_it_needs_and_its_exercises() -> None:
-    rows = re.findall(r"^\| \[\d\d\]\(\.\./notebooks/(\S+)\) \| ([\w, ]+) \| (\d+) \| (.+?) \| ", PAGE, re.MULTILINE)
+    rows = re.findall(
+        r"^\| \[\d\d\]\(\.\./notebooks/(\S+)\) \| ([\w, ]+) \| (\d+) \| (.+?) \| ",
+        PAGE,
+        re.MULTILINE,
+    )
     assert [name for name, *_ in rows] == [lesson.name for lesson in LESSONS]
     points = 0
     for lesson, (_, needs, minutes, checks) in zip(LESSONS, rows, strict=True):
         notebook = nbformat.read(lesson, as_version=4)
         exercises = [exercise.check for exercise in find_exercises(notebook).values()]
         (first,) = re.findall(
-            r"^It takes about (\d+) minutes\.(?: Lessons? ([\d, and]+?) comes? first)?", notebook.cells[0].source, re.MULTILINE
+            r"^It takes about (\d+) minutes\.(?: Lessons? ([\d, and]+?) comes? first)?",
+            notebook.cells[0].source,
+            re.MULTILINE,
         )
-        assert (minutes, re.findall(r"\d\d", needs)) == (first[0], re.findall(r"\d\d", first[1])), lesson
+        assert (minutes, re.findall(r"\d\d", needs)) == (first[0], re.findall(r"\d\d", first[1])), (
+            lesson
+        )
         assert re.findall(r"`(\w+)`", checks) == exercises, lesson
         points += len(exercises)
     assert f"counts the points of exercises, {points} in all" in PAGE
@@ -33,7 +44,14 @@ def test_the_table_has_each_lesson_with_its_time_what_it_needs_and_its_exercises
 
 def test_each_lesson_has_a_question_and_a_wrong_answer_that_the_tests_know() -> None:
     numbers = [lesson.name[:2] for lesson in LESSONS]
-    assert re.findall(r"^\*\*(\d\d)\.\*\* .+\n<details><summary>Answer</summary>.+</details>$", PAGE, re.MULTILINE) == numbers
+    assert (
+        re.findall(
+            r"^\*\*(\d\d)\.\*\* .+\n<details><summary>Answer</summary>.+</details>$",
+            PAGE,
+            re.MULTILINE,
+        )
+        == numbers
+    )
     said = re.findall(r'^\| (\d\d) \| "(.+?)"(?: \(hint\))? \| .+ \| .+ \|$', PAGE, re.MULTILINE)
     assert sorted({number for number, _ in said}) == numbers
     tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_check_*.py"))

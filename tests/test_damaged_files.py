@@ -1,6 +1,7 @@
-"""Twenty thousand damaged files, of each kind that ringsim reads: each is refused with one error of ours, or says all that it can say.
+"""Twenty thousand damaged files, of each kind that ringsim reads.
 
-Within little memory. `make soak` reads a million (benchmarks/soak_files.py).
+Each is refused with one error of ours, or says all that it can say. Within little memory. `make
+soak` reads a million (benchmarks/soak_files.py).
 """
 
 from __future__ import annotations
@@ -31,13 +32,18 @@ from ringsim.traces.parts import read_run
 from ringsim.traces.value import Trace
 
 INPUTS = 20_000  # of all kinds together
-SLOW = {"trace": 600, "a part of a trace": 300, "parts of a run": 400, "bandwidths": 600}  # kinds that take longer get fewer of them
-ASKED = 20  # of so many that load one is asked for everything that it can say, which takes longer than reading it,
+# kinds that take longer get fewer of them
+SLOW = {"trace": 600, "a part of a trace": 300, "parts of a run": 400, "bandwidths": 600}
+# of so many that load one is asked for everything that it can say, which takes longer than reading
+# it,
+ASKED = 20
 DRAWN = 1000  # and of so many one is drawn
-MEMORY_BYTES = 2 * 2**30  # more than what is here already: a reader of files of 5 kB that needs it has been led astray
+# more than what is here already: a reader of files of 5 kB that needs it has been led astray
+MEMORY_BYTES = 2 * 2**30
 
 WHOLES = real_files()
-FOREIGN = [name for name in READERS if name != "otf2"]  # which its own library in C reads: in a process of its own
+# which its own library in C reads: in a process of its own
+FOREIGN = [name for name in READERS if name != "otf2"]
 DESCRIPTION = Path(__file__).parent.parent / "docs" / "examples" / "pipeline.toml"
 
 
@@ -60,7 +66,9 @@ class Kind(NamedTuple):
 def write_run(path: Path) -> None:
     path.mkdir()
     two_ranks(path)
-    (path / "run.json").write_text('{"run_id": "r1", "world_size": 2, "start_ns": 1000000000, "notes": ["n"]}')
+    (path / "run.json").write_text(
+        '{"run_id": "r1", "world_size": 2, "start_ns": 1000000000, "notes": ["n"]}'
+    )
 
 
 def ask_table(table: bandwidths.Bandwidths, draw: bool) -> None:
@@ -76,24 +84,45 @@ STEP = make_schedule("interleaved_1f1b", 2, 4, num_chunks=2)
 KINDS = {
     "trace": Kind(lambda path: path.touch(), load, damage=lambda _, choose: mutate(WHOLES, choose)),
     "a part of a trace": Kind(
-        lambda path: path.touch(), lambda path: load(path, ranks=0, between_s=(0, 1e-3)), damage=lambda _, choose: mutate(WHOLES, choose)
+        lambda path: path.touch(),
+        lambda path: load(path, ranks=0, between_s=(0, 1e-3)),
+        damage=lambda _, choose: mutate(WHOLES, choose),
     ),
     "parts of a run": Kind(write_run, lambda path: Trace(*read_run(path))),
     "bandwidths": Kind(
-        lambda path: path.write_bytes((DATA / "bandwidth-gloo.json").read_bytes()), bandwidths.load, ask_table, damage_table
+        lambda path: path.write_bytes((DATA / "bandwidth-gloo.json").read_bytes()),
+        bandwidths.load,
+        ask_table,
+        damage_table,
     ),
-    "description": Kind(lambda path: path.write_bytes(DESCRIPTION.read_bytes()), read_description, lambda found, _: found.schedule),
+    "description": Kind(
+        lambda path: path.write_bytes(DESCRIPTION.read_bytes()),
+        read_description,
+        lambda found, _: found.schedule,
+    ),
     "schedule as text": Kind(
-        lambda path: path.write_text(to_text(STEP)), lambda path: from_text(path.read_text("latin-1")), lambda found, _: to_csv(found)
+        lambda path: path.write_text(to_text(STEP)),
+        lambda path: from_text(path.read_text("latin-1")),
+        lambda found, _: to_csv(found),
     ),
     "schedule as csv": Kind(
-        lambda path: path.write_text(to_csv(STEP)), lambda path: from_csv(path.read_text("latin-1")), lambda found, _: to_text(found)
+        lambda path: path.write_text(to_csv(STEP)),
+        lambda path: from_csv(path.read_text("latin-1")),
+        lambda found, _: to_text(found),
     ),
-} | {name: Kind(lambda path, name=name: write_small(name, path), lambda path, name=name: take_in(name, path)) for name in FOREIGN}
+} | {
+    name: Kind(
+        lambda path, name=name: write_small(name, path), lambda path, name=name: take_in(name, path)
+    )
+    for name in FOREIGN
+}
 
 
 def read_damaged(kind: Kind, path: Path, whole: list[tuple[Path, bytes]], choose: Choose) -> bool:
-    """Damages one file of what was written, reads it all, and puts the file back; any error but one of ours comes out of here."""
+    """Damages one file of what was written, reads it all, and puts the file back.
+
+    Any error but one of ours comes out of here.
+    """
     file, content = whole[choose(0, len(whole) - 1)]
     file.write_bytes(kind.damage(content, choose))
     try:
@@ -113,11 +142,17 @@ def read_many(name: str, path: Path, numbers: range) -> int:
     """Reads damaged files of a kind, one for each number; returns how many loaded."""
     if not path.exists():
         KINDS[name].write(path)
-    whole = [(file, file.read_bytes()) for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file()]
+    whole = [
+        (file, file.read_bytes())
+        for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
+        if file.is_file()
+    ]
     loaded = 0
     for number in numbers:
         try:
-            loaded += read_damaged(KINDS[name], path, whole, random.Random(f"{name} {number}").randint)
+            loaded += read_damaged(
+                KINDS[name], path, whole, random.Random(f"{name} {number}").randint
+            )
         except Exception as error:
             raise AssertionError(f"{name}, number {number}: {error!r}") from error
     return loaded
@@ -129,7 +164,10 @@ def limited_memory() -> Iterator[None]:
     statm = Path("/proc/self/statm")
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if statm.exists():
-        resource.setrlimit(resource.RLIMIT_AS, (int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY_BYTES, hard))
+        resource.setrlimit(
+            resource.RLIMIT_AS,
+            (int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY_BYTES, hard),
+        )
     yield
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
@@ -137,6 +175,7 @@ def limited_memory() -> Iterator[None]:
 @pytest.mark.parametrize("name", KINDS)
 def test_damage_gives_one_error(name: str) -> None:
     count = SLOW.get(name) or (INPUTS - sum(SLOW.values())) // (len(KINDS) - len(SLOW)) + 1
-    in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # files on a disk take longer to make than to read
+    # files on a disk take longer to make than to read
+    in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=in_memory) as directory:
         assert 0 < read_many(name, Path(directory, "x"), range(count)) <= count

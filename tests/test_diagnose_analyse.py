@@ -1,4 +1,7 @@
-"""The wait-for analysis against its own rules, applied one by one until nothing changes; and how much work it takes for many ranks."""
+"""The wait-for analysis against its own rules, applied one by one until nothing changes.
+
+Also how much work it takes for many ranks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,13 @@ WORLD, PAIR = Group("world", (0, 1, 2, 3)), Group("pair", (0, 1))
 
 
 def view(rank: int, *waits: tuple[str, int], group: Group = WORLD, **more: Any) -> RankSnapshot:
-    return RankSnapshot("blocked", tuple(Posted(Operation(rank, op, peer=peer, tag=0), group, awaited=True, **more) for op, peer in waits))
+    return RankSnapshot(
+        "blocked",
+        tuple(
+            Posted(Operation(rank, op, peer=peer, tag=0), group, awaited=True, **more)
+            for op, peer in waits
+        ),
+    )
 
 
 def both(rank: int) -> RankSnapshot:
@@ -39,10 +48,14 @@ def both(rank: int) -> RankSnapshot:
 
 
 def calls(rank: int, op: str, *entered: tuple[int, str]) -> RankSnapshot:
-    return view(rank, (op, NONE), entered=tuple(Operation(other, theirs) for other, theirs in entered))
+    return view(
+        rank, (op, NONE), entered=tuple(Operation(other, theirs) for other, theirs in entered)
+    )
 
 
-def makes(rank: int, members: tuple[int, ...], *entered: tuple[int, tuple[int, ...]]) -> RankSnapshot:
+def makes(
+    rank: int, members: tuple[int, ...], *entered: tuple[int, tuple[int, ...]]
+) -> RankSnapshot:
     others = tuple(Operation(other, "new_group", shape=theirs) for other, theirs in entered)
     mine = Posted(Operation(rank, "new_group", shape=members), WORLD, awaited=True, entered=others)
     return RankSnapshot("blocked", (mine,))
@@ -58,28 +71,63 @@ RUNS, LEFT, KILLED = RankSnapshot("running"), RankSnapshot("exited"), RankSnapsh
         ((view(0, ("recv", 1)), RankSnapshot("stopped")), (), ()),
         ((view(0, ("recv", 1)), LEFT, view(2, ("send", 0))), (0, 2), ()),
         ((view(0, ("recv", 1)), RankSnapshot("failed"), view(2, ("send", 0))), (0, 2), ()),
-        ((view(0, ("recv", 1), counterparts=1), LEFT), (), ()),  # what has been posted still arrives, unless the peer is dead
+        # what has been posted still arrives, unless the peer is dead
+        ((view(0, ("recv", 1), counterparts=1), LEFT), (), ()),
         ((view(0, ("recv", 1), counterparts=1), KILLED), (0,), ()),
         ((view(0, ("recv", 1), counterparts=1), RankSnapshot("failed")), (0,), ()),
         ((calls(0, "barrier", (1, "barrier")), RankSnapshot("failed"), RUNS, RUNS), (0,), ()),
-        ((view(0, ("recv", ANY_SOURCE), group=Group("alone", (0,))), LEFT), (), ()),  # there is no sender to wait for
-        ((both(0), view(1, ("recv", 0))), (), ()),  # the thread whose message is on its way may send the other afterwards
+        # there is no sender to wait for
+        ((view(0, ("recv", ANY_SOURCE), group=Group("alone", (0,))), LEFT), (), ()),
+        # the thread whose message is on its way may send the other afterwards
+        ((both(0), view(1, ("recv", 0))), (), ()),
         ((both(0), KILLED), (0,), ()),
-        ((view(0, ("recv", 1), ("recv", 2)), RUNS, view(2, ("recv", 0))), (0, 2), (0, 2)),  # a batch needs all its operations
-        ((view(0, ("recv", ANY_SOURCE)), view(1, ("recv", 0)), RUNS, LEFT), (), ()),  # one sender is enough
+        # a batch needs all its operations
+        ((view(0, ("recv", 1), ("recv", 2)), RUNS, view(2, ("recv", 0))), (0, 2), (0, 2)),
+        # one sender is enough
+        ((view(0, ("recv", ANY_SOURCE)), view(1, ("recv", 0)), RUNS, LEFT), (), ()),
         ((view(0, ("recv", ANY_SOURCE)), view(1, ("recv", 0)), LEFT, LEFT), (0, 1), (0, 1)),
-        ((calls(0, "barrier", (1, "barrier")), calls(1, "barrier", (0, "barrier")), RUNS, RUNS), (), ()),
-        ((calls(0, "barrier", (1, "barrier")), calls(1, "barrier", (0, "barrier")), LEFT, RUNS), (0, 1), ()),
-        ((calls(0, "barrier", (1, "all_reduce")), calls(1, "all_reduce", (0, "barrier")), RUNS, RUNS), (0, 1), (0, 1)),
-        ((view(0, ("recv", ANY_SOURCE), group=PAIR), LEFT, RUNS, view(3, ("recv", ANY_SOURCE))), (0,), ()),  # anybody of its own group
+        (
+            (calls(0, "barrier", (1, "barrier")), calls(1, "barrier", (0, "barrier")), RUNS, RUNS),
+            (),
+            (),
+        ),
+        (
+            (calls(0, "barrier", (1, "barrier")), calls(1, "barrier", (0, "barrier")), LEFT, RUNS),
+            (0, 1),
+            (),
+        ),
+        (
+            (
+                calls(0, "barrier", (1, "all_reduce")),
+                calls(1, "all_reduce", (0, "barrier")),
+                RUNS,
+                RUNS,
+            ),
+            (0, 1),
+            (0, 1),
+        ),
+        # anybody of its own group
+        (
+            (view(0, ("recv", ANY_SOURCE), group=PAIR), LEFT, RUNS, view(3, ("recv", ANY_SOURCE))),
+            (0,),
+            (),
+        ),
         ((makes(0, (0, 1)), RUNS, LEFT, LEFT), (), ()),  # the members alone
         ((makes(0, (0, 1)), LEFT, makes(2, (2, 3)), RUNS), (0,), ()),
-        ((makes(0, (0, 1), (1, (1, 2))), makes(1, (1, 2), (0, (0, 1))), RUNS), (0,), ()),  # rank 2 may yet make [1, 2] with rank 1
-        ((view(0, ("send", 7)), view(1, ("recv", -1))), (), ()),  # peers out of the world are nobody's fault
-        (tuple(view(rank, ("recv", peer)) for rank, peer in enumerate([1, 2, 3, 0, 5, 4, 0])), tuple(range(7)), (4, 5)),
+        # rank 2 may yet make [1, 2] with rank 1
+        ((makes(0, (0, 1), (1, (1, 2))), makes(1, (1, 2), (0, (0, 1))), RUNS), (0,), ()),
+        # peers out of the world are nobody's fault
+        ((view(0, ("send", 7)), view(1, ("recv", -1))), (), ()),
+        (
+            tuple(view(rank, ("recv", peer)) for rank, peer in enumerate([1, 2, 3, 0, 5, 4, 0])),
+            tuple(range(7)),
+            (4, 5),
+        ),
     ],
 )
-def test_who_is_stuck_by_hand(views: tuple[RankSnapshot, ...], ranks: tuple[int, ...], cycle: tuple[int, ...]) -> None:
+def test_who_is_stuck_by_hand(
+    views: tuple[RankSnapshot, ...], ranks: tuple[int, ...], cycle: tuple[int, ...]
+) -> None:
     stuck = analyse(Snapshot(views))
     assert (stuck.ranks, stuck.cycle) == (ranks, cycle) if stuck is not None else ranks == ()
 
@@ -119,29 +167,43 @@ DOUBTFUL, SURE, LACKING = {"counterparts": 1, "contested": 1}, {"counterparts": 
         ([DOUBTFUL, LACKING], [False, False]),
     ],
 )
-def test_at_rest_the_only_one_in_doubt_is_taken(batch: list[dict[str, int]], taken: list[bool]) -> None:
+def test_at_rest_the_only_one_in_doubt_is_taken(
+    batch: list[dict[str, int]], taken: list[bool]
+) -> None:
     posted = tuple(one for facts in batch for one in view(0, ("recv", 1), **facts).posted)
     settled = Snapshot((RankSnapshot("blocked", posted), LEFT)).settle()
     assert [one.taken for one in settled.ranks[0].posted] == taken
 
 
 def shortest_cycle(edges: set[tuple[int, int]], size: int) -> int:
-    """Length of a shortest cycle, 0 for none: the first power of the graph that leads from a rank back to itself."""
+    """Length of a shortest cycle, 0 for none.
+
+    The first power of the graph that leads from a rank back to itself.
+    """
     reached = {(rank, rank) for rank in range(size)}
     for length in range(1, size + 1):
-        reached = {(start, end) for start, middle in reached for begin, end in edges if begin == middle}
+        reached = {
+            (start, end) for start, middle in reached for begin, end in edges if begin == middle
+        }
         if any(start == end for start, end in reached):
             return length
     return 0
 
 
 @given(
-    st.integers(1, 7).flatmap(lambda size: st.tuples(st.just(size), st.sets(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)))))
+    st.integers(1, 7).flatmap(
+        lambda size: st.tuples(
+            st.just(size), st.sets(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)))
+        )
+    )
 )
 def test_the_cycle_is_a_shortest_one(graph: tuple[int, set[tuple[int, int]]]) -> None:
     size, edges = graph
     one = Posted(Operation(0, "barrier"), Group("", ()), awaited=True)
-    links = [waitfor.Hindrance(rank, one, tuple(sorted(peer for start, peer in edges if start == rank))) for rank in range(size)]
+    links = [
+        waitfor.Hindrance(rank, one, tuple(sorted(peer for start, peer in edges if start == rank)))
+        for rank in range(size)
+    ]
     cycle = find_cycle(links)
     assert len(cycle) == shortest_cycle(edges, size)
     assert all(edge in edges for edge in pairwise([*cycle, *cycle[:1]]))
@@ -155,7 +217,9 @@ def in_a_call(size: int, missing: tuple[int, ...], state: str, *, kinds: int = 1
     entered = tuple(one for one in posted if one.rank not in missing)
     return Snapshot(
         tuple(
-            RankSnapshot(state) if one.rank in missing else RankSnapshot("blocked", (Posted(one, group, awaited=True, entered=entered),))
+            RankSnapshot(state)
+            if one.rank in missing
+            else RankSnapshot("blocked", (Posted(one, group, awaited=True, entered=entered),))
             for one in posted
         )
     )
@@ -164,7 +228,12 @@ def in_a_call(size: int, missing: tuple[int, ...], state: str, *, kinds: int = 1
 def in_messages(size: int, peers: Callable[[int], int]) -> Snapshot:
     group = Group("world", tuple(range(size)))
     return Snapshot(
-        tuple(RankSnapshot("blocked", (Posted(Operation(rank, "recv", peers(rank), 0), group, awaited=True),)) for rank in range(size))
+        tuple(
+            RankSnapshot(
+                "blocked", (Posted(Operation(rank, "recv", peers(rank), 0), group, awaited=True),)
+            )
+            for rank in range(size)
+        )
     )
 
 
@@ -206,11 +275,15 @@ def test_work_grows_with_the_ranks_and_not_with_their_square(name: str) -> None:
 
 
 def test_all_members_of_a_call_share_what_is_known_of_it(tmp_path: Path) -> None:
-    """Else each would be looked at by each: 256 ranks in a barrier made 65,000 operations at each look, and 256 passes over a trace."""
+    """Else each would be looked at by each.
+
+    256 ranks in a barrier made 65,000 operations at each look, and 256 passes over a trace.
+    """
     size = 5
     writers = [Writer(tmp_path, rank, size) for rank in range(size)]
     for rank, writer in enumerate(writers):
-        for op in ("all_reduce", "barrier")[: 2 if rank else 1]:  # rank 0 has not come to the second
+        # rank 0 has not come to the second
+        for op in ("all_reduce", "barrier")[: 2 if rank else 1]:
             writer.post(op, 0, NONE, NONE)
             writer.act("wait", -1)
     live = LiveRecords(tmp_path, size)
@@ -218,9 +291,16 @@ def test_all_members_of_a_call_share_what_is_known_of_it(tmp_path: Path) -> None
     now = live.builder.build(["running"] * size, 0)
     events, _ = read_parts(tmp_path, start_ns=0, world_size=size)
     for world in (now, snapshot_of_events(events, size)):
-        calls = [[one.entered for one in view.posted if one.operation.op == op] for op in ("all_reduce", "barrier") for view in world.ranks]
+        calls = [
+            [one.entered for one in view.posted if one.operation.op == op]
+            for op in ("all_reduce", "barrier")
+            for view in world.ranks
+        ]
         shared = [calls[:size], calls[size:]]
         assert [len({id(entered) for its in call for entered in its}) for call in shared] == [1, 1]
-        assert [[one.rank for one in call[1][0]] for call in shared] == [[0, 1, 2, 3, 4], [1, 2, 3, 4]]
+        assert [[one.rank for one in call[1][0]] for call in shared] == [
+            [0, 1, 2, 3, 4],
+            [1, 2, 3, 4],
+        ]
     for writer in writers:
         writer.recorder.close()

@@ -38,7 +38,10 @@ from ringsim.traces.findings import KINDS, Operation
 from ringsim.traces.recorder import Recorder
 
 LOST = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4182"
-TIMED_OUT = "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 300ms for recv operation to complete"
+TIMED_OUT = (
+    "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting "
+    "300ms for recv operation to complete"
+)
 
 
 def compiled(name: str) -> Callable[..., Any]:
@@ -70,17 +73,31 @@ def test_what_ends_a_wait_is_what_torch_would_raise(kind: str) -> None:
         (fail_inside, RuntimeError(LOST), PEER),
         (fail_inside, RuntimeError(TIMED_OUT), WAIT),
         (fail_inside, RuntimeError("shapes differ"), OWN),
-        (fail_inside, RuntimeError("Caught RuntimeError in DataLoader worker process 0.\nBroken pipe"), OWN),
+        (
+            fail_inside,
+            RuntimeError("Caught RuntimeError in DataLoader worker process 0.\nBroken pipe"),
+            OWN,
+        ),
         (fail_inside, ConnectionResetError(LOST), OWN),
         (fail_outside, RuntimeError(LOST), OWN),
         (fail_outside, RuntimeError(TIMED_OUT), OWN),
         (fail_inside, impose("deadlock", "ranks wait for each other"), PEER),
         (fail_inside, error_of_kind("deadlock")("of a run of its own"), OWN),
-        (fail_inside, ExceptionGroup("two threads", [impose("deadlock", "a"), impose("deadlock", "a")]), PEER),
-        (fail_inside, ExceptionGroup("two threads", [impose("deadlock", "a"), ValueError("b")]), OWN),
+        (
+            fail_inside,
+            ExceptionGroup("two threads", [impose("deadlock", "a"), impose("deadlock", "a")]),
+            PEER,
+        ),
+        (
+            fail_inside,
+            ExceptionGroup("two threads", [impose("deadlock", "a"), ValueError("b")]),
+            OWN,
+        ),
     ],
 )
-def test_an_echo_is_told_by_where_it_was_raised(fail: Callable[..., Any], error: Exception, echo: str) -> None:
+def test_an_echo_is_told_by_where_it_was_raised(
+    fail: Callable[..., Any], error: Exception, echo: str
+) -> None:
     cause = find_cause(caught(lambda: fail(error)))
     assert (cause.error, cause.echo, cause.pending) == (error, echo, False)
     assert (describe_end(report_exception(0, cause.error))["state"] == "unknown") is (echo != OWN)
@@ -104,7 +121,9 @@ def test_what_is_made_of_an_echo_is_one(text: str, echo: str, hides: bool) -> No
 
 
 def test_an_exception_of_pythons_library_has_the_place_of_its_caller() -> None:
-    assert report_exception(0, caught(lambda: json.loads("{"))).where.startswith(f"{__file__}, line ")
+    assert report_exception(0, caught(lambda: json.loads("{"))).where.startswith(
+        f"{__file__}, line "
+    )
 
 
 def test_an_operation_that_fails_after_a_time_out_was_caught_fails_by_itself() -> None:
@@ -137,7 +156,9 @@ def hold_up(kind: str, waits: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["finally", "again", "kept"])
-def test_what_a_wait_holds_up_is_the_cause_unless_it_was_dealt_with(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_wait_holds_up_is_the_cause_unless_it_was_dealt_with(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     verdict = impose("deadlock", "ranks wait for each other")
     error = caught(lambda: hold_up(kind, lambda: fail_inside(verdict)))
     report = report_exception(1, error)
@@ -151,7 +172,8 @@ def test_what_a_wait_holds_up_is_the_cause_unless_it_was_dealt_with(kind: str, m
         assert end is not None
         assert "root cause" in end["about"]
         assert f"and waited in vain on its way out ({report.waited})" in end["about"]
-        monkeypatch.setattr(linecache, "getlines", lambda *_: [])  # without the source it may have been dealt with
+        # without the source it may have been dealt with
+        monkeypatch.setattr(linecache, "getlines", lambda *_: [])
         assert find_cause(error).echo == PEER
 
 
@@ -194,7 +216,9 @@ def test_frames_of_ringsim_and_torch_are_internal(name: str, internal: bool) -> 
 
 
 def receives(rank: int, peer: int) -> RankSnapshot:
-    operation = Operation(rank, "recv", peer, 3, "world", 32, "float32", (2, 4), "/home/me/ring.py", 41, waited_s=0.25)
+    operation = Operation(
+        rank, "recv", peer, 3, "world", 32, "float32", (2, 4), "/home/me/ring.py", 41, waited_s=0.25
+    )
     return RankSnapshot("blocked", (Posted(operation, Group("world", (0, 1, 2)), awaited=True),))
 
 
@@ -217,7 +241,11 @@ def test_what_ends_a_thread_is_written_down(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(threading, "excepthook", print)
     recorder = Recorder(None, 0, 1, now=time.monotonic_ns, who=threading.get_ident)
     stop = note_failed_threads(recorder)
-    for error in (SystemExit(3), impose("deadlock", "ranks wait for each other"), ValueError("no more batches")):
+    for error in (
+        SystemExit(3),
+        impose("deadlock", "ranks wait for each other"),
+        ValueError("no more batches"),
+    ):
         thread = threading.Thread(target=fail_with, args=(error,))
         thread.start()
         thread.join()
@@ -234,9 +262,22 @@ def fail_with(error: BaseException) -> None:
 def test_a_crash_has_a_line() -> None:
     written = "Fatal Python error: Aborted\n\nStack (most recent call first):\n"
     written += "".join(
-        f'  File "{file}", line {line} in {name}\n' for file, line, name in [(linecache.__file__, 3, "f"), ("t.py", 7, "step")]
+        f'  File "{file}", line {line} in {name}\n'
+        for file, line, name in [(linecache.__file__, 3, "f"), ("t.py", 7, "step")]
     )
-    report = report_death(1, -6, 0, "what(): size", f'{written}  File "{error_of_kind.__code__.co_filename}", line 9 in main\n')
-    assert (report.where, report.text.splitlines()[-1].strip()) == ("t.py, line 7, in step", "what(): size")
-    assert [word for word in ("step", "f\n", "main") if word in f"{report.traceback}\n"] == ["step", "f\n"]
+    report = report_death(
+        1,
+        -6,
+        0,
+        "what(): size",
+        f'{written}  File "{error_of_kind.__code__.co_filename}", line 9 in main\n',
+    )
+    assert (report.where, report.text.splitlines()[-1].strip()) == (
+        "t.py, line 7, in step",
+        "what(): size",
+    )
+    assert [word for word in ("step", "f\n", "main") if word in f"{report.traceback}\n"] == [
+        "step",
+        "f\n",
+    ]
     assert describe_end(report)["state"] == "failed"

@@ -20,7 +20,10 @@ from ringsim.traces.findings import Diagnosis
 
 
 def late_sender(wait_ms: float, length_ms: float = 1000.0) -> Story:
-    """Rank 1 computes until ``wait_ms`` and then sends what rank 2 has waited for since 0; the run takes ``length_ms``."""
+    """Rank 1 computes until ``wait_ms`` and then sends what rank 2 has waited for since 0.
+
+    The run takes ``length_ms``.
+    """
     story = Story(3)
     story.span(1, "compute", 0, wait_ms, stage=1, microbatch=3)
     story.message(1, 2, (wait_ms, wait_ms, wait_ms), (0, 0, wait_ms), line=41, file=0)
@@ -32,7 +35,8 @@ def test_sentence_of_a_late_sender() -> None:
     (finding,) = find_lateness(late_sender(312).trace())
     assert (finding.kind, finding.ranks) == ("late_sender", (1, 2))
     assert finding.message == (
-        "rank 2 waited 312 ms in irecv from 1 (ring:1>2, tag 0, float32[1024], 4,096 bytes) at ring.py:41 "
+        "rank 2 waited 312 ms in irecv from 1 (ring:1>2, tag 0, float32[1024], "
+        "4,096 bytes) at ring.py:41 "
         "because rank 1 was still computing stage 1, microbatch 3."
     )
     assert [(one.rank, one.op) for one in finding.operations] == [(2, "irecv"), (1, "isend")]
@@ -70,19 +74,26 @@ def test_who_waits_for_one_who_waits_is_folded() -> None:
     story.span(0, "compute", 0, 100, stage=0, microbatch=0)
     for rank in (1, 2, 3):
         begin = 99 + rank
-        story.message(rank - 1, rank, (begin, begin, begin + 1), (0, 0, begin + 1), line=rank, file=0)
+        story.message(
+            rank - 1, rank, (begin, begin, begin + 1), (0, 0, begin + 1), line=rank, file=0
+        )
     (finding,) = find_lateness(story.trace())
     assert (finding.kind, finding.ranks) == ("late_sender", (0, 1))
     assert {one.ranks for one in finding.consequences} == {(0, 1, 2), (0, 1, 2, 3)}
     last = next(one for one in finding.consequences if one.ranks[-1] == 3)
-    assert "rank 2 was waiting for rank 1 itself, which was waiting for rank 0 itself, which was still computing stage 0" in last.message
+    assert (
+        "rank 2 was waiting for rank 1 itself, which was waiting for rank 0 itself, which was "
+        "still computing stage 0"
+    ) in last.message
 
 
 def test_waits_at_one_line_are_one_finding() -> None:
     story = Story(2)
     for turn in range(5):
         begin = 100 * turn
-        story.message(0, 1, (begin + 50, begin + 50, begin + 50), (begin, begin, begin + 50), line=7, file=0)
+        story.message(
+            0, 1, (begin + 50, begin + 50, begin + 50), (begin, begin, begin + 50), line=7, file=0
+        )
     (finding,) = find_lateness(story.trace())
     assert "it waited there 5 times, 250 ms in all" in finding.message
 
@@ -103,7 +114,14 @@ def slow_stage(slow: int, microbatches: int = 6) -> Story:
         for rank in range(4):
             begin = max(free[rank], arrived)
             if rank:
-                story.message(rank - 1, rank, (arrived, arrived, arrived), (free[rank], free[rank], begin), line=3, file=0)
+                story.message(
+                    rank - 1,
+                    rank,
+                    (arrived, arrived, arrived),
+                    (free[rank], free[rank], begin),
+                    line=3,
+                    file=0,
+                )
             free[rank] = arrived = begin + (60 if rank == slow else 10)
             story.span(rank, "compute", begin, free[rank], stage=rank, microbatch=microbatch)
     return story
@@ -119,7 +137,10 @@ def test_straggler(slow: int) -> None:
 
 
 def test_blame_of_a_straggler_by_hand() -> None:
-    """Rank 2 waits 70 ms at first, of which rank 1 waited 10 itself, and then 50 ms five times; what rank 3 waits for is not rank 1's."""
+    """Rank 2 waits 70 ms at first, of which rank 1 waited 10 itself, and then 50 ms five times.
+
+    What rank 3 waits for is not rank 1's.
+    """
     first, *_ = find_lateness(slow_stage(1).trace())
     assert f"rank 1 made others wait for {70 - 10 + 5 * 50} ms in all" in first.message
 
@@ -163,8 +184,13 @@ def works_and_meets(seconds: list[list[float]]) -> None:
 
 @given(st.integers(2, 5), st.floats(0, 0.02), st.integers(0, 2**32))
 @settings(max_examples=15)
-def test_the_rank_that_causes_most_of_the_waiting_is_named(size: int, sleep_s: float, seed: int) -> None:
-    """One rank sleeps in each step, and all are disturbed. 0.2.0 found nothing wrong on two ranks, and with a little waiting on more."""
+def test_the_rank_that_causes_most_of_the_waiting_is_named(
+    size: int, sleep_s: float, seed: int
+) -> None:
+    """One rank sleeps in each step, and all are disturbed.
+
+    0.2.0 found nothing wrong on two ranks, and with a little waiting on more.
+    """
     rng = np.random.default_rng(seed)
     seconds = rng.exponential(0.005, (size, 12))
     seconds[0] += sleep_s
@@ -173,13 +199,17 @@ def test_the_rank_that_causes_most_of_the_waiting_is_named(size: int, sleep_s: f
     np.add.at(caused, last, (seconds.max(axis=0) - seconds).sum(axis=0))
     second, first = np.sort(caused)[-2:]
     assume(first - second > 0.05 * caused.sum())  # else the link's own time may decide
-    diagnosis = ringsim.simulate(works_and_meets, world_size=size, args=(seconds.tolist(),), link=LINK).explain()
+    diagnosis = ringsim.simulate(
+        works_and_meets, world_size=size, args=(seconds.tolist(),), link=LINK
+    ).explain()
     assert named_in(diagnosis) == caused.argmax()
 
 
 def test_a_run_with_little_waiting_is_told_how_much_and_for_whom() -> None:
     seconds = [[0.002 + 0.00005 * (rank == step % 2) for step in range(10)] for rank in range(2)]
-    diagnosis = ringsim.simulate(works_and_meets, world_size=2, args=(seconds,), link=LINK).explain()
+    diagnosis = ringsim.simulate(
+        works_and_meets, world_size=2, args=(seconds,), link=LINK
+    ).explain()
     assert diagnosis.findings == ()
     assert re.search(
         r"^Nothing wrong was found in this run of 2 ranks\.\n"
@@ -190,8 +220,14 @@ def test_a_run_with_little_waiting_is_told_how_much_and_for_whom() -> None:
     )
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=12), st.integers(0, 90), st.integers(0, 90))
-def test_blocked_time_is_that_of_the_union(waits: list[tuple[int, int]], first: int, second: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=12),
+    st.integers(0, 90),
+    st.integers(0, 90),
+)
+def test_blocked_time_is_that_of_the_union(
+    waits: list[tuple[int, int]], first: int, second: int
+) -> None:
     """Against counting moments one by one; waits may overlap, as those of several threads do."""
     start, end = min(first, second), max(first, second)
     events = make_events(

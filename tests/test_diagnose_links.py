@@ -1,4 +1,7 @@
-"""Which link between hosts stood still or is called slow, and what is not: from messages made by hand, and three runs on real hosts."""
+"""Which link between hosts stood still or is called slow, and what is not.
+
+From messages made by hand, and three runs on real hosts.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,14 @@ Way = tuple[int, int]
 
 
 def story(
-    takes_ms: dict[frozenset[int], float], hosts: int = 3, rounds: int = LEAST_MESSAGES, size_bytes: int = 1024,
+    takes_ms: dict[frozenset[int], float], hosts: int = 3, rounds: int = LEAST_MESSAGES,
+    size_bytes: int = 1024,
     round_ms: float = 100.0, ways: dict[Way, float | None] | None = None,
 ) -> Story:  # fmt: skip
-    """One rank a host; in each round each sends to each other in 4 ms, or in what is said of their link, or of this way; None: nothing."""
+    """One rank a host; in each round each sends to each other in 4 ms.
+
+    Or in what is said of their link, or of this way; None: nothing.
+    """
     told = Story(hosts, ring=False)
     for number in range(rounds):
         for src in range(hosts):
@@ -36,7 +43,15 @@ def story(
                 if src != dst and takes is not None:
                     begin = round_ms * number
                     end = begin + takes
-                    told.message(src, dst, (begin, begin, end), (begin, begin, end), size_bytes, tag=number, group="world")
+                    told.message(
+                        src,
+                        dst,
+                        (begin, begin, end),
+                        (begin, begin, end),
+                        size_bytes,
+                        tag=number,
+                        group="world",
+                    )
     return told
 
 
@@ -58,10 +73,15 @@ def test_a_slow_link_is_named_with_what_it_costs() -> None:
     (finding,) = find_links(story(SLOW).trace(**about(3)))
     assert (finding.kind, finding.ranks) == ("slow_link", (1, 2))
     assert finding.message == (
-        "the link between hosts host1 and host2 is slow: each of 8 messages of 1 KiB from host1 to host2 took 40 ms or more; between other "
-        "hosts 4 ms is enough. Over all messages of this link that adds up to at least 576 ms."  # 2 ways, 8 messages, 36 ms
+        "the link between hosts host1 and host2 is slow: each of 8 messages of 1 KiB from host1 "
+        "to host2 took 40 ms or more; between other "
+        # 2 ways, 8 messages, 36 ms
+        "hosts 4 ms is enough. Over all messages of this link that adds up to at least 576 ms."
     )
-    assert [(one.rank, one.op, one.peer) for one in finding.operations] == [(2, "irecv", 1), (1, "isend", 2)]
+    assert [(one.rank, one.op, one.peer) for one in finding.operations] == [
+        (2, "irecv", 1),
+        (1, "isend", 2),
+    ]
     assert finding.hint.startswith("Look at the cable")
 
 
@@ -72,16 +92,23 @@ def test_all_links_of_a_host_may_be_slow(hosts: int) -> None:
     found = find_links(story(takes_ms, hosts).trace(**about(hosts)))
     assert {one.ranks for one in found} <= {tuple(sorted(pair)) for pair in takes_ms}
     assert len(found) == min(hosts - 1, 5), "the costliest"
-    assert all(one.hint.startswith("All slow links lead to host host1: look at its interface first.\n") for one in found)
+    assert all(
+        one.hint.startswith("All slow links lead to host host1: look at its interface first.\n")
+        for one in found
+    )
 
 
 def test_a_link_may_be_slow_one_way() -> None:
     (finding,) = find_links(story({}, ways={(1, 2): 40.0}).trace(**about(3)))
     assert "from host1 to host2 took 40 ms or more" in finding.message
     slower = {frozenset((0, 1)): 15.0, frozenset((0, 2)): 15.0}
-    assert named(story(slower, ways={(1, 2): 40.0})) == [], "it is not compared with its own other way"
+    assert named(story(slower, ways={(1, 2): 40.0})) == [], (
+        "it is not compared with its own other way"
+    )
     rest = {(0, 2): None, (2, 0): None}
-    assert named(story({frozenset((1, 2)): 20.0}, ways={(1, 0): 20.0, **rest})) == [["host1", "host2"]], "the other's quicker way counts"
+    assert named(story({frozenset((1, 2)): 20.0}, ways={(1, 0): 20.0, **rest})) == [
+        ["host1", "host2"]
+    ], "the other's quicker way counts"
 
 
 @pytest.mark.parametrize(
@@ -107,9 +134,13 @@ def test_others() -> None:
 
 
 def test_messages_within_a_host_are_no_link() -> None:
-    trace = story(SLOW).trace(ranks=[{"rank": rank, "host": ("a", "b", "b")[rank]} for rank in range(3)])
+    trace = story(SLOW).trace(
+        ranks=[{"rank": rank, "host": ("a", "b", "b")[rank]} for rank in range(3)]
+    )
     assert find_links(trace) == ()
-    assert find_links(story(SLOW).trace(ranks=[{"rank": 0, "host": "a"}])) == (), "hosts that are not known"
+    assert find_links(story(SLOW).trace(ranks=[{"rank": 0, "host": "a"}])) == (), (
+        "hosts that are not known"
+    )
 
 
 def test_what_a_busy_rank_looks_like_is_no_slow_link() -> None:
@@ -119,7 +150,8 @@ def test_what_a_busy_rank_looks_like_is_no_slow_link() -> None:
             over, receives = {row["rank"], row["peer"]} == {1, 2}, row["op"] == OP_CODES["irecv"]
             if over and (told is not stalled or row["tag"] == 3):
                 row["done_ns"] += 36 * MS
-            if over and told is late and row["rank"] == 1:  # both sides are there 36 ms later, and the message takes 4 ms
+            # both sides are there 36 ms later, and the message takes 4 ms
+            if over and told is late and row["rank"] == 1:
                 row["post_ns"] += 36 * MS
                 row["wait_ns"] += 36 * MS
             if over and told is unseen and receives:
@@ -130,14 +162,21 @@ def test_what_a_busy_rank_looks_like_is_no_slow_link() -> None:
 def test_sizes_are_compared_with_their_own() -> None:
     """Large messages between two hosts, small ones between the others."""
     told, large = story({}, ways={(1, 2): None, (2, 1): None}), story(SLOW, size_bytes=4 * 2**20)
-    told.rows += [row | {"payload": told._payload(4 * 2**20)} for row in story(SLOW).rows if {row["rank"], row["peer"]} == {1, 2}]
+    told.rows += [
+        row | {"payload": told._payload(4 * 2**20)}
+        for row in story(SLOW).rows
+        if {row["rank"], row["peer"]} == {1, 2}
+    ]
     assert named(told) == []
     assert named(large) == [["host1", "host2"]]
 
 
 @pytest.mark.parametrize(("known_ms", "found"), [(1, True), (30, False), (None, False)])
 def test_clocks_may_explain_it(known_ms: int | None, found: bool) -> None:
-    """Host 2's clock, had it been read wrongly by 36 ms, would show messages from host 1 as slow (and those to it as quick)."""
+    """Host 2's clock, had it been read wrongly by 36 ms, would show messages from host 1 as slow.
+
+    And those to it as quick.
+    """
     how = "store" if known_ms is not None else "not compared"
     clocks = [
         {"ranks": [0, 1], "how": "reference", "samples": [[0, 0, 0]]},
@@ -160,7 +199,11 @@ def stands_still(lasts_ms: float = 3000.0, size_bytes: int = 1024) -> Story:
 
 
 def still(told: Story, **metadata: Any) -> list[str]:
-    return [one.message for one in find_links(told.trace(**about(told.world_size), **metadata)) if one.kind == "link"]
+    return [
+        one.message
+        for one in find_links(told.trace(**about(told.world_size), **metadata))
+        if one.kind == "link"
+    ]
 
 
 def test_a_link_that_stood_still_is_told_with_when_and_for_how_long() -> None:
@@ -168,47 +211,70 @@ def test_a_link_that_stood_still_is_told_with_when_and_for_how_long() -> None:
     (finding,) = find_links(told.trace(**about(2)))
     assert (finding.kind, finding.ranks) == ("link", (0, 1))
     assert finding.message == (  # from 704 ms on, when the message the other way had come
-        "nothing moved on the link between hosts host0 and host1 for 3 s, from 704 ms into the run on, though both sides had posted: rank "
-        "0's isend to 1 (world, tag 7, float32[256], 1,024 bytes) and rank 1's irecv from 0 (world, tag 7, float32[256], 1,024 bytes). "
+        "nothing moved on the link between hosts host0 and host1 for 3 s, from 704 ms into the "
+        "run on, though both sides had posted: rank "
+        "0's isend to 1 (world, tag 7, float32[256], 1,024 bytes) and rank 1's irecv from 0 "
+        "(world, tag 7, float32[256], 1,024 bytes). "
         "Then it recovered."
     )
 
 
 @pytest.mark.parametrize(("lasts_ms", "size_bytes", "found"), [
-    (2003.9, 1024, False), (2004.1, 1024, True), (3000, 100_000_000, False), (4010, 100_000_000, True),
+    (2003.9, 1024, False), (2004.1, 1024, True), (3000, 100_000_000, False),
+    (4010, 100_000_000, True),
 ])  # fmt: skip
 def test_how_long_it_must_stand_still(lasts_ms: float, size_bytes: int, found: bool) -> None:
-    """2 s, and for a message of 100 MB 2 s more, from when the message the other way had come, 4 ms after both sides had posted."""
+    """2 s, and for a message of 100 MB 2 s more, from when the message the other way had come.
+
+    That was 4 ms after both sides had posted.
+    """
     assert bool(still(stands_still(lasts_ms, size_bytes))) == found
 
 
 def test_times_that_it_stood_still_add_up() -> None:
     told = stands_still()
     for src, dst, begin in ((0, 1, 10_000), (1, 0, 20_000)):
-        told.message(src, dst, (begin, begin, begin + 2500), (begin, begin, begin + 2500), 1024, tag=9, group="world")
+        told.message(
+            src,
+            dst,
+            (begin, begin, begin + 2500),
+            (begin, begin, begin + 2500),
+            1024,
+            tag=9,
+            group="world",
+        )
     (message,) = still(told)
     assert message.endswith("It stood still 3 times, 8 s in all.")
 
 
 def test_what_is_not_called_a_link_that_stood_still() -> None:
-    assert still(stands_still(), backend="nccl") == [], "there a message is posted before the GPU comes to it"
+    assert still(stands_still(), backend="nccl") == [], (
+        "there a message is posted before the GPU comes to it"
+    )
     large = story({frozenset((0, 1)): 5000.0}, hosts=2, round_ms=6000.0)
     assert still(large) == [], "all messages take as long"
     queued = story({}, hosts=2)
     for number in range(40):  # posted at once, one comes each 100 ms
         end = 1000.0 + 100 * number
-        queued.message(0, 1, (1000, 1000, end), (1000, 1000, end), 1024, tag=100 + number, group="world")
+        queued.message(
+            0, 1, (1000, 1000, end), (1000, 1000, end), 1024, tag=100 + number, group="world"
+        )
     assert still(queued) == [], "others come all the while"
     unseen = stands_still()
     for row in unseen.rows:
         if row["tag"] == LEAST_MESSAGES - 1 and row["rank"] == 1:
             row["wait_ns"] += 2990 * MS
     assert still(unseen) == [], "the receiver was busy"
-    clocks = [{"ranks": [0], "how": "reference", "samples": [[0, 0, 0]]}, {"ranks": [1], "how": "store", "samples": [[0, 0, 1500 * MS]]}]
+    clocks = [
+        {"ranks": [0], "how": "reference", "samples": [[0, 0, 0]]},
+        {"ranks": [1], "how": "store", "samples": [[0, 0, 1500 * MS]]},
+    ]
     assert still(stands_still(), clocks=clocks) == [], "the clocks may be wrong by that much"
 
 
-@given(st.lists(st.sampled_from([1.0, 4.0, 30.0]), min_size=6, max_size=6), st.permutations(range(4)))
+@given(
+    st.lists(st.sampled_from([1.0, 4.0, 30.0]), min_size=6, max_size=6), st.permutations(range(4))
+)
 def test_names_of_hosts_do_not_matter(takes_ms: list[float], order: list[int]) -> None:
     pairs = [frozenset((one, other)) for one in range(4) for other in range(one)]
     links = dict(zip(pairs, takes_ms, strict=True))
@@ -220,9 +286,17 @@ def test_names_of_hosts_do_not_matter(takes_ms: list[float], order: list[int]) -
     assert all(links[pair] > min(takes_ms) for pair in found)
 
 
-@pytest.mark.parametrize(("name", "found"), [("dealt", [["host1", "host2"]]), ("grouped", [["host1", "host2"]]), ("mended", [])])
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("dealt", [["host1", "host2"]]), ("grouped", [["host1", "host2"]]), ("mended", [])],
+)
 def test_recorded_on_three_hosts_with_one_slow_cable(name: str, found: list[list[str]]) -> None:
-    """The cable between host1 and host2 carried 6.25 MB/s, the others 50; the mended run sends nothing over it."""
+    """The cable between host1 and host2 carried 6.25 MB/s, the others 50.
+
+    The mended run sends nothing over it.
+    """
     trace = ringsim.load(DATA / f"hosts_{name}.ringtrace")
     assert named(trace) == found
-    assert [one.kind for one in trace.explain().findings][: len(found)] == ["slow_link"] * len(found)
+    assert [one.kind for one in trace.explain().findings][: len(found)] == ["slow_link"] * len(
+        found
+    )

@@ -1,4 +1,7 @@
-"""Programs that a machine runs, step by step in any order: "stuck" is said of those, and only those, that never finish."""
+"""Programs that a machine runs, step by step in any order.
+
+"stuck" is said of those, and only those, that never finish.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_programs import Programs, awaited, circles_of, joined, named, programs_of_messages, run_to_the_end, said, said_circles
+from message_programs import (
+    Programs,
+    awaited,
+    circles_of,
+    joined,
+    named,
+    programs_of_messages,
+    run_to_the_end,
+    said,
+    said_circles,
+)
 from part_writer import GROUPS
 from rendezvous_machine import Machine
 from watched_parts import Bench, WatchedMachine
@@ -28,14 +41,21 @@ from ringsim.traces.findings import Diagnosis
 from ringsim.traces.value import Trace
 
 SIZE = 4
-SOME_GROUPS = (Group("world", tuple(range(SIZE))), Group("ring:0>1", (0, 1)), Group("ring:1>2", (1, 2)), Group("odd", (1, 3)))
+SOME_GROUPS = (
+    Group("world", tuple(range(SIZE))),
+    Group("ring:0>1", (0, 1)),
+    Group("ring:1>2", (1, 2)),
+    Group("odd", (1, 3)),
+)
 FEW = 3  # ranks, where recvs from any source take part
 WORLDS = [Group(name, tuple(range(FEW))) for name in GROUPS]  # of parts that are written by hand
 
 
 def stuck_ranks(machine: Machine, *, settled: bool = False) -> set[int]:
     """Whom the analysis calls stuck, from what a machine has recorded so far."""
-    snapshot = snapshot_of_events(machine.events(), len(machine.programs), dict.fromkeys(machine.finished, ("exited", "")))
+    snapshot = snapshot_of_events(
+        machine.events(), len(machine.programs), dict.fromkeys(machine.finished, ("exited", ""))
+    )
     stuck = analyse(snapshot.settle() if settled else snapshot)
     return set(stuck.ranks) if stuck is not None else set()
 
@@ -47,7 +67,10 @@ def diagnosis_of(machine: Machine) -> Diagnosis:
 
 
 def agree(diagnosis: Diagnosis, machine: Machine) -> None:
-    """Compares a diagnosis of the end with what the machine says, which has run nothing but messages between two ranks."""
+    """Compares a diagnosis of the end with what the machine says.
+
+    It has run nothing but messages between two ranks.
+    """
     stuck = awaited(machine)
     assert said(diagnosis) == stuck
     assert said_circles(diagnosis) == circles_of(machine)
@@ -58,15 +81,21 @@ def agree(diagnosis: Diagnosis, machine: Machine) -> None:
     assert {one.peer for one in stuck} - machine.unfinished or "peer_exited" not in kinds
     assert circles_of(machine) or "deadlock" not in kinds
     if stuck:
-        assert error_of_kind(diagnosis.kind).__name__ == ("PeerExited" if diagnosis.kind == "peer_exited" else "Deadlock")
+        assert error_of_kind(diagnosis.kind).__name__ == (
+            "PeerExited" if diagnosis.kind == "peer_exited" else "Deadlock"
+        )
 
 
-@given(programs=programs_of_messages(SOME_GROUPS, collectives=True), order=st.randoms(use_true_random=False))
+@given(
+    programs=programs_of_messages(SOME_GROUPS, collectives=True),
+    order=st.randoms(use_true_random=False),
+)
 def test_stuck_are_exactly_those_that_never_finish(programs: Programs, order: Any) -> None:
     machine = Machine(programs, SOME_GROUPS)
     suspected: list[set[int]] = []
     machine.run(order.choice, lambda now: suspected.append(stuck_ranks(now)))
-    # No false alarm at any moment, whatever had been posted by then; once stuck, always stuck; and in the end all who did not finish.
+    # No false alarm at any moment, whatever had been posted by then; once stuck, always stuck; and
+    # in the end all who did not finish.
     assert all(ranks <= machine.unfinished for ranks in suspected)
     assert all(before <= after for before, after in itertools.pairwise(suspected))
     assert stuck_ranks(machine) == machine.unfinished
@@ -76,7 +105,10 @@ def test_stuck_are_exactly_those_that_never_finish(programs: Programs, order: An
 def test_what_is_said_of_messages_is_what_they_wait_for(programs: Programs, order: Any) -> None:
     machine = Machine(programs, SOME_GROUPS)
     on_the_way: list[Diagnosis] = []
-    machine.run(order.choice, lambda now: on_the_way.append(diagnosis_of(now)) if order.random() < 0.3 else None)
+    machine.run(
+        order.choice,
+        lambda now: on_the_way.append(diagnosis_of(now)) if order.random() < 0.3 else None,
+    )
     for one in on_the_way:  # never for another reason than that of the end
         assert said(one) <= awaited(machine)
     assert all(said(before) <= said(after) for before, after in itertools.pairwise(on_the_way))
@@ -84,21 +116,35 @@ def test_what_is_said_of_messages_is_what_they_wait_for(programs: Programs, orde
 
 
 def unknown_sources(machine: Machine) -> bool:
-    """Tells whether a recv from anybody has got a message, and nobody has waited for it yet: which one it has is not in the records."""
-    return any(op.peer == ANY_SOURCE and op.done < 0 and op.partner is not None for posted in machine.posted for op in posted)
+    """Tells whether a recv from anybody has got a message that nobody has waited for yet.
+
+    Which one it has is not in the records.
+    """
+    return any(
+        op.peer == ANY_SOURCE and op.done < 0 and op.partner is not None
+        for posted in machine.posted
+        for op in posted
+    )
 
 
 @pytest.mark.parametrize("apart", [True, False])
 @given(data=st.data(), order=st.randoms(use_true_random=False))
 def test_a_trace_with_recvs_from_anybody(apart: bool, data: st.DataObject, order: Any) -> None:
-    machine = Machine(data.draw(programs_of_messages(WORLDS, anybody=True, apart=apart)), WORLDS, order.choice)
+    machine = Machine(
+        data.draw(programs_of_messages(WORLDS, anybody=True, apart=apart)), WORLDS, order.choice
+    )
     suspected: list[set[int]] = []
-    machine.run(order.choice, lambda now: suspected.append(stuck_ranks(now)) if order.random() < 0.4 else None)
+    machine.run(
+        order.choice,
+        lambda now: suspected.append(stuck_ranks(now)) if order.random() < 0.4 else None,
+    )
     suspected.append(stuck_ranks(machine))
-    assert all(ranks <= machine.unfinished for ranks in suspected)  # the records alone: no false alarm
+    # the records alone: no false alarm
+    assert all(ranks <= machine.unfinished for ranks in suspected)
     if apart and not unknown_sources(machine):
         assert suspected[-1] == machine.unfinished
-    assert stuck_ranks(machine, settled=True) == machine.unfinished  # with the knowledge that all has come to rest: none missed either
+    # with the knowledge that all has come to rest: none missed either
+    assert stuck_ranks(machine, settled=True) == machine.unfinished
     ends = [{"rank": rank, "state": "exited"} for rank in machine.finished]
     trace = Trace(machine.events(), {"world_size": FEW, "ends": ends, "at_rest": True})
     assert bool(explain(trace).edges) == bool(machine.unfinished)
@@ -110,10 +156,17 @@ def bench() -> Iterator[Bench]:
         yield made
 
 
-@pytest.mark.parametrize(("anybody", "apart", "at_once"), [(False, False, False), (True, True, False), (True, False, True)])
+@pytest.mark.parametrize(
+    ("anybody", "apart", "at_once"),
+    [(False, False, False), (True, True, False), (True, False, True)],
+)
 @given(data=st.data(), order=st.randoms(use_true_random=False))
-def test_the_watcher_tells_who_never_finishes(anybody: bool, apart: bool, at_once: bool, data: st.DataObject, order: Any) -> None:
-    programs = data.draw(programs_of_messages(WORLDS, anybody=anybody, apart=apart, at_once=at_once))
+def test_the_watcher_tells_who_never_finishes(
+    anybody: bool, apart: bool, at_once: bool, data: st.DataObject, order: Any
+) -> None:
+    programs = data.draw(
+        programs_of_messages(WORLDS, anybody=anybody, apart=apart, at_once=at_once)
+    )
     machine = Machine(programs, WORLDS, order.choice)
     with bench() as made:
         on_the_way = WatchedMachine(made, machine).run(order)
@@ -121,7 +174,8 @@ def test_the_watcher_tells_who_never_finishes(anybody: bool, apart: bool, at_onc
     assert all(set(verdict.ranks) <= machine.unfinished for verdict in on_the_way)
     if at_once:  # then any of several may be what is missing
         return
-    # Of whom the records tell for certain come first; the others are their consequence, or come without them.
+    # Of whom the records tell for certain come first; the others are their consequence, or come
+    # without them.
     assert bool(at_the_end) == bool(machine.unfinished)
     if (apart or not anybody) and not unknown_sources(machine):
         assert (set(at_the_end.ranks) if at_the_end is not None else set()) == machine.unfinished
@@ -132,7 +186,10 @@ def test_the_watcher_tells_who_never_finishes(anybody: bool, apart: bool, at_onc
 
 
 def test_who_waits_for_another_message_too_may_have_got_the_one_in_doubt() -> None:
-    """Rank 0 waits at once for a send that rank 1, gone by now, has received from anybody, and for one that rank 2 will receive."""
+    """Rank 0 waits at once for a send that rank 1 has received from anybody, and another.
+
+    Rank 1 is gone by now; rank 2 will receive the other.
+    """
     programs: Programs = [
         [("isend", 1, 0, 0), ("isend", 2, 0, 0), ("wait_all",)],
         [("irecv", ANY_SOURCE, 0, 0)],
@@ -151,7 +208,10 @@ def test_who_waits_for_another_message_too_may_have_got_the_one_in_doubt() -> No
 
 
 def test_messages_of_two_groups_never_meet() -> None:
-    machine = run_to_the_end([[("send", 1, 0, 0)], [("recv", 0, 0, 1)]], (Group("world", (0, 1)), Group("ring:0>1", (0, 1))))
+    machine = run_to_the_end(
+        [[("send", 1, 0, 0)], [("recv", 0, 0, 1)]],
+        (Group("world", (0, 1)), Group("ring:0>1", (0, 1))),
+    )
     assert [(one.rank, one.peer) for one in sorted(awaited(machine))] == [(0, 1), (1, 0)]
     agree(diagnosis_of(machine), machine)
     assert diagnosis_of(machine).kind == "group_mismatch"
@@ -159,7 +219,10 @@ def test_messages_of_two_groups_never_meet() -> None:
 
 @pytest.mark.parametrize("collectives", [False, True])
 def test_drawn_programs_end_in_all_ways(collectives: bool) -> None:
-    """The properties would say little of programs that all end alike; and those behind each other are stuck where one of them is."""
+    """The properties would say little of programs that all end alike.
+
+    Also those behind each other are stuck where one of them is.
+    """
     ends: Counter[str] = Counter()
     ended: list[Programs] = []
 
@@ -167,7 +230,13 @@ def test_drawn_programs_end_in_all_ways(collectives: bool) -> None:
     @given(programs_of_messages(SOME_GROUPS, collectives=collectives))
     def count(programs: Programs) -> None:
         machine = run_to_the_end(programs, SOME_GROUPS)
-        ends["end" if not machine.unfinished else "circle" if circles_of(machine) else "wait for one that has ended"] += 1
+        ends[
+            "end"
+            if not machine.unfinished
+            else "circle"
+            if circles_of(machine)
+            else "wait for one that has ended"
+        ] += 1
         if not collectives:
             both = run_to_the_end(joined([*ended[-1:], programs], SIZE), SOME_GROUPS)
             assert bool(both.unfinished) == bool(machine.unfinished)

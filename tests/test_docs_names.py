@@ -1,4 +1,7 @@
-"""The names that the docs mention exist: dotted names, options of commands, keys of a description."""
+"""The names that the docs mention exist.
+
+Dotted names, options of commands, keys of a description.
+"""
 
 from __future__ import annotations
 

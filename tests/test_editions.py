@@ -1,4 +1,7 @@
-"""The editions of a lesson: students get no solution, and their notebooks run to the end and can be graded."""
+"""The editions of a lesson.
+
+Students get no solution, and their notebooks run to the end and can be graded.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,12 @@ def defined_by(cell: Any) -> set[str]:
     """The names that a cell of code leaves behind."""
     names: dict[str, Any] = {}
     body = ast.parse(cell.source).body
-    exec(compile(ast.Module([one for one in body if not isinstance(one, ast.Expr)], []), "<cell>", "exec"), names)
+    exec(
+        compile(
+            ast.Module([one for one in body if not isinstance(one, ast.Expr)], []), "<cell>", "exec"
+        ),
+        names,
+    )
     return names.keys() - {"__builtins__"}
 
 
@@ -45,9 +53,13 @@ def test_a_lesson_runs_without_its_solutions(lesson: Path) -> None:
     code = [cell for cell in read(lesson).cells if cell.cell_type == "code"]
     for cell in code:
         if "solution" in tags_of(cell):
-            assert all(name.endswith("_solution") for name in defined_by(cell)), "what another cell may need"
+            assert all(name.endswith("_solution") for name in defined_by(cell)), (
+                "what another cell may need"
+            )
             first = cell.source.splitlines()[0]
-            assert first.startswith(("# ", "def ")), "a folded cell shows its first line, which must not be the answer"
+            assert first.startswith(("# ", "def ")), (
+                "a folded cell shows its first line, which must not be the answer"
+            )
         else:
             assert [name for name in names_in(cell) if name.endswith("_solution")] == [], cell.id
 
@@ -60,8 +72,15 @@ def test_students_get_no_answers_and_instructors_everything(lesson: Path) -> Non
     text = "\n".join(cell.source for cell in student.cells)
     assert "_solution" not in text
     assert "olution, folded" not in text
-    assert text.count("<details>") == text.count("<details><summary>Hint ") == text.count("</details>") > 0
-    assert "".join(cell.source for cell in source.cells).count("<summary>Hint ") == text.count("<summary>Hint ")
+    assert (
+        text.count("<details>")
+        == text.count("<details><summary>Hint ")
+        == text.count("</details>")
+        > 0
+    )
+    assert "".join(cell.source for cell in source.cells).count("<summary>Hint ") == text.count(
+        "<summary>Hint "
+    )
     assert find_exercises(student) == find_exercises(source) != {}
     assert slides.metadata["rise"] == {"theme": "white"}
     shown = [cell.metadata["slideshow"]["slide_type"] for cell in slides.cells]
@@ -74,11 +93,15 @@ def test_students_get_no_answers_and_instructors_everything(lesson: Path) -> Non
 
 
 def test_there_are_three_editions() -> None:
-    with pytest.raises(ArgumentError, match="edition must be one of student, instructor, slides, got 'teacher'"):
+    with pytest.raises(
+        ArgumentError, match="edition must be one of student, instructor, slides, got 'teacher'"
+    ):
         make_edition({"cells": []}, "teacher")
 
 
-def test_the_students_edition_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_students_edition_runs_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["lessons", "--edition", "instructor"]) == main(["lessons"]) == 0
     assert "open them: ringsim lab ringsim-lessons\n" in capsys.readouterr().out
@@ -86,10 +109,13 @@ def test_the_students_edition_runs_to_its_end(tmp_path: Path, monkeypatch: pytes
         {str(file.relative_to(directory)) for file in directory.rglob("*.*")}
         for directory in (tmp_path / "ringsim-lessons-instructor", tmp_path / "ringsim-lessons")
     )
-    assert {Path(name).suffix for name in everything - handed_out} == {".py"}, "programs that have the answers"
+    assert {Path(name).suffix for name in everything - handed_out} == {".py"}, (
+        "programs that have the answers"
+    )
     notebook = read(tmp_path / "ringsim-lessons" / LESSONS[0].name)
     assert json.dumps(notebook) == json.dumps(make_edition(read(LESSONS[0]), "student"))
-    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()  # an exception ends it
+    # an exception ends it
+    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
     verdicts = [
         output.data["text/plain"].splitlines()[0]
         for cell in notebook.cells

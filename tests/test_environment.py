@@ -1,6 +1,7 @@
-"""Discovery against what launchers leave in the environment, whole, by half, and in conflict; and where a number comes from.
+"""Discovery against what launchers leave in the environment, whole, by half, and in conflict.
 
-Each file of ``tests/environments`` holds the variables of some ranks of one start, says where they come from, and what must be found.
+Also where a number comes from. Each file of ``tests/environments`` holds the variables of some
+ranks of one start, says where they come from, and what must be found.
 """
 
 from __future__ import annotations
@@ -27,9 +28,18 @@ from ringsim.environment import Discovery, discover, expand_node_list
 from ringsim.errors import ArgumentError, RingError
 from ringsim.provenance import footer, machine, versions
 
-RECORDED = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "environments").glob("*.json"))}
+RECORDED = {
+    path.stem: json.loads(path.read_text())
+    for path in sorted((Path(__file__).parent / "environments").glob("*.json"))
+}
 RULES = {"torchrun", "azureml", "sagemaker", "openmpi", "mpich", "slurm", "pmi"}
-HAND = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+HAND = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +64,17 @@ def test_every_rule_is_recorded() -> None:
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_environment(name: str) -> None:
     expected = RECORDED[name]["expected"]
-    for index, (rank, local_rank) in enumerate(zip(expected["ranks"], expected["local_ranks"], strict=True)):
+    for index, (rank, local_rank) in enumerate(
+        zip(expected["ranks"], expected["local_ranks"], strict=True)
+    ):
         variables = environ(name, index)
         before = dict(variables)
         found = discover(environ=variables)
         assert variables == before
-        read = {key: "{...}" if key == "SM_TRAINING_ENV" else variables[key] for key in expected["variables"]}
+        read = {
+            key: "{...}" if key == "SM_TRAINING_ENV" else variables[key]
+            for key in expected["variables"]
+        }
         place = expected["head_ip"], expected["port"], expected["rule"]
         assert found == Discovery(rank, expected["world_size"], local_rank, *place, read)
         assert f"found by {expected['rule']} from " in str(found)
@@ -67,9 +82,17 @@ def test_recorded_environment(name: str) -> None:
         written = found.export(theirs)
         assert theirs == {"OTHER": "stays", **written}
         assert discover(environ=theirs) == replace(found, rule="torchrun", variables=written)
-    found = discover(port=1234, head_ip="elsewhere", environ=environ(name))  # arguments come before what the launcher says
-    assert (found.port, found.head_ip, found.rank, found.rule) == (1234, "elsewhere", 0, expected["rule"])
-    assert discover("h", 1, 3, 2, 0, environ=environ(name)) == Discovery(2, 3, 0, "h", 1, "arguments")
+    # arguments come before what the launcher says
+    found = discover(port=1234, head_ip="elsewhere", environ=environ(name))
+    assert (found.port, found.head_ip, found.rank, found.rule) == (
+        1234,
+        "elsewhere",
+        0,
+        expected["rule"],
+    )
+    assert discover("h", 1, 3, 2, 0, environ=environ(name)) == Discovery(
+        2, 3, 0, "h", 1, "arguments"
+    )
 
 
 def answer(variables: dict[str, str]) -> tuple[int, int] | str:
@@ -88,20 +111,32 @@ def test_a_variable_that_is_missing_changes_nothing_or_is_named(name: str) -> No
         if (name, missing) == ("slurm_part_of_job", "SLURM_STEP_NUM_TASKS"):
             continue  # then the job's number is the only one; srun always sets the step's
         found = answer(environ(name, 0, **{missing: None}))
-        assert re.search(r" must .*, got .*\. [A-Z].*\.$", found) if isinstance(found, str) else found == answer(environ(name)), missing
+        assert (
+            re.search(r" must .*, got .*\. [A-Z].*\.$", found)
+            if isinstance(found, str)
+            else found == answer(environ(name))
+        ), missing
 
 
-def test_the_process_environment_is_read_and_written_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_environment_is_read_and_written_when_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "environ", {**os.environ, **environ("slurm_two_nodes", 5)})
     found = discover()
     assert "RANK" not in os.environ
     found.export()
-    assert (os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"]) == ("5", "1", "node01")
+    assert (os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"]) == (
+        "5",
+        "1",
+        "node01",
+    )
 
 
 def test_ports_of_jobs_differ_and_stay_in_their_range() -> None:
     def port(job: int, step: int = 0) -> int:
-        return discover(environ=environ("slurm_two_nodes", 0, SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step))).port
+        return discover(
+            environ=environ("slurm_two_nodes", 0, SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step))
+        ).port
 
     ports = {port(job) for job in range(4711, 400000, 391)}
     assert 20000 <= min(ports) <= max(ports) < 30000
@@ -111,34 +146,59 @@ def test_ports_of_jobs_differ_and_stay_in_their_range() -> None:
 
 # --- not the usual set, and yet enough ---
 
-OLD_NAMES = ("SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-OF_TORCHRUN_IN_SLURM = {name: value for name, value in environ("torchrun_in_slurm", 3).items() if name.startswith("SLURM")}
+OLD_NAMES = (
+    "SLURM_STEP_ID",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NODELIST",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_NTASKS",
+)
+OF_TORCHRUN_IN_SLURM = {
+    name: value
+    for name, value in environ("torchrun_in_slurm", 3).items()
+    if name.startswith("SLURM")
+}
 
 
 @pytest.mark.parametrize(
     ("arguments", "variables", "expected"),
     [
-        ({"world_size": 1}, {}, {"rank": 0, "world_size": 1, "local_rank": 0, "head_ip": "127.0.0.1", "rule": "arguments"}),
+        ({"world_size": 1}, {},
+         {"rank": 0, "world_size": 1, "local_rank": 0, "head_ip": "127.0.0.1",
+          "rule": "arguments"}),
         ({"world_size": 1, "port": 5, "local_rank": 3}, {}, {"port": 5, "local_rank": 3}),
-        ({"rank": 1, "local_rank": 0}, {"WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7"}, {"rank": 1, "rule": "torchrun"}),
+        ({"rank": 1, "local_rank": 0}, {"WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7"},
+         {"rank": 1, "rule": "torchrun"}),
         # Old names of variables.
         ({}, environ("slurm_two_nodes", 3, **dict.fromkeys(OLD_NAMES)),
-         {key: getattr(discover(environ=environ("slurm_two_nodes", 3)), key) for key in ("port", "head_ip")} | {"world_size": 8}),
+         {key: getattr(discover(environ=environ("slurm_two_nodes", 3)), key)
+          for key in ("port", "head_ip")} | {"world_size": 8}),
         # Two machines with one task each, in which something other than torchrun starts four ranks.
-        ({}, {**OF_TORCHRUN_IN_SLURM, **HAND, "RANK": "3", "WORLD_SIZE": "4"}, {"rank": 3, "world_size": 4, "rule": "torchrun"}),
+        ({}, {**OF_TORCHRUN_IN_SLURM, **HAND, "RANK": "3", "WORLD_SIZE": "4"},
+         {"rank": 3, "world_size": 4, "rule": "torchrun"}),
         # What Platform MPI sets, and what DeepSpeed's benchmarks read of it: no size.
         ({}, {"MPI_RANKID": "3", "MPI_NRANKS": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
          {"rank": 3, "world_size": 4, "local_rank": 1, "rule": "mpich"}),
-        ({}, {"MPI_RANKID": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h"}, {"rank": 3, "world_size": 4}),
+        ({}, {"MPI_RANKID": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h"},
+         {"rank": 3, "world_size": 4}),
         # SageMaker's document shows settings without the first machine's name, beside SM_HOSTS.
-        ({}, environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV='{"hosts": ["algo-1", "algo-2"]}', SM_HOSTS=None), {"head_ip": "algo-1"}),
-        ({}, environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV='{"hosts": ["a", "b"], "master_hostname": "b"}'), {"head_ip": "b"}),
-        ({}, environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV="{}"), {"head_ip": "algo-1", "rank": 2}),
+        ({},
+         environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV='{"hosts": ["algo-1", "algo-2"]}',
+                 SM_HOSTS=None), {"head_ip": "algo-1"}),
+        ({},
+         environ("sagemaker_two_nodes", 2,
+                 SM_TRAINING_ENV='{"hosts": ["a", "b"], "master_hostname": "b"}'),
+                 {"head_ip": "b"}),
+        ({}, environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV="{}"),
+         {"head_ip": "algo-1", "rank": 2}),
         # What only looks like Azure ML.
         ({}, environ("azureml_one_node", 0, DLTS_JOB_ID="7"), {"rule": "openmpi"}),
     ],
 )  # fmt: skip
-def test_found_all_the_same(arguments: dict[str, Any], variables: dict[str, str], expected: dict[str, Any]) -> None:
+def test_found_all_the_same(
+    arguments: dict[str, Any], variables: dict[str, str], expected: dict[str, Any]
+) -> None:
     found = discover(**arguments, environ=variables)
     assert {key: getattr(found, key) for key in expected} == expected
     assert 0 < found.port < 65536
@@ -147,7 +207,8 @@ def test_found_all_the_same(arguments: dict[str, Any], variables: dict[str, str]
 # --- nothing, not enough, or too much ---
 
 NO_STEP = dict.fromkeys(name for name in environ("slurm_two_nodes") if "STEP" in name)
-OUTSIDE = "This is a Slurm job outside of srun: start this script by srun"  # a batch script, or the shell of salloc: one process
+# a batch script, or the shell of salloc: one process
+OUTSIDE = "This is a Slurm job outside of srun: start this script by srun"
 SAID = "must be said by the launcher"
 ONE = "must be one number, got"
 NO_LAUNCHER = "no launcher started this process"
@@ -157,62 +218,100 @@ NO_LAUNCHER = "no launcher started this process"
     ("variables", "sentence"),
     [
         # No launcher.
-        ({"HOME": "/"}, "must come from a launcher or from arguments, got nothing .*torchrun --nproc-per-node N, srun .*ringsim.trace"),
+        ({"HOME": "/"},
+         ("must come from a launcher or from arguments, got nothing .*torchrun --nproc-per-node N, "
+         "srun .*ringsim.trace")),
         *(({mark: environ(name)[mark]}, NO_LAUNCHER)
-          for name, mark in (("azureml_one_node", "AZUREML_EXPERIMENT_ID"), ("sagemaker_one_node", "SM_TRAINING_ENV"))),
-        *((environ("slurm_two_nodes", 0, **{**NO_STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": step}), OUTSIDE)
+          for name,
+          mark in (("azureml_one_node", "AZUREML_EXPERIMENT_ID"),
+                   ("sagemaker_one_node", "SM_TRAINING_ENV"))),
+        *((environ("slurm_two_nodes", 0,
+                   **{**NO_STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": step}), OUTSIDE)
           for step in (None, "4294967290", "4294967291")),
         # A launcher that does not say all.
-        ({"RANK": "1"}, "torchrun's variables must be set together, got RANK=1 and no WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_P"),
-        ({**HAND, "MASTER_PORT": ""}, "set together, got RANK=1, WORLD_SIZE=2, LOCAL_RANK=1, MASTER_ADDR=10.0.0.1 and no MASTER_PORT "),
+        ({"RANK": "1"},
+         ("torchrun's variables must be set together, got RANK=1 and no WORLD_SIZE, LOCAL_RANK, "
+         "MASTER_ADDR and MASTER_P")),
+        ({**HAND, "MASTER_PORT": ""},
+         ("set together, got RANK=1, WORLD_SIZE=2, LOCAL_RANK=1, MASTER_ADDR=10.0.0.1 and no "
+         "MASTER_PORT ")),
         ({**HAND, "LOCAL_RANK": " "}, "and no LOCAL_RANK "),
-        (environ("openmpi41_two_nodes", MASTER_ADDR=None), rf"head_ip {SAID}.*\(openmpi\)\. Say it .*: mpirun -x MASTER_ADDR=HOST"),
-        (environ("openmpi5_two_nodes", MASTER_ADDR=None), "OMPI_COMM_WORLD_SIZE=4.*OMPI_COMM_WORLD_LOCAL_SIZE=2"),
+        (environ("openmpi41_two_nodes", MASTER_ADDR=None),
+         rf"head_ip {SAID}.*\(openmpi\)\. Say it .*: mpirun -x MASTER_ADDR=HOST"),
+        (environ("openmpi5_two_nodes", MASTER_ADDR=None),
+         "OMPI_COMM_WORLD_SIZE=4.*OMPI_COMM_WORLD_LOCAL_SIZE=2"),
         (environ("mpich4_two_nodes", MASTER_ADDR=None), "mpiexec -genv MASTER_ADDR HOST"),
-        (environ("azureml_two_nodes", AZ_BATCH_MASTER_NODE=None), "Set MASTER_ADDR to the machine of rank 0"),
+        (environ("azureml_two_nodes", AZ_BATCH_MASTER_NODE=None),
+         "Set MASTER_ADDR to the machine of rank 0"),
         *((environ("sagemaker_two_nodes", 0, SM_TRAINING_ENV=settings, SM_HOSTS=None),
            rf"head_ip {SAID}, got SM_TRAINING_ENV=\{{\.\.\.\}}, OMPI_COMM_WORLD_RANK=0")
-          for settings in ("{}", "[]", "not JSON", '{"master_hostname": 7}', '{"hosts": []}', '{"hosts": [7]}')),
-        (environ("openmpi41", OMPI_COMM_WORLD_LOCAL_RANK=None), f"local_rank {SAID}.* Set LOCAL_RANK on every rank. Or pass local_rank"),
-        (environ("slurm_two_nodes", SLURM_LOCALID=None), f"local_rank {SAID}, got SLURM_STEP_ID=0, SLURM_PROCID=0"),
-        (environ("slurm_pmix", SLURM_STEP_ID=None, SLURM_STEPID=None), f"world_size, local_rank and head_ip {SAID}, got PMIX_RANK=0"),
+          for settings in ("{}", "[]", "not JSON", '{"master_hostname": 7}', '{"hosts": []}',
+                           '{"hosts": [7]}')),
+        (environ("openmpi41", OMPI_COMM_WORLD_LOCAL_RANK=None),
+         f"local_rank {SAID}.* Set LOCAL_RANK on every rank. Or pass local_rank"),
+        (environ("slurm_two_nodes", SLURM_LOCALID=None),
+         f"local_rank {SAID}, got SLURM_STEP_ID=0, SLURM_PROCID=0"),
+        (environ("slurm_pmix", SLURM_STEP_ID=None, SLURM_STEPID=None),
+         f"world_size, local_rank and head_ip {SAID}, got PMIX_RANK=0"),
         # The first machine of the list need not be that of rank 0.
-        (environ("slurm_two_nodes", SLURM_HET_SIZE="2"), rf"head_ip {SAID}.* export MASTER_ADDR=HOST"),
-        (environ("slurm_two_nodes", SLURM_DISTRIBUTION="arbitrary"), rf"head_ip {SAID}.* export MASTER_ADDR=HOST"),
+        (environ("slurm_two_nodes", SLURM_HET_SIZE="2"),
+         rf"head_ip {SAID}.* export MASTER_ADDR=HOST"),
+        (environ("slurm_two_nodes", SLURM_DISTRIBUTION="arbitrary"),
+         rf"head_ip {SAID}.* export MASTER_ADDR=HOST"),
         # Launchers that contradict each other.
-        (environ("openmpi41", **{**HAND, "WORLD_SIZE": "2", "RANK": "0"}), f"world_size {ONE} 4 from openmpi and 2 .*RANK=0.*Unset"),
-        (environ("openmpi41", **{**HAND, "WORLD_SIZE": "4", "RANK": "3"}), f"rank {ONE} 0 from openmpi and 3 from torchrun"),
-        (environ("mpich5_hydra", LOCAL_RANK="1"), f"local_rank {ONE} 0 from mpich and 1 from torchrun"),
+        (environ("openmpi41", **{**HAND, "WORLD_SIZE": "2", "RANK": "0"}),
+         f"world_size {ONE} 4 from openmpi and 2 .*RANK=0.*Unset"),
+        (environ("openmpi41", **{**HAND, "WORLD_SIZE": "4", "RANK": "3"}),
+         f"rank {ONE} 0 from openmpi and 3 from torchrun"),
+        (environ("mpich5_hydra", LOCAL_RANK="1"),
+         f"local_rank {ONE} 0 from mpich and 1 from torchrun"),
         (environ("slurm_two_nodes", RANK="1"), f"rank {ONE} 0 from slurm and 1 from torchrun"),
-        (environ("slurm_pmi2", PMI_RANK="3"), f"rank {ONE} 0 from slurm and 3 from pmi .*PMI_RANK=3"),
-        (environ("openmpi41", **environ("mpich5_hydra", 1)), f"world_size {ONE} 4 from openmpi and 2 from mpich"),
+        (environ("slurm_pmi2", PMI_RANK="3"),
+         f"rank {ONE} 0 from slurm and 3 from pmi .*PMI_RANK=3"),
+        (environ("openmpi41", **environ("mpich5_hydra", 1)),
+         f"world_size {ONE} 4 from openmpi and 2 from mpich"),
         # Text that is no number.
-        *(({**HAND, "RANK": value}, "^RANK must be a whole number of 0 or more, got ") for value in ("one", "-1", "1.0", "9" * 5000)),
+        *(({**HAND, "RANK": value},
+           "^RANK must be a whole number of 0 or more, got ") for value in ("one", "-1", "1.0",
+           "9" * 5000)),
         ({**HAND, "WORLD_SIZE": "0"}, "^WORLD_SIZE must be a whole number of 1 or more, got '0'"),
-        *(({**HAND, "MASTER_PORT": port}, f"^MASTER_PORT must be a whole number from 1 to 65535, got '{port}'")
-          for port in ("65536", "tcp://10.0.0.1:2345")),  # the latter is what Kubernetes makes of a service called master
+        *(({**HAND, "MASTER_PORT": port},
+           f"^MASTER_PORT must be a whole number from 1 to 65535, got '{port}'")
+          # the latter is what Kubernetes makes of a service called master
+          for port in ("65536", "tcp://10.0.0.1:2345")),
         ({**HAND, "LOCAL_RANK": "²"}, "^LOCAL_RANK must be a whole number of 0 or more, got '²'"),
-        ({**HAND, "RANK": "2"}, r"rank must be a whole number from 0 to 1, got 2 \(torchrun: RANK=2, WORLD_SIZE=2"),
+        ({**HAND, "RANK": "2"},
+         r"rank must be a whole number from 0 to 1, got 2 \(torchrun: RANK=2, WORLD_SIZE=2"),
     ],
 )  # fmt: skip
 def test_what_does_not_say_who_this_is_is_told(variables: dict[str, str], sentence: str) -> None:
     with pytest.raises(RingError, match=sentence) as caught:
         discover(environ=variables)
-    assert ("world_size=1 for a world of one" in str(caught.value)) == ("must come from a launcher" in str(caught.value))
-    assert discover("h", 1, 2, 0, 0, environ=variables).rule == "arguments", "what is passed needs no launcher"
+    assert ("world_size=1 for a world of one" in str(caught.value)) == (
+        "must come from a launcher" in str(caught.value)
+    )
+    assert discover("h", 1, 2, 0, 0, environ=variables).rule == "arguments", (
+        "what is passed needs no launcher"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "variables", "sentence"),
     [
-        ({"rank": 1, "world_size": 1}, {}, r"rank must be a whole number from 0 to 0, got 1 \(world_size 1\)\. Give each process its own"),
-        ({"world_size": 2}, environ("slurm_two_nodes"), r"world_size must be 8 as the launcher says, .* got 2 \(slurm: .*Pass both"),
+        ({"rank": 1, "world_size": 1}, {},
+         (r"rank must be a whole number from 0 to 0, got 1 \(world_size "
+         r"1\)\. Give each process its own")),
+        ({"world_size": 2}, environ("slurm_two_nodes"),
+         r"world_size must be 8 as the launcher says, .* got 2 \(slurm: .*Pass both"),
         *(({name: value}, HAND, f"^{name} must be .*, got {value!r}") for name, value in [
-            ("rank", "0"), ("rank", True), ("rank", -1), ("port", 0), ("world_size", 2.0), ("head_ip", ""), ("head_ip", 7),
+            ("rank", "0"), ("rank", True), ("rank", -1), ("port", 0), ("world_size", 2.0),
+            ("head_ip", ""), ("head_ip", 7),
         ]),
     ],
 )  # fmt: skip
-def test_wrong_arguments(arguments: dict[str, Any], variables: dict[str, str], sentence: str) -> None:
+def test_wrong_arguments(
+    arguments: dict[str, Any], variables: dict[str, str], sentence: str
+) -> None:
     with pytest.raises(ArgumentError, match=sentence):
         discover(**arguments, environ=variables)
 
@@ -220,8 +319,13 @@ def test_wrong_arguments(arguments: dict[str, Any], variables: dict[str, str], s
 # --- mpi4py ---
 
 
-def install_mpi4py(monkeypatch: pytest.MonkeyPatch, rank: int = 0, machines: tuple[str, ...] = (), head: Any = None) -> None:
-    """Puts a stand-in of mpi4py in place: rank ``rank`` on ``machines``, where rank 0 says ``head``; without machines, one without MPI."""
+def install_mpi4py(
+    monkeypatch: pytest.MonkeyPatch, rank: int = 0, machines: tuple[str, ...] = (), head: Any = None
+) -> None:
+    """Puts a stand-in of mpi4py in place.
+
+    Rank ``rank`` on ``machines``, where rank 0 says ``head``; without machines, one without MPI.
+    """
     world = SimpleNamespace(
         Get_rank=lambda: rank,
         Get_size=lambda: len(machines),
@@ -239,18 +343,30 @@ def test_mpi_is_asked_for_what_its_launcher_does_not_say(monkeypatch: pytest.Mon
     without_head = environ("openmpi5_two_nodes", 3, MASTER_ADDR=None)
     install_mpi4py(monkeypatch, 3, ("a", "b", "a", "b"), ("10.9.8.7", 4321))
     found = discover(environ=without_head)
-    assert (found.rank, found.world_size, found.local_rank, found.head_ip, found.port) == (3, 4, 1, "10.9.8.7", 4321)
+    assert (found.rank, found.world_size, found.local_rank, found.head_ip, found.port) == (
+        3,
+        4,
+        1,
+        "10.9.8.7",
+        4321,
+    )
     assert (found.rule, found.variables["OMPI_COMM_WORLD_RANK"]) == ("mpi4py", "3")
     assert discover(environ={**without_head, "MASTER_PORT": "77"}).port == 77
-    for machines in (("localhost", "localhost"), ("here", "localhost")):  # of the latter, the address on the way to the other machine
+    # of the latter, the address on the way to the other machine
+    for machines in (("localhost", "localhost"), ("here", "localhost")):
         install_mpi4py(monkeypatch, 0, machines)
         assert discover(environ={"PMIX_RANK": "0"}).head_ip == "127.0.0.1"
-    install_mpi4py(monkeypatch, 0, ("here",))  # mpi4py of another MPI takes every process for a world of one
-    with pytest.raises(RingError, match="world_size must be one number, got 4 from openmpi and 1 from mpi4py"):
+    # mpi4py of another MPI takes every process for a world of one
+    install_mpi4py(monkeypatch, 0, ("here",))
+    with pytest.raises(
+        RingError, match="world_size must be one number, got 4 from openmpi and 1 from mpi4py"
+    ):
         discover(environ=environ("openmpi5_two_nodes", 1, MASTER_ADDR=None))
 
 
-def test_mpi_is_not_asked_where_nothing_of_mpi_is_there_or_everything_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_is_not_asked_where_nothing_of_mpi_is_there_or_everything_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     install_mpi4py(monkeypatch)  # importing MPI from it would fail
     for name, record in RECORDED.items():
         assert discover(environ=environ(name)).rule == record["expected"]["rule"]
@@ -268,7 +384,10 @@ def test_mpi_is_not_asked_where_nothing_of_mpi_is_there_or_everything_is_known(m
     [
         ("node[01-03,07],gpu5", "node01 node02 node03 node07 gpu5"),
         ("a[1-2]b[3-4]", "a1b3 a1b4 a2b3 a2b4"),
-        ("rack[0-1]node[09-10]-ib,login", "rack0node09-ib rack0node10-ib rack1node09-ib rack1node10-ib login"),
+        (
+            "rack[0-1]node[09-10]-ib,login",
+            "rack0node09-ib rack0node10-ib rack1node09-ib rack1node10-ib login",
+        ),
         ("localhost", "localhost"),
         ("n[098-101]", "n098 n099 n100 n101"),
         ("n[9-11]", "n9 n10 n11"),
@@ -280,12 +399,19 @@ def test_a_node_list_is_written_out(text: str, names: str) -> None:
     assert expand_node_list(text) == names.split()
 
 
-WRONG = ", ,a a,,b a[ a] a[] a[1 a1] a[[1]] a[1]] a[,] a[1,] a[1-] a[-1] a[x] a[3-1] a[1-2-3] a[1-9:2] a[٣] a[0-999999999]"
+WRONG = (
+    ", ,a a,,b a[ a] a[] a[1 a1] a[[1]] a[1]] a[,] a[1,] a[1-] a[-1] a[x] a[3-1] a[1-2-3] a[1-9:2] "
+    "a[٣] a[0-999999999]"
+)
 
 
-@pytest.mark.parametrize("text", ["", "a b", "a[0-999]b[0-999]c[0-1]", f"a[{'9' * 5000}]", *WRONG.split()])
+@pytest.mark.parametrize(
+    "text", ["", "a b", "a[0-999]b[0-999]c[0-1]", f"a[{'9' * 5000}]", *WRONG.split()]
+)
 def test_other_text_is_no_node_list(text: str) -> None:
-    with pytest.raises(RingError, match=r"^a node list must be .*, got .*\. Correct the SLURM_\*_NODELIST variable"):
+    with pytest.raises(
+        RingError, match=r"^a node list must be .*, got .*\. Correct the SLURM_\*_NODELIST variable"
+    ):
         expand_node_list(text)
 
 
@@ -293,14 +419,23 @@ def test_other_text_is_no_node_list(text: str) -> None:
 
 MACHINE = {"cpu": "Example CPU", "cores": 2}
 VERSIONS = {"ringsim": "0.1.0", "torch": "2.13.0"}
-MEASURED = {"source": "measured", "machine": MACHINE, "backend": "gloo", "versions": VERSIONS, "date": "2026-11-20"}
+MEASURED = {
+    "source": "measured",
+    "machine": MACHINE,
+    "backend": "gloo",
+    "versions": VERSIONS,
+    "date": "2026-11-20",
+}
 
 
 @pytest.mark.parametrize(
     ("metadata", "expected"),
     [
         (MEASURED, "measured on Example CPU, 2 cores, gloo, torch 2.13.0, 2026-11-20"),
-        (MEASURED | {"machine": MACHINE | {"cores": 1}}, "measured on Example CPU, 1 core, gloo, torch 2.13.0, 2026-11-20"),
+        (
+            MEASURED | {"machine": MACHINE | {"cores": 1}},
+            "measured on Example CPU, 1 core, gloo, torch 2.13.0, 2026-11-20",
+        ),
         (MEASURED | {"machine": {}}, "measured: gloo, torch 2.13.0, 2026-11-20"),
         ({"source": "simulated", "versions": {"ringsim": "0.1.0"}}, "simulated: ringsim 0.1.0"),
         ({"source": "measured"}, "measured"),
@@ -324,7 +459,9 @@ def test_discovery_and_versions_load_neither_torch_nor_mpi() -> None:
         "import sys, ringsim.environment; from ringsim.provenance import versions;"
         "print(versions()['ringsim'], *{'torch', 'mpi4py', 'numpy'} & set(sys.modules))"
     )
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
     assert said.strip() == versions()["ringsim"]
 
 
@@ -333,14 +470,26 @@ def test_the_manifest_for_kubernetes_starts_what_it_says(monkeypatch: pytest.Mon
     text = (Path(__file__).parent.parent / "docs" / "launchers.md").read_text()
     service, job = yaml.safe_load_all(text.split("```yaml\n")[1].split("```")[0])
     pods = job["spec"]["template"]["spec"]
-    assert service["spec"] == {"clusterIP": "None", "selector": {"job-name": job["metadata"]["name"]}}
-    assert (job["spec"]["completionMode"], job["spec"]["parallelism"]) == ("Indexed", job["spec"]["completions"])
+    assert service["spec"] == {
+        "clusterIP": "None",
+        "selector": {"job-name": job["metadata"]["name"]},
+    }
+    assert (job["spec"]["completionMode"], job["spec"]["parallelism"]) == (
+        "Indexed",
+        job["spec"]["completions"],
+    )
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")  # what Kubernetes leaves in a pod
     (container,) = pods["containers"]
     program, *words = shlex.split(os.path.expandvars(container["command"][2]))
     given = get_args_parser().parse_args(words)
-    assert (program, given.nnodes, given.node_rank) == ("torchrun", str(job["spec"]["completions"]), 1)
-    assert given.master_addr == f"{job['metadata']['name']}-0.{pods['subdomain']}", "the name of pod 0"
+    assert (program, given.nnodes, given.node_rank) == (
+        "torchrun",
+        str(job["spec"]["completions"]),
+        1,
+    )
+    assert given.master_addr == f"{job['metadata']['name']}-0.{pods['subdomain']}", (
+        "the name of pod 0"
+    )
     assert service["metadata"]["name"] == pods["subdomain"]
     assert (given.module, given.training_script) == (True, "ringsim")
     options = make_parser().parse_args(given.training_script_args)

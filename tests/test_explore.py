@@ -1,4 +1,7 @@
-"""Explorers: what is simulated agrees with the closed forms, with every choice; a page of one holds all its frames."""
+"""Explorers: what is simulated agrees with the closed forms, with every choice.
+
+A page of one holds all its frames.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,13 @@ from ringsim import explore
 from ringsim.errors import ArgumentError
 from ringsim.view.explorer import Explorer
 
-EXPLORERS = [explore.schedule, explore.ring, explore.bandwidth, explore.generation, explore.deadlock]
+EXPLORERS = [
+    explore.schedule,
+    explore.ring,
+    explore.bandwidth,
+    explore.generation,
+    explore.deadlock,
+]
 every = pytest.mark.parametrize("make", EXPLORERS, ids=lambda make: make.__name__)
 
 
@@ -58,7 +67,10 @@ def test_what_goes_round_a_ring_takes_what_the_closed_form_says() -> None:
     explorer = explore.ring()
     for seed in range(30):
         simulated, closed = explorer.frame(**choose(explorer, seed) | {"slow": 1}).text.splitlines()
-        assert simulated.removeprefix("simulated    ") == closed.removeprefix("closed form  ").split("   ")[0]
+        assert (
+            simulated.removeprefix("simulated    ")
+            == closed.removeprefix("closed form  ").split("   ")[0]
+        )
 
 
 def test_links_give_what_the_closed_form_says() -> None:
@@ -75,11 +87,17 @@ def test_an_order_ends_where_the_rule_says_so() -> None:
         text = explorer.frame(**choose(explorer, seed)).text
         assert re.match(r"It (ends|never ends)\b.* By the rule it \1:", text)
     assert explorer.frame(semantics="eager up to 64 KiB").text.startswith("It ends")
-    assert explorer.frame(semantics="eager up to 64 KiB", size=1024).text.startswith("It never ends")
+    assert explorer.frame(semantics="eager up to 64 KiB", size=1024).text.startswith(
+        "It never ends"
+    )
 
 
-@pytest.mark.parametrize("make", [explore.deadlock, explore.ring, explore.generation, explore.bandwidth])
-def test_no_operation_of_an_explorer_has_a_line_of_ringsims_own(make: Callable[[], Explorer]) -> None:
+@pytest.mark.parametrize(
+    "make", [explore.deadlock, explore.ring, explore.generation, explore.bandwidth]
+)
+def test_no_operation_of_an_explorer_has_a_line_of_ringsims_own(
+    make: Callable[[], Explorer],
+) -> None:
     """0.2.0 cited comm/backend.py and compute_costs.py, where the operations pass through."""
     for trace in make().frame().traces:
         assert trace.events.tables.files == ()
@@ -99,7 +117,10 @@ def test_a_generation_ring_takes_as_long_as_its_plan_and_jams_where_the_closed_f
 def test_a_page_holds_the_frames_of_every_choice(tmp_path: Path) -> None:
     explorer = explore.deadlock()
     explorer.to_html(tmp_path / "explorer.html")
-    (data,) = re.findall(r'<script type="application/x-ringsim">(.*?)</script>', (tmp_path / "explorer.html").read_text())
+    (data,) = re.findall(
+        r'<script type="application/x-ringsim">(.*?)</script>',
+        (tmp_path / "explorer.html").read_text(),
+    )
     packed = gzip.decompress(b64decode(data))
     (length,) = struct.unpack_from("<I", packed)
     head = json.loads(packed[4 : 4 + length])
@@ -114,6 +135,11 @@ def test_a_page_holds_the_frames_of_every_choice(tmp_path: Path) -> None:
     assert len(head["frames"]) == 2**6
     assert 4 + length + sum(head["sizes"]) == len(packed)
     last = explorer.frame(
-        rank_0="receives", rank_1="receives", rank_2="receives", rank_3="receives", size=1024, semantics="eager up to 64 KiB"
+        rank_0="receives",
+        rank_1="receives",
+        rank_2="receives",
+        rank_3="receives",
+        size=1024,
+        semantics="eager up to 64 KiB",
     )
     assert head["frames"][-1]["text"] == last.text

@@ -1,6 +1,7 @@
-"""Which of several failures is the cause, on simulated ranks: programs that fail on several ranks, wrap what went wrong, or catch it.
+"""Which of several failures is the cause, on simulated ranks.
 
-Those whose failures only Gloo can make are in distributed/test_faults.
+Programs that fail on several ranks, wrap what went wrong, or catch it. Those whose failures only
+Gloo can make are in distributed/test_faults.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ def fail(worker: Callable[..., Any], size: int = 3) -> tuple[RingError, Diagnosi
         ringsim.simulate(worker, world_size=size, link=LINK)
     error = caught.value
     assert error.trace is not None
-    said, known = error.trace.explain(), error.diagnosis  # that of a verdict says how long ranks waited until then
-    assert [(one.kind, one.ranks, one.hint) for one in said.findings] == [(one.kind, one.ranks, one.hint) for one in known.findings]
+    # that of a verdict says how long ranks waited until then
+    said, known = error.trace.explain(), error.diagnosis
+    assert [(one.kind, one.ranks, one.hint) for one in said.findings] == [
+        (one.kind, one.ranks, one.hint) for one in known.findings
+    ]
     return error, known
 
 
@@ -51,7 +55,9 @@ def test_an_error_of_the_users_is_no_echo_whatever_it_says() -> None:
     said, diagnosis = fail(lambda: raises_on_rank_1(error))
     assert type(said) is RankFailed
     assert said.rank == 1
-    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [("rank_failed", (1,))]
+    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [
+        ("rank_failed", (1,))
+    ]
     assert sorted(echo.ranks for echo in diagnosis.findings[0].consequences) == [(0,), (2,)]
 
 
@@ -101,7 +107,9 @@ def check_hidden(error: RingError, diagnosis: Diagnosis) -> None:
     assert type(error) is RankFailed
     assert str(error).startswith("rank 1 of 3 raised ValueError: root cause")
     assert "and waited in vain on its way out: " in str(error)
-    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [("rank_failed", (1,))]
+    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [
+        ("rank_failed", (1,))
+    ]
     assert "root cause" in diagnosis.findings[0].message
     assert {echo.ranks for echo in diagnosis.findings[0].consequences} == {(0,), (2,)}
 
@@ -117,7 +125,9 @@ def fall_back() -> None:
 def test_what_an_except_clause_keeps_is_named_and_no_cause() -> None:
     error, diagnosis = fail(fall_back)
     assert type(error) is Deadlock
-    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [("deadlock", (0, 1, 2))]
+    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [
+        ("deadlock", (0, 1, 2))
+    ]
     assert "after it had raised KeyError: 'here' (" in str(error)
 
 
@@ -131,7 +141,10 @@ class Mute(Exception):
 
 @pytest.mark.parametrize(
     ("hard", "words"),
-    [(Mute(), "Mute: <exception str() failed>"), (ValueError("half \udce9, red \x1b[31m"), r"half \udce9, red \x1b[31m")],
+    [
+        (Mute(), "Mute: <exception str() failed>"),
+        (ValueError("half \udce9, red \x1b[31m"), r"half \udce9, red \x1b[31m"),
+    ],
     ids=["mute", "noise"],
 )
 def test_an_error_that_is_hard_to_say_is_said(hard: Exception, words: str, tmp_path: Path) -> None:
@@ -146,11 +159,13 @@ def test_an_error_that_is_hard_to_say_is_said(hard: Exception, words: str, tmp_p
 
 def test_only_the_users_frames_are_shown() -> None:
     error, _ = fail(fall_back)
-    assert str(error).count("in fall_back") == 3 * 2  # where each waits, and what it had raised before
+    # where each waits, and what it had raised before
+    assert str(error).count("in fall_back") == 3 * 2
     assert "ringsim/" not in str(error).replace(__file__, "")
 
 
-# -- ranks that are woken from a wait without end, and catch the error: the trace says what the error says
+# -- ranks that are woken from a wait without end, and catch the error: the trace says what the
+# error says
 
 
 def receives_and_goes_on() -> str:
@@ -193,7 +208,9 @@ def waits_for_one_that_left() -> None:
         (waits_for_one_that_left, 3, "peer_exited", {0, 1}),
     ],
 )
-def test_the_trace_explains_a_caught_verdict(worker: Callable[[], object], size: int, kind: str, ranks: set[int], tmp_path: Path) -> None:
+def test_the_trace_explains_a_caught_verdict(
+    worker: Callable[[], object], size: int, kind: str, ranks: set[int], tmp_path: Path
+) -> None:
     check_caught(fail(worker, size)[0], kind, ranks, tmp_path)
 
 
@@ -203,7 +220,9 @@ def check_caught(error: RingError, kind: str, ranks: set[int], tmp_path: Path) -
     assert trace is not None
     trace.save(tmp_path / "caught.ringtrace")
     for diagnosis in (said, trace.explain(), ringsim.load(tmp_path / "caught.ringtrace").explain()):
-        assert [(one.kind, set(one.ranks)) for one in diagnosis.findings] == [(kind, ranks)], str(diagnosis)
+        assert [(one.kind, set(one.ranks)) for one in diagnosis.findings] == [(kind, ranks)], str(
+            diagnosis
+        )
         assert diagnosis.findings[0].operations == said.findings[0].operations
         assert diagnosis.findings[0].hint == said.findings[0].hint
         assert [diagnosis.states[rank] for rank in ranks] == [said.states[rank] for rank in ranks]
@@ -231,13 +250,21 @@ ANOTHER = r"another {} on rank \d than on rank \d"
         ({"count": 7}, r"one of [78] microbatches on rank \d and one of [78] on rank \d"),
         ({"schedule": "gpipe"}, ANOTHER.format("schedule")),
         ({"partition": [1, 3, 2, 2]}, ANOTHER.format("partition of the model")),
-        ({"schedule": "gpipe", "partition": [1, 3, 2, 2]}, ANOTHER.format("schedule") + " and " + ANOTHER.format("partition of the model")),
+        (
+            {"schedule": "gpipe", "partition": [1, 3, 2, 2]},
+            ANOTHER.format("schedule") + " and " + ANOTHER.format("partition of the model"),
+        ),
     ],
 )
-def test_a_step_that_differs_is_one_finding_that_says_in_what(odd: dict[str, Any], words: str) -> None:
+def test_a_step_that_differs_is_one_finding_that_says_in_what(
+    odd: dict[str, Any], words: str
+) -> None:
     error, diagnosis = fail(lambda: disagree([{}, odd, {}, {}]), 4)
     assert type(error) is MessageMismatch
     (finding,) = diagnosis.findings
     assert finding.kind == "message_mismatch"
-    assert 1 in finding.ranks  # the first to hear of it ends the others: not all of those that it concerns hear of it
-    assert re.search(rf"ranks .*: a step must be the same on every rank, got {words}\. Call", finding.message)
+    # the first to hear of it ends the others: not all of those that it concerns hear of it
+    assert 1 in finding.ranks
+    assert re.search(
+        rf"ranks .*: a step must be the same on every rank, got {words}\. Call", finding.message
+    )

@@ -29,10 +29,15 @@ def make() -> ModuleType:
 
 
 def locked(package: str) -> str:
-    return re.search(rf"^{package}==(\S+)", (ROOT / "requirements" / "lock.txt").read_text(), re.MULTILINE)[1]
+    return re.search(
+        rf"^{package}==(\S+)", (ROOT / "requirements" / "lock.txt").read_text(), re.MULTILINE
+    )[1]
 
 
-@pytest.mark.skipif(metadata.version("matplotlib") != locked("matplotlib"), reason="the bytes are promised for the locked matplotlib only")
+@pytest.mark.skipif(
+    metadata.version("matplotlib") != locked("matplotlib"),
+    reason="the bytes are promised for the locked matplotlib only",
+)
 def test_the_figures_are_up_to_date_and_one_that_is_not_is_named(
     make: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +56,9 @@ def test_every_figure_is_described_and_every_trace_is_used(make: ModuleType) -> 
         for ending in figure.endings:
             assert f"`{figure.name}{ending}`" in readme
             assert (FIGURES / (figure.name + ending)).is_file()
-    assert {figure.data for figure in make.FIGURES} == {path.name for path in (FIGURES / "data").iterdir()}
+    assert {figure.data for figure in make.FIGURES} == {
+        path.name for path in (FIGURES / "data").iterdir()
+    }
 
 
 @pytest.mark.parametrize("path", sorted((FIGURES / "data").iterdir()), ids=lambda path: path.name)
@@ -67,7 +74,9 @@ def test_the_data_are_real_small_and_say_nothing_private(path: Path) -> None:
     assert data.metadata["machine"]["cpu"]
     if path.suffix == ".json":
         assert set(data.columns["kind"].tolist()) == {"measured"}
-        assert set(data.metadata["machine"]) == {"cpu", "cores", "memory_bytes", "platform"}, "no name of a machine or a user"
+        assert set(data.metadata["machine"]) == {"cpu", "cores", "memory_bytes", "platform"}, (
+            "no name of a machine or a user"
+        )
     else:
         assert not data.unmatched or path.name == "deadlock.ringtrace"  # which is about just that
         assert all(not Path(name).is_absolute() for name in data.events.tables.files)

@@ -1,4 +1,7 @@
-"""What Gloo costs on shared cores: times typed out, and constants found again in runs that were made with them."""
+"""What Gloo costs on shared cores.
+
+Times typed out, and constants found again in runs that were made with them.
+"""
 
 from __future__ import annotations
 
@@ -29,33 +32,50 @@ MS = 1e-3
 # A message takes 1 ms on each side, and a collective 10 ms before its first.
 GLOO = GlooCosts(carrying=Link(2 * MS, 0.0), collective_s=10 * MS)
 FREE = Calibration(
-    link=Link(1 * MS, 0.0), sending=Link(0.0, 0.0), sending_early_s=0.0, receiving_s=0.0, sleep_s=0.0, around_s=0.0,
+    link=Link(1 * MS, 0.0), sending=Link(0.0, 0.0), sending_early_s=0.0, receiving_s=0.0,
+    sleep_s=0.0, around_s=0.0,
     cores=2, costs=None, num_messages=3, sizes_bytes=(1,), gloo=GLOO,
 )  # fmt: skip
 
 
-def ends_ms(worker: object, world_size: int, calibration: Calibration, *args: object, seed: int = 0) -> list[float]:
+def ends_ms(
+    worker: object, world_size: int, calibration: Calibration, *args: object, seed: int = 0
+) -> list[float]:
     """When each rank is through, in ms."""
 
     def run() -> float:
         worker(*args)  # type: ignore[operator]
         return ringsim.current_ring().rank
 
-    trace = simulate(run, world_size=world_size, topology=calibration.topology, compute=calibration, seed=seed)
+    trace = simulate(
+        run, world_size=world_size, topology=calibration.topology, compute=calibration, seed=seed
+    )
     done = trace.events.done_ns
-    return [round(float(done[trace.events.rank == rank].max()) * 1e-6, 6) for rank in range(world_size)]
+    return [
+        round(float(done[trace.events.rank == rank].max()) * 1e-6, 6) for rank in range(world_size)
+    ]
 
 
 def call(name: str) -> None:
     tensor = torch.zeros(4)
-    {"barrier": dist.barrier, "all_reduce": lambda: dist.all_reduce(tensor), "broadcast": lambda: dist.broadcast(tensor, 0)}[name]()
+    {
+        "barrier": dist.barrier,
+        "all_reduce": lambda: dist.all_reduce(tensor),
+        "broadcast": lambda: dist.broadcast(tensor, 0),
+    }[name]()
 
 
-# Two cores.    barrier of 2      10 ms each at once, then one exchange: two messages, 1 ms a side, on two cores: 2 ms
-#               all_reduce of 2   4 pieces each way, two at once: 10, then twice 2 x 2 messages of 2 x 1 ms on two cores: 4 + 4 ms
+# Two cores.    barrier of 2      10 ms each at once, then one exchange: two messages, 1 ms a side,
+#                                 on two cores: 2 ms
+#               all_reduce of 2   4 pieces each way, two at once: 10, then twice 2 x 2 messages
+#                                 of 2 x 1 ms on two cores: 4 + 4 ms
 #               broadcast of 2    10, and one message, both sides at once: 1 ms
-#               barrier of 4      ranks 0 and 1 until 10, 2 and 3 until 20; 4 messages of 2 x 1 ms are 4 ms of two cores, twice
-@pytest.mark.parametrize(("name", "ranks", "end_ms"), [("barrier", 2, 12), ("all_reduce", 2, 18), ("broadcast", 2, 11), ("barrier", 4, 28)])
+#               barrier of 4      ranks 0 and 1 until 10, 2 and 3 until 20; 4 messages of 2 x 1 ms
+#                                 are 4 ms of two cores, twice
+@pytest.mark.parametrize(
+    ("name", "ranks", "end_ms"),
+    [("barrier", 2, 12), ("all_reduce", 2, 18), ("broadcast", 2, 11), ("barrier", 4, 28)],
+)
 def test_collectives_take_what_gloo_does_on_the_cores(name: str, ranks: int, end_ms: float) -> None:
     assert max(ends_ms(call, ranks, FREE, name)) == end_ms
 
@@ -63,7 +83,8 @@ def test_collectives_take_what_gloo_does_on_the_cores(name: str, ranks: int, end
 def test_a_rank_goes_on_when_its_own_messages_are_there() -> None:
     root, *others = ends_ms(call, 8, replace(FREE, cores=8), "broadcast")
     assert root == 11  # its three messages leave at once, on eight cores
-    assert sorted(others) == [11, 12, 12, 12, 12, 13, 13]  # 4; 1 and 2, 5 and 6 whom they tell; 3, and 7 whom it tells
+    # 4; 1 and 2, 5 and 6 whom they tell; 3, and 7 whom it tells
+    assert sorted(others) == [11, 12, 12, 12, 12, 13, 13]
 
 
 def exchange(apart_s: float) -> None:
@@ -78,8 +99,10 @@ def exchange(apart_s: float) -> None:
 
 def test_messages_stall_where_both_ranks_are_at_work_on_their_connection() -> None:
     stalling = replace(FREE, gloo=replace(GLOO, stall_s=50 * MS, stall_share=1.0))
-    assert ends_ms(exchange, 2, stalling, 0.0) == [51, 51]  # the first message; rank 1 goes on beside it
-    assert ends_ms(exchange, 2, stalling, 5 * MS) == [7, 7]  # posted 5 ms after the other side; the second one waits for cores
+    # the first message; rank 1 goes on beside it
+    assert ends_ms(exchange, 2, stalling, 0.0) == [51, 51]
+    # posted 5 ms after the other side; the second one waits for cores
+    assert ends_ms(exchange, 2, stalling, 5 * MS) == [7, 7]
 
 
 def test_which_messages_stall_is_drawn_from_the_seed() -> None:
@@ -96,7 +119,8 @@ def test_the_first_operation_of_each_rank_takes_longer_once() -> None:
 
     slow = replace(FREE, gloo=replace(GLOO, first_use_s=100 * MS))
     assert ends_ms(twice, 2, slow) == [124, 124]
-    assert max(ends_ms(twice, 4, slow)) == 256  # four ranks on two cores: 200, and two barriers of 28
+    # four ranks on two cores: 200, and two barriers of 28
+    assert max(ends_ms(twice, 4, slow)) == 256
 
 
 @given(
@@ -105,7 +129,9 @@ def test_the_first_operation_of_each_rank_takes_longer_once() -> None:
     root=st.integers(0, 8),
     size_bytes=st.integers(0, 1 << 26),
 )
-def test_every_message_of_a_collective_has_two_sides(name: str, count: int, root: int, size_bytes: int) -> None:
+def test_every_message_of_a_collective_has_two_sides(
+    name: str, count: int, root: int, size_bytes: int
+) -> None:
     sent, received = Counter[tuple[int, int, float]](), Counter[tuple[int, int, float]]()
     for place in range(count):
         for step in list_steps(name, place, count, root % count, size_bytes)[0]:
@@ -120,21 +146,26 @@ def test_every_message_of_a_collective_has_two_sides(name: str, count: int, root
 def test_an_all_reduce_moves_every_byte_round_the_ring_twice(count: int, steps: int) -> None:
     found, under_way = list_steps("all_reduce", 1, count, -1, 4096)
     assert (len(found), under_way) == (steps, 2)
-    assert sum(step.size_bytes for step in found) == 2 * (count - 1) / count * 4096  # the least that an all_reduce can move
+    # the least that an all_reduce can move
+    assert sum(step.size_bytes for step in found) == 2 * (count - 1) / count * 4096
 
 
 # -- finding them
 
 
 MADE_WITH = Calibration(
-    link=Link(50e-6, 0.5e-9), sending=Link(20e-6, 0.1e-9), sending_early_s=15e-6, receiving_s=10e-6, sleep_s=70e-6, around_s=30e-6,
+    link=Link(50e-6, 0.5e-9), sending=Link(20e-6, 0.1e-9), sending_early_s=15e-6, receiving_s=10e-6,
+    sleep_s=70e-6, around_s=30e-6,
     cores=2, costs=None, num_messages=32, sizes_bytes=(1024,),
-    gloo=GlooCosts(Link(40e-6, 0.2e-9), collective_s=200e-6, first_use_s=5 * MS, stall_s=4 * MS, stall_share=0.1),
+    gloo=GlooCosts(Link(40e-6, 0.2e-9), collective_s=200e-6, first_use_s=5 * MS, stall_s=4 * MS,
+                   stall_share=0.1),
 )  # fmt: skip
 
 
 def test_constants_are_found_again_in_a_run_that_was_made_with_them() -> None:
-    trace = simulate(calibration_worker, world_size=2, topology=MADE_WITH.topology, compute=MADE_WITH)
+    trace = simulate(
+        calibration_worker, world_size=2, topology=MADE_WITH.topology, compute=MADE_WITH
+    )
     found = calibrate(Trace(trace.events, {**trace.metadata, "source": "measured"}))
     made = MADE_WITH.gloo
     assert made is not None
@@ -144,30 +175,41 @@ def test_constants_are_found_again_in_a_run_that_was_made_with_them() -> None:
     assert found.gloo.collective_s <= made.collective_s + 8 * made.carrying.time_s(0) / 2
     assert found.gloo.collective_s + 8 * found.gloo.carrying.time_s(0) / 2 >= made.collective_s
     assert found.gloo.stall_s == pytest.approx(made.stall_s, rel=0.1)
-    assert found.gloo.stall_share == pytest.approx(made.stall_share, rel=0.35)  # some are hidden behind another one
+    # some are hidden behind another one
+    assert found.gloo.stall_share == pytest.approx(made.stall_share, rel=0.35)
     assert found.missing == ()
-    assert found.link.alpha_s == pytest.approx(MADE_WITH.link.alpha_s, rel=0.25)  # some wait for a core
+    # some wait for a core
+    assert found.link.alpha_s == pytest.approx(MADE_WITH.link.alpha_s, rel=0.25)
 
 
 def test_core_time_is_read_from_the_marks() -> None:
     story = Story(2)
     for number, size_bytes in enumerate([1000] * 4 + [2000] * 4 + [1]):
         at = 10.0 * number
-        for rank in range(2):  # 3 ms of main threads, and 0.1 or 0.2 ms of others on each side; and 7 ms at first
+        # 3 ms of main threads, and 0.1 or 0.2 ms of others on each side; and 7 ms at first
+        for rank in range(2):
             main_s = 3 * MS * number + 7 * MS * (number > 0)
             others_s = 0.1 * MS * min(number, 4) + 0.2 * MS * max(number - 4, 0)
-            story.op(rank, "mark", (at, at, at), label=f"{PROCESSOR}{main_s + others_s!r} {main_s!r} s")
-        story.message(0, 1, (at + 1, at + 1, at + 3), (at + 0.5, at + 0.6, at + 3), size_bytes=size_bytes)
+            story.op(
+                rank, "mark", (at, at, at), label=f"{PROCESSOR}{main_s + others_s!r} {main_s!r} s"
+            )
+        story.message(
+            0, 1, (at + 1, at + 1, at + 3), (at + 0.5, at + 0.6, at + 3), size_bytes=size_bytes
+        )
     gloo = calibrate(story.trace()).gloo
     assert gloo is not None
-    assert (gloo.carrying.time_s(1000), gloo.carrying.time_s(2000)) == pytest.approx((0.2 * MS, 0.4 * MS))
+    assert (gloo.carrying.time_s(1000), gloo.carrying.time_s(2000)) == pytest.approx(
+        (0.2 * MS, 0.4 * MS)
+    )
     assert gloo.first_use_s == pytest.approx(7 * MS)
 
 
 def test_what_is_not_there_is_said() -> None:
     story = Story(2)
     for at in range(5):
-        story.message(0, 1, (at + 0.5, at + 0.6, at + 0.7), (at, at + 0.1, at + 0.7), size_bytes=1000)
+        story.message(
+            0, 1, (at + 0.5, at + 0.6, at + 0.7), (at, at + 0.1, at + 0.7), size_bytes=1000
+        )
     found = calibrate(story.trace())
     assert found.gloo is None
     assert len(found.missing) == 4
@@ -178,7 +220,15 @@ def test_what_is_not_there_is_said() -> None:
 def test_all_times_are_scaled_and_nothing_else() -> None:
     double = MADE_WITH.scaled(2)
     assert double.topology == OneMachine(
-        Link(100e-6, 1e-9), 2, GlooCosts(Link(80e-6, 0.4e-9), collective_s=400e-6, first_use_s=10 * MS, stall_s=8 * MS, stall_share=0.1)
+        Link(100e-6, 1e-9),
+        2,
+        GlooCosts(
+            Link(80e-6, 0.4e-9),
+            collective_s=400e-6,
+            first_use_s=10 * MS,
+            stall_s=8 * MS,
+            stall_share=0.1,
+        ),
     )
     assert (double.sleep_s, double.post_s(True, 0), double.cores) == (140e-6, 40e-6, 2)
 
@@ -221,7 +271,12 @@ def test_a_prediction_says_between_which_times_it_may_be() -> None:
     assert high_s > low_s
     certain = predict(ring_of, world_size=4, from_trace=replace(FREE, spread=0.0), args=(5,))
     assert certain.metadata["range_s"] == [certain.makespan_s] * 2
-    assert predicted.metadata == predict(ring_of, world_size=4, from_trace=replace(MADE_WITH, spread=0.2), args=(5,)).metadata
+    assert (
+        predicted.metadata
+        == predict(
+            ring_of, world_size=4, from_trace=replace(MADE_WITH, spread=0.2), args=(5,)
+        ).metadata
+    )
 
 
 def test_the_time_of_two_runs_is_shared_out() -> None:
@@ -240,8 +295,14 @@ def test_the_time_of_two_runs_is_shared_out() -> None:
         story.op(1, "recv", (10.0, 10.0, after), peer=0, size_bytes=8, tag=0)
         return story.trace()
 
-    rows = ringsim.compare(run(0.0), run(2.0)).parts.to_pandas().set_index(["part", "operation"])[["first_s", "second_s"]]
-    assert {key: tuple(values) for key, values in (rows * 1e3).round(6).T.to_dict("list").items()} == {
+    rows = (
+        ringsim.compare(run(0.0), run(2.0))
+        .parts.to_pandas()
+        .set_index(["part", "operation"])[["first_s", "second_s"]]
+    )
+    assert {
+        key: tuple(values) for key, values in (rows * 1e3).round(6).T.to_dict("list").items()
+    } == {
         ("computing", "compute"): (4, 4),
         ("program", ""): (1, 1),
         ("posting", "isend"): (2, 2),
@@ -253,10 +314,19 @@ def test_the_time_of_two_runs_is_shared_out() -> None:
 
 @given(rounds=st.integers(1, 4), world_size=st.integers(2, 5), seed=st.integers(0, 9))
 def test_nothing_is_lost_when_time_is_shared_out(rounds: int, world_size: int, seed: int) -> None:
-    run = simulate(ring_of, world_size=world_size, args=(rounds,), topology=MADE_WITH.topology, compute=MADE_WITH, seed=seed)
+    run = simulate(
+        ring_of,
+        world_size=world_size,
+        args=(rounds,),
+        topology=MADE_WITH.topology,
+        compute=MADE_WITH,
+        seed=seed,
+    )
     events = run.events
     whole_ns = sum(
         int(max(events.done_ns[own].max(), events.wait_ns[own].max()) - events.post_ns[own].min())
         for own in (events.rank == rank for rank in range(world_size))
     )
-    assert ringsim.compare(run, run).parts.seconds.sum(axis=0) == pytest.approx([whole_ns * 1e-9] * 2)
+    assert ringsim.compare(run, run).parts.seconds.sum(axis=0) == pytest.approx(
+        [whole_ns * 1e-9] * 2
+    )

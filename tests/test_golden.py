@@ -28,7 +28,8 @@ def test_users_get_what_they_got(file: str) -> None:
         warnings.simplefilter("ignore", FutureWarning)  # torch's, of names that it will drop
         now, kept = freeze.FILES[file](), (freeze.HERE / file).read_text()
     if file.startswith(("names/", "faults/")):
-        assert [line for line in kept.splitlines() if line not in set(now.splitlines())] == []  # more is no harm
+        # more is no harm
+        assert [line for line in kept.splitlines() if line not in set(now.splitlines())] == []
     else:
         assert now == kept
 

@@ -1,4 +1,7 @@
-"""Times of CUDA events and hooks on NCCL's groups, on a stand-in for the GPU; ``tests/distributed/test_gpu.py`` has the real one."""
+"""Times of CUDA events and hooks on NCCL's groups, on a stand-in for the GPU.
+
+``tests/distributed/test_gpu.py`` has the real one.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ def refuse(*_: Any) -> NoReturn:
 
 
 class StandInGpu:
-    """A GPU whose clock has an offset to the host's, and drifts. Time passes when ``now_ns`` is changed, and with every call."""
+    """A GPU whose clock has an offset to the host's, and drifts.
+
+    Time passes when ``now_ns`` is changed, and with every call.
+    """
 
     def __init__(self, offset_ns: int = 0, drift: float = 0.0) -> None:
         self.offset_ns, self.drift = offset_ns, drift
@@ -77,7 +83,10 @@ class StandInGpu:
 
 
 class StandInEvent:
-    """An event; ``passed_ns`` is when the stream gets past it, in the host's time, which only the tests know."""
+    """An event.
+
+    ``passed_ns`` is when the stream gets past it, in the host's time, which only the tests know.
+    """
 
     synchronize = refuse
 
@@ -88,7 +97,10 @@ class StandInEvent:
 
     def record(self, stream: Any = None) -> None:
         self.gpu.call()
-        self.passed_ns = max(self.gpu.now_ns, self.gpu.busy_until_ns if stream is None else self.gpu.pool_busy_until_ns)
+        self.passed_ns = max(
+            self.gpu.now_ns,
+            self.gpu.busy_until_ns if stream is None else self.gpu.pool_busy_until_ns,
+        )
         self.gpu_ns = round(self.gpu.offset_ns + self.passed_ns * (1 + self.gpu.drift))
         if stream is None:
             self.gpu.recorded.append(self)
@@ -118,9 +130,15 @@ class Timed:
         self.gpu = gpu
         self.written: dict[int, tuple[int, int]] = {}
         self.truth: dict[int, tuple[int, int]] = {}
-        self.times = GpuTimes(lambda slot, wait_ns, done_ns: self.written.__setitem__(slot, (wait_ns, done_ns)), 3, gpu.now)
+        self.times = GpuTimes(
+            lambda slot, wait_ns, done_ns: self.written.__setitem__(slot, (wait_ns, done_ns)),
+            3,
+            gpu.now,
+        )
 
-    def run(self, slot: int, *, before_ns: int = 0, work_ns: int = MS, pause_ns: int = 5 * MS) -> None:
+    def run(
+        self, slot: int, *, before_ns: int = 0, work_ns: int = MS, pause_ns: int = 5 * MS
+    ) -> None:
         """One operation of ``work_ns`` behind other work."""
         self.gpu.queue(before_ns)
         begun = self.times.begin(GPU)
@@ -130,22 +148,32 @@ class Timed:
         self.gpu.now_ns += pause_ns
 
     def check(self, slots: list[int]) -> int:
-        """Reads the times of these operations, and compares them with the truth. Returns how exact they are said to be, ns."""
+        """Reads the times of these operations, and compares them with the truth.
+
+        Returns how exact they are said to be, ns.
+        """
         found = re.search(r"within ([\d,]+) ns", self.times.read()[0])
         assert found
         within_ns = int(found[1].replace(",", ""))
         assert sorted(self.written) == slots
         for slot, times in self.written.items():
-            assert times == pytest.approx(self.truth[slot], rel=0, abs=within_ns + 2)  # whole ns on both clocks
+            # whole ns on both clocks
+            assert times == pytest.approx(self.truth[slot], rel=0, abs=within_ns + 2)
         return within_ns
 
 
 @given(
     offset_ns=st.integers(-(10**15), 10**15),
     drift=st.floats(-1e-3, 1e-3),
-    program=st.lists(st.tuples(st.integers(0, 50 * MS), st.integers(0, 50 * MS), st.integers(0, 100_000 * MS)), min_size=1, max_size=20),
+    program=st.lists(
+        st.tuples(st.integers(0, 50 * MS), st.integers(0, 50 * MS), st.integers(0, 100_000 * MS)),
+        min_size=1,
+        max_size=20,
+    ),
 )
-def test_times_are_within_what_is_stated_and_in_order(offset_ns: int, drift: float, program: list[tuple[int, int, int]]) -> None:
+def test_times_are_within_what_is_stated_and_in_order(
+    offset_ns: int, drift: float, program: list[tuple[int, int, int]]
+) -> None:
     gpu = StandInGpu(offset_ns, drift)
     with pytest.MonkeyPatch.context() as monkeypatch:
         timed = Timed(gpu, monkeypatch)
@@ -159,7 +187,8 @@ def test_times_are_within_what_is_stated_and_in_order(offset_ns: int, drift: flo
     flat = [time_ns for slot in sorted(timed.written) for time_ns in timed.written[slot]]
     assert flat == sorted(flat)
     rounding_ns = 3 * sum(pause_ns for _, _, pause_ns in program) / 2**24
-    assert within_ns <= 2 * LOOK_NS + rounding_ns + 100  # an anchor is one call and one look; and the bound is no excuse
+    # an anchor is one call and one look; and the bound is no excuse
+    assert within_ns <= 2 * LOOK_NS + rounding_ns + 100
 
 
 @pytest.fixture
@@ -177,20 +206,37 @@ def test_clocks_may_drift_otherwise_after_a_reading(timed: Timed) -> None:
     assert timed.times.read() == timed.times.read()
 
 
-# What goes wrong before operation 0 or 1, and is over before operation 2: which ones have times when the record is read meanwhile, of how
-# many and why it says that they have none; and which ones have some in the end.
+# What goes wrong before operation 0 or 1, and is over before operation 2: which ones have times
+# when the record is read meanwhile, of how many and why it says that they have none; and which ones
+# have some in the end.
 TROUBLES: dict[str, tuple[int, dict[str, Any], list[int], int, str, list[int]]] = {
     "the work has not passed": (1, {"busy_until_ns": LATER}, [0], 1, "had not passed", [0, 1, 2]),
     "a graph is captured": (1, {"capturing": True}, [], 1, "were captured", [0, 2]),
     "the GPU is broken": (1, {"broken": True}, [], 1, "got no event", [0, 2]),
-    "no stream is free at the reading": (1, {"pool_busy_until_ns": LATER}, [], 2, "could not be asked", [0, 1, 2]),
-    "no stream is free at the start": (0, {"pool_busy_until_ns": LATER}, [], 2, "could not be tied", []),
+    "no stream is free at the reading": (
+        1,
+        {"pool_busy_until_ns": LATER},
+        [],
+        2,
+        "could not be asked",
+        [0, 1, 2],
+    ),
+    "no stream is free at the start": (
+        0,
+        {"pool_busy_until_ns": LATER},
+        [],
+        2,
+        "could not be tied",
+        [],
+    ),
     "too many are kept": (1, {}, [0], 1, "", [0, 2]),
 }
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_what_cannot_be_timed_is_counted_and_left_to_the_program(trouble: str, timed: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_timed_is_counted_and_left_to_the_program(
+    trouble: str, timed: Timed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begins, values, meanwhile, count, why, in_the_end = TROUBLES[trouble]
     well = dict(vars(timed.gpu))
     monkeypatch.setattr(gpu_times, "MAX_KEPT", 9 if values else 1)
@@ -202,7 +248,14 @@ def test_what_cannot_be_timed_is_counted_and_left_to_the_program(trouble: str, t
     got = f"{len(meanwhile)} operation{'' if len(meanwhile) == 1 else 's'} got"
     assert first.startswith(f"On rank 3, cuda:0: {got} the times of CUDA events")
     assert any(
-        re.search(rf": {count} operations? kept the host's times, done is when wait\(\) returned: they .*{why}", words) for words in missed
+        re.search(
+            (
+                rf": {count} operations? kept the host's times, done is when wait\(\) returned: "
+                rf"they .*{why}"
+            ),
+            words,
+        )
+        for words in missed
     )
     assert list(timed.written) == meanwhile
     vars(timed.gpu).update({name: well[name] for name in values})
@@ -254,12 +307,20 @@ def world() -> Iterator[ProcessGroup]:
 
 
 @pytest.fixture
-def start(nccl_gpu: StandInGpu, world: ProcessGroup, tmp_path: Path) -> Iterator[Callable[[], Stop]]:
-    """Begins to record; what it returns ends that, a second after the last operation, and gives the events and what the rank says."""
+def start(
+    nccl_gpu: StandInGpu, world: ProcessGroup, tmp_path: Path
+) -> Iterator[Callable[[], Stop]]:
+    """Begins to record.
+
+    What it returns ends that, a second after the last operation, and gives the events and what the
+    rank says.
+    """
     with contextlib.ExitStack() as stack:
 
         def begin() -> Stop:
-            stop = stack.enter_context(recording(Recorder(tmp_path, rank=0, world_size=4, now=nccl_gpu.now)))
+            stop = stack.enter_context(
+                recording(Recorder(tmp_path, rank=0, world_size=4, now=nccl_gpu.now))
+            )
 
             def stop_later() -> tuple[Events, dict[str, Any]]:
                 nccl_gpu.now_ns += 1000 * MS
@@ -285,7 +346,9 @@ def blocked_ns(events: Events) -> list[int]:
     return (events.done_ns - events.wait_ns).tolist()
 
 
-def test_a_handle_is_done_when_the_stream_is(nccl_gpu: StandInGpu, read: Stop, tensor: torch.Tensor, tmp_path: Path) -> None:
+def test_a_handle_is_done_when_the_stream_is(
+    nccl_gpu: StandInGpu, read: Stop, tensor: torch.Tensor, tmp_path: Path
+) -> None:
     work = dist.isend(tensor, 1)
     nccl_gpu.queue(40 * MS)
     work.wait()
@@ -322,14 +385,22 @@ def test_a_handle_that_is_completed_has_the_times_of_its_wait(
 
 
 def test_a_collective_on_the_programs_own_stream_has_no_handle(
-    nccl_gpu: StandInGpu, world: ProcessGroup, tensor: torch.Tensor, start: Callable[[], Stop], monkeypatch: pytest.MonkeyPatch
+    nccl_gpu: StandInGpu,
+    world: ProcessGroup,
+    tensor: torch.Tensor,
+    start: Callable[[], Stop],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # torch 2.8 and later run one that is not asynchronous on the current stream, and return no Work (pytorch 150398).
-    monkeypatch.setattr(ProcessGroup, "allreduce", lambda self, tensors, opts: nccl_gpu.queue(7 * MS))
+    # torch 2.8 and later run one that is not asynchronous on the current stream, and return no Work
+    # (pytorch 150398).
+    monkeypatch.setattr(
+        ProcessGroup, "allreduce", lambda self, tensors, opts: nccl_gpu.queue(7 * MS)
+    )
     read = start()
     nccl_gpu.queue(40 * MS)
     dist.all_reduce(tensor)
-    world.allreduce([tensor], None)  # without options nothing says beforehand that there is to be no handle
+    # without options nothing says beforehand that there is to be no handle
+    world.allreduce([tensor], None)
     events, facts = read()
     assert blocked_ns(events) == pytest.approx([7 * MS, 0], abs=3000)
     assert "1 operation kept the host's times" in facts["not_recorded"][-1]
@@ -346,7 +417,11 @@ def test_the_operations_of_a_batch_are_done_together(
 ) -> None:
     work = dist.all_reduce(tensor, async_op=True)
     monkeypatch.setattr(ProcessGroup, "_start_coalescing", lambda self, device: None)
-    monkeypatch.setattr(ProcessGroup, "_end_coalescing", lambda self, device: work if asynchronous else nccl_gpu.queue(3 * MS))
+    monkeypatch.setattr(
+        ProcessGroup,
+        "_end_coalescing",
+        lambda self, device: work if asynchronous else nccl_gpu.queue(3 * MS),
+    )
     read = start()
     world._start_coalescing(tensor.device)
     for root in range(2):
@@ -362,7 +437,9 @@ def test_the_operations_of_a_batch_are_done_together(
     assert "2 operations got the times of CUDA events" in facts["not_recorded"][-1]
 
 
-def test_tensors_of_the_host_have_the_times_of_the_host(nccl_gpu: StandInGpu, read: Stop, tensor: torch.Tensor) -> None:
+def test_tensors_of_the_host_have_the_times_of_the_host(
+    nccl_gpu: StandInGpu, read: Stop, tensor: torch.Tensor
+) -> None:
     # A group of two backends: torch's default on a machine with GPUs.
     dist.isend(torch.zeros(2), 1).wait()
     dist.all_reduce(torch.zeros(2))
@@ -373,7 +450,9 @@ def test_tensors_of_the_host_have_the_times_of_the_host(nccl_gpu: StandInGpu, re
     assert facts["not_recorded"] == [NOT_READ]
 
 
-def test_the_log_has_the_times_of_the_gpu(nccl_gpu: StandInGpu, tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_has_the_times_of_the_gpu(
+    nccl_gpu: StandInGpu, tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log, "Recorder", functools.partial(Recorder, now=nccl_gpu.now))
     with fake_world(1):
         configure(enabled=True, prof_all=False)
@@ -388,7 +467,9 @@ def test_the_log_has_the_times_of_the_gpu(nccl_gpu: StandInGpu, tensor: torch.Te
     assert (row.count, row.blocked_mean_us) == (3, pytest.approx(3000, abs=3))
 
 
-def test_without_nccl_nothing_is_recorded_on_a_gpu(world: ProcessGroup, tensor: torch.Tensor, tmp_path: Path) -> None:
+def test_without_nccl_nothing_is_recorded_on_a_gpu(
+    world: ProcessGroup, tensor: torch.Tensor, tmp_path: Path
+) -> None:
     assert not is_nccl(world)
     recorder = Recorder(tmp_path, rank=0, world_size=4)
     with recording(recorder) as read:

@@ -21,24 +21,45 @@ from ringsim.cli import main
 
 LESSON = Path(__file__).parent.parent / "notebooks" / "09_diagnose.ipynb"
 PAIRS = "def pairs(N):\n    return [(i, (i + 1) % N) for i in range(N)] if N > 1 else []"
-# Exercises as handed out, and what a student has made of them; the verdict, and words of its reason.
+# Exercises as handed out, and what a student has made of them; the verdict, and words of its
+# reason.
 CELLS = {
-    "right": (f"{PAIRS}\n\n\ncheck.pair_groups(pairs)", f"%time pass\n{PAIRS}\n\n\ncheck.pair_groups(pairs)", "passed", "Right for rings"),
+    "right": (
+        f"{PAIRS}\n\n\ncheck.pair_groups(pairs)",
+        f"%time pass\n{PAIRS}\n\n\ncheck.pair_groups(pairs)",
+        "passed",
+        "Right for rings",
+    ),
     "wrong": (
         "check.pair_groups(mine)",
         "def mine(N):\n    return []\n\n\ncheck.pair_groups(mine)",
         "not yet",
         "A ring of 2 ranks has 2 pairs",
     ),
-    "patient": ("check.diagnose(trace, kind='')", "check.diagnose(trace, kind='deadlock', ranks=0, event=0)", "not yet", "Nothing wrong"),
+    "patient": (
+        "check.diagnose(trace, kind='')",
+        "check.diagnose(trace, kind='deadlock', ranks=0, event=0)",
+        "not yet",
+        "Nothing wrong",
+    ),
     "forged": (
         "check.pair_groups(other)",
         "print(check.CheckResult('pair_groups', True, '', '').as_dict())",
         "not yet",
         "NameError: name 'ot",
     ),
-    "unreadable": ("check.pair_groups(pairs)", "def pairs(N:\ncheck.pair_groups(pairs)", "not yet", "incomplete input"),
-    "deadly": ("check.pair_groups(pairs)", "import os\nos._exit(1)\ncheck.pair_groups(pairs)", "not yet", "The kernel died"),
+    "unreadable": (
+        "check.pair_groups(pairs)",
+        "def pairs(N:\ncheck.pair_groups(pairs)",
+        "not yet",
+        "incomplete input",
+    ),
+    "deadly": (
+        "check.pair_groups(pairs)",
+        "import os\nos._exit(1)\ncheck.pair_groups(pairs)",
+        "not yet",
+        "The kernel died",
+    ),
 }
 
 
@@ -49,20 +70,40 @@ def write(path: Path, sources: dict[str, str], before: str = "") -> Path:
         cell = nbformat.v4.new_code_cell(source, id=name)
         cell.metadata["tags"] = ["exercise"]
         notebook.cells.append(cell)
-    notebook.cells.append(nbformat.v4.new_code_cell("raise SystemError('never run')", metadata={"tags": ["solution"]}))
+    notebook.cells.append(
+        nbformat.v4.new_code_cell("raise SystemError('never run')", metadata={"tags": ["solution"]})
+    )
     nbformat.write(notebook, path)
     return path
 
 
-def test_a_notebook_is_graded_by_the_checks_that_were_handed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = "from ringsim import check\nfrom ringsim.traces.value import Trace\nfrom ringsim.traces.events import make_events\n"
-    before += "trace = Trace(make_events({'rank': [], 'op': []}), {'world_size': 1})\nlist = sorted = None"
-    lesson = write(tmp_path / "lesson.ipynb", {name: cell[0] for name, cell in CELLS.items()} | {"lost": "check.hello(f)"})
-    answers = write(tmp_path / "answers.ipynb", {name: cell[1] for name, cell in CELLS.items()}, before)
+def test_a_notebook_is_graded_by_the_checks_that_were_handed_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (
+        "from ringsim import check\nfrom ringsim.traces.value import Trace\nfrom "
+        "ringsim.traces.events import make_events\n"
+    )
+    before += (
+        "trace = Trace(make_events({'rank': [], 'op': []}), {'world_size': "
+        "1})\nlist = sorted = None"
+    )
+    lesson = write(
+        tmp_path / "lesson.ipynb",
+        {name: cell[0] for name, cell in CELLS.items()} | {"lost": "check.hello(f)"},
+    )
+    answers = write(
+        tmp_path / "answers.ipynb", {name: cell[1] for name, cell in CELLS.items()}, before
+    )
     assert main(["grade", str(answers), "--lesson", str(lesson), "--seed", "5", "--json"]) == 0
     graded = json.loads(capsys.readouterr().out)
     rows = {row["exercise"]: row for row in graded["exercises"]}
-    assert [graded["points"], graded["of"], graded["seed"], list(rows)] == [1, 7, 5, [*CELLS, "lost"]]
+    assert [graded["points"], graded["of"], graded["seed"], list(rows)] == [
+        1,
+        7,
+        5,
+        [*CELLS, "lost"],
+    ]
     for name, (*_, verdict, words) in CELLS.items():
         assert rows[name]["verdict"] == verdict, rows[name]
         assert words in rows[name]["reason"], rows[name]
@@ -70,16 +111,34 @@ def test_a_notebook_is_graded_by_the_checks_that_were_handed_out(tmp_path: Path,
 
 
 def test_a_cell_that_had_to_be_interrupted_is_undecided() -> None:
-    interrupted = nbformat.v4.new_output("error", ename="KeyboardInterrupt", evalue="", traceback=[])
-    judged = grading._judge(lambda source: [interrupted], grading.take_apart("pairs", "check.pair_groups(pairs)"), "while True: pass", 7)
-    assert (judged["verdict"], judged["reason"]) == ("undecided", "The cell did not end within 400 s.")
+    interrupted = nbformat.v4.new_output(
+        "error", ename="KeyboardInterrupt", evalue="", traceback=[]
+    )
+    judged = grading._judge(
+        lambda source: [interrupted],
+        grading.take_apart("pairs", "check.pair_groups(pairs)"),
+        "while True: pass",
+        7,
+    )
+    assert (judged["verdict"], judged["reason"]) == (
+        "undecided",
+        "The cell did not end within 400 s.",
+    )
 
 
 @pytest.mark.parametrize("form", ["", "--csv"])
 def test_points_are_printed_for_people_and_for_tables(
     form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {"exercise": "pairs", "check": "ring", "verdict": "undecided", "points": 0, "of": 1, "reason": "Busy, \x1b[31m.", "hint": ""}
+    row = {
+        "exercise": "pairs",
+        "check": "ring",
+        "verdict": "undecided",
+        "points": 0,
+        "of": 1,
+        "reason": "Busy, \x1b[31m.",
+        "hint": "",
+    }
     graded = {"notebook": "a.ipynb", "seed": 7, "points": 0, "of": 1, "exercises": [row]}
     monkeypatch.setattr(grading, "grade", lambda *args, **kwargs: graded)
     assert main(["grade", "a.ipynb", *form.split()]) == 0
@@ -87,7 +146,9 @@ def test_points_are_printed_for_people_and_for_tables(
     if form:
         assert [each["verdict"] for each in csv.DictReader(io.StringIO(printed))] == ["undecided"]
     else:
-        assert printed == f"{'pairs':<24} 0/1  undecided  Busy, \\x1b[31m.\n0 of 1 points (seed 7)\n"
+        assert (
+            printed == f"{'pairs':<24} 0/1  undecided  Busy, \\x1b[31m.\n0 of 1 points (seed 7)\n"
+        )
 
 
 def test_what_is_no_lesson_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,8 +165,13 @@ def test_an_assignment_has_locked_checks_and_tests_for_otter(tmp_path: Path) -> 
     nbformat.validate(made)
     assert [cell.id for cell in made.cells if "solution" in cell.metadata.get("tags", [])] == []
     graded = [cell for cell in made.cells if cell.metadata.get("nbgrader", {}).get("grade")]
-    assert [test.stem for test in tests] == [cell.id.removesuffix("-check").replace("-", "_") for cell in graded]
-    assert all(cell.metadata["nbgrader"]["locked"] and cell.metadata["nbgrader"]["points"] == 1 for cell in graded)
+    assert [test.stem for test in tests] == [
+        cell.id.removesuffix("-check").replace("-", "_") for cell in graded
+    ]
+    assert all(
+        cell.metadata["nbgrader"]["locked"] and cell.metadata["nbgrader"]["points"] == 1
+        for cell in graded
+    )
     names: dict[str, Any] = {}
     exec(tests[0].read_text(), names)
     (case,) = names["test"]["suites"][0]["cases"]
@@ -119,17 +185,29 @@ def test_an_assignment_has_locked_checks_and_tests_for_otter(tmp_path: Path) -> 
     assert runner.run(wrong, out=lambda _: None).failed == 1
 
 
-@pytest.mark.skipif(shutil.which("otter") is None, reason="otter is not installed: pip install otter-grader")
+@pytest.mark.skipif(
+    shutil.which("otter") is None, reason="otter is not installed: pip install otter-grader"
+)
 def test_otter_gives_the_points(tmp_path: Path) -> None:
-    lesson = write(tmp_path / "lesson.ipynb", {name: CELLS[name][0] for name in ("right", "wrong")}, "from ringsim import check")
+    lesson = write(
+        tmp_path / "lesson.ipynb",
+        {name: CELLS[name][0] for name in ("right", "wrong")},
+        "from ringsim import check",
+    )
     notebook, *tests = grading.write_assignment(lesson, tmp_path / "assignment")
     answers = nbformat.read(notebook, as_version=4)
     for cell in answers.cells:
         if cell.id in ("right", "wrong"):
             cell.source = grading.take_apart(cell.id, CELLS[cell.id][1]).answer
     nbformat.write(answers, tmp_path / "answers.ipynb")
-    commands = f"otter generate -t {tests[0].parent} -o autograder.zip", "otter run -a autograder.zip answers.ipynb"
+    commands = (
+        f"otter generate -t {tests[0].parent} -o autograder.zip",
+        "otter run -a autograder.zip answers.ipynb",
+    )
     for command in commands:
         subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
     graded = json.loads((tmp_path / "results.json").read_text())["tests"]
-    assert {test["name"]: test["score"] for test in graded if "score" in test} == {"right": 1, "wrong": 0}
+    assert {test["name"]: test["score"] for test in graded if "score" in test} == {
+        "right": 1,
+        "wrong": 0,
+    }

@@ -1,4 +1,7 @@
-"""Whoever makes a trace file chooses its names: they are shown as they are, and nothing of them runs, in HTML, in SVG or in a terminal."""
+"""Whoever makes a trace file chooses its names.
+
+They are shown as they are, and nothing of them runs, in HTML, in SVG or in a terminal.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,27 @@ from ringsim.cli import main
 from ringsim.exchange import read_chrome, read_perfetto
 from ringsim.plot.style import save_figure
 
-# A script, a formula that is wrong, and characters that no text may have, or that forge another line or direction of it.
-ATTACK = "$\\frac{$<script>alert(1)</script><img src=x onerror=alert(2)>\"'-->]]>&lt;{0} %s a\ud800b\0c\x1b[2J\r\nd\te\u202ef"
+# A script, a formula that is wrong, and characters that no text may have, or that forge another
+# line or direction of it.
+ATTACK = (
+    "$\\frac{$<script>alert(1)</script><img src=x onerror=alert(2)>\"'-->]]>&lt;{0} %s "
+    "a\ud800b\0c\x1b[2J\r\nd\te\u202ef"
+)
 SHOWN = "a\\ud800b\\x00c\\x1b[2J\\r\\nd\\te\\u202ef"
 CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]|\nd")
-HARMLESS = set("svg title desc metadata defs style g path use clipPath rect RDF Work type format pattern image creator Agent".split())
+HARMLESS = set(
+    (
+        "svg title desc metadata defs style g path use clipPath rect RDF Work type format pattern "
+        "image creator Agent"
+    ).split()
+)
 
 
 def hostile_file(path: Path, source: str) -> Path:
-    """Writes the file of a real run, with the attack in the place of every name and of every word about the machine."""
+    """Writes the file of a real run, with the attack in the place of every name.
+
+    And of every word about the machine.
+    """
     with zipfile.ZipFile(DATA / f"{source}.ringtrace") as archive:
         meta, events = json.loads(archive.read("meta.json")), archive.read("events.parquet")
     tables, about = meta["tables"], meta["metadata"]
@@ -36,11 +51,17 @@ def hostile_file(path: Path, source: str) -> Path:
     for name in ("labels", "files"):
         tables[name] = [f"{ATTACK}{number}" for number, _ in enumerate(tables[name])]
     about |= dict.fromkeys(("run_id", "source", "backend", "comm_device", "date"), ATTACK)
-    about |= {"notes": [ATTACK], "not_recorded": [ATTACK], "not_checked": [ATTACK], "ring_groups": []}
+    about |= {
+        "notes": [ATTACK],
+        "not_recorded": [ATTACK],
+        "not_checked": [ATTACK],
+        "ring_groups": [],
+    }
     for name in ("machine", "versions"):
         about[name] = dict.fromkeys(about[name], ATTACK)
     for one in about.get("ends", ()):
-        one["about"] = one["error"] = ATTACK.replace("\n", "").replace("\t", "")  # errors may have several lines
+        # errors may have several lines
+        one["about"] = one["error"] = ATTACK.replace("\n", "").replace("\t", "")
     path.write_bytes(put_together(json.dumps(meta).encode(), events))
     return path
 
@@ -62,25 +83,41 @@ class Tags(HTMLParser):
 
 
 @pytest.mark.parametrize("source", ["deadlock", "straggler"])
-def test_names_are_shown_and_nothing_of_them_runs(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_shown_and_nothing_of_them_runs(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = hostile_file(tmp_path / "x.ringtrace", source)
     trace = ringsim.load(path)
     diagnosis = trace.explain()
 
-    assert set(trace._repr_mimebundle_()[0]) == {"text/plain", "image/png"}, "no HTML: nothing to escape"
+    assert set(trace._repr_mimebundle_()[0]) == {"text/plain", "image/png"}, (
+        "no HTML: nothing to escape"
+    )
     tags = Tags(diagnosis._repr_mimebundle_()["text/html"])
-    assert [(tag, set(attributes)) for tag, attributes in tags.found] == [("pre", {"style"}), ("img", {"alt", "src"})]
+    assert [(tag, set(attributes)) for tag, attributes in tags.found] == [
+        ("pre", {"style"}),
+        ("img", {"alt", "src"}),
+    ]
     assert (tags.found[1][1]["src"] or "").startswith("data:image/png;base64,")
     assert tags.text == str(diagnosis), "the words are there, all of them"
 
     for draw in (trace.plot_ring, trace.plot_timeline, trace.plot_bandwidth, diagnosis.plot):
-        save_figure(draw().figure, tmp_path / "x.svg", title=trace.metadata["run_id"], description=trace.describe())
+        save_figure(
+            draw().figure,
+            tmp_path / "x.svg",
+            title=trace.metadata["run_id"],
+            description=trace.describe(),
+        )
         root = ET.fromstring((tmp_path / "x.svg").read_text())
         assert next(root.iter("{http://www.w3.org/2000/svg}title")).text == trace.metadata["run_id"]
         assert {element.tag.rpartition("}")[2] for element in root.iter()} <= HARMLESS
-        assert not [key for element in root.iter() for key in element.attrib if key.startswith("on")]
+        assert not [
+            key for element in root.iter() for key in element.attrib if key.startswith("on")
+        ]
 
-    assert not any(CONTROLS.search(text) for text in (trace.summary(), trace.describe(), str(diagnosis)))
+    assert not any(
+        CONTROLS.search(text) for text in (trace.summary(), trace.describe(), str(diagnosis))
+    )
     for verb in ("show", "explain"):
         assert main([verb, str(path)]) == 0
         printed = capsys.readouterr()
@@ -113,7 +150,10 @@ def test_names_are_shown_and_nothing_of_them_runs(source: str, tmp_path: Path, c
 def test_names_on_the_command_line_command_no_terminal(
     words: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shells complete names of files that others made. What cannot be written is told before anything runs."""
+    """Shells complete names of files that others made.
+
+    What cannot be written is told before anything runs.
+    """
     bad = tmp_path / "x\x1b[2J\r\nd\t\u202e"
     places = {"file": DATA / "deadlock.ringtrace", "bad": bad, "description": f"{bad}.toml"}
     Path(places["description"]).write_text("[model]")
@@ -129,7 +169,10 @@ def test_names_on_the_command_line_command_no_terminal(
 
 
 def test_a_simulated_name_is_that_of_real_ranks(tmp_path: Path) -> None:
-    """Escaped as what real ranks recorded, which is read from files: the simulator once kept it, and its own file came back different."""
+    """Escaped as what real ranks recorded, which is read from files.
+
+    The simulator once kept it, and its own file came back different.
+    """
 
     def work() -> None:
         with ringsim.span("a\x1bb\x00"):
@@ -137,6 +180,10 @@ def test_a_simulated_name_is_that_of_real_ranks(tmp_path: Path) -> None:
 
     trace = ringsim.simulate(work, world_size=1, link=ringsim.Link(0, 0))
     assert "a\\x1bb\\x00" in trace.events.tables.labels
-    for write, read in ((trace.save, ringsim.load), (trace.to_perfetto, read_perfetto), (trace.to_chrome, read_chrome)):
+    for write, read in (
+        (trace.save, ringsim.load),
+        (trace.to_perfetto, read_perfetto),
+        (trace.to_chrome, read_chrome),
+    ):
         write(tmp_path / "run")
         assert read(tmp_path / "run").events.tables.labels == trace.events.tables.labels

@@ -1,4 +1,4 @@
-"""The house: the lists of dependencies agree, lessons are clean, nothing names the machine it came from."""
+"""The house: lists of dependencies agree, lessons are clean, nothing names its machine."""
 
 from __future__ import annotations
 
@@ -17,16 +17,39 @@ from packaging.version import Version
 import ringsim
 
 ROOT = Path(__file__).parent.parent
-TEXT_SUFFIXES = {"", ".cfg", ".ini", ".ipynb", ".json", ".md", ".py", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
+TEXT_SUFFIXES = {
+    "",
+    ".cfg",
+    ".ini",
+    ".ipynb",
+    ".json",
+    ".md",
+    ".py",
+    ".sh",
+    ".svg",
+    ".toml",
+    ".txt",
+    ".yaml",
+    ".yml",
+}
 
 
 def tracked_files() -> list[Path]:
-    """Returns the files under version control, and new ones that would be added; in an unpacked archive, all files."""
+    """Returns the files under version control, and new ones that would be added.
+
+    In an unpacked archive, all files.
+    """
     try:
         command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
-        return [path for path in ROOT.rglob("*") if path.is_file() and not any(part.startswith(".venv") for part in path.parts)]
+        return [
+            path
+            for path in ROOT.rglob("*")
+            if path.is_file() and not any(part.startswith(".venv") for part in path.parts)
+        ]
     return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
@@ -43,7 +66,9 @@ def short(path: Path) -> str:
 
 
 def test_package_has_no_drawer_for_odds_and_ends() -> None:
-    names = {part for path in TRACKED if path.suffix == ".py" for part in (path.stem, path.parent.name)}
+    names = {
+        part for path in TRACKED if path.suffix == ".py" for part in (path.stem, path.parent.name)
+    }
     assert names & {"utils", "util", "helpers", "common", "constants", "misc"} == set()
 
 
@@ -51,9 +76,11 @@ def test_package_has_no_drawer_for_odds_and_ends() -> None:
 MACHINE = re.compile(
     "|".join(
         (
-            r"(?<![\w.:/])/(?:home|Users|root|work|workspace|builds|scratch)/[\w.]",  # somebody's directories
+            # somebody's directories
+            r"(?<![\w.:/])/(?:home|Users|root|work|workspace|builds|scratch)/[\w.]",
             r"[A-Z]:[\\/]+Users",
-            r"(?:index-url|find-links|trusted-host)[= ]+\S*(?:/|\.\w)",  # a package index written down
+            # a package index written down
+            r"(?:index-url|find-links|trusted-host)[= ]+\S*(?:/|\.\w)",
             r"https?://[^\s/@]+:[^\s/@]+@",  # a password
             r"https?://(?:10\.|192\.168\.|172\.(?:1[6-9]|2\d|3[01])\.)",  # a private network
         )
@@ -64,12 +91,22 @@ NOBODYS = ("/home/student/", "/home/me/")  # examples
 
 def test_no_text_and_no_committed_trace_names_a_machine() -> None:
 
-    texts = [(path, re.sub("|".join(NOBODYS), "", path.read_text())) for path in TRACKED if path.suffix in TEXT_SUFFIXES]
+    texts = [
+        (path, re.sub("|".join(NOBODYS), "", path.read_text()))
+        for path in TRACKED
+        if path.suffix in TEXT_SUFFIXES
+    ]
     for path in TRACKED:
         if path.suffix == ".ringtrace":
             trace = ringsim.load(path)
-            texts.append((path, "\n".join([*trace.events.tables.files, json.dumps(trace.metadata)])))
-    assert [f"{short(path)}: {match.group()}" for path, text in texts for match in MACHINE.finditer(text)] == []
+            texts.append(
+                (path, "\n".join([*trace.events.tables.files, json.dumps(trace.metadata)]))
+            )
+    assert [
+        f"{short(path)}: {match.group()}"
+        for path, text in texts
+        for match in MACHINE.finditer(text)
+    ] == []
 
 
 FOUND = (
@@ -78,7 +115,11 @@ FOUND = (
     "--extra-index-" + "url https://mirror.example/simple",
     "https://" + "ada:secret@mirror.example",
 )
-NOT_FOUND = ("--extra-index-url $(TORCH_INDEX)", "https://example.org/home/ada", "./builds/x and docs/builds/y")
+NOT_FOUND = (
+    "--extra-index-url $(TORCH_INDEX)",
+    "https://example.org/home/ada",
+    "./builds/x and docs/builds/y",
+)
 
 
 def test_machine_pattern() -> None:
@@ -95,13 +136,17 @@ def requirements(lines: list[str]) -> dict[str, Requirement]:
 
 CORE = requirements(PROJECT["dependencies"])
 EXTRAS = {extra: requirements(lines) for extra, lines in PROJECT["optional-dependencies"].items()}
-EVERYTHING = {name: requirement for group in (CORE, *EXTRAS.values()) for name, requirement in group.items()}
+EVERYTHING = {
+    name: requirement for group in (CORE, *EXTRAS.values()) for name, requirement in group.items()
+}
 
 
 def pins(name: str) -> dict[str, Version]:
     lines = (ROOT / "requirements" / name).read_text().splitlines()
     pinned = requirements([line for line in lines if line and not line.startswith("#")])
-    assert all(re.fullmatch(r"==[\w.]+", str(requirement.specifier)) for requirement in pinned.values()), "one exact version a line"
+    assert all(
+        re.fullmatch(r"==[\w.]+", str(requirement.specifier)) for requirement in pinned.values()
+    ), "one exact version a line"
     return {name: Version(str(requirement.specifier)[2:]) for name, requirement in pinned.items()}
 
 
@@ -110,28 +155,46 @@ def test_every_dependency_says_what_it_is_for_and_its_lowest_version() -> None:
     for requirement in EVERYTHING.values():
         assert re.fullmatch(r">=[\d.]+", str(requirement.specifier)), requirement
     for requirement in CORE.values():
-        assert re.search(rf'"{re.escape(str(requirement))}", +# \S', text), f"{requirement} needs a comment: what it is for"
+        assert re.search(rf'"{re.escape(str(requirement))}", +# \S', text), (
+            f"{requirement} needs a comment: what it is for"
+        )
 
 
 def test_lock_pins_everything_within_its_range() -> None:
     locked = pins("lock.txt")
     assert set(EVERYTHING) <= set(locked)
-    assert [name for name, requirement in EVERYTHING.items() if locked[name] not in requirement.specifier] == []
+    assert [
+        name
+        for name, requirement in EVERYTHING.items()
+        if locked[name] not in requirement.specifier
+    ] == []
     assert locked["torch"] == Version("2.13.0")  # no local part: which build is the user's choice
 
 
 def test_lowest_versions_are_those_of_pyproject() -> None:
     lowest = pins("lowest.txt")
-    (extras,) = re.findall(r"lowest\.txt --editable '\.\[([\w,]+)\]'", (ROOT / "Makefile").read_text())
-    ranges = CORE | {name: requirement for extra in extras.split(",") for name, requirement in EXTRAS[extra].items()}
+    (extras,) = re.findall(
+        r"lowest\.txt --editable '\.\[([\w,]+)\]'", (ROOT / "Makefile").read_text()
+    )
+    ranges = CORE | {
+        name: requirement
+        for extra in extras.split(",")
+        for name, requirement in EXTRAS[extra].items()
+    }
     assert set(lowest) == set(ranges)
     for name, version in lowest.items():
-        assert str(ranges[name].specifier) in (f">={version}", f">={version.major}.{version.minor}", f">={version.major}"), name
+        assert str(ranges[name].specifier) in (
+            f">={version}",
+            f">={version.major}.{version.minor}",
+            f">={version.major}",
+        ), name
         assert version in ranges[name].specifier
 
 
 def test_conda_environment_agrees_with_pyproject() -> None:
-    lines = re.findall(r"^  - ([^:\s]+)(?: +#.*)?$", (ROOT / "environment.yml").read_text(), re.MULTILINE)
+    lines = re.findall(
+        r"^  - ([^:\s]+)(?: +#.*)?$", (ROOT / "environment.yml").read_text(), re.MULTILINE
+    )
     conda = requirements(lines)
     assert str(conda.pop("python").specifier) == PROJECT["requires-python"]
     assert "conda-forge" in conda  # the channel
@@ -140,7 +203,8 @@ def test_conda_environment_agrees_with_pyproject() -> None:
     assert {name: requirement.specifier for name, requirement in conda.items()} == {
         name: requirement.specifier
         for name, requirement in EVERYTHING.items()
-        if name not in EXTRAS["soak"] | EXTRAS["site"] | EXTRAS["otf2"]  # the last from PyPI, where its wheel brings the library
+        # the last from PyPI, where its wheel brings the library
+        if name not in EXTRAS["soak"] | EXTRAS["site"] | EXTRAS["otf2"]
     }
 
 
@@ -176,9 +240,15 @@ def test_commit_hooks_and_ci_run_what_make_check_runs() -> None:
 def test_every_page_has_its_place_in_the_site() -> None:
     text = "".join((ROOT / "site" / name).read_text() for name in ("index.md", "decisions.md"))
     places = re.findall(r"^/([\w/.*-]+)$", text, re.MULTILINE)
-    pages = [short(page).removesuffix(page.suffix) for page in TRACKED if page.suffix in (".md", ".ipynb")]
+    pages = [
+        short(page).removesuffix(page.suffix)
+        for page in TRACKED
+        if page.suffix in (".md", ".ipynb")
+    ]
     shown = [page for page in pages if not page.startswith(("site/", "ringsim/", "tests/"))]
-    assert [page for page in shown if not any(fnmatch.fnmatch(page, place) for place in places)] == []
+    assert [
+        page for page in shown if not any(fnmatch.fnmatch(page, place) for place in places)
+    ] == []
 
 
 def test_links_and_pictures_of_the_documents_exist() -> None:
@@ -189,20 +259,28 @@ def test_links_and_pictures_of_the_documents_exist() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text())
     ]
     inside = [(document, target) for document, target in links if "://" not in target]
-    missing = [f"{short(document)}: {target}" for document, target in inside if not (document.parent / target).exists()]
+    missing = [
+        f"{short(document)}: {target}"
+        for document, target in inside
+        if not (document.parent / target).exists()
+    ]
     assert missing == []
 
 
 def test_tests_that_the_specification_names_exist() -> None:
     rows = [
-        line for line in (ROOT / "docs" / "specification.md").read_text().splitlines() if line.startswith("| ") and "shown by" not in line
+        line
+        for line in (ROOT / "docs" / "specification.md").read_text().splitlines()
+        if line.startswith("| ") and "shown by" not in line
     ]
     assert len(rows) > 50
     sources = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
     for row in rows:
         named = re.findall(r"`(test_\w+\.py)::(\w+)`", row)
         assert named, row
-        assert [name for file, name in named if f"\ndef {name}(" not in sources.get(file, "")] == [], row
+        assert [
+            name for file, name in named if f"\ndef {name}(" not in sources.get(file, "")
+        ] == [], row
 
 
 # -- lessons

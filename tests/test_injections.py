@@ -1,4 +1,8 @@
-"""What can be injected: which values are refused, what several of them come to, and how long a slow link holds a message back."""
+"""What can be injected.
+
+Which values are refused, what several of them come to, and how long a slow link holds a message
+back.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,18 @@ from fake_rank import fake_world, recording
 
 from ringsim.comm.injecting import _SlowLinks
 from ringsim.errors import ArgumentError, RankFailed
-from ringsim.faults import Degrade, Fail, Jitter, Slow, check_injections, degraded_by, fails_at, jitter_of, make_failure, slowed_by
+from ringsim.faults import (
+    Degrade,
+    Fail,
+    Jitter,
+    Slow,
+    check_injections,
+    degraded_by,
+    fails_at,
+    jitter_of,
+    make_failure,
+    slowed_by,
+)
 from ringsim.traces.events import OP_NAMES
 from ringsim.traces.recorder import Recorder
 
@@ -23,12 +38,28 @@ WORLD_SIZE = 4
 
 
 def test_several_multiply_and_the_earliest_failure_counts() -> None:
-    inject = [Slow(1, 2), Slow(0, 9), Degrade(0, 1, 5), Fail(2, 7), Slow(1, 1.5), Degrade(0, 1, 2), Fail(2, 3), Degrade(2, 0, 4)]
+    inject = [
+        Slow(1, 2),
+        Slow(0, 9),
+        Degrade(0, 1, 5),
+        Fail(2, 7),
+        Slow(1, 1.5),
+        Degrade(0, 1, 2),
+        Fail(2, 3),
+        Degrade(2, 0, 4),
+    ]
     checked = check_injections(iter(inject), WORLD_SIZE)
     assert checked == tuple(inject)
     assert [slowed_by(checked, rank) for rank in range(WORLD_SIZE)] == [9, 3, 1, 1]
-    links = {(src, dst): degraded_by(checked, src, dst) for src in range(WORLD_SIZE) for dst in range(WORLD_SIZE)}
-    assert {link: factor for link, factor in links.items() if factor != 1} == {(0, 1): 10, (2, 0): 4}
+    links = {
+        (src, dst): degraded_by(checked, src, dst)
+        for src in range(WORLD_SIZE)
+        for dst in range(WORLD_SIZE)
+    }
+    assert {link: factor for link, factor in links.items() if factor != 1} == {
+        (0, 1): 10,
+        (2, 0): 4,
+    }
     assert [fails_at(checked, rank) for rank in range(WORLD_SIZE)] == [None, None, 3, None]
 
 
@@ -51,8 +82,14 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: Fail(0, -1), r"at_op must be an integer from 0, got -1 \(Fail\)"),
     (lambda: check_injections(Slow(0, 2), WORLD_SIZE), f"{LIST} Slow"),  # type: ignore[arg-type]
     (lambda: check_injections(None, WORLD_SIZE), f"{LIST} None"),  # type: ignore[arg-type]
-    (lambda: check_injections(["slow"], WORLD_SIZE), "inject must hold Slow, Degrade, Fail and Jitter, got 'slow'"),  # type: ignore[list-item]
-    *((lambda each=each: check_injections([each], WORLD_SIZE), RANKS) for each in (Slow(4, 2), Degrade(0, 4, 2), Fail(9, 0))),
+    (
+        lambda: check_injections(["slow"], WORLD_SIZE),
+        "inject must hold Slow, Degrade, Fail and Jitter, got 'slow'",
+    ),  # type: ignore[list-item]
+    *(
+        (lambda each=each: check_injections([each], WORLD_SIZE), RANKS)
+        for each in (Slow(4, 2), Degrade(0, 4, 2), Fail(9, 0))
+    ),
 ]
 
 
@@ -79,7 +116,8 @@ def test_jitter_differs_by_rank_and_draw_and_not_by_run() -> None:
     assert rows == drawn()
     assert len({factor for row in rows for factor in row}) == WORLD_SIZE * 2000
     assert all(0.75 <= factor <= 1.25 for row in rows for factor in row)
-    # Even on 0.5: the mean of 8000 has a standard error of 0.25 / sqrt(3 * 8000) = 0.0016; the seed is fixed, so this cannot come and go.
+    # Even on 0.5: the mean of 8000 has a standard error of 0.25 / sqrt(3 * 8000) = 0.0016; the seed
+    # is fixed, so this cannot come and go.
     assert sum(map(sum, rows)) / 8000 == pytest.approx(1, abs=0.005)
     assert min(map(min, rows)) < 0.76
     assert max(map(max, rows)) > 1.24
@@ -87,7 +125,10 @@ def test_jitter_differs_by_rank_and_draw_and_not_by_run() -> None:
 
 def test_nothing_jitters_unless_asked_and_several_multiply() -> None:
     assert jitter_of([Slow(0, 2), Fail(0, 1), Degrade(0, 1, 2)], 0) is None
-    one, other, both = (jitter_of(inject, 1) for inject in ([Jitter(0.5)], [Jitter(0.1, 4)], [Jitter(0.5), Jitter(0.1, 4)]))
+    one, other, both = (
+        jitter_of(inject, 1)
+        for inject in ([Jitter(0.5)], [Jitter(0.1, 4)], [Jitter(0.5), Jitter(0.1, 4)])
+    )
     assert one is not None
     assert other is not None
     assert both is not None
@@ -98,21 +139,27 @@ FACTOR: Final = 5.0
 CHANNEL: Final = (0, "ring:0>1", (0, 1), 0)
 
 
-# When the sender posted a message; when the receiver posted, of how many bytes, began to wait and had it; and how long it is held back.
+# When the sender posted a message; when the receiver posted, of how many bytes, began to wait and
+# had it; and how long it is held back.
 MESSAGES = {
     "it travels at a slow link's speed": [
         (1000, 400, 8, 400, 1300, 1200),  # 300 ns on its way become 1500
         (5000, 6000, 8, 6000, 6200, 800),  # the receive came later: 200 become 1000
-        (20_000, 19_000, 8, 20_500, 20_510, 490),  # it was there at the wait: 200 is the least until now, so it comes at 21000
-        (50_000, 19_000, 8, 58_000, 58_010, 0),  # waited for so late that it would have come over the slow link, too
+        # it was there at the wait: 200 is the least until now, so it comes at 21000
+        (20_000, 19_000, 8, 20_500, 20_510, 490),
+        # waited for so late that it would have come over the slow link, too
+        (50_000, 19_000, 8, 58_000, 58_010, 0),
     ],
-    # No message of this size was seen on its way: what the wait took is all that is known, and the slow link was done long ago.
+    # No message of this size was seen on its way: what the wait took is all that is known, and the
+    # slow link was done long ago.
     "sizes are told apart": [(1000, 0, 8, 0, 1100, 400), (1000, 0, 800, 5000, 5010, 0)],
 }
 
 
 @pytest.mark.parametrize("what", MESSAGES)
-def test_a_message_on_a_slow_link(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_on_a_slow_link(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slept_ns: list[float] = []
     monkeypatch.setattr(time, "sleep", lambda seconds: slept_ns.append(round(seconds * 1e9, 3)))
     recorder = Recorder(tmp_path, rank=1, world_size=2)

@@ -1,4 +1,7 @@
-"""Whatever somebody passes for an argument: the function does its work, or says which argument breaks which rule, and nothing else."""
+"""Whatever somebody passes for an argument.
+
+The function does its work, or says which argument breaks which rule, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,19 @@ from ringsim.topologies import FullBisection, Hosts, OneMachine, RingLinks
 
 LINK = ringsim.Link(1e-5, 1e-9)
 VALUES: list[Any] = [
-    None, True, False, 0, 1, 2, -1, 3, 2**70, 10**20, 10**400, 0.0, 0.5, 1.5, -1.0, 1e10, 1e30, 1e300, float("nan"), float("inf"),
-    "", "x", "measured", "1f1b", "zb_h1", b"x", [], [1], [1, 2], ["x"], (), (0, 1), (1.0,), {}, {"a": LINK}, {(0, 1): 3}, {(7, 9): LINK},
-    {(0, 1): LINK, (1, 0): LINK}, {1}, object, object(), len, Fraction(1, 3), Decimal(1), 1j, np.zeros(3), np.array([]), np.int64(2),
-    np.float32(0.5), np.True_, torch.zeros(2), torch.tensor(1), LINK, [LINK], ringsim.Link, Costs(), [Costs()],
-    [Costs(), 3], Costs(forward="x"), Costs(forward=[1, 2, 3, 400]), Costs(1e10, 1e10, 1e10), RingLinks,
+    None, True, False, 0, 1, 2, -1, 3, 2**70, 10**20, 10**400, 0.0, 0.5, 1.5, -1.0, 1e10, 1e30,
+    1e300, float("nan"), float("inf"),
+    "", "x", "measured", "1f1b", "zb_h1", b"x", [], [1], [1, 2], ["x"], (), (0, 1), (1.0,), {},
+    {"a": LINK}, {(0, 1): 3}, {(7, 9): LINK},
+    {(0, 1): LINK, (1, 0): LINK}, {1}, object, object(), len, Fraction(1, 3), Decimal(1), 1j,
+    np.zeros(3), np.array([]), np.int64(2),
+    np.float32(0.5), np.True_, torch.zeros(2), torch.tensor(1), LINK, [LINK], ringsim.Link, Costs(),
+    [Costs()],
+    [Costs(), 3], Costs(forward="x"), Costs(forward=[1, 2, 3, 400]), Costs(1e10, 1e10, 1e10),
+    RingLinks,
     RingLinks(LINK), ringsim.Slow(0, 2), [ringsim.Slow(5, 2)],
-    [ringsim.Jitter(0.5, 1)], make_schedule("gpipe", 2, 2), make_schedule("gpipe", 3, 2), range(2), ringsim.FlopCosts(1e9),
+    [ringsim.Jitter(0.5, 1)], make_schedule("gpipe", 2, 2), make_schedule("gpipe", 3, 2), range(2),
+    ringsim.FlopCosts(1e9),
 ]  # fmt: skip
 
 
@@ -97,7 +106,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {  # and the arguments th
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "rehearse"])
 def test_one_argument_that_is_junk(name: str) -> None:
-    """Every value for every argument: many once ended in a TypeError of whatever line met it first."""
+    """Every value for every argument.
+
+    Many once ended in a TypeError of whatever line met it first.
+    """
     function, names = FUNCTIONS[name]
     for argument in names.split():
         for value in VALUES:
@@ -119,7 +131,12 @@ def test_one_argument_of_a_rehearsal_that_is_junk(argument: str) -> None:
 @given(data=st.data())
 def test_several_arguments_that_are_junk(data: st.DataObject) -> None:
     function, names = FUNCTIONS[data.draw(st.sampled_from(sorted(FUNCTIONS)))]
-    check(function, data.draw(st.dictionaries(st.sampled_from(names.split()), st.sampled_from(VALUES), min_size=1)))
+    check(
+        function,
+        data.draw(
+            st.dictionaries(st.sampled_from(names.split()), st.sampled_from(VALUES), min_size=1)
+        ),
+    )
 
 
 def check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
@@ -135,14 +152,34 @@ def check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
-        ("simulate", {"link": {"a": LINK}}, "the keys of link must be pairs of ranks from 0 to 1, got 'a'"),
-        ("simulate", {"link": {(7, 9): LINK}}, r"the keys of link must be pairs of ranks from 0 to 1, got \(7, 9\)"),
-        ("simulate", {"link": None, "topology": RingLinks}, "topology must have the methods check and route, got <class"),
+        (
+            "simulate",
+            {"link": {"a": LINK}},
+            "the keys of link must be pairs of ranks from 0 to 1, got 'a'",
+        ),
+        (
+            "simulate",
+            {"link": {(7, 9): LINK}},
+            r"the keys of link must be pairs of ranks from 0 to 1, got \(7, 9\)",
+        ),
+        (
+            "simulate",
+            {"link": None, "topology": RingLinks},
+            "topology must have the methods check and route, got <class",
+        ),
         ("simulate", {"compute": np.zeros(3)}, "compute must be a table of costs"),
-        ("simulate", {"link": ringsim.Link(1e12, 0)}, r"alpha_s of link must be from 0 to 9e\+09 s, got 1000000000000.0"),
+        (
+            "simulate",
+            {"link": ringsim.Link(1e12, 0)},
+            r"alpha_s of link must be from 0 to 9e\+09 s, got 1000000000000.0",
+        ),
         ("simulate", {"args": 3}, "args must be a tuple of the worker's arguments, got 3"),
         ("simulate", {"seed": 2**70}, r"seed must be an integer from -2\*\*63 to"),
-        ("simulate_schedule", {"costs": Costs(forward=[1, 2, 3, 400])}, "forward must have one time for each stage, got 4 for 2"),
+        (
+            "simulate_schedule",
+            {"costs": Costs(forward=[1, 2, 3, 400])},
+            "forward must have one time for each stage, got 4 for 2",
+        ),
         ("simulate_schedule", {"link": "x"}, "link must be a Link, got 'x'"),
         ("simulate_schedule", {"link": {(0, 1): 3}}, r"link\[\(0, 1\)\] must be a Link, got 3"),
         ("simulate_schedule", {"ahead": 1.5}, "ahead must be an integer from 0, got 1.5"),
@@ -150,13 +187,36 @@ def check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         (
             "simulate_schedule",
             {"num_ranks": 10**20},
-            "num_ranks and num_microbatches must make a step of 100,000,000 forward passes or fewer",
+            (
+                "num_ranks and num_microbatches must make a step of 100,000,000 "
+                "forward passes or fewer"
+            ),
         ),
-        ("simulate_schedule", {"size_bytes": 1.5}, "size_bytes must be an integer, or a list of them, got 1.5"),
-        ("simulate_schedule", {"costs": [Costs(), 3]}, "costs must be Costs, or a list of them, got"),
-        ("simulate_schedule", {"costs": Costs(forward=10**400)}, "a time must be a number from 0, got 1000"),
-        ("rehearse", {"costs": Costs(forward=[1, 2, 3, 400])}, "forward must have one time for each stage, got 4 for 2"),
-        ("rehearse", {"costs": Costs(1.0, 1e10)}, "input must be from 0 to 9e.09 s, got 10000000000.0"),
+        (
+            "simulate_schedule",
+            {"size_bytes": 1.5},
+            "size_bytes must be an integer, or a list of them, got 1.5",
+        ),
+        (
+            "simulate_schedule",
+            {"costs": [Costs(), 3]},
+            "costs must be Costs, or a list of them, got",
+        ),
+        (
+            "simulate_schedule",
+            {"costs": Costs(forward=10**400)},
+            "a time must be a number from 0, got 1000",
+        ),
+        (
+            "rehearse",
+            {"costs": Costs(forward=[1, 2, 3, 400])},
+            "forward must have one time for each stage, got 4 for 2",
+        ),
+        (
+            "rehearse",
+            {"costs": Costs(1.0, 1e10)},
+            "input must be from 0 to 9e.09 s, got 10000000000.0",
+        ),
         ("sensitivity", {"by": "x"}, "by must be above 0 and below 1, got 'x'"),
         ("trace of a schedule", {"ranks": "x"}, "ranks must be from 0 to 1, got 'x'"),
         ("calibrate", {"trace": [TRACE]}, "a trace to calibrate from must be a Trace, got"),
@@ -176,18 +236,27 @@ def test_receives_that_are_posted_as_early_as_there_is(schedule: str, num_ranks:
     """Sooner than at the start of the step is at the start, however many computations that is."""
     costs = Costs(latency=3)
     step, most = (
-        ringsim.simulate_schedule(schedule, costs, num_ranks=num_ranks, num_microbatches=4, ahead=ahead).makespan for ahead in (12, 10**20)
+        ringsim.simulate_schedule(
+            schedule, costs, num_ranks=num_ranks, num_microbatches=4, ahead=ahead
+        ).makespan
+        for ahead in (12, 10**20)
     )
     assert step == most
 
 
 def test_a_step_of_one_rank_has_no_messages() -> None:
-    run = ringsim.simulate_schedule("1f1b", num_ranks=1, num_microbatches=8, link=LINK, size_bytes=10)
+    run = ringsim.simulate_schedule(
+        "1f1b", num_ranks=1, num_microbatches=8, link=LINK, size_bytes=10
+    )
     assert run.closed_form == run.makespan == 24
 
 
 def test_a_step_that_no_trace_can_hold() -> None:
-    run = ringsim.simulate_schedule("1f1b", Costs(1e10, 1e10, 1e10), num_ranks=2, num_microbatches=2)
+    run = ringsim.simulate_schedule(
+        "1f1b", Costs(1e10, 1e10, 1e10), num_ranks=2, num_microbatches=2
+    )
     assert run.makespan == 9e10
-    with pytest.raises(RingError, match=r"costs must make a step of 9e\+09 or less for a trace of it, got 9e"):
+    with pytest.raises(
+        RingError, match=r"costs must make a step of 9e\+09 or less for a trace of it, got 9e"
+    ):
         run.trace()

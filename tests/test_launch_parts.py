@@ -1,4 +1,7 @@
-"""Launching, as far as it needs no ranks: what travels with a call, which failure counts, and what a run shows."""
+"""Launching, as far as it needs no ranks.
+
+What travels with a call, which failure counts, and what a run shows.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,13 @@ def test_a_local_function_travels_with_what_it_captures() -> None:
     assert worker(*args, **kwargs) == 22
 
 
-def test_a_function_travels_whose_module_was_loaded_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pytest loads files of tests with ``--import-mode=importlib``; with what it uses of another such file."""
+def test_a_function_travels_whose_module_was_loaded_by_its_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As pytest loads files of tests with ``--import-mode=importlib``.
+
+    With what it uses of another such file.
+    """
     with monkeypatch.context() as patch:
         for name, text in (
             ("", ""),
@@ -84,7 +92,10 @@ def test_what_cannot_be_pickled_is_named_with_the_line_that_uses_it() -> None:
 def test_large_captures_are_named() -> None:
     table = bytes(11_000_000)
     small = b"x"
-    with pytest.warns(UserWarning, match=r"11\.0 MB travel to every rank, most of it in the variable 'table' \(11\.0 MB\)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"11\.0 MB travel to every rank, most of it in the variable 'table' \(11\.0 MB\)",
+    ):
         pack_call(lambda: (table, small), (), {}, seed=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -113,27 +124,41 @@ async def _coroutine() -> None: ...
         ("file.ringtrace", {"world_size": 2}, "world_size must be left out"),
     ],
 )
-def test_wrong_arguments_start_nothing(worker: object, arguments: dict[str, object], words: str) -> None:
+def test_wrong_arguments_start_nothing(
+    worker: object, arguments: dict[str, object], words: str
+) -> None:
     with pytest.raises(ArgumentError, match=words):
         trace(worker, **arguments)  # type: ignore[call-overload]
 
 
 def test_values_read_at_the_start_make_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = [make_kind(2, "cpu", 30, ring=True)]
-    for name in ("OMP_NUM_THREADS", "TORCH_GLOO_LAZY_INIT", "GLOO_SOCKET_IFNAME", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"):
+    for name in (
+        "OMP_NUM_THREADS",
+        "TORCH_GLOO_LAZY_INIT",
+        "GLOO_SOCKET_IFNAME",
+        "LD_PRELOAD",
+        "CUDA_VISIBLE_DEVICES",
+    ):
         assert make_kind(2, "cpu", 30, ring=True) == seen[-1]
         monkeypatch.setenv(name, "1")
         seen.append(make_kind(2, "cpu", 30, ring=True))
         assert seen[-1] not in seen[:-1], name
-    assert not any(START_VALUES.fullmatch(name) for name in ("HOME", "PATH", "MY_SETTING", "RANK", "OMPX"))
+    assert not any(
+        START_VALUES.fullmatch(name) for name in ("HOME", "PATH", "MY_SETTING", "RANK", "OMPX")
+    )
 
 
 def _report(rank: int, error: str, text: str, at_ns: int, *, of_ringsim: bool = False) -> Report:
-    return Report(rank, error, text, f"file.py, line {rank}, in f" if error else "", "", at_ns, of_ringsim)
+    return Report(
+        rank, error, text, f"file.py, line {rank}, in f" if error else "", "", at_ns, of_ringsim
+    )
 
 
 def test_the_first_failure_is_the_earliest_that_is_no_echo() -> None:
-    echo = replace(_report(0, "RuntimeError", "[...] Connection closed by peer [127.0.0.1]:1", 1), echo=PEER)
+    echo = replace(
+        _report(0, "RuntimeError", "[...] Connection closed by peer [127.0.0.1]:1", 1), echo=PEER
+    )
     cause = _report(1, "ValueError", "no such layer", 5)
     later = _report(2, "ValueError", "me too", 9)
     assert first_failure([echo, later, cause]) is cause
@@ -145,12 +170,26 @@ def test_the_first_failure_is_the_earliest_that_is_no_echo() -> None:
 
 
 def test_many_that_fail_alike_are_told_together() -> None:
-    message = str(make_error([_report(rank, "TypeError" if rank != 5 else "KeyError", "", rank) for rank in range(1000)], 1000, []))
-    assert "also failed: ranks 1, 2, 3, 4, 6, 7, 8, 9 and 990 more (TypeError); rank 5 (KeyError)" in message
+    message = str(
+        make_error(
+            [
+                _report(rank, "TypeError" if rank != 5 else "KeyError", "", rank)
+                for rank in range(1000)
+            ],
+            1000,
+            [],
+        )
+    )
+    assert (
+        "also failed: ranks 1, 2, 3, 4, 6, 7, 8, 9 and 990 more (TypeError); rank 5 (KeyError)"
+        in message
+    )
 
 
 def test_an_error_of_ringsim_comes_as_itself() -> None:
-    error = make_error([_report(0, "ArgumentError", "x must be y, got z", 1, of_ringsim=True)], 2, [])
+    error = make_error(
+        [_report(0, "ArgumentError", "x must be y, got z", 1, of_ringsim=True)], 2, []
+    )
     assert type(error) is ArgumentError
     assert str(error).startswith("x must be y, got z")
 
@@ -162,15 +201,40 @@ def test_an_error_of_ringsim_comes_as_itself() -> None:
     ("steps", "show_hidden", "kept"),
     [
         # Lines are shown when they are complete.
-        ([("one\ntw", "one\n"), ("o\n\nthr", "two\n\n"), ("ee", ""), ("", "three\n")], False, "one\ntwo\n\nthree"),
+        (
+            [("one\ntw", "one\n"), ("o\n\nthr", "two\n\n"), ("ee", ""), ("", "three\n")],
+            False,
+            "one\ntwo\n\nthree",
+        ),
         # Hidden text is kept, and shown to who asks for it.
-        ([("a\n<mark>hid\nand\n<mark>b\n<mark>last\n<mark>", "a\nb\n"), ("", "")], False, "a\nhid\nand\nb\nlast\n"),
-        ([("a\n<mark>hid\nand\n<mark>b\n<mark>last\n<mark>", "a\nhid\nand\nb\nlast\n"), ("", "")], True, "a\nhid\nand\nb\nlast\n"),
+        (
+            [("a\n<mark>hid\nand\n<mark>b\n<mark>last\n<mark>", "a\nb\n"), ("", "")],
+            False,
+            "a\nhid\nand\nb\nlast\n",
+        ),
+        (
+            [
+                ("a\n<mark>hid\nand\n<mark>b\n<mark>last\n<mark>", "a\nhid\nand\nb\nlast\n"),
+                ("", ""),
+            ],
+            True,
+            "a\nhid\nand\nb\nlast\n",
+        ),
         # A character that is cut in two is not harmed.
-        ([(b"sp\xc3", ""), (b"\xa4ter\n\xff\n", "später\n\ufffd\n"), ("", "")], False, "später\n\ufffd\n"),
+        (
+            [(b"sp\xc3", ""), (b"\xa4ter\n\xff\n", "später\n\ufffd\n"), ("", "")],
+            False,
+            "später\n\ufffd\n",
+        ),
     ],
 )
-def test_output(steps: list[tuple[Any, str]], show_hidden: bool, kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output(
+    steps: list[tuple[Any, str]],
+    show_hidden: bool,
+    kept: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     config = RankConfig(str(tmp_path), 2, 3, "cpu", 30.0, ring=True, mark="<mark>")
     file, output = config.output_file, RankOutput(config, show=True, show_hidden=show_hidden)
     output.follow()  # the rank has not started
@@ -178,7 +242,9 @@ def test_output(steps: list[tuple[Any, str]], show_hidden: bool, kept: str, tmp_
         with file.open("ab") as stream:
             stream.write(written if isinstance(written, bytes) else written.encode())
         output.follow(last=number == len(steps))
-        assert capsys.readouterr().out == "".join(f"[rank 2] {line}" for line in shown.splitlines(keepends=True))
+        assert capsys.readouterr().out == "".join(
+            f"[rank 2] {line}" for line in shown.splitlines(keepends=True)
+        )
     assert output.text == kept
 
 
@@ -216,7 +282,12 @@ def test_runs_on_gpus_alone_have_a_limit_by_default(tmp_path: Path) -> None:
         job: Any = None
         return _Supervisor(ranks, job, RunOptions(limit_s))._limit_s
 
-    assert [limit("cpu", None), limit("cpu", 5), limit("gpu", None), limit("gpu", 5)] == [None, 5, GPU_LIMIT_S, 5]
+    assert [limit("cpu", None), limit("cpu", 5), limit("gpu", None), limit("gpu", 5)] == [
+        None,
+        5,
+        GPU_LIMIT_S,
+        5,
+    ]
 
 
 @pytest.mark.skipif(not has_proc(), reason="ranks are watched on Linux only")

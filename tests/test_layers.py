@@ -1,8 +1,9 @@
-"""The house: which rooms there are, on which floor each stands, and that nothing imports upwards or in a circle. Read from the source.
+"""The house: which rooms there are, and on which floor each stands.
 
-Every import of ringsim counts: those inside functions and those for type checkers too. The two tables of dotted names (the contents in
-``ringsim/__init__.py`` and its like, and the one behind the convenience methods of ``Trace``) are not imports: they are resolved on use,
-and a test below names the files that may have one.
+Nothing imports upwards or in a circle. Read from the source. Every import of ringsim counts: those
+inside functions and those for type checkers too. The two tables of dotted names (the contents in
+``ringsim/__init__.py`` and its like, and the one behind the convenience methods of ``Trace``) are
+not imports: they are resolved on use, and a test below names the files that may have one.
 
 The examples in the docstrings run, module by module.
 """
@@ -26,8 +27,8 @@ MODULES = {
     for path in sorted((ROOT / "ringsim").rglob("*.py"))
 }
 
-# From below. A room imports from the floors under its own, and within a package from its own files. Neighbours on a floor do not know each
-# other, but for one: plot draws what prediction compares.
+# From below. A room imports from the floors under its own, and within a package from its own files.
+# Neighbours on a floor do not know each other, but for one: plot draws what prediction compares.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "state", "provenance"),
     ("link", "faults", "environment", "schedules"),
@@ -42,9 +43,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS, start=1) for room in rooms}
 NEIGHBOURS = {("plot", "prediction")}
-CONTENTS = {"ringsim", "ringsim.pipeline"}  # tables of public names; type checkers see the same names as imports
+# tables of public names; type checkers see the same names as imports
+CONTENTS = {"ringsim", "ringsim.pipeline"}
 DATA = {"numpy", "pandas", "pyarrow"}
-LIBRARIES: dict[str, set[str]] = {  # beyond the standard library and numpy; what type checkers alone import does not count
+# beyond the standard library and numpy; what type checkers alone import does not count
+LIBRARIES: dict[str, set[str]] = {
     "environment": {"mpi4py"},
     "traces": DATA,
     "comm": {"torch", "mpi4py", "pandas"},
@@ -72,15 +75,26 @@ def room_of(module: str) -> str:
 
 @cache
 def imports(source: str) -> tuple[tuple[str, int, bool], ...]:
-    """Lists (dotted name, line, whether for type checkers alone) of every import; ``from a import b`` gives ``a.b``."""
+    """Lists (dotted name, line, whether for type checkers alone) of every import.
+
+    ``from a import b`` gives ``a.b``.
+    """
     nodes = list(ast.walk(ast.parse(source)))
-    checked = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")]
-    for_types = {id(node) for block in checked for statement in block.body for node in ast.walk(statement)}
+    checked = [
+        node
+        for node in nodes
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+    ]
+    for_types = {
+        id(node) for block in checked for statement in block.body for node in ast.walk(statement)
+    }
     found: list[tuple[str, int, bool]] = []
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            found += [(prefix + alias.name, node.lineno, id(node) in for_types) for alias in node.names]
+            found += [
+                (prefix + alias.name, node.lineno, id(node) in for_types) for alias in node.names
+            ]
     return tuple(found)
 
 
@@ -104,14 +118,21 @@ def complaints(module: str, source: str) -> list[str]:
             continue
         if other == "ringsim":
             if floor < FLOOR["check"]:
-                found.append(f"line {line} imports {name}: name the module that defines it, the contents may lead anywhere")
+                found.append(
+                    f"line {line} imports {name}: name the module that defines it, the contents "
+                    "may lead anywhere"
+                )
         elif other is not None:
             there = room_of(other)
             if there != room and FLOOR[there] >= floor and (room, there) not in NEIGHBOURS:
-                found.append(f"line {line} imports {other} of floor {FLOOR[there]}, from floor {floor}")
+                found.append(
+                    f"line {line} imports {other} of floor {FLOOR[there]}, from floor {floor}"
+                )
         else:
             top = name.partition(".")[0]
-            if top not in sys.stdlib_module_names and top not in {"numpy"} | LIBRARIES.get(room, set()):
+            if top not in sys.stdlib_module_names and top not in {"numpy"} | LIBRARIES.get(
+                room, set()
+            ):
                 found.append(f"line {line} imports {top}, which {room} may not")
     return sorted(found)
 
@@ -123,13 +144,21 @@ def test_every_room_has_a_floor() -> None:
 
 
 def test_the_house_can_be_drawn_from_memory() -> None:
-    rooms = {path.name for path in (ROOT / "ringsim").iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    rooms = {
+        path.name
+        for path in (ROOT / "ringsim").iterdir()
+        if path.is_dir() and any(path.glob("*.py"))
+    }
     assert len(rooms) <= 15
     assert len(list((ROOT / "ringsim").glob("*.py"))) <= 12
 
 
 def test_rooms_import_from_below() -> None:
-    found = {module: complaints(module, path.read_text()) for module, path in MODULES.items() if module != "ringsim"}
+    found = {
+        module: complaints(module, path.read_text())
+        for module, path in MODULES.items()
+        if module != "ringsim"
+    }
     assert {module: lines for module, lines in found.items() if lines} == {}
 
 
@@ -156,13 +185,28 @@ def test_contents_import_nothing() -> None:
     ("module", "source", "why"),
     [
         ("ringsim.errors", "import torch", "errors may not"),
-        ("ringsim.errors", "def late():\n    from ringsim.ring import current_ring", "of floor 5, from floor 1"),
-        ("ringsim.errors", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ringsim.traces.value import Trace", "of floor 3"),
+        (
+            "ringsim.errors",
+            "def late():\n    from ringsim.ring import current_ring",
+            "of floor 5, from floor 1",
+        ),
+        (
+            "ringsim.errors",
+            (
+                "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from "
+                "ringsim.traces.value import Trace"
+            ),
+            "of floor 3",
+        ),
         ("ringsim.plot.style", "import torch.distributed", "plot may not"),
         ("ringsim.state", "import ringsim", "the contents may lead anywhere"),
         ("ringsim.state", "from ringsim import trace", "the contents may lead anywhere"),
         ("ringsim.launch.run", "from ringsim.simulator import api", "of floor 6, from floor 6"),
-        ("ringsim.traces.value", "try:\n    import ringsim.plot.ring\nexcept ImportError:\n    pass", "of floor 7"),
+        (
+            "ringsim.traces.value",
+            "try:\n    import ringsim.plot.ring\nexcept ImportError:\n    pass",
+            "of floor 7",
+        ),
     ],
 )
 def test_rule_finds_what_breaks_it(module: str, source: str, why: str) -> None:
@@ -192,25 +236,42 @@ def test_nothing_behind_the_back_of_python_and_torch() -> None:
     )  # modules by name in a pickle
     assert users_of(r"\b(import_module|__import__)\b") == lazy | packed
     assert users_of(r"\b(?<!\.)exec\(") <= {"ringsim.magics"}  # the user's cell
-    assert users_of(r"\bctypes\b") <= {"ringsim.launch.forkserver"}  # the kernel ends a child with its parent: prctl has no public name
-    assert not [path for suffix in ("pyx", "pxd", "c", "so") for path in (ROOT / "ringsim").rglob(f"*.{suffix}")]
+    # the kernel ends a child with its parent: prctl has no public name
+    assert users_of(r"\bctypes\b") <= {"ringsim.launch.forkserver"}
+    assert not [
+        path
+        for suffix in ("pyx", "pxd", "c", "so")
+        for path in (ROOT / "ringsim").rglob(f"*.{suffix}")
+    ]
     assert not (ROOT / "setup.py").exists()
 
 
 def starts_no_ranks(room: str) -> bool:
     """Tells whether the examples of a room run in one process."""
-    return FLOOR[room] <= FLOOR["topologies"] or room in {"diagnose", "compute_costs", "exchange", "plot"}
+    return FLOOR[room] <= FLOOR["topologies"] or room in {
+        "diagnose",
+        "compute_costs",
+        "exchange",
+        "plot",
+    }
 
 
 EXAMPLES = [
-    pytest.param(module, marks=() if module != "ringsim" and starts_no_ranks(room_of(module)) else pytest.mark.distributed)
+    pytest.param(
+        module,
+        marks=()
+        if module != "ringsim" and starts_no_ranks(room_of(module))
+        else pytest.mark.distributed,
+    )
     for module, path in MODULES.items()
     if ">>> " in path.read_text()
 ]
 
 
 @pytest.mark.parametrize("module", EXAMPLES)
-def test_examples_run(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_run(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)  # examples may save files
     failed, tried = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
     assert tried, "the examples of this module are never run"

@@ -1,4 +1,7 @@
-"""Which send became which recv: the rules by hand, and against a matcher that does nothing clever; and why an operation was blocked."""
+"""Which send became which recv.
+
+The rules by hand, and against a matcher that does nothing clever; and why an operation was blocked.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,13 @@ from ringsim.traces.events import (
     Tables,
     make_events,
 )
-from ringsim.traces.matching import CollectiveCalls, describe_unmatched, match, split_waits, wait_for_last
+from ringsim.traces.matching import (
+    CollectiveCalls,
+    describe_unmatched,
+    match,
+    split_waits,
+    wait_for_last,
+)
 from ringsim.traces.value import Trace
 
 SEND_OPS = [OP_CODES[name] for name in ("send", "isend", "batch_isend", "send_object_list")]
@@ -37,8 +46,19 @@ RECV_OPS = [OP_CODES[name] for name in ("recv", "irecv", "batch_irecv", "recv_ob
 def program(*rows: tuple[int, str, int, int, int]) -> Events:
     """Events from (rank, op, peer, tag, group), in the order of posting on each rank."""
     rank, op, peer, tag, group = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
-    tables = Tables(groups=(Group("world", (0, 1)), Group("ring:0>1", (0, 1)), Group("ring:1>0", (0, 1))))
-    return make_events({"rank": rank, "op": [OP_CODES[name] for name in op], "peer": peer, "tag": tag, "group": group}, tables)
+    tables = Tables(
+        groups=(Group("world", (0, 1)), Group("ring:0>1", (0, 1)), Group("ring:1>0", (0, 1)))
+    )
+    return make_events(
+        {
+            "rank": rank,
+            "op": [OP_CODES[name] for name in op],
+            "peer": peer,
+            "tag": tag,
+            "group": group,
+        },
+        tables,
+    )
 
 
 def pairs(events: Events, **options: Any) -> list[tuple[int, int]]:
@@ -49,7 +69,10 @@ def pairs(events: Events, **options: Any) -> list[tuple[int, int]]:
 # Rows of `program`, and which send became which recv, by the order of the rows.
 PROGRAMS: dict[str, tuple[list[tuple[int, str, int, int, int]], list[tuple[int, int]]]] = {
     "messages of one tag keep their order, and tags do not wait for each other": (
-        [*((0, "isend", 1, tag, 0) for tag in (7, 9, 7)), *((1, "irecv", 0, tag, 0) for tag in (9, 7, 7))],
+        [
+            *((0, "isend", 1, tag, 0) for tag in (7, 9, 7)),
+            *((1, "irecv", 0, tag, 0) for tag in (9, 7, 7)),
+        ],
         [(0, 4), (1, 3), (2, 5)],
     ),
     "groups over the same ranks are apart": (
@@ -61,7 +84,15 @@ PROGRAMS: dict[str, tuple[list[tuple[int, str, int, int, int]], list[tuple[int, 
         [(0, 3), (2, 1)],
     ),
     "a rank may send to itself": ([(0, "isend", 0, 0, 0), (0, "irecv", 0, 0, 0)], [(0, 1)]),
-    "collectives take no part": ([(0, "all_reduce", 1, 0, 0), (1, "barrier", 0, 0, 0), (1, "span", 0, 0, 0), (1, "mark", 0, 0, 0)], []),
+    "collectives take no part": (
+        [
+            (0, "all_reduce", 1, 0, 0),
+            (1, "barrier", 0, 0, 0),
+            (1, "span", 0, 0, 0),
+            (1, "mark", 0, 0, 0),
+        ],
+        [],
+    ),
     "a source that is known": ([(0, "send", 1, 0, 0), (1, "recv", 0, 0, 0)], [(0, 1)]),
 }
 
@@ -74,29 +105,62 @@ def test_which_send_became_which_recv(what: str) -> None:
 
 
 def test_without_tags_the_order_alone_decides_and_messages_stand_by_the_time_of_sending() -> None:
-    events = program((0, "isend", 1, 1, 0), (0, "isend", 1, 2, 0), (1, "irecv", 0, 2, 0), (1, "irecv", 0, 1, 0))
+    events = program(
+        (0, "isend", 1, 1, 0), (0, "isend", 1, 2, 0), (1, "irecv", 0, 2, 0), (1, "irecv", 0, 1, 0)
+    )
     assert pairs(events) == [(0, 3), (1, 2)]
     assert pairs(events, by_tag=False) == [(0, 2), (1, 3)]
     send, recv = OP_CODES["send"], OP_CODES["recv"]
-    events = make_events({"rank": [0, 0, 1, 1], "op": [send, recv, send, recv], "peer": [1, 1, 0, 0], "post_ns": [50, 60, 10, 20]})
+    events = make_events(
+        {
+            "rank": [0, 0, 1, 1],
+            "op": [send, recv, send, recv],
+            "peer": [1, 1, 0, 0],
+            "post_ns": [50, 60, 10, 20],
+        }
+    )
     assert match(events).src.tolist() == [1, 0]
 
 
-@pytest.mark.parametrize(("sender", "receiver", "expected"), [(3, NONE, 3), (NONE, 5, 5), (3, 5, 3), (NONE, NONE, NONE)])
-def test_stage_and_microbatch_are_the_senders_else_the_receivers(sender: int, receiver: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("sender", "receiver", "expected"), [(3, NONE, 3), (NONE, 5, 5), (3, 5, 3), (NONE, NONE, NONE)]
+)
+def test_stage_and_microbatch_are_the_senders_else_the_receivers(
+    sender: int, receiver: int, expected: int
+) -> None:
     columns = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0]}
-    messages = match(make_events(columns | {"stage": [sender, receiver], "microbatch": [sender, receiver]}))
+    messages = match(
+        make_events(columns | {"stage": [sender, receiver], "microbatch": [sender, receiver]})
+    )
     assert (messages.stage.tolist(), messages.microbatch.tolist()) == ([expected], [expected])
 
 
 def test_unmatched_operations_read_as_sentences() -> None:
     tables = Tables((Group("ring:2>3", (2, 3)),), (Payload("float32", (2,), 8),), (), ("ring.py",))
-    columns = {"rank": [2], "op": [OP_CODES["isend"]], "peer": [3], "tag": [7], "group": [0], "payload": [0], "file": [0], "line": [12]}
+    columns = {
+        "rank": [2],
+        "op": [OP_CODES["isend"]],
+        "peer": [3],
+        "tag": [7],
+        "group": [0],
+        "payload": [0],
+        "file": [0],
+        "line": [12],
+    }
     events = make_events(columns, tables)
     (operation,) = describe_unmatched(events, match(events))
-    assert repr(operation) == "rank 2: isend to 3 (ring:2>3, tag 7, 8 bytes) at ring.py:12 has no recv"
-    assert (operation.rank, operation.peer, operation.tag, operation.line, operation.status) == (2, 3, 7, 12, "ok")
-    waiting = program((0, "send", 1, 0, 0), (1, "recv", ANY_SOURCE, 0, 0))  # until its source is known
+    assert (
+        repr(operation) == "rank 2: isend to 3 (ring:2>3, tag 7, 8 bytes) at ring.py:12 has no recv"
+    )
+    assert (operation.rank, operation.peer, operation.tag, operation.line, operation.status) == (
+        2,
+        3,
+        7,
+        12,
+        "ok",
+    )
+    # until its source is known
+    waiting = program((0, "send", 1, 0, 0), (1, "recv", ANY_SOURCE, 0, 0))
     assert (pairs(waiting), match(waiting).unmatched.tolist()) == ([], [0, 1])
     assert "from any rank" in repr(describe_unmatched(waiting, match(waiting))[1])
 
@@ -114,27 +178,45 @@ def test_a_message_never_meets_a_send_that_was_refused() -> None:
         "status": [STATUS_NAMES.index(name) for name in ("error", "ok", "ok", "ok", "ok")],
     }
     trace = Trace(make_events(columns), {"world_size": 2})
-    assert list(zip(trace.messages.send.tolist(), trace.messages.recv.tolist(), strict=True)) == [(1, 3), (2, 4)]
+    assert list(zip(trace.messages.send.tolist(), trace.messages.recv.tolist(), strict=True)) == [
+        (1, 3),
+        (2, 4),
+    ]
     assert trace.unmatched == []
     assert trace.waits.late_sender_ns.tolist() == [0, 0, 0, 300, 290]
     assert trace.filter(ranks=[0]).apart.tolist() == [1, 2]
 
 
 def naive(events: Events, by_tag: bool) -> tuple[set[tuple[int, int]], list[int]]:
-    """The rule, one event after the other: each send joins its queue, each recv takes the first of its own.
+    """The rule, one event after the other.
 
-    An operation that failed before its rank waited for it was refused when it was posted.
+    Each send joins its queue, each recv takes the first of its own. An operation that failed before
+    its rank waited for it was refused when it was posted.
     """
     queues: dict[tuple[int, ...], deque[int]] = defaultdict(deque)
     found, alone = set(), []
-    posted = [index for index in range(len(events)) if STATUS_NAMES[events.status[index]] != "error" or events.wait_ns[index] >= 0]
+    posted = [
+        index
+        for index in range(len(events))
+        if STATUS_NAMES[events.status[index]] != "error" or events.wait_ns[index] >= 0
+    ]
     for index in posted:
         if events.kind[index] == SEND:
-            key = (events.group[index], events.rank[index], events.peer[index], events.tag[index] if by_tag else 0)
+            key = (
+                events.group[index],
+                events.rank[index],
+                events.peer[index],
+                events.tag[index] if by_tag else 0,
+            )
             queues[key].append(index)
     for index in posted:
         if events.kind[index] == RECV:
-            key = (events.group[index], events.peer[index], events.rank[index], events.tag[index] if by_tag else 0)
+            key = (
+                events.group[index],
+                events.peer[index],
+                events.rank[index],
+                events.tag[index] if by_tag else 0,
+            )
             if events.peer[index] >= 0 and queues[key]:
                 found.add((queues[key].popleft(), index))
             else:
@@ -169,7 +251,8 @@ def test_equals_the_naive_matcher(rows: list[tuple[int, ...]], by_tag: bool) -> 
     assert np.array_equal(messages.dst, events.rank[messages.recv])
 
 
-# (send), (recv) as (post, wait, done) -> late_sender and transfer of the recv, late_receiver and transfer of the send
+# (send), (recv) as (post, wait, done) -> late_sender and transfer of the recv, late_receiver and
+# transfer of the send
 CASES = {
     # send          10====50
     # recv  0=============50
@@ -186,7 +269,11 @@ CASES = {
     # send             30
     # recv  0=======20           it gave up before: the wait ends with it
     "done before the partner": ((30, 30, 40), (0, 0, 20), (20, 0, 0, 10)),
-    "not done, and has waited for its late sender already": ((70, 70, NONE), (0, 20, NONE), (50, 0, 0, 0)),
+    "not done, and has waited for its late sender already": (
+        (70, 70, NONE),
+        (0, 20, NONE),
+        (50, 0, 0, 0),
+    ),
     "never waited, and was not blocked": ((70, NONE, NONE), (0, NONE, NONE), (0, 0, 0, 0)),
 }
 
@@ -198,13 +285,28 @@ def test_parts_of_a_wait(case: str) -> None:
     columns = {"rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["irecv"]], "peer": [1, 0]}
     events = make_events(columns | {"post_ns": post, "wait_ns": wait, "done_ns": done})
     waits = split_waits(events, match(events))
-    assert (waits.late_sender_ns[1], waits.transfer_ns[1], waits.late_receiver_ns[0], waits.transfer_ns[0]) == expected
+    assert (
+        waits.late_sender_ns[1],
+        waits.transfer_ns[1],
+        waits.late_receiver_ns[0],
+        waits.transfer_ns[0],
+    ) == expected
     assert (waits.late_receiver_ns[1], waits.late_sender_ns[0]) == (0, 0)
-    assert waits.blocked_ns.tolist() == [NONE if end == NONE else end - begin for _, begin, end in (send, recv)]
+    assert waits.blocked_ns.tolist() == [
+        NONE if end == NONE else end - begin for _, begin, end in (send, recv)
+    ]
 
 
 def test_without_a_partner_the_cause_is_unknown() -> None:
-    events = make_events({"rank": [0], "op": [OP_CODES["all_reduce"]], "post_ns": [0], "wait_ns": [5], "done_ns": [25]})
+    events = make_events(
+        {
+            "rank": [0],
+            "op": [OP_CODES["all_reduce"]],
+            "post_ns": [0],
+            "wait_ns": [5],
+            "done_ns": [25],
+        }
+    )
     waits = split_waits(events, match(events))
     found = [waits.blocked_ns, waits.late_sender_ns, waits.late_receiver_ns, waits.transfer_ns]
     assert [column.tolist() for column in found] == [[20], [0], [0], [0]]
@@ -223,7 +325,9 @@ def test_the_parts_make_up_the_whole(events: Events) -> None:
     assert not np.delete(parts, matched).any()
 
 
-@pytest.mark.parametrize(("done_ns", "early"), [(49, True), (50, False), (51, False), (NONE, False)])
+@pytest.mark.parametrize(
+    ("done_ns", "early"), [(49, True), (50, False), (51, False), (NONE, False)]
+)
 def test_a_message_is_early_that_arrived_before_it_was_sent(done_ns: int, early: bool) -> None:
     columns = {"rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["irecv"]], "peer": [1, 0]}
     events = make_events(columns | {"post_ns": [50, 0], "done_ns": [90, done_ns]})
@@ -231,10 +335,16 @@ def test_a_message_is_early_that_arrived_before_it_was_sent(done_ns: int, early:
 
 
 def calls_of_three(*rows: dict[str, Any]) -> Events:
-    """Collectives, by default barriers of the world of ranks 0 to 2, posted, awaited and done at once."""
+    """Collectives posted, awaited and done at once.
+
+    By default barriers of the world of ranks 0 to 2.
+    """
     at = {"op": "barrier", "group": 0, "post_ns": 0, "status": OK}
     full = [{**at, "wait_ns": row.get("post_ns", 0), "done_ns": 100, **row} for row in rows]
-    columns = {name: [OP_CODES[row[name]] if name == "op" else row[name] for row in full] for name in full[0]}
+    columns = {
+        name: [OP_CODES[row[name]] if name == "op" else row[name] for row in full]
+        for name in full[0]
+    }
     tables = Tables(groups=(Group("world", (0, 1, 2)), Group("pair", (0, 1))))
     return make_events(columns, tables)
 
@@ -254,7 +364,10 @@ def test_which_collectives_are_one_call() -> None:
         {"rank": 2, "post_ns": 5},
     )
     calls = CollectiveCalls.of(events)
-    members = {calls.events_of(call): (int(calls.last[call]), bool(calls.complete[call])) for call in range(len(calls.last))}
+    members = {
+        calls.events_of(call): (int(calls.last[call]), bool(calls.complete[call]))
+        for call in range(len(calls.last))
+    }
     assert members == {(0, 7, 9): (0, True), (3, 8): (3, False), (2, 6): (2, True)}
     assert calls.place.tolist() == [0, 0, 1, 0, 0, 1, 0]
     assert [calls.call_of(one) for one in (1, 4, 5)] == [NONE] * 3
@@ -262,7 +375,9 @@ def test_which_collectives_are_one_call() -> None:
 
 
 def test_collectives_whose_call_was_left_out_take_no_part() -> None:
-    events = calls_of_three(*({"rank": rank, "post_ns": turn} for rank in range(3) for turn in range(2)))
+    events = calls_of_three(
+        *({"rank": rank, "post_ns": turn} for rank in range(3) for turn in range(2))
+    )
     assert len(CollectiveCalls.of(events).last) == 2
     calls = CollectiveCalls.of(events, apart=[0, 2, 4])
     assert (calls.event.tolist(), calls.place.tolist()) == ([1, 3, 5], [0, 0, 0])

@@ -1,4 +1,7 @@
-"""Both sides of an operation, compared in the records of ranks that still write them: no rank is started."""
+"""Both sides of an operation, compared in the records of ranks that still write them.
+
+No rank is started.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,28 @@ SIZES = (4, 8)  # of the payloads, by number
 class Rank:
     """A rank without torch: posts what it is told, as the hooks do."""
 
-    def __init__(self, directory: Path, rank: int, world_size: int = 2, *, fresh: bool = True) -> None:
+    def __init__(
+        self, directory: Path, rank: int, world_size: int = 2, *, fresh: bool = True
+    ) -> None:
         self.recorder = Recorder(directory, rank, world_size)
         ranks = list(range(world_size))
         self.group = self.recorder.group("world", ranks, fresh=fresh)
         for size in SIZES:
             self.recorder.payload("float32", [size], 4 * size)
 
-    def post(self, op: str, peer: int = NONE, payload: int = 0, tag: int = 0, *, waits: bool = True, done: bool = False) -> int:
-        slot = self.recorder.make_post(OP_CODES[op])(self.group, peer, tag if peer != NONE else NONE, payload)
+    def post(
+        self,
+        op: str,
+        peer: int = NONE,
+        payload: int = 0,
+        tag: int = 0,
+        *,
+        waits: bool = True,
+        done: bool = False,
+    ) -> int:
+        slot = self.recorder.make_post(OP_CODES[op])(
+            self.group, peer, tag if peer != NONE else NONE, payload
+        )
         assert slot is not None
         if waits or done:
             self.recorder.wait(slot)
@@ -51,7 +67,10 @@ class Run:
         self.live = LiveRecords(directory, size)
 
     def look(self) -> list[str]:
-        """Returns in what sides disagree that were not found to do so before; it reads twice, to know who went on."""
+        """Returns in what sides disagree that were not found to do so before.
+
+        It reads twice, to know who went on.
+        """
         self.live.look()
         self.live.look()
         found = self.live.find_mismatch()
@@ -64,18 +83,29 @@ def run(tmp_path: Path) -> Run:
 
 
 @given(st.data())
-def test_a_mismatch_is_found_and_nothing_else_is(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Random messages on several channels, the two ranks' posts interleaved at will; the k-th of each side belong together."""
+def test_a_mismatch_is_found_and_nothing_else_is(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Random messages on several channels, the two ranks' posts interleaved at will.
+
+    The k-th of each side belong together.
+    """
     run = Run(tmp_path_factory.mktemp("run"))
     channel = st.tuples(st.booleans(), st.integers(0, 1))  # does rank 0 send?, tag
-    messages = data.draw(st.lists(st.tuples(channel, st.sampled_from([(0, 0), (0, 0), (1, 1), (0, 1)])), max_size=12))
+    messages = data.draw(
+        st.lists(st.tuples(channel, st.sampled_from([(0, 0), (0, 0), (1, 1), (0, 1)])), max_size=12)
+    )
     left = [list(enumerate(messages)) for _ in range(2)]
     posted: list[set[int]] = [set(), set()]
     while any(left):
         rank = data.draw(st.sampled_from([rank for rank in (0, 1) if left[rank]]))
         number, ((zero_sends, tag), payloads) = left[rank].pop(0)
         run.ranks[rank].post(
-            "isend" if zero_sends == (rank == 0) else "irecv", 1 - rank, payloads[rank], tag, done=data.draw(st.booleans())
+            "isend" if zero_sends == (rank == 0) else "irecv",
+            1 - rank,
+            payloads[rank],
+            tag,
+            done=data.draw(st.booleans()),
         )
         posted[rank].add(number)
         wrong = any(messages[one][1] == (0, 1) for one in posted[0] & posted[1])
@@ -106,7 +136,9 @@ def test_a_long_run_is_compared_to_its_end_and_what_is_done_is_forgotten(run: Ru
     assert (waits.index, waits.counterparts) == (expected + 1, expected + 1)
 
 
-def test_a_rank_that_begins_to_record_later_is_compared_from_its_first_operation(tmp_path: Path) -> None:
+def test_a_rank_that_begins_to_record_later_is_compared_from_its_first_operation(
+    tmp_path: Path,
+) -> None:
     live, zero = LiveRecords(tmp_path, 2), Rank(tmp_path, 0)
     for payload in (0, 0, 1):
         zero.post("isend", 1, payload)
@@ -133,7 +165,10 @@ def test_an_operation_that_may_still_be_refused_accuses_nobody(run: Run) -> None
 
 
 def test_whoever_goes_on_was_not_refused(run: Run) -> None:
-    """An operation that nobody waits for yet is a mismatch all the same once its thread has posted another."""
+    """An operation that nobody waits for yet is a mismatch all the same.
+
+    Once its thread has posted another.
+    """
     zero, one = run.ranks
     one.post("irecv", 0, 1, waits=False)
     zero.post("isend", 1, 0)
@@ -210,7 +245,8 @@ def test_collectives_are_compared_in_any_order(tmp_path: Path) -> None:
 def test_permuted_memory_is_told_apart(run: Run) -> None:
     """Gloo takes the memory as it is: a tensor and its transpose would be mixed up."""
     numbers = [
-        rank.recorder.payload("float32", [4, 3], 48, strides=strides) for rank, strides in zip(run.ranks, ((), ((1, 4),)), strict=True)
+        rank.recorder.payload("float32", [4, 3], 48, strides=strides)
+        for rank, strides in zip(run.ranks, ((), ((1, 4),)), strict=True)
     ]
     for rank, payload in zip(run.ranks, numbers, strict=True):
         rank.post("all_reduce", payload=payload)
@@ -246,7 +282,9 @@ def _count(shape: list[int]) -> int:
 
 
 @given(payloads, payloads)
-def test_disagreement_is_mutual_and_no_payload_disagrees_with_itself(mine: Payload, theirs: Payload) -> None:
+def test_disagreement_is_mutual_and_no_payload_disagrees_with_itself(
+    mine: Payload, theirs: Payload
+) -> None:
     assert disagreement(mine, mine) == ""
     assert disagreement(mine, theirs) == disagreement(theirs, mine)
     if mine.size_bytes != theirs.size_bytes:
@@ -265,7 +303,9 @@ def test_disagreement_is_mutual_and_no_payload_disagrees_with_itself(mine: Paylo
         (((2, 2, 3), "float32"), ((4, 3), "float32"), "shape"),
     ],
 )
-def test_what_counts_as_disagreement(mine: tuple[Any, str], theirs: tuple[Any, str], what: str) -> None:
+def test_what_counts_as_disagreement(
+    mine: tuple[Any, str], theirs: tuple[Any, str], what: str
+) -> None:
     def make(described: tuple[Any, str]) -> Payload:
         return Payload(described[1], described[0], 4 * _count(list(described[0])))
 

@@ -1,4 +1,7 @@
-"""The parts of the MPI backend that need no MPI: groups, buffers, reductions, handles over a stand-in for a request, and ``sys.exit``."""
+"""The parts of the MPI backend that need no MPI.
+
+Groups, buffers, reductions, handles over a stand-in for a request, and ``sys.exit``.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,14 @@ from torch.distributed import ReduceOp
 from ringsim.comm.built import reduce_parts
 from ringsim.comm.collectives import READINGS, Call, read_call
 from ringsim.comm.mpi import MpiBackend
-from ringsim.comm.mpi_transfers import MpiGroup, MpiHandle, MpiRecords, _flatten, _to_fill, to_seconds
+from ringsim.comm.mpi_transfers import (
+    MpiGroup,
+    MpiHandle,
+    MpiRecords,
+    _flatten,
+    _to_fill,
+    to_seconds,
+)
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 from ringsim.launch.joined import FileBoard
 from ringsim.state import change_state
@@ -115,18 +125,42 @@ TWO, THREE, FOUR = torch.empty(2), torch.empty(3), torch.empty(4)
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
-        ("all_gather", ([TWO, THREE], TWO), r"tensor_list\[1\] must have the shape \(2,\).*got.*\(3,\)"),
+        (
+            "all_gather",
+            ([TWO, THREE], TWO),
+            r"tensor_list\[1\] must have the shape \(2,\).*got.*\(3,\)",
+        ),
         ("all_gather", ([TWO], TWO), "tensor_list must have 2 entries, got 1"),
         ("all_gather_into_tensor", (FOUR.double(), TWO), "output_tensor.* got torch.float64"),
-        ("all_gather_into_tensor", (THREE, TWO), "output_tensor must have 2 times the 2 elements of input_tensor, got 3"),
-        ("scatter", (TWO, [TWO, TWO], 1), "scatter_list must be left out on all ranks but the root"),
+        (
+            "all_gather_into_tensor",
+            (THREE, TWO),
+            "output_tensor must have 2 times the 2 elements of input_tensor, got 3",
+        ),
+        (
+            "scatter",
+            (TWO, [TWO, TWO], 1),
+            "scatter_list must be left out on all ranks but the root",
+        ),
         ("reduce_scatter", (TWO, [THREE, THREE]), "output must have a place for the 3 elements"),
-        ("all_to_all_single", (FOUR, FOUR, [1, 2]), "output_split_sizes must be 2 lengths that add up to 4"),
-        ("all_to_all_single", (THREE, FOUR), "the first dimension of output must be a multiple of the 2 ranks, got 3"),
+        (
+            "all_to_all_single",
+            (FOUR, FOUR, [1, 2]),
+            "output_split_sizes must be 2 lengths that add up to 4",
+        ),
+        (
+            "all_to_all_single",
+            (THREE, FOUR),
+            "the first dimension of output must be a multiple of the 2 ranks, got 3",
+        ),
         ("all_reduce_coalesced", ([],), "tensors must be at least one"),
         ("gather", (TWO, None), "gather_list must be a list, got NoneType"),
         ("broadcast", ([1.0], 0), "tensor must be a torch.Tensor, got list"),
-        ("broadcast", (TWO.to("meta"), 0), "dense tensor on the CPU with the mpi backend, got a torch.strided tensor on meta"),
+        (
+            "broadcast",
+            (TWO.to("meta"), 0),
+            "dense tensor on the CPU with the mpi backend, got a torch.strided tensor on meta",
+        ),
         ("broadcast", (torch.eye(2).to_sparse(), 0), "got a torch.sparse_coo tensor on cpu"),
     ],
 )
@@ -148,7 +182,9 @@ def test_the_order_shows_in_the_rounding() -> None:
 
 def test_a_wait_finishes_once() -> None:
     calls: list[str] = []
-    handle = MpiHandle(MPI, Request(looks=500), "all_reduce", 30.0, finish=lambda: calls.append("finished"))
+    handle = MpiHandle(
+        MPI, Request(looks=500), "all_reduce", 30.0, finish=lambda: calls.append("finished")
+    )
     assert not handle.is_completed()
     assert handle.wait()
     assert handle.wait(0.001)
@@ -161,7 +197,9 @@ def test_a_wait_ends_at_its_limit_and_can_be_repeated(timeout: Any) -> None:
     request = Request(looks=math.inf)
     handle = MpiHandle(MPI, request, "irecv from rank 3, tag 1", 30.0)
     begin = time.monotonic()
-    with pytest.raises(RunTimeout, match=r"irecv from rank 3, tag 1 must be answered within 0.02 s, got no answer"):
+    with pytest.raises(
+        RunTimeout, match=r"irecv from rank 3, tag 1 must be answered within 0.02 s, got no answer"
+    ):
         handle.wait(timeout)
     assert time.monotonic() - begin >= 0.02
     request.looks = 1
@@ -176,7 +214,9 @@ def test_a_wait_ends_at_its_limit_and_can_be_repeated(timeout: Any) -> None:
         (Request(error=3), None, RingError, "recv must be carried by MPI, got its error 3"),
     ],
 )
-def test_what_went_wrong_is_said_at_each_wait(request_: Request, size_bytes: int | None, error: type[Exception], message: str) -> None:
+def test_what_went_wrong_is_said_at_each_wait(
+    request_: Request, size_bytes: int | None, error: type[Exception], message: str
+) -> None:
     handle = MpiHandle(MPI, request_, "recv", 30.0, size_bytes=size_bytes, ranks=(4, 5))
     for _ in range(2):
         with pytest.raises(error, match=message):
@@ -186,7 +226,12 @@ def test_what_went_wrong_is_said_at_each_wait(request_: Request, size_bytes: int
 
 def test_a_recv_knows_its_source_when_it_is_done() -> None:
     handle = MpiHandle(MPI, Request(), "recv", 30.0, size_bytes=16, ranks=(4, 5))
-    assert (handle.source_rank(), handle.wait(), handle.source_rank(), handle._source_rank()) == (-1, True, 1, 1)
+    assert (handle.source_rank(), handle.wait(), handle.source_rank(), handle._source_rank()) == (
+        -1,
+        True,
+        1,
+        1,
+    )
 
 
 def test_a_recv_that_is_abandoned_says_so() -> None:
@@ -200,7 +245,9 @@ def test_a_recv_that_is_abandoned_says_so() -> None:
 
 def test_a_future_holds_the_result_or_the_error() -> None:
     tensor = torch.ones(2)
-    assert MpiHandle(MPI, Request(looks=5), "all_reduce", 30.0, results=[tensor]).get_future().wait() == [tensor]
+    assert MpiHandle(
+        MPI, Request(looks=5), "all_reduce", 30.0, results=[tensor]
+    ).get_future().wait() == [tensor]
     with pytest.raises(RunTimeout):
         MpiHandle(MPI, Request(looks=math.inf), "all_reduce", 0.01).get_future().wait()
 
@@ -220,8 +267,14 @@ def test_operations_are_written_down(tmp_path: Path) -> None:
     assert records.post(OP_CODES["isend"], group, 0, 3, [tensor]) is None  # nobody records
     change_state(recorder=recorder)
     handles = []
-    for op, peer, copies, request in (("recv", ANY_SOURCE, 1, Request()), ("gather", 0, 2, Request()), ("send", 0, 1, Request(error=3))):
-        handle = MpiHandle(MPI, request, op, 30.0, size_bytes=16 if op == "recv" else None, ranks=group.ranks)
+    for op, peer, copies, request in (
+        ("recv", ANY_SOURCE, 1, Request()),
+        ("gather", 0, 2, Request()),
+        ("send", 0, 1, Request(error=3)),
+    ):
+        handle = MpiHandle(
+            MPI, request, op, 30.0, size_bytes=16 if op == "recv" else None, ranks=group.ranks
+        )
         begun = records.post(OP_CODES[op], group, peer, 3, [tensor], copies)
         assert begun is not None
         handle.record(*begun)
@@ -253,15 +306,19 @@ def test_what_ranks_said_is_read_by_name(tmp_path: Path) -> None:
     ("use", "message"),
     [
         *((use, r"initialized before it is used.*ringsim.comm.init_process_group") for use in (
-            lambda: MpiBackend().get_rank(), lambda: MpiBackend().barrier(), lambda: MpiBackend().new_group(),
+            lambda: MpiBackend().get_rank(), lambda: MpiBackend().barrier(),
+            lambda: MpiBackend().new_group(),
             lambda: MpiBackend().isend(torch.ones(1), 0),
         )),
         (lambda: MpiBackend().init_process_group(), r"pip install 'ringsim\[mpi\]'"),
-        (lambda: MpiBackend().init_process_group("gloo"), "backend must be \"mpi\" or None with the mpi backend, got 'gloo'"),
+        (lambda: MpiBackend().init_process_group("gloo"),
+         "backend must be \"mpi\" or None with the mpi backend, got 'gloo'"),
         (lambda: group_of(0).allreduce, "Use the functions of ringsim.comm"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_says_what_to_do(monkeypatch: pytest.MonkeyPatch, use: Any, message: str) -> None:
+def test_what_cannot_work_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, use: Any, message: str
+) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     assert not MpiBackend().is_initialized()
     with pytest.raises((RingError, AttributeError), match=message):
@@ -290,17 +347,42 @@ exec(ending)
 ENDINGS = [  # and with which code the process ends, and what it says
     ("sys.exit(3)", 3, "abort 3\n"),
     ("sys.exit('no data')", 1, "abort 1\n"),
-    ("def main():\n    try:\n        sys.exit(2)\n    finally:\n        print('cleaned')\nmain()", 2, "cleaned\nabort 2\n"),
-    ("try:\n    sys.exit(4)\nexcept SystemExit as error:\n    assert error.code == 4\n    raise", 4, "abort 4\n"),
+    (
+        (
+            "def main():\n    try:\n        sys.exit(2)\n    finally:\n "
+            "       print('cleaned')\nmain()"
+        ),
+        2,
+        "cleaned\nabort 2\n",
+    ),
+    (
+        "try:\n    sys.exit(4)\nexcept SystemExit as error:\n    assert error.code == 4\n    raise",
+        4,
+        "abort 4\n",
+    ),
     ("import argparse\nargparse.ArgumentParser().error('no')", 2, "abort 2\n"),
-    ("import atexit\natexit.register(print, 'last words')\nsys.exit(5)", 5, "last words\nabort 5\n"),
+    (
+        "import atexit\natexit.register(print, 'last words')\nsys.exit(5)",
+        5,
+        "last words\nabort 5\n",
+    ),
     ("sys.exit()", 0, ""),
     (
-        "try:\n    sys.exit(3)\nexcept SystemExit as error:\n    kept = error\nassert kept.code == 3 and kept.args == (3,)\nsys.exit(0)",
+        (
+            "try:\n    sys.exit(3)\nexcept SystemExit as error:\n    kept = error\nassert "
+            "kept.code == 3 and kept.args == (3,)\nsys.exit(0)"
+        ),
         0,
         "",
     ),
-    ("import threading\nthread = threading.Thread(target=sys.exit, args=(3,))\nthread.start()\nthread.join()", 0, ""),
+    (
+        (
+            "import threading\nthread = threading.Thread(target=sys.exit, args=(3,))\n"
+            "thread.start()\nthread.join()"
+        ),
+        0,
+        "",
+    ),
     ("kept = sys.exit\nundo()\nassert sys.exit is before is not kept\nkept(3)", 3, ""),
 ]
 
@@ -309,6 +391,9 @@ def test_only_an_end_with_another_code_than_0_aborts(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, json.dumps([ending for ending, _, _ in ENDINGS])]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     codes = json.loads(done.stdout)
-    found = [(ending, codes[number], (tmp_path / f"{number}.out").read_text()) for number, (ending, _, _) in enumerate(ENDINGS)]
+    found = [
+        (ending, codes[number], (tmp_path / f"{number}.out").read_text())
+        for number, (ending, _, _) in enumerate(ENDINGS)
+    ]
     assert found == ENDINGS
     assert (tmp_path / "1.err").read_text() == "no data\n"

@@ -1,4 +1,4 @@
-"""The lessons: they have the parts that a lesson has, and run from top to bottom in a real kernel."""
+"""The lessons have the parts that a lesson has, and run from top to bottom in a real kernel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,11 @@ def in_the_kernel_of(number: str) -> pytest.MarkDecorator:
 
 
 each_lesson = pytest.mark.parametrize(
-    "lesson", [pytest.param(lesson, id=lesson.stem, marks=in_the_kernel_of(lesson.stem[:2])) for lesson in LESSONS]
+    "lesson",
+    [
+        pytest.param(lesson, id=lesson.stem, marks=in_the_kernel_of(lesson.stem[:2]))
+        for lesson in LESSONS
+    ],
 )
 
 
@@ -61,8 +65,21 @@ def tagged(lesson: Path, tag: str) -> list[str]:
 
 def test_the_lessons_are_there() -> None:
     assert [lesson.stem for lesson in LESSONS] == [
-        *("00_four_processes", "01_ring", "02_send_recv_deadlock", "03_bandwidth", "04_stages", "05_gradients"),
-        *("06_schedules", "07_generation_ring", "08_communication_layer", "09_diagnose", "10_prediction"),
+        *(
+            "00_four_processes",
+            "01_ring",
+            "02_send_recv_deadlock",
+            "03_bandwidth",
+            "04_stages",
+            "05_gradients",
+        ),
+        *(
+            "06_schedules",
+            "07_generation_ring",
+            "08_communication_layer",
+            "09_diagnose",
+            "10_prediction",
+        ),
         *("11_slow_link", "12_data_parallel"),
     ]
 
@@ -74,7 +91,9 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
     text = "\n".join([*chapters, glossary])
     code = [source(cell) for cell in cells(lesson, "code")]
     first, magic, _ = "".join(code).partition("%%ring")
-    assert not magic or "%load_ext ringsim" in first, "the kernel of these tests may have it from another lesson"
+    assert not magic or "%load_ext ringsim" in first, (
+        "the kernel of these tests may have it from another lesson"
+    )
     (picture,) = re.findall(r"^!\[.+\]\((data/.+)\)$", chapters[0], re.MULTILINE)
     assert (lesson.parent / picture).is_file(), "at its head, for those who only look"
     assert "ipywidgets" not in "".join(code), "what moves is ringsim's own views and explorers"
@@ -82,17 +101,25 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
     assert len(notebook["cells"]) <= MOST_CELLS
     assert 0 < int(re.search(r"^It takes about (\d+) minutes\. ", text, re.MULTILINE)[1]) <= 45
     assert text.count("<details>") == text.count("</details>")
-    words = [word for line in re.findall(r"^\| \*\*(.+?)\*\* \|", glossary, re.MULTILINE) for word in line.split(", ")]
+    words = [
+        word
+        for line in re.findall(r"^\| \*\*(.+?)\*\* \|", glossary, re.MULTILINE)
+        for word in line.split(", ")
+    ]
     used = " ".join([*chapters, *code]).lower()
     assert words
-    assert [word for word in words if word not in used] == [], "words of the glossary that do not occur"
+    assert [word for word in words if word not in used] == [], (
+        "words of the glossary that do not occur"
+    )
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     assert notebook["metadata"] == {"kernelspec": kernel, "language_info": {"name": "python"}}
     for cell in notebook["cells"]:
         assert set(cell["metadata"]) <= {"tags", "jupyter"}
         assert set(cell["metadata"].get("tags", [])) <= {"exercise", "solution"}
         folded = cell["metadata"].get("jupyter") == {"source_hidden": True}
-        assert folded is ("solution" in cell["metadata"].get("tags", [])), "solutions are folded, and nothing else is"
+        assert folded is ("solution" in cell["metadata"].get("tags", [])), (
+            "solutions are folded, and nothing else is"
+        )
 
 
 # -- run in a kernel
@@ -100,12 +127,22 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def client() -> Iterator[NotebookClient]:
-    """A kernel for the lessons of this process that come one after the other; nothing outlives it."""
-    client = NotebookClient(nbformat.v4.new_notebook(), timeout=CELL_S, resources={"metadata": {"path": str(LESSONS[0].parent)}})
-    # nbclient 0.11 answers Output widgets over the socket on which it waits for the cell's reply, and then sometimes sleeps through the
-    # reply until its time-out. Left unanswered, a widget's output is shown under the cell, where it is looked at like any other.
+    """A kernel for the lessons of this process that come one after the other.
+
+    Nothing outlives it.
+    """
+    client = NotebookClient(
+        nbformat.v4.new_notebook(),
+        timeout=CELL_S,
+        resources={"metadata": {"path": str(LESSONS[0].parent)}},
+    )
+    # nbclient 0.11 answers Output widgets over the socket on which it waits for the cell's reply,
+    # and then sometimes sleeps through the reply until its time-out. Left unanswered, a widget's
+    # output is shown under the cell, where it is looked at like any other.
     client.comm_open_handlers.clear()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)
+    }
     with client.setup_kernel(env={**environment, "MPLBACKEND": "agg"}):
         CLIENTS[:] = [client]
         yield client
@@ -119,7 +156,10 @@ CLIENTS: list[NotebookClient] = []  # the one that runs
 
 @cache
 def executed(lesson: Path) -> dict[str, Cell]:
-    """Runs a lesson, with none of the names of the one before it; returns its code cells with their outputs."""
+    """Runs a lesson, with none of the names of the one before it.
+
+    Returns its code cells with their outputs.
+    """
     (client,) = CLIENTS
     client.nb = nbformat.read(lesson, as_version=4)
     client.reset_execution_trackers()
@@ -137,7 +177,11 @@ def outputs(lesson: Path) -> Iterator[tuple[str, Cell]]:
 
 def verdict(lesson: Path, cell: str) -> str:
     """The text that a check showed under a cell."""
-    shown = [output["data"]["text/plain"] for name, output in outputs(lesson) if name == cell and "data" in output]
+    shown = [
+        output["data"]["text/plain"]
+        for name, output in outputs(lesson)
+        if name == cell and "data" in output
+    ]
     (text,) = [text for text in shown if text.startswith("check.")]
     return str(text)
 
@@ -147,21 +191,34 @@ def test_lesson_runs_and_leaves_nothing_behind(lesson: Path) -> None:
     executed(lesson)  # a cell that raises raises here
     kernel = CLIENTS[0].km.provisioner.pid
     assert "ringsim-server" in descendants(kernel).values(), "the kernel started no rank"
-    assert until(lambda: not any(name.startswith("ringsim-rank") for name in descendants(kernel).values()))
+    assert until(
+        lambda: not any(name.startswith("ringsim-rank") for name in descendants(kernel).values())
+    )
     assert [name for name, output in outputs(lesson) if output["output_type"] == "error"] == []
-    warnings = [output["text"] for _, output in outputs(lesson) if output["output_type"] == "stream" and output["name"] == "stderr"]
+    warnings = [
+        output["text"]
+        for _, output in outputs(lesson)
+        if output["output_type"] == "stream" and output["name"] == "stderr"
+    ]
     assert warnings == []
 
 
 @each_lesson
 def test_every_picture_can_be_read_aloud(lesson: Path) -> None:
-    pictures = [(name, output) for name, output in outputs(lesson) if "image/png" in output.get("data", {})]
+    pictures = [
+        (name, output) for name, output in outputs(lesson) if "image/png" in output.get("data", {})
+    ]
     assert pictures
     for name, output in pictures:
         assert output["metadata"]["image/png"]["alt"].endswith("."), name
-        words = ("Trace of ", "Schedule ", "Bubble ", "Prediction ", "pattern ")  # the last one: a table of bandwidths
+        # the last one: a table of bandwidths
+        words = ("Trace of ", "Schedule ", "Bubble ", "Prediction ", "pattern ")
         assert output["data"]["text/plain"].startswith(words), name
-    drawn = [name for name, output in outputs(lesson) if {"image/svg+xml", "application/javascript"} & set(output.get("data", {}))]
+    drawn = [
+        name
+        for name, output in outputs(lesson)
+        if {"image/svg+xml", "application/javascript"} & set(output.get("data", {}))
+    ]
     assert drawn == [], "a front end that does not trust the notebook would not show these"
 
 
@@ -190,7 +247,11 @@ def texts_of(lesson: str) -> dict[str, str]:
     """The text below each cell of a lesson."""
     texts: dict[str, str] = {}
     for name, output in outputs(next(path for path in LESSONS if path.stem == lesson)):
-        texts[name] = texts.get(name, "") + output.get("text", "") + output.get("data", {}).get("text/plain", "")
+        texts[name] = (
+            texts.get(name, "")
+            + output.get("text", "")
+            + output.get("data", {}).get("text/plain", "")
+        )
     return texts
 
 
@@ -198,7 +259,9 @@ def texts_of(lesson: str) -> dict[str, str]:
 def test_lesson_01_shows_what_it_claims() -> None:
     texts = texts_of("01_ring")
     assert "as in the text: True" in texts["claims-ringsim"]
-    assert [line.split("->")[1].strip() for line in texts["claims-names"].splitlines() if "->" in line] == [
+    assert [
+        line.split("->")[1].strip() for line in texts["claims-names"].splitlines() if "->" in line
+    ] == [
         "same members",
         "same members",
         "different",
@@ -207,7 +270,8 @@ def test_lesson_01_shows_what_it_claims() -> None:
     assert texts["traffic-run"].count(" world ") == 4
     assert {"ring:0>1", "ring:1>0"} <= set(texts["claims-two"].split())
     shown = [line for line in texts["claims-output-run"].splitlines() if line.startswith("[rank ")]
-    assert sorted(shown) == ["[rank 0] plain, from rank 0", "[rank 2] forced, from rank 2"]  # ranks speak in any order
+    # ranks speak in any order
+    assert sorted(shown) == ["[rank 0] plain, from rank 0", "[rank 2] forced, from rank 2"]
     assert texts["rendezvous-run"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
 
 
@@ -226,9 +290,14 @@ def test_lesson_02_shows_what_it_claims() -> None:
         *(f"{order} ends" for order in ("RSS", "SRS", "SSR", "SRR", "RSR", "RRS")),
         "RRR deadlock",
     ]
-    chain, pairs = ([int(rank) for rank in line.partition(": ")[2].split()] for line in texts["chain-run"].splitlines())
+    chain, pairs = (
+        [int(rank) for rank in line.partition(": ")[2].split()]
+        for line in texts["chain-run"].splitlines()
+    )
     assert chain == [0, 5, 4, 3, 2, 1]
-    assert all(pairs.index(even) > pairs.index(even + 1) for even in (0, 2, 4)), "each even rank after the odd one that it sends to"
+    assert all(pairs.index(even) > pairs.index(even + 1) for even in (0, 2, 4)), (
+        "each even rank after the odd one that it sends to"
+    )
     assert texts["tags-run"].startswith("tag mismatch: ")
     assert [line.split(": ")[1] for line in texts["claims-sizes"].splitlines()] == ["deadlock"] * 3
 
@@ -250,24 +319,43 @@ def test_lesson_09_shows_what_it_claims() -> None:
 def columns(text: str) -> list[list[float]]:
     """The numbers of a printed table, row by row; lines with anything else are left out."""
     rows = [line.replace(",", "").split() for line in text.splitlines()]
-    return [[float(word) for word in row] for row in rows if row and all(re.fullmatch(r"[\d.]+", word) for word in row)]
+    return [
+        [float(word) for word in row]
+        for row in rows
+        if row and all(re.fullmatch(r"[\d.]+", word) for word in row)
+    ]
 
 
 @in_the_kernel_of("03")
 def test_lesson_03_shows_what_it_claims() -> None:
     texts = texts_of("03_bandwidth")
-    assert re.search(r"^8 B: \d+ us, 8 MB: \d+ us, \d+ times as long$", texts["million-run"], re.MULTILINE)
-    assert {line.split()[1] for line in texts["sweep-run"].splitlines() if line.startswith(("pingpong ", "copy "))} == {
+    assert re.search(
+        r"^8 B: \d+ us, 8 MB: \d+ us, \d+ times as long$", texts["million-run"], re.MULTILINE
+    )
+    assert {
+        line.split()[1]
+        for line in texts["sweep-run"].splitlines()
+        if line.startswith(("pingpong ", "copy "))
+    } == {
         "gloo",
         "tcp",
         "memcpy",
     }
     assert texts["predict-line"].count(" us predicted\n") == 2
-    assert re.search(r"^ +65536 B: +\d+ us measured, +\d+ predicted, ratio \d+\.\d\d$", texts["predict-measure"], re.MULTILINE)
+    assert re.search(
+        r"^ +65536 B: +\d+ us measured, +\d+ predicted, ratio \d+\.\d\d$",
+        texts["predict-measure"],
+        re.MULTILINE,
+    )
     edges = dict(re.findall(r"^(\w+) +(\d) ", texts["patterns-run"], re.MULTILINE))
     most = {"pingpong": 3, "exchange": 3, "shift": 3, "all_reduce": 1}
-    assert edges.keys() | set(re.findall(r"^(\w+) +not measured", texts["patterns-run"], re.MULTILINE)) == most.keys()
-    assert all(int(found) <= most[pattern] for pattern, found in edges.items()), "a busy machine measures fewer within the limit"
+    assert (
+        edges.keys() | set(re.findall(r"^(\w+) +not measured", texts["patterns-run"], re.MULTILINE))
+        == most.keys()
+    )
+    assert all(int(found) <= most[pattern] for pattern, found in edges.items()), (
+        "a busy machine measures fewer within the limit"
+    )
     assert re.search(r"Gloo \(CPU\)  up to [\d.]+ GB/s \(pingpong 0 -> 1\)", texts["claims-here"])
     sent, through = map(float, re.findall(r"([\d.]+) MB", texts["claims-shared"]))
     assert sent == 67.1
@@ -278,13 +366,21 @@ def test_lesson_03_shows_what_it_claims() -> None:
 @in_the_kernel_of("04")
 def test_lesson_04_shows_what_it_claims() -> None:
     texts = texts_of("04_stages")
-    sizes = [int(number.replace(",", "")) for number in re.findall(r"([\d,]+) parameters", texts["cut-run"])]
+    sizes = [
+        int(number.replace(",", ""))
+        for number in re.findall(r"([\d,]+) parameters", texts["cut-run"])
+    ]
     assert sum(sizes[:4]) == sizes[4]
     assert texts["cut-run"].endswith("gives the same bits: True\n")
-    assert re.findall(r"-> torch.float32 (.+)$", texts["shapes-run"], re.MULTILINE) == [*["(2, 9, 64)"] * 3, "(2, 9, 50)"]
+    assert re.findall(r"-> torch.float32 (.+)$", texts["shapes-run"], re.MULTILINE) == [
+        *["(2, 9, 64)"] * 3,
+        "(2, 9, 50)",
+    ]
     assert texts["shapes-before"].count("(2, 9, 64), 4608 bytes") == 3
     even, uneven = (float(ms) for ms in re.findall(r"\]: (\d+) ms", texts["balance-run"]))
-    assert even >= 120, "four microbatches and two stages to fill, 20 ms each: a stage never rests for less"
+    assert even >= 120, (
+        "four microbatches and two stages to fill, 20 ms each: a stage never rests for less"
+    )
     assert uneven >= 180, "four of 40 ms, and two of 10 ms"
     assert "the same loss: True" in texts["balance-run"]
     assert [row[:2] for row in columns(texts["empty-run"])] == [[0, 1], [1, 2], [2, 3]]
@@ -303,7 +399,10 @@ def test_lesson_05_shows_what_it_claims() -> None:
     assert texts["glue-run"].startswith("first layer:  None\nsecond layer: tensor(")
     assert texts["glue-check"] == "the same gradient: True\n"
     assert "the gradient of one process: True" in texts["message-run"]
-    assert re.findall(r"(\d) +(\d) (ring:\S+)", texts["message-run"]) == [("0", "1", "ring:0>1"), ("1", "0", "ring:0>1")]
+    assert re.findall(r"(\d) +(\d) (ring:\S+)", texts["message-run"]) == [
+        ("0", "1", "ring:0>1"),
+        ("1", "0", "ring:0>1"),
+    ]
     assert texts["leaf-run"] == "stage 1: every parameter has a gradient\nx.grad: None\n"
     assert "kept: (x0, y0) (x1, y1) (x2, y2)\n" in texts["keep-run"]
     reported, alone = re.findall(r"\d\.\d{4}", texts["scale-run"])
@@ -311,7 +410,10 @@ def test_lesson_05_shows_what_it_claims() -> None:
     assert "53 of 53 gradients differ" in texts["scale-run"]
     assert re.findall(r" scaled +2 +(\d) ", texts["scale-run"]) == ["3"] * 3
     assert "Stage 0 of 3 has a gradient of zeros for its parameter " in texts["mend-answer"]
-    assert re.findall(r"(\d\d) gradients equal those of one process", texts["report-run"]) == ["53", "52"]
+    assert re.findall(r"(\d\d) gradients equal those of one process", texts["report-run"]) == [
+        "53",
+        "52",
+    ]
     assert [line.split()[-3:] for line in texts["claims-run"].splitlines()[1:]] == [
         *(["False", "grad", "None"], ["True", "grad", "None"]),
         *(["False", "grad", "None"], ["True", "None", "None"]),
@@ -330,45 +432,83 @@ def test_lesson_06_shows_what_it_claims() -> None:
         assert re.search(r"^closed form +25\.0% +25\.0% +33\.3%", texts[cell], re.MULTILINE)
     for cell, expected in (("order-run", [6, 6, 6, 3, 2, 1]), ("peer-run", [3, 2, 1])):
         peaks = re.findall(r"^rank \d +(\d) +closed form +(\d)", texts[cell], re.MULTILINE)
-        assert [(int(live), int(formula)) for live, formula in peaks] == [(live, live) for live in expected]
-    assert texts["peer-run"].count("batch_isend batch_irecv") == 9, "between a forward and a backward, and the other way round"
+        assert [(int(live), int(formula)) for live, formula in peaks] == [
+            (live, live) for live in expected
+        ]
+    assert texts["peer-run"].count("batch_isend batch_irecv") == 9, (
+        "between a forward and a backward, and the other way round"
+    )
     assert "rank 0: 0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\n" in texts["data-run"]
     rows = [line.split() for line in texts["more-run"].splitlines()[1:]]
     assert [row[1] for row in rows] == ["75%", "60%", "43%", "27%", "16%", "9%", "4%"]
     assert [row[4] for row in rows] == ["1", "2", "4", "4", "4", "4", "4"]
     assert "simulated: 57 units, 9 idle." in texts["more-pictures"]
     assert "simulated: 27 units, 3 idle." in texts["more-pictures"]
-    assert columns(texts["claims-run"]) == [[0, 33, 33, 33, 33], [0.5, 36, 36, 41, 41], [1, 39, 39, 49, 49], [2, 45, 45, 65, 65]]
-    assert "zb_h2  step 27, while it lasts (3, 3, 3, 3), between first and last action (0, 0, 0, 0)" in texts["claims-run"]
-    assert "1f1b, 4 ranks, 8 microbatches: 33 (closed form 33), bubble 27.3 %\n" in texts["data-run"]
+    assert columns(texts["claims-run"]) == [
+        [0, 33, 33, 33, 33],
+        [0.5, 36, 36, 41, 41],
+        [1, 39, 39, 49, 49],
+        [2, 45, 45, 65, 65],
+    ]
+    assert (
+        "zb_h2  step 27, while it lasts (3, 3, 3, 3), between first and last action (0, 0, 0, 0)"
+        in texts["claims-run"]
+    )
+    assert (
+        "1f1b, 4 ranks, 8 microbatches: 33 (closed form 33), bubble 27.3 %\n" in texts["data-run"]
+    )
     assert "gpipe with 36 units and 8 live, 1f1b with 41 units and 4 live." in texts["beside-run"]
-    assert "kept for one microbatch: 811,008 bytes; with recomputation 16,384, 50 times less\n" in texts["memory-run"]
-    assert "1f1b, 3 ranks, 6 microbatches: 32 (closed form 32), bubble 25.0 %\n" in texts["memory-run"]
+    assert (
+        "kept for one microbatch: 811,008 bytes; with recomputation 16,384, 50 times less\n"
+        in texts["memory-run"]
+    )
+    assert (
+        "1f1b, 3 ranks, 6 microbatches: 32 (closed form 32), bubble 25.0 %\n" in texts["memory-run"]
+    )
 
 
 @in_the_kernel_of("10")
 def test_lesson_10_shows_what_it_claims() -> None:
     texts = texts_of("10_prediction")
-    assert re.search(r"^link +\d.+ a byte, from \d{2,} messages, \+-\d+%$", texts["predict-constants"], re.MULTILINE)
+    assert re.search(
+        r"^link +\d.+ a byte, from \d{2,} messages, \+-\d+%$",
+        texts["predict-constants"],
+        re.MULTILINE,
+    )
     assert "not found" not in texts["predict-constants"]
-    predicted = re.search(r"median step: measured \d+\.\d+ ms, predicted (\d+\.\d+) ms", texts["predict-run"])
+    predicted = re.search(
+        r"median step: measured \d+\.\d+ ms, predicted (\d+\.\d+) ms", texts["predict-run"]
+    )
     assert predicted is not None
     assert float(predicted[1]) > 165, "resting and messages take longer than nothing"
     assert "baseline nominal: 165.000 ms" in texts["predict-run"]
     lost = re.findall(r"slow: (\d+) ms more, 16 times: (\d+) ms more", texts["slow-run"])
     assert lost == [("7", "105"), ("50", "114")]
     assert "link 1>2" in texts["slow-path"]
-    foreseen = [float(time) for time in re.findall(r"predicted (\d+) ms$", texts["slow-rank-run"], re.MULTILINE)]
+    foreseen = [
+        float(time)
+        for time in re.findall(r"predicted (\d+) ms$", texts["slow-rank-run"], re.MULTILINE)
+    ]
     assert len(foreseen) == 2
     assert 165 < foreseen[0] < foreseen[1] > 210
     assert re.findall(r"(\S+) times as long", texts["slow-ring-run"]) == ["5.00"] * 3
-    bubbles = [float(bubble) for bubble in re.findall(r"bubble (\d+\.\d) %", texts["thousand-scale"])]
+    bubbles = [
+        float(bubble) for bubble in re.findall(r"bubble (\d+\.\d) %", texts["thousand-scale"])
+    ]
     assert len(bubbles) == 5
     assert bubbles[2] > 90 > 40 > bubbles[3] > 20 > bubbles[4]
-    assert "gpipe: 19.7% without latency, 29.1% where a message takes as long as a forward" in texts["thousand-curve"]
-    assert "1f1b, 1,024 ranks, 8,192 microbatches: 29,486.2 (closed form 29,486.2), bubble 16.7 %" in texts["thousand-both"]
+    assert (
+        "gpipe: 19.7% without latency, 29.1% where a message takes as long as a forward"
+        in texts["thousand-curve"]
+    )
+    assert (
+        "1f1b, 1,024 ranks, 8,192 microbatches: 29,486.2 (closed form 29,486.2), bubble 16.7 %"
+        in texts["thousand-both"]
+    )
     assert "4 real ranks: 6\n1,000 simulated ranks: 499500\n" in texts["thousand-round"]
-    losses = re.findall(r": gpipe +(\d+) ms more, 1f1b +(\d+) ms more$", texts["claims-run"], re.MULTILINE)
+    losses = re.findall(
+        r": gpipe +(\d+) ms more, 1f1b +(\d+) ms more$", texts["claims-run"], re.MULTILINE
+    )
     assert losses == [("7", "45"), *[("7", "50")] * 4, ("7", "45")]
 
 
@@ -376,13 +516,25 @@ def test_lesson_10_shows_what_it_claims() -> None:
 def test_lesson_11_shows_what_it_claims() -> None:
     texts = texts_of("11_slow_link")
     assert "the ring crosses hosts 6 times, 3 would do" in texts["hosts-run"]
-    trips = re.findall(r"known to \+- *([\d.]+) us, really wrong by *(-?[\d.]+) us$", texts["offset-run"], re.MULTILINE)
+    trips = re.findall(
+        r"known to \+- *([\d.]+) us, really wrong by *(-?[\d.]+) us$",
+        texts["offset-run"],
+        re.MULTILINE,
+    )
     assert len(trips) == 3
-    assert all(abs(float(wrong)) <= float(bound) + 0.2 for bound, wrong in trips), "a bound always holds, but for what printing cuts off"
-    assert re.findall(r"host\d, ranks .*: (\S+) s", texts["clocks-known"]) == ["+0.000000", "-5.000022", "-1.999997"]
+    assert all(abs(float(wrong)) <= float(bound) + 0.2 for bound, wrong in trips), (
+        "a bound always holds, but for what printing cuts off"
+    )
+    assert re.findall(r"host\d, ranks .*: (\S+) s", texts["clocks-known"]) == [
+        "+0.000000",
+        "-5.000022",
+        "-1.999997",
+    ]
     assert re.findall(r": +(\d+) of 160 ", texts["clocks-wrong"]) == ["0", "0", "27", "39", "56"]
     assert texts["waits-run"].startswith("rank 3 waited 279 ms in irecv from 2 ")
-    over = re.findall(r"step of +(\d+) ms, +(\d+) of 160 messages over the bad cable", texts["mend-run"])
+    over = re.findall(
+        r"step of +(\d+) ms, +(\d+) of 160 messages over the bad cable", texts["mend-run"]
+    )
     assert over == [("1009", "64"), ("603", "32"), ("321", "0")]
     assert re.findall(r"predicted +(\d+) ms", texts["predict-run"]) == ["723", "632", "295"]
     assert "within hosts: 96 messages, 24 MiB, 13.6 MB/s" in texts["claims-run"]
@@ -391,36 +543,69 @@ def test_lesson_11_shows_what_it_claims() -> None:
 @in_the_kernel_of("12")
 def test_lesson_12_shows_what_it_claims() -> None:
     texts = texts_of("12_data_parallel")
-    order = [line.partition(" ms  ")[2] for line in texts["ddp-run"].splitlines() if " ms  " in line]
+    order = [
+        line.partition(" ms  ")[2] for line in texts["ddp-run"].splitlines() if " ms  " in line
+    ]
     assert order == [*["backward of a layer"] * 2, "all_reduce of 526,336 bytes"] * 2
     assert re.findall(r"whole batch: (\w+)", texts["ddp-same"]) == ["True", "True"]
     assert re.search(
-        r"^all_gather_single +8 calls, 2,105,344 bytes\nreduce_scatter_single +4 calls, 1,052,672 bytes$", texts["fsdp-run"], re.M
+        (
+            r"^all_gather_single +8 calls, 2,105,344 bytes\nreduce_scatter_single +4 calls, "
+            r"1,052,672 bytes$"
+        ),
+        texts["fsdp-run"],
+        re.M,
     )
     assert (
-        "DDP: parameters kept by ranks 0 and 1: 263,168 263,168\nFSDP2: parameters kept by ranks 0 and 1: 131,584 131,584"
-        in texts["fsdp-run"]
-    )
+        "DDP: parameters kept by ranks 0 and 1: 263,168 263,168\nFSDP2: parameters kept by "
+        "ranks 0 and 1: 131,584 131,584"
+    ) in texts["fsdp-run"]
     assert texts["grid-run"].count(": messages between (0, 1) (2, 3)\n") == 2
-    met = re.findall(r"^  (\w+) among ranks \[(\d), (\d)\]: \[1\] on each, 16,640 bytes$", texts["grid-run"], re.MULTILINE)
-    assert met == [(op, *pair) for op in ("all_reduce", "all_gather_single", "reduce_scatter_single") for pair in ("02", "13")]
-    assert re.findall(r"B3 (\w+)$", texts["grid-list"], re.MULTILINE) == ["all_reduce", "reduce_scatter_single"]
-    assert [row[3] for row in columns(texts["claims-run"].replace("all", "1/1").replace("%", "").replace("1/", ""))] == [32, 30, 27, 20, 0]
+    met = re.findall(
+        r"^  (\w+) among ranks \[(\d), (\d)\]: \[1\] on each, 16,640 bytes$",
+        texts["grid-run"],
+        re.MULTILINE,
+    )
+    assert met == [
+        (op, *pair)
+        for op in ("all_reduce", "all_gather_single", "reduce_scatter_single")
+        for pair in ("02", "13")
+    ]
+    assert re.findall(r"B3 (\w+)$", texts["grid-list"], re.MULTILINE) == [
+        "all_reduce",
+        "reduce_scatter_single",
+    ]
+    assert [
+        row[3]
+        for row in columns(
+            texts["claims-run"].replace("all", "1/1").replace("%", "").replace("1/", "")
+        )
+    ] == [32, 30, 27, 20, 0]
 
 
 @in_the_kernel_of("07")
 def test_lesson_07_shows_what_it_claims() -> None:
     texts = texts_of("07_generation_ring")
     alone = re.search(r"one process: (.+)", texts["round-run"])[1]
-    assert f"four stages: [{', '.join([alone] * 4)}]\nmessages by the formula: 15\n" in texts["round-run"]
+    assert (
+        f"four stages: [{', '.join([alone] * 4)}]\nmessages by the formula: 15\n"
+        in texts["round-run"]
+    )
     assert "0 -> 1: [768, 128, 128, 128, 32] bytes" in texts["phases-run"]
     assert "2 -> 3: [768, 128, 128, 128] bytes\n3 -> 0: [8, 8, 8, 32] bytes" in texts["phases-run"]
     assert "as in one process: True" in texts["turns-run"]
     uses = re.findall(r"^ +(\d) +(\w+) +(\d+)% +(\d+)%$", texts["turns-table"], re.MULTILINE)
     assert [(turns, kind[0], most) for turns, kind, _, most in uses] == [
-        *(("2", "s", "33"), ("4", "s", "100"), ("1", "a", "25"), ("2", "a", "50"), ("4", "a", "100")),
+        *(
+            ("2", "s", "33"),
+            ("4", "s", "100"),
+            ("1", "a", "25"),
+            ("2", "a", "50"),
+            ("4", "a", "100"),
+        ),
     ]
-    assert all(0 < int(use) <= int(most) + 10 for _, _, use, most in uses)  # jobs are not exactly alike
+    # jobs are not exactly alike
+    assert all(0 < int(use) <= int(most) + 10 for _, _, use, most in uses)
     assert "got 5: a stage holds one job" in texts["jam-run"]
     assert texts["jam-clock"].count(" waits for stage ") == 4
     assert re.findall(r"\bno\b|\d+%", texts["jam-clock"].partition("\nsynchronous")[2]) == [
@@ -440,9 +625,14 @@ def test_lesson_08_shows_what_it_claims() -> None:
     assert "*, prof=False, log_name=None, debug=None)" in texts["adapter-run"]
     assert "return torchs(*args, **kwargs)" in texts["adapter-run"]
     assert "backend: torch\n" in texts["adapter-run"]
-    assert "is named wrapper with signature (*args) and docstring None\nTypeError: " in texts["decorator-run"]
+    assert (
+        "is named wrapper with signature (*args) and docstring None\nTypeError: "
+        in texts["decorator-run"]
+    )
     assert re.search(r"reduce_later: \d{3,} ms\nreturned None", texts["decorator-run"])
-    assert {"average (span)", "average (all_reduce)", "loss (all_reduce)"} <= set(re.findall(r"\w+ \(\w+\)", texts["log-run"]))
+    assert {"average (span)", "average (all_reduce)", "loss (all_reduce)"} <= set(
+        re.findall(r"\w+ \(\w+\)", texts["log-run"])
+    )
     assert "n = 2: busbw / algbw = 1.00\nn = 4: busbw / algbw = 1.50\n" in texts["log-run"]
     assert texts["bytes-steps"].count("0+1+2+3") == 4 + 8 + 16
     assert texts["fallback-run"].count("same bits: True, warnings: 1\n") == 4
@@ -470,4 +660,6 @@ def test_lesson_08_compares_costs_by_their_ratio() -> None:
     assert lines[0].startswith("torch's own call: ")
     assert [line.split()[0] for line in lines[1:]] == ["ringsim.comm", "timed_op"]
     for line in lines[1:]:
-        assert 0.5 < float(line.split()[-1]) < 2, "the ratio to torch's own call; how near to 1 depends on the machine"
+        assert 0.5 < float(line.split()[-1]) < 2, (
+            "the ratio to torch's own call; how near to 1 depends on the machine"
+        )

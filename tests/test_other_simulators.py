@@ -1,6 +1,7 @@
-"""Programs of sends and recvs take as long in other simulators: SimGrid and LogGOPSim, where they are installed.
+"""Programs of sends and recvs take as long in other simulators.
 
-SimGrid is the package ``python3-simgrid`` of Debian, for the system's Python; ``tests/build_loggopsim.sh`` builds LogGOPSim.
+SimGrid and LogGOPSim, where they are installed. SimGrid is the package ``python3-simgrid`` of
+Debian, for the system's Python; ``tests/build_loggopsim.sh`` builds LogGOPSim.
 """
 
 from __future__ import annotations
@@ -38,15 +39,24 @@ def is_there(command: list[str]) -> bool:
         return False
 
 
-needs_simgrid = pytest.mark.skipif(not is_there([PYTHON, "-c", "import simgrid"]), reason="the system's Python has no simgrid")
-needs_loggopsim = pytest.mark.skipif(not LOGGOPSIM, reason="LOGGOPSIM does not name the directory of LogGOPSim and txt2bin")
+needs_simgrid = pytest.mark.skipif(
+    not is_there([PYTHON, "-c", "import simgrid"]), reason="the system's Python has no simgrid"
+)
+needs_loggopsim = pytest.mark.skipif(
+    not LOGGOPSIM, reason="LOGGOPSIM does not name the directory of LogGOPSim and txt2bin"
+)
 
 
 def make_program(seed: int) -> Program:
-    """Returns a program of blocking messages of any size, in one order of all, and of work; every other one begins with a shift."""
+    """Returns a program of blocking messages of any size, in one order of all, and of work.
+
+    Every other one begins with a shift.
+    """
     draw = random.Random(seed)
     size = draw.randint(2, 6)
-    program: Program = [[["shift", (rank + 1) % size, (rank - 1) % size, 5000]] * (seed % 2) for rank in range(size)]
+    program: Program = [
+        [["shift", (rank + 1) % size, (rank - 1) % size, 5000]] * (seed % 2) for rank in range(size)
+    ]
     for _ in range(30):
         source, to = draw.sample(range(size), 2)
         bytes_ = draw.choice((1, 1000, 100_000))
@@ -76,12 +86,18 @@ def follow(program: Program) -> float:
 @needs_simgrid
 def test_random_programs_end_when_they_do_in_simgrid() -> None:
     programs = [make_program(seed) for seed in range(20)]
-    asked = json.dumps({"alpha_s": LINK.alpha_s, "beta_s_per_byte": LINK.beta_s_per_byte, "programs": programs})
+    asked = json.dumps(
+        {"alpha_s": LINK.alpha_s, "beta_s_per_byte": LINK.beta_s_per_byte, "programs": programs}
+    )
     command = [PYTHON, str(HERE / "simgrid_programs.py")]
     told = subprocess.run(command, input=asked, capture_output=True, text=True, check=True).stdout
-    ours = [simulate(follow, world_size=len(program), args=(program,), link=LINK).results for program in programs]
+    ours = [
+        simulate(follow, world_size=len(program), args=(program,), link=LINK).results
+        for program in programs
+    ]
     for seed, (mine, theirs) in enumerate(zip(ours, json.loads(told), strict=True)):
-        assert mine == pytest.approx(theirs, rel=1e-5), f"program {seed}"  # SimGrid ends a flow some bytes early
+        # SimGrid ends a flow some bytes early
+        assert mine == pytest.approx(theirs, rel=1e-5), f"program {seed}"
 
 
 def pass_token(rounds: int) -> None:
@@ -99,13 +115,42 @@ STEP = (make_schedule("1f1b", 4, 8), Costs(forward=0.001, backward=0.002))
 
 
 @needs_loggopsim
-@pytest.mark.parametrize(("worker", "args", "kwargs"), [(pass_token, (3,), {}), (rehearse, STEP, {"size_bytes": 1})], ids=["token", "1f1b"])
-def test_a_trace_takes_as_long_in_loggopsim(worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tmp_path: Path) -> None:
-    """There sends are done at once, a message's first byte costs nothing, and a rank has one port: so the step sends little."""
-    trace = simulate(worker, world_size=4, args=args, kwargs=kwargs, link=LINK, semantics="buffered")
+@pytest.mark.parametrize(
+    ("worker", "args", "kwargs"),
+    [(pass_token, (3,), {}), (rehearse, STEP, {"size_bytes": 1})],
+    ids=["token", "1f1b"],
+)
+def test_a_trace_takes_as_long_in_loggopsim(
+    worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tmp_path: Path
+) -> None:
+    """There sends are done at once, a message's first byte costs nothing, and a rank has one port.
+
+    So the step sends little.
+    """
+    trace = simulate(
+        worker, world_size=4, args=args, kwargs=kwargs, link=LINK, semantics="buffered"
+    )
     to_goal(trace, tmp_path / "run.goal")
-    subprocess.run([f"{LOGGOPSIM}/txt2bin", "-i", "run.goal", "-o", "run.bin"], cwd=tmp_path, capture_output=True, check=True)
-    model = ["-L", f"{LINK.alpha_s * 1e9:.0f}", "-G", f"{LINK.beta_s_per_byte * 1e9:g}", "-o", "0", "-g", "0", "-O", "0", "-S", "1000000"]
+    subprocess.run(
+        [f"{LOGGOPSIM}/txt2bin", "-i", "run.goal", "-o", "run.bin"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+    )
+    model = [
+        "-L",
+        f"{LINK.alpha_s * 1e9:.0f}",
+        "-G",
+        f"{LINK.beta_s_per_byte * 1e9:g}",
+        "-o",
+        "0",
+        "-g",
+        "0",
+        "-O",
+        "0",
+        "-S",
+        "1000000",
+    ]
     command = [f"{LOGGOPSIM}/LogGOPSim", "-f", "run.bin", *model]
     told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     ends_ns = [int(end) for end in re.findall(r"^Host \d+: (\d+)", told, re.MULTILINE)]

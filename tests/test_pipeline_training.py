@@ -1,4 +1,8 @@
-"""Training on simulated ranks: with every schedule and model the gradients are those of a single process, and the trace shows the step."""
+"""Training on simulated ranks.
+
+With every schedule and model the gradients are those of a single process, and the trace shows the
+step.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,9 @@ LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 NAMES = [name for name in SCHEDULE_NAMES if name != "afab"]  # another name of gpipe
 
 
-def simulate(worker: Callable[..., Any], world_size: int, *args: Any, **options: Any) -> ringsim.Trace:
+def simulate(
+    worker: Callable[..., Any], world_size: int, *args: Any, **options: Any
+) -> ringsim.Trace:
     return ringsim.simulate(worker, world_size=world_size, args=args, link=LINK, **options)
 
 
@@ -74,18 +80,30 @@ def simulate(worker: Callable[..., Any], world_size: int, *args: Any, **options:
 
 
 def read(stage_ranks: Sequence[int], *rows: str) -> Schedule:
-    return Schedule("mine", 2, tuple(stage_ranks), tuple(tuple(map(parse_action, row.split())) for row in rows))
+    return Schedule(
+        "mine", 2, tuple(stage_ranks), tuple(tuple(map(parse_action, row.split())) for row in rows)
+    )
 
 
-# Stages in an order that no generator makes: backwards over the ring, microbatches exchanged, between ranks that are no neighbours.
+# Stages in an order that no generator makes: backwards over the ring, microbatches exchanged,
+# between ranks that are no neighbours.
 OWN = {
     2: [make(2, 4, chunks) for make in (interleaved_1f1b, looped_bfs) for chunks in (1, 3)],
     3: [
         read((2, 1, 0), "2F0 2B0 2F1 2B1", "1F0 1F1 1B0 1B1", "0F0 0F1 0B0 0B1"),
         read((0, 1, 2), "0F0 0F1 0B1 0B0", "1F1 1F0 1B1 1B0", "2F1 2F0 2B0 2B1"),
-        read((0, 2, 0, 1), "0F0 0F1 2F0 2F1 2B0 0B0 2B1 0B1", "3F0 3I0 3F1 3I1 3W1 3W0", "1F0 1F1 1B0 1B1"),
+        read(
+            (0, 2, 0, 1),
+            "0F0 0F1 2F0 2F1 2B0 0B0 2B1 0B1",
+            "3F0 3I0 3F1 3I1 3W1 3W0",
+            "1F0 1F1 1B0 1B1",
+        ),
     ],
-    4: [read((0, 2, 1, 3), "0F0 0F1 0B0 0B1", "2F0 2F1 2B0 2B1", "1F0 1F1 1B0 1B1", "3F0 3B0 3F1 3B1")],
+    4: [
+        read(
+            (0, 2, 1, 3), "0F0 0F1 0B0 0B1", "2F0 2F1 2B0 2B1", "1F0 1F1 1B0 1B1", "3F0 3B0 3F1 3B1"
+        )
+    ],
 }
 CUTS = {2: [[0, 3], [3, 0], [1, 2]], 4: [[0, 3, 0, 0], [0, 0, 0, 3], [3, 0, 0, 0], [1, 0, 2, 0]]}
 
@@ -97,20 +115,31 @@ def cases(size: int) -> Iterator[Case]:
         yield Case(seed=seed, tied=True, options={"schedule": name})
         yield Case(1, num_layers=1, options={"schedule": name})
         yield Case(2, num_layers=0, seed=seed, dtype=torch.float32, options={"schedule": name})
-        yield Case(7, same_shapes=False, make="sequential", options={"schedule": name, "checkpoint": True})
+        yield Case(
+            7, same_shapes=False, make="sequential", options={"schedule": name, "checkpoint": True}
+        )
         yield Case(5, same_shapes=False, options={"schedule": lower(schedule, ahead=99)})
-        yield Case(5, options={"schedule": lower(schedule, ahead=0) if seed % 2 else lower_in_step(schedule)})
+        yield Case(
+            5,
+            options={"schedule": lower(schedule, ahead=0) if seed % 2 else lower_in_step(schedule)},
+        )
     for schedule in OWN.get(size, ()):
-        yield Case(schedule.num_microbatches, num_layers=6, tied=size == 4, options={"schedule": schedule})
+        yield Case(
+            schedule.num_microbatches, num_layers=6, tied=size == 4, options={"schedule": schedule}
+        )
     for cut, name in zip(CUTS.get(size, ()), ("gpipe", "1f1b", "zb_h1", "zb_h2"), strict=False):
         yield Case(num_layers=3, options={"partition": cut, "schedule": name})
-    yield Case(num_layers=2, make="sequential", options={"partition": [0] * (size - 1) + [4]})  # token ids pass through
+    # token ids pass through
+    yield Case(num_layers=2, make="sequential", options={"partition": [0] * (size - 1) + [4]})
     yield Case(num_layers=6, options={"partition": "parameters"})
     yield Case(num_layers=3, options={"partition": [range(3)] + [range(3, 3)] * (size - 1)})
 
 
 def cases_in_step(size: int) -> Iterator[Case]:
-    """Where a rank's messages on a group go one after the other, as on NCCL, steps post them in one order on both sides."""
+    """Where a rank's messages on a group go one after the other, steps post them in one order.
+
+    So it is on NCCL; the order is that of both sides.
+    """
     for name in SCHEDULE_NAMES:
         for count, more in ((1, {}), (4, {"same_shapes": False}), (2, {"tied": True})):
             yield Case(count, 2 * size, options={"schedule": name}, **more)
@@ -118,9 +147,15 @@ def cases_in_step(size: int) -> Iterator[Case]:
 
 @pytest.mark.parametrize(
     ("size", "semantics", "cases"),
-    [*((size, "rendezvous", cases) for size in (1, 2, 3, 4)), (2, "grouped", cases_in_step), (3, "grouped", cases_in_step)],
+    [
+        *((size, "rendezvous", cases) for size in (1, 2, 3, 4)),
+        (2, "grouped", cases_in_step),
+        (3, "grouped", cases_in_step),
+    ],
 )
-def test_gradients_are_those_of_a_single_process(size: int, semantics: str, cases: Callable[[int], Iterator[Case]]) -> None:
+def test_gradients_are_those_of_a_single_process(
+    size: int, semantics: str, cases: Callable[[int], Iterator[Case]]
+) -> None:
     wanted = list(cases(size))
     trace = simulate(train_all, size, wanted, semantics=semantics)
     assert complaints(wanted, trace.results) == []
@@ -152,11 +187,15 @@ MASKS = [torch.ones_like(ids) for ids in INPUTS]
 MASKS[0][1, :2] = 0  # padding on the left
 MASKS[3][2, 3:] = 0  # on the right
 TARGETS = [
-    tokens(*shape, seed=100 + index).masked_fill(mask == 0, -100) for index, (shape, mask) in enumerate(zip(SHAPES, MASKS, strict=True))
+    tokens(*shape, seed=100 + index).masked_fill(mask == 0, -100)
+    for index, (shape, mask) in enumerate(zip(SHAPES, MASKS, strict=True))
 ]
 TARGETS[1][0, :4] = -100
 MODELS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *((kind, {}, {"attention_masks": MASKS, "schedule": "afab", "partition": [1, 0, 2]}) for kind in KINDS),
+    *(
+        (kind, {}, {"attention_masks": MASKS, "schedule": "afab", "partition": [1, 0, 2]})
+        for kind in KINDS
+    ),
     ("small", {"tied": True}, {"partition": [0, 3, 0]}),
     ("llama", {"tie_word_embeddings": True, "attn_implementation": "eager"}, {}),
     ("gpt2", {"tie_word_embeddings": False}, {"checkpoint": True}),
@@ -174,10 +213,18 @@ def test_models_train_as_in_one_process() -> None:
         return found
 
     for (kind, changes, options), *by_rank in zip(MODELS, *simulate(train, 3).results, strict=True):
-        expected = single_process_step(build(kind, **changes), INPUTS, TARGETS, attention_masks=options.get("attention_masks"))
-        assert [loss for loss, _ in by_rank] == pytest.approx([expected.loss] * 3), (kind, changes, options)
+        expected = single_process_step(
+            build(kind, **changes), INPUTS, TARGETS, attention_masks=options.get("attention_masks")
+        )
+        assert [loss for loss, _ in by_rank] == pytest.approx([expected.loss] * 3), (
+            kind,
+            changes,
+            options,
+        )
         for _, held in by_rank:
-            assert compare_gradients(held, {name: expected.gradients[name] for name in held}, tolerance=1e-10), (kind, changes, options)
+            assert compare_gradients(
+                held, {name: expected.gradients[name] for name in held}, tolerance=1e-10
+            ), (kind, changes, options)
         assert {name for _, held in by_rank for name in held} == set(expected.gradients)
 
 
@@ -189,7 +236,10 @@ def compare_to(reference: nn.Module, model: nn.Module) -> float:
 
 
 def accumulate(case: Case) -> float:
-    """Three steps without zeroing the gradients, each with other data; tied parameters must not be added up twice."""
+    """Three steps without zeroing the gradients, each with other data.
+
+    Tied parameters must not be added up twice.
+    """
     reference, model = make_model(case), make_model(case)
     for seed in range(3):
         inputs, targets = make_microbatches(Case(seed=seed))
@@ -221,7 +271,11 @@ def freeze(case: Case) -> float:
     """The first stage frozen, then the last, then all but one parameter in the middle."""
     inputs, targets = make_microbatches(case)
     names, worst = [name for name, _ in make_model(case).named_parameters()], 0.0
-    for frozen in [] if case.tied else (names[:-2], names[-3:], [name for name in names if "blocks.1" not in name], names[:3]):
+    for frozen in (
+        []
+        if case.tied
+        else (names[:-2], names[-3:], [name for name in names if "blocks.1" not in name], names[:3])
+    ):
         for schedule in ("1f1b", "zb_h1", "zb_v"):
             reference, model = make_model(case), make_model(case)
             for each in (reference, model):
@@ -238,41 +292,62 @@ def evaluate_only(case: Case) -> float:
     inputs, targets = make_microbatches(case)
     reference, model = make_model(case), make_model(case)
     expected = single_process(reference, inputs, targets)
-    worst = max(abs(eval_step_pipeline(model, inputs, targets, schedule=name) - expected) for name in NAMES)
+    worst = max(
+        abs(eval_step_pipeline(model, inputs, targets, schedule=name) - expected) for name in NAMES
+    )
     assert gradients(model) == {}
     return worst
 
 
 def weigh(case: Case) -> float:
-    """A batch that does not divide, by samples and by tokens, one microbatch all ignored: as the whole batch at once."""
+    """A batch that does not divide, by samples and by tokens, one microbatch all ignored.
+
+    As the whole batch at once.
+    """
     (tokens,), (target,) = make_microbatches(Case(1))
     tokens, target = tokens.repeat(5, 1)[:7], target.repeat(5, 1)[:7]
     worst = 0.0
-    for weights, more in (("samples", {}), ("tokens", {}), ("tokens", {"schedule": "zb_h1", "checkpoint": True})):
+    for weights, more in (
+        ("samples", {}),
+        ("tokens", {}),
+        ("tokens", {"schedule": "zb_h1", "checkpoint": True}),
+    ):
         target = target.clone()
         target[2:4] = -100 if weights == "tokens" else 1
         model = make_model(case)
         logits = model(tokens)
         each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
-        expected = each.sum() / (target != -100).sum() if weights == "tokens" else sum_by_sample(each, target)
+        expected = (
+            each.sum() / (target != -100).sum()
+            if weights == "tokens"
+            else sum_by_sample(each, target)
+        )
         expected.backward()
         reference, inputs, targets = gradients(model), tokens.split(2), target.split(2)
         model.zero_grad()
         loss_fn = weighted_loss(targets, weights)
         loss = train_step_pipeline(model, inputs, targets, loss_fn=loss_fn, **more)
-        assert eval_step_pipeline(model, inputs, targets, loss_fn=loss_fn) == pytest.approx(loss, rel=1e-12)
+        assert eval_step_pipeline(model, inputs, targets, loss_fn=loss_fn) == pytest.approx(
+            loss, rel=1e-12
+        )
         worst = max(worst, abs(loss - expected.item()), difference(gradients(model), reference))
     return worst
 
 
 def sum_by_sample(each: Tensor, target: Tensor) -> Tensor:
     """The mean over samples of each microbatch's mean over its tokens."""
-    means = [part.sum() / (kept != -100).sum() * len(part) for part, kept in zip(each.split(2), target.split(2), strict=True)]
+    means = [
+        part.sum() / (kept != -100).sum() * len(part)
+        for part, kept in zip(each.split(2), target.split(2), strict=True)
+    ]
     return torch.stack(means).sum() / len(each)
 
 
 def scale_up(case: Case) -> float:
-    """A GradScaler a rank, as one in a single process: gradients overflow on one stage, all skip the step; an empty stage goes along."""
+    """A GradScaler a rank, as one in a single process.
+
+    Gradients overflow on one stage, all skip the step; an empty stage goes along.
+    """
     reference, model = make_model(case).float(), make_model(case).float()
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2) for _ in range(2)]
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (reference, model)]
@@ -282,8 +357,15 @@ def scale_up(case: Case) -> float:
         data = make_microbatches(Case(seed=step))
         for optimizer in optimizers:
             optimizer.zero_grad()
-        scalers[0].scale(torch.stack([cross_entropy(reference(x), y) for x, y in zip(*data, strict=True)]).mean()).backward()
-        train_step_pipeline(model, *data, partition=cut, loss_fn=lambda y, target: scalers[1].scale(cross_entropy(y, target)))
+        scalers[0].scale(
+            torch.stack([cross_entropy(reference(x), y) for x, y in zip(*data, strict=True)]).mean()
+        ).backward()
+        train_step_pipeline(
+            model,
+            *data,
+            partition=cut,
+            loss_fn=lambda y, target: scalers[1].scale(cross_entropy(y, target)),
+        )
         for each in (reference, model):
             grad = dict(each.named_parameters())[spoilt].grad
             if step == 1 and grad is not None:
@@ -302,11 +384,22 @@ def scale_up(case: Case) -> float:
 
 
 def gather(case: Case) -> float:
-    """Every rank changes its part; afterwards all have the whole of it, buffers and repeated layers included."""
+    """Every rank changes its part.
+
+    Afterwards all have the whole of it, buffers and repeated layers included.
+    """
     worst = 0.0
     for name in ("1f1b", "zb_v"):
         shared = nn.Linear(3, 3)
-        model = nn.Sequential(shared, nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3), shared, nn.Linear(3, 3), nn.ReLU())
+        model = nn.Sequential(
+            shared,
+            nn.BatchNorm1d(3),
+            nn.Linear(3, 3),
+            nn.BatchNorm1d(3),
+            shared,
+            nn.Linear(3, 3),
+            nn.ReLU(),
+        )
         part = pipeline_state_dict(model, gather=False, schedule=name)
         due = {key: torch.full_like(value, len(key)) for key, value in model.state_dict().items()}
         due |= {f"4.{each}": due[f"0.{each}"] for each in ("weight", "bias")}
@@ -318,7 +411,9 @@ def gather(case: Case) -> float:
     return worst
 
 
-@pytest.mark.parametrize("do", [accumulate, optimise, freeze, evaluate_only, weigh, scale_up, gather])
+@pytest.mark.parametrize(
+    "do", [accumulate, optimise, freeze, evaluate_only, weigh, scale_up, gather]
+)
 def test_what_a_training_loop_does_equals_a_single_process(do: Callable[[Case], float]) -> None:
     for size, tied in ((2, True), (3, False)):
         assert max(simulate(do, size, Case(tied=tied)).results) < TOLERANCES[torch.float64], size
@@ -372,12 +467,18 @@ def train_lone(schedule: str) -> tuple[float, float, list[str]]:
     inputs, targets = make_microbatches(Case())
     single_process(reference, inputs, targets)
     train_step_pipeline(model, inputs, targets, schedule=schedule, adapter=LoneAdapter())
-    norm = clip_grad_norm_pipeline(model, 1e9) / float(nn.utils.clip_grad_norm_(reference.parameters(), 1e9))
+    norm = clip_grad_norm_pipeline(model, 1e9) / float(
+        nn.utils.clip_grad_norm_(reference.parameters(), 1e9)
+    )
     for each in (reference, model):
         torch.optim.SGD(each.parameters(), lr=0.1).step()
     trained = pipeline_state_dict(model, schedule=schedule, adapter=LoneAdapter())
     worst = max(compare_to(reference, model), difference(trained, reference.state_dict()))
-    return worst, norm, sorted(pipeline_state_dict(model, gather=False, schedule=schedule, adapter=LoneAdapter()))
+    return (
+        worst,
+        norm,
+        sorted(pipeline_state_dict(model, gather=False, schedule=schedule, adapter=LoneAdapter())),
+    )
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_v"])
@@ -396,16 +497,22 @@ def test_a_trained_parameter_that_no_stage_has_is_refused() -> None:
     step = partial(train_step_pipeline, model, inputs, targets, adapter=ForgetfulAdapter())
     for call in (step, partial(pipeline_state_dict, model, adapter=ForgetfulAdapter())):
         assert catch(call).startswith(
-            "each trained parameter must belong to a stage, got 'positions' of Lone, which no stage has. Return it"
+            "each trained parameter must belong to a stage, got 'positions' of Lone, which no "
+            "stage has. Return it"
         )
     model.positions.requires_grad_(False)
     assert step() > 0
     assert eval_step_pipeline(model, inputs, targets, adapter=ForgetfulAdapter()) > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"checkpoint": True}, {"schedule": "zb_h1"}, {"schedule": "interleaved_1f1b"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"checkpoint": True}, {"schedule": "zb_h1"}, {"schedule": "interleaved_1f1b"}]
+)
 def test_a_stage_may_begin_with_a_layer_that_works_in_place(options: dict[str, Any]) -> None:
-    """0.2.0 fed a leaf forward, on which torch allows no such layer; ELU twice is not ELU, so a second forward must begin anew."""
+    """0.2.0 fed a leaf forward, on which torch allows no such layer.
+
+    ELU twice is not ELU, so a second forward must begin anew.
+    """
 
     def train() -> tuple[float, float]:
         torch.manual_seed(0)
@@ -436,7 +543,10 @@ class Counting(nn.Linear):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_extra_states_come_from_the_rank_that_has_trained_the_module(size: int) -> None:
     def train() -> tuple[list[Any], set[str]]:
-        rank, model = ringsim.current_ring().rank, nn.Sequential(*(Counting(2, 2) for _ in range(size)))
+        rank, model = (
+            ringsim.current_ring().rank,
+            nn.Sequential(*(Counting(2, 2) for _ in range(size))),
+        )
         model[rank].seen = 10 + rank
         part = pipeline_state_dict(model, gather=False)
         whole = pipeline_state_dict(model)
@@ -450,21 +560,29 @@ def test_extra_states_come_from_the_rank_that_has_trained_the_module(size: int) 
 
 @pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), -float("inf"), 3.0])
 @pytest.mark.parametrize("max_norm", [0.1, 1e9, float("inf")])
-def test_gradients_that_are_not_finite_are_clipped_as_torch_does(spoilt: float, max_norm: float) -> None:
+def test_gradients_that_are_not_finite_are_clipped_as_torch_does(
+    spoilt: float, max_norm: float
+) -> None:
     """0.2.0 left the other gradients as they were if one was NaN."""
 
     def clip(rank: int) -> tuple[float, list[list[float]]]:
         model = nn.Sequential(*(nn.Linear(2, 1, bias=False) for _ in range(2))).double()
         for index, layer in enumerate(model):
-            layer.weight.grad = torch.tensor([[1.0, spoilt if index == 0 else 2.0]], dtype=torch.float64)
+            layer.weight.grad = torch.tensor(
+                [[1.0, spoilt if index == 0 else 2.0]], dtype=torch.float64
+            )
             if rank == 1 - index:
                 layer.weight.grad = None
         call = nn.utils.clip_grad_norm_ if rank == 2 else clip_grad_norm_pipeline
         norm = call(model.parameters() if rank == 2 else model, max_norm)  # type: ignore[operator]
-        return float(norm), [layer.weight.grad.flatten().tolist() for layer in model if layer.weight.grad is not None]
+        return float(norm), [
+            layer.weight.grad.flatten().tolist() for layer in model if layer.weight.grad is not None
+        ]
 
     norm, due = clip(2)
-    for rank, (found, held) in enumerate(simulate(lambda: clip(ringsim.current_ring().rank), 2).results):
+    for rank, (found, held) in enumerate(
+        simulate(lambda: clip(ringsim.current_ring().rank), 2).results
+    ):
         assert found == pytest.approx(norm, nan_ok=True)
         assert held == [pytest.approx(due[rank], rel=1e-12, nan_ok=True)]
 
@@ -476,12 +594,17 @@ def test_the_norm_of_half_precision_is_not_rounded() -> None:
 
 
 def test_what_ranks_share_is_in_the_order_of_their_places() -> None:
-    """So that a sum is the same to the last bit everywhere: 1e16 + 1 - 1e16 is 0, and 1e16 - 1e16 + 1 is 1."""
+    """So that a sum is the same to the last bit everywhere.
+
+    1e16 + 1 - 1e16 is 0, and 1e16 - 1e16 + 1 is 1.
+    """
 
     def share() -> tuple[list[float], float]:
         ring = ringsim.current_ring()
         value = torch.tensor([1e16, 1.0, -1e16][ring.rank], dtype=torch.float64)
-        return [float(each) for each in gather_over_ring(ring, value)], float(sum_over(ring, [0, 1, 2], value))
+        return [float(each) for each in gather_over_ring(ring, value)], float(
+            sum_over(ring, [0, 1, 2], value)
+        )
 
     assert simulate(share, 3).results == [([1e16, 1.0, -1e16], 0.0)] * 3
 
@@ -524,10 +647,18 @@ def drop(ways: list[tuple[str, bool, int | None]]) -> list[tuple[float, dict[str
     found = []
     for schedule, checkpoint, seed in ways:
         torch.manual_seed(5)
-        model = SmallTransformer(13, hidden_size=8, num_layers=4, num_heads=2, max_length=16, dropout=0.3).double()
+        model = SmallTransformer(
+            13, hidden_size=8, num_layers=4, num_heads=2, max_length=16, dropout=0.3
+        ).double()
         torch.manual_seed(100 + ringsim.current_ring().rank)
         before = torch.get_rng_state()
-        loss = train_step_pipeline(model, *make_microbatches(Case()), schedule=schedule, checkpoint=checkpoint, dropout_seed=seed)
+        loss = train_step_pipeline(
+            model,
+            *make_microbatches(Case()),
+            schedule=schedule,
+            checkpoint=checkpoint,
+            dropout_seed=seed,
+        )
         assert seed is None or torch.equal(before, torch.get_rng_state())
         found.append((loss, gradients(model)))
     return found
@@ -545,15 +676,27 @@ def test_seeded_dropout_is_the_same_on_any_ring_and_in_any_schedule() -> None:
 
 
 def spoil() -> dict[str, list[tuple[str, str, tuple[int, ...]]]]:
-    """Trains, breaks one gradient on one rank or on all, and returns what the report says is wrong: name, verdict, ranks."""
+    """Trains, breaks one gradient on one rank or on all, and returns what the report says is wrong.
+
+    Name, verdict, ranks.
+    """
     rank, model, found = ringsim.current_ring().rank, build("small"), {}
     train_step_pipeline(model, INPUTS, TARGETS)
     head = model.head.weight
     right = head.grad
-    broken = {"equal": right, "scaled": right if right is None or rank == 0 else 4 * right, "missing": None}
-    for how, gradient in (broken | {"different": torch.ones_like(head) if rank == 0 else right}).items():
+    broken = {
+        "equal": right,
+        "scaled": right if right is None or rank == 0 else 4 * right,
+        "missing": None,
+    }
+    for how, gradient in (
+        broken | {"different": torch.ones_like(head) if rank == 0 else right}
+    ).items():
         head.grad = gradient
-        found[how] = [(row.parameter, row.verdict, row.ranks) for row in gradient_report(model, INPUTS, TARGETS).wrong]
+        found[how] = [
+            (row.parameter, row.verdict, row.ranks)
+            for row in gradient_report(model, INPUTS, TARGETS).wrong
+        ]
     return found
 
 
@@ -573,7 +716,10 @@ class Ledger:
         self.live = self.peak = 0
 
     def keep(self, tensor: Tensor) -> Any:
-        """Called by autograd with each tensor that it saves; what it gets is dropped when autograd frees the graph."""
+        """Called by autograd with each tensor that it saves.
+
+        What it gets is dropped when autograd frees the graph.
+        """
         if not tensor.ndim:
             return tensor  # the weight, a scalar, is no activation
         kept = tensor.detach()
@@ -611,7 +757,9 @@ def test_no_more_is_kept_than_the_closed_form_says(name: str) -> None:
         return ledger.peak, ledger.live
 
     for count in (2 * size, 4 * size):
-        assert simulate(count_kept, size, count).results == [(peak, 0) for peak in peak_live(Step(name, size, count))]
+        assert simulate(count_kept, size, count).results == [
+            (peak, 0) for peak in peak_live(Step(name, size, count))
+        ]
 
 
 # -- what the trace shows
@@ -623,7 +771,10 @@ def steps() -> None:
     """One training step with each schedule, then one without gradients."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
-    inputs, targets = [torch.ones(2, 4)] * NUM_MICROBATCHES, [torch.zeros(2, dtype=torch.int64)] * NUM_MICROBATCHES
+    inputs, targets = (
+        [torch.ones(2, 4)] * NUM_MICROBATCHES,
+        [torch.zeros(2, dtype=torch.int64)] * NUM_MICROBATCHES,
+    )
     for name in NAMES:
         train_step_pipeline(model, inputs, targets, schedule=name)
     eval_step_pipeline(model, inputs, targets)
@@ -641,13 +792,18 @@ def test_steps_are_what_their_schedules_and_closed_forms_say(trace: ringsim.Trac
         actions, schedule = find_step(trace, number), make_schedule(name, size, NUM_MICROBATCHES)
         assert actions.schedule == name
         assert [actions.list_actions(rank) for rank in range(size)] == list(schedule.actions)
-        assert actions.find_known() == Step(name, size, NUM_MICROBATCHES, schedule.num_stages // size)
+        assert actions.find_known() == Step(
+            name, size, NUM_MICROBATCHES, schedule.num_stages // size
+        )
         peaks, bubble = trace.peak_activations(number), trace.bubble(number)
         assert peaks.peaks == peaks.bounds, name
         assert bubble.closed_form is not None
         assert (bubble.of_total > 0) == (size > 1)
         assert bubble.of_ideal == pytest.approx(bubble.of_total / (1 - bubble.of_total))
-        assert all(0 <= span_idle <= idle + 1e-12 for span_idle, idle in zip(bubble.span_idle, bubble.idle, strict=True))
+        assert all(
+            0 <= span_idle <= idle + 1e-12
+            for span_idle, idle in zip(bubble.span_idle, bubble.idle, strict=True)
+        )
     actions = find_step(trace)  # the last: forward passes alone
     assert (set(actions.kind), len(actions)) == ({"F"}, size * NUM_MICROBATCHES)
     assert trace.bubble().closed_form is None
@@ -655,16 +811,24 @@ def test_steps_are_what_their_schedules_and_closed_forms_say(trace: ringsim.Trac
 
 def test_every_message_knows_its_stage_and_microbatch(trace: ringsim.Trace) -> None:
     messages, events = trace.messages, trace.events
-    in_a_stage = events.stage[messages.send] >= 0  # the others are what ranks agree on before a step, and the loss after it
+    # the others are what ranks agree on before a step, and the loss after it
+    in_a_stage = events.stage[messages.send] >= 0
     sent, received = messages.send[in_a_stage], messages.recv[in_a_stage]
     assert (len(sent) > 0) == (trace.world_size > 1)
     assert (events.microbatch[sent] == events.microbatch[received]).all()
     assert (abs(events.stage[sent] - events.stage[received]) == 1).all()
     tags = events.tag[sent].tolist()
-    crossed = [lower(make_schedule(name, trace.world_size, NUM_MICROBATCHES)) for name in [*NAMES, "1f1b"]]
-    forward = [sum(action.kind == "SEND_F" for row in schedule.actions for action in row) for schedule in crossed]
-    assert tags.count(HEADER_TAG) == sum(forward) / NUM_MICROBATCHES  # microbatches are alike: one header a boundary
-    assert tags.count(PAYLOAD_TAG) == 2 * sum(forward[:-1]) + forward[-1]  # the last step goes forward only
+    crossed = [
+        lower(make_schedule(name, trace.world_size, NUM_MICROBATCHES)) for name in [*NAMES, "1f1b"]
+    ]
+    forward = [
+        sum(action.kind == "SEND_F" for row in schedule.actions for action in row)
+        for schedule in crossed
+    ]
+    # microbatches are alike: one header a boundary
+    assert tags.count(HEADER_TAG) == sum(forward) / NUM_MICROBATCHES
+    # the last step goes forward only
+    assert tags.count(PAYLOAD_TAG) == 2 * sum(forward[:-1]) + forward[-1]
 
 
 # -- messages, one at a time
@@ -712,25 +876,35 @@ def test_both_sides_learn_of_a_mismatch_and_can_go_on() -> None:
     def disagree() -> list[str]:
         ring = ringsim.current_ring()
         if ring.rank == 0:
-            found = [catch(send_activation, torch.ones(1000), 1), catch(send_activation, torch.ones(3), 0)]
+            found = [
+                catch(send_activation, torch.ones(1000), 1),
+                catch(send_activation, torch.ones(3), 0),
+            ]
             send_activation(torch.ones(2), 5)
             return [*found, catch(recv_gradient, 0)]
         found = [catch(recv_activation, 0), catch(recv_activation, 7)]
         assert recv_activation(5).tolist() == [1, 1]
-        # An activation where the predecessor waits for a gradient, as a wrong neighbour would send it.
+        # An activation where the predecessor waits for a gradient, as a wrong neighbour would send
+        # it.
         return [*found, catch(_send, "activation", torch.ones(2), 0, Route.over_edge(ring, 0, 1))]
 
     of_sender, of_receiver = simulate(disagree, 2).results
     assert of_sender == of_receiver
     assert of_sender[0] == (
-        "a message must be what its receiver waits for, the activation of microbatch 0, got the activation of microbatch 1 "
+        "a message must be what its receiver waits for, the activation of microbatch 0, got the "
+        "activation of microbatch 1 "
         "(rank 0 to rank 1). Send and receive in the same order."
     )
-    assert "the gradient of microbatch 0, got the activation of microbatch 0 (rank 1 to rank 0)" in of_sender[2]
+    assert (
+        "the gradient of microbatch 0, got the activation of microbatch 0 (rank 1 to rank 0)"
+        in of_sender[2]
+    )
 
 
 def sequential_step(model: nn.Module, count: int = 4, **options: Any) -> float:
-    return train_step_pipeline(model, [torch.ones(2, 3)] * count, [torch.tensor([0, 1])] * count, **options)
+    return train_step_pipeline(
+        model, [torch.ones(2, 3)] * count, [torch.tensor([0, 1])] * count, **options
+    )
 
 
 def test_ranks_that_run_different_steps_all_hear_of_it() -> None:
@@ -739,7 +913,11 @@ def test_ranks_that_run_different_steps_all_hear_of_it() -> None:
         torch.manual_seed(0)
         step = partial(sequential_step, nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))))
         first = ringsim.current_ring().rank == 0
-        differences = [{"count": 4 if first else 3}, {"schedule": "gpipe" if first else "1f1b"}, {"partition": [3, 1] if first else [2, 2]}]
+        differences = [
+            {"count": 4 if first else 3},
+            {"schedule": "gpipe" if first else "1f1b"},
+            {"partition": [3, 1] if first else [2, 2]},
+        ]
         found = [catch(step, **each) for each in differences]
         step()
         return found
@@ -747,9 +925,15 @@ def test_ranks_that_run_different_steps_all_hear_of_it() -> None:
     for rank, (count, schedule, partition) in enumerate(simulate(differ, 2).results):
         other = 1 - rank
         assert "a step must be the same on every rank" in count
-        assert f"got one of {4 - rank} microbatches on rank {rank} and one of {4 - other} on rank {other}. Call" in count
+        assert (
+            f"got one of {4 - rank} microbatches on rank {rank} and one of {4 - other} on rank "
+            f"{other}. Call"
+        ) in count
         assert f"got another schedule on rank {other} than on rank {rank}. Call" in schedule
-        assert f"got another partition of the model on rank {other} than on rank {rank}. Call" in partition
+        assert (
+            f"got another partition of the model on rank {other} than on rank {rank}. Call"
+            in partition
+        )
 
 
 def test_an_activation_that_is_not_as_announced_is_an_error() -> None:
@@ -760,21 +944,35 @@ def test_an_activation_that_is_not_as_announced_is_an_error() -> None:
             def forward(self, x: Tensor) -> Tensor:
                 return x[: next(sizes)]
 
-        sequential_step(nn.Sequential(nn.Linear(3, 3), Growing(), nn.Linear(3, 3), nn.Linear(3, 3)), count=2)
+        sequential_step(
+            nn.Sequential(nn.Linear(3, 3), Growing(), nn.Linear(3, 3), nn.Linear(3, 3)), count=2
+        )
 
-    with pytest.raises(MessageMismatch, match="the activations of a boundary must be alike if all microbatches are"):
+    with pytest.raises(
+        MessageMismatch, match="the activations of a boundary must be alike if all microbatches are"
+    ):
         simulate(grow, 2)
 
 
 def test_a_ring_of_one_has_nobody_to_send_to_and_another_schedule() -> None:
     (found,) = simulate(lambda: catch(send_activation, torch.ones(1), 0), 1).results
-    assert found == "a ring must have two ranks or more for a message, got one. Hand the tensor from stage to stage directly."
-    with pytest.raises(RingError, match=r"must be for 1 ranks and 1 microbatches, got one \(mine\) for 2 and 2"):
-        sequential_step(nn.Linear(3, 3), count=1, schedule=read((0, 1), "0F0 0B0", "1F0 1B0"), partition=[1])
+    assert found == (
+        "a ring must have two ranks or more for a message, got one. Hand the tensor from stage "
+        "to stage directly."
+    )
+    with pytest.raises(
+        RingError, match=r"must be for 1 ranks and 1 microbatches, got one \(mine\) for 2 and 2"
+    ):
+        sequential_step(
+            nn.Linear(3, 3), count=1, schedule=read((0, 1), "0F0 0B0", "1F0 1B0"), partition=[1]
+        )
 
 
 def by_hand(middle_stage_source: str) -> float:
-    """AFAB with the four functions: the first stage, the one of the document, and the last; returns the worst gradient's difference."""
+    """AFAB with the four functions.
+
+    The first stage, the one of the document, and the last; returns the worst gradient's difference.
+    """
     rank, reference, model = ringsim.current_ring().rank, make_model(Case()), make_model(Case())
     inputs, targets = make_microbatches(Case())
     single_process(reference, inputs, targets)
@@ -800,13 +998,20 @@ def by_hand(middle_stage_source: str) -> float:
 
 
 def test_the_stage_of_the_document_works() -> None:
-    (source,) = [block.partition("\n```")[0] for block in TEXT.split("```python\n") if "def middle_stage" in block]
+    (source,) = [
+        block.partition("\n```")[0]
+        for block in TEXT.split("```python\n")
+        if "def middle_stage" in block
+    ]
     assert max(simulate(by_hand, 3, source).results) < 1e-10
 
 
-def test_the_first_example_runs_and_another_model_is_added_as_the_document_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_example_runs_and_another_model_is_added_as_the_document_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     names: dict[str, Any] = {}
-    exec(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[0], names)  # the first example, as one rank
+    # the first example, as one rank
+    exec(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[0], names)
     loss, report = names["worker"]()
     assert 3 < loss < 6
     assert report.startswith("65 gradients equal those of one process")
@@ -815,7 +1020,9 @@ def test_the_first_example_runs_and_another_model_is_added_as_the_document_says(
         exec(block, names)
     assert names["report"], str(names["report"])
     assert capsys.readouterr().out.startswith("13 gradients equal those of one process")
-    boundaries = names["boundary_shapes"](names["model"], names["partition"], names["tokens"], adapter=names["adapter"])
+    boundaries = names["boundary_shapes"](
+        names["model"], names["partition"], names["tokens"], adapter=names["adapter"]
+    )
     assert [boundary.shape for boundary in boundaries] == [(2, 9, 16)] * 2
 
 

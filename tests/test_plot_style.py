@@ -1,4 +1,7 @@
-"""What all pictures have in common: colours that everybody can tell apart, words that are not cut off, the same bytes each time."""
+"""What all pictures have in common.
+
+Colours that everybody can tell apart, words that are not cut off, the same bytes each time.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,13 @@ import ringsim
 from ringsim.errors import ArgumentError
 from ringsim.plot import charts, style
 from ringsim.plot.layout import OPERATION_LOOKS, SPAN_LOOKS
-from ringsim.plot.ring import CLOSING_COLOUR, CLOSING_TEXTURE, PAIR_COLOURS, PAIR_TEXTURES, plot_ring
+from ringsim.plot.ring import (
+    CLOSING_COLOUR,
+    CLOSING_TEXTURE,
+    PAIR_COLOURS,
+    PAIR_TEXTURES,
+    plot_ring,
+)
 from ringsim.plot.steps import ACTION_LOOKS, BUBBLE_LOOK, microbatch_entry, plot_schedule
 from ringsim.plot.timeline import trace_png
 from ringsim.prediction.comparison import compare
@@ -33,11 +42,24 @@ from ringsim.traces.findings import Diagnosis, Finding
 from ringsim.traces.units import bytes_text, time_text, time_unit
 
 BACKENDS = ("gloo", "nccl", "mpi", "tcp", "mine")
-# Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency", 2009: severity 1.
+# Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision
+# Deficiency", 2009: severity 1.
 VISION = {
     "normal": np.eye(3),
-    "deuteranopia": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
-    "protanopia": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
+    "deuteranopia": np.array(
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
+    ),
+    "protanopia": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
 }
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
@@ -67,17 +89,30 @@ def test_everybody_can_tell_the_colours_apart() -> None:
                 assert distance(one.colour, other.colour) > 20, (one, other)
                 assert abs(lab(one.colour)[0] - lab(other.colour)[0]) > 15, "in grey, too"
         for look in looks:
-            assert not look.hatch or np.linalg.norm(lab(look.colour) - lab(look.ink)) > 12, "a texture can be seen on its colour"
+            assert not look.hatch or np.linalg.norm(lab(look.colour) - lab(look.ink)) > 12, (
+                "a texture can be seen on its colour"
+            )
     textures = [*map(str, PAIR_TEXTURES), str(CLOSING_TEXTURE)]
     assert len(set(textures)) == len(PAIR_COLOURS) + 1
-    for colours in ([charts.pen(backend).colour for backend in BACKENDS], (*PAIR_COLOURS, CLOSING_COLOUR)):
+    for colours in (
+        [charts.pen(backend).colour for backend in BACKENDS],
+        (*PAIR_COLOURS, CLOSING_COLOUR),
+    ):
         assert min(distance(one, other) for one, other in combinations(colours, 2)) > 15
     for ink in (style.INK, style.MUTED, *(charts.pen(backend).ink for backend in BACKENDS)):
         assert 1.05 / (xyz(ink)[1] + 0.05) > 4.5, "WCAG AA: words can be read on white"
 
 
 def test_sizes_have_binary_units() -> None:
-    sizes = {0: "0 B", 1023: "1,023 B", 1024: "1 KiB", 1536: "1.5 KiB", 1024**2 - 1: "1 MiB", 10 * 1024**3: "10 GiB", 1024**7: "1,024 EiB"}
+    sizes = {
+        0: "0 B",
+        1023: "1,023 B",
+        1024: "1 KiB",
+        1536: "1.5 KiB",
+        1024**2 - 1: "1 MiB",
+        10 * 1024**3: "10 GiB",
+        1024**7: "1,024 EiB",
+    }
     assert {size: bytes_text(size) for size in sizes} == sizes
 
 
@@ -90,8 +125,18 @@ def test_times_are_read_back_to_three_digits(length_ns: int) -> None:
 
 
 def table() -> Any:
-    row = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
-    return make_bandwidths([row | {"size_bytes": 2**k, "latency_us": 40 + 2**k / 4e3} for k in range(3, 25)], {"source": "measured"})
+    row = {
+        "pattern": "pingpong",
+        "src": 0,
+        "dst": 1,
+        "backend": "gloo",
+        "kind": "measured",
+        "n": 30,
+    }
+    return make_bandwidths(
+        [row | {"size_bytes": 2**k, "latency_us": 40 + 2**k / 4e3} for k in range(3, 25)],
+        {"source": "measured"},
+    )
 
 
 def step(scale: float = 1.0) -> ringsim.Trace:
@@ -119,9 +164,14 @@ DRAWN = {
     "messages": lambda **to: pipeline(4).plot_bandwidth(**to),
     "step": lambda **to: step().plot_timeline(**to),
     "schedule": lambda **to: plot_schedule(make_schedule("zb_v", 2, 4), **to),
-    "diagnosis": lambda **to: Diagnosis((Finding("deadlock", (0, 1), (), "they wait."),), 2).plot(**to),
+    "diagnosis": lambda **to: Diagnosis((Finding("deadlock", (0, 1), (), "they wait."),), 2).plot(
+        **to
+    ),
     "iterations": lambda **to: charts.plot_inner_iterations(4, **to),
-    **{kind: lambda kind=kind, **to: VALUES[kind]().plot(**to) for kind in ("table", "run", "map", "comparison")},
+    **{
+        kind: lambda kind=kind, **to: VALUES[kind]().plot(**to)
+        for kind in ("table", "run", "map", "comparison")
+    },
 }
 
 
@@ -129,7 +179,9 @@ USERS_STYLE = {"font.size": 23.0, "axes.grid": True, "axes.facecolor": "red"}
 
 
 def read_png(png: bytes | str) -> np.ndarray:
-    return plt.imread(io.BytesIO(png if isinstance(png, bytes) else base64.b64decode(png)))[:, :, :3]
+    return plt.imread(io.BytesIO(png if isinstance(png, bytes) else base64.b64decode(png)))[
+        :, :, :3
+    ]
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -141,11 +193,15 @@ def test_a_notebook_gets_the_whole_picture_in_our_style(kind: str) -> None:
     assert about["image/png"]["alt"]
     pixels = read_png(data["image/png"])
     assert 300 <= pixels.shape[0] <= 1200
-    assert all((edge == 1.0).all() for edge in (pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:])), "no word is cut off"
+    assert all(
+        (edge == 1.0).all() for edge in (pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:])
+    ), "no word is cut off"
 
 
 @pytest.mark.parametrize("kind", DRAWN)
-def test_a_picture_goes_where_it_is_told_and_in_a_column_it_is_whole_with_few_sizes_of_letters(kind: str) -> None:
+def test_a_picture_goes_where_it_is_told_and_in_a_column_it_is_whole_with_few_sizes_of_letters(
+    kind: str,
+) -> None:
     figure, (other, own) = plt.subplots(1, 2, figsize=(14, 4))
     assert DRAWN[kind](ax=own) is own
     assert figure.axes == [other, own]
@@ -155,7 +211,11 @@ def test_a_picture_goes_where_it_is_told_and_in_a_column_it_is_whole_with_few_si
     ax = DRAWN[kind](figsize=(3.3, None), compact=True)
     assert ax.figure.get_figwidth() == 3.3
     assert_within(ax)
-    shown = {round(text.get_fontsize(), 1) for text in ax.figure.findobj(mpl.text.Text) if text.get_text().strip() and text.get_visible()}
+    shown = {
+        round(text.get_fontsize(), 1)
+        for text in ax.figure.findobj(mpl.text.Text)
+        if text.get_text().strip() and text.get_visible()
+    }
     assert len(shown) <= 3
     assert min(shown) >= 5
     assert ax.get_title(loc="left") == ""
@@ -163,7 +223,10 @@ def test_a_picture_goes_where_it_is_told_and_in_a_column_it_is_whole_with_few_si
 
 def test_a_picture_is_as_dark_as_it_is_told_or_as_the_users_others() -> None:
     with plt.style.context("dark_background"):
-        grounds = [DRAWN["ring"](**look).figure.get_facecolor() for look in ({"theme": "dark"}, {}, {"theme": "light"})]
+        grounds = [
+            DRAWN["ring"](**look).figure.get_facecolor()
+            for look in ({"theme": "dark"}, {}, {"theme": "light"})
+        ]
     assert [mpl.colors.to_hex(ground) for ground in grounds] == ["#15181c", "#000000", "#ffffff"]
 
 
@@ -171,8 +234,15 @@ def test_a_picture_is_as_dark_as_it_is_told_or_as_the_users_others() -> None:
 def test_words_and_ground_of_a_dark_picture_differ(kind: str) -> None:
     for text in DRAWN[kind](theme="dark").figure.findobj(mpl.text.Text):
         patch = text.get_bbox_patch()
-        behind = patch.get_facecolor() if patch is not None and mpl.colors.to_rgba(patch.get_facecolor())[3] else "#15181c"
-        light, dark = sorted((xyz(mpl.colors.to_hex(colour))[1] + 0.05 for colour in (text.get_color(), behind)), reverse=True)
+        behind = (
+            patch.get_facecolor()
+            if patch is not None and mpl.colors.to_rgba(patch.get_facecolor())[3]
+            else "#15181c"
+        )
+        light, dark = sorted(
+            (xyz(mpl.colors.to_hex(colour))[1] + 0.05 for colour in (text.get_color(), behind)),
+            reverse=True,
+        )
         assert not text.get_text().strip() or not text.get_visible() or light / dark >= 3, text
 
 
@@ -184,7 +254,13 @@ def test_a_figure_has_the_size_that_is_asked_for_and_the_users_letters() -> None
         ax = pipeline(3).plot_timeline()
         assert ax.xaxis.label.get_fontsize() == 7
         assert ax.xaxis.label.get_fontname() == "DejaVu Serif"
-    for bad in ({"figsize": (0, 3)}, {"figsize": (None, 3)}, {"theme": "blue"}, {"size": 3}, {"ax": ax, "figsize": (3, 3)}):
+    for bad in (
+        {"figsize": (0, 3)},
+        {"figsize": (None, 3)},
+        {"theme": "blue"},
+        {"size": 3},
+        {"ax": ax, "figsize": (3, 3)},
+    ):
         with pytest.raises(ArgumentError):
             plot_ring(pipeline(3), **bad)
 
@@ -206,15 +282,26 @@ def test_the_notebooks_picture_is_the_same_each_time_and_says_what_the_trace_is(
     assert pipeline(4).describe().encode() in first
     mark = Story(3)
     mark.op(0, "mark", (1, -1, 1))
-    without, with_timeline = (read_png(trace_png(trace)).shape[1] for trace in (Story(3).trace(), mark.trace()))
+    without, with_timeline = (
+        read_png(trace_png(trace)).shape[1] for trace in (Story(3).trace(), mark.trace())
+    )
     assert without < with_timeline / 1.5, "no empty timeline"
 
 
 def test_an_svg_says_what_it_shows_and_carries_no_date(tmp_path: Path) -> None:
-    style.save_figure(plot_ring(pipeline(3)).figure, tmp_path / "ring.svg", title='<ring> & "co"', description=r"a \1 of three")
+    style.save_figure(
+        plot_ring(pipeline(3)).figure,
+        tmp_path / "ring.svg",
+        title='<ring> & "co"',
+        description=r"a \1 of three",
+    )
     root = ET.parse(tmp_path / "ring.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
-    assert (root.get("role"), root.find(f"{space}title").text, root.find(f"{space}desc").text) == ("img", '<ring> & "co"', r"a \1 of three")
+    assert (root.get("role"), root.find(f"{space}title").text, root.find(f"{space}desc").text) == (
+        "img",
+        '<ring> & "co"',
+        r"a \1 of three",
+    )
     assert "dc:date" not in (tmp_path / "ring.svg").read_text()
     for prefix in ("rank-", "group-ring"):
         assert sum(element.get("id", "").startswith(prefix) for element in root.iter()) == 3

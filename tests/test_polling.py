@@ -21,7 +21,10 @@ class Refused(Exception):
 
 
 class Message:
-    """A handle as Gloo's; ``ended`` after so many questions in all, as nobody's patience is without end."""
+    """A handle as Gloo's.
+
+    ``ended`` after so many questions in all, as nobody's patience is without end.
+    """
 
     asked = 0
 
@@ -92,7 +95,10 @@ def asks_once(work: Any) -> None:
     ],
 )
 def test_a_loop_that_nothing_else_ends_is_refused_and_others_are_warned(
-    program: Callable[[Any], None], changed: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+    program: Callable[[Any], None],
+    changed: dict[str, Any],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(rule: str, todo: str) -> NoReturn:
         raise Refused(f"{rule}. {todo}.")
@@ -105,14 +111,22 @@ def test_a_loop_that_nothing_else_ends_is_refused_and_others_are_warned(
     monkeypatch.setattr(polling, "_THREADS_S", changed.get("_THREADS_S", 60.0))
     monkeypatch.setattr(signal, "getitimer", lambda _: (changed.get("alarm", 0.0), 0.0))
     monkeypatch.setattr(dist, "get_backend", lambda: "cpu:gloo,cuda:nccl")
-    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()] * changed.get("threads", 1))
+    monkeypatch.setattr(
+        threading, "enumerate", lambda: [threading.main_thread()] * changed.get("threads", 1)
+    )
     finished: list[Any] = []
     hook = polling.make_is_completed(CallSites(lambda _: 0), [work], finished.append, refuse)  # type: ignore[list-item]
     monkeypatch.setattr(Message, "is_completed", hook)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("default")
         if told == "refused":
-            with pytest.raises(Refused, match=r"becomes true only in wait\(\), got a loop that nothing else ends. Call wait\(\)"):
+            with pytest.raises(
+                Refused,
+                match=(
+                    r"becomes true only in wait\(\), got a loop that nothing "
+                    r"else ends. Call wait\(\)"
+                ),
+            ):
                 program(work)
             assert Message.asked <= 3
         else:
@@ -120,4 +134,7 @@ def test_a_loop_that_nothing_else_ends_is_refused_and_others_are_warned(
     assert (work in finished) is (Message.asked > 1000)
     assert len(said) == (told == "warned")  # once for each line
     for one in said:
-        assert (one.filename, one.lineno) == (__file__, program.__code__.co_firstlineno + 2 - (program in (passes, sleeps)))
+        assert (one.filename, one.lineno) == (
+            __file__,
+            program.__code__.co_firstlineno + 2 - (program in (passes, sleeps)),
+        )

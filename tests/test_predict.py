@@ -1,4 +1,7 @@
-"""Calibration, comparison and scaling: constants found again in traces made with them, errors that are typed out, few ranks for many."""
+"""Calibration, comparison and scaling.
+
+Constants found again in traces made with them, errors that are typed out, few ranks for many.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +50,15 @@ def talk(
     rounds: int = 4,
     disturbed: dict[int, float] | None = None,
 ) -> Story:
-    """Rank 0 computes and sends, rank 1 waits; ``disturbed`` makes the sleep of a round longer by some milliseconds.
+    """Rank 0 computes and sends, rank 1 waits.
+
+    ``disturbed`` makes the sleep of a round longer by some milliseconds.
 
     ::
 
-        rank 0   compute | around | posting | compute ...                      wait for all sends at the end
-        rank 1   posting | blocked ........ done | around | posting | ...
-    """
+        rank 0  compute | around | posting | compute ...                  wait for all sends at the end
+        rank 1  posting | blocked ........ done | around | posting | ...
+    """  # noqa: E501
     story = Story(2)
     sends = []
     clock, other = 1.0, 1.0
@@ -62,13 +67,29 @@ def talk(
         story.span(0, f"compute {ASKED_MS / 1e3!r} s", begin, end)
         send = end + around_ms
         arrived = max(send, other) + link.time_s(size_bytes) * 1e3
-        story.op(1, "irecv", (other, other + receiving_ms, arrived), peer=0, group="ring:0>1", tag=0, size_bytes=size_bytes)
+        story.op(
+            1,
+            "irecv",
+            (other, other + receiving_ms, arrived),
+            peer=0,
+            group="ring:0>1",
+            tag=0,
+            size_bytes=size_bytes,
+        )
         sends.append((send, arrived, size_bytes))
         other = arrived + around_ms
         clock = send + sending.time_s(size_bytes) * 1e3
     for place, (send, arrived, size_bytes) in enumerate(sends):  # the waits follow each other
         wait = clock + 0.001 * place
-        story.op(0, "isend", (send, wait, max(wait, arrived)), peer=1, group="ring:0>1", tag=0, size_bytes=size_bytes)
+        story.op(
+            0,
+            "isend",
+            (send, wait, max(wait, arrived)),
+            peer=1,
+            group="ring:0>1",
+            tag=0,
+            size_bytes=size_bytes,
+        )
     return story
 
 
@@ -79,18 +100,30 @@ def constants(*links: Link) -> list[float]:
 def test_constants_are_those_that_the_trace_was_made_with() -> None:
     found = calibrate(talk().trace())
     assert constants(found.link, found.sending) == pytest.approx(constants(LINK, SENDING), rel=1e-3)
-    assert (found.receiving_s, found.sleep_s) == pytest.approx((RECEIVING_MS * 1e-3, SLEEP_MS * 1e-3), rel=1e-3)
+    assert (found.receiving_s, found.sleep_s) == pytest.approx(
+        (RECEIVING_MS * 1e-3, SLEEP_MS * 1e-3), rel=1e-3
+    )
     assert found.topology == OneMachine(found.link, cores=2)
     assert (found.num_messages, found.sizes_bytes, found.notes) == (8, (1024, 262144), ())
-    assert (found.post_s(True, 2048), found.post_s(False, 2048)) == (found.sending.time_s(2048), found.receiving_s)
+    assert (found.post_s(True, 2048), found.post_s(False, 2048)) == (
+        found.sending.time_s(2048),
+        found.receiving_s,
+    )
 
 
 @given(
-    alpha_us=st.floats(5, 500), beta_ns=st.floats(0.05, 5), sleep_us=st.floats(1, 900), receiving_us=st.floats(1, 50)
+    alpha_us=st.floats(5, 500),
+    beta_ns=st.floats(0.05, 5),
+    sleep_us=st.floats(1, 900),
+    receiving_us=st.floats(1, 50),
 )  # rounded to ns in the trace
-def test_any_constants_are_found(alpha_us: float, beta_ns: float, sleep_us: float, receiving_us: float) -> None:
+def test_any_constants_are_found(
+    alpha_us: float, beta_ns: float, sleep_us: float, receiving_us: float
+) -> None:
     link = Link(alpha_us * 1e-6, beta_ns * 1e-9)
-    found = calibrate(talk(link=link, sleep_ms=sleep_us * 1e-3, receiving_ms=receiving_us * 1e-3).trace())
+    found = calibrate(
+        talk(link=link, sleep_ms=sleep_us * 1e-3, receiving_ms=receiving_us * 1e-3).trace()
+    )
     for size_bytes in (1024, 65536, 1 << 20):
         assert found.link.time_s(size_bytes) == pytest.approx(link.time_s(size_bytes), rel=1e-3)
     assert found.sleep_s == pytest.approx(sleep_us * 1e-6, abs=2e-9)
@@ -102,12 +135,17 @@ def test_several_traces_count_together_and_one_size_is_all_latency() -> None:
     assert found.sizes_bytes == (1024, 262144)
     assert found.link.time_s(65536) == pytest.approx(LINK.time_s(65536), rel=1e-3)
     found = calibrate(talk((65536,)).trace())
-    assert (found.link.alpha_s, found.link.beta_s_per_byte) == (pytest.approx(LINK.time_s(65536), rel=1e-3), 0)
+    assert (found.link.alpha_s, found.link.beta_s_per_byte) == (
+        pytest.approx(LINK.time_s(65536), rel=1e-3),
+        0,
+    )
     assert "doubtful: messages had one size only" in str(found)
 
 
 def test_busy_machine_is_doubtful_and_a_single_disturbance_does_not_count() -> None:
-    assert calibrate(talk(disturbed={3: 40.0}).trace()).sleep_s == pytest.approx(SLEEP_MS * 1e-3, rel=1e-3)
+    assert calibrate(talk(disturbed={3: 40.0}).trace()).sleep_s == pytest.approx(
+        SLEEP_MS * 1e-3, rel=1e-3
+    )
     busy, rule = "the machine was busy with other things: ", "less than {} ms is usual"
     found = calibrate(talk(rounds=8, disturbed=dict.fromkeys(range(0, 16, 3), 4.0)).trace())
     assert found.notes == (f"{busy}sleeps ended up to 4.0 ms apart, {rule.format(1)}",)
@@ -116,10 +154,15 @@ def test_busy_machine_is_doubtful_and_a_single_disturbance_does_not_count() -> N
     story = Story(2)
     for begin in (0.0, 5.0, 10.0, 15.0):  # with 4 ms or more of something between two messages
         story.message(0, 1, (begin + 0.5, begin + 0.6, begin + 1), (begin, begin + 0.01, begin + 1))
-    assert calibrate(story.trace()).notes[1:] == ("ranks computed for 4.2 ms at a time without ringsim.compute: that will take no time",)
+    assert calibrate(story.trace()).notes[1:] == (
+        "ranks computed for 4.2 ms at a time without ringsim.compute: that will take no time",
+    )
 
 
-DOUBT = "doubtful constants: messages had one size only: all of their time counts as latency, and other sizes are not predicted"
+DOUBT = (
+    "doubtful constants: messages had one size only: all of their time counts as latency, and "
+    "other sizes are not predicted"
+)
 
 
 def test_every_prediction_says_what_makes_its_constants_doubtful() -> None:
@@ -141,7 +184,10 @@ def test_every_prediction_says_what_makes_its_constants_doubtful() -> None:
 
 
 def test_a_worker_is_predicted_with_all_that_the_trace_tells() -> None:
-    """A worker of the user's own: what it computes, messages, posting, and the cores that its ranks share."""
+    """A worker of the user's own.
+
+    What it computes, messages, posting, and the cores that its ranks share.
+    """
     real = recorded("1f1b", 2, Costs(forward=0.001, backward=0.002))
     found = calibrate(real)
 
@@ -152,20 +198,37 @@ def test_a_worker_is_predicted_with_all_that_the_trace_tells() -> None:
             charge("F", ringsim.current_ring().rank, 0, lambda: Flops(1, 1, 1))
 
     virtual = predict(worker, world_size=2, from_trace=real, kwargs={"rounds": 3})
-    by_hand = simulate(worker, world_size=2, args=(3,), topology=OneMachine(found.link, 2), compute=found)
+    by_hand = simulate(
+        worker, world_size=2, args=(3,), topology=OneMachine(found.link, 2), compute=found
+    )
     assert virtual.to_pandas().equals(by_hand.to_pandas())
-    assert predict(worker, world_size=5, from_trace=real, args=(1,)).world_size == 5  # stages that were not recorded
-    alone = predict(worker, world_size=2, from_trace=Trace(real.events, {**real.metadata, "backend": "nccl"}), args=(3,))
+    # stages that were not recorded
+    assert predict(worker, world_size=5, from_trace=real, args=(1,)).world_size == 5
+    alone = predict(
+        worker,
+        world_size=2,
+        from_trace=Trace(real.events, {**real.metadata, "backend": "nccl"}),
+        args=(3,),
+    )
     assert alone.metadata["constants"]["semantics"] == "grouped"  # where no core carries a message
 
 
 def test_a_schedule_is_predicted_by_name_or_as_it_is() -> None:
-    real, split = recorded("1f1b", 2, Costs(forward=0.001, backward=0.002)), recorded("zb_h1", 4, Costs(0.003, 0.004, 0.002))
+    real, split = (
+        recorded("1f1b", 2, Costs(forward=0.001, backward=0.002)),
+        recorded("zb_h1", 4, Costs(0.003, 0.004, 0.002)),
+    )
     same, named = make_schedule("gpipe", 8, 8), predict("gpipe", world_size=8, from_trace=real)
     assert isinstance(named, ScheduleRun)
     assert named.makespan == predict(same, world_size=8, from_trace=real).makespan
-    assert predict("1f1b", world_size=16, from_trace=real).makespan == scale(real, world_size=16).makespan
-    assert predict("1f1b", world_size=4, from_trace=split).makespan > predict("zb_h1", world_size=4, from_trace=split).makespan
+    assert (
+        predict("1f1b", world_size=16, from_trace=real).makespan
+        == scale(real, world_size=16).makespan
+    )
+    assert (
+        predict("1f1b", world_size=4, from_trace=split).makespan
+        > predict("zb_h1", world_size=4, from_trace=split).makespan
+    )
     wrong: list[tuple[Any, int, str]] = [
         ("zb_h1", 4, "a step whose backward is split, as that of zb_h1 is, got '1f1b'"),
         (same, 4, "world_size must be the schedule's number of ranks, 8, got 4"),
@@ -184,7 +247,9 @@ def test_times_of_the_stages_are_medians() -> None:
         for rank in range(2):
             at = 300.0 + 100 * step
             story.span(rank, "step 1f1b", at, at + 60)
-            story.span(rank, "forward", at + 1, at + 1 + (rank + 1) * times, stage=rank, microbatch=0)
+            story.span(
+                rank, "forward", at + 1, at + 1 + (rank + 1) * times, stage=rank, microbatch=0
+            )
             story.span(rank, "backward", at + 20, at + 20 + 3 * times, stage=rank, microbatch=0)
     costs = calibrate(story.trace()).costs
     assert costs is not None
@@ -197,7 +262,10 @@ def test_times_of_the_stages_are_medians() -> None:
     [
         ([], "calibrate must be given a trace, got none"),
         ([talk().trace(source="simulated")], "must be measured, got a simulated one"),
-        ([talk(rounds=1).trace()], "must have 3 messages of a size whose receiver waited for them, got 2 of any size"),
+        (
+            [talk(rounds=1).trace()],
+            "must have 3 messages of a size whose receiver waited for them, got 2 of any size",
+        ),
         ([Story(1).trace()], "must have 3 messages"),
         ([talk().trace(machine={})], "a calibration must know how many cores there are"),
     ],
@@ -207,14 +275,20 @@ def test_what_cannot_be_calibrated_from(traces: list[Trace], says: str) -> None:
         _ = calibrate(*traces).topology
 
 
-def test_early_sends_are_told_apart_and_messages_that_came_before_anybody_waited_do_not_count() -> None:
+def test_early_sends_are_told_apart_and_messages_that_came_before_anybody_waited_do_not_count() -> (
+    None
+):
     story = talk()
     for number in range(6):  # posted before its receive: cheap, whatever the size
         at = 500.0 + 20 * number
         send, recv = (at, at + 0.030, at + 10), (at + 5, at + 5.009, at + 10)
         story.message(0, 1, send, recv, size_bytes=262144)
     found = calibrate(story.trace())
-    assert found.sending_early_s == found.post_s(True, 262144, met=False) == pytest.approx(30e-6, rel=1e-3)
+    assert (
+        found.sending_early_s
+        == found.post_s(True, 262144, met=False)
+        == pytest.approx(30e-6, rel=1e-3)
+    )
     assert found.sending.alpha_s == pytest.approx(SENDING.alpha_s, rel=1e-3)
     story = talk()
     for number in range(9):  # there long before, so that "done" says nothing of the message
@@ -260,19 +334,34 @@ def test_sleeping_posting_and_travelling_take_what_the_calibration_says() -> Non
     assert frame.loc[(0, "isend"), "post_ns"] == 1_100_000
     assert frame.loc[(0, "mark"), "post_ns"] == 1_120_100  # 20 us, and 0.1 us for 1000 bytes
     assert frame.loc[(1, "mark"), "post_ns"] == 10_000
-    assert frame.loc[(1, "irecv"), "done_ns"] == 1_150_500  # the message is on its way while it is still posted: 50 us and 0.5 us
+    # the message is on its way while it is still posted: 50 us and 0.5 us
+    assert frame.loc[(1, "irecv"), "done_ns"] == 1_150_500
 
 
 def test_constants_go_round() -> None:
     def worker() -> None:
         for size_bytes in (1024, 262144):
-            rehearse(make_schedule("1f1b", 2, 8), Costs(forward=0.005, backward=0.010), size_bytes=size_bytes, ahead=0)
+            rehearse(
+                make_schedule("1f1b", 2, 8),
+                Costs(forward=0.005, backward=0.010),
+                size_bytes=size_bytes,
+                ahead=0,
+            )
 
     trace = simulate(worker, world_size=2, link=CALIBRATION.link, compute=CALIBRATION)
     found = calibrate(Trace(trace.events, {**trace.metadata, "source": "measured"}))
-    assert constants(found.link, found.sending) == pytest.approx(constants(CALIBRATION.link, CALIBRATION.sending), rel=1e-3)
-    times = (CALIBRATION.sending_early_s, CALIBRATION.receiving_s, CALIBRATION.sleep_s + CALIBRATION.around_s)
-    assert (found.sending_early_s, found.receiving_s, found.sleep_s) == pytest.approx(times, rel=1e-3)  # the last are one in the trace
+    assert constants(found.link, found.sending) == pytest.approx(
+        constants(CALIBRATION.link, CALIBRATION.sending), rel=1e-3
+    )
+    times = (
+        CALIBRATION.sending_early_s,
+        CALIBRATION.receiving_s,
+        CALIBRATION.sleep_s + CALIBRATION.around_s,
+    )
+    # the last are one in the trace
+    assert (found.sending_early_s, found.receiving_s, found.sleep_s) == pytest.approx(
+        times, rel=1e-3
+    )
     assert found.costs is not None
     assert found.costs.forward == pytest.approx((0.0051, 0.0051))
 
@@ -284,7 +373,9 @@ def test_stages_take_the_times_that_were_measured_and_others_are_refused() -> No
             charge("B", stage, 0, lambda: Flops(1, 1, 1))
         ringsim.mark("end")
 
-    run = functools.partial(simulate, worker, world_size=1, compute=CALIBRATION, link=CALIBRATION.link)
+    run = functools.partial(
+        simulate, worker, world_size=1, compute=CALIBRATION, link=CALIBRATION.link
+    )
     assert run(args=((0, 1),)).to_pandas()["post_ns"].tolist() == [10_000_000]
     with pytest.raises(ArgumentError, match="forward must have one time for each stage, got 2"):
         run(args=((2,),))
@@ -317,9 +408,14 @@ def test_no_communication_is_the_same_schedule_without_messages() -> None:
     comparison = compare(step(latency=0.25), step(latency=0.25))
     without = evaluate(SCHEDULE, Costs(forward=1, backward=2)).makespan * 2e-3  # 2 ms a unit
     assert comparison.no_communication_s == pytest.approx(float(without))
-    assert comparison.baseline("no communication").bias == pytest.approx(float(without) / comparison.real_steps_s[0] - 1)
+    assert comparison.baseline("no communication").bias == pytest.approx(
+        float(without) / comparison.real_steps_s[0] - 1
+    )
     assert comparison.nominal_s is None  # nobody asked for seconds
-    with pytest.raises(ArgumentError, match=r"name must be one of the baselines \['no communication'\], got 'nominal'"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"name must be one of the baselines \['no communication'\], got 'nominal'",
+    ):
         comparison.baseline("nominal")
 
 
@@ -334,14 +430,18 @@ def test_nominal_is_what_the_program_asked_for() -> None:
         return story.trace()
 
     virtual = run(0.25)
-    comparison = compare(run(0.5), Trace(virtual.events, virtual.metadata | {"source": "simulated"}))
+    comparison = compare(
+        run(0.5), Trace(virtual.events, virtual.metadata | {"source": "simulated"})
+    )
     steps_s = (*comparison.real_steps_s, *comparison.virtual_steps_s)
     assert steps_s == pytest.approx((0.012, 0.0115))
-    assert (comparison.nominal_s, comparison.no_communication_s) == pytest.approx((0.010, 0.0105))  # with the prediction's computations
+    # with the prediction's computations
+    assert (comparison.nominal_s, comparison.no_communication_s) == pytest.approx((0.010, 0.0105))
     assert "baseline nominal: 10.000 ms" in repr(comparison)
     story = Story(1)
     story.span(0, "step gpipe", 9, 24)
-    for microbatch in range(2):  # computations that touch: on a virtual clock nothing lies between them
+    # computations that touch: on a virtual clock nothing lies between them
+    for microbatch in range(2):
         begin = 10.0 + 5 * microbatch
         story.span(0, "forward", begin, begin + 5, stage=0, microbatch=microbatch)
         story.span(0, "compute 0.004 s", begin, begin + 5)
@@ -369,13 +469,21 @@ def test_a_run_without_steps_is_one_step() -> None:
 
 
 def test_runs_with_nothing_in_common_are_refused_and_others_say_what_they_lack() -> None:
-    for real, virtual in ((one_message(1, 3, 3), one_message(2, 3, 3)), (Story(3).trace(), Story(2).trace())):
+    for real, virtual in (
+        (one_message(1, 3, 3), one_message(2, 3, 3)),
+        (Story(3).trace(), Story(2).trace()),
+    ):
         with pytest.raises(ArgumentError, match="must have something to compare"):
             compare(real, virtual)
     longer = compare(step(steps=2), step(steps=1))
-    assert (longer.steps.count, longer.unpaired) == (1, (0, 0)), "steps that only one has are left out"
+    assert (longer.steps.count, longer.unpaired) == (1, (0, 0)), (
+        "steps that only one has are left out"
+    )
     assert compare(step(), one_message(1, 3, 3)).unpaired[0] > 0
-    wider = compare(trace_of(evaluate(make_schedule("1f1b", 4, 4))), trace_of(evaluate(make_schedule("gpipe", 2, 4))))
+    wider = compare(
+        trace_of(evaluate(make_schedule("1f1b", 4, 4))),
+        trace_of(evaluate(make_schedule("gpipe", 2, 4))),
+    )
     assert wider.unpaired == (4 * 4, 0), "the computations of the stages that only one has"
 
 
@@ -385,7 +493,11 @@ def slowed(schedule: str = "1f1b", *, stage: int = 1, since: int = 3, by_ms: flo
     def work() -> None:
         for number in range(6):
             late = [by_ms / 1e3 * (number >= since and place == stage) for place in range(3)]
-            rehearse(make_schedule(schedule, 3, 4), Costs([0.004 + more for more in late], 0.008), size_bytes=4096)
+            rehearse(
+                make_schedule(schedule, 3, 4),
+                Costs([0.004 + more for more in late], 0.008),
+                size_bytes=4096,
+            )
 
     return simulate(work, world_size=3, link=LINK)
 
@@ -404,16 +516,26 @@ def test_a_change_is_found_where_it_was_made(stage: int, since: int, by_ms: floa
     row = comparison.differences.find_beginning()
     assert row is not None
     found = comparison.differences
-    assert (found.step[row], found.rank[row], found.stage[row], found.operation[row]) == (since, stage, stage, "forward")
+    assert (found.step[row], found.rank[row], found.stage[row], found.operation[row]) == (
+        since,
+        stage,
+        stage,
+        "forward",
+    )
     event = after[int(found.began[row])]
     assert (event.rank, event.stage, event.microbatch) == (stage, stage, 0)
-    assert f"most of it: step {since}, rank {stage}: forward of stage {stage} took " in repr(comparison)
+    assert f"most of it: step {since}, rank {stage}: forward of stage {stage} took " in repr(
+        comparison
+    )
     other = compare(after, before).to_pandas().set_index(["step", "rank", "operation"]).sort_index()
     assert other.longer_s.tolist() == pytest.approx((-table.longer_s).tolist())
 
 
 def test_what_became_quicker_does_not_explain_a_longer_run() -> None:
-    """0.2.0 added up the changes of all ranks, so that a message that both sides had to wait for counted twice."""
+    """0.2.0 added up the changes of all ranks.
+
+    So a message that both sides had to wait for counted twice.
+    """
 
     def run(works_ms: float, sends_ms: float, ends_ms: float) -> Trace:
         story, sent = Story(2), works_ms + sends_ms
@@ -432,7 +554,9 @@ scales = st.lists(st.floats(0.1, 10), min_size=3, max_size=3)
 
 
 @given(scales, scales, st.sampled_from(["1f1b", "gpipe"]))
-def test_all_of_a_ranks_time_is_shared_out(first: list[float], second: list[float], name: str) -> None:
+def test_all_of_a_ranks_time_is_shared_out(
+    first: list[float], second: list[float], name: str
+) -> None:
     def run(forward: list[float], name: str = "1f1b") -> Trace:
         return trace_of(evaluate(make_schedule(name, 3, 4), Costs(forward, 2.0, latency=0.25)))
 
@@ -442,7 +566,9 @@ def test_all_of_a_ranks_time_is_shared_out(first: list[float], second: list[floa
         steps = trace.to_pandas().query(
             "label.str.startswith('step') == True", engine="python"
         )  # pandas 2 has no answer where there is no label
-        assert table[column].tolist() == pytest.approx(((steps.done_ns - steps.post_ns) * 1e-9).tolist(), abs=1e-8)
+        assert table[column].tolist() == pytest.approx(
+            ((steps.done_ns - steps.post_ns) * 1e-9).tolist(), abs=1e-8
+        )
 
 
 def test_two_schedules_and_an_unnamed_change_of_a_run_without_steps() -> None:
@@ -455,9 +581,14 @@ def test_two_schedules_and_an_unnamed_change_of_a_run_without_steps() -> None:
             ringsim.compute(0.001 + slow_s * (number >= 2 and ringsim.current_ring().rank == 2))
             dist.all_reduce(torch.ones(1000))
 
-    before, after = (simulate(work, world_size=4, link=LINK, args=(slow_s,)) for slow_s in (0.0, 0.001))
+    before, after = (
+        simulate(work, world_size=4, link=LINK, args=(slow_s,)) for slow_s in (0.0, 0.001)
+    )
     said = repr(compare(before, after))
-    assert "rank 2: compute took 3 ms longer. It began with rank 2: span 'compute 0.002 s' from 2." in said
+    assert (
+        "rank 2: compute took 3 ms longer. It began with rank 2: span 'compute 0.002 s' from 2."
+        in said
+    )
     unnamed = compare(*(trace.filter(ops="all_reduce") for trace in (before, after)))
     assert unnamed.where_it_began() == "rank 2: (program) took 3 ms longer."
     table = unnamed.to_pandas().query("operation == 'all_reduce'").set_index("rank")
@@ -465,15 +596,20 @@ def test_two_schedules_and_an_unnamed_change_of_a_run_without_steps() -> None:
     assert unnamed.plot().get_title(loc="left").startswith("Second ")
 
 
-SLOW_LINK = Link(alpha_s=200e-6, beta_s_per_byte=0.0)  # of a trace with one size, all counts as latency
+# of a trace with one size, all counts as latency
+SLOW_LINK = Link(alpha_s=200e-6, beta_s_per_byte=0.0)
 SIZE_BYTES = 4096
 
 
-def recorded(name: str, world_size: int, costs: Costs, *, num_microbatches: int = 8, steps: int = 2) -> Trace:
+def recorded(
+    name: str, world_size: int, costs: Costs, *, num_microbatches: int = 8, steps: int = 2
+) -> Trace:
     """A trace as ranks would leave it that take just these times."""
     schedule = make_schedule(name, world_size, num_microbatches)
     kwargs = {"size_bytes": SIZE_BYTES, "steps": steps}
-    trace = simulate(rehearse, world_size=world_size, args=(schedule, costs), kwargs=kwargs, link=SLOW_LINK)
+    trace = simulate(
+        rehearse, world_size=world_size, args=(schedule, costs), kwargs=kwargs, link=SLOW_LINK
+    )
     return Trace(trace.events, {**trace.metadata, "source": "measured", "machine": {"cores": 2}})
 
 
@@ -482,7 +618,9 @@ def recorded(name: str, world_size: int, costs: Costs, *, num_microbatches: int 
 def test_like_stages_scale_to_the_schedule_itself(name: str, world_size: int) -> None:
     costs = Costs(forward=0.003, input=0.004, weight=0.002)
     found = scale(recorded(name, 4, costs), world_size=world_size)
-    wanted = simulate_schedule(name, costs, num_ranks=world_size, num_microbatches=8, link=SLOW_LINK, size_bytes=SIZE_BYTES)
+    wanted = simulate_schedule(
+        name, costs, num_ranks=world_size, num_microbatches=8, link=SLOW_LINK, size_bytes=SIZE_BYTES
+    )
     assert found.makespan == pytest.approx(wanted.makespan, rel=1e-5)
 
 
@@ -491,14 +629,27 @@ def test_like_stages_scale_to_the_schedule_itself(name: str, world_size: int) ->
     [
         # The ends keep their times, those between take the mean.
         ("1f1b", (0.001, 0.002, 0.004, 0.006), (0.001, *[0.003] * 7, 0.006)),
-        ("gpipe", (0.001, 0.003), (0.001, 0.002, 0.002, 0.002, 0.003)),  # two have nothing between but their mean
+        # two have nothing between but their mean
+        ("gpipe", (0.001, 0.003), (0.001, 0.002, 0.002, 0.002, 0.003)),
     ],
 )
-def test_unlike_stages_scale(name: str, forward: tuple[float, ...], expected: tuple[float, ...]) -> None:
-    trace, world_size = recorded(name, len(forward), Costs(forward=forward, backward=0.002)), len(expected)
+def test_unlike_stages_scale(
+    name: str, forward: tuple[float, ...], expected: tuple[float, ...]
+) -> None:
+    trace, world_size = (
+        recorded(name, len(forward), Costs(forward=forward, backward=0.002)),
+        len(expected),
+    )
     found = scale(trace, world_size=world_size, num_microbatches=32)
     costs = Costs(forward=expected, backward=0.002)
-    wanted = simulate_schedule(name, costs, num_ranks=world_size, num_microbatches=32, link=SLOW_LINK, size_bytes=SIZE_BYTES)
+    wanted = simulate_schedule(
+        name,
+        costs,
+        num_ranks=world_size,
+        num_microbatches=32,
+        link=SLOW_LINK,
+        size_bytes=SIZE_BYTES,
+    )
     assert found.makespan == pytest.approx(wanted.makespan, rel=1e-5)
     assert (found.num_ranks, found.num_microbatches) == (world_size, 32)
 
@@ -507,7 +658,9 @@ def test_what_cannot_be_scaled() -> None:
     trace = recorded("1f1b", 2, Costs(forward=0.001, backward=0.002))
     without = Trace(trace.events.select(trace.events.label < 0), trace.metadata)
     mine = type(SCHEDULE)("mine", *list(vars(make_schedule("gpipe", 2, 2)).values())[1:])
-    odd = simulate(rehearse, world_size=2, args=(mine, Costs()), kwargs={"size_bytes": 8}, link=SLOW_LINK)
+    odd = simulate(
+        rehearse, world_size=2, args=(mine, Costs()), kwargs={"size_bytes": 8}, link=SLOW_LINK
+    )
     for given_trace, world_size, says in [
         (trace, 1, "world_size must be an integer from 2, got 1"),
         (without, 4, "trace must have a step of a pipeline, got one without"),

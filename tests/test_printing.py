@@ -16,7 +16,14 @@ from ringsim.errors import ArgumentError
 from ringsim.ring.printing import restore_output, suppress_output
 from ringsim.state import change_state
 
-ARGUMENTS: list[dict[str, Any]] = [{}, {"sep": "-"}, {"end": "!"}, {"sep": None, "end": None}, {"sep": "", "end": ""}, {"flush": True}]
+ARGUMENTS: list[dict[str, Any]] = [
+    {},
+    {"sep": "-"},
+    {"end": "!"},
+    {"sep": None, "end": None},
+    {"sep": "", "end": ""},
+    {"flush": True},
+]
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +34,12 @@ def as_before() -> Iterator[None]:
     assert builtins.print is before
 
 
-@pytest.mark.parametrize(("rank", "shown"), [(0, "plain\nforced\n"), (1, "forced\n"), (63, "forced\n")])
-def test_rank_0_and_forced_prints_are_shown_on_both_streams(rank: int, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("rank", "shown"), [(0, "plain\nforced\n"), (1, "forced\n"), (63, "forced\n")]
+)
+def test_rank_0_and_forced_prints_are_shown_on_both_streams(
+    rank: int, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     suppress_output(rank)
     for file in (None, sys.stdout, sys.stderr):
         print("plain", file=file)
@@ -37,7 +48,9 @@ def test_rank_0_and_forced_prints_are_shown_on_both_streams(rank: int, shown: st
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS)
-def test_shown_hidden_and_written_text_are_what_print_writes(arguments: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_shown_hidden_and_written_text_are_what_print_writes(
+    arguments: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     print("a", 1, [2.5], None, **arguments)
     expected = capsys.readouterr().out
     hidden: list[str] = []
@@ -64,12 +77,19 @@ print("two\\nlines", end="!\\n")
 
 
 def test_each_print_is_one_write_where_output_is_unbuffered() -> None:
-    """As torchrun starts its ranks. In 0.2.0 each value was a write of its own, and lines of two ranks mixed."""
+    """As torchrun starts its ranks.
+
+    In 0.2.0 each value was a write of its own, and lines of two ranks mixed.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         subprocess.run([sys.executable, "-u", "-c", LINES], stdout=theirs, check=True)
         theirs.close()
-        assert list(iter(lambda: ours.recv(100), b"")) == [b"a-1-None\n", b"b c\n", b"two\nlines!\n"]
+        assert list(iter(lambda: ours.recv(100), b"")) == [
+            b"a-1-None\n",
+            b"b c\n",
+            b"two\nlines!\n",
+        ]
 
 
 class Mute:
@@ -80,13 +100,20 @@ class Mute:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_cannot_be_printed_fails_on_every_rank_alike(rank: int) -> None:
     suppress_output(rank)
-    wrong: list[tuple[Any, dict[str, Any]]] = [("a", {"sep": 1}), ("a", {"end": 2}), ("a", {"colour": "red"}), (Mute(), {})]
+    wrong: list[tuple[Any, dict[str, Any]]] = [
+        ("a", {"sep": 1}),
+        ("a", {"end": 2}),
+        ("a", {"colour": "red"}),
+        (Mute(), {}),
+    ]
     for value, arguments in wrong:
         with pytest.raises(TypeError):
             print(value, "b", **arguments)
 
 
-def test_the_last_rank_counts_and_print_comes_back_as_the_same_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_rank_counts_and_print_comes_back_as_the_same_object(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     before = builtins.print
     for rank in (1, 0, 1, 1):
         suppress_output(rank)
@@ -98,7 +125,9 @@ def test_the_last_rank_counts_and_print_comes_back_as_the_same_object(capsys: py
     assert capsys.readouterr().out == "from 0\n"
 
 
-def test_a_print_put_over_ours_stays_and_shows_everything_after_restore(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_print_put_over_ours_stays_and_shows_everything_after_restore(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     before = builtins.print
     suppress_output(1)
     ours = builtins.print

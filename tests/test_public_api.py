@@ -1,4 +1,7 @@
-"""The public names: exactly these, light to import, each with a docstring that says what it takes, gives and raises."""
+"""The public names.
+
+Exactly these, light to import, each with a docstring that says what it takes, gives and raises.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,33 @@ PUBLIC_NAMES = set(
     destroy_distributed environment errors explore get_comm_device get_pipeline_parallel_pred_group get_pipeline_parallel_succ_group
     initialize_distributed load
     load_ipython_extension mark pipeline predict scale simulate simulate_schedule span suppress_output topologies trace traced
-    """.split()
+    """.split()  # noqa: E501
 )
 PUBLIC_MODULES = {"check", "comm", "environment", "errors", "explore", "pipeline", "topologies"}
 PIPELINE: dict[str, str] = ringsim.pipeline._CONTENTS
 SEED_NAMES = {
-    *("partition_model", "get_stage_layers", "forward_stage", "backward_stage", "send_activation", "recv_activation"),
-    *("send_gradient", "recv_gradient", "rehearse", "train_step_pipeline", "train_step_pipeline_afab"),
+    *(
+        "partition_model",
+        "get_stage_layers",
+        "forward_stage",
+        "backward_stage",
+        "send_activation",
+        "recv_activation",
+    ),
+    *(
+        "send_gradient",
+        "recv_gradient",
+        "rehearse",
+        "train_step_pipeline",
+        "train_step_pipeline_afab",
+    ),
 }
-WITHOUT_TORCH = {name for name, module in PIPELINE.items() if module.startswith("ringsim.schedules")}
-with_contents = pytest.mark.parametrize("package", [ringsim, ringsim.pipeline], ids=["ringsim", "pipeline"])
+WITHOUT_TORCH = {
+    name for name, module in PIPELINE.items() if module.startswith("ringsim.schedules")
+}
+with_contents = pytest.mark.parametrize(
+    "package", [ringsim, ringsim.pipeline], ids=["ringsim", "pipeline"]
+)
 HEAVY = ("torch", "matplotlib", "pandas", "pyarrow", "networkx", "IPython", "numpy")
 
 
@@ -46,7 +66,9 @@ def test_public_names_are_exactly_these() -> None:
 def test_public_names_are_found_where_the_contents_say() -> None:
     for name in PUBLIC_NAMES:
         value = getattr(ringsim, name)
-        assert (value.__name__ if inspect.ismodule(value) else value.__module__) == ringsim._CONTENTS[name]
+        assert (
+            value.__name__ if inspect.ismodule(value) else value.__module__
+        ) == ringsim._CONTENTS[name]
     with pytest.raises(AttributeError, match="no attribute 'traec'"):
         _ = ringsim.traec
 
@@ -55,8 +77,16 @@ def test_public_names_are_found_where_the_contents_say() -> None:
 def test_a_file_that_hides_a_package_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").touch()
     (tmp_path / "script.py").write_text("import ringsim")
-    ended = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert re.search(rf"ImportError: {name} must be the package of that name, got .*{name}\.py, which hides it\.", ended.stderr)
+    ended = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert re.search(
+        (
+            rf"ImportError: {name} must be the package of that name, got "
+            rf".*{name}\.py, which hides it\."
+        ),
+        ended.stderr,
+    )
 
 
 def test_names_of_the_seed_are_in_the_pipeline() -> None:
@@ -70,14 +100,21 @@ def test_names_of_the_seed_are_in_the_pipeline() -> None:
 
 
 def test_docstrings_list_the_contents() -> None:
-    listed, of_pipeline = (re.findall(r"^    (\w+)  +\S", package.__doc__ or "", re.MULTILINE) for package in (ringsim, ringsim.pipeline))
+    listed, of_pipeline = (
+        re.findall(r"^    (\w+)  +\S", package.__doc__ or "", re.MULTILINE)
+        for package in (ringsim, ringsim.pipeline)
+    )
     assert sorted(listed) == sorted(PUBLIC_NAMES)
     assert sorted(set(of_pipeline) & set(PIPELINE)) == sorted(PIPELINE)
 
 
 @with_contents
 def test_type_checkers_see_the_contents(package: ModuleType) -> None:
-    block = next(node for node in ast.parse(Path(package.__file__ or "").read_text()).body if isinstance(node, ast.If))
+    block = next(
+        node
+        for node in ast.parse(Path(package.__file__ or "").read_text()).body
+        if isinstance(node, ast.If)
+    )
     assert ast.unparse(block.test) == "TYPE_CHECKING"
     seen = {}
     for node in block.body:
@@ -89,39 +126,62 @@ def test_type_checkers_see_the_contents(package: ModuleType) -> None:
 
 
 def test_no_module_bears_the_name_of_a_public_function() -> None:
-    # Importing ringsim.trace.x would put the module `trace` in the place of the function `ringsim.trace`.
-    modules = {info.name.rpartition(".")[2] for info in pkgutil.walk_packages(ringsim.__path__, "ringsim.")}
+    # Importing ringsim.trace.x would put the module `trace` in the place of the function
+    # `ringsim.trace`.
+    modules = {
+        info.name.rpartition(".")[2] for info in pkgutil.walk_packages(ringsim.__path__, "ringsim.")
+    }
     assert modules >= PUBLIC_MODULES
     assert modules & (PUBLIC_NAMES - PUBLIC_MODULES) == set()
 
 
 @pytest.mark.parametrize(
-    "statement", ["import ringsim", "import ringsim; dir(ringsim); ringsim.errors.RingError", "from ringsim import errors"]
+    "statement",
+    [
+        "import ringsim",
+        "import ringsim; dir(ringsim); ringsim.errors.RingError",
+        "from ringsim import errors",
+    ],
 )
 def test_import_is_light(statement: str) -> None:
     code = f"{statement}\nimport sys\nprint([name for name in {HEAVY} if name in sys.modules])"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert shown.strip() == "[]"
 
 
 def test_a_worker_is_started_without_torch() -> None:
-    code = "import sys, ringsim\nfrom ringsim.launch import job\njob.pack_call(print, (), {}, 0)\nprint('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    code = (
+        "import sys, ringsim\nfrom ringsim.launch import job\njob.pack_call(print, (), {}, 0)\n"
+        "print('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "False"
+    )
 
 
 def test_a_pipeline_is_planned_without_torch_and_run_without_transformers() -> None:
     assert {"make_schedule", "by_count", "validate"} <= WITHOUT_TORCH
     names = ", ".join(sorted(WITHOUT_TORCH))
     code = (
-        f"import sys; sys.modules['torch'] = None; from ringsim.pipeline import {names}; del sys.modules['torch'];"
-        "sys.modules['transformers'] = None; from ringsim.pipeline import *; SmallTransformer(5, 4, 1, 1)"
+        f"import sys; sys.modules['torch'] = None; from ringsim.pipeline import {names}; del "
+        "sys.modules['torch'];"
+        "sys.modules['transformers'] = None; from ringsim.pipeline import "
+        "*; SmallTransformer(5, 4, 1, 1)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
     ("package", "name"),
-    [*((ringsim, name) for name in sorted(PUBLIC_NAMES - PUBLIC_MODULES)), *((ringsim.pipeline, name) for name in sorted(PIPELINE))],
+    [
+        *((ringsim, name) for name in sorted(PUBLIC_NAMES - PUBLIC_MODULES)),
+        *((ringsim.pipeline, name) for name in sorted(PIPELINE)),
+    ],
 )
 def test_docstring_says_what_it_takes_gives_and_raises(package: ModuleType, name: str) -> None:
     value = getattr(package, name)
@@ -133,25 +193,44 @@ def test_docstring_says_what_it_takes_gives_and_raises(package: ModuleType, name
 @pytest.mark.parametrize("name", ["Link", "Ring", "Trace"])
 def test_methods_are_documented(name: str) -> None:
     value = getattr(ringsim, name)
-    fields = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+    fields = (
+        {field.name for field in dataclasses.fields(value)}
+        if dataclasses.is_dataclass(value)
+        else set()
+    )
     for method, function in vars(value).items():
-        if not method.startswith("_") and method not in fields and (inspect.isfunction(function) or isinstance(function, property)):
+        if (
+            not method.startswith("_")
+            and method not in fields
+            and (inspect.isfunction(function) or isinstance(function, property))
+        ):
             text = inspect.getdoc(function) or ""
             assert text, f"{name}.{method} needs a docstring"
-            if inspect.isfunction(function) and len(text.splitlines()) > 1:  # one line may say it all
+            # one line may say it all
+            if inspect.isfunction(function) and len(text.splitlines()) > 1:
                 _check_sections(f"{name}.{method}", function, text)
 
 
 def _check_sections(name: str, value: Any, text: str) -> None:
     signature = inspect.signature(value)
-    parameters = [parameter for parameter in signature.parameters if parameter not in ("self", "ipython")]
+    parameters = [
+        parameter for parameter in signature.parameters if parameter not in ("self", "ipython")
+    ]
     if parameters and not inspect.isabstract(value):
         assert re.search(r"^(Args|Attributes):$", text, re.MULTILINE), f"{name} needs Args"
         for parameter in parameters:
             assert re.search(rf"\b{parameter}\b", text), f"{name} does not say what {parameter} is"
-    if inspect.isfunction(value) and signature.return_annotation not in (None, "None", inspect.Signature.empty):
-        assert re.search(r"^(Returns|Yields):$|^Returns\b|^Yields\b", text, re.MULTILINE), f"{name} needs Returns"
-    if inspect.isfunction(value) and re.search(r"^\s+raise \w", inspect.getsource(value), re.MULTILINE):
+    if inspect.isfunction(value) and signature.return_annotation not in (
+        None,
+        "None",
+        inspect.Signature.empty,
+    ):
+        assert re.search(r"^(Returns|Yields):$|^Returns\b|^Yields\b", text, re.MULTILINE), (
+            f"{name} needs Returns"
+        )
+    if inspect.isfunction(value) and re.search(
+        r"^\s+raise \w", inspect.getsource(value), re.MULTILINE
+    ):
         assert re.search(r"^Raises:$", text, re.MULTILINE), f"{name} needs Raises"
 
 

@@ -1,4 +1,8 @@
-"""The recorder: its records and names, in files that survive whatever happens to the rank and in memory; spans and marks."""
+"""The recorder.
+
+Its records and names, in files that survive whatever happens to the rank and in memory; spans and
+marks.
+"""
 
 from __future__ import annotations
 
@@ -57,22 +61,32 @@ def test_the_file_grows_chunk_by_chunk_and_keeps_what_was_written(tmp_path: Path
     recorder.close()
 
 
-def test_directories_that_do_not_do_are_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directories_that_do_not_do_are_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TraceFileError, match=r"directory of a run must be writable"):
         Recorder(tmp_path / "file" / "parts", 0, 1)
     fill_disk(monkeypatch)
-    with pytest.raises(TraceFileError, match=r"must be writable .* No space left .*rank 3.*Choose another path"):
+    with pytest.raises(
+        TraceFileError, match=r"must be writable .* No space left .*rank 3.*Choose another path"
+    ):
         Recorder(tmp_path, 3, 4)
 
 
-def test_names_are_numbered_once_and_each_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_numbered_once_and_each_is_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder = Recorder(tmp_path, 0, 1)
     writes: list[bytes] = []
     monkeypatch.setattr(os, "write", lambda _, data: writes.append(data))
     for _ in range(2):
         assert [recorder.label(name) for name in ("one", "two", "one")] == [0, 1, 0]
-        assert [recorder.group("pair", [0, 1]), recorder.group("pair", [0, 1], fresh=True), recorder.group("two", [0])] == [0, 1, 2]
+        assert [
+            recorder.group("pair", [0, 1]),
+            recorder.group("pair", [0, 1], fresh=True),
+            recorder.group("two", [0]),
+        ] == [0, 1, 2]
         assert recorder.payload("float32", [2, 3], 24, "SUM", [(1, 2)]) == 0
     recorder.set_meta("pid", 7)
     monkeypatch.undo()
@@ -83,7 +97,15 @@ def test_names_are_numbered_once_and_each_is_one_write(tmp_path: Path, monkeypat
         {"table": "group", "id": 0, "name": "pair", "ranks": [0, 1]},
         {"table": "group", "id": 1, "name": "pair", "ranks": [0, 1], "fresh": True},
         {"table": "group", "id": 2, "name": "two", "ranks": [0]},
-        {"table": "payload", "id": 0, "dtype": "float32", "shape": [2, 3], "size_bytes": 24, "reduction": "SUM", "strides": [[1, 2]]},
+        {
+            "table": "payload",
+            "id": 0,
+            "dtype": "float32",
+            "shape": [2, 3],
+            "size_bytes": 24,
+            "reduction": "SUM",
+            "strides": [[1, 2]],
+        },
         {"table": "meta", "key": "pid", "value": 7},
     ]
     assert recorder.labels == {0: "one", 1: "two"}
@@ -121,8 +143,16 @@ def test_a_recorder_in_memory_serves_all_simulated_ranks() -> None:
     assert len(events) == 3 * CHUNK + 2
     assert events.rank.tolist() == sorted(events.rank.tolist())
     assert events.seq[:3].tolist() == [0, 1, 2]
-    assert (events.post_ns[:2].tolist(), events.wait_ns[0], events.done_ns[:2].tolist()) == ([0, 2], 5, [7, 10**6])
-    assert (events.status[1], set(events.thread.tolist()), events.tables.files) == (ERROR, {0}, (__file__,))
+    assert (events.post_ns[:2].tolist(), events.wait_ns[0], events.done_ns[:2].tolist()) == (
+        [0, 2],
+        5,
+        [7, 10**6],
+    )
+    assert (events.status[1], set(events.thread.tolist()), events.tables.files) == (
+        ERROR,
+        {0},
+        (__file__,),
+    )
     assert (set(mine.rank.tolist()), mine.wait_ns[0], mine.done_ns[0]) == ({1}, 1, 10**6)
     assert events.line[-1] == events.line[-2] + 2
 
@@ -133,7 +163,11 @@ def test_what_no_column_holds_is_left_out() -> None:
     for peer, tag in ((ANY_SOURCE, 2**40), ("one", 5), (2**31 - 1, None)):
         post(0, peer, tag, 0)
     events = recorder.read()
-    assert list(zip(events.peer.tolist(), events.tag.tolist(), strict=True)) == [(ANY_SOURCE, NONE), (NONE, 5), (2**31 - 1, NONE)]
+    assert list(zip(events.peer.tolist(), events.tag.tolist(), strict=True)) == [
+        (ANY_SOURCE, NONE),
+        (NONE, 5),
+        (2**31 - 1, NONE),
+    ]
 
 
 KILLED = """
@@ -155,7 +189,9 @@ for tag in range(10**9):
 
 def test_a_killed_process_leaves_every_record_up_to_that_moment(tmp_path: Path) -> None:
     """And a watcher reads the file while it is being written."""
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"go on\n"
         views = [read_parts(tmp_path)[0] for _ in range(3)]
@@ -239,7 +275,9 @@ recorder.close()
 
 @pytest.mark.parametrize("within", ["names", "grows"])
 @pytest.mark.parametrize("marks", [1, 2 * CHUNK])
-def test_a_signal_handler_may_record_in_the_middle_of_the_recorder(within: str, marks: int, tmp_path: Path) -> None:
+def test_a_signal_handler_may_record_in_the_middle_of_the_recorder(
+    within: str, marks: int, tmp_path: Path
+) -> None:
     """0.2.0 hung: the main thread waited for a lock that it held."""
     command = [sys.executable, "-c", HANDLED, str(tmp_path), within, str(marks)]
     subprocess.run(command, check=True, timeout=60)
@@ -251,7 +289,9 @@ def test_a_signal_handler_may_record_in_the_middle_of_the_recorder(within: str, 
     assert labels == mine | {"handled": marks, "in the handler": 1}
 
 
-def test_the_file_does_not_grow_while_it_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_does_not_grow_while_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """0.2.0 wrote zeros into the file that had been opened under the same number since."""
     recorder, write = Recorder(tmp_path, rank=0, world_size=1), os.write
     others: list[int] = []
@@ -303,11 +343,19 @@ def test_a_forked_process_leaves_the_records_of_the_rank_alone(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("records", "why"),
     [
-        (10, "Recording of rank 0 stopped: the maximum of 10 records was reached. What came later is not in the trace."),
+        (
+            10,
+            (
+                "Recording of rank 0 stopped: the maximum of 10 records was reached. What came "
+                "later is not in the trace."
+            ),
+        ),
         (None, "No space left"),
     ],
 )
-def test_recording_stops_and_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int | None, why: str) -> None:
+def test_recording_stops_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int | None, why: str
+) -> None:
     """At the maximum, and on a full disk; the program goes on."""
     recorder = Recorder(tmp_path, rank=0, world_size=1, max_records=records or 1 << 21)
     if records is None:
@@ -343,12 +391,21 @@ def test_wrong_arguments_of_a_span_are_named(arguments: dict[str, Any], message:
 
 
 def test_ways_through_the_library_are_told_apart() -> None:
-    """Calls of one line may get to the recorder by other functions, and as far out: the names of the operations differ, and the lines."""
+    """Calls of one line may get to the recorder by other functions, and as far out.
+
+    The names of the operations differ, and the lines.
+    """
     recorder = Recorder(None, 0, 2, now=lambda: 0, who=lambda: 0)
     recorder.sites.declare_library("/library", speaker="/library/speaker.py")
-    post = recorder.make_post(OP_CODES["isend"], {"isend": OP_CODES["isend"], "batch_isend_irecv": OP_CODES["batch_isend"]})
+    post = recorder.make_post(
+        OP_CODES["isend"],
+        {"isend": OP_CODES["isend"], "batch_isend_irecv": OP_CODES["batch_isend"]},
+    )
     library: dict[str, Any] = {"post": post}
-    source = "def hook(): post(0, 1, 0, 0)\ndef isend(): hook()\ndef batch_isend_irecv(): hook()\ndef via(function): function()"
+    source = (
+        "def hook(): post(0, 1, 0, 0)\ndef isend(): hook()\ndef batch_isend_irecv(): hook()\ndef "
+        "via(function): function()"
+    )
     exec(compile(source, "/library/speaker.py", "exec"), library)
 
     def own() -> None:
@@ -362,11 +419,21 @@ def test_ways_through_the_library_are_told_apart() -> None:
             library["via"](way)
         wrapper(library["isend"])
         library["via"](lambda: wrapper(library["isend"]))
-        exec(compile("wrapper(isend)", "/venv/site-packages/runner.py", "exec"), {"wrapper": wrapper, **library})
+        exec(
+            compile("wrapper(isend)", "/venv/site-packages/runner.py", "exec"),
+            {"wrapper": wrapper, **library},
+        )
     events = recorder.read()
     assert [OP_NAMES[op] for op in events.op] == ["isend", "batch_isend", *["isend"] * 4] * 2
     here = own.__code__.co_firstlineno
     assert (events.line - here).tolist() == [8, 8, 1, 4, 4, 4] * 2
     called = [f"{__file__}:{here + line} > {__file__}" for line in (9, 10)]
-    assert [events.tables.files[file] for file in events.file] == [*[__file__] * 3, *called, __file__] * 2
-    assert Operation(0, "isend", file=called[0], line=here + 4).place == f"test_recorder.py:{here + 9} > test_recorder.py:{here + 4}"
+    assert [events.tables.files[file] for file in events.file] == [
+        *[__file__] * 3,
+        *called,
+        __file__,
+    ] * 2
+    assert (
+        Operation(0, "isend", file=called[0], line=here + 4).place
+        == f"test_recorder.py:{here + 9} > test_recorder.py:{here + 4}"
+    )

@@ -15,18 +15,25 @@ from ringsim.errors import RingError
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 # No torch; and no pictures, which are drawn and looked at where the lessons run.
-PRELUDE = "import sys; sys.modules['torch'] = None; import ringsim; del ringsim.Trace._repr_mimebundle_"
+PRELUDE = (
+    "import sys; sys.modules['torch'] = None; import ringsim; del ringsim.Trace._repr_mimebundle_"
+)
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[NotebookClient]:
-    client = NotebookClient(nbformat.v4.new_notebook(), timeout=240, resources={"metadata": {"path": str(NOTEBOOKS)}})
+    client = NotebookClient(
+        nbformat.v4.new_notebook(), timeout=240, resources={"metadata": {"path": str(NOTEBOOKS)}}
+    )
     client.comm_open_handlers.clear()
     with client.setup_kernel(env={**os.environ, "RINGSIM_REPLAY": "1", "MPLBACKEND": "agg"}):
         yield client
 
 
-@pytest.mark.parametrize("lesson", ["00_four_processes", "01_ring", "02_send_recv_deadlock", "09_diagnose", "11_slow_link"])
+@pytest.mark.parametrize(
+    "lesson",
+    ["00_four_processes", "01_ring", "02_send_recv_deadlock", "09_diagnose", "11_slow_link"],
+)
 def test_a_lesson_goes_to_its_end_without_torch(lesson: str, client: NotebookClient) -> None:
     client.nb = nbformat.read(NOTEBOOKS / f"{lesson}.ipynb", as_version=4)
     client.reset_execution_trackers()
@@ -34,19 +41,32 @@ def test_a_lesson_goes_to_its_end_without_torch(lesson: str, client: NotebookCli
     texts = {}
     for index, cell in enumerate(client.nb.cells):
         client.execute_cell(cell, index)  # a run without a record raises here
-        texts[cell.id] = "".join(out.get("text", "") + out.get("data", {}).get("text/plain", "") for out in cell.get("outputs", ()))
+        texts[cell.id] = "".join(
+            out.get("text", "") + out.get("data", {}).get("text/plain", "")
+            for out in cell.get("outputs", ())
+        )
         if "check.prediction" in cell.source:
             assert "Write your prediction first." in texts[cell.id]
         elif "check." in cell.source and lesson != "09_diagnose":
             assert ": undecided" in texts[cell.id], "nobody's answer has failed"
-    traces = [text for text in texts.values() if "Trace of " in text and "patients.py" not in text and "hosts.py" not in text]
-    assert traces or lesson == "11_slow_link", "which draws recorded files, and replays one run without a picture"
-    assert all("(replayed, measured, gloo, " in text and "nothing runs here" in text for text in traces)
+    traces = [
+        text
+        for text in texts.values()
+        if "Trace of " in text and "patients.py" not in text and "hosts.py" not in text
+    ]
+    assert traces or lesson == "11_slow_link", (
+        "which draws recorded files, and replays one run without a picture"
+    )
+    assert all(
+        "(replayed, measured, gloo, " in text and "nothing runs here" in text for text in traces
+    )
 
 
 def test_what_has_no_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGSIM_REPLAY", "1")
-    with pytest.raises(RingError, match="must be those of a lesson's cell, unchanged, got RINGSIM_REPLAY"):
+    with pytest.raises(
+        RingError, match="must be those of a lesson's cell, unchanged, got RINGSIM_REPLAY"
+    ):
         ringsim.trace(lambda: 7, world_size=2)
     with pytest.raises(RingError, match="ranks must be allowed to start, got RINGSIM_REPLAY"):
         ringsim.bandwidth(sizes=[8])

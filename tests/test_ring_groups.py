@@ -1,4 +1,7 @@
-"""What a ring is built from, without ranks: its arguments, its pairs, and what it asks of a backend that only takes notes."""
+"""What a ring is built from, without ranks.
+
+Its arguments, its pairs, and what it asks of a backend that only takes notes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,13 @@ from ringsim.ring import (
     initialize,
     initialize_distributed,
 )
-from ringsim.ring.groups import all_pairs, build_on_backend, check_ring_arguments, pair_name, pairs_of
+from ringsim.ring.groups import (
+    all_pairs,
+    build_on_backend,
+    check_ring_arguments,
+    pair_name,
+    pairs_of,
+)
 
 GOOD: dict[str, Any] = {
     "head_ip": "127.0.0.1",
@@ -49,15 +58,33 @@ GOOD: dict[str, Any] = {
 
 def test_names_and_arguments_are_those_of_the_document() -> None:
     parameters = list(inspect.signature(initialize_distributed).parameters.values())
-    assert [each.name for each in parameters[:6]] == ["head_ip", "port", "world_size", "rank", "local_rank", "comm_device"]
+    assert [each.name for each in parameters[:6]] == [
+        "head_ip",
+        "port",
+        "world_size",
+        "rank",
+        "local_rank",
+        "comm_device",
+    ]
     assert {each.kind for each in parameters[:6]} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    for name in ("get_pipeline_parallel_pred_group", "get_pipeline_parallel_succ_group", "get_comm_device", "suppress_output"):
-        assert list(inspect.signature(getattr(ringsim, name)).parameters) == (["rank"] if name == "suppress_output" else [])
+    for name in (
+        "get_pipeline_parallel_pred_group",
+        "get_pipeline_parallel_succ_group",
+        "get_comm_device",
+        "suppress_output",
+    ):
+        assert list(inspect.signature(getattr(ringsim, name)).parameters) == (
+            ["rank"] if name == "suppress_output" else []
+        )
 
 
 def test_good_arguments_come_back() -> None:
     arguments = check_ring_arguments(**GOOD)
-    assert {**vars(arguments), "ring_ranks": None} == {**GOOD, "ranks": (0, 1, 2, 3), "by_hosts": False}
+    assert {**vars(arguments), "ring_ranks": None} == {
+        **GOOD,
+        "ranks": (0, 1, 2, 3),
+        "by_hosts": False,
+    }
     numpys = check_ring_arguments(**{**GOOD, "rank": np.int64(2), "ring_ranks": np.array([2, 0])})
     assert (numpys.rank, numpys.ranks) == (2, (2, 0))
     assert {type(number) for number in (numpys.rank, *numpys.ranks)} == {int}
@@ -66,12 +93,30 @@ def test_good_arguments_come_back() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
-        *(("head_ip", value, "head_ip must be an address or a name as text, got ") for value in (None, "", b"127.0.0.1")),
-        *(("port", value, f"port must be a whole number from 1 to 65535, got {value!r}") for value in (0, 65536, "29500", None)),
-        *(("world_size", value, f"world_size must be a whole number of 1 or more, got {value!r}") for value in (0, 2.0, True)),
-        *(("rank", value, f"rank must be a whole number from 0 to 3, got {value!r}") for value in (4, -1, "0")),
-        *(("local_rank", value, f"local_rank must be a whole number of 0 or more, got {value!r}") for value in (-1, "0")),
-        *(("comm_device", value, "comm_device must be 'cpu' or 'gpu', got ") for value in ("tpu", "CPU", None, ["cpu"])),
+        *(
+            ("head_ip", value, "head_ip must be an address or a name as text, got ")
+            for value in (None, "", b"127.0.0.1")
+        ),
+        *(
+            ("port", value, f"port must be a whole number from 1 to 65535, got {value!r}")
+            for value in (0, 65536, "29500", None)
+        ),
+        *(
+            ("world_size", value, f"world_size must be a whole number of 1 or more, got {value!r}")
+            for value in (0, 2.0, True)
+        ),
+        *(
+            ("rank", value, f"rank must be a whole number from 0 to 3, got {value!r}")
+            for value in (4, -1, "0")
+        ),
+        *(
+            ("local_rank", value, f"local_rank must be a whole number of 0 or more, got {value!r}")
+            for value in (-1, "0")
+        ),
+        *(
+            ("comm_device", value, "comm_device must be 'cpu' or 'gpu', got ")
+            for value in ("tpu", "CPU", None, ["cpu"])
+        ),
         *(
             ("timeout_s", value, f"timeout_s must be a number of seconds above 0, got {value!r}")
             for value in (0, -1.5, float("nan"), float("inf"), "30", True)
@@ -96,7 +141,12 @@ def test_wrong_argument(name: str, value: Any, rule: str) -> None:
 
 
 def test_use_before_initialize_says_what_to_do() -> None:
-    for use in (current_ring, get_comm_device, get_pipeline_parallel_pred_group, get_pipeline_parallel_succ_group):
+    for use in (
+        current_ring,
+        get_comm_device,
+        get_pipeline_parallel_pred_group,
+        get_pipeline_parallel_succ_group,
+    ):
         with pytest.raises(RingError, match="the ring must exist before it is used, got none"):
             use()
 
@@ -104,11 +154,20 @@ def test_use_before_initialize_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("has_gpu", "local_rank", "words"),
     [
-        (False, 0, r"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' \(rank 0 of 3, local_rank 0\)"),
+        (
+            False,
+            0,
+            (
+                r"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' \(rank 0 "
+                r"of 3, local_rank 0\)"
+            ),
+        ),
         (True, 2, "local_rank must be below the number of GPUs of this machine, 2, got 2"),
     ],
 )
-def test_a_gpu_that_is_not_there_opens_nothing(has_gpu: bool, local_rank: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_opens_nothing(
+    has_gpu: bool, local_rank: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -131,7 +190,10 @@ def test_local_rank_chooses_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cuda_is_never_touched_for_cpu() -> None:
-    """On a CPU build ``torch.cuda.set_device`` raises, and on a CUDA build it would start CUDA in every rank."""
+    """On a CPU build ``torch.cuda.set_device`` raises.
+
+    On a CUDA build it would start CUDA in every rank.
+    """
     program = """
 import torch
 def refuse(*arguments): raise SystemExit("touched CUDA")
@@ -143,7 +205,12 @@ listener = listen("127.0.0.1", 0)
 initialize("127.0.0.1", listener.getsockname()[1], 1, 0, 0, "cpu", listen_socket=listener)
 destroy_distributed()
 """
-    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -156,7 +223,9 @@ RINGS = st.lists(st.integers(0, 500), min_size=2, max_size=70, unique=True)
 @given(RINGS)
 def test_i_send_on_the_group_that_my_successor_receives_on(ring: list[int]) -> None:
     for place, rank in enumerate(ring):
-        pred_pair, succ_pair = pairs_of(rank, ring) or pytest.fail("a ring of two or more has pairs")
+        pred_pair, succ_pair = pairs_of(rank, ring) or pytest.fail(
+            "a ring of two or more has pairs"
+        )
         assert pred_pair == (ring[place - 1], rank)
         assert succ_pair == (rank, ring[(place + 1) % len(ring)])
         assert (pairs_of(succ_pair[1], ring) or [None])[0] == succ_pair
@@ -180,7 +249,9 @@ class Paper(Backend):
         self.calls.append(("init", args, kwargs))
         self.joined = True
 
-    def new_group(self, ranks: Any = None, *args: Any, timeout: Any = None, group_desc: Any = None) -> Any:
+    def new_group(
+        self, ranks: Any = None, *args: Any, timeout: Any = None, group_desc: Any = None
+    ) -> Any:
         self.calls.append((group_desc, ranks, timeout))
         return (group_desc, ranks)
 
@@ -239,15 +310,20 @@ def test_all_ranks_ask_for_the_same_groups_and_keep_their_own(rings: list[list[i
         assert pred_group == (f"ring:{pred}>{rank}", [pred, rank])
         assert succ_group == (f"ring:{rank}>{succ}", [rank, succ])
         ended = backend.calls[len(asked[-1]) :]
-        assert sorted(ended) == sorted([("destroy", pred_group), ("destroy", succ_group)])  # and not the world of somebody else
+        # and not the world of somebody else
+        assert sorted(ended) == sorted([("destroy", pred_group), ("destroy", succ_group)])
     assert all(each == asked[0] for each in asked)
     assert sorted(name for name, _, _ in asked[0]) == sorted({name for name, _, _ in asked[0]})
-    assert len(asked[0]) == sum(len(ring) > 1 for ring in rings)  # as many edges as ranks in rings of two or more
+    # as many edges as ranks in rings of two or more
+    assert len(asked[0]) == sum(len(ring) > 1 for ring in rings)
     assert {timeout for _, _, timeout in asked[0]} <= {timedelta(seconds=7)}
 
 
 class Lazy:
-    """Messages that connect as NCCL's do: the first of a group in each direction holds its caller until the other side comes, irecv too."""
+    """Messages that connect as NCCL's do.
+
+    The first of a group in each direction holds its caller until the other side comes, irecv too.
+    """
 
     all_reduce = staticmethod(dist.all_reduce)
 
@@ -269,19 +345,31 @@ class Lazy:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("forward", [True, False])
-def test_once_pairs_have_connected_every_rank_may_receive_first(size: int, *, forward: bool) -> None:
+def test_once_pairs_have_connected_every_rank_may_receive_first(
+    size: int, *, forward: bool
+) -> None:
     def receive_first(*, connected: bool) -> float:
         ring, lazy, arriving = current_ring(), Lazy(), torch.zeros(1)
         if connected:
-            groups.connect(ring.rank, ring.ranks, (ring.pred_group, ring.succ_group), torch.zeros(1), lazy)
+            groups.connect(
+                ring.rank, ring.ranks, (ring.pred_group, ring.succ_group), torch.zeros(1), lazy
+            )
         ends = [(ring.pred, ring.pred_group), (ring.succ, ring.succ_group)]
         source, target = ends if forward else reversed(ends)
-        works = [lazy.post(dist.irecv, arriving, *source), lazy.post(dist.isend, torch.tensor([float(ring.rank)]), *target)]
+        works = [
+            lazy.post(dist.irecv, arriving, *source),
+            lazy.post(dist.isend, torch.tensor([float(ring.rank)]), *target),
+        ]
         for work in works:
             work.wait()
         return float(arriving)
 
-    run = functools.partial(ringsim.simulate, receive_first, world_size=size, link=ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.0))
+    run = functools.partial(
+        ringsim.simulate,
+        receive_first,
+        world_size=size,
+        link=ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.0),
+    )
     step = -1 if forward else 1
     assert run(kwargs={"connected": True}).results == [(rank + step) % size for rank in range(size)]
     with pytest.raises(Deadlock):
@@ -294,7 +382,9 @@ def test_pairs_connect_edge_by_edge(size: int, exchanges: int) -> None:
 
     def in_order() -> None:
         ring = current_ring()
-        groups.connect(ring.rank, ring.ranks, (ring.pred_group, ring.succ_group), torch.zeros(1), dist)
+        groups.connect(
+            ring.rank, ring.ranks, (ring.pred_group, ring.succ_group), torch.zeros(1), dist
+        )
 
     link = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.0)
     assert ringsim.simulate(in_order, world_size=size, link=link).makespan_s == 4 * exchanges
@@ -304,7 +394,11 @@ def test_the_world_is_joined_and_left_with_the_ring() -> None:
     backend = Paper(1, [[0, 1]] * 2)
     set_backend(backend)
     initialize("10.0.0.1", 29500, 2, 1, 0, "cpu", timeout_s=3)
-    assert backend.calls[0] == ("init", (), {"timeout": timedelta(seconds=3), "world_size": 2, "rank": 1})
+    assert backend.calls[0] == (
+        "init",
+        (),
+        {"timeout": timedelta(seconds=3), "world_size": 2, "rank": 1},
+    )
     succ_group: Any = current_ring().succ_group
     assert succ_group == ("ring:1>0", [1, 0])
     before = list(backend.calls)
@@ -327,10 +421,22 @@ def test_a_world_that_the_script_has_left_takes_the_ring_with_it() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     set_backend(Paper(1, [[0, 1], [1]]))
-    with pytest.raises(ArgumentError, match=r"comm_device must be 'cpu' on the backend 'paper', got 'gpu' \(rank 1 of 2\)"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"comm_device must be 'cpu' on the backend 'paper', got 'gpu' \(rank 1 of 2\)",
+    ):
         initialize("10.0.0.1", 29500, 2, 1, 0, "gpu")
-    with pytest.raises(RendezvousFailed, match=r"ring_ranks must be the same .* \[0, 1\] on rank 0 and \[1\] on rank 1 \(rank 1 of 2\)"):
+    with pytest.raises(
+        RendezvousFailed,
+        match=(
+            r"ring_ranks must be the same .* \[0, 1\] on rank 0 and \[1\] on "
+            r"rank 1 \(rank 1 of 2\)"
+        ),
+    ):
         initialize("10.0.0.1", 29500, 2, 1, 0, "cpu", ring_ranks=[1])
     set_backend(Paper(1, [[0, 1]] * 2, joined=True))
-    with pytest.raises(ArgumentError, match=r"rank must be 1 as in the default process group that exists, got 0 \(rank 1 of 2\)"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"rank must be 1 as in the default process group that exists, got 0 \(rank 1 of 2\)",
+    ):
         initialize("10.0.0.1", 29500, 2, 0, 0, "cpu")

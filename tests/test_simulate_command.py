@@ -1,4 +1,7 @@
-"""``ringsim simulate``: what it shows of schedules and of networks, and that mistakes are told in one line."""
+"""``ringsim simulate``.
+
+What it shows of schedules and of networks, and that mistakes are told in one line.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,16 @@ def write(directory: Path, tables: dict[str, Any]) -> Path:
     lines = []
     for name, content in tables.items():
         if isinstance(content, dict):
-            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in content.items())]
+            lines += [
+                f"[{name}]",
+                *(f"{key} = {json.dumps(value)}" for key, value in content.items()),
+            ]
         else:
             for one in content:
-                lines += [f"[[{name}]]", *(f"{key} = {json.dumps(value)}" for key, value in one.items())]
+                lines += [
+                    f"[[{name}]]",
+                    *(f"{key} = {json.dumps(value)}" for key, value in one.items()),
+                ]
     file = directory / "step.toml"
     file.write_text("\n".join(lines))
     return file
@@ -69,19 +78,40 @@ def show(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
 # -- what it says
 
 
-def test_the_example_says_what_its_file_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_says_what_its_file_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, picture = tmp_path / "run.ringtrace", tmp_path / "pictures" / "run.png"
-    assert main(["simulate", str(EXAMPLES / "pipeline.toml"), "--save", str(file), "--plot", str(picture)]) == 0
+    assert (
+        main(
+            [
+                "simulate",
+                str(EXAMPLES / "pipeline.toml"),
+                "--save",
+                str(file),
+                "--plot",
+                str(picture),
+            ]
+        )
+        == 0
+    )
     forward = [0.010, 0.010, 0.010, 0.012, 0.010, 0.010, 0.010, 0.010]
-    links = {(src, dst): Link(10e-6, 1e-10) for src in range(8) for dst in ((src + 1) % 8, (src - 1) % 8)}
+    links = {
+        (src, dst): Link(10e-6, 1e-10) for src in range(8) for dst in ((src + 1) % 8, (src - 1) % 8)
+    }
     links[4, 5] = Link(50e-6, 1e-9)
     costs = Costs(forward, forward, forward, [2 * each for each in forward])
-    expected = simulate_schedule("1f1b", costs, num_ranks=8, num_microbatches=16, link=links, size_bytes=2**22)
+    expected = simulate_schedule(
+        "1f1b", costs, num_ranks=8, num_microbatches=16, link=links, size_bytes=2**22
+    )
     text = capsys.readouterr().out
     took = re.search(r"^  step +([\d.]+) ms$", text, re.MULTILINE)
     assert took is not None
     assert float(took[1]) == pytest.approx(1e3 * float(expected.makespan), rel=1e-5)
-    assert f"{expected.bubble:.1%} of the step, {expected.bubble / (1 - expected.bubble):.1%} of the work" in text
+    assert (
+        f"{expected.bubble:.1%} of the step, {expected.bubble / (1 - expected.bubble):.1%} of "
+        "the work"
+    ) in text
     assert (
         "closed form    none for stages that differ; 696 ms at least" in text
     )  # 3 * 30 ms before rank 3, and 16 microbatches of 36 there + 30
@@ -91,7 +121,9 @@ def test_the_example_says_what_its_file_says(tmp_path: Path, capsys: pytest.Capt
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_closed_form_stands_beside_the_simulated_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_form_stands_beside_the_simulated_value(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = show(write(tmp_path, changed("model", activation_kib=0)), capsys)
     assert re.search(r"^  step +330 ms$", text, re.MULTILINE)  # (m + p - 1)(f + b) = 11 * 30 ms
     assert re.search(r"^  closed form +330 ms$", text, re.MULTILINE)
@@ -101,7 +133,8 @@ def test_a_closed_form_stands_beside_the_simulated_value(tmp_path: Path, capsys:
 
 @pytest.mark.parametrize(
     ("told", "step_ms"),
-    [({"semantics": "buffered"}, 490), ({"semantics": "rendezvous", "ahead": 0}, 520)],  # 330 + 16 and + 19 messages in a row
+    # 330 + 16 and + 19 messages in a row
+    [({"semantics": "buffered"}, 490), ({"semantics": "rendezvous", "ahead": 0}, 520)],
 )
 def test_messages_start_as_the_schedule_says(
     told: dict[str, Any], step_ms: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -115,7 +148,9 @@ def test_messages_start_as_the_schedule_says(
     assert f"  step           {step_ms} ms\n  closed form    {step_ms} ms\n" in text
 
 
-def test_a_closed_form_without_messages_stands_where_none_is_known_with_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_form_without_messages_stands_where_none_is_known_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = show(write(tmp_path, changed("link", latency_us=100)), capsys)
     assert "none with these messages; 330 ms if they took no time" in text
 
@@ -125,15 +160,24 @@ def test_shapes_are_charged_for_their_arithmetic() -> None:
     tokens, hidden = 4096, 8192
     weights = 80 * (2 * hidden * hidden + 2 * hidden * 1024 + 3 * hidden * 28672) + hidden * 32000
     forward = 2 * tokens * weights + 80 * 4 * tokens * tokens * hidden
-    columns = [times for times in (told.costs.forward, told.costs.input, told.costs.weight) if not isinstance(times, int | float)]
+    columns = [
+        times
+        for times in (told.costs.forward, told.costs.input, told.costs.weight)
+        if not isinstance(times, int | float)
+    ]
     assert [len(times) for times in columns] == [80] * 3
     assert sum(map(sum, columns)) == pytest.approx(3 * forward / 4e14)
-    assert sum(columns[2]) == pytest.approx(2 * tokens * weights / 4e14), "attention has no weights of its own"
+    assert sum(columns[2]) == pytest.approx(2 * tokens * weights / 4e14), (
+        "attention has no weights of its own"
+    )
     assert told.size_bytes == tokens * hidden * 2
 
 
 def test_a_slow_rank_is_slow_with_all_its_stages(tmp_path: Path) -> None:
-    tables = {**changed("schedule", name="interleaved_1f1b", chunks=2), "slow": [{"rank": 1, "factor": 3}]}
+    tables = {
+        **changed("schedule", name="interleaved_1f1b", chunks=2),
+        "slow": [{"rank": 1, "factor": 3}],
+    }
     told = read_description(write(tmp_path, tables))
     assert told.costs.forward == pytest.approx((0.01, 0.03, 0.01, 0.01, 0.01, 0.03, 0.01, 0.01))
     assert told.costs.backward == pytest.approx((0.02, 0.06, 0.02, 0.02, 0.02, 0.06, 0.02, 0.02))
@@ -141,17 +185,28 @@ def test_a_slow_rank_is_slow_with_all_its_stages(tmp_path: Path) -> None:
 
 def test_a_degraded_link_is_one_that_costs_more(tmp_path: Path) -> None:
     base = changed("link", latency_us=100)
-    degraded = simulated(write(tmp_path, {**base, "degrade": [{"from": 1, "to": 2, "factor": 50}]})).makespan
+    degraded = simulated(
+        write(tmp_path, {**base, "degrade": [{"from": 1, "to": 2, "factor": 50}]})
+    ).makespan
     slower = {"from": 1, "to": 2, "latency_ms": 5, "bandwidth_mb_per_s": 20}
-    assert degraded == pytest.approx(simulated(write(tmp_path, {**base, "edge": [slower]})).makespan)
+    assert degraded == pytest.approx(
+        simulated(write(tmp_path, {**base, "edge": [slower]})).makespan
+    )
     assert degraded > simulated(write(tmp_path, base)).makespan
 
 
-def test_a_schedule_of_ones_own_is_written_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schedule_of_ones_own_is_written_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     actions = "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1\n"
-    tables = {**changed("schedule", name=None, microbatches=None, actions=actions), "ring": {"ranks": 2}}
+    tables = {
+        **changed("schedule", name=None, microbatches=None, actions=actions),
+        "ring": {"ranks": 2},
+    }
     text = show(write(tmp_path, tables), capsys)
-    named = simulated(write(tmp_path, {**changed("schedule", microbatches=2), "ring": {"ranks": 2}}))
+    named = simulated(
+        write(tmp_path, {**changed("schedule", microbatches=2), "ring": {"ranks": 2}})
+    )
     assert f"  step           {1e3 * float(named.makespan):,.6g} ms\n" in text, "it is 1F1B"
     assert text.startswith("own on 2 ranks, 2 microbatches (simulated")
     assert "  closed form    none for a schedule of one's own\n" in text
@@ -170,7 +225,8 @@ def test_a_schedule_of_ones_own_is_written_out(tmp_path: Path, capsys: pytest.Ca
         (changed("link", latency_ms=1), "must have latency once, got latency_ms and latency_us"),
         (changed("link", bandwidth_gb_per_s=None), "must have bandwidth, got none"),
         (changed("link", bandwidth_gb_per_s=0), "bandwidth must be above 0, got 0"),
-        (changed("link", latency_us="10"), "latency_us must be a number from 0, got '10' ([link] of "),
+        (changed("link", latency_us="10"),
+         "latency_us must be a number from 0, got '10' ([link] of "),
         (changed("ring", ranks=4.0), "ranks must be a whole number from 1, got 4.0 ([ring] of "),
         (changed("ring", ranks=True), "got True"),
         (changed("ring", ranks=0), "ranks must be a whole number from 1, got 0"),
@@ -178,35 +234,57 @@ def test_a_schedule_of_ones_own_is_written_out(tmp_path: Path, capsys: pytest.Ca
         (changed("ring", ranks=None, rank=4), "It has rank; is that meant?"),
         (changed("schedule", name="1fb1"), "Did you mean '1f1b'?"),
         (changed("schedule", chunks=3), "num_chunks"),
-        (changed("schedule", actions="rank 0: 0F0 0B0"), "actions must be for the 4 ranks of [ring], got 1"),
+        (changed("schedule", actions="rank 0: 0F0 0B0"),
+         "actions must be for the 4 ranks of [ring], got 1"),
         (changed("schedule", actions="0F0"), "actions must be a schedule, got"),
         (changed("schedule", actions=7), "actions must be a text, got 7"),
-        ({**changed("schedule", actions="rank 0: 0F0 0B0"), "ring": {"ranks": 1}}, "must have keys that are known, got name"),
+        ({**changed("schedule", actions="rank 0: 0F0 0B0"), "ring": {"ranks": 1}},
+         "must have keys that are known, got name"),
         (changed("schedule", semantics="eager"), "semantics must be one of rendezvous, buffered"),
-        (changed("schedule", microbatches=10**9), "a step of 1f1b must have 20,000,000 forward passes or fewer, got 4,000,000,000"),
-        (changed("schedule", name="zb_h1", microbatches=10**6), "of zb_h1 must have 1,000,000 forward passes or fewer, got 4,000,000"),
-        (changed("model", forward_ms=[10, 10]), "forward must be one number, or a list of one for each of 4 stages, got 2"),
+        (changed("schedule", microbatches=10**9),
+         "a step of 1f1b must have 20,000,000 forward passes or fewer, got 4,000,000,000"),
+        (changed("schedule", name="zb_h1", microbatches=10**6),
+         "of zb_h1 must have 1,000,000 forward passes or fewer, got 4,000,000"),
+        (changed("model", forward_ms=[10, 10]),
+         "forward must be one number, or a list of one for each of 4 stages, got 2"),
         (changed("model", forward_ms=[]), "got []"),
         (changed("model", input_ms=10), "must have weight, got none"),
-        (changed("model", input_ms=10, weight_ms=10), "must have backward, or its halves input and weight, got backward_ms"),
-        (changed("model", layers=8, hidden_size=32, heads=4, kv_heads=5, sequence_length=8, flops_per_s=1), "multiple of kv_heads, got 4"),
-        (changed("model", activation_kib=0.0001), "activation must be 0, or a byte or more, got 0.1024 bytes"),
-        (changed("model", activation_kib=2**63), "activation must be 9,007,199,254,740,992 bytes or less"),
-        (changed("model", forward_ms=1e13), "forward_ms must be 285 years or less, since a trace counts ns, got 1"),
-        ({**changed("model", forward_ms=4e12), "jitter": [{"fraction": 0.1}]}, "a step must last 285 years at most"),
-        (changed("link", bandwidth_gb_per_s=1e-320), "bandwidth must be above 0, got 9.99989e-312 bytes a second ([link] of "),
-        ({**SMALL, "edge": [{**SMALL["link"], "from": 0, "to": 1}] * 2}, "[[edge]] must name a link once, got from 0 to 1 again"),
-        (changed("model", layers=8, hidden_size=30, heads=4, sequence_length=8, flops_per_s=1), "hidden_size must be a multiple of heads"),
-        ({**SMALL, "slow": [{"rank": 4, "factor": 2}]}, "must be from 0 to 3, got Slow(rank=4, factor=2.0)"),
-        ({**SMALL, "slow": [{"rank": 1, "factor": 0.5}]}, "factor must be a number from 1, got 0.5 ([[slow]] of "),
+        (changed("model", input_ms=10, weight_ms=10),
+         "must have backward, or its halves input and weight, got backward_ms"),
+        (changed("model", layers=8, hidden_size=32, heads=4, kv_heads=5, sequence_length=8,
+                 flops_per_s=1), "multiple of kv_heads, got 4"),
+        (changed("model", activation_kib=0.0001),
+         "activation must be 0, or a byte or more, got 0.1024 bytes"),
+        (changed("model", activation_kib=2**63),
+         "activation must be 9,007,199,254,740,992 bytes or less"),
+        (changed("model", forward_ms=1e13),
+         "forward_ms must be 285 years or less, since a trace counts ns, got 1"),
+        ({**changed("model", forward_ms=4e12), "jitter": [{"fraction": 0.1}]},
+         "a step must last 285 years at most"),
+        (changed("link", bandwidth_gb_per_s=1e-320),
+         "bandwidth must be above 0, got 9.99989e-312 bytes a second ([link] of "),
+        ({**SMALL, "edge": [{**SMALL["link"], "from": 0, "to": 1}] * 2},
+         "[[edge]] must name a link once, got from 0 to 1 again"),
+        (changed("model", layers=8, hidden_size=30, heads=4, sequence_length=8, flops_per_s=1),
+         "hidden_size must be a multiple of heads"),
+        ({**SMALL, "slow": [{"rank": 4, "factor": 2}]},
+         "must be from 0 to 3, got Slow(rank=4, factor=2.0)"),
+        ({**SMALL, "slow": [{"rank": 1, "factor": 0.5}]},
+         "factor must be a number from 1, got 0.5 ([[slow]] of "),
         ({**SMALL, "slow": {"rank": 1, "factor": 2}}, "slow must be a list of tables, [[slow]]"),
-        ({**SMALL, "edge": [{**SMALL["link"], "from": 0, "to": 2}]}, "must be neighbours in a ring of 4, got 0 and 2"),
-        ({**changed("ring", ranks=1), "edge": [{**SMALL["link"], "from": 0, "to": 0}]}, "neighbours in a ring of 1, got 0 and 0"),
-        ({**SMALL, "links": {"latency_us": 1}}, "the description must have keys that are known, got links"),
-        ({key: value for key, value in SMALL.items() if key != "link"}, "the description must have link, got none"),
+        ({**SMALL, "edge": [{**SMALL["link"], "from": 0, "to": 2}]},
+         "must be neighbours in a ring of 4, got 0 and 2"),
+        ({**changed("ring", ranks=1), "edge": [{**SMALL["link"], "from": 0, "to": 0}]},
+         "neighbours in a ring of 1, got 0 and 0"),
+        ({**SMALL, "links": {"latency_us": 1}},
+         "the description must have keys that are known, got links"),
+        ({key: value for key, value in SMALL.items() if key != "link"},
+         "the description must have link, got none"),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_in_one_line(tables: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_told_in_one_line(
+    tables: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     refuse(write(tmp_path, tables), words, capsys)
 
 
@@ -216,7 +294,11 @@ def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     binary.write_bytes(b"\xff\xfe")
     long_ones = []
     for number, (value, words) in enumerate(
-        {"9" * 5000: "must be TOML, got", "[" * 5000: "must be TOML, got", "9" * 400: "a whole number"}.items()
+        {
+            "9" * 5000: "must be TOML, got",
+            "[" * 5000: "must be TOML, got",
+            "9" * 400: "a whole number",
+        }.items()
     ):
         long_ones.append((tmp_path / f"{number}.toml", words))
         long_ones[-1][0].write_text(f"[ring]\nranks = {value}\n[model]\n[link]\n[schedule]\n")
@@ -232,7 +314,8 @@ def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 VALUES = st.one_of(
-    st.integers(-3, 40), st.sampled_from([10**400, 2**63, 1e300, 1e-300, True, "1f1b", "zb_v", "", []]),
+    st.integers(-3, 40),
+    st.sampled_from([10**400, 2**63, 1e300, 1e-300, True, "1f1b", "zb_v", "", []]),
     st.floats(0, 1e6), st.lists(st.integers(0, 9), max_size=5),
 )  # fmt: skip
 
@@ -240,12 +323,15 @@ VALUES = st.one_of(
 @given(
     table=st.sampled_from(sorted(SMALL)),
     key=st.sampled_from(
-        [key for content in SMALL.values() for key in content] + ["layers", "chunks", "ahead", "semantics", "heads", "nonsense"]
+        [key for content in SMALL.values() for key in content]
+        + ["layers", "chunks", "ahead", "semantics", "heads", "nonsense"]
     ),
     value=VALUES,
 )
 @example(table="model", key="activation_kib", value=2**63)  # 0.1.0: OverflowError
-def test_whatever_stands_there_is_simulated_or_told(table: str, key: str, value: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_whatever_stands_there_is_simulated_or_told(
+    table: str, key: str, value: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     file = write(tmp_path_factory.mktemp("description"), changed(table, **{key: value}))
     try:
         assert float(simulated(file).makespan) >= 0
@@ -272,7 +358,9 @@ TABLES: dict[str, Any] = {
 def from_python(**network: Any) -> float:
     """What the step of ``TABLES`` takes, in seconds."""
     args = make_schedule("interleaved_1f1b", 4, 8, 2), Costs(forward=0.01, backward=0.02)
-    trace = ringsim.simulate(rehearse, world_size=4, args=args, kwargs={"size_bytes": 4 * 2**20}, **network)
+    trace = ringsim.simulate(
+        rehearse, world_size=4, args=args, kwargs={"size_bytes": 4 * 2**20}, **network
+    )
     return float(trace.metadata["end_ns"]) * 1e-9
 
 
@@ -291,8 +379,12 @@ def from_file(directory: Path, **tables: Any) -> float:
     ],
     ids=["hosts", "full_bisection", "ring"],
 )
-def test_a_network_is_the_topology_of_its_name(table: dict[str, Any], topology: Any, tmp_path: Path) -> None:
-    assert from_file(tmp_path, topology=table) == pytest.approx(from_python(topology=topology), rel=1e-12)
+def test_a_network_is_the_topology_of_its_name(
+    table: dict[str, Any], topology: Any, tmp_path: Path
+) -> None:
+    assert from_file(tmp_path, topology=table) == pytest.approx(
+        from_python(topology=topology), rel=1e-12
+    )
 
 
 def test_where_nothing_is_shared_the_schedule_alone_gives_the_same_time(tmp_path: Path) -> None:
@@ -305,24 +397,42 @@ def test_where_nothing_is_shared_the_schedule_alone_gives_the_same_time(tmp_path
 
 
 def test_what_disturbs_a_shared_network_is_injected(tmp_path: Path) -> None:
-    found = from_file(tmp_path, topology=HOSTS, degrade=[{"from": 1, "to": 2, "factor": 3}], slow=[{"rank": 3, "factor": 2}])
+    found = from_file(
+        tmp_path,
+        topology=HOSTS,
+        degrade=[{"from": 1, "to": 2, "factor": 3}],
+        slow=[{"rank": 3, "factor": 2}],
+    )
     inject = [ringsim.Degrade(1, 2, 3), ringsim.Slow(3, 2)]
-    assert found == pytest.approx(from_python(topology=Hosts(2, INNER_LINK, OUTER_LINK), inject=inject), rel=1e-12)
+    assert found == pytest.approx(
+        from_python(topology=Hosts(2, INNER_LINK, OUTER_LINK), inject=inject), rel=1e-12
+    )
 
 
 def test_jitter_is_drawn_from_its_seed(tmp_path: Path) -> None:
     jitter = {"fraction": 0.2, "seed": 7}
     found = from_file(tmp_path, link=OUTER, jitter=[jitter])
-    assert found == pytest.approx(from_python(link=OUTER_LINK, inject=[ringsim.Jitter(0.2, 7)]), rel=1e-12)
+    assert found == pytest.approx(
+        from_python(link=OUTER_LINK, inject=[ringsim.Jitter(0.2, 7)]), rel=1e-12
+    )
     assert found != from_file(tmp_path, link=OUTER, jitter=[{**jitter, "seed": 8}])
 
 
-def test_the_example_says_what_sharing_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_says_what_sharing_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, picture = tmp_path / "run.ringtrace", tmp_path / "run.png"
-    assert main(["simulate", str(EXAMPLES / "hosts.toml"), "--save", str(file), "--plot", str(picture)]) == 0
+    assert (
+        main(
+            ["simulate", str(EXAMPLES / "hosts.toml"), "--save", str(file), "--plot", str(picture)]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert "64 MiB a message, hosts of 4 ranks, jitter)\n" in text
-    took, undisturbed = (re.search(rf"^  {word} +([\d.]+) s", text, re.MULTILINE) for word in ("step", "undisturbed"))
+    took, undisturbed = (
+        re.search(rf"^  {word} +([\d.]+) s", text, re.MULTILINE) for word in ("step", "undisturbed")
+    )
     assert took is not None
     assert undisturbed is not None
     saved = ringsim.load(file)
@@ -335,23 +445,62 @@ def test_the_example_says_what_sharing_costs(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"topology": {"kind": "host"}}, "kind must be one of hosts, full_bisection, ring, got 'host' ([topology] of "),
+        (
+            {"topology": {"kind": "host"}},
+            "kind must be one of hosts, full_bisection, ring, got 'host' ([topology] of ",
+        ),
         ({"topology": {"kind": "host"}}, "Did you mean 'hosts'?"),
-        ({"topology": {**HOSTS, "ranks_per_host": 0}}, "ranks_per_host must be a whole number from 1, got 0"),
-        ({"topology": {**HOSTS, "inner_latency": 1}}, "[topology] must say the unit of inner_latency"),
-        ({"topology": {**HOSTS, "outer_bandwidth_gb_per_s": 0}}, "outer_bandwidth must be above 0, got 0 ([topology] of "),
-        ({"topology": {**HOSTS, "latency_us": 1}}, "[topology] must have keys that are known, got latency_us"),
-        ({"topology": {"kind": "ring", "latency_us": 1}}, "[topology] must have bandwidth, got none"),
-        ({"topology": HOSTS, "link": OUTER}, "the links must be said once, got [topology] and [link] or [[edge]]"),
-        ({"topology": HOSTS, "edge": [{"from": 0, "to": 1, **OUTER}]}, "the links must be said once"),
+        (
+            {"topology": {**HOSTS, "ranks_per_host": 0}},
+            "ranks_per_host must be a whole number from 1, got 0",
+        ),
+        (
+            {"topology": {**HOSTS, "inner_latency": 1}},
+            "[topology] must say the unit of inner_latency",
+        ),
+        (
+            {"topology": {**HOSTS, "outer_bandwidth_gb_per_s": 0}},
+            "outer_bandwidth must be above 0, got 0 ([topology] of ",
+        ),
+        (
+            {"topology": {**HOSTS, "latency_us": 1}},
+            "[topology] must have keys that are known, got latency_us",
+        ),
+        (
+            {"topology": {"kind": "ring", "latency_us": 1}},
+            "[topology] must have bandwidth, got none",
+        ),
+        (
+            {"topology": HOSTS, "link": OUTER},
+            "the links must be said once, got [topology] and [link] or [[edge]]",
+        ),
+        (
+            {"topology": HOSTS, "edge": [{"from": 0, "to": 1, **OUTER}]},
+            "the links must be said once",
+        ),
         ({"topology": [HOSTS]}, "topology must be a table, [topology]"),
-        ({"link": OUTER, "jitter": [{"fraction": 2}]}, "fraction must be above 0 and at most 1, got 2.0"),
-        ({"link": OUTER, "jitter": [{"fraction": 0.1, "sed": 1}]}, "[[jitter]] must have keys that are known, got sed"),
-        ({"link": OUTER, "jitter": {"fraction": 0.1}}, "jitter must be a list of tables, [[jitter]]"),
-        ({"topology": HOSTS, "model": {"forward_ms": 1, "backward_ms": 1}}, "activation must be above 0 with [topology] or [[jitter]]"),
+        (
+            {"link": OUTER, "jitter": [{"fraction": 2}]},
+            "fraction must be above 0 and at most 1, got 2.0",
+        ),
+        (
+            {"link": OUTER, "jitter": [{"fraction": 0.1, "sed": 1}]},
+            "[[jitter]] must have keys that are known, got sed",
+        ),
+        (
+            {"link": OUTER, "jitter": {"fraction": 0.1}},
+            "jitter must be a list of tables, [[jitter]]",
+        ),
+        (
+            {"topology": HOSTS, "model": {"forward_ms": 1, "backward_ms": 1}},
+            "activation must be above 0 with [topology] or [[jitter]]",
+        ),
         (
             {"topology": HOSTS, "schedule": changed("schedule", microbatches=10**6)["schedule"]},
-            "a step with [topology] or [[jitter]] must have 100,000 forward passes or fewer, got 4,000,000",
+            (
+                "a step with [topology] or [[jitter]] must have 100,000 forward passes or fewer, "
+                "got 4,000,000"
+            ),
         ),
     ],
 )

@@ -1,4 +1,7 @@
-"""Tensors of all kinds between simulated ranks, in messages and collectives: some do not fit together, or share memory."""
+"""Tensors of all kinds between simulated ranks, in messages and collectives.
+
+Some do not fit together, or share memory.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,16 @@ MIXED: dict[str, Callable[[], Any]] = {
     "broadcast": lambda: dist.broadcast(on_rank(2), 0),
     "from meta": lambda: dist.broadcast(on_rank(0), 0),
     "reduce": lambda: dist.reduce(on_rank(2), 0),
-    "inputs alone": lambda: dist.all_gather([torch.zeros(4) for _ in range(3)], torch.ones(4, device="meta")),
+    "inputs alone": lambda: dist.all_gather(
+        [torch.zeros(4) for _ in range(3)], torch.ones(4, device="meta")
+    ),
     "outputs alone": lambda: dist.all_to_all_single(torch.ones(3, device="meta"), torch.ones(3)),
-    "gather": lambda: dist.gather(on_rank(2), [torch.zeros(4) for _ in range(3)] if place() == 1 else None, 1),
-    "scatter": lambda: dist.scatter(on_rank(2), [torch.zeros(4) for _ in range(3)] if place() == 1 else None, 1),
+    "gather": lambda: dist.gather(
+        on_rank(2), [torch.zeros(4) for _ in range(3)] if place() == 1 else None, 1
+    ),
+    "scatter": lambda: dist.scatter(
+        on_rank(2), [torch.zeros(4) for _ in range(3)] if place() == 1 else None, 1
+    ),
 }
 
 
@@ -55,7 +64,9 @@ def go_on_after(name: str) -> tuple[str, str]:
 @pytest.mark.parametrize("name", MIXED)
 def test_tensors_with_and_without_data_do_not_go_together(name: str) -> None:
     trace = simulate(go_on_after, world_size=3, args=(name,), link=LINK)
-    meta, others = {"from meta": ("rank 0", "ranks 1 and 2")}.get(name, ("rank 2", "ranks 0, 1 and 2"))
+    meta, others = {"from meta": ("rank 0", "ranks 1 and 2")}.get(
+        name, ("rank 2", "ranks 0, 1 and 2")
+    )
     if "alone" in name:
         meta = "ranks 0, 1 and 2"
     for rank, (said, total) in enumerate(trace.results):
@@ -74,7 +85,9 @@ def average_bytes(device: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_refused_reduction_ends_the_run_that_does_not_catch_it(size: int, device: str) -> None:
-    with pytest.raises(RankFailed, match="torch has for uint8, got AVG: result type Float can't be cast"):
+    with pytest.raises(
+        RankFailed, match="torch has for uint8, got AVG: result type Float can't be cast"
+    ):
         run(average_bytes, size, device)
 
 
@@ -104,17 +117,30 @@ def write_into_one_place() -> str:
 
 
 def test_what_torch_cannot_write_is_an_error_on_all_ranks() -> None:
-    assert run(write_into_one_place) == ["the tensors of a collective must be some that torch can write into, got"] * 3
+    assert (
+        run(write_into_one_place)
+        == ["the tensors of a collective must be some that torch can write into, got"] * 3
+    )
 
 
-SHARING: dict[str, tuple[Callable[[torch.Tensor, list[torch.Tensor]], Any], Any]] = {  # what ranks with three numbers call, and have then
-    "all_gather": (lambda mine, parts: dist.all_gather(parts[::-1], parts[place()]), [[22, 11, 0]] * 3),
-    "scatter": (lambda mine, parts: dist.scatter(mine[1:2], parts if place() == 0 else None, 0), [[0, 0, 2], [10, 1, 12], [20, 2, 22]]),
+# what ranks with three numbers call, and have then
+SHARING: dict[str, tuple[Callable[[torch.Tensor, list[torch.Tensor]], Any], Any]] = {
+    "all_gather": (
+        lambda mine, parts: dist.all_gather(parts[::-1], parts[place()]),
+        [[22, 11, 0]] * 3,
+    ),
+    "scatter": (
+        lambda mine, parts: dist.scatter(mine[1:2], parts if place() == 0 else None, 0),
+        [[0, 0, 2], [10, 1, 12], [20, 2, 22]],
+    ),
     "gather": (
         lambda mine, parts: dist.gather(mine[:1], parts[::-1] if place() == 0 else None, 0),
         [[20, 10, 0], [10, 11, 12], [20, 21, 22]],
     ),
-    "reduce_scatter": (lambda mine, parts: dist.reduce_scatter(parts[(place() + 1) % 3], parts), [[0, 30, 2], [10, 11, 33], [36, 21, 22]]),
+    "reduce_scatter": (
+        lambda mine, parts: dist.reduce_scatter(parts[(place() + 1) % 3], parts),
+        [[0, 30, 2], [10, 11, 33], [36, 21, 22]],
+    ),
 }
 
 
@@ -137,7 +163,9 @@ def ask_until_done(what: str, waits: bool) -> list[float]:
         ringsim.compute(0.01)
         dist.send(tensor, 1)
         return tensor.tolist()
-    handle: Any = dist.irecv(tensor, 0) if what == "irecv" else dist.all_reduce(tensor, async_op=True)
+    handle: Any = (
+        dist.irecv(tensor, 0) if what == "irecv" else dist.all_reduce(tensor, async_op=True)
+    )
     while not handle.is_completed():
         pass
     ringsim.compute(0.001)
@@ -150,7 +178,13 @@ def ask_until_done(what: str, waits: bool) -> list[float]:
 @SEMANTICS
 @pytest.mark.parametrize("what", ["irecv", "all_reduce"])
 def test_what_was_asked_for_until_done_is_done(what: str, semantics: str, waits: bool) -> None:
-    trace = simulate(ask_until_done, world_size=2, args=(what, waits), link=ringsim.Link(1e-3, 1e-9), semantics=semantics)
+    trace = simulate(
+        ask_until_done,
+        world_size=2,
+        args=(what, waits),
+        link=ringsim.Link(1e-3, 1e-9),
+        semantics=semantics,
+    )
     assert trace.results[1] == ([0, 0] if what == "irecv" else [1, 1])
     frame = trace.to_pandas()
     asked = frame[frame.op == what]
@@ -163,7 +197,10 @@ def test_what_was_asked_for_until_done_is_done(what: str, semantics: str, waits:
 
 
 def send_to_meta(first: int) -> tuple[str, float]:
-    """A message whose receiver has no data: either side may be the first; both catch it, and go on."""
+    """A message whose receiver has no data.
+
+    Either side may be the first; both catch it, and go on.
+    """
     if place() != first:
         ringsim.compute(0.001)
     said = ""
@@ -205,7 +242,10 @@ def of_all_kinds() -> list[torch.Tensor]:
 
 
 def send_all_kinds(times: int) -> list[Any]:
-    """Rank 0 sends all of them, and rank 1 says what has come: into memory of its own, and into a row of a matrix."""
+    """Rank 0 sends all of them, and rank 1 says what has come.
+
+    Into memory of its own, and into a row of a matrix.
+    """
     if place() == 0:
         for _ in range(times):
             for tensor in of_all_kinds():
@@ -225,12 +265,17 @@ def test_each_kind_arrives(semantics: str) -> None:
     come = run(send_all_kinds, 2, 3, semantics=semantics)[1]
     sent = [tensor.detach() for tensor in of_all_kinds()] * 3
     assert [tensor.dtype for tensor in come] == [tensor.dtype for tensor in sent]
-    assert all(one.is_meta or torch.equal(one, other) for one, other in zip(come, sent, strict=True))
+    assert all(
+        one.is_meta or torch.equal(one, other) for one, other in zip(come, sent, strict=True)
+    )
     assert [tensor.is_meta for tensor in come] == [tensor.is_meta for tensor in sent]
 
 
 def changed_in_flight(change: str, who: int) -> list[float]:
-    """The tensor of one side changes while it waits for the other side, which comes later. Each side has sent, or received, before."""
+    """The tensor of one side changes while it waits for the other side, which comes later.
+
+    Each side has sent, or received, before.
+    """
     rank = place()
     tensor = torch.arange(4.0).view(2, 2) if rank == 0 else torch.zeros(2, 2)
     for turn in range(2):
@@ -258,7 +303,9 @@ def changed_in_flight(change: str, who: int) -> list[float]:
         ("other memory", 1, [0.0, 1.0, 2.0, 3.0]),
     ],
 )
-def test_a_tensor_counts_as_it_is_when_its_message_moves(change: str, who: int, expected: list[float]) -> None:
+def test_a_tensor_counts_as_it_is_when_its_message_moves(
+    change: str, who: int, expected: list[float]
+) -> None:
     assert run(changed_in_flight, 2, change, who)[1] == expected
 
 
@@ -268,7 +315,8 @@ def cut() -> torch.Tensor:
     return tensor
 
 
-MADE: dict[str, tuple[Callable[[], torch.Tensor], float | str]] = {  # what is sent, and the value that arrives, or why it is refused
+# what is sent, and the value that arrives, or why it is refused
+MADE: dict[str, tuple[Callable[[], torch.Tensor], float | str]] = {
     "negated": (lambda: torch._neg_view(torch.full((4,), 2.0)), -2.0),
     "zeros": (lambda: torch._efficientzerotensor(4), 0.0),
     "fake": (lambda: FakeTensorMode().from_tensor(torch.ones(4)), "FakeTensor"),
@@ -287,7 +335,9 @@ def pass_on(name: str) -> list[float]:
 
 @SEMANTICS
 @pytest.mark.parametrize("name", MADE)
-def test_views_and_zeros_arrive_as_their_values_and_what_torch_cannot_copy_is_refused(name: str, semantics: str) -> None:
+def test_views_and_zeros_arrive_as_their_values_and_what_torch_cannot_copy_is_refused(
+    name: str, semantics: str
+) -> None:
     expected = MADE[name][1]
     if isinstance(expected, str):
         with pytest.raises(RingError, match=expected):
@@ -320,13 +370,18 @@ def cut_in_flight(collective: bool, who: int) -> None:
         (cut_in_flight, (True,), "must keep its memory until"),
     ],
 )
-def test_a_tensor_that_has_become_too_small_is_refused(worker: Callable[..., Any], what: tuple[Any, ...], words: str, who: int) -> None:
+def test_a_tensor_that_has_become_too_small_is_refused(
+    worker: Callable[..., Any], what: tuple[Any, ...], words: str, who: int
+) -> None:
     with pytest.raises(RingError, match=words):
         run(worker, 2, *what, who)
 
 
 def resize_behind_a_message() -> str:
-    """A pending operation holds its tensor, and that the memory of numpy, which therefore does not resize it."""
+    """A pending operation holds its tensor, and that the memory of numpy.
+
+    So numpy does not resize it.
+    """
     array, rank = np.full(1 << 16, 7.0, dtype=np.float32), dist.get_rank()
     tensor = torch.from_numpy(array)
     handle = dist.isend(tensor, 1) if rank == 0 else dist.irecv(tensor, 0)
@@ -353,7 +408,10 @@ def test_a_handle_that_was_never_begun_raises() -> None:
 
 
 def call_again() -> list[Any]:
-    """Calls that differ from an earlier one of the rank in their tensors alone, in what these are, and in the other arguments."""
+    """Calls that differ from an earlier one of the rank in their tensors alone.
+
+    In what these are, and in the other arguments.
+    """
     rank, group, found = place(), dist.new_group(), list[Any]()
     for value in (1.0, 10.0):
         mine, whole, part = torch.full((3,), value * rank), torch.zeros(9), torch.zeros(1)
@@ -361,7 +419,13 @@ def call_again() -> list[Any]:
         dist.reduce_scatter_tensor(part, mine + torch.arange(3.0), group=group)
         dist.all_reduce(mine, group=group)
         found.append([mine.tolist(), whole.tolist(), part.tolist()])
-    others = [torch.ones(3, dtype=torch.int64), torch.ones(2, 2), torch.ones(2, 3).t(), torch.nn.Parameter(torch.ones(3)), torch.ones(3)]
+    others = [
+        torch.ones(3, dtype=torch.int64),
+        torch.ones(2, 2),
+        torch.ones(2, 3).t(),
+        torch.nn.Parameter(torch.ones(3)),
+        torch.ones(3),
+    ]
     for tensor in others:
         dist.all_reduce(tensor, group=group)
         dist.broadcast(tensor, 0, group=group)
@@ -377,10 +441,15 @@ def test_a_call_like_an_earlier_one_is_read_as_that_was() -> None:
     trace = simulate(call_again, world_size=3, link=LINK)
     for rank, (first, second, others, largest) in enumerate(trace.results):
         for scale, come in ((1.0, first), (10.0, second)):
-            assert come == [[3 * scale] * 3, [0.0] * 3 + [scale] * 3 + [2 * scale] * 3, [3.0 * (scale + rank)]]
+            assert come == [
+                [3 * scale] * 3,
+                [0.0] * 3 + [scale] * 3 + [2 * scale] * 3,
+                [3.0 * (scale + rank)],
+            ]
         assert others == [[3] * 3, [3.0] * 4, [3.0] * 6, [3.0] * 3, [3.0] * 3]
         assert largest == [6.0] * 3
     frame = trace.to_pandas().query("rank == 0 and op == 'all_reduce'")
     assert list(zip(frame["dtype"], frame["shape"], strict=True))[2:] == [
-        ("int64", "3"), ("float32", "2x2"), ("float32", "3x2"), ("float32", "3"), ("float32", "3"), ("float32", "3"), ("float32", "3"),
+        ("int64", "3"), ("float32", "2x2"), ("float32", "3x2"), ("float32", "3"), ("float32", "3"),
+        ("float32", "3"), ("float32", "3"),
     ]  # fmt: skip

@@ -1,4 +1,7 @@
-"""The programs of docs/faults.md on simulated ranks: they end as the document says of real ones, with the same findings."""
+"""The programs of docs/faults.md on simulated ranks.
+
+They end as the document says of real ones, with the same findings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Simulated ranks as the programs that run on them see them: arguments, rings, groups, prints, and what is not there."""
+"""Simulated ranks as the programs that run on them see them.
+
+Arguments, rings, groups, prints, and what is not there.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,13 @@ def test_arguments_are_the_ranks_own() -> None:
 
 def test_what_cannot_be_copied_is_named_with_its_line_and_what_is_large_too() -> None:
     lock, table = threading.Lock(), bytes(11_000_000)
-    with pytest.raises(ArgumentError, match=r"the variable 'lock' must be picklable .*test_simulated_ranks\.py, line \d+, in <lambda>"):
+    with pytest.raises(
+        ArgumentError,
+        match=(
+            r"the variable 'lock' must be picklable .*test_simulated_ranks\.py, "
+            r"line \d+, in <lambda>"
+        ),
+    ):
         run(lambda: lock.acquire())
     with pytest.warns(UserWarning, match="most of it in the variable 'table'") as caught:
         simulate(lambda: len(table), world_size=1, link=LINK)
@@ -55,8 +64,10 @@ def pass_on(sent: torch.Tensor, into: torch.Tensor) -> None:
         (torch.zeros(3, 2), torch.zeros(1, 2).expand(3, 2), r"\(rank 1 of 2, recv from 0,"),
     ],
 )
-def test_a_message_is_contiguous_as_on_gloo(sent: torch.Tensor, into: torch.Tensor, says: str) -> None:
-    """Version 0.2.0 carried a transposed tensor, and failed inside of ringsim for an expanded one."""
+def test_a_message_is_contiguous_as_on_gloo(
+    sent: torch.Tensor, into: torch.Tensor, says: str
+) -> None:
+    """Version 0.2.0 carried a transposed tensor, and failed inside ringsim for an expanded one."""
     with pytest.raises(ArgumentError, match=f"must be contiguous, got one of .*{says}") as caught:
         run(pass_on, 2, sent, into)
     assert "matching.py" not in str(caught.value)
@@ -89,11 +100,21 @@ def printing() -> None:
     print("three", rank)
 
 
-def test_prints_are_kept_by_rank_and_shown_as_those_of_real_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_are_kept_by_rank_and_shown_as_those_of_real_ranks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     trace = simulate(printing, world_size=3, link=LINK)
     assert trace.output == [f"one {rank}\ntwo {rank}\nthree {rank}\n" for rank in range(3)]
     expected = [
-        f"[rank {rank}] {word} {rank}" for rank, word in ((0, "one"), (0, "three"), (0, "two"), (1, "three"), (2, "three"), (2, "two"))
+        f"[rank {rank}] {word} {rank}"
+        for rank, word in (
+            (0, "one"),
+            (0, "three"),
+            (0, "two"),
+            (1, "three"),
+            (2, "three"),
+            (2, "two"),
+        )
     ]
     assert sorted(capsys.readouterr().out.splitlines()) == expected
 
@@ -104,13 +125,17 @@ def asks_for_the_ring_again() -> tuple[str, tuple[int, ...], float]:
     ringsim.destroy_distributed()
     rank = dist.get_rank()
     first = rank // 2 * 2
-    ringsim.initialize_distributed("127.0.0.1", 29501, 4, rank, 0, "cpu", ring_ranks=[first, first + 1])
+    ringsim.initialize_distributed(
+        "127.0.0.1", 29501, 4, rank, 0, "cpu", ring_ranks=[first, first + 1]
+    )
     back = exchange(torch.full((1,), float(rank)), torch.zeros(1))
     return ringsim.get_comm_device(), ringsim.current_ring().ranks, back.item()
 
 
 def test_rings_are_asked_for_again_and_made_anew() -> None:
-    assert run(asks_for_the_ring_again, 4) == [("cpu", (rank & 2, rank & 2 | 1), float(rank ^ 1)) for rank in range(4)]
+    assert run(asks_for_the_ring_again, 4) == [
+        ("cpu", (rank & 2, rank & 2 | 1), float(rank ^ 1)) for rank in range(4)
+    ]
 
 
 def orders_the_ring_by_hosts() -> tuple[tuple[int, ...], float, tuple[int, ...]]:
@@ -123,17 +148,25 @@ def orders_the_ring_by_hosts() -> tuple[tuple[int, ...], float, tuple[int, ...]]
     back = exchange(torch.full((1,), float(rank)), torch.zeros(1))
     ranks = ringsim.current_ring().ranks
     ringsim.destroy_distributed()
-    ringsim.initialize_distributed("127.0.0.1", 29501, size, rank, 0, "cpu", ring_order="hosts", ring_ranks=range(size))
+    ringsim.initialize_distributed(
+        "127.0.0.1", 29501, size, rank, 0, "cpu", ring_order="hosts", ring_ranks=range(size)
+    )
     return ranks, back.item(), ringsim.current_ring().ranks
 
 
 def test_a_ring_is_ordered_by_hosts_where_that_is_asked_for() -> None:
-    assert run(orders_the_ring_by_hosts, 4) == [((0, 2, 1, 3), float(pred), (0, 1, 2, 3)) for pred in (3, 2, 0, 1)]
+    assert run(orders_the_ring_by_hosts, 4) == [
+        ((0, 2, 1, 3), float(pred), (0, 1, 2, 3)) for pred in (3, 2, 0, 1)
+    ]
 
 
 def makes_its_world() -> list[str]:
     said = []
-    for arguments in ({"world_size": 3}, {"backend": "gloo", "world_size": 2, "rank": dist.get_rank()}, {}):
+    for arguments in (
+        {"world_size": 3},
+        {"backend": "gloo", "world_size": 2, "rank": dist.get_rank()},
+        {},
+    ):
         try:
             dist.init_process_group(**arguments)  # type: ignore[arg-type]
         except (RingError, ValueError) as error:
@@ -204,7 +237,11 @@ def come_late() -> tuple[float, float]:
 def test_members_wait_for_each_other_and_others_pass() -> None:
     trace = simulate(come_late, world_size=4, link=LINK)
     assert trace.results == [(0.0, 0.0), (3.0, 3.0), (2.0, 2.0), (3.0, 3.0)]
-    assert [operation.shape for operation in trace.to_pandas().itertuples() if operation.op == "new_group"] == ["1x3", "0"] * 4
+    assert [
+        operation.shape
+        for operation in trace.to_pandas().itertuples()
+        if operation.op == "new_group"
+    ] == ["1x3", "0"] * 4
 
 
 def stay_away() -> None:
@@ -226,8 +263,13 @@ def disagree() -> None:
 
 
 def test_another_group_in_its_place_is_refused_with_the_line_of_the_first() -> None:
-    place = rf"got \[1, 2\] here and \[0, 1\] in rank 0's new_group at {__file__.rsplit('/', 1)[1]}:\d+ \(rank 1 of 3\)"
+    place = (
+        r"got \[1, 2\] here and \[0, 1\] in rank 0's new_group at "
+        rf"{__file__.rsplit('/', 1)[1]}:\d+ \(rank 1 of 3\)"
+    )
     with pytest.raises(RendezvousFailed, match=place) as caught:
         simulate(disagree, world_size=3, link=LINK)
     assert caught.value.trace is not None
-    assert caught.value.trace.to_pandas().query("op == 'new_group' and rank == 1").status.tolist() == ["error"]
+    assert caught.value.trace.to_pandas().query(
+        "op == 'new_group' and rank == 1"
+    ).status.tolist() == ["error"]

@@ -15,7 +15,8 @@ import ringsim
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch
 
-LINK = ringsim.Link(alpha_s=1.0, beta_s_per_byte=1.0)  # 4 bytes hold it for 4 s, and arrive 1 s later
+# 4 bytes hold it for 4 s, and arrive 1 s later
+LINK = ringsim.Link(alpha_s=1.0, beta_s_per_byte=1.0)
 
 
 def late(receiver: bool, elements: int) -> float:
@@ -42,7 +43,9 @@ def late(receiver: bool, elements: int) -> float:
         (False, "grouped", 1, [15.0, 15.0]),
     ],
 )
-def test_a_message_takes_its_time(late_receiver: bool, semantics: str, elements: int, ends: list[float]) -> None:
+def test_a_message_takes_its_time(
+    late_receiver: bool, semantics: str, elements: int, ends: list[float]
+) -> None:
     assert run(late, 2, late_receiver, elements, link=LINK, semantics=semantics) == ends
 
 
@@ -64,7 +67,9 @@ def several(count: int) -> list[float]:
         ("grouped", [5.0, 10.0, 15.0], [5.0, 10.0, 15.0]),  # one after the other
     ],
 )
-def test_a_busy_link_delays_the_next_message(semantics: str, sender: list[float], receiver: list[float]) -> None:
+def test_a_busy_link_delays_the_next_message(
+    semantics: str, sender: list[float], receiver: list[float]
+) -> None:
     assert run(several, 2, 3, link=LINK, semantics=semantics) == [sender, receiver]
 
 
@@ -96,7 +101,9 @@ def both_send_first(how: str) -> float:
         dist.recv(back, peer)
         return back.item()
     if how == "batch":
-        handles = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, back, peer)])
+        handles = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, back, peer)]
+        )
     else:
         handles = [dist.isend(mine, peer), dist.irecv(back, peer)]
     for handle in handles:
@@ -113,7 +120,9 @@ def both_send_first(how: str) -> float:
     ],
 )
 @pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "buffered(3)", "grouped"])
-def test_where_both_ranks_may_send_first(how: str, goes_on_with: set[str], says: str, semantics: str) -> None:
+def test_where_both_ranks_may_send_first(
+    how: str, goes_on_with: set[str], says: str, semantics: str
+) -> None:
     if semantics in goes_on_with:
         assert run(both_send_first, 2, how, semantics=semantics) == [1.0, 0.0]
         return
@@ -148,7 +157,9 @@ def test_nobody_receives_from_anybody_in_order() -> None:
         run(from_anybody, 2, semantics="grouped")
 
 
-@pytest.mark.parametrize("semantics", ["eager", "buffered()", "buffered(-1)", "buffered(1.5)", 7, None])
+@pytest.mark.parametrize(
+    "semantics", ["eager", "buffered()", "buffered(-1)", "buffered(1.5)", 7, None]
+)
 def test_there_are_no_other_semantics(semantics: Any) -> None:
     with pytest.raises(ArgumentError, match="semantics must be"):
         run(from_anybody, 2, semantics=semantics)
@@ -156,7 +167,8 @@ def test_there_are_no_other_semantics(semantics: Any) -> None:
 
 # -- any exchange
 
-Plan = list[tuple[int, int, int, float, float]]  # messages: source, destination, elements, when sent, when asked for
+# messages: source, destination, elements, when sent, when asked for
+Plan = list[tuple[int, int, int, float, float]]
 
 
 def post_all(plan: Plan) -> list[float]:
@@ -164,14 +176,23 @@ def post_all(plan: Plan) -> list[float]:
     rank = dist.get_rank()
     posts = sorted(
         [(sent_s, index, True) for index, (src, _, _, sent_s, _) in enumerate(plan) if src == rank]
-        + [(asked_s, index, False) for index, (_, dst, _, _, asked_s) in enumerate(plan) if dst == rank]
+        + [
+            (asked_s, index, False)
+            for index, (_, dst, _, _, asked_s) in enumerate(plan)
+            if dst == rank
+        ]
     )
     handles = []
     for at_s, index, sends in posts:
         ringsim.compute(max(at_s - now_s(), 0.0))
         src, dst, elements, _, _ = plan[index]
         tensor = torch.zeros(elements)
-        handles.append((index, dist.isend(tensor, dst, tag=index) if sends else dist.irecv(tensor, src, tag=index)))
+        handles.append(
+            (
+                index,
+                dist.isend(tensor, dst, tag=index) if sends else dist.irecv(tensor, src, tag=index),
+            )
+        )
     ends = [-1.0] * len(plan)
     for index, handle in handles:
         handle.wait()
@@ -181,7 +202,10 @@ def post_all(plan: Plan) -> list[float]:
 
 
 def expected(plan: Plan, limit: float) -> list[float]:
-    """When each message arrives, reckoned without a simulator: links take what is ready in the order in which it became ready."""
+    """When each message arrives, reckoned without a simulator.
+
+    Links take what is ready in the order in which it became ready.
+    """
     ready = []
     for index, (src, dst, elements, sent_s, asked_s) in enumerate(plan):
         leaves_s = sent_s if 4 * elements <= limit else max(sent_s, asked_s)
@@ -196,13 +220,24 @@ def expected(plan: Plan, limit: float) -> list[float]:
 
 
 times = st.integers(0, 40).map(lambda number: number + 0.0)
-messages = st.tuples(st.integers(0, 2), st.integers(1, 2), st.integers(1, 4)).map(lambda m: (m[0], (m[0] + m[1]) % 3, m[2]))
+messages = st.tuples(st.integers(0, 2), st.integers(1, 2), st.integers(1, 4)).map(
+    lambda m: (m[0], (m[0] + m[1]) % 3, m[2])
+)
 
 
-@given(st.lists(messages, min_size=1, max_size=6), st.data(), st.sampled_from(["rendezvous", "buffered(8)", "buffered"]))
-def test_any_exchange_takes_what_the_links_say(pairs: list[tuple[int, int, int]], data: st.DataObject, semantics: str) -> None:
-    """Times that differ by fractions of their own, so that no two messages are ready at one moment."""
-    plan = [(*pair, data.draw(times) + 0.01 * index, data.draw(times) + 0.01 * index + 0.005) for index, pair in enumerate(pairs)]
+@given(
+    st.lists(messages, min_size=1, max_size=6),
+    st.data(),
+    st.sampled_from(["rendezvous", "buffered(8)", "buffered"]),
+)
+def test_any_exchange_takes_what_the_links_say(
+    pairs: list[tuple[int, int, int]], data: st.DataObject, semantics: str
+) -> None:
+    """Times that differ by fractions of their own: no two messages are ready at one moment."""
+    plan = [
+        (*pair, data.draw(times) + 0.01 * index, data.draw(times) + 0.01 * index + 0.005)
+        for index, pair in enumerate(pairs)
+    ]
     limit = {"rendezvous": -1.0, "buffered(8)": 8.0, "buffered": math.inf}[semantics]
     by_rank = run(post_all, 3, plan, link=LINK, semantics=semantics, record=False)
     found = [max(ends[index] for ends in by_rank) for index in range(len(plan))]
@@ -216,7 +251,12 @@ def deadlock_again(times: int) -> list[str]:
     """Waits for what never comes, catches what says so, and goes on to what everybody does."""
     ring, seen = ringsim.current_ring(), []
     pending = dist.irecv(torch.zeros(1), ring.pred, group=ring.pred_group)
-    attempts = [pending.wait, pending.wait, dist.barrier, lambda: dist.isend(torch.zeros(1), ring.succ, group=ring.succ_group)]
+    attempts = [
+        pending.wait,
+        pending.wait,
+        dist.barrier,
+        lambda: dist.isend(torch.zeros(1), ring.succ, group=ring.succ_group),
+    ]
     for attempt in attempts * times:
         try:
             attempt()

@@ -64,16 +64,29 @@ def look() -> tuple[Any, ...]:
 
 
 def draw(times: int, switch: Callable[[], None] = switch) -> list[Any]:
-    """Draws an odd number of normal numbers, so that each generator has one drawn ahead when it is left."""
+    """Draws an odd number of normal numbers, so each generator has one drawn ahead when left."""
     drawn: list[Any] = []
     for _ in range(times):
         drawn += [random.random(), random.gauss(0, 1), random.randrange(1000)]
         switch()
-        drawn += [float(np.random.standard_normal()), float(np.random.random()), int(np.random.randint(1000))]
+        drawn += [
+            float(np.random.standard_normal()),
+            float(np.random.random()),
+            int(np.random.randint(1000)),
+        ]
         switch()
-        drawn += [torch.randn(1).item(), torch.rand(623).sum().item(), torch.randn(1, dtype=torch.float64).item()]
+        drawn += [
+            torch.randn(1).item(),
+            torch.rand(623).sum().item(),
+            torch.randn(1, dtype=torch.float64).item(),
+        ]
         switch()
-        drawn += [random.gauss(0, 1), float(np.random.standard_normal()), torch.randn(1).item(), torch.rand(624)[0].item()]
+        drawn += [
+            random.gauss(0, 1),
+            float(np.random.standard_normal()),
+            torch.randn(1).item(),
+            torch.rand(624)[0].item(),
+        ]
     return drawn
 
 
@@ -281,7 +294,10 @@ def test_modes_of_the_caller_are_not_those_of_ranks() -> None:
 
 
 def cached_casts() -> float:
-    """Under autocast the cast of a parameter is kept until the end of the block: not of another rank's."""
+    """Under autocast the cast of a parameter is kept until the end of the block.
+
+    Not of another rank's.
+    """
     weight = torch.nn.Parameter(torch.ones(2, 2))
     for step in range(3):
         with torch.autocast("cpu", dtype=BRAIN):
@@ -295,7 +311,10 @@ def cached_casts() -> float:
 
 
 def inference_buffers() -> list[float]:
-    """A message lands in a tensor that was made in inference mode, while the rank that sends is in none, and the other way round."""
+    """A message lands in a tensor that was made in inference mode.
+
+    The rank that sends is in none, and the other way round.
+    """
     ring = ringsim.current_ring()
     with torch.inference_mode(ring.rank % 2 == 1):
         row, sums = torch.zeros(2, 4)[1], torch.ones(2)
@@ -386,7 +405,9 @@ def in_a_loop() -> list[Any]:
         (in_a_loop, [[[0, 1], [3.0, 6.0]]] * 3),
     ],
 )
-def test_messages_and_modes_do_not_get_into_each_others_way(worker: Callable[[], Any], results: list[Any]) -> None:
+def test_messages_and_modes_do_not_get_into_each_others_way(
+    worker: Callable[[], Any], results: list[Any]
+) -> None:
     assert run(worker) == results
 
 
@@ -409,7 +430,9 @@ def test_a_caller_may_have_a_loop() -> None:
 class Doubling(TorchFunctionMode):
     """Doubles what ``torch.full`` makes."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         return result * 2 if function is torch.full else result
 

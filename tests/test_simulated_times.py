@@ -1,4 +1,7 @@
-"""How long things take on the virtual clock: closed forms, injections, shared cores, and collectives worked out by hand."""
+"""How long things take on the virtual clock.
+
+Closed forms, injections, shared cores, and collectives worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -63,24 +66,43 @@ def tree_all_reduce(elements: int) -> list[float]:
 
 @pytest.mark.parametrize(
     ("how", "a_rank", "size"),
-    [*((ring_all_reduce, 4000, size) for size in (2, 4, 8)), *((tree_all_reduce, 4, size) for size in (3, 8, 64))],
+    [
+        *((ring_all_reduce, 4000, size) for size in (2, 4, 8)),
+        *((tree_all_reduce, 4, size) for size in (3, 8, 64)),
+    ],
 )
-def test_an_all_reduce_takes_what_its_messages_take(how: Callable[[int], list[float]], a_rank: int, size: int) -> None:
-    """Of much a ring, of little a tree; of two or three ranks the ring has no more steps, and moves less."""
+def test_an_all_reduce_takes_what_its_messages_take(
+    how: Callable[[int], list[float]], a_rank: int, size: int
+) -> None:
+    """Of much a ring, of little a tree.
+
+    Of two or three ranks the ring has no more steps, and moves less.
+    """
     elements, by_ring = a_rank * size, how is ring_all_reduce or size < 4
     trace = simulated(ring_all_reduce if by_ring else how, size, elements)
     assert trace.results == [[float(sum(range(size)))] * elements] * size
-    steps, moved = (2 * (size - 1), 4 * a_rank) if by_ring else (2 * (size - 1).bit_length(), 4 * elements)
-    assert trace.metadata["end_ns"] * 1e-9 == pytest.approx(steps * (ALPHA + moved * BETA), abs=steps * 1e-9)
+    steps, moved = (
+        (2 * (size - 1), 4 * a_rank) if by_ring else (2 * (size - 1).bit_length(), 4 * elements)
+    )
+    assert trace.metadata["end_ns"] * 1e-9 == pytest.approx(
+        steps * (ALPHA + moved * BETA), abs=steps * 1e-9
+    )
     built_in = simulated(lambda: dist.all_reduce(torch.zeros(elements)), size)
     assert built_in.makespan_s == pytest.approx(trace.makespan_s, abs=steps * 1e-9)
     assert built_in.metadata["algorithms"] == {f"all_reduce: {'ring' if by_ring else 'tree'}": 1}
-    shared = simulated(lambda: dist.all_reduce(torch.zeros(elements)), size, link=None, topology=FullBisection(LINK))
+    shared = simulated(
+        lambda: dist.all_reduce(torch.zeros(elements)),
+        size,
+        link=None,
+        topology=FullBisection(LINK),
+    )
     assert shared.makespan_s == pytest.approx(trace.makespan_s, abs=steps * 1e-9)
 
 
 def test_a_small_all_reduce_of_many_ranks_is_quick() -> None:
-    trace = simulated(lambda: dist.all_reduce(torch.zeros(1024)), 1024, link=ringsim.Link(10e-6, 8e-11))
+    trace = simulated(
+        lambda: dist.all_reduce(torch.zeros(1024)), 1024, link=ringsim.Link(10e-6, 8e-11)
+    )
     assert trace.makespan_s == pytest.approx(20 * (10e-6 + 4096 * 8e-11), rel=1e-3)
 
 
@@ -101,7 +123,9 @@ def talk(rounds: int) -> int:
 
 @pytest.mark.parametrize("at_op", [0, 1, 2, 5, 7])
 def test_a_rank_fails_in_place_of_an_operation(at_op: int) -> None:
-    with pytest.raises(RankFailed, match=f"rank 1 of 3 was made to fail in place of its operation {at_op}") as caught:
+    with pytest.raises(
+        RankFailed, match=f"rank 1 of 3 was made to fail in place of its operation {at_op}"
+    ) as caught:
         run(talk, 3, 3, inject=[ringsim.Fail(1, at_op)])
     assert caught.value.rank == 1
     assert caught.value.trace is not None
@@ -139,11 +163,16 @@ def wait_long_and_then_for_ever() -> None:
 
 
 def test_a_limit_that_was_not_needed_takes_no_time() -> None:
-    """0.1.0 said that rank 0 waited for 100 s: it let the clock go to the limit of a wait that had ended."""
+    """0.1.0 said that rank 0 waited for 100 s.
+
+    It let the clock go to the limit of a wait that had ended.
+    """
     with pytest.raises(PeerExited) as raised:
         simulated(wait_long_and_then_for_ever, 2)
     assert raised.value.trace is not None
-    assert raised.value.trace.metadata["end_ns"] == pytest.approx((0.003 + ALPHA + 4 * BETA) * 1e9, abs=2)
+    assert raised.value.trace.metadata["end_ns"] == pytest.approx(
+        (0.003 + ALPHA + 4 * BETA) * 1e9, abs=2
+    )
     assert "waits in recv" in str(raised.value)
 
 
@@ -151,7 +180,9 @@ def wait_on_a_group_with_a_limit(op: str, seconds: float) -> tuple[str, float]:
     group, said = dist.new_group(timeout=timedelta(seconds=seconds)), ""
     if dist.get_rank() == 0:
         try:
-            dist.recv(torch.zeros(1), 1, group) if op == "recv" else dist.all_reduce(torch.zeros(1), group=group)
+            dist.recv(torch.zeros(1), 1, group) if op == "recv" else dist.all_reduce(
+                torch.zeros(1), group=group
+            )
         except RuntimeError as error:
             said = type(error).__name__
     dist.barrier()
@@ -160,7 +191,10 @@ def wait_on_a_group_with_a_limit(op: str, seconds: float) -> tuple[str, float]:
 
 @pytest.mark.parametrize("op", ["recv", "all_reduce"])
 def test_the_time_out_of_a_group_is_the_programs_own(op: str) -> None:
-    """As on real ranks: 0.2.0 called the two ranks stuck. A longer one may be a net for hangs, and a verdict comes before it."""
+    """As on real ranks: 0.2.0 called the two ranks stuck.
+
+    A longer one may be a net for hangs, and a verdict comes before it.
+    """
     assert run(wait_on_a_group_with_a_limit, 2, op, 2.0) == [("RunTimeout", 2.0), ("", 2.0)]
     with pytest.raises(RingError):
         run(wait_on_a_group_with_a_limit, 2, op, 60.0)
@@ -187,9 +221,11 @@ def test_who_asks_lets_time_pass_but_not_for_ever() -> None:
 
 def compute_for_real(times: int) -> float:
     ring = ringsim.current_ring()
-    matrix = torch.rand(100, 100) @ torch.rand(100, 100) * 1e-3  # what only a process's first product needs is no part of the span
+    # what only a process's first product needs is no part of the span
+    matrix = torch.rand(100, 100) @ torch.rand(100, 100) * 1e-3
     with ringsim.span("work"):
-        for _ in range(times * (1 + 15 * ring.rank)):  # far more than other work on the machine can hide
+        # far more than other work on the machine can hide
+        for _ in range(times * (1 + 15 * ring.rank)):
             matrix = matrix @ matrix * 1e-3
     dist.barrier()
     return now_s()
@@ -221,22 +257,41 @@ def twice(operation: str) -> None:
 
 
 def test_times_that_no_trace_can_hold_are_refused() -> None:
-    """A trace counts nanoseconds in 64 bits: 2**63 of them are 9,223,372,036.8 s, of which 9e9 s may be used."""
+    """A trace counts nanoseconds in 64 bits.
+
+    2**63 of them are 9,223,372,036.8 s, of which 9e9 s may be used.
+    """
     frame = simulated(compute_twice, 1, 4.5e9).to_pandas()
     assert frame["done_ns"].tolist() == [4_500_000_000_000_000_000, 9_000_000_000_000_000_000]
-    slow: list[Any] = [(compute_twice, seconds, {}) for seconds in (4.55e9, 5e9, 1e10, 1e300, 1.7e308)]
-    slow += [(twice, what, {"link": link}) for what in ("message", "all_reduce") for link in (Link(5e9, 0), Link(0, 1e300))]
-    slow += [(twice, "message", {"link": None, "topology": FullBisection(link)}) for link in (Link(1e12, 0), Link(0, 1e300))]
+    slow: list[Any] = [
+        (compute_twice, seconds, {}) for seconds in (4.55e9, 5e9, 1e10, 1e300, 1.7e308)
+    ]
+    slow += [
+        (twice, what, {"link": link})
+        for what in ("message", "all_reduce")
+        for link in (Link(5e9, 0), Link(0, 1e300))
+    ]
+    slow += [
+        (twice, "message", {"link": None, "topology": FullBisection(link)})
+        for link in (Link(1e12, 0), Link(0, 1e300))
+    ]
     for worker, what, network in [*slow, (twice, "barrier", {"link": Link(5e9, 0)})]:
-        with pytest.raises(ArgumentError, match=r"a time must be at most 9e\+09 s: a trace, which counts ns, holds 285 years"):
+        with pytest.raises(
+            ArgumentError,
+            match=r"a time must be at most 9e\+09 s: a trace, which counts ns, holds 285 years",
+        ):
             run(worker, 2, what, **network)
-    with pytest.raises(ArgumentError, match=r"alpha_s of link must be from 0 to 9e\+09 s, got 1000000000000\.0\. Give seconds"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"alpha_s of link must be from 0 to 9e\+09 s, got 1000000000000\.0\. Give seconds",
+    ):
         run(twice, 2, "message", link=Link(1e12, 0))
 
 
 LATENCY = Link(alpha_s=0.004, beta_s_per_byte=0.0)
 CALIBRATION = Calibration(
-    link=LATENCY, sending=Link(0.0, 0.0), sending_early_s=0.0, receiving_s=0.0, sleep_s=0.0, around_s=0.0,
+    link=LATENCY, sending=Link(0.0, 0.0), sending_early_s=0.0, receiving_s=0.0, sleep_s=0.0,
+    around_s=0.0,
     cores=1, costs=None, num_messages=3, sizes_bytes=(1,),
 )  # fmt: skip
 
@@ -258,21 +313,33 @@ def test_messages_wait_for_a_core(cores: int, done_ms: list[float]) -> None:
     assert run(send_to_neighbour, 4, link=None, topology=OneMachine(LATENCY, cores)) == done_ms
 
 
-@pytest.mark.parametrize(("cores", "done_ms"), [(1, [11, 12, 13, 14]), (2, [11, 11, 12, 12]), (4, [11] * 4)])
-def test_ranks_sleep_side_by_side_and_go_on_one_after_the_other(cores: int, done_ms: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("cores", "done_ms"), [(1, [11, 12, 13, 14]), (2, [11, 11, 12, 12]), (4, [11] * 4)]
+)
+def test_ranks_sleep_side_by_side_and_go_on_one_after_the_other(
+    cores: int, done_ms: list[float]
+) -> None:
     calibration = replace(CALIBRATION, around_s=0.001, cores=cores)
-    assert simulate(compute_10_ms, world_size=4, topology=calibration.topology, compute=calibration).results == done_ms
+    assert (
+        simulate(
+            compute_10_ms, world_size=4, topology=calibration.topology, compute=calibration
+        ).results
+        == done_ms
+    )
 
 
 def test_links_alone_share_no_cores() -> None:
     calibration = replace(CALIBRATION, around_s=0.001)
-    assert simulate(compute_10_ms, world_size=4, link=LATENCY, compute=calibration).results == [11] * 4
+    assert (
+        simulate(compute_10_ms, world_size=4, link=LATENCY, compute=calibration).results == [11] * 4
+    )
 
 
 def test_slower_link_needs_no_more_of_a_core() -> None:
     carrier = SharedCores(OneMachine(LATENCY, cores=1), {(0, 1): 10.0})
     assert carrier.carry(0, 1, 0, 0.0) == pytest.approx(0.040)
-    assert carrier.carry(2, 3, 0, 0.0) == pytest.approx(0.008)  # after the 4 ms that the first one needed the core
+    # after the 4 ms that the first one needed the core
+    assert carrier.carry(2, 3, 0, 0.0) == pytest.approx(0.008)
 
 
 A_FLOAT_A_SECOND = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.25)  # a float takes a second
@@ -295,15 +362,25 @@ def pieces(size: int) -> list[torch.Tensor]:
 CALLS: dict[str, Callable[[int, int], Any]] = {
     "all_reduce": lambda rank, size: dist.all_reduce(numbers(3 * size)),
     "all_gather": lambda rank, size: dist.all_gather(pieces(size), numbers(3)),
-    "all_gather_into_tensor": lambda rank, size: dist.all_gather_into_tensor(numbers(3 * size), numbers(3)),
+    "all_gather_into_tensor": lambda rank, size: dist.all_gather_into_tensor(
+        numbers(3 * size), numbers(3)
+    ),
     "reduce_scatter": lambda rank, size: dist.reduce_scatter(numbers(3), pieces(size)),
-    "reduce_scatter_tensor": lambda rank, size: dist.reduce_scatter_tensor(numbers(3), numbers(3 * size)),
+    "reduce_scatter_tensor": lambda rank, size: dist.reduce_scatter_tensor(
+        numbers(3), numbers(3 * size)
+    ),
     "all_to_all": lambda rank, size: dist.all_to_all(pieces(size), pieces(size)),
-    "all_to_all_single": lambda rank, size: dist.all_to_all_single(numbers(3 * size), numbers(3 * size)),
+    "all_to_all_single": lambda rank, size: dist.all_to_all_single(
+        numbers(3 * size), numbers(3 * size)
+    ),
     "broadcast": lambda rank, size: dist.broadcast(numbers(3), src=size - 1),
     "reduce": lambda rank, size: dist.reduce(numbers(3), dst=1),
-    "gather": lambda rank, size: dist.gather(numbers(3), pieces(size) if rank == 1 else None, dst=1),
-    "scatter": lambda rank, size: dist.scatter(numbers(3), pieces(size) if rank == 1 else None, src=1),
+    "gather": lambda rank, size: dist.gather(
+        numbers(3), pieces(size) if rank == 1 else None, dst=1
+    ),
+    "scatter": lambda rank, size: dist.scatter(
+        numbers(3), pieces(size) if rank == 1 else None, src=1
+    ),
     "barrier": lambda rank, size: dist.barrier(),
 }
 
@@ -335,8 +412,13 @@ def call(name: str) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_where_nobody_is_met_the_formula_holds_on_any_network(name: str, size: int) -> None:
     networks: list[dict[str, Any]] = [{"link": A_FLOAT_A_SECOND}]
-    networks += [{"topology": topology} for topology in (complete_graph(size), FullBisection(A_FLOAT_A_SECOND))]
-    times = [simulate(call, world_size=size, args=(name,), **network).makespan_s for network in networks]
+    networks += [
+        {"topology": topology}
+        for topology in (complete_graph(size), FullBisection(A_FLOAT_A_SECOND))
+    ]
+    times = [
+        simulate(call, world_size=size, args=(name,), **network).makespan_s for network in networks
+    ]
     assert times == pytest.approx([expected_s(name, size)] * 3, rel=1e-9)
 
 
@@ -354,9 +436,14 @@ def reduce_and_send() -> list[float]:
 
 def test_a_collective_and_a_message_share_a_link() -> None:
     alone = 2 * (1 + 4.0)  # two steps of four floats
-    assert simulate(reduce_and_send, world_size=3, link=A_FLOAT_A_SECOND).results == [[9.0, alone], [alone], [9.0]]
+    assert simulate(reduce_and_send, world_size=3, link=A_FLOAT_A_SECOND).results == [
+        [9.0, alone],
+        [alone],
+        [9.0],
+    ]
     shared = simulate(reduce_and_send, world_size=3, topology=FullBisection(A_FLOAT_A_SECOND))
-    # Eight seconds of bytes each at half the pace, and one latency for the message, two for the collective.
+    # Eight seconds of bytes each at half the pace, and one latency for the message, two for the
+    # collective.
     assert shared.results == [[17.0, 18.0], [18.0], [17.0]]
 
 
@@ -365,31 +452,45 @@ def reduce_twice() -> tuple[float, float]:
     return finished(first), finished(second)
 
 
-@pytest.mark.parametrize("network", [{"link": A_FLOAT_A_SECOND}, {"topology": FullBisection(A_FLOAT_A_SECOND)}])
+@pytest.mark.parametrize(
+    "network", [{"link": A_FLOAT_A_SECOND}, {"topology": FullBisection(A_FLOAT_A_SECOND)}]
+)
 def test_collectives_of_a_group_go_one_after_the_other(network: dict[str, Any]) -> None:
     trace = simulate(reduce_twice, world_size=2, **network)
-    assert trace.results == [(10.0, 18.0)] * 2  # the second has its bytes on the way while the first one's latency passes
+    # the second has its bytes on the way while the first one's latency passes
+    assert trace.results == [(10.0, 18.0)] * 2
 
 
 def exchange_unevenly() -> None:
     rank = ringsim.current_ring().rank
-    given, taken = ([1, 8, 1], [1, 1, 1]) if rank == 0 else ([1, 1, 1], [8, 1, 1] if rank == 1 else [1, 1, 1])
+    given, taken = (
+        ([1, 8, 1], [1, 1, 1]) if rank == 0 else ([1, 1, 1], [8, 1, 1] if rank == 1 else [1, 1, 1])
+    )
     dist.all_to_all_single(numbers(sum(taken)), numbers(sum(given)), taken, given)
 
 
 def test_an_all_to_all_moves_the_pieces_that_there_are() -> None:
     trace = simulate(exchange_unevenly, world_size=3, topology=FullBisection(A_FLOAT_A_SECOND))
-    assert trace.makespan_s == pytest.approx((8 + 1) + (1 + 1))  # the step with the long piece, and the other one
+    # the step with the long piece, and the other one
+    assert trace.makespan_s == pytest.approx((8 + 1) + (1 + 1))
 
 
-@pytest.mark.parametrize("topology", [FullBisection(A_FLOAT_A_SECOND), Hosts(8, inner=A_FLOAT_A_SECOND, outer=A_FLOAT_A_SECOND)])
+@pytest.mark.parametrize(
+    "topology",
+    [FullBisection(A_FLOAT_A_SECOND), Hosts(8, inner=A_FLOAT_A_SECOND, outer=A_FLOAT_A_SECOND)],
+)
 def test_a_ring_of_many_ranks_costs_a_flow_for_each(topology: Topology) -> None:
     trace = simulate(call, world_size=1000, args=("all_reduce",), topology=topology, record=False)
-    assert trace.makespan_s == pytest.approx(expected_s("all_reduce", 1000)), "known without events, too"
+    assert trace.makespan_s == pytest.approx(expected_s("all_reduce", 1000)), (
+        "known without events, too"
+    )
 
 
 def reduce_beside_a_message(built_in: bool, elements: int) -> float:
-    """All ranks reduce while 0 sends to 2; the reduction is torch's, or the same steps written out with messages."""
+    """All ranks reduce while 0 sends to 2.
+
+    The reduction is torch's, or the same steps written out with messages.
+    """
     ring, group = ringsim.current_ring(), dist.new_group()
     handles: list[Any] = [dist.isend(numbers(elements), 2)] if ring.rank == 0 else []
     handles += [dist.irecv(numbers(elements), 0)] if ring.rank == 2 else []
@@ -397,7 +498,10 @@ def reduce_beside_a_message(built_in: bool, elements: int) -> float:
         dist.all_reduce(numbers(4000), group=group)
     else:
         for _ in range(2 * (ring.world_size - 1)):
-            for handle in (dist.isend(numbers(1000), ring.succ, group), dist.irecv(numbers(1000), ring.pred, group)):
+            for handle in (
+                dist.isend(numbers(1000), ring.succ, group),
+                dist.irecv(numbers(1000), ring.pred, group),
+            ):
                 handle.wait()
     reduced_s = now_s()
     for handle in handles:
@@ -407,9 +511,19 @@ def reduce_beside_a_message(built_in: bool, elements: int) -> float:
 
 @pytest.mark.parametrize("elements", [10, 1000])
 @pytest.mark.parametrize(
-    "topology", [FullBisection(A_FLOAT_A_SECOND), RingLinks(A_FLOAT_A_SECOND), Hosts(2, A_FLOAT_A_SECOND, A_FLOAT_A_SECOND)]
+    "topology",
+    [
+        FullBisection(A_FLOAT_A_SECOND),
+        RingLinks(A_FLOAT_A_SECOND),
+        Hosts(2, A_FLOAT_A_SECOND, A_FLOAT_A_SECOND),
+    ],
 )
-def test_beside_a_message_the_flows_take_what_the_steps_take(topology: Topology, elements: int) -> None:
-    built_in, by_hand = (max(run(reduce_beside_a_message, 4, how, elements, link=None, topology=topology)) for how in (True, False))
+def test_beside_a_message_the_flows_take_what_the_steps_take(
+    topology: Topology, elements: int
+) -> None:
+    built_in, by_hand = (
+        max(run(reduce_beside_a_message, 4, how, elements, link=None, topology=topology))
+        for how in (True, False)
+    )
     assert built_in == pytest.approx(by_hand, rel=1e-9)
     assert built_in > expected_s("all_reduce", 4) * 1000 / 4  # the message is felt

@@ -1,4 +1,7 @@
-"""The pages of the site that have cells: what stands there runs in a real kernel, and shows what the text beside it says."""
+"""The pages of the site that have cells.
+
+What stands there runs in a real kernel, and shows what the text beside it says.
+"""
 
 from __future__ import annotations
 
@@ -53,26 +56,37 @@ def test_what_a_server_shows_first_leads_to_the_first_page() -> None:
 
 def read_cells(page: Path) -> list[str]:
     """Returns the sources of a page's cells, as MyST-NB reads them."""
-    return [re.sub(r"\A:tags: .*\n\n?", "", cell) for cell in re.findall(r"^```\{code-cell\}\n(.*?)^```$", page.read_text(), re.M | re.S)]
+    return [
+        re.sub(r"\A:tags: .*\n\n?", "", cell)
+        for cell in re.findall(r"^```\{code-cell\}\n(.*?)^```$", page.read_text(), re.M | re.S)
+    ]
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[NotebookClient]:
     client = NotebookClient(nbformat.v4.new_notebook(), timeout=240)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)
+    }
     with client.setup_kernel(cwd=str(SITE), env={**environment, "MPLBACKEND": "agg"}):
         yield client
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_page_runs_and_shows_what_it_says(name: str, client: NotebookClient) -> None:
-    client.nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in read_cells(SITE / f"{name}.md")])
+    client.nb = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in read_cells(SITE / f"{name}.md")]
+    )
     client.reset_execution_trackers()
-    client.kc.execute(f"import os; os.chdir({str(SITE)!r}); get_ipython().reset(new_session=True)", silent=True)
+    client.kc.execute(
+        f"import os; os.chdir({str(SITE)!r}); get_ipython().reset(new_session=True)", silent=True
+    )
     shown = ""
     for index, cell in enumerate(client.nb.cells):
         client.execute_cell(cell, index)  # a cell that raises raises here
-        shown += "".join(out.get("text", "") + out.get("data", {}).get("text/plain", "") for out in cell.outputs)
+        shown += "".join(
+            out.get("text", "") + out.get("data", {}).get("text/plain", "") for out in cell.outputs
+        )
     assert [words for words in SHOWN[name] if not re.search(words, shown)] == [], shown
 
 

@@ -7,7 +7,17 @@ import math
 
 import pytest
 
-from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES, Group, Payload, Tables, make_events
+from ringsim.traces.events import (
+    ERROR,
+    IN_FLIGHT,
+    NONE,
+    OK,
+    OP_CODES,
+    Group,
+    Payload,
+    Tables,
+    make_events,
+)
 from ringsim.traces.value import Trace
 
 WORLD, PAIR = range(2)
@@ -15,7 +25,8 @@ TABLES = Tables(
     groups=(Group("world", (0, 1, 2)), Group("ring:0>1", (0, 1))),
     payloads=(Payload("float32", (250,), 1000), Payload("float32", (750,), 3000)),
 )
-# An event: its rank, operation, group, payload and peer; when it was posted, awaited and done, in us; its status.
+# An event: its rank, operation, group, payload and peer; when it was posted, awaited and done, in
+# us; its status.
 EVENTS = [
     (0, "all_reduce", WORLD, 1, NONE, 0, 10, 40, OK),
     (0, "isend", PAIR, 0, 1, 40, 50, 52, OK),
@@ -38,21 +49,40 @@ def trace() -> Trace:
     names = ("rank", "op", "group", "payload", "peer", "post_ns", "wait_ns", "done_ns", "status")
     columns = dict(zip(names, map(list, zip(*EVENTS, strict=True)), strict=True))
     columns["op"] = [OP_CODES[op] for op in columns["op"]]
-    columns |= {name: [time if time == NONE else 1000 * time for time in columns[name]] for name in names[5:8]}
+    columns |= {
+        name: [time if time == NONE else 1000 * time for time in columns[name]]
+        for name in names[5:8]
+    }
     return Trace(make_events(columns, TABLES), {"world_size": 3})
 
 
 def test_every_operation_and_group_has_its_numbers(trace: Trace) -> None:
     rows = {(row.op, row.group): row for row in trace.stats().rows}
-    assert list(rows) == [("all_reduce", "world"), ("barrier", "world"), ("irecv", "ring:0>1"), ("isend", "ring:0>1")]  # longest first
+    # longest first
+    assert list(rows) == [
+        ("all_reduce", "world"),
+        ("barrier", "world"),
+        ("irecv", "ring:0>1"),
+        ("isend", "ring:0>1"),
+    ]
     reduced = rows["all_reduce", "world"]
-    assert (reduced.count, reduced.size_bytes, reduced.group_size) == (3, 9000, 3)  # one call is still under way
+    # one call is still under way
+    assert (reduced.count, reduced.size_bytes, reduced.group_size) == (3, 9000, 3)
     assert (reduced.blocked_p50_us, reduced.blocked_p90_us, reduced.blocked_max_us) == (20, 28, 30)
     assert reduced.share == pytest.approx((30 + 20 + 10) / 300)
-    # 3,000 bytes in 40, 30, 20, 20 and 10 us: the median is 0.15 GB/s; nccl-tests: 2 (n - 1) / n of it on the bus.
-    assert (reduced.algbw_gb_per_s, reduced.busbw_gb_per_s) == (pytest.approx(0.15), pytest.approx(0.2))
+    # 3,000 bytes in 40, 30, 20, 20 and 10 us: the median is 0.15 GB/s; nccl-tests: 2 (n - 1) / n of
+    # it on the bus.
+    assert (reduced.algbw_gb_per_s, reduced.busbw_gb_per_s) == (
+        pytest.approx(0.15),
+        pytest.approx(0.2),
+    )
     sent = rows["isend", "ring:0>1"]
-    assert (sent.count, sent.size_bytes, sent.blocked_max_us, sent.busbw_gb_per_s) == (1, 1000, 2, pytest.approx(1 / 12))
+    assert (sent.count, sent.size_bytes, sent.blocked_max_us, sent.busbw_gb_per_s) == (
+        1,
+        1000,
+        2,
+        pytest.approx(1 / 12),
+    )
     assert math.isnan(rows["barrier", "world"].algbw_gb_per_s)
 
 
@@ -86,5 +116,8 @@ def test_it_is_a_table_and_json(trace: Trace) -> None:
 def test_a_program_of_collectives_is_summed_up(trace: Trace) -> None:
     only = Trace(trace.events.select(trace.events.group != PAIR), trace.metadata)
     assert "collectives   4 calls, 8.79 KiB" in only.summary()
-    assert "all_reduce on world: 3 calls, 8.79 KiB, blocked 20 µs each (median), 20 % of the run" in only.summary()
+    assert (
+        "all_reduce on world: 3 calls, 8.79 KiB, blocked 20 µs each (median), 20 % of the run"
+        in only.summary()
+    )
     assert only.describe().startswith("Trace of 3 ranks that called 4 collectives in 100 µs")

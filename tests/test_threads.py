@@ -1,4 +1,7 @@
-"""What a rank says about its threads: which of them only another one can wake, and at which of the user's lines they wait."""
+"""What a rank says about its threads.
+
+Which of them only another one can wake, and at which of the user's lines they wait.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +44,16 @@ async def serve() -> None:
     await (await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)).serve_forever()
 
 
-WAITS: dict[str, tuple[bool, Callable[[], object]]] = {  # whether only another thread of the process can end it
+# whether only another thread of the process can end it
+WAITS: dict[str, tuple[bool, Callable[[], object]]] = {
     "a lock": (True, lambda: held(threading.Lock()).acquire()),
     "a lock, for a while": (False, lambda: held(threading.Lock()).acquire(timeout=LONG_S)),
     "a queue": (True, lambda: queue.Queue().get()),
     "a simple queue": (True, lambda: queue.SimpleQueue().get()),
-    "another thread, in asyncio": (True, lambda: asyncio.run(asyncio.to_thread(held(threading.Lock()).acquire))),
+    "another thread, in asyncio": (
+        True,
+        lambda: asyncio.run(asyncio.to_thread(held(threading.Lock()).acquire)),
+    ),
     "time, in asyncio": (False, lambda: asyncio.run(asyncio.sleep(LONG_S))),
     "anybody, in asyncio": (False, lambda: asyncio.run(serve())),
     "a socket of this process": (True, lambda: recv_from(*socket.socketpair())),
@@ -60,26 +67,45 @@ TIMED = "an event, for a while"  # as those wait that look after something
 
 
 def look_at(thread: threading.Thread) -> tuple[bool, bool, list[int]]:
-    """Returns whether a thread counts as idle, once it sleeps, and as timed; and the lines of this file at which threads wait."""
+    """Returns whether a thread counts as idle, once it sleeps, and as timed.
+
+    Also the lines of this file at which threads wait.
+    """
     number = os.getpid() if thread is threading.main_thread() else thread.native_id
-    assert until(lambda: read(Path(f"/proc/self/task/{number}/stat")).rpartition(")")[2].split()[0] == "S", 40)
+    assert until(
+        lambda: read(Path(f"/proc/self/task/{number}/stat")).rpartition(")")[2].split()[0] == "S",
+        40,
+    )
     said = list_threads(LIBRARY)
     places = said.idle.values()
-    return thread.ident not in said.busy, thread.ident in said.timed, [place[1] for place in places if place and place[0] == __file__]
+    return (
+        thread.ident not in said.busy,
+        thread.ident in said.timed,
+        [place[1] for place in places if place and place[0] == __file__],
+    )
 
 
 def report() -> None:
-    """Prints what counts as idle; in a process of its own, without threads and children of others."""
+    """Prints what counts as idle.
+
+    In a process of its own, without threads and children of others.
+    """
     said: dict[str, object] = {}
     for name, (expected, wait) in WAITS.items():
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
-        until(lambda: look_at(thread)[:2] == (expected, name == TIMED))  # noqa: B023 - called at once
+        # called at once
+        until(lambda: look_at(thread)[:2] == (expected, name == TIMED))  # noqa: B023
         said[name] = look_at(thread)
     main = threading.main_thread()
-    for name, limit_s, alarm_s in (("first", None, 0), ("limited", LONG_S, 0), ("alarmed", None, LONG_S)):
+    for name, limit_s, alarm_s in (
+        ("first", None, 0),
+        ("limited", LONG_S, 0),
+        ("alarmed", None, LONG_S),
+    ):
         signal.alarm(alarm_s)
-        asker = threading.Thread(target=lambda: said.update({name: look_at(main)[0]}))  # noqa: B023 - it ends first
+        # it ends first
+        asker = threading.Thread(target=lambda: said.update({name: look_at(main)[0]}))  # noqa: B023
         asker.start()
         asker.join(limit_s)
     timer = threading.Timer(LONG_S, print)
@@ -97,7 +123,9 @@ def said() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_a_thread_is_idle_if_only_another_of_its_process_can_wake_it(wait: str, said: dict[str, Any]) -> None:
+def test_a_thread_is_idle_if_only_another_of_its_process_can_wake_it(
+    wait: str, said: dict[str, Any]
+) -> None:
     expected, begin = WAITS[wait]
     idle, timed, lines = said[wait]
     assert (idle, timed) == (expected, wait == TIMED)
@@ -105,8 +133,15 @@ def test_a_thread_is_idle_if_only_another_of_its_process_can_wake_it(wait: str, 
     assert (place.__code__.co_firstlineno + (place is recv_from) in lines) is idle
 
 
-def test_a_limit_of_the_first_thread_an_alarm_and_a_timer_are_the_programs_own(said: dict[str, Any]) -> None:
-    assert [said[name] for name in ("first", "limited", "alarmed", "timer")] == [True, False, False, False]
+def test_a_limit_of_the_first_thread_an_alarm_and_a_timer_are_the_programs_own(
+    said: dict[str, Any],
+) -> None:
+    assert [said[name] for name in ("first", "limited", "alarmed", "timer")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ from ringsim.link import Link, fit_link
 LINK = Link(2.0, 0.5)
 
 
-def edges(topology: topologies.Topology, src: int, dst: int, world_size: int) -> list[tuple[object, object]]:
+def edges(
+    topology: topologies.Topology, src: int, dst: int, world_size: int
+) -> list[tuple[object, object]]:
     return [hop.edge for hop in topology.route(src, dst, world_size)]
 
 
@@ -36,12 +38,16 @@ def edges(topology: topologies.Topology, src: int, dst: int, world_size: int) ->
 )
 def test_a_ring_of_six(src: int, dst: int, expected: list[tuple[int, int]]) -> None:
     assert edges(topologies.RingLinks(LINK), src, dst, 6) == expected
-    assert edges(topologies.RingLinks(LINK), src % 2, 1 - src % 2, 2) == [(src % 2, 1 - src % 2)], "a ring of two has one link each way"
+    assert edges(topologies.RingLinks(LINK), src % 2, 1 - src % 2, 2) == [(src % 2, 1 - src % 2)], (
+        "a ring of two has one link each way"
+    )
 
 
 @given(st.integers(2, 40), st.data())
 def test_a_ring_takes_the_shorter_way(world_size: int, data: st.DataObject) -> None:
-    src, dst = data.draw(st.lists(st.integers(0, world_size - 1), min_size=2, max_size=2, unique=True))
+    src, dst = data.draw(
+        st.lists(st.integers(0, world_size - 1), min_size=2, max_size=2, unique=True)
+    )
     hops = topologies.RingLinks(LINK).route(src, dst, world_size)
     assert len(hops) == nx.shortest_path_length(nx.cycle_graph(world_size), src, dst)
     assert hops[0].edge[0] == src
@@ -73,11 +79,16 @@ def test_a_graph_finds_the_least_latency(world_size: int, seed: int, data: st.Da
     for here, there in graph.edges:
         graph.edges[here, there]["link"] = Link(float(data.draw(st.integers(0, 9))), 1.0)
     topology = topologies.GraphLinks(graph)
-    best = dict(nx.all_pairs_dijkstra_path_length(graph, weight=lambda _, __, data: data["link"].alpha_s))
+    best = dict(
+        nx.all_pairs_dijkstra_path_length(graph, weight=lambda _, __, data: data["link"].alpha_s)
+    )
     for src in range(world_size):
         for dst in set(range(world_size)) - {src}:
             if dst in best[src]:
-                assert sum(hop.link.alpha_s for hop in topology.route(src, dst, world_size)) == best[src][dst]
+                assert (
+                    sum(hop.link.alpha_s for hop in topology.route(src, dst, world_size))
+                    == best[src][dst]
+                )
             else:
                 with pytest.raises(ArgumentError, match=f"got none from {src} to {dst}"):
                     topology.route(src, dst, world_size)
@@ -88,13 +99,31 @@ def test_a_graph_finds_the_least_latency(world_size: int, seed: int, data: st.Da
     [
         (lambda: topologies.RingLinks("fast"), "link must be a Link, got 'fast'"),
         (lambda: topologies.FullBisection(None), "link must be a Link, got None"),
-        (lambda: topologies.Hosts(0, LINK, LINK), "ranks_per_host must be an integer from 1, got 0"),
-        (lambda: topologies.Hosts(True, LINK, LINK), "ranks_per_host must be an integer from 1, got True"),
+        (
+            lambda: topologies.Hosts(0, LINK, LINK),
+            "ranks_per_host must be an integer from 1, got 0",
+        ),
+        (
+            lambda: topologies.Hosts(True, LINK, LINK),
+            "ranks_per_host must be an integer from 1, got True",
+        ),
         (lambda: topologies.Hosts(2, LINK, 1.0), "outer must be a Link, got 1.0"),
-        *((partial(topologies.OneMachine, LINK, cores), f"cores must be an integer from 1, got {cores}") for cores in (0, True, 1.5)),
+        *(
+            (
+                partial(topologies.OneMachine, LINK, cores),
+                f"cores must be an integer from 1, got {cores}",
+            )
+            for cores in (0, True, 1.5)
+        ),
         (lambda: topologies.GraphLinks({0: [1]}), "graph must be a networkx Graph or DiGraph"),
-        (lambda: topologies.GraphLinks(nx.path_graph(2, create_using=nx.MultiGraph)), "graph must be a networkx Graph or DiGraph"),
-        (lambda: topologies.GraphLinks(nx.path_graph(2)), r"link of edge \(0, 1\) must be a Link, got None"),
+        (
+            lambda: topologies.GraphLinks(nx.path_graph(2, create_using=nx.MultiGraph)),
+            "graph must be a networkx Graph or DiGraph",
+        ),
+        (
+            lambda: topologies.GraphLinks(nx.path_graph(2)),
+            r"link of edge \(0, 1\) must be a Link, got None",
+        ),
     ],
 )
 def test_what_is_no_topology_is_refused(make, message: str) -> None:
@@ -108,14 +137,20 @@ def test_topologies_say_their_links_and_no_addresses() -> None:
     graph.edges[0, 1]["link"] = Link(3.0, 0.0)
     shown = repr(topologies.GraphLinks(graph))
     assert shown == f"GraphLinks(3 nodes, 2 x {Link(3.0, 0.0)!r}, 2 x {LINK!r})"
-    assert repr(topologies.Hosts(2, LINK, LINK)) == f"Hosts(ranks_per_host=2, inner={LINK!r}, outer={LINK!r})"
+    assert (
+        repr(topologies.Hosts(2, LINK, LINK))
+        == f"Hosts(ranks_per_host=2, inner={LINK!r}, outer={LINK!r})"
+    )
 
 
 def test_ranks_must_be_nodes() -> None:
     graph = nx.Graph()
     graph.add_edge(0, 1, link=LINK)
     topologies.GraphLinks(graph).check(2)
-    with pytest.raises(ArgumentError, match=r"graph must have a node for each of 8 ranks, got none for 2, 3, 4, 5 and 2 more"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"graph must have a node for each of 8 ranks, got none for 2, 3, 4, 5 and 2 more",
+    ):
         topologies.GraphLinks(graph).check(8)
 
 
@@ -141,7 +176,16 @@ def test_the_numbers_of_a_link() -> None:
 
 
 @pytest.mark.parametrize(
-    "numbers", [(-1e-6, 0.0), (math.nan, 0.0), (0.0, math.inf), (0.0, -1.0), ("fast", 0.0), (0.0, 0.0, -1.0), (True, 0.0)]
+    "numbers",
+    [
+        (-1e-6, 0.0),
+        (math.nan, 0.0),
+        (0.0, math.inf),
+        (0.0, -1.0),
+        ("fast", 0.0),
+        (0.0, 0.0, -1.0),
+        (True, 0.0),
+    ],
 )
 def test_a_link_of_impossible_numbers_is_refused(numbers: tuple[float, ...]) -> None:
     with pytest.raises(ArgumentError, match="must be a number from 0"):
@@ -153,7 +197,9 @@ def test_a_link_of_impossible_numbers_is_refused(numbers: tuple[float, ...]) -> 
     beta=st.floats(1e-13, 1e-6),
     sizes=st.lists(st.integers(0, 2**40), min_size=2, max_size=30, unique=True),
 )
-def test_times_that_follow_the_model_give_it_back(alpha: float, beta: float, sizes: list[int]) -> None:
+def test_times_that_follow_the_model_give_it_back(
+    alpha: float, beta: float, sizes: list[int]
+) -> None:
     link = fit_link(sizes, [alpha + beta * size for size in sizes])
     for size in sizes:
         assert link.time_s(size) == pytest.approx(alpha + beta * size, rel=1e-6)
@@ -162,7 +208,8 @@ def test_times_that_follow_the_model_give_it_back(alpha: float, beta: float, siz
 def test_the_fit_minimises_relative_errors() -> None:
     rng = np.random.default_rng(0)
     times = (40e-6 + 3e-10 * np.array(SIZES)) * rng.uniform(0.8, 1.25, len(SIZES))
-    slope, start = np.polyfit(SIZES, times, 1, w=1 / times)  # numpy's least squares of (w * residual), an independent way
+    # numpy's least squares of (w * residual), an independent way
+    slope, start = np.polyfit(SIZES, times, 1, w=1 / times)
     link = fit_link(SIZES, times)
     assert link.alpha_s == pytest.approx(start, rel=1e-6)
     assert link.beta_s_per_byte == pytest.approx(slope, rel=1e-6)
@@ -170,7 +217,8 @@ def test_the_fit_minimises_relative_errors() -> None:
 
 def test_small_sizes_count() -> None:
     times = [50e-6 + size / 4e9 for size in SIZES]
-    times[-1] *= 1.1  # 7 ms too much at 256 MiB: unweighted, that would move alpha by more than alpha
+    # 7 ms too much at 256 MiB: unweighted, that would move alpha by more than alpha
+    times[-1] *= 1.1
     assert fit_link(SIZES, times).alpha_s == pytest.approx(50e-6, rel=0.05)
 
 
@@ -179,7 +227,10 @@ def test_the_errors_say_how_far_fits_scatter(seed: int) -> None:
     rng = np.random.default_rng(seed)
     exact = 40e-6 + 3e-10 * np.array(SIZES)
     fits = [fit_link(SIZES, exact * rng.normal(1, 0.05, len(SIZES))) for _ in range(300)]
-    for value, error in (("alpha_s", "alpha_error_s"), ("beta_s_per_byte", "beta_error_s_per_byte")):
+    for value, error in (
+        ("alpha_s", "alpha_error_s"),
+        ("beta_s_per_byte", "beta_error_s_per_byte"),
+    ):
         scatter = np.std([getattr(fit, value) for fit in fits])
         assert np.median([getattr(fit, error) for fit in fits]) == pytest.approx(scatter, rel=0.25)
 
@@ -199,7 +250,9 @@ def test_neither_number_comes_out_negative() -> None:
     assert steep.alpha_s == 0
     assert 1e-7 < steep.beta_s_per_byte < 5e-6 / 30
     level = [3e-6, 2e-6, 1e-6]  # the best level line weighs relative errors: sum(1/t) / sum(1/t**2)
-    assert falling.alpha_s == pytest.approx(sum(1 / t for t in level) / sum(1 / t**2 for t in level))
+    assert falling.alpha_s == pytest.approx(
+        sum(1 / t for t in level) / sum(1 / t**2 for t in level)
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,6 +268,8 @@ def test_neither_number_comes_out_negative() -> None:
         ([-8, 16], [1e-6, 2e-6], "sizes_bytes must be 0 or more"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(sizes: list[float], times: list[float], message: str) -> None:
+def test_what_cannot_be_fitted_is_refused(
+    sizes: list[float], times: list[float], message: str
+) -> None:
     with pytest.raises(ArgumentError, match=message):
         fit_link(sizes, times)

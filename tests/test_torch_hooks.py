@@ -1,4 +1,7 @@
-"""What the hooks show to the recorder, on torch's fake backend: one process, no messages, every function of torch.distributed."""
+"""What the hooks show to the recorder, on torch's fake backend.
+
+One process, no messages, every function of torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,18 @@ from ringsim.comm.torch_hooks import (
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.errors import RendezvousFailed, RingError
 from ringsim.state import get_state
-from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, KIND_NAMES, NONE, OK, OP_CODES, OP_NAMES, Events, Group
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    ERROR,
+    IN_FLIGHT,
+    KIND_NAMES,
+    NONE,
+    OK,
+    OP_CODES,
+    OP_NAMES,
+    Events,
+    Group,
+)
 from ringsim.traces.matching import refused
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import CHUNK, LOST_PEER, Recorder, fail_posting
@@ -80,9 +94,15 @@ def row(events: Events, i: int = 0) -> dict[str, Any]:
 # -- messages
 
 
-def test_a_message_is_written_down_whole_within_spans_that_nest(record: Callable[[], Events]) -> None:
+def test_a_message_is_written_down_whole_within_spans_that_nest(
+    record: Callable[[], Events],
+) -> None:
     with ringsim.span("outer", stage=2):
-        with ringsim.span("inner", microbatch=7), suppress(KeyError), ringsim.span("failing", stage=5):
+        with (
+            ringsim.span("inner", microbatch=7),
+            suppress(KeyError),
+            ringsim.span("failing", stage=5),
+        ):
             work, line = dist.isend(torch.zeros(2, 3, dtype=torch.bfloat16), dst=3, tag=5), here()
             work.wait()
             raise KeyError
@@ -92,7 +112,9 @@ def test_a_message_is_written_down_whole_within_spans_that_nest(record: Callable
     ringsim.mark("after")
     events = record()
     labels = [events.tables.labels[label] if label >= 0 else None for label in events.label]
-    found = dict(zip(labels, zip(events.stage, events.microbatch, events.status, strict=True), strict=True))
+    found = dict(
+        zip(labels, zip(events.stage, events.microbatch, events.status, strict=True), strict=True)
+    )
     assert found == {
         "outer": (2, -1, OK),
         "inner": (2, 7, OK),
@@ -106,7 +128,14 @@ def test_a_message_is_written_down_whole_within_spans_that_nest(record: Callable
     assert done["outer"] >= done["inner"] >= done["failing"]
     assert (events.line > 0).all()
     at = labels.index(None)
-    message = {"op": "isend", "peer": 3, "tag": 5, "payload": ("bfloat16", (2, 3), 12), "line": line, "status": OK}
+    message = {
+        "op": "isend",
+        "peer": 3,
+        "tag": 5,
+        "payload": ("bfloat16", (2, 3), 12),
+        "line": line,
+        "status": OK,
+    }
     assert row(events, at) == message
     assert events.tables.files[events.file[at]] == __file__
     assert events.tables.groups[events.group[at]] == Group("world", (0, 1, 2, 3))
@@ -114,14 +143,18 @@ def test_a_message_is_written_down_whole_within_spans_that_nest(record: Callable
     assert 0 <= events.post_ns[at] <= events.wait_ns[at] <= events.done_ns[at]
 
 
-def test_every_spelling_of_a_message_is_told_apart(record: Callable[[], Events], world: ProcessGroup) -> None:
+def test_every_spelling_of_a_message_is_told_apart(
+    record: Callable[[], Events], world: ProcessGroup
+) -> None:
     tensor = torch.zeros(1)
     dist.send(tensor, 1)
     dist.isend(tensor, 1).wait()
     isend(tensor, 1).wait()  # a name that was bound before recording began
     dist.recv(tensor, 1)
     dist.irecv(tensor, 1).wait()
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, 1), dist.P2POp(dist.irecv, tensor, 2)]):
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, tensor, 1), dist.P2POp(dist.irecv, tensor, 2)]
+    ):
         work.wait()
     dist.send_object_list(["x"], 1)
     dist.send_object_list(["x"], 1, use_batch=True)
@@ -135,7 +168,9 @@ def test_every_spelling_of_a_message_is_told_apart(record: Callable[[], Events],
         *("send_object_list", "send_object_list", "send_object_list", "send_object_list"),
         *("isend", "isend", "irecv"),
     ]
-    assert [KIND_NAMES[kind] for kind in events.kind] == ["recv" if "recv" in op else "send" for op in found]
+    assert [KIND_NAMES[kind] for kind in events.kind] == [
+        "recv" if "recv" in op else "send" for op in found
+    ]
     assert list(events.peer) == [2 if op == "batch_irecv" else 1 for op in found]
     assert (events.status == OK).all()
     assert list(events.tag)[-1] == 9
@@ -143,7 +178,9 @@ def test_every_spelling_of_a_message_is_told_apart(record: Callable[[], Events],
     assert {events.tables.files[file] for file in events.file} == {__file__}
 
 
-def test_lines_are_the_users_through_decorators_and_modes_and_when_functions_come_and_go(record: Callable[[], Events]) -> None:
+def test_lines_are_the_users_through_decorators_and_modes_and_when_functions_come_and_go(
+    record: Callable[[], Events],
+) -> None:
     lines = []
 
     def program() -> None:
@@ -153,13 +190,20 @@ def test_lines_are_the_users_through_decorators_and_modes_and_when_functions_com
 
     for each in (program, torch.no_grad()(program), torch.inference_mode()(program)):
         each()
-    for blank in range(300):  # as cells of a notebook that are run again: new code at addresses that old code had
-        code = compile("\n" * blank + "dist.isend(tensor, 1).wait()\ndist.send(tensor, 1)", "a cell", "exec")
+    # as cells of a notebook that are run again: new code at addresses that old code had
+    for blank in range(300):
+        code = compile(
+            "\n" * blank + "dist.isend(tensor, 1).wait()\ndist.send(tensor, 1)", "a cell", "exec"
+        )
         for _ in range(2):
             exec(code, {"dist": dist, "tensor": torch.zeros(1)})
             lines += [blank + 1, blank + 2]
         del code
-    exec(compile("\n\n\ndist.send(tensor, 1)", "<eval_with_key>.3", "exec"), {"dist": dist, "tensor": torch.zeros(1)})  # by torch.compile
+    # by torch.compile
+    exec(
+        compile("\n\n\ndist.send(tensor, 1)", "<eval_with_key>.3", "exec"),
+        {"dist": dist, "tensor": torch.zeros(1)},
+    )
     lines.append(here() - 1)
     events = record()
     assert list(events.line) == lines
@@ -169,10 +213,14 @@ def test_lines_are_the_users_through_decorators_and_modes_and_when_functions_com
 async def in_an_event_loop(*call: Any) -> None:
     await asyncio.get_running_loop().run_in_executor(None, *call)
     await asyncio.to_thread(*call)
-    await asyncio.gather(asyncio.to_thread(*call), asyncio.create_task(asyncio.to_thread(functools.partial(*call))))
+    await asyncio.gather(
+        asyncio.to_thread(*call), asyncio.create_task(asyncio.to_thread(functools.partial(*call)))
+    )
 
 
-def test_what_is_handed_straight_to_a_thread_is_told_by_the_line_that_does_so(record: Callable[[], Events], world: ProcessGroup) -> None:
+def test_what_is_handed_straight_to_a_thread_is_told_by_the_line_that_does_so(
+    record: Callable[[], Events], world: ProcessGroup
+) -> None:
     call, first = (dist.send, torch.zeros(1), 1), here()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(*call).result(10)
@@ -182,7 +230,10 @@ def test_what_is_handed_straight_to_a_thread_is_told_by_the_line_that_does_so(re
         pool.submit(world.send, [call[1]], 1, 0).result(10)
     with ThreadPool(1) as threads:
         threads.apply(call[0], call[1:])  # told by the line that made the pool
-    for thread in (threading.Thread(target=call[0], args=call[1:]), threading.Timer(0.0, call[0], call[1:])):
+    for thread in (
+        threading.Thread(target=call[0], args=call[1:]),
+        threading.Timer(0.0, call[0], call[1:]),
+    ):
         thread.start()
         thread.join()
     asyncio.run(in_an_event_loop(*call))
@@ -191,9 +242,12 @@ def test_what_is_handed_straight_to_a_thread_is_told_by_the_line_that_does_so(re
     assert record().line.tolist() == lines + [first + there for there in (1, 2, 3, 3)]
 
 
-def test_a_thread_that_begins_in_torch_is_recorded_without_a_line(record: Callable[[], Events], world: ProcessGroup) -> None:
+def test_a_thread_that_begins_in_torch_is_recorded_without_a_line(
+    record: Callable[[], Events], world: ProcessGroup
+) -> None:
     begun, done = threading.Event(), [torch.zeros(1)]
-    weakref.finalize(done[0], begun.set)  # tells when torch lets go of it: _thread's threads cannot be joined
+    # tells when torch lets go of it: _thread's threads cannot be joined
+    weakref.finalize(done[0], begun.set)
     _thread.start_new_thread(world.send, (done[:], 1, 0))
     done.clear()
     assert begun.wait(10)
@@ -204,10 +258,17 @@ def test_a_thread_that_begins_in_torch_is_recorded_without_a_line(record: Callab
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
-    [(([], 1, 0), NotImplementedError), (([torch.zeros(1)], None, 0), TypeError), (([torch.zeros(1)], 1, "seven"), TypeError)],
+    [
+        (([], 1, 0), NotImplementedError),
+        (([torch.zeros(1)], None, 0), TypeError),
+        (([torch.zeros(1)], 1, "seven"), TypeError),
+    ],
 )
 def test_what_torch_refuses_is_recorded_and_refused_as_before(
-    record: Callable[[], Events], world: ProcessGroup, arguments: tuple[Any, ...], error: type[Exception]
+    record: Callable[[], Events],
+    world: ProcessGroup,
+    arguments: tuple[Any, ...],
+    error: type[Exception],
 ) -> None:
     send: Any = world.send
     with pytest.raises(error) as refused:
@@ -220,7 +281,9 @@ def test_what_torch_refuses_is_recorded_and_refused_as_before(
     assert events.done_ns[0] >= events.post_ns[0]
 
 
-def test_receiving_from_anybody_says_so_until_the_message_has_come(record: Callable[[], Events], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receiving_from_anybody_says_so_until_the_message_has_come(
+    record: Callable[[], Events], monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = dist.new_group([0, 2, 3])
     work = dist.irecv(torch.zeros(1), group=group)
     monkeypatch.setattr(Work, "_source_rank", lambda _: 2, raising=False)
@@ -232,12 +295,18 @@ def test_receiving_from_anybody_says_so_until_the_message_has_come(record: Calla
 @pytest.mark.parametrize(
     ("words", "lost"),
     [
-        *((f"[../gloo/transport/tcp/pair.cc:538] {words} [127.0.0.1]:4182", True) for words in LOST_PEER),
+        *(
+            (f"[../gloo/transport/tcp/pair.cc:538] {words} [127.0.0.1]:4182", True)
+            for words in LOST_PEER
+        ),
         ("Invalid scalar type", False),
-        ("Application timeout caused pair closure", False),  # by this rank itself: the other one may be well
+        # by this rank itself: the other one may be well
+        ("Application timeout caused pair closure", False),
     ],
 )
-def test_a_lost_connection_is_a_wait_that_broke_and_no_refusal(words: str, lost: bool, tmp_path: Path) -> None:
+def test_a_lost_connection_is_a_wait_that_broke_and_no_refusal(
+    words: str, lost: bool, tmp_path: Path
+) -> None:
     recorder = Recorder(tmp_path, rank=0, world_size=2)
     slot = recorder.make_post(OP_CODES["send"])(recorder.group("world", [0, 1]), 1, 0, NONE)
     assert slot is not None
@@ -249,7 +318,8 @@ def test_a_lost_connection_is_a_wait_that_broke_and_no_refusal(words: str, lost:
     assert bool(snapshot_of_events(events, 2).ranks[0].awaited) is lost
 
 
-# -- collectives: how each is called with group size 4, and S of nccl-tests in elements of float32 with its shape and the root
+# -- collectives: how each is called with group size 4, and S of nccl-tests in elements of float32
+# with its shape and the root
 
 ONE, FULL = (lambda: torch.zeros(2, 3)), (lambda: torch.zeros(8, 3))
 LIST = lambda: [torch.zeros(2, 3) for _ in range(SIZE)]  # noqa: E731
@@ -269,7 +339,11 @@ COLLECTIVES: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
 }
 if hasattr(dist, "all_gather_single"):
     COLLECTIVES["all_gather_single"] = (lambda: dist.all_gather_single(FULL(), ONE()), (8, 3), NONE)
-    COLLECTIVES["reduce_scatter_single"] = (lambda: dist.reduce_scatter_single(ONE(), FULL()), (8, 3), NONE)
+    COLLECTIVES["reduce_scatter_single"] = (
+        lambda: dist.reduce_scatter_single(ONE(), FULL()),
+        (8, 3),
+        NONE,
+    )
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's old spellings
@@ -279,7 +353,12 @@ def test_collectives_follow_the_sizes_of_nccl_tests(record: Callable[[], Events]
     events = record()
     found = [row(events, i) for i in range(len(events))]
     assert [(each["op"], each["payload"], each["peer"], each["line"]) for each in found] == [
-        (name, ("float32", shape, torch.Size(shape).numel() * 4), root, call.__code__.co_firstlineno)
+        (
+            name,
+            ("float32", shape, torch.Size(shape).numel() * 4),
+            root,
+            call.__code__.co_firstlineno,
+        )
         for name, (call, shape, root) in COLLECTIVES.items()
     ]
     assert {(each["tag"], each["status"]) for each in found} == {(NONE, OK)}
@@ -319,7 +398,9 @@ def test_what_the_program_has_waited_for_is_done(
     assert 0 < part.wait_ns[0] <= part.done_ns[0]
 
 
-def test_collectives_by_other_signatures_and_how_they_reduce(record: Callable[[], Events], world: ProcessGroup) -> None:
+def test_collectives_by_other_signatures_and_how_they_reduce(
+    record: Callable[[], Events], world: ProcessGroup
+) -> None:
     world.broadcast(ONE(), 3).wait()
     world.broadcast(tensor=ONE(), root=3).wait()
     world.allreduce(ONE()).wait()
@@ -328,14 +409,22 @@ def test_collectives_by_other_signatures_and_how_they_reduce(record: Callable[[]
     events = record()
     assert ops(events) == ["broadcast", "broadcast", "all_reduce", "barrier", "all_reduce"]
     assert events.peer.tolist() == [3, 3, NONE, NONE, NONE]
-    assert [events.tables.payloads[payload].reduction for payload in events.payload] == ["", "", "SUM", "", "MAX"]
+    assert [events.tables.payloads[payload].reduction for payload in events.payload] == [
+        "",
+        "",
+        "SUM",
+        "",
+        "MAX",
+    ]
     assert row(events, 3)["payload"] == ("", (), 0)
 
 
 # -- groups
 
 
-def test_a_group_has_its_name_and_global_ranks_and_is_not_kept_alive(record: Callable[[], Events]) -> None:
+def test_a_group_has_its_name_and_global_ranks_and_is_not_kept_alive(
+    record: Callable[[], Events],
+) -> None:
     names = []
     for _ in range(3):  # the next one may get the same id
         group = dist.new_group([3, 0])
@@ -346,12 +435,15 @@ def test_a_group_has_its_name_and_global_ranks_and_is_not_kept_alive(record: Cal
         dist.destroy_process_group(group)
         del group
         assert gone() is None
-    dist.new_group([0, 2], use_local_synchronization=True)  # by its members alone: in no order with those of others
+    # by its members alone: in no order with those of others
+    dist.new_group([0, 2], use_local_synchronization=True)
     events = record()
     groups = [events.tables.groups[number] for number in events.group]
     payloads = [events.tables.payloads[payload].shape for payload in events.payload]
     assert ops(events) == ["new_group", "isend", "isend"] * 3 + ["new_group"]
-    assert [(group.name, group.ranks) for group in groups[1:-1:3]] == [(name, (0, 3)) for name in names]
+    assert [(group.name, group.ranks) for group in groups[1:-1:3]] == [
+        (name, (0, 3)) for name in names
+    ]
     assert groups[1:-1:3] == groups[2::3]
     assert list(events.peer) == [NONE, 3, 3] * 3 + [NONE]
     assert groups[:-1:3] == [Group(GROUPS, (0, 1, 2, 3))] * 3
@@ -502,7 +594,9 @@ def test_a_time_out_of_more_than_half_a_minute_is_a_net_for_hangs() -> None:
 
 @pytest.mark.parametrize("whose", ["the group's", "the wait's"])
 @pytest.mark.parametrize("then", ["wait", "wait without a limit", "is_completed"])
-def test_a_wait_that_a_limit_ended_goes_on_later(whose: str, then: str, handle: Handle, record: Callable[[], Events]) -> None:
+def test_a_wait_that_a_limit_ended_goes_on_later(
+    whose: str, then: str, handle: Handle, record: Callable[[], Events]
+) -> None:
     group = dist.new_group(timeout=SHORT) if whose == "the group's" else None
     limit = () if group else (SHORT,)
     dist.isend(torch.zeros(1), 1, group=group)
@@ -526,7 +620,9 @@ def test_a_wait_that_a_limit_ended_goes_on_later(whose: str, then: str, handle: 
 
 
 @pytest.mark.parametrize("why", ["it is completed", "a message's connection is broken"])
-def test_a_limited_wait_that_failed_for_good_is_over(why: str, handle: Handle, record: Callable[[], Events]) -> None:
+def test_a_limited_wait_that_failed_for_good_is_over(
+    why: str, handle: Handle, record: Callable[[], Events]
+) -> None:
     dist.isend(torch.zeros(1), 1)
     handle.fails, handle.completed = True, why == "it is completed"
     if not handle.completed:
@@ -588,7 +684,9 @@ def test_why_a_monitored_barrier_failed_is_asked_unless_that_is_known(
 
 
 @pytest.mark.parametrize(("message", "calls"), [(True, 1), (False, 2)])
-def test_only_a_message_is_not_waited_for_twice(message: bool, calls: int, handle: Handle, record: Callable[[], Events]) -> None:
+def test_only_a_message_is_not_waited_for_twice(
+    message: bool, calls: int, handle: Handle, record: Callable[[], Events]
+) -> None:
     dist.isend(torch.zeros(1), 1)
     handle.completed = True
     if message:
@@ -610,7 +708,9 @@ def test_what_is_found_completed_was_waited_for_when_it_was(
     assert events.post_ns[0] <= events.wait_ns[0] <= events.done_ns[0]
 
 
-def test_what_is_completed_but_fails_is_for_the_wait_to_say(handle: Handle, record: Callable[[], Events]) -> None:
+def test_what_is_completed_but_fails_is_for_the_wait_to_say(
+    handle: Handle, record: Callable[[], Events]
+) -> None:
     dist.isend(torch.zeros(1), 1)
     handle.completed = handle.fails = True
     assert handle.is_completed()
@@ -619,8 +719,13 @@ def test_what_is_completed_but_fails_is_for_the_wait_to_say(handle: Handle, reco
     assert record().status.tolist() == [ERROR]
 
 
-def test_what_nobody_waits_for_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch, world: ProcessGroup, tmp_path: Path) -> None:
-    """Also behind one that fails; but not what is still to be waited for on a group with a limit."""
+def test_what_nobody_waits_for_any_more_is_let_go(
+    monkeypatch: pytest.MonkeyPatch, world: ProcessGroup, tmp_path: Path
+) -> None:
+    """Also behind one that fails.
+
+    But not what is still to be waited for on a group with a limit.
+    """
     broken, given_up, awaited, posted = Handle(), Handle(), Handle(), []
     monkeypatch.setattr(Work, "is_completed", says_it_is_completed)
     monkeypatch.setattr(ProcessGroup, "send", lambda *_: posted.pop())
@@ -671,15 +776,35 @@ def test_a_batch_shares_one_handle(record: Callable[[], Events], world: ProcessG
 
 
 def test_uninstalling_puts_the_same_objects_back(tmp_path: Path) -> None:
-    owners = (ProcessGroup, Work, *Work.__subclasses__(), threading.Thread, ThreadPoolExecutor, asyncio)
+    owners = (
+        ProcessGroup,
+        Work,
+        *Work.__subclasses__(),
+        threading.Thread,
+        ThreadPoolExecutor,
+        asyncio,
+    )
     before = [dict(vars(owner)) for owner in owners]
     recorder = Recorder(tmp_path, rank=0, world_size=SIZE)
     install(recorder)
     changed = {name for name, value in vars(ProcessGroup).items() if before[0][name] is not value}
-    assert {"send", "recv", "recv_anysource", "allreduce", "broadcast", "barrier", "_start_coalescing"} <= changed
+    assert {
+        "send",
+        "recv",
+        "recv_anysource",
+        "allreduce",
+        "broadcast",
+        "barrier",
+        "_start_coalescing",
+    } <= changed
     assert get_state().recorder is recorder
-    assert (ProcessGroup.send.__name__, ProcessGroup.send.__doc__) == ("send", before[0]["send"].__doc__)
-    with pytest.raises(RingError, match=r"must be the only one, .* \(rank 0 of 4\). Use the one that records"):
+    assert (ProcessGroup.send.__name__, ProcessGroup.send.__doc__) == (
+        "send",
+        before[0]["send"].__doc__,
+    )
+    with pytest.raises(
+        RingError, match=r"must be the only one, .* \(rank 0 of 4\). Use the one that records"
+    ):
         install(Recorder(tmp_path / "other", rank=0, world_size=SIZE))
     install(recorder)
     uninstall(recorder)
@@ -691,7 +816,12 @@ def test_uninstalling_puts_the_same_objects_back(tmp_path: Path) -> None:
     assert get_state().recorder is None
 
 
-PLACES = [value for value in vars(torch_private).values() if isinstance(value, tuple) and isinstance(value[-1], str)]  # what is replaced
+# what is replaced
+PLACES = [
+    value
+    for value in vars(torch_private).values()
+    if isinstance(value, tuple) and isinstance(value[-1], str)
+]
 ASKED = [
     *((dist.distributed_c10d, name) for name in ("_get_default_store", "_world")),
     *((ProcessGroup, name) for name in ("_get_backend", "_get_sequence_number_for_group")),
@@ -711,6 +841,10 @@ def test_torch_has_the_private_names_that_are_used_and_may_lack_each(
     with recording(Recorder(tmp_path, rank=0, world_size=SIZE)):
         assert not hasattr(owner, name)
     unknown: Any = object()
-    assert (torch_private.gpu_backend(unknown), torch_private.is_message(unknown), torch_private.source_rank(unknown)) == ("", False, None)
+    assert (
+        torch_private.gpu_backend(unknown),
+        torch_private.is_message(unknown),
+        torch_private.source_rank(unknown),
+    ) == ("", False, None)
     if name == "_get_default_store":
         assert torch_private.default_store() is None

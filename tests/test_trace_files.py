@@ -1,6 +1,8 @@
-"""A trace as a file: the same trace comes back, saving is all or nothing, and what is no trace of ours gives one clear error.
+"""A trace as a file.
 
-Foreign, hostile or damaged at random: never another error, never execution, never much memory.
+The same trace comes back, saving is all or nothing, and what is no trace of ours gives one clear
+error. Foreign, hostile or damaged at random: never another error, never execution, never much
+memory.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from ringsim.traces.events import COLUMN_DTYPES, OP_CODES, Group, Payload, Table
 from ringsim.traces.files import load, merge
 from ringsim.traces.value import Trace
 
-TABLES = Tables((Group("world", (0, 1)),), (Payload("float32", (2,), 8),), ("compute",), ("ring.py",))
+TABLES = Tables(
+    (Group("world", (0, 1)),), (Payload("float32", (2,), 8),), ("compute",), ("ring.py",)
+)
 
 
 def small() -> Trace:
@@ -57,7 +61,9 @@ def small() -> Trace:
         "status": [2, 2, 1],
     }
     secrets: dict[str, Any] = {"results": ["a secret", object()], "output": ["a secret"]}
-    return Trace(make_events(columns, TABLES), {"format": 1, "world_size": 2, "notes": ["ä note"]}, **secrets)
+    return Trace(
+        make_events(columns, TABLES), {"format": 1, "world_size": 2, "notes": ["ä note"]}, **secrets
+    )
 
 
 @given(trace=traces)
@@ -83,8 +89,10 @@ def path(tmp_path: Path) -> Path:
 
 def test_no_thread_of_arrow_is_at_work(tmp_path: Path) -> None:
     code = (
-        "import os, sys, pyarrow, pyarrow.parquet; from ringsim.traces.files import load, read_by_rank; pyarrow.set_cpu_count(8); "
-        "before = len(os.listdir('/proc/self/task')); load(sys.argv[1]).save(sys.argv[1]); load(sys.argv[1], ranks=1); "
+        "import os, sys, pyarrow, pyarrow.parquet; from ringsim.traces.files import load, "
+        "read_by_rank; pyarrow.set_cpu_count(8); "
+        "before = len(os.listdir('/proc/self/task')); load(sys.argv[1]).save(sys.argv[1]); "
+        "load(sys.argv[1], ranks=1); "
         "[*read_by_rank(sys.argv[1])]; print(len(os.listdir('/proc/self/task')) - before)"
     )
     small().save(tmp_path / "run.ringtrace")
@@ -118,7 +126,12 @@ def test_every_trace_comes_back(trace: Trace) -> None:
 def test_more_than_one_row_group_comes_back(tmp_path: Path) -> None:
     count = 1_200_000
     done = np.where(np.random.default_rng(0).random(count) < 0.1, -1, np.arange(count))
-    columns = {"rank": np.zeros(count), "op": np.full(count, OP_CODES["mark"]), "post_ns": np.arange(count), "done_ns": done}
+    columns = {
+        "rank": np.zeros(count),
+        "op": np.full(count, OP_CODES["mark"]),
+        "post_ns": np.arange(count),
+        "done_ns": done,
+    }
     trace = Trace(make_events(columns), {})
     trace.save(tmp_path / "big.ringtrace")
     assert load(tmp_path / "big.ringtrace") == trace
@@ -131,7 +144,11 @@ def test_other_tools_can_read_it(path: Path) -> None:
         meta = json.loads(archive.read("meta.json"))
         table = pq.read_table(io.BytesIO(archive.read("events.parquet"))).to_pydict()
     assert meta["tables"]["groups"] == [{"name": "world", "ranks": [0, 1]}]
-    assert (table["post_ns"], table["wait_ns"], table["done_ns"]) == ([10, 20, 15], [12, None, 16], [30, 25, None])
+    assert (table["post_ns"], table["wait_ns"], table["done_ns"]) == (
+        [10, 20, 15],
+        [12, None, 16],
+        [30, 25, None],
+    )
 
 
 def test_saving_replaces_a_file_and_keeps_a_link(path: Path, tmp_path: Path) -> None:
@@ -192,7 +209,9 @@ def test_a_place_that_cannot_be_written(path: Path, tmp_path: Path, name: str, s
         {"part": 1},
     ],
 )
-def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path, metadata: dict[str, Any], method: str) -> None:
+def test_what_could_not_be_loaded_is_not_saved(
+    tmp_path: Path, metadata: dict[str, Any], method: str
+) -> None:
     """Version 0.2.0 exported what it could not import, such as ``{"notes": None}``."""
     trace = Trace(small().events, metadata)
     with pytest.raises(TraceFileError, match="A trace must be plain data to be saved, got"):
@@ -204,12 +223,17 @@ def test_parts_stand_in_for_a_missing_or_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "run.ringtrace"
     parts = tmp_path / "run.ringtrace.parts"
     parts.mkdir()
-    with pytest.raises(TraceFileError, match=r"must exist, got .* could not be read either: no rank left anything"):
+    with pytest.raises(
+        TraceFileError, match=r"must exist, got .* could not be read either: no rank left anything"
+    ):
         load(path)
     two_ranks(parts)
     missing = load(path)
     assert (len(missing.events), len(missing.messages)) == (4, 1)
-    note = "put together from what the ranks left in run.ringtrace.parts: the run ended before it wrote its file"
+    note = (
+        "put together from what the ranks left in run.ringtrace.parts: the run ended before it "
+        "wrote its file"
+    )
     assert missing.metadata["notes"][-1] == note
     assert note in missing.summary()
     missing.save(path)
@@ -221,7 +245,9 @@ def test_parts_stand_in_for_a_missing_or_damaged_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("longer_first", [True, False])
-def test_of_two_copies_of_a_part_the_longer_one_is_merged(tmp_path: Path, longer_first: bool) -> None:
+def test_of_two_copies_of_a_part_the_longer_one_is_merged(
+    tmp_path: Path, longer_first: bool
+) -> None:
     copies = [tmp_path / name for name in ("a.parts", "b.parts")]
     for copy in copies:
         copy.mkdir()
@@ -233,10 +259,15 @@ def test_of_two_copies_of_a_part_the_longer_one_is_merged(tmp_path: Path, longer
     assert len(merge(copies[1:]).events) < len(whole.events)
 
 
-def test_what_is_too_long_to_be_read_is_not_saved(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_long_to_be_read_is_not_saved(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = path.read_bytes()
     monkeypatch.setattr(files, "MAX_FILE_BYTES", len(before))
-    with pytest.raises(TraceFileError, match=f"A trace file must be at most {len(before)} bytes, got more. Save a part"):
+    with pytest.raises(
+        TraceFileError,
+        match=f"A trace file must be at most {len(before)} bytes, got more. Save a part",
+    ):
         small().save(path)
     assert path.read_bytes() == before
 
@@ -244,7 +275,9 @@ def test_what_is_too_long_to_be_read_is_not_saved(path: Path, monkeypatch: pytes
 # -- what is no trace of ours
 
 
-def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any], **zip_options: Any) -> None:
+def rewrite(
+    path: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any], **zip_options: Any
+) -> None:
     """Writes the file anew, with right checksums, after ``change(meta, columns)``."""
     with zipfile.ZipFile(path) as archive:
         meta = json.loads(archive.read("meta.json"))
@@ -252,7 +285,12 @@ def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any],
     columns = {name: table[name] for name in table.column_names}
     change(meta, columns)
     sink = io.BytesIO()
-    schema = pa.schema([pa.field(name, column.type, nullable=name in ("wait_ns", "done_ns")) for name, column in columns.items()])
+    schema = pa.schema(
+        [
+            pa.field(name, column.type, nullable=name in ("wait_ns", "done_ns"))
+            for name, column in columns.items()
+        ]
+    )
     pq.write_table(pa.table(columns, schema=schema), sink)
     with zipfile.ZipFile(path, "w", **zip_options) as archive:
         archive.writestr("meta.json", json.dumps(meta))
@@ -302,23 +340,44 @@ HOSTILE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "no tables": (lambda meta, columns: meta.pop("tables"), "tables of names"),
     "table of another form": (say("tables", labels=[3]), "a name is not a string"),
     "group of another form": (say("tables", groups=[["world", [0]]]), "a group is not an object"),
-    "shape of another form": (lambda meta, columns: meta["tables"]["payloads"][0].update(shape=[1.5]), "the shape of a payload"),
-    "size of another form": (lambda meta, columns: meta["tables"]["payloads"][0].update(size_bytes=10**30), "the size of a payload"),
+    "shape of another form": (
+        lambda meta, columns: meta["tables"]["payloads"][0].update(shape=[1.5]),
+        "the shape of a payload",
+    ),
+    "size of another form": (
+        lambda meta, columns: meta["tables"]["payloads"][0].update(size_bytes=10**30),
+        "the size of a payload",
+    ),
     "no metadata": (lambda meta, columns: meta.pop("metadata"), "metadata is not an object"),
-    "world of another form": (say("metadata", world_size=10**9), "world_size is not a number of ranks"),
+    "world of another form": (
+        say("metadata", world_size=10**9),
+        "world_size is not a number of ranks",
+    ),
     "notes of another form": (say("metadata", notes=[{}]), "notes is not a list"),
     "no format": (lambda meta, columns: meta.pop("format"), "names no format"),
     "format of another form": (say(format=True), "names no format"),
     "a later version": (
-        lambda meta, columns: (meta.update(format=2, needs="0.9.0", tables="another form"), columns.pop("tag")),
-        rf"must be at most 1 for ringsim {ringsim.__version__}, got 2 .*It needs ringsim '0.9.0' or later: pip install --upgrade",
+        lambda meta, columns: (
+            meta.update(format=2, needs="0.9.0", tables="another form"),
+            columns.pop("tag"),
+        ),
+        (
+            rf"must be at most 1 for ringsim {ringsim.__version__}, got 2 .*It needs ringsim "
+            r"'0.9.0' or later: pip install --upgrade"
+        ),
     ),
     **{
-        f"ring_groups {value}": (say("metadata", ring_groups=value), "ring_groups is not a list of names and members")
+        f"ring_groups {value}": (
+            say("metadata", ring_groups=value),
+            "ring_groups is not a list of names and members",
+        )
         for value in ([["ring:0>1"]], [3], 7, "ab", [[0, [0, 1]]], {})
     },
     **{
-        f"ranks {value}": (say("metadata", ranks=value), "ranks is not a list of what is known of each rank")
+        f"ranks {value}": (
+            say("metadata", ranks=value),
+            "ranks is not a list of what is known of each rank",
+        )
         for value in (7, "ab", ["ab"], [{"rank": []}], {})
     },
 }
@@ -338,9 +397,15 @@ def test_wrong_numbers_with_right_checksums(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "says"), [("MAX_META_BYTES", "meta.json is longer than 100 bytes"), ("MAX_FILE_BYTES", "must be at most 100 bytes")]
+    ("limit", "says"),
+    [
+        ("MAX_META_BYTES", "meta.json is longer than 100 bytes"),
+        ("MAX_FILE_BYTES", "must be at most 100 bytes"),
+    ],
 )
-def test_a_file_has_limits(path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, says: str) -> None:
+def test_a_file_has_limits(
+    path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, says: str
+) -> None:
     monkeypatch.setattr(files, limit, 100)
     refused(path, says)
 
@@ -373,8 +438,12 @@ FOREIGN = {
     "zip with a long number": zip_of(meta_json=b"9" * 10_000, events_parquet=b""),
     "zip with NaN": zip_of(meta_json=b'{"format": NaN}', events_parquet=b""),
     "zip with bytes that are no text": zip_of(meta_json=b'{"format": "\xff"}', events_parquet=b""),
-    "zip with a pickle": zip_of(meta_json=pickle.dumps(Bomb()), events_parquet=pickle.dumps(Bomb())),
-    "zip of a future array file": zip_of(meta_json=b'{"format": 1, "events": 0}', events_parquet=pickle.dumps(Bomb())),
+    "zip with a pickle": zip_of(
+        meta_json=pickle.dumps(Bomb()), events_parquet=pickle.dumps(Bomb())
+    ),
+    "zip of a future array file": zip_of(
+        meta_json=b'{"format": 1, "events": 0}', events_parquet=pickle.dumps(Bomb())
+    ),
 }
 
 
@@ -383,7 +452,9 @@ def test_something_else_is_refused(tmp_path: Path) -> None:
     for content in FOREIGN.values():
         path.write_bytes(content)
         refused(path, "must be one that ringsim saved, got")
-    refused(tmp_path / "none.ringtrace", "must exist, got .*: No such file or directory. Check the path")
+    refused(
+        tmp_path / "none.ringtrace", "must exist, got .*: No such file or directory. Check the path"
+    )
     refused(tmp_path, "must be readable, got .*: Is a directory")
     refused(tmp_path / ("x" * 300), "must be readable, got .*: File name too long")
     for name in ("", ".", "/", "null\0character"):
@@ -395,7 +466,12 @@ def test_nothing_that_reads_a_trace_can_execute_one() -> None:
     for module in ("files", "events", "parts", "value", "matching"):
         tree = ast.parse(Path(files.__file__).with_name(f"{module}.py").read_text())
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imported = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
         assert not names & {"eval", "exec", "compile", "__import__"}, module
         assert not imported & {"pickle", "marshal", "shelve", "cloudpickle"}, module
 
@@ -406,7 +482,10 @@ WHOLES = real_files()
 
 
 def survives(whole: bytes, damaged: bytes) -> None:
-    """Only a TraceFileError comes out, or the same trace (the damage hit something that says nothing, as the date of a member)."""
+    """Only a TraceFileError comes out, or the same trace.
+
+    Then the damage hit something that says nothing, as the date of a member.
+    """
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "x")
         path.write_bytes(damaged)
@@ -430,10 +509,16 @@ def test_cut_flipped_and_spliced_anywhere(data: st.DataObject) -> None:
         small().save(f"{directory}/x")
         whole = Path(directory, "x").read_bytes()
     damaged = bytearray(whole)
-    for place, bits in data.draw(st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(1, 255)), max_size=8)):
+    for place, bits in data.draw(
+        st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(1, 255)), max_size=8)
+    ):
         damaged[place] ^= bits
     cut, resume = data.draw(st.integers(0, len(whole))), data.draw(st.integers(0, len(whole)))
-    for one in (damaged, whole[:cut], whole[:cut] + data.draw(st.binary(max_size=64)) + whole[resume:]):
+    for one in (
+        damaged,
+        whole[:cut],
+        whole[:cut] + data.draw(st.binary(max_size=64)) + whole[resume:],
+    ):
         survives(whole, bytes(one))
 
 
@@ -442,7 +527,9 @@ def test_the_mutations_leave_a_file_that_loads_where_they_change_nothing(tmp_pat
         path = tmp_path / f"{number}.ringtrace"
         path.write_bytes(put_together(whole.meta, write_columns(whole.columns)))
         trace = ringsim.load(path)
-        assert {name: getattr(trace.events, name).tolist() for name in COLUMN_DTYPES} == whole.columns
+        assert {
+            name: getattr(trace.events, name).tolist() for name in COLUMN_DTYPES
+        } == whole.columns
         assert load_damaged(path.read_bytes(), draw=False)
 
 
@@ -458,15 +545,27 @@ def damaged_meta(tmp_path: Path, **metadata: Any) -> Path:
 
 
 def test_a_group_of_the_ring_whose_ranks_have_thousands_of_digits(tmp_path: Path) -> None:
-    trace = ringsim.load(damaged_meta(tmp_path, ring_groups=[["ring:" + "9" * 5000 + ">1", [0, 1]]]))
+    trace = ringsim.load(
+        damaged_meta(tmp_path, ring_groups=[["ring:" + "9" * 5000 + ">1", [0, 1]]])
+    )
     trace.plot_ring(ax=Figure().add_subplot())
 
 
 def test_what_no_reader_can_take_is_written_out(tmp_path: Path) -> None:
-    """Half a character breaks pandas, fonts and terminals; an escape sequence commands a terminal."""
+    """Half a character breaks pandas, fonts and terminals.
+
+    An escape sequence commands a terminal.
+    """
     labels = ("a\ud800b", "red \x1b[31m", "null\0", "C1 \x9b2J", "tab\tline\nend")
-    columns = {"rank": [0] * 5, "op": [OP_CODES["mark"]] * 5, "post_ns": [1] * 5, "label": [0, 1, 2, 3, 4]}
-    Trace(make_events(columns, Tables(labels=labels)), {"world_size": 1, "notes": ["bell \a"]}).save(tmp_path / "x.ringtrace")
+    columns = {
+        "rank": [0] * 5,
+        "op": [OP_CODES["mark"]] * 5,
+        "post_ns": [1] * 5,
+        "label": [0, 1, 2, 3, 4],
+    }
+    Trace(
+        make_events(columns, Tables(labels=labels)), {"world_size": 1, "notes": ["bell \a"]}
+    ).save(tmp_path / "x.ringtrace")
     trace = ringsim.load(tmp_path / "x.ringtrace")
     expected = ["a\\ud800b", "red \\x1b[31m", "null\\x00", "C1 \\x9b2J", "tab\\tline\\nend"]
     assert list(trace.to_pandas()["label"]) == list(trace.events.tables.labels) == expected
@@ -474,7 +573,13 @@ def test_what_no_reader_can_take_is_written_out(tmp_path: Path) -> None:
 
 
 def test_what_ends_before_it_began_takes_no_time() -> None:
-    columns = {"rank": [0, 0], "op": [OP_CODES["isend"]] * 2, "post_ns": [900, 1000], "wait_ns": [50, 2000], "done_ns": [10, 5]}
+    columns = {
+        "rank": [0, 0],
+        "op": [OP_CODES["isend"]] * 2,
+        "post_ns": [900, 1000],
+        "wait_ns": [50, 2000],
+        "done_ns": [10, 5],
+    }
     trace = Trace(make_events(columns), {"world_size": 2})
     bars = make_bars(trace)
     assert (bars.start_ns >= 900).all()
@@ -482,17 +587,31 @@ def test_what_ends_before_it_began_takes_no_time() -> None:
     trace.plot_timeline(ax=Figure().add_subplot())
 
 
-def test_a_small_file_cannot_ask_for_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parquet says one number ten million times in a few bytes: a file of 4 MB could hold a hundred million events, 8 GB of memory."""
+def test_a_small_file_cannot_ask_for_much_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet says one number ten million times in a few bytes.
+
+    A file of 4 MB could hold a hundred million events, 8 GB of memory.
+    """
     count = 50_000
-    columns = {"rank": np.zeros(count, dtype=np.int32), "op": np.full(count, OP_CODES["mark"]), "post_ns": np.zeros(count, dtype=np.int64)}
+    columns = {
+        "rank": np.zeros(count, dtype=np.int32),
+        "op": np.full(count, OP_CODES["mark"]),
+        "post_ns": np.zeros(count, dtype=np.int64),
+    }
     trace = Trace(make_events(columns), {"world_size": 1})
     trace.save(tmp_path / "x.ringtrace")
     assert (tmp_path / "x.ringtrace").stat().st_size * files.MAX_EVENTS_PER_BYTE < count
     assert len(ringsim.load(tmp_path / "x.ringtrace").events) == count, "few events are free"
     monkeypatch.setattr(files, "FREE_EVENTS", 1000)
-    for use in (lambda: ringsim.load(tmp_path / "x.ringtrace"), lambda: trace.save(tmp_path / "y.ringtrace")):
-        with pytest.raises(TraceFileError, match=r"50000 events in [0-9]+ bytes, more than 4 a byte"):
+    for use in (
+        lambda: ringsim.load(tmp_path / "x.ringtrace"),
+        lambda: trace.save(tmp_path / "y.ringtrace"),
+    ):
+        with pytest.raises(
+            TraceFileError, match=r"50000 events in [0-9]+ bytes, more than 4 a byte"
+        ):
             use()
 
 
@@ -517,24 +636,56 @@ def test_several_files_are_several_traces(tmp_path: Path) -> None:
     ("text", "left"),
     [
         ("/home/student/my project/run/train.py:4 failed", "train.py:4 failed"),
-        ('File "/home/student/x/y.py", line 3\n[/opt/gloo/pair.cc:53]', 'File "y.py", line 3\n[pair.cc:53]'),
+        (
+            'File "/home/student/x/y.py", line 3\n[/opt/gloo/pair.cc:53]',
+            'File "y.py", line 3\n[pair.cc:53]',
+        ),
         ("read C:" r"\Users\student\data\a.bin and ~/b/c", "read a.bin and c"),
         (
             "node7.lab said: student is on node7, node71 is not; http://a.org/b/c",
             "host0 said: user is on host0, node71 is not; http://a.org/b/c",
         ),
-        ("12 GB/s, 1/2/3, forward / backward, students, /x", "12 GB/s, 1/2/3, forward / backward, students, /x"),
+        (
+            "12 GB/s, 1/2/3, forward / backward, students, /x",
+            "12 GB/s, 1/2/3, forward / backward, students, /x",
+        ),
     ],
 )
-def test_a_redacted_trace_names_no_directory_host_or_user(tmp_path: Path, text: str, left: str) -> None:
-    called = ("/home/student/my project/train.py:40 > /home/student/my project/lib/send.py", "cell [3]")
-    events = replace(small().events, tables=TABLES._replace(labels=(text,), groups=(Group(text, (0, 1)),), files=called))
-    metadata = {"world_size": 2, "ranks": [{"rank": 0, "host": "node7.lab"}], "ends": [{"rank": 0, "about": text}], text: [text]}
+def test_a_redacted_trace_names_no_directory_host_or_user(
+    tmp_path: Path, text: str, left: str
+) -> None:
+    called = (
+        "/home/student/my project/train.py:40 > /home/student/my project/lib/send.py",
+        "cell [3]",
+    )
+    events = replace(
+        small().events,
+        tables=TABLES._replace(labels=(text,), groups=(Group(text, (0, 1)),), files=called),
+    )
+    metadata = {
+        "world_size": 2,
+        "ranks": [{"rank": 0, "host": "node7.lab"}],
+        "ends": [{"rank": 0, "about": text}],
+        text: [text],
+    }
     shared = Trace(events, metadata, results=[text], output=[text]).redact()
-    assert shared.metadata == {"world_size": 2, "ranks": [{"rank": 0, "host": "host0"}], "ends": [{"rank": 0, "about": left}], left: [left]}
+    assert shared.metadata == {
+        "world_size": 2,
+        "ranks": [{"rank": 0, "host": "host0"}],
+        "ends": [{"rank": 0, "about": left}],
+        left: [left],
+    }
     tables = shared.events.tables
-    assert (tables.labels, tables.groups[0].name, tables.files) == ((left,), left, ("train.py:40 > send.py", "cell [3]"))
+    assert (tables.labels, tables.groups[0].name, tables.files) == (
+        (left,),
+        left,
+        ("train.py:40 > send.py", "cell [3]"),
+    )
     assert (shared.results, shared.output) == ([], [])
     shared.save(tmp_path / "shared.ringtrace")
     data = (tmp_path / "shared.ringtrace").read_bytes()
-    assert not [word for word in (b"student", b"node7.lab", b"project", b"lib") if re.search(rb"\b%b\b" % word, data)]
+    assert not [
+        word
+        for word in (b"student", b"node7.lab", b"project", b"lib")
+        if re.search(rb"\b%b\b" % word, data)
+    ]

@@ -1,4 +1,7 @@
-"""A part of a trace holds what was asked for, matches nothing that the whole did not match, and is saved, drawn and explained like any."""
+"""A part of a trace holds what was asked for.
+
+It matches nothing that the whole did not match, and is saved, drawn and explained like any.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ conditions = st.fixed_dictionaries(
 
 
 def ids(trace: Trace, index: Any = slice(None)) -> list[tuple[int, int]]:
-    return list(zip(trace.events.rank[index].tolist(), trace.events.seq[index].tolist(), strict=True))
+    return list(
+        zip(trace.events.rank[index].tolist(), trace.events.seq[index].tolist(), strict=True)
+    )
 
 
 def pairs(trace: Trace) -> set[Any]:
@@ -61,7 +66,9 @@ def calls(trace: Trace) -> set[Any]:
 
 @example(pipeline(), {"ranks": [1, 2]}, {"between_s": (0, 0.012)})
 @given(traces, conditions, conditions)
-def test_a_part_is_what_meets_all_conditions_and_matches_as_the_whole_does(trace: Trace, first: Any, then: Any) -> None:
+def test_a_part_is_what_meets_all_conditions_and_matches_as_the_whole_does(
+    trace: Trace, first: Any, then: Any
+) -> None:
     part, other = trace.filter(**first).filter(**then), trace.filter(**then).filter(**first)
     there = set(ids(part))
     assert there == set(ids(trace.filter(**first))) & set(ids(trace.filter(**then)))
@@ -72,17 +79,28 @@ def test_a_part_is_what_meets_all_conditions_and_matches_as_the_whole_does(trace
     assert pairs(part) == {pair for pair in pairs(trace) if set(pair) <= there}
     assert calls(part) == {call for call in calls(trace) if set(call) <= there}
     alone = set(ids(trace, trace.messages.unmatched))
-    assert set(ids(part, part.messages.unmatched)) == alone & there, "who met somebody in the whole is not blamed in the part"
+    assert set(ids(part, part.messages.unmatched)) == alone & there, (
+        "who met somebody in the whole is not blamed in the part"
+    )
 
 
 @given(traces)
 def test_a_part_of_everything_is_the_trace(trace: Trace) -> None:
-    assert trace.filter(ranks=range(WORLD_SIZE), between_s=(0, 1e10), ops=OP_NAMES) == trace == trace.filter()
+    assert (
+        trace.filter(ranks=range(WORLD_SIZE), between_s=(0, 1e10), ops=OP_NAMES)
+        == trace
+        == trace.filter()
+    )
 
 
 def test_a_part_is_saved_loaded_drawn_and_explained(tmp_path: Path) -> None:
     whole = pipeline()
-    parts = [whole.filter(ranks=[1, 2]), whole.filter(ops=["isend", "irecv"]), whole.filter(between_s=(0.01, 0.02)), whole.filter(ranks=3)]
+    parts = [
+        whole.filter(ranks=[1, 2]),
+        whole.filter(ops=["isend", "irecv"]),
+        whole.filter(between_s=(0.01, 0.02)),
+        whole.filter(ranks=3),
+    ]
     for number, part in enumerate(parts):
         part.save(tmp_path / "part.ringtrace")
         again = ringsim.load(tmp_path / "part.ringtrace")
@@ -93,7 +111,9 @@ def test_a_part_is_saved_loaded_drawn_and_explained(tmp_path: Path) -> None:
             getattr(again, f"to_{name}")(tmp_path / name)
     assert set(parts[0]._repr_mimebundle_()[0]) == {"text/plain", "image/png"}
     assert "part          ranks 1, 2; " in parts[0].summary()
-    assert re.search(r"\d+ operations whose other side is left out$", parts[0].summary().splitlines()[1])
+    assert re.search(
+        r"\d+ operations whose other side is left out$", parts[0].summary().splitlines()[1]
+    )
     assert parts[3].describe().startswith("Part of a trace of 4 ranks")
     lying = Trace(whole.events, whole.metadata | {"part": {"of": [], "apart": [len(whole)]}})
     with pytest.raises(TraceFileError, match="an event that is apart is not there"):
@@ -103,7 +123,12 @@ def test_a_part_is_saved_loaded_drawn_and_explained(tmp_path: Path) -> None:
 def test_steps_groups_and_what_is_still_in_flight() -> None:
     whole = trace_of(*[evaluate(make_schedule("1f1b", 3, 4))] * 3)
     step = whole.step(1)
-    assert (count_steps(whole.events), count_steps(step.events), step.apart.tolist(), step.unmatched) == (3, 1, [], [])
+    assert (
+        count_steps(whole.events),
+        count_steps(step.events),
+        step.apart.tolist(),
+        step.unmatched,
+    ) == (3, 1, [], [])
     assert step.bubble() == whole.bubble(1)
     assert pairs(step) == pairs(whole.filter(steps=[1, 2]).step(0))
     with pytest.raises(ArgumentError, match="steps must be from 0 to 2, got 3"):
@@ -117,7 +142,9 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
     stuck = story.trace(complete=False, ends=[{"rank": 1, "state": "exited"}])
     assert stuck.explain().findings
     part = stuck.filter(ranks=0).explain()
-    assert str(part) == "Nothing wrong was found in this part of a run of 2 ranks.", "why it stands still may be elsewhere"
+    assert str(part) == "Nothing wrong was found in this part of a run of 2 ranks.", (
+        "why it stands still may be elsewhere"
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,9 +154,21 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
         ({"ranks": "01"}, "ranks must be from 0 to 3, got '01'"),
         ({"ranks": 1.0}, "ranks must be from 0 to 3, got 1.0"),
         ({"steps": 0}, "steps must be left out: this trace has no steps, got 0"),
-        ({"between_s": 3}, "between_s must be two times in seconds from the start of the run, the earlier first, got 3"),
+        (
+            {"between_s": 3},
+            (
+                "between_s must be two times in seconds from the start of the run, the earlier "
+                "first, got 3"
+            ),
+        ),
         ({"between_s": (2, 1)}, r"between_s must be two times .*, got \(2, 1\)"),
-        ({"ops": "isned"}, r"ops must be of the 'span', 'mark', 'isend', 'irecv', 'barrier' that this trace has, got 'isned'"),
+        (
+            {"ops": "isned"},
+            (
+                r"ops must be of the 'span', 'mark', 'isend', 'irecv', 'barrier' that this trace "
+                r"has, got 'isned'"
+            ),
+        ),
         ({"groups": ["world", 3]}, r"groups must be of the 'world', .* that this trace has, got 3"),
     ],
 )
@@ -141,7 +180,9 @@ def test_what_is_not_in_the_trace_cannot_be_asked_for(condition: dict[str, Any],
 @example(pipeline(), {"ranks": [1, 2], "between_s": (0, 0.012)}, {})
 @example(pipeline(), {"between_s": (0, 0.012)}, {"ranks": [0, 1]})
 @given(traces, conditions, conditions)
-def test_a_part_that_is_read_is_what_filter_gives(trace: Trace, conditions: Any, before: Any) -> None:
+def test_a_part_that_is_read_is_what_filter_gives(
+    trace: Trace, conditions: Any, before: Any
+) -> None:
     conditions.pop("ops", None)
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr("ringsim.traces.files.GROUP_ROWS", 3)
@@ -155,7 +196,9 @@ def test_a_part_that_is_read_is_what_filter_gives(trace: Trace, conditions: Any,
     assert set(part.messages.unmatched.tolist()) <= set(wanted.messages.unmatched.tolist())
 
 
-def test_a_rank_is_read_without_the_pages_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_is_read_without_the_pages_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ringsim.traces.files.GROUP_ROWS", 10)
     run = ringsim.simulate(pass_on, world_size=4, link=ringsim.Link(1e-6, 1e-9))
     run.save(file := tmp_path / "run.ringtrace")

@@ -1,4 +1,7 @@
-"""What ranks left behind, read back: whole, cut at any byte, damaged, and while it grows, at any moment the same as read whole."""
+"""What ranks left behind, read back.
+
+Whole, cut at any byte, damaged, and while it grows, at any moment the same as read whole.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,19 @@ from ringsim.diagnose.waitfor import analyse
 from ringsim.errors import TraceFileError
 from ringsim.launch.watcher import LiveRecords
 from ringsim.traces import parts
-from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OK, OP_CODES, RECORD, Events, Group, Payload, concatenate
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    ERROR,
+    IN_FLIGHT,
+    NONE,
+    OK,
+    OP_CODES,
+    RECORD,
+    Events,
+    Group,
+    Payload,
+    concatenate,
+)
 from ringsim.traces.files import load
 from ringsim.traces.parts import PartReader, Parts, read_parts, read_run
 from ringsim.traces.recorder import FIRST_CHUNK
@@ -37,14 +52,23 @@ DAMAGED_RUNS = (
 EMPTY: dict[str, Any] = dict.fromkeys(RECORD.names or (), NONE) | {"thread": 0}
 
 
-def write(directory: Path, rank: int, records: list[dict[str, Any]], lines: list[dict[str, Any]], *, room: int = 0) -> None:
+def write(
+    directory: Path,
+    rank: int,
+    records: list[dict[str, Any]],
+    lines: list[dict[str, Any]],
+    *,
+    room: int = 0,
+) -> None:
     """Writes a rank's part by hand, with ``room`` empty slots after its records."""
     rows = np.zeros(len(records) + room, dtype=RECORD)
     for slot, record in enumerate(records):
         for name, number in (EMPTY | {"status": 2} | record).items():
             rows[name][slot] = number
     (directory / f"rank-{rank}.events").write_bytes(rows.tobytes())
-    (directory / f"rank-{rank}.names").write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    (directory / f"rank-{rank}.names").write_bytes(
+        b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    )
 
 
 def meta(**facts: Any) -> list[dict[str, Any]]:
@@ -56,17 +80,44 @@ def world(number: int = 0) -> dict[str, Any]:
 
 
 def two_ranks(directory: Path) -> None:
-    """Rank 0 sends 8 bytes to rank 1, which numbers its names in another order and uses two threads."""
+    """Rank 0 sends 8 bytes to rank 1.
+
+    That one numbers its names in another order and uses two threads.
+    """
     label = {"table": "label", "id": 0, "name": "compute"}
     payload = {"table": "payload", "id": 0, "dtype": "float32", "shape": [2], "size_bytes": 8}
     file = {"table": "file", "id": 0, "name": "/home/student/ring.py"}
-    send = {"op": OP_CODES["isend"], "group": 0, "payload": 0, "peer": 1, "tag": 7, "file": 0, "line": 12, "thread": 140_000_000_000_001}
+    send = {
+        "op": OP_CODES["isend"],
+        "group": 0,
+        "payload": 0,
+        "peer": 1,
+        "tag": 7,
+        "file": 0,
+        "line": 12,
+        "thread": 140_000_000_000_001,
+    }
     recv = send | {"op": OP_CODES["irecv"], "group": 1, "peer": 0}
-    span = {"op": OP_CODES["span"], "label": 0, "thread": 140_000_000_000_009, "post_ns": 1_000_000_050, "done_ns": 1_000_000_060}
+    span = {
+        "op": OP_CODES["span"],
+        "label": 0,
+        "thread": 140_000_000_000_009,
+        "post_ns": 1_000_000_050,
+        "done_ns": 1_000_000_060,
+    }
     own = {"table": "group", "id": 0, "name": "ring:0>1", "ranks": [0, 1]}
-    about = {"world_size": 2, "backend": "gloo", "host": "a", "num_threads": 1, "not_recorded": ["C++"]}
+    about = {
+        "world_size": 2,
+        "backend": "gloo",
+        "host": "a",
+        "num_threads": 1,
+        "not_recorded": ["C++"],
+    }
     sent = send | {"post_ns": 1_000_000_100, "wait_ns": 1_000_000_110, "done_ns": 1_000_000_120}
-    waiting, open_span = recv | {"post_ns": 1_000_000_070, "status": 1}, span | {"post_ns": 1_000_000_200, "done_ns": NONE, "status": 1}
+    waiting, open_span = (
+        recv | {"post_ns": 1_000_000_070, "status": 1},
+        span | {"post_ns": 1_000_000_200, "done_ns": NONE, "status": 1},
+    )
     first = meta(rank=0, pid=10, start_ns=1_000_000_000, start_unix_ns=5_000_000_000_000, **about)
     second = meta(rank=1, pid=11, start_ns=1_000_000_030, start_unix_ns=5_000_000_000_030, **about)
     write(directory, 0, [sent], [*first, world(), payload, file], room=4)
@@ -78,19 +129,26 @@ def test_two_ranks_become_one_set_of_events(tmp_path: Path) -> None:
     events, pieces = read_parts(tmp_path)
     assert events.rank.tolist() == [0, 1, 1, 1]
     assert events.seq.tolist() == [0, 0, 1, 2]
-    assert events.thread.tolist() == [0, 0, 1, 0]  # numbered within the rank, in the order of their first event
+    # numbered within the rank, in the order of their first event
+    assert events.thread.tolist() == [0, 0, 1, 0]
     assert events.post_ns.tolist() == [100, 50, 70, 200]
     assert events.wait_ns.tolist() == [110, NONE, NONE, NONE]
     assert events.done_ns.tolist() == [120, 60, NONE, NONE]
     assert events.status.tolist() == [2, 2, 1, 1]
-    assert [events.tables.groups[number].name for number in events.group[[0, 2]]] == ["world", "world"]
+    assert [events.tables.groups[number].name for number in events.group[[0, 2]]] == [
+        "world",
+        "world",
+    ]
     assert events.tables.groups == (Group("world", (0, 1)), Group("ring:0>1", (0, 1)))
     assert events.tables.payloads == (Payload("float32", (2,), 8),)
     assert events.tables.files == ("/home/student/ring.py",)
     assert events.label.tolist() == [NONE, 0, NONE, 0]
     assert pieces == {
         "world_size": 2,
-        "ranks": [{"rank": 0, "pid": 10, "host": "a", "num_threads": 1}, {"rank": 1, "pid": 11, "host": "a", "num_threads": 1}],
+        "ranks": [
+            {"rank": 0, "pid": 10, "host": "a", "num_threads": 1},
+            {"rank": 1, "pid": 11, "host": "a", "num_threads": 1},
+        ],
         "not_recorded": ["C++"],
         "notes": [],
         "complete": True,
@@ -99,16 +157,25 @@ def test_two_ranks_become_one_set_of_events(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("start_ns", "posted"), [(999_999_000, [1100, 1050, 1070, 1200]), (1_000_000_090, [50, 0, 20, 150])])
-def test_times_count_from_the_start_that_is_given_and_none_is_negative(tmp_path: Path, start_ns: int, posted: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("start_ns", "posted"),
+    [(999_999_000, [1100, 1050, 1070, 1200]), (1_000_000_090, [50, 0, 20, 150])],
+)
+def test_times_count_from_the_start_that_is_given_and_none_is_negative(
+    tmp_path: Path, start_ns: int, posted: list[int]
+) -> None:
     two_ranks(tmp_path)
     events, pieces = read_parts(tmp_path, start_ns=start_ns)
     assert events.post_ns.tolist() == posted
-    assert pieces["start_unix_ns"] == 5_000_000_000_000 - 1_000_000_000 + min(start_ns, 1_000_000_050)
+    assert pieces["start_unix_ns"] == 5_000_000_000_000 - 1_000_000_000 + min(
+        start_ns, 1_000_000_050
+    )
 
 
 def test_what_is_missing_or_cut_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
-    with pytest.raises(TraceFileError, match=r"The parts of a run must be readable, got .*No such file"):
+    with pytest.raises(
+        TraceFileError, match=r"The parts of a run must be readable, got .*No such file"
+    ):
         read_parts(tmp_path / "none")
     events, pieces = read_parts(tmp_path)
     assert (len(events), pieces["ranks"], pieces["world_size"]) == (0, [], 0)
@@ -130,12 +197,35 @@ def test_what_is_missing_or_cut_is_named_and_the_rest_is_read(tmp_path: Path) ->
 
 
 def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
-    write(tmp_path, 0, [], meta(world_size=5, host="a", stopped_at_max=True, note="Recording of rank 0 stopped: the disk was full."))
+    write(
+        tmp_path,
+        0,
+        [],
+        meta(
+            world_size=5,
+            host="a",
+            stopped_at_max=True,
+            note="Recording of rank 0 stopped: the disk was full.",
+        ),
+    )
     write(tmp_path, 1, [], meta(world_size=5) + meta(world_size=2, host="b", stopped_at_max=True))
-    write(tmp_path, 0, [], meta(world_size=2, host="a", stopped_at_max=True, note="Recording of rank 0 stopped: the disk was full."))
+    write(
+        tmp_path,
+        0,
+        [],
+        meta(
+            world_size=2,
+            host="a",
+            stopped_at_max=True,
+            note="Recording of rank 0 stopped: the disk was full.",
+        ),
+    )
     events, pieces = read_parts(tmp_path)
     assert pieces["world_size"] == 2, "the last value counts"
-    assert pieces["notes"][:2] == ["Recording of rank 0 stopped: the disk was full.", "rank 1 stopped recording at the maximum of records"]
+    assert pieces["notes"][:2] == [
+        "Recording of rank 0 stopped: the disk was full.",
+        "rank 1 stopped recording at the maximum of records",
+    ]
     assert "2 hosts, whose clocks were not compared" in pieces["notes"][2]
     assert Trace(events, pieces).hosts == ["a", "b"]
     assert pieces["complete"] is False
@@ -145,12 +235,23 @@ def test_run_json_says_what_the_ranks_cannot(tmp_path: Path) -> None:
     two_ranks(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps({"run_id": "\ud800", "notes": ["a\x1b"]}))
     trace = Trace(*read_run(tmp_path))
-    assert (trace.to_pandas()["run"][0], trace.metadata["notes"][0]) == ("\\ud800", "a\\x1b"), "readable, as in a file"
-    said: dict[str, Any] = {"run_id": "r1", "world_size": 3, "notes": ["n"], "not_recorded": ["C++", "more"], "machine": {"cores": 2}}
+    assert (trace.to_pandas()["run"][0], trace.metadata["notes"][0]) == ("\\ud800", "a\\x1b"), (
+        "readable, as in a file"
+    )
+    said: dict[str, Any] = {
+        "run_id": "r1",
+        "world_size": 3,
+        "notes": ["n"],
+        "not_recorded": ["C++", "more"],
+        "machine": {"cores": 2},
+    }
     (tmp_path / "run.json").write_text(json.dumps(said | {"start_ns": 999_999_900}))
     events, metadata = read_run(tmp_path)
     assert events.post_ns.tolist() == [200, 150, 170, 300]
-    assert metadata.items() >= (said | {"notes": ["n", "rank 2 left no record"], "source": "measured"}).items()
+    assert (
+        metadata.items()
+        >= (said | {"notes": ["n", "rank 2 left no record"], "source": "measured"}).items()
+    )
     assert "start_ns" not in metadata
 
 
@@ -194,11 +295,15 @@ def test_cut_anywhere_leaves_what_came_before(events_bytes: int, names_bytes: in
 @given(st.data())
 def test_any_damage_gives_a_trace_that_can_be_saved(data: st.DataObject) -> None:
     with left_by_two_ranks() as directory:
-        (directory / "run.json").write_text('{"run_id": "r1", "world_size": 2, "start_ns": 1000000000, "notes": ["n"]}')
+        (directory / "run.json").write_text(
+            '{"run_id": "r1", "world_size": 2, "start_ns": 1000000000, "notes": ["n"]}'
+        )
         for path in sorted(directory.iterdir()):
             content = bytearray(path.read_bytes())
             for _ in range(data.draw(st.integers(0, 3))):
-                content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+                content[data.draw(st.integers(0, len(content) - 1))] = data.draw(
+                    st.integers(0, 255)
+                )
             path.write_bytes(content)
         assert saved_again(*read_run(directory), directory)
 
@@ -212,8 +317,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Writer]]:
         writer.recorder.close()
 
 
-def test_a_record_that_somebody_cuts_short_is_a_short_read(start: Callable[..., Writer], tmp_path: Path) -> None:
-    """Whoever maps a file that others write dies of SIGBUS when they truncate it: nothing here maps one."""
+def test_a_record_that_somebody_cuts_short_is_a_short_read(
+    start: Callable[..., Writer], tmp_path: Path
+) -> None:
+    """Whoever maps a file that others write dies of SIGBUS when they truncate it.
+
+    Nothing here maps one.
+    """
     writer, reader = start(0, 1), PartReader(tmp_path, 0, 1)
     for tag in range(300):
         writer.post("isend", 0, 0, tag)
@@ -225,12 +335,18 @@ def test_a_record_that_somebody_cuts_short_is_a_short_read(start: Callable[..., 
     assert (len(reader.advance().slots), len(read_parts(tmp_path)[0])) == (0, 0)
 
 
-def test_a_live_part_is_followed_record_by_record(start: Callable[..., Writer], tmp_path: Path) -> None:
+def test_a_live_part_is_followed_record_by_record(
+    start: Callable[..., Writer], tmp_path: Path
+) -> None:
     writer, reader = start(0, 2), PartReader(tmp_path, 0, 2)
     recorder, fresh = writer.recorder, writer.recorder.group("pair", [0, 1], fresh=True)
     slots = [writer.post("isend", 0, 1, tag) for tag in range(3)]
     bookmark = recorder.bookmark()
-    assert (reader.advance().slots.tolist(), reader.fresh, reader.more) == ([0, 1, 2], {fresh}, False)
+    assert (reader.advance().slots.tolist(), reader.fresh, reader.more) == (
+        [0, 1, 2],
+        {fresh},
+        False,
+    )
     recorder.complete(slots[1])
     recorder.wait(slots[2])
     recorder.mark("here")
@@ -241,12 +357,18 @@ def test_a_live_part_is_followed_record_by_record(start: Callable[..., Writer], 
     recorder.complete(slots[2])
     assert reader.advance().slots.tolist() == [2]
     start(0, 2).recorder.mark("again")  # of a later run
-    assert (reader.advance().slots.tolist(), reader.replaced, reader.names["label"]) == ([0], True, {0: "again"})
+    assert (reader.advance().slots.tolist(), reader.replaced, reader.names["label"]) == (
+        [0],
+        True,
+        {0: "again"},
+    )
     assert (reader.advance().slots.tolist(), reader.replaced) == ([], False)
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_long_part_is_read_in_pieces_once_its_rank_has_ended_it(ended: bool, start: Callable[..., Writer], tmp_path: Path) -> None:
+def test_a_long_part_is_read_in_pieces_once_its_rank_has_ended_it(
+    ended: bool, start: Callable[..., Writer], tmp_path: Path
+) -> None:
     writer, most = start(0, 1), 30_000
     for tag in range(most):
         writer.post("isend", 0, 0, tag)
@@ -265,14 +387,19 @@ def test_a_long_part_is_read_in_pieces_once_its_rank_has_ended_it(ended: bool, s
     assert max(map(len, pieces)) < (most if ended else most + 3)
     assert len(pieces) >= (3 if ended else 1)
     joined = concatenate(pieces)
-    assert all(np.array_equal(getattr(joined, name), whole[name]) for name in ("op", "tag", "post_ns", "wait_ns", "done_ns", "status"))
+    assert all(
+        np.array_equal(getattr(joined, name), whole[name])
+        for name in ("op", "tag", "post_ns", "wait_ns", "done_ns", "status")
+    )
     assert joined.seq.tolist() == list(range(most + 2))
     assert (joined.thread.tolist(), set(joined.rank.tolist())) == ([0] * most + [1, 0], {0})
 
 
 @pytest.mark.parametrize("before", [62, 63, 64, 63 + 256])
 @pytest.mark.parametrize("bookmarks", [1, 100])
-def test_bookmarks_end_no_record(start: Callable[..., Writer], tmp_path: Path, before: int, bookmarks: int) -> None:
+def test_bookmarks_end_no_record(
+    start: Callable[..., Writer], tmp_path: Path, before: int, bookmarks: int
+) -> None:
     """Also where they are the last that a look reads in one go."""
     writer, reader = start(0, 1), PartReader(tmp_path, 0, 1)
     for tag in range(before + 200):
@@ -285,8 +412,20 @@ def test_bookmarks_end_no_record(start: Callable[..., Writer], tmp_path: Path, b
 
 
 def test_a_record_that_a_thread_still_writes_ends_no_record(tmp_path: Path) -> None:
-    """Slot 63 is the last that a look reads first; whoever was killed while writing it leaves those behind it."""
-    records = [{"op": OP_CODES["isend"], "peer": 0, "tag": tag, "status": 0 if tag == 63 else OK, "post_ns": tag} for tag in range(200)]
+    """Slot 63 is the last that a look reads first.
+
+    Whoever was killed while writing it leaves those behind it.
+    """
+    records = [
+        {
+            "op": OP_CODES["isend"],
+            "peer": 0,
+            "tag": tag,
+            "status": 0 if tag == 63 else OK,
+            "post_ns": tag,
+        }
+        for tag in range(200)
+    ]
     write(tmp_path, 0, records, meta(world_size=1))
     assert read_parts(tmp_path)[0].tag.tolist() == [tag for tag in range(200) if tag != 63]
 
@@ -294,7 +433,7 @@ def test_a_record_that_a_thread_still_writes_ends_no_record(tmp_path: Path) -> N
 def test_what_is_in_flight_was_so_when_the_newest_record_was_written(
     start: Callable[..., Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that goes on while it is looked at posts the next message only when the one before is done."""
+    """A rank that goes on while looked at posts the next message after the one before is done."""
     writer, reader, pread = start(0, 1), PartReader(tmp_path, 0, 1), os.pread
     slots = [writer.post("recv", 0, 0, 0)]
 
@@ -317,11 +456,25 @@ def test_what_is_in_flight_was_so_when_the_newest_record_was_written(
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_an_end_without_its_status_is_not_shown(ended: bool, tmp_path: Path) -> None:
-    """The time of the end is written first: a rank that is killed between the two leaves an operation in flight."""
-    record = {"op": OP_CODES["irecv"], "peer": 0, "post_ns": 3, "wait_ns": 4, "done_ns": 5, "status": IN_FLIGHT}
+    """The time of the end is written first.
+
+    A rank that is killed between the two leaves an operation in flight.
+    """
+    record = {
+        "op": OP_CODES["irecv"],
+        "peer": 0,
+        "post_ns": 3,
+        "wait_ns": 4,
+        "done_ns": 5,
+        "status": IN_FLIGHT,
+    }
     write(tmp_path, 0, [record], meta(world_size=1) + (meta(end_ns=9) if ended else []))
     events, _ = read_parts(tmp_path, start_ns=0)
-    assert (events.wait_ns.tolist(), events.done_ns.tolist(), events.status.tolist()) == ([4], [NONE], [IN_FLIGHT])
+    assert (events.wait_ns.tolist(), events.done_ns.tolist(), events.status.tolist()) == (
+        [4],
+        [NONE],
+        [IN_FLIGHT],
+    )
 
 
 def test_what_has_a_status_is_whole_though_it_is_written_during_a_look(
@@ -421,7 +574,22 @@ def test_who_reads_all_of_a_rank_that_writes_faster_comes_to_an_end(
 
 STEPS = st.tuples(
     st.integers(0, 2),  # rank
-    st.sampled_from(["isend", "irecv", "any", "barrier", "all_reduce", "skip", "wait", "wait", "finish", "finish", "fail", "span"]),
+    st.sampled_from(
+        [
+            "isend",
+            "irecv",
+            "any",
+            "barrier",
+            "all_reduce",
+            "skip",
+            "wait",
+            "wait",
+            "finish",
+            "finish",
+            "fail",
+            "span",
+        ]
+    ),
     st.integers(0, 5),
     st.integers(0, 1),
 )
@@ -430,7 +598,12 @@ STEPS = st.tuples(
 def play(writer: Writer, what: str, which: int, group: int, peer: int) -> None:
     """One step of one rank."""
     if what in ("isend", "irecv", "any"):
-        writer.post("irecv" if what == "any" else what, group, ANY_SOURCE if what == "any" else peer, which // 2)
+        writer.post(
+            "irecv" if what == "any" else what,
+            group,
+            ANY_SOURCE if what == "any" else peer,
+            which // 2,
+        )
     elif what in ("barrier", "all_reduce"):
         writer.post(what, group, NONE, NONE)
     elif what == "skip":
@@ -443,14 +616,22 @@ def play(writer: Writer, what: str, which: int, group: int, peer: int) -> None:
 
 def agree(live: Snapshot, whole: Snapshot) -> None:
     """Compares two worlds in what both of them must know."""
-    assert [view.state == "blocked" for view in live.ranks] == [view.state == "blocked" for view in whole.ranks]
+    assert [view.state == "blocked" for view in live.ranks] == [
+        view.state == "blocked" for view in whole.ranks
+    ]
     for mine, theirs in zip(live.ranks, whole.ranks, strict=True):
         known = {_name(one): one for one in mine.posted}
         for one in theirs.posted:
             other = known[_name(one)]
             assert (other.awaited, other.counterparts) == (one.awaited, one.counterparts)
-            assert [(enters.rank, enters.op) for enters in other.entered] == [(enters.rank, enters.op) for enters in one.entered]
-        assert all(one.matched for one in mine.posted if _name(one) not in {_name(its) for its in theirs.posted})
+            assert [(enters.rank, enters.op) for enters in other.entered] == [
+                (enters.rank, enters.op) for enters in one.entered
+            ]
+        assert all(
+            one.matched
+            for one in mine.posted
+            if _name(one) not in {_name(its) for its in theirs.posted}
+        )
 
 
 def _name(one: Posted) -> tuple[object, ...]:
@@ -458,8 +639,12 @@ def _name(one: Posted) -> tuple[object, ...]:
 
 
 @given(steps=st.lists(STEPS, max_size=60), looks=st.sets(st.integers(0, 59)))
-@example(steps=[(0, "isend", 0, 0), (1, "irecv", 0, 0), (0, "wait", 0, 0), (1, "wait", 0, 0)], looks={1})
-def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, int]], looks: set[int]) -> None:
+@example(
+    steps=[(0, "isend", 0, 0), (1, "irecv", 0, 0), (0, "wait", 0, 0), (1, "wait", 0, 0)], looks={1}
+)
+def test_reading_bit_by_bit_is_reading_whole(
+    steps: list[tuple[int, str, int, int]], looks: set[int]
+) -> None:
     size = 3
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -477,8 +662,11 @@ def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, in
         whole = snapshot_of_events(events, size)
         stuck, expected = analyse(world), analyse(whole)
         if not (events.status == ERROR).any():
-            # Of a recv from anybody the two know different things for certain; neither calls stuck what is not.
-            assert stuck is None or (expected is not None and set(stuck.ranks) <= set(expected.ranks))
+            # Of a recv from anybody the two know different things for certain; neither calls stuck
+            # what is not.
+            assert stuck is None or (
+                expected is not None and set(stuck.ranks) <= set(expected.ranks)
+            )
         if not (events.peer == ANY_SOURCE).any() and not (events.status == ERROR).any():
             agree(world, whole)
             assert (stuck and stuck.ranks) == (expected and expected.ranks)
@@ -486,7 +674,9 @@ def test_reading_bit_by_bit_is_reading_whole(steps: list[tuple[int, str, int, in
             writer.recorder.close()
 
 
-def test_a_slot_that_another_thread_fills_late_is_found(start: Callable[..., Writer], tmp_path: Path) -> None:
+def test_a_slot_that_another_thread_fills_late_is_found(
+    start: Callable[..., Writer], tmp_path: Path
+) -> None:
     writer, live = start(0, 2), LiveRecords(tmp_path, 1)
     writer.post("isend", 0, 1, 0)
     memory = writer.recorder._memory
@@ -501,7 +691,9 @@ def test_a_slot_that_another_thread_fills_late_is_found(start: Callable[..., Wri
     assert [one.index for one in live.builder.build(["running"], 0).ranks[0].posted] == [0, 1]
 
 
-def test_a_part_of_another_run_or_of_a_dead_process_is_let_go(start: Callable[..., Writer], tmp_path: Path) -> None:
+def test_a_part_of_another_run_or_of_a_dead_process_is_let_go(
+    start: Callable[..., Writer], tmp_path: Path
+) -> None:
     start(0, 2).post("isend", 0, 1, 0)
     live = LiveRecords(tmp_path, 2)
     assert live.look()[0].open == 1
@@ -516,7 +708,9 @@ def test_a_part_of_another_run_or_of_a_dead_process_is_let_go(start: Callable[..
 
 
 @pytest.mark.parametrize("what", ["nothing", "elsewhere", "stopped", "ended"])
-def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(start: Callable[..., Writer], tmp_path: Path, what: str) -> None:
+def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(
+    start: Callable[..., Writer], tmp_path: Path, what: str
+) -> None:
     if what != "nothing":
         writer = start(0, 1, max_records=8)
         writer.post("irecv", 0, 0, 0)
@@ -534,19 +728,32 @@ def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(start: Callabl
     assert analyse(live.builder.build([live.state(0, "running")], 0)) is None
 
 
-def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(start: Callable[..., Writer], tmp_path: Path) -> None:
+def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(
+    start: Callable[..., Writer], tmp_path: Path
+) -> None:
     writer, live = start(0, 2), LiveRecords(tmp_path, 2)
     posted = [writer.post("isend", 0, 1, tag) for tag in (3, 4, 3, 3)]
-    writer.recorder.complete(posted[2], ERROR)  # nobody has waited for it: it raised when it was posted
+    # nobody has waited for it: it raised when it was posted
+    writer.recorder.complete(posted[2], ERROR)
     live.look()
     find_new_mismatches(live.builder)
-    for world in (live.builder.build(["running"] * 2, 0), snapshot_of_events(read_parts(tmp_path, start_ns=0, world_size=2)[0], 2)):
+    for world in (
+        live.builder.build(["running"] * 2, 0),
+        snapshot_of_events(read_parts(tmp_path, start_ns=0, world_size=2)[0], 2),
+    ):
         (refused,) = world.ranks[0].refused
-        assert (refused.operation.op, refused.operation.tag, refused.group.name, refused.index) == ("isend", 3, "world", 1)
+        assert (refused.operation.op, refused.operation.tag, refused.group.name, refused.index) == (
+            "isend",
+            3,
+            "world",
+            1,
+        )
         assert world.ranks[1].refused == ()
 
 
-def test_the_place_of_what_was_refused_counts_what_is_forgotten(start: Callable[..., Writer], tmp_path: Path) -> None:
+def test_the_place_of_what_was_refused_counts_what_is_forgotten(
+    start: Callable[..., Writer], tmp_path: Path
+) -> None:
     sender, receiver, live = start(0, 2), start(1, 2), LiveRecords(tmp_path, 2)
     for writer, op in ((receiver, "irecv"), (sender, "isend")):
         for _ in range(2):

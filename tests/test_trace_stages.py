@@ -1,4 +1,7 @@
-"""Steps of pipelines, read back from traces: actions, bubbles, live activations and phases, against the evaluator that made them."""
+"""Steps of pipelines, read back from traces.
+
+Actions, bubbles, live activations and phases, against the evaluator that made them.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,16 @@ def test_what_is_read_is_what_was_evaluated_and_the_closed_form_says(name: str) 
         trace = trace_of(evaluation)
         actions, bubble, peaks = find_step(trace), trace.bubble(), trace.peak_activations()
         for rank in range(num_ranks):
-            assert actions.list_actions(rank) == tuple(timed.action for timed in evaluation.get_computations(rank))
+            assert actions.list_actions(rank) == tuple(
+                timed.action for timed in evaluation.get_computations(rank)
+            )
             assert (np.diff(actions.of(rank).start) > 0).all()
         assert list(actions.rank) == sorted(actions.rank)
         assert bubble.makespan == pytest.approx(float(evaluation.makespan) * UNIT_NS)
         assert bubble.idle == pytest.approx([float(idle) * UNIT_NS for idle in evaluation.idle])
-        assert bubble.span_idle == pytest.approx([float(idle) * UNIT_NS for idle in evaluation.span_idle])
+        assert bubble.span_idle == pytest.approx(
+            [float(idle) * UNIT_NS for idle in evaluation.span_idle]
+        )
         assert peaks.peaks == evaluation.peak_live
         step = actions.find_known()
         assert step is not None
@@ -45,7 +52,9 @@ def test_what_is_read_is_what_was_evaluated_and_the_closed_form_says(name: str) 
         except ScheduleError:
             assert bubble.closed_form is None
         else:
-            assert [bubble.of_total, bubble.of_ideal, bubble.of_span] == pytest.approx(list(vars(bubble.closed_form).values()))
+            assert [bubble.of_total, bubble.of_ideal, bubble.of_span] == pytest.approx(
+                list(vars(bubble.closed_form).values())
+            )
             assert peaks.bounds == peaks.peaks
 
 
@@ -55,20 +64,28 @@ def test_the_conventions_by_hand() -> None:
     2 microbatches    rank 0   F0 F1 .  .  B0 B0 .  B1 B1      step: 0-9, idle 3; span 0-9, idle 3
                       rank 1   .  F0 B0 B0 F1 B1 B1 .  .       step: 0-9, idle 3; span 1-7, idle 0
 
-    4 microbatches    rank 0   F0 F1 .  .  B0 B0 F2 B1 B1 F3 B2 B2 .  B3 B3     warm-up until 4, cool-down from 10
-                      rank 1   .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 .  .      warm-up until 2, cool-down from 11
-    """
+    4 microbatches  rank 0  F0 F1 .  .  B0 B0 F2 B1 B1 F3 B2 B2 .  B3 B3  warm-up until 4, cool-down from 10
+                    rank 1  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 .  .   warm-up until 2, cool-down from 11
+    """  # noqa: E501
     bubble = trace_of(known("1f1b", 2, 2)).bubble()
     assert bubble.of_total_by_rank == pytest.approx([3 / 9, 3 / 9])
     assert bubble.of_span_by_rank == pytest.approx([3 / 9, 0])
-    assert (bubble.of_total, bubble.of_span, bubble.of_ideal) == pytest.approx((3 / 9, 3 / 9, 3 / 6))
+    assert (bubble.of_total, bubble.of_span, bubble.of_ideal) == pytest.approx(
+        (3 / 9, 3 / 9, 3 / 6)
+    )
     assert repr(bubble).splitlines()[-1].split() == ["closed", "form", "33.3%", "33.3%", "50.0%"]
     actions = find_step(trace_of(known("1f1b", 2, 4)))
     begin = actions.start.min()
-    limits = [[float(time - begin) / UNIT_NS for time in vars(actions.phases(rank)).values()] for rank in (0, 1)]
+    limits = [
+        [float(time - begin) / UNIT_NS for time in vars(actions.phases(rank)).values()]
+        for rank in (0, 1)
+    ]
     assert limits == [[0, 4, 10, 15], [1, 2, 11, 13]]
-    assert [find_step(trace_of(known(name, 2, 4))).phases(0).has_steady for name in ("1f1b", "gpipe")] == [True, False]
-    assert not find_step(trace_of(known("gpipe", 1, 4))).phases(0).has_steady  # F F F F B B B B, without a gap
+    assert [
+        find_step(trace_of(known(name, 2, 4))).phases(0).has_steady for name in ("1f1b", "gpipe")
+    ] == [True, False]
+    # F F F F B B B B, without a gap
+    assert not find_step(trace_of(known("gpipe", 1, 4))).phases(0).has_steady
 
 
 @given(seed=st.integers(0, 10_000))
@@ -104,7 +121,9 @@ def test_steps_are_told_apart_and_the_last_is_taken() -> None:
 
 def test_a_step_that_is_not_there_is_refused() -> None:
     for step in (-1, 2):
-        with pytest.raises(ArgumentError, match=rf"step must be from 0 to 1, got {step}\. Leave it out"):
+        with pytest.raises(
+            ArgumentError, match=rf"step must be from 0 to 1, got {step}\. Leave it out"
+        ):
             trace_of(known("1f1b", 2, 2), known("1f1b", 2, 2)).bubble(step)
     assert count_steps(pipeline().events) == 0  # spans called "forward", but no step around them
     for ask in (pipeline().bubble, pipeline().peak_activations):
@@ -116,7 +135,11 @@ def test_a_step_that_a_rank_never_ended_does_not_count() -> None:
     story = Story(2)
     for begin in (1.0, 100.0):
         add_step(story, known("1f1b", 2, 2), begin, (0, 1), "1f1b")
-    last = max(index for index, row in enumerate(story.rows) if row["rank"] == 1 and story.labels[row["label"]].startswith("step "))
+    last = max(
+        index
+        for index, row in enumerate(story.rows)
+        if row["rank"] == 1 and story.labels[row["label"]].startswith("step ")
+    )
     story.rows[last] |= {"done_ns": -1, "status": 1}
     assert count_steps(story.trace().events) == 1
 
@@ -139,18 +162,31 @@ def test_what_a_user_records_around_and_between_is_no_step_and_no_action() -> No
 
 
 def add_inside(story: Story, kinds: Sequence[str], name: str) -> int:
-    """Adds a span of this name inside each computation of these kinds, as a user's layer may; returns their number."""
+    """Adds a span of this name inside each computation of these kinds, as a user's layer may.
+
+    Returns their number.
+    """
     rows = [row for row in story.rows if "label" in row and story.labels[row["label"]] in kinds]
     for row in rows:
         begin, end = row["post_ns"] / MS, row["done_ns"] / MS
         third = (end - begin) / 3
-        story.span(row["rank"], name, begin + third, end - third, stage=row["stage"], microbatch=row["microbatch"])
+        story.span(
+            row["rank"],
+            name,
+            begin + third,
+            end - third,
+            stage=row["stage"],
+            microbatch=row["microbatch"],
+        )
     return len(rows)
 
 
 @pytest.mark.parametrize("name", ["forward", "backward", "step 3 of the solver"])
 def test_spans_inside_a_computation_are_neither_steps_nor_computations(name: str) -> None:
-    """0.2.0 counted a layer's span "forward" again, and ended the step where a layer's span "step ..." began."""
+    """0.2.0 counted a layer's span "forward" again.
+
+    It ended the step where a layer's span "step ..." began.
+    """
     story, plain = Story(2), trace_of(known("1f1b", 2, 5), known("1f1b", 2, 5))
     for begin in (1.0, 101.0):
         add_step(story, known("1f1b", 2, 5), begin, (0, 1), "1f1b")
@@ -172,17 +208,29 @@ def test_spans_inside_a_generation_job_are_no_jobs() -> None:
     """0.2.0 counted them: two of 10 ms in a job of 30 ms made it 16.7 ms on average."""
     story = Story(1)
     for token in range(4):
-        story.span(0, "decode" if token else "prefill", 100 * token, 100 * token + 30, stage=0, microbatch=0)
+        story.span(
+            0,
+            "decode" if token else "prefill",
+            100 * token,
+            100 * token + 30,
+            stage=0,
+            microbatch=0,
+        )
     plain = measure_stage_use(story.trace())
     assert [round(use.decode_s, 9) for use in plain] == [0.03]
     for token in range(4):
         for begin in (5, 16):
-            story.span(0, "decode", 100 * token + begin, 100 * token + begin + 10, stage=0, microbatch=0)
+            story.span(
+                0, "decode", 100 * token + begin, 100 * token + begin + 10, stage=0, microbatch=0
+            )
     assert measure_stage_use(story.trace()) == plain
 
 
 def test_the_use_of_a_stage_by_hand() -> None:
-    """Prefill at 100 ms, decodes at 200, 300 and 400, each 30 long; then a second round. Until the last token 60 of 200 ms are used."""
+    """Prefill at 100 ms, decodes at 200, 300 and 400, each 30 long; then a second round.
+
+    Until the last token 60 of 200 ms are used.
+    """
     story = Story(1)
     for batch, moments in enumerate([(100, 200, 300, 400), (500, 600, 1000, 1400)]):
         for moment in moments:
@@ -193,7 +241,10 @@ def test_the_use_of_a_stage_by_hand() -> None:
 
 
 def test_steps_that_take_no_time_stay_apart() -> None:
-    """On the virtual clock steps and computations may cost nothing; in which step they are, their order tells."""
+    """On the virtual clock steps and computations may cost nothing.
+
+    In which step they are, their order tells.
+    """
     story = Story(1)
     story.span(0, "step 0", 0, 5)
     story.span(0, "forward", 1, 2, stage=0, microbatch=0)
@@ -227,7 +278,10 @@ def list_steps(story: Story) -> list[tuple[str, list[str]]]:
 
 
 def test_steps_in_steps() -> None:
-    """A step ends where it ends, whatever steps are in it; if computations lie in it directly, it is the step."""
+    """A step ends where it ends, whatever steps are in it.
+
+    If computations lie in it directly, it is the step.
+    """
     story = Story(1)
     story.span(0, "step loop", 0, 100)
     story.span(0, "step outer", 1, 40)
@@ -264,7 +318,10 @@ def test_steps_of_two_threads_that_overlap_stay_apart() -> None:
     assert list_steps(story) == [("0", ["0F0"]), ("1", ["0F1", "0F2"])]
 
 
-OTHER_ORDERS = "rank 0: 0F0 0F1 0B1 0B0\nrank 1: 1F0 1F1 1B1 1B0", "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1"
+OTHER_ORDERS = (
+    "rank 0: 0F0 0F1 0B1 0B0\nrank 1: 1F0 1F1 1B1 1B0",
+    "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1",
+)
 TWO_STAGES_EACH = known("interleaved_1f1b", 2, 4)
 
 

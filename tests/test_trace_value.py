@@ -1,4 +1,7 @@
-"""A trace shows itself: a summary in a terminal, pictures with their text in a notebook, tables for pandas."""
+"""A trace shows itself.
+
+A summary in a terminal, pictures with their text in a notebook, tables for pandas.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ from ringsim.traces.events import NONE, OP_CODES, Group, Payload, Tables, make_e
 from ringsim.traces.items import Event
 from ringsim.traces.value import Trace
 
-TABLES = Tables((Group("world", (0, 1, 2)),), (Payload("float32", (1024,), 4096),), (), ("ring.py",))
+TABLES = Tables(
+    (Group("world", (0, 1, 2)),), (Payload("float32", (1024,), 4096),), (), ("ring.py",)
+)
 
 
 def trace_of(**metadata: object) -> Trace:
@@ -43,7 +48,13 @@ def trace_of(**metadata: object) -> Trace:
 
 def test_summary_and_description() -> None:
     notes = [f"note {number}" for number in range(9)]
-    trace = trace_of(source="measured", backend="gloo", date="2026-11-20", notes=notes, not_recorded=["collectives issued from C++"])
+    trace = trace_of(
+        source="measured",
+        backend="gloo",
+        date="2026-11-20",
+        notes=notes,
+        not_recorded=["collectives issued from C++"],
+    )
     assert repr(trace) == str(trace) == trace.summary()
     assert trace.summary().splitlines() == [
         "Trace of 3 ranks (measured, gloo, 2026-11-20)",
@@ -57,18 +68,37 @@ def test_summary_and_description() -> None:
     ]
     assert trace.describe() == (
         "Trace of 3 ranks that exchanged 3 messages in 3 ms, most bytes from rank 0 to rank 1; "
-        "the longest wait: rank 1 waited 2 ms in recv (ring.py:8) for rank 0 to send; 1 operation without a partner."
+        "the longest wait: rank 1 waited 2 ms in recv (ring.py:8) for rank 0 to send; 1 "
+        "operation without a partner."
     )
 
 
 def test_summary_of_nothing_of_a_late_receiver_and_of_edges_alike() -> None:
     nothing = Trace(make_events({"rank": [], "op": []}), {"world_size": 4})
-    assert nothing.summary().splitlines()[1:] == ["  messages      0 messages, 0 B, 0 events in 0 ns", "  unmatched     none"]
+    assert nothing.summary().splitlines()[1:] == [
+        "  messages      0 messages, 0 B, 0 events in 0 ns",
+        "  unmatched     none",
+    ]
     assert nothing.makespan_s == 0
-    columns = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "post_ns": [0, 700], "wait_ns": [0, 700]}
+    columns = {
+        "rank": [0, 1],
+        "op": [OP_CODES["send"], OP_CODES["recv"]],
+        "peer": [1, 0],
+        "post_ns": [0, 700],
+        "wait_ns": [0, 700],
+    }
     late = Trace(make_events(columns | {"done_ns": [900, 900]}), {})
     assert "rank 0 waited 700 ns in send for rank 1 to receive" in late.summary()
-    alike = Trace(make_events({"rank": [0, 0, 1, 1], "op": [OP_CODES["send"], OP_CODES["recv"]] * 2, "peer": [1, 1, 0, 0]}), {})
+    alike = Trace(
+        make_events(
+            {
+                "rank": [0, 0, 1, 1],
+                "op": [OP_CODES["send"], OP_CODES["recv"]] * 2,
+                "peer": [1, 1, 0, 0],
+            }
+        ),
+        {},
+    )
     assert "busiest edge  0 -> 1 and 1 other alike: 1 message, 0 B" in alike.summary()
     assert alike.describe() == "Trace of 2 ranks that exchanged 2 messages in 0 ns."
 
@@ -78,7 +108,11 @@ def test_events_and_messages_one_by_one_say_what_the_tables_say(trace: Trace) ->
     table = trace.to_pandas().drop(columns=["run", "message_id"]).astype(object)
     rows = table.where(table.notna(), None).to_dict("records")
     events = list(trace)
-    said = [event._asdict() | {"shape": None if event.shape is None else "x".join(map(str, event.shape))} for event in events]
+    said = [
+        event._asdict()
+        | {"shape": None if event.shape is None else "x".join(map(str, event.shape))}
+        for event in events
+    ]
     assert (said, len(trace)) == (rows, len(rows))
     pairs = [(message.src, message.dst, message.send, message.recv) for message in trace.messages]
     assert pairs == [(send.rank, recv.rank, send, recv) for send, recv in _ends(trace, events)]
@@ -86,19 +120,37 @@ def test_events_and_messages_one_by_one_say_what_the_tables_say(trace: Trace) ->
 
 
 def _ends(trace: Trace, events: list[Event]) -> list[tuple[Event, Event]]:
-    return [(events[send], events[recv]) for send, recv in zip(trace.messages.send, trace.messages.recv, strict=True)]
+    return [
+        (events[send], events[recv])
+        for send, recv in zip(trace.messages.send, trace.messages.recv, strict=True)
+    ]
 
 
 def test_events_and_messages_read_as_sentences() -> None:
     trace = trace_of()
-    assert repr(trace[3]) == "rank 1: recv from 0 (world, tag 0, float32[1024], 4,096 bytes) at ring.py:8 from 1 ms to 3.4 ms"
+    assert repr(trace[3]) == (
+        "rank 1: recv from 0 (world, tag 0, float32[1024], 4,096 bytes) "
+        "at ring.py:8 from 1 ms to 3.4 ms"
+    )
     assert repr(trace[-1]).endswith(" at ring.py:11 from 4 ms, in flight")
-    words = "rank 0 -> 1: isend to 1 (world, tag 0, float32[1024], 4,096 bytes) at ring.py:5, posted at 3 ms, received at 3.4 ms"
+    words = (
+        "rank 0 -> 1: isend to 1 (world, tag 0, float32[1024], 4,096 bytes) at ring.py:5, posted "
+        "at 3 ms, received at 3.4 ms"
+    )
     assert repr(trace.messages[0]) == words
     names = Tables(labels=("forward",))
-    columns = {"rank": [0, 0], "op": [OP_CODES["span"], OP_CODES["mark"]], "label": [0, -1], "stage": [1, -1], "post_ns": [0, 5]}
+    columns = {
+        "rank": [0, 0],
+        "op": [OP_CODES["span"], OP_CODES["mark"]],
+        "label": [0, -1],
+        "stage": [1, -1],
+        "post_ns": [0, 5],
+    }
     span = Trace(make_events(columns | {"done_ns": [2000, 5]}, names), {})
-    assert [*map(repr, span)] == ["rank 0: span 'forward' (stage 1) from 0 ns to 2 µs", "rank 0: mark '' at 5 ns"]
+    assert [*map(repr, span)] == [
+        "rank 0: span 'forward' (stage 1) from 0 ns to 2 µs",
+        "rank 0: mark '' at 5 ns",
+    ]
     with pytest.raises(IndexError):
         trace.messages[3]
 
@@ -106,24 +158,49 @@ def test_events_and_messages_read_as_sentences() -> None:
 def test_a_trace_is_a_value() -> None:
     trace = trace_of(backend="gloo")
     assert trace.makespan_s == pytest.approx(3e-3)  # from the first post to the last moment
-    assert [Trace(trace.events, {"world_size": size} if size else {}).world_size for size in (8, 0)] == [8, 3]  # ranks without events count
+    # ranks without events count
+    assert [
+        Trace(trace.events, {"world_size": size} if size else {}).world_size for size in (8, 0)
+    ] == [8, 3]
     assert trace == Trace(trace.events, {"backend": "gloo", "world_size": 3}, results=[1, 2, 3])
-    assert trace not in (trace_of(backend="nccl"), Trace(trace.events.select([0, 1]), trace.metadata), "a trace")
+    assert trace not in (
+        trace_of(backend="nccl"),
+        Trace(trace.events.select([0, 1]), trace.metadata),
+        "a trace",
+    )
     with pytest.raises(AttributeError):
         trace.events = None  # type: ignore[misc]
-    columns = {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "tag": [1, 2]}  # NCCL ignores tags
-    assert [len(Trace(make_events(columns), {"backend": name}).messages) for name in ("gloo", "nccl")] == [0, 1]
+    # NCCL ignores tags
+    columns = {
+        "rank": [0, 1],
+        "op": [OP_CODES["send"], OP_CODES["recv"]],
+        "peer": [1, 0],
+        "tag": [1, 2],
+    }
+    assert [
+        len(Trace(make_events(columns), {"backend": name}).messages) for name in ("gloo", "nccl")
+    ] == [0, 1]
 
 
 def test_a_notebook_gets_picture_text_and_alternative_text(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = trace_of()
-    monkeypatch.setattr(lazy, "resolve", lambda name: lambda shown: b"the picture" if name == "png" and shown is trace else b"")
+    monkeypatch.setattr(
+        lazy,
+        "resolve",
+        lambda name: lambda shown: b"the picture" if name == "png" and shown is trace else b"",
+    )
     data, metadata = trace._repr_mimebundle_()
-    assert (base64.b64decode(data["image/png"]), data["text/plain"]) == (b"the picture", trace.summary())
+    assert (base64.b64decode(data["image/png"]), data["text/plain"]) == (
+        b"the picture",
+        trace.summary(),
+    )
     assert metadata == {"image/png": {"alt": trace.describe()}}
-    for active, drawn in ((["text/plain"], False), (["text/plain", "image/png"], True)):  # IPython in a terminal draws nothing
+    # IPython in a terminal draws nothing
+    for active, drawn in ((["text/plain"], False), (["text/plain", "image/png"], True)):
         shell = types.SimpleNamespace(display_formatter=types.SimpleNamespace(active_types=active))
-        monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda shell=shell: shell))
+        monkeypatch.setitem(
+            sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda shell=shell: shell)
+        )
         assert ("image/png" in trace._repr_mimebundle_()[0]) is drawn
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(lazy, "resolve", lambda name: __import__("matplotlib"))
@@ -155,14 +232,19 @@ assert not {"torch", "pandas", "matplotlib"} & set(sys.modules), "after"
 
 
 EVENT_COLUMNS = """run rank thread seq kind op group peer tag size_bytes dtype shape stage microbatch label file line
-post_ns wait_ns done_ns status message_id""".split()
+post_ns wait_ns done_ns status message_id""".split()  # noqa: E501
 MESSAGE_COLUMNS = """src dst tag group size_bytes dtype shape send_post_ns send_done_ns recv_post_ns recv_done_ns
-late_sender_ns late_receiver_ns transfer_ns stage microbatch""".split()
+late_sender_ns late_receiver_ns transfer_ns stage microbatch""".split()  # noqa: E501
 
 
 def one_of_each() -> Trace:
     """A send that met its recv, a recv in flight from any source, a span."""
-    tables = Tables((Group("ring:0>1", (0, 1)),), (Payload("float32", (4, 2), 32), Payload("int64", (), 8)), ("compute",), ("ring.py",))
+    tables = Tables(
+        (Group("ring:0>1", (0, 1)),),
+        (Payload("float32", (4, 2), 32), Payload("int64", (), 8)),
+        ("compute",),
+        ("ring.py",),
+    )
     columns = {
         "rank": [0, 0, 1, 1],
         "op": [OP_CODES[name] for name in ("span", "isend", "irecv", "recv")],
@@ -183,9 +265,15 @@ def one_of_each() -> Trace:
     return Trace(make_events(columns, tables), {"run_id": "a", "world_size": 2})
 
 
-@pytest.mark.parametrize(("which", "columns"), [("events", EVENT_COLUMNS), ("messages", MESSAGE_COLUMNS)])
+@pytest.mark.parametrize(
+    ("which", "columns"), [("events", EVENT_COLUMNS), ("messages", MESSAGE_COLUMNS)]
+)
 def test_columns_are_the_designs(which: str, columns: list[str]) -> None:
-    assert list(one_of_each().to_pandas(which)) == list(Trace(make_events({"rank": [], "op": []}), {}).to_pandas(which)) == columns
+    assert (
+        list(one_of_each().to_pandas(which))
+        == list(Trace(make_events({"rank": [], "op": []}), {}).to_pandas(which))
+        == columns
+    )
 
 
 def test_events_say_what_happened() -> None:
@@ -193,33 +281,83 @@ def test_events_say_what_happened() -> None:
     span, send, irecv, recv = rows.where(rows.notna(), None).to_dict("records")
     none = dict.fromkeys(EVENT_COLUMNS)
     first = {"run": "a", "rank": 0, "thread": 0, "stage": 2, "status": "ok"}
-    assert span == none | first | {"seq": 0, "kind": "span", "op": "span", "label": "compute", "post_ns": 0, "done_ns": 90}
-    message = {"group": "ring:0>1", "tag": 7, "size_bytes": 32, "dtype": "float32", "shape": "4x2", "file": "ring.py", "message_id": 0}
+    assert span == none | first | {
+        "seq": 0,
+        "kind": "span",
+        "op": "span",
+        "label": "compute",
+        "post_ns": 0,
+        "done_ns": 90,
+    }
+    message = {
+        "group": "ring:0>1",
+        "tag": 7,
+        "size_bytes": 32,
+        "dtype": "float32",
+        "shape": "4x2",
+        "file": "ring.py",
+        "message_id": 0,
+    }
     posted = {"seq": 1, "kind": "send", "op": "isend", "peer": 1, "microbatch": 5, "line": 12}
-    assert send == none | first | message | posted | {"post_ns": 100, "wait_ns": 110, "done_ns": 200}
-    assert irecv.items() >= (message | {"kind": "recv", "op": "irecv", "peer": 0, "line": 14, "post_ns": 40, "done_ns": 250}).items()
-    assert recv.items() >= {"peer": None, "shape": "", "dtype": "int64", "done_ns": None, "status": "in_flight", "message_id": None}.items()
+    assert send == none | first | message | posted | {
+        "post_ns": 100,
+        "wait_ns": 110,
+        "done_ns": 200,
+    }
+    assert (
+        irecv.items()
+        >= (
+            message
+            | {"kind": "recv", "op": "irecv", "peer": 0, "line": 14, "post_ns": 40, "done_ns": 250}
+        ).items()
+    )
+    assert (
+        recv.items()
+        >= {
+            "peer": None,
+            "shape": "",
+            "dtype": "int64",
+            "done_ns": None,
+            "status": "in_flight",
+            "message_id": None,
+        }.items()
+    )
 
 
 def test_messages_say_who_was_late() -> None:
     (row,) = one_of_each().to_pandas("messages").to_dict("records")
     expected = [0, 1, 7, "ring:0>1", 32, "float32", "4x2", 100, 200, 40, 250, 50, 0, 150, 2, 5]
     assert row == dict(zip(MESSAGE_COLUMNS, expected, strict=True))
-    on_its_way = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "post_ns": [0, 5]})
+    on_its_way = make_events(
+        {
+            "rank": [0, 1],
+            "op": [OP_CODES["send"], OP_CODES["recv"]],
+            "peer": [1, 0],
+            "post_ns": [0, 5],
+        }
+    )
     table = Trace(on_its_way, {}).to_pandas("messages")
     assert table[["transfer_ns", "send_done_ns", "recv_done_ns"]].isna().all(axis=None)
 
 
 def test_types_of_the_columns_and_what_is_missing() -> None:
     table = one_of_each().to_pandas()
-    assert {name: str(table[name].dtype) for name in ("rank", "post_ns", "done_ns", "peer", "kind", "message_id")} == {
-        "rank": "int32", "post_ns": "int64", "done_ns": "Int64", "peer": "Int32", "kind": "category", "message_id": "Int64",
+    assert {name: str(table[name].dtype) for name in ("rank", "post_ns", "done_ns", "peer", "kind",
+                                                      "message_id")} == {
+        "rank": "int32", "post_ns": "int64", "done_ns": "Int64", "peer": "Int32",
+        "kind": "category", "message_id": "Int64",
     }  # fmt: skip
-    assert (table.done_ns - table.post_ns).tolist()[-1] is pd.NA  # of what has not ended, and not negative
+    # of what has not ended, and not negative
+    assert (table.done_ns - table.post_ns).tolist()[-1] is pd.NA
     tables = Tables((Group("pair", (0, 1)), Group("pair", (1, 2))), (Payload("", (), 0),))
-    barriers = make_events({"rank": [0, 1], "op": [OP_CODES["barrier"]] * 2, "group": [0, 1], "payload": [0, 0]}, tables)
+    barriers = make_events(
+        {"rank": [0, 1], "op": [OP_CODES["barrier"]] * 2, "group": [0, 1], "payload": [0, 0]},
+        tables,
+    )
     table = Trace(barriers, {}).to_pandas()
-    assert table.group.cat.categories.tolist() == ["pair"], "names that two numbers share are one category"
+    assert table.group.cat.categories.tolist() == ["pair"], (
+        "names that two numbers share are one category"
+    )
     assert table[["dtype", "shape"]].isna().all(axis=None)
     assert table.size_bytes.tolist() == [0, 0]
 
@@ -241,7 +379,9 @@ def test_a_table_belongs_to_its_owner() -> None:
 def test_message_id_is_the_row_of_the_message(trace: Trace) -> None:
     events, messages = trace.to_pandas(), trace.to_pandas("messages")
     assert len(events) == len(trace.events)
-    for row, (src, dst, tag) in enumerate(zip(messages.src, messages.dst, messages.tag, strict=True)):
+    for row, (src, dst, tag) in enumerate(
+        zip(messages.src, messages.dst, messages.tag, strict=True)
+    ):
         ends = events[events.message_id == row]
         assert sorted(ends.kind.astype(str)) == ["recv", "send"]
         sender = ends[ends.kind == "send"].iloc[0]

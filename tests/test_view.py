@@ -1,4 +1,7 @@
-"""The interactive page: what it holds is the trace, it needs nothing from outside, and no name gets out of its data."""
+"""The interactive page.
+
+What it holds is the trace, it needs nothing from outside, and no name gets out of its data.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +47,44 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_the_page_holds_the_trace(trace: Trace) -> None:
     head, columns = unpack(pack(trace))
     events = trace.events
-    for name in ("group", "peer", "tag", "payload", "stage", "microbatch", "file", "line", "op", "status", "label"):
+    for name in (
+        "group",
+        "peer",
+        "tag",
+        "payload",
+        "stage",
+        "microbatch",
+        "file",
+        "line",
+        "op",
+        "status",
+        "label",
+    ):
         assert columns[name].tolist() == getattr(events, name).tolist()
-    inexact = 0 if max(events.post_ns.max(initial=0), events.done_ns.max(initial=0)) < 2**52 else 4096  # JavaScript's numbers are floats
+    # JavaScript's numbers are floats
+    inexact = (
+        0 if max(events.post_ns.max(initial=0), events.done_ns.max(initial=0)) < 2**52 else 4096
+    )
     rank = np.repeat(np.arange(len(head["counts"])), head["counts"])
     assert rank.tolist() == events.rank.tolist()
     for number in range(len(head["counts"])):
         post = np.cumsum(columns["post"][rank == number].astype(np.float64))
-        np.testing.assert_allclose(post, events.post_ns[rank == number].astype(np.float64), rtol=1e-12 * (inexact > 0), atol=inexact)
+        np.testing.assert_allclose(
+            post,
+            events.post_ns[rank == number].astype(np.float64),
+            rtol=1e-12 * (inexact > 0),
+            atol=inexact,
+        )
     for name in ("wait", "done"):
         times = getattr(events, f"{name}_ns")
         assert (columns[name] < 0).tolist() == (times == NONE).tolist()
         after = np.maximum(times - events.post_ns, 0)[times != NONE]
-        np.testing.assert_allclose(columns[name][times != NONE], after.astype(np.float64), rtol=1e-12 * (inexact > 0), atol=inexact)
+        np.testing.assert_allclose(
+            columns[name][times != NONE],
+            after.astype(np.float64),
+            rtol=1e-12 * (inexact > 0),
+            atol=inexact,
+        )
     here = np.arange(len(events))
     assert (here + columns["partner"])[trace.messages.send].tolist() == trace.messages.recv.tolist()
     assert np.count_nonzero(columns["partner"]) == 2 * len(trace.messages)
@@ -69,7 +97,15 @@ def test_an_event_takes_few_bytes() -> None:
         at = 0.0
         for _ in range(500):
             took = rng.exponential(1.0, 3)
-            story.op(rank, "isend", (at, at + took[0], at + took[:2].sum()), peer=(rank + 1) % 8, group="world", tag=0, size_bytes=4096)
+            story.op(
+                rank,
+                "isend",
+                (at, at + took[0], at + took[:2].sum()),
+                peer=(rank + 1) % 8,
+                group="world",
+                tag=0,
+                size_bytes=4096,
+            )
             at += took.sum()
     trace = story.trace()
     assert len(base64.b64encode(pack(trace))) / len(trace.events) < 15
@@ -90,7 +126,9 @@ def test_findings_point_to_their_operations() -> None:
     story.op(0, "recv", (2, 2, -1), peer=1, group="world", tag=0, size_bytes=4)
     trace = story.trace()
     head, _ = unpack(pack(trace))
-    assert [(one["kind"], sorted(one["events"])) for one in head["findings"]] == [("deadlock", [0, 1])]
+    assert [(one["kind"], sorted(one["events"])) for one in head["findings"]] == [
+        ("deadlock", [0, 1])
+    ]
 
 
 def test_rows_know_their_hosts_whatever_those_are_called() -> None:
@@ -102,7 +140,10 @@ def test_rows_know_their_hosts_whatever_those_are_called() -> None:
     assert unpack(pack(trace))[0]["hosts"] == [0, 0, 1, 1, 2]
     for hosts, numbers in ((["</script>", 7, None], [0, 1, -1, -1, -1]), (["one"], None)):
         ranks = [{"rank": rank, "host": host} for rank, host in enumerate(hosts)]
-        assert unpack(pack(Trace(trace.events, {"world_size": 5, "ranks": ranks})))[0]["hosts"] == numbers
+        assert (
+            unpack(pack(Trace(trace.events, {"world_size": 5, "ranks": ranks})))[0]["hosts"]
+            == numbers
+        )
 
 
 def test_the_page_may_run_nothing_but_its_own_program(tmp_path: Path) -> None:
@@ -110,7 +151,10 @@ def test_the_page_may_run_nothing_but_its_own_program(tmp_path: Path) -> None:
     page = (tmp_path / "run.html").read_text()
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy is not None
-    for name, text in (("script", page.rpartition("<script>")[2]), ("style", page.partition("<style>")[2])):
+    for name, text in (
+        ("script", page.rpartition("<script>")[2]),
+        ("style", page.partition("<style>")[2]),
+    ):
         body = text.partition(f"</{name}>")[0]
         named = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
         assert f"{name}-src 'sha256-{named}'" in policy[1]
@@ -119,13 +163,17 @@ def test_the_page_may_run_nothing_but_its_own_program(tmp_path: Path) -> None:
 
 
 def test_no_name_gets_out_of_the_data(tmp_path: Path) -> None:
-    ringsim.load(hostile_file(tmp_path / "hostile.ringtrace", "pipeline")).to_html(tmp_path / "run.html")
+    ringsim.load(hostile_file(tmp_path / "hostile.ringtrace", "pipeline")).to_html(
+        tmp_path / "run.html"
+    )
     page = (tmp_path / "run.html").read_text()
     plain = Tags(page)
     pipeline(2).to_html(tmp_path / "harmless.html")
     harmless = Tags((tmp_path / "harmless.html").read_text())
     assert {name for name, _ in plain.found} == {name for name, _ in harmless.found}
-    assert [attrs for name, attrs in plain.found if any(key.startswith("on") for key in attrs)] == []
+    assert [
+        attrs for name, attrs in plain.found if any(key.startswith("on") for key in attrs)
+    ] == []
     data = re.search(r'application/x-ringsim">([^<]*)<', page)
     assert data is not None
     head, _ = unpack(base64.b64decode(data[1]))

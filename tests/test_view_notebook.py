@@ -27,16 +27,29 @@ from ringsim.errors import ArgumentError
 from ringsim.traces.value import Trace
 from ringsim.view.notebook import view
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 pytestmark = pytest.mark.xdist_group("browser")
 
 
 def stuck(world_size: int = 2) -> Trace:
-    """Ranks that compute for 10 ms each, and then wait for each other in vain, all but the last pair."""
+    """Ranks that compute for 10 ms each, and then wait for each other in vain.
+
+    All but the last pair.
+    """
     story = Story(world_size)
     for rank in range(world_size):
         story.op(rank, "span", (0, -1, 10), label="compute")
-        story.op(rank, "recv", (10 + rank, 10 + rank, -1), peer=(rank + 1) % world_size, group="world", tag=0, size_bytes=4)
+        story.op(
+            rank,
+            "recv",
+            (10 + rank, 10 + rank, -1),
+            peer=(rank + 1) % world_size,
+            group="world",
+            tag=0,
+            size_bytes=4,
+        )
     return story.trace()
 
 
@@ -56,7 +69,8 @@ def test_python_reads_and_leads_the_view_without_a_notebook() -> None:
     assert view.window == pytest.approx((0.0, met.makespan_s))
     view.goto(0)
     view.widget.selected = [1, int(met.messages.send[0])]
-    assert view.selection.index.tolist() == sorted([met.messages.send[0], met.messages.recv[0]])  # both sides of a message
+    # both sides of a message
+    assert view.selection.index.tolist() == sorted([met.messages.send[0], met.messages.recv[0]])
     for wrong in (4, -1, "recv", ringsim.errors):
         with pytest.raises(ArgumentError, match="what must be a finding"):
             stuck().view().goto(wrong)
@@ -65,13 +79,20 @@ def test_python_reads_and_leads_the_view_without_a_notebook() -> None:
             view.window = window
 
 
-def test_traces_on_one_axis_are_aligned_at_their_first_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_on_one_axis_are_aligned_at_their_first_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In 0.2.0 each began at its own time, unlike on a page."""
 
     def run(begins_ms: float) -> Trace:
         story = Story(1)
         for number in range(3):
-            story.op(0, "span", (begins_ms + 10 * number, -1, begins_ms + 10 * number + 4), label=f"part {number}")
+            story.op(
+                0,
+                "span",
+                (begins_ms + 10 * number, -1, begins_ms + 10 * number + 4),
+                label=f"part {number}",
+            )
         return story.trace()
 
     sent: list[bytes] = []
@@ -79,7 +100,9 @@ def test_traces_on_one_axis_are_aligned_at_their_first_operations(monkeypatch: p
     monkeypatch.setattr(shown.widget, "send", lambda message, buffers: sent.extend(buffers))
     shown.show(shown.traces)
     columns = [unpack(packed)[1] for packed in sent]
-    assert [np.cumsum(one["post"]).tolist() for one in columns] == [[300_000_000, 310_000_000, 320_000_000]] * 2
+    assert [np.cumsum(one["post"]).tolist() for one in columns] == [
+        [300_000_000, 310_000_000, 320_000_000]
+    ] * 2
     assert shown.window == pytest.approx((0.3, 0.324))
     shown.window = (0.309, 0.315)
     assert shown.selection["label"].tolist() == ["part 1"]
@@ -89,15 +112,21 @@ def test_traces_on_one_axis_are_aligned_at_their_first_operations(monkeypatch: p
 
 
 CELLS = [
-    f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_view_notebook import stuck\nview = stuck().view()\nview",
+    (
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_view_notebook "
+        "import stuck\nview = stuck().view()\nview"
+    ),
     "view.window",
     "from ringsim import explore\nexplore.deadlock()",
 ]
 
 
 def notebook(cells: int) -> nbformat.NotebookNode:
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}  # without it JupyterLab asks
-    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS[:cells]], metadata=kernel)
+    # without it JupyterLab asks
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    return nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in CELLS[:cells]], metadata=kernel
+    )
 
 
 def test_a_saved_notebook_holds_the_picture_and_not_the_trace() -> None:
@@ -107,7 +136,11 @@ def test_a_saved_notebook_holds_the_picture_and_not_the_trace() -> None:
     assert "run this cell" in widget.data["text/plain"]
     assert "image/png" in picture.data
     (state,) = (
-        each for each in ran.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"].values() if "_esm" in each["state"]
+        each
+        for each in ran.metadata.widgets["application/vnd.jupyter.widget-state+json"][
+            "state"
+        ].values()
+        if "_esm" in each["state"]
     )
     kept = {name: value for name, value in state["state"].items() if name != "_esm"}
     assert len(str(kept)) < 1000, "numbers alone are kept with the widget, and its program"
@@ -121,26 +154,41 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     with closing(socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")
-    environment = os.environ | {name: str(own) for name in names} | {"PYTHONPATH": str(Path(ringsim.__file__).parent.parent)}
+    names = (
+        "JUPYTER_CONFIG_DIR",
+        "JUPYTER_DATA_DIR",
+        "JUPYTERLAB_SETTINGS_DIR",
+        "JUPYTERLAB_WORKSPACES_DIR",
+        "IPYTHONDIR",
+    )
+    environment = (
+        os.environ
+        | {name: str(own) for name in names}
+        | {"PYTHONPATH": str(Path(ringsim.__file__).parent.parent)}
+    )
     options = [
         f"--port={port}",
         "--ServerApp.port_retries=0",
         "--IdentityProvider.token=",
         "--ServerApp.disable_check_xsrf=True",
         f"--ServerApp.root_dir={folder}",
-        "--ServerApp.jpserver_extensions={'jupyter_lsp': False, 'jupyter_server_terminals': False}",  # it starts sooner without
+        # it starts sooner without
+        "--ServerApp.jpserver_extensions={'jupyter_lsp': False, 'jupyter_server_terminals': False}",
     ]
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", *options]
     url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
         try:
             until(lambda: answers(f"{url}/api"))
             yield url, folder
         finally:
             with urllib.request.urlopen(f"{url}/api/kernels") as answer:
                 for kernel in json.load(answer):
-                    urllib.request.urlopen(urllib.request.Request(f"{url}/api/kernels/{kernel['id']}", method="DELETE")).close()
+                    urllib.request.urlopen(
+                        urllib.request.Request(f"{url}/api/kernels/{kernel['id']}", method="DELETE")
+                    ).close()
             server.kill()  # told to terminate, it may wait long for what it has begun
 
 
@@ -175,7 +223,8 @@ def run_cell(page: Any, number: int, then: str) -> None:
     """Runs a cell, and waits for what it shows."""
     cell = page.locator(".jp-Notebook .jp-CodeCell").nth(number)
 
-    def is_sent() -> bool:  # JupyterLab drops what is to be run before its connection with the kernel stands
+    # JupyterLab drops what is to be run before its connection with the kernel stands
+    def is_sent() -> bool:
         cell.locator(".cm-content").click()
         page.keyboard.press("Shift+Enter")
         page.wait_for_timeout(100)
@@ -208,10 +257,12 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     assert page.evaluate("document.activeElement.hasAttribute('data-lm-suppress-shortcuts')"), (
         "Notebook 7 asks this element before its parents"
     )
-    until(lambda: window_of(page)[1] < stuck().makespan_s)  # the view says where it is once it has come to rest
+    # the view says where it is once it has come to rest
+    until(lambda: window_of(page)[1] < stuck().makespan_s)
     assert 0 <= window_of(page)[0] < window_of(page)[1]
     page.evaluate(
-        "document.body.style.cssText = '--jp-widgets-color: #eeeeee; --jp-ui-font-color1: #eeeeee; --jp-content-font-color1: #eeeeee'"
+        "document.body.style.cssText = '--jp-widgets-color: #eeeeee; --jp-ui-font-color1: "
+        "#eeeeee; --jp-content-font-color1: #eeeeee'"
     )
     page.locator('.ringsim[data-theme="dark"]').wait_for()
     run_cell(page, 2, ".ringsim.ready")  # an explorer: a choice brings another run and other words
@@ -227,7 +278,8 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
 
     (session,) = page.request.get(f"{url}/api/sessions").json()
     page.request.delete(f"{url}/api/sessions/{session['id']}")
-    saved.metadata.kernelspec = {"name": "gone", "display_name": "gone"}  # opened again where no kernel runs
+    # opened again where no kernel runs
+    saved.metadata.kernelspec = {"name": "gone", "display_name": "gone"}
     nbformat.write(saved, folder / "again.ipynb")
     page.goto(f"{url}/lab/tree/again.ipynb?reset")
     page.locator(".jp-CodeCell img").first.wait_for()

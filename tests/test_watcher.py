@@ -14,8 +14,25 @@ from watched_parts import TICK_S, Bench
 
 from ringsim.diagnose.failure import Verdict
 from ringsim.launch.threads import Threads
-from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Process, Watcher
-from ringsim.traces.events import ANY_SOURCE, ERROR, IN_FLIGHT, NONE, OK, RECORD, THREAD_FAILED, word_notice
+from ringsim.launch.watcher import (
+    COLLECTIVE_S,
+    POLL_MAX,
+    POLL_S,
+    STALL_S,
+    THREADS_S,
+    Process,
+    Watcher,
+)
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    ERROR,
+    IN_FLIGHT,
+    NONE,
+    OK,
+    RECORD,
+    THREAD_FAILED,
+    word_notice,
+)
 
 
 @pytest.fixture
@@ -33,12 +50,31 @@ def kind_of(verdict: Verdict | None) -> str:
     [
         ([], [(0, "recv", 1, 0), (1, "recv", 0, 0)], "deadlock", TICK_S),  # at the second look
         ([], [(0, "recv", 1, 0)], "", None),  # rank 1 may still help
-        ([], [(0, "all_reduce", NONE, NONE), (1, "recv", 0, 0)], "collective_mismatch", COLLECTIVE_S),  # some return early
-        ([], [(0, "send", 1, 0), (1, "recv", 0, 0)], "stalled", STALL_S),  # both sides are there, as far as is recorded
-        # A recv from anybody takes messages before anybody waits for it: 0.1.0 counted it once it was done.
-        ([(0, "irecv", ANY_SOURCE, 9)], [(0, "recv", 1, 0), (1, "send", 0, 9)], "deadlock", STALL_S),
-        # Which of two recvs gets a message depends on what was posted when it came: taken for known when nothing moves.
-        ([(0, "irecv", ANY_SOURCE, 9), (1, "isend", 0, 9)], [(0, "recv", 1, 9), (1, "recv", 0, 0)], "deadlock", STALL_S),
+        # some return early
+        (
+            [],
+            [(0, "all_reduce", NONE, NONE), (1, "recv", 0, 0)],
+            "collective_mismatch",
+            COLLECTIVE_S,
+        ),
+        # both sides are there, as far as is recorded
+        ([], [(0, "send", 1, 0), (1, "recv", 0, 0)], "stalled", STALL_S),
+        # A recv from anybody takes messages before anybody waits for it: 0.1.0 counted it once it
+        # was done.
+        (
+            [(0, "irecv", ANY_SOURCE, 9)],
+            [(0, "recv", 1, 0), (1, "send", 0, 9)],
+            "deadlock",
+            STALL_S,
+        ),
+        # Which of two recvs gets a message depends on what was posted when it came: taken for known
+        # when nothing moves.
+        (
+            [(0, "irecv", ANY_SOURCE, 9), (1, "isend", 0, 9)],
+            [(0, "recv", 1, 9), (1, "recv", 0, 0)],
+            "deadlock",
+            STALL_S,
+        ),
     ],
 )
 def test_who_is_stuck_is_told_and_not_before_its_time(
@@ -53,23 +89,35 @@ def test_who_is_stuck_is_told_and_not_before_its_time(
     if verdict is not None:
         assert (verdict.ranks, after) == ((0, 1), pytest.approx(after_s, abs=2 * TICK_S))
         assert verdict.proved is (after_s != STALL_S)
-        assert ("Not proved" in verdict.diagnosis.findings[0].hint) is (kind == "deadlock" and after_s == STALL_S)
-        assert ("nothing has moved for 3 s: rank 0 waits in send to 1" in verdict.diagnosis.findings[0].message) is (kind == "stalled")
+        assert ("Not proved" in verdict.diagnosis.findings[0].hint) is (
+            kind == "deadlock" and after_s == STALL_S
+        )
+        assert (
+            "nothing has moved for 3 s: rank 0 waits in send to 1"
+            in verdict.diagnosis.findings[0].message
+        ) is (kind == "stalled")
         assert set(bench.asked) == (set() if after_s == STALL_S else {0, 1})
 
 
 @pytest.mark.parametrize("theirs", ["broadcast", "barrier"])
-def test_a_rank_that_has_posted_another_collective_and_computes_is_named(bench: Bench, theirs: str) -> None:
+def test_a_rank_that_has_posted_another_collective_and_computes_is_named(
+    bench: Bench, theirs: str
+) -> None:
     """Nothing its rank does later can help. 0.2.0 gave a verdict in which nothing was wrong."""
     bench.writers[0].post("all_reduce", 0, NONE, NONE)
     bench.waits(1, theirs, NONE, NONE)
     verdict, after_s = bench.look_for(10.0)
-    assert (kind_of(verdict), after_s) == ("collective_mismatch", pytest.approx(COLLECTIVE_S, abs=2 * TICK_S))
+    assert (kind_of(verdict), after_s) == (
+        "collective_mismatch",
+        pytest.approx(COLLECTIVE_S, abs=2 * TICK_S),
+    )
     assert verdict is not None
     assert (verdict.ranks, verdict.diagnosis.findings[0].ranks) == ((1,), (0, 1))
 
 
-@pytest.mark.parametrize(("idle", "settle_s", "after_s"), [({7: None}, 0.0, THREADS_S), ({}, 0.5, 0.5)])
+@pytest.mark.parametrize(
+    ("idle", "settle_s", "after_s"), [({7: None}, 0.0, THREADS_S), ({}, 0.5, 0.5)]
+)
 def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(
     bench: Bench, idle: dict[int, None], settle_s: float, after_s: float
 ) -> None:
@@ -80,12 +128,17 @@ def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(
     assert (kind_of(verdict), after) == ("deadlock", pytest.approx(after_s, abs=2 * TICK_S))
 
 
-@pytest.mark.parametrize(("leaves", "kind"), [(None, "peer_exited"), (OK, "stalled"), (ERROR, "peer_exited")])
-def test_what_a_rank_left_behind_still_arrives_unless_it_was_refused(bench: Bench, leaves: int | None, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("leaves", "kind"), [(None, "peer_exited"), (OK, "stalled"), (ERROR, "peer_exited")]
+)
+def test_what_a_rank_left_behind_still_arrives_unless_it_was_refused(
+    bench: Bench, leaves: int | None, kind: str
+) -> None:
     if leaves is not None:
         slot = bench.writers[1].post("isend", 0, 0, 0)
     if leaves == ERROR:
-        bench.writers[1].recorder.complete(slot, ERROR)  # before anybody waited for it: it never left
+        # before anybody waited for it: it never left
+        bench.writers[1].recorder.complete(slot, ERROR)
     bench.states[1] = "exited"
     bench.waits(0, "recv", 1)
     assert kind_of(bench.look_for(10.0)[0]) == kind
@@ -132,15 +185,21 @@ def test_what_disagrees_is_looked_for_again_before_ranks_are_called_stuck(bench:
     larger = bench.writers[1]
     larger.payload = larger.recorder.payload("float32", [4], 16)
     for rank, op in enumerate(["isend", "irecv"]):
-        bench.writers[rank].groups.append(bench.writers[rank].recorder.group("new", range(2), fresh=True))
+        bench.writers[rank].groups.append(
+            bench.writers[rank].recorder.group("new", range(2), fresh=True)
+        )
         bench.writers[rank].post(op, 2, 1 - rank, 5)
     bench.both_receive()
     verdict, after_s = bench.look_for(1.0)
     assert (kind_of(verdict), after_s) == ("message_mismatch", pytest.approx(TICK_S))
 
 
-@pytest.mark.parametrize("failures", [(), ("raised ValueError: no such layer", "raised KeyError: 7")])
-def test_what_ended_a_thread_comes_before_what_follows_from_it(bench: Bench, failures: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "failures", [(), ("raised ValueError: no such layer", "raised KeyError: 7")]
+)
+def test_what_ended_a_thread_comes_before_what_follows_from_it(
+    bench: Bench, failures: tuple[str, ...]
+) -> None:
     bench.writers[0].recorder.mark("begins")
     for about in failures:
         bench.writers[0].recorder.mark(word_notice(THREAD_FAILED, about))
@@ -164,7 +223,10 @@ def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
 
 
 def test_a_thread_whose_message_is_on_its_way_may_help_when_it_has_come(bench: Bench) -> None:
-    """Each rank has two threads that wait. A verdict came within two looks, however large the message was."""
+    """Each rank has two threads that wait.
+
+    A verdict came within two looks, however large the message was.
+    """
     bench.both_receive()
 
     def post_in_a_thread(rank: int, op: str) -> None:
@@ -177,7 +239,9 @@ def test_a_thread_whose_message_is_on_its_way_may_help_when_it_has_come(bench: B
     assert bench.look_for(STALL_S / 2)[0] is None
 
 
-def test_threads_that_wait_for_each_other_are_named_and_those_that_wake_now_and_then_are_not_judged(bench: Bench) -> None:
+def test_threads_that_wait_for_each_other_are_named_and_those_that_wake_now_and_then_are_not_judged(
+    bench: Bench,
+) -> None:
     bench.both_receive()
     waits = bench.threads[0]._replace(idle={8: (__file__, 3)})
     for _ in range(8):  # it has something to do every second
@@ -189,9 +253,9 @@ def test_threads_that_wait_for_each_other_are_named_and_those_that_wake_now_and_
     assert verdict is not None
     assert after_s == pytest.approx(THREADS_S - 0.5, abs=0.3)
     assert (
-        "Meanwhile rank 0 waits at test_watcher.py:3 (from __future__ import annotations) for another of its threads."
-        in verdict.diagnosis.findings[0].message
-    )
+        "Meanwhile rank 0 waits at test_watcher.py:3 (from __future__ import annotations) for "
+        "another of its threads."
+    ) in verdict.diagnosis.findings[0].message
     assert [end["about"][:8] for end in verdict.ends] == ["waits at", ""]
 
 
@@ -203,14 +267,20 @@ class TestSilentRank:
         bench.waits(1, "recv", 0)
         bench.threads[0] = Threads((), {7: (__file__, 3)})
 
-    def test_is_judged_once_all_sleep_and_its_threads_have_been_asked_twice(self, bench: Bench) -> None:
+    def test_is_judged_once_all_sleep_and_its_threads_have_been_asked_twice(
+        self, bench: Bench
+    ) -> None:
         bench.process = Process("R", 5)
         assert bench.look_for(5.0, 0.1)[0] is None
         assert bench.asked == []  # who computes is left in peace
         bench.process = Process("S", 5)
         verdict, after_s = bench.look_for(10.0, 0.1)
         assert verdict is not None
-        assert (verdict.diagnosis.kind, verdict.diagnosis.findings[0].ranks, verdict.ranks) == ("deadlock", (0, 1), (1,))
+        assert (verdict.diagnosis.kind, verdict.diagnosis.findings[0].ranks, verdict.ranks) == (
+            "deadlock",
+            (0, 1),
+            (1,),
+        )
         assert "but rank 0 waits at test_watcher.py:3 " in verdict.diagnosis.findings[0].message
         assert after_s == pytest.approx(STALL_S + 0.5, abs=0.3)
         assert bench.asked.count(0) >= 2

@@ -1,7 +1,8 @@
-"""Damage done to real trace files, by choices that a test, a soak or a fuzzer makes; and everything that reads a trace, to meet it.
+"""Damage done to real trace files, by choices that a test, a soak or a fuzzer makes.
 
-Whoever drives it gives a function ``choose(low, high)`` that returns a whole number: hypothesis, a generator of random numbers, or a fuzzer
-that watches which lines its choices reach.
+Also everything that reads a trace, to meet it. Whoever drives it gives a function ``choose(low,
+high)`` that returns a whole number: hypothesis, a generator of random numbers, or a fuzzer that
+watches which lines its choices reach.
 """
 
 from __future__ import annotations
@@ -30,11 +31,59 @@ from ringsim.traces.value import Trace
 Choose = Callable[[int, int], int]
 
 DATA = Path(__file__).parent.parent / "figures" / "data"
-ODD_NUMBERS = (0, 1, 2, 3, 7, -1, -2, 100, 999_999, 2**31 - 1, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63), 10**30)
+ODD_NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    -1,
+    -2,
+    100,
+    999_999,
+    2**31 - 1,
+    -(2**31),
+    2**32,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+    10**30,
+)
 ODD_VALUES: tuple[Any, ...] = (
     *ODD_NUMBERS,
-    *(None, True, False, 0.5, -0.0, 1e308, "", "nccl", "measured", "x" * 2000, "\0", "\ud800", "a\nb", "$\\frac{", "{0}", "%s"),
-    *([], {}, [[]], [{}], [None], {"": None}, [["ring:0>1", [0, 1]]], [["ring:0>1", [0]]], [0, 0], [-1], [10**30], [[0, 1]], [["x"]]),
+    *(
+        None,
+        True,
+        False,
+        0.5,
+        -0.0,
+        1e308,
+        "",
+        "nccl",
+        "measured",
+        "x" * 2000,
+        "\0",
+        "\ud800",
+        "a\nb",
+        "$\\frac{",
+        "{0}",
+        "%s",
+    ),
+    *(
+        [],
+        {},
+        [[]],
+        [{}],
+        [None],
+        {"": None},
+        [["ring:0>1", [0, 1]]],
+        [["ring:0>1", [0]]],
+        [0, 0],
+        [-1],
+        [10**30],
+        [[0, 1]],
+        [["x"]],
+    ),
     *({"rank": 0}, [{"rank": 0}], [{"rank": []}], {"ranks": [0]}, {"cpu": [], "cores": {}}),
 )
 
@@ -55,7 +104,9 @@ def take_apart(path: Path) -> Whole:
     with zipfile.ZipFile(path) as archive:
         meta, events = archive.read("meta.json"), archive.read("events.parquet")
     trace = load(path)
-    return Whole(meta, events, {name: getattr(trace.events, name).tolist() for name in COLUMN_DTYPES})
+    return Whole(
+        meta, events, {name: getattr(trace.events, name).tolist() for name in COLUMN_DTYPES}
+    )
 
 
 def real_files() -> list[Whole]:
@@ -85,7 +136,7 @@ def write_columns(columns: dict[str, Any]) -> bytes:
     return sink.getvalue()
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 ODD_TOKENS: Final = (
@@ -103,14 +154,21 @@ ODD_TOKENS: Final = (
 
 
 def flip(data: bytes, choose: Choose) -> bytes:
-    """Changes a few bytes, leaves some out, doubles them, or puts another number or word of the file, or an odd one, in place of one."""
+    """Changes a few bytes, leaves some out, or doubles them.
+
+    Or puts another number or word of the file, or an odd one, in place of one.
+    """
     damaged = bytearray(data)
     for _ in range(choose(1, choose(1, 4))):
         place = choose(0, len(damaged) - 1)
         what = choose(0, 8)
         if what >= 5 and (tokens := list(re.finditer(rb'-?\d+|"[^"]*"', bytes(damaged)))):
             start, end = tokens[choose(0, len(tokens) - 1)].span()
-            damaged[start:end] = ODD_TOKENS[choose(0, len(ODD_TOKENS) - 1)] if what == 5 else tokens[choose(0, len(tokens) - 1)][0]
+            damaged[start:end] = (
+                ODD_TOKENS[choose(0, len(ODD_TOKENS) - 1)]
+                if what == 5
+                else tokens[choose(0, len(tokens) - 1)][0]
+            )
         elif what == 0:
             del damaged[place : place + choose(1, 16)]
         elif what == 1:
@@ -123,14 +181,16 @@ def flip(data: bytes, choose: Choose) -> bytes:
 
 def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Every (container, key) of a JSON document."""
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+    for key in (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    ):
         found.append((value, key))
         _places(value[key], found)
     return found
 
 
 def change_meta(meta: bytes, choose: Choose) -> bytes:
-    """Puts odd values into meta.json, leaves entries out, doubles them, or puts one in the place of another."""
+    """Puts odd values into meta.json, leaves entries out, doubles them, or swaps them."""
     document = json.loads(meta)
     for _ in range(choose(1, 3)):
         places = _places(document, [])
@@ -169,7 +229,9 @@ def change_columns(columns: dict[str, Any], choose: Choose) -> bytes:
             changed[name] = [changed[name][row]] * count
         else:
             info = np.iinfo(COLUMN_DTYPES[name])
-            changed[name][row] = min(max(ODD_NUMBERS[choose(0, len(ODD_NUMBERS) - 1)], info.min), info.max)
+            changed[name][row] = min(
+                max(ODD_NUMBERS[choose(0, len(ODD_NUMBERS) - 1)], info.min), info.max
+            )
     return write_columns(changed)
 
 
@@ -181,12 +243,17 @@ def with_rows(meta: bytes, events: bytes) -> tuple[bytes, bytes]:
 
 
 def mutate(wholes: list[Whole], choose: Choose) -> bytes:
-    """Makes a damaged file: its bytes, those of one member, the values of one member, or those of both."""
+    """Makes a damaged file.
+
+    Its bytes, those of one member, the values of one member, or those of both.
+    """
     whole = wholes[choose(0, len(wholes) - 1)]
     meta, events, what = whole.meta, whole.events, choose(0, 5)
     if what == 0:
         return flip(put_together(meta, events), choose)
-    meta = flip(meta, choose) if what == 1 else change_meta(meta, choose) if what in (3, 5) else meta
+    meta = (
+        flip(meta, choose) if what == 1 else change_meta(meta, choose) if what in (3, 5) else meta
+    )
     if what == 2:
         events = flip(events, choose)
     elif what in (4, 5):
@@ -194,11 +261,14 @@ def mutate(wholes: list[Whole], choose: Choose) -> bytes:
     return put_together(meta, events)
 
 
-# --- what reads a trace -----------------------------------------------------------------------------------------------------------------
+# --- what reads a trace ---------------------------------------------------------------------------
 
 
 def read_in_full(trace: Trace, *, draw: bool) -> None:
-    """Asks a trace for everything that it can say; and draws it, which takes a hundred times as long."""
+    """Asks a trace for everything that it can say.
+
+    Also draws it, which takes a hundred times as long.
+    """
     assert trace.summary()
     assert trace.describe()
     assert len(trace.to_pandas()) == len(trace.events)
@@ -212,8 +282,12 @@ def read_in_full(trace: Trace, *, draw: bool) -> None:
 
 
 def load_damaged(data: bytes, *, draw: bool) -> bool:
-    """Loads a damaged file and reads it in full; whether it loaded. Any error but one of ringsim's own comes out of here."""
-    with tempfile.NamedTemporaryFile(suffix=".ringtrace") as file:  # a directory of its own would take half of the time
+    """Loads a damaged file and reads it in full; whether it loaded.
+
+    Any error but one of ringsim's own comes out of here.
+    """
+    # a directory of its own would take half of the time
+    with tempfile.NamedTemporaryFile(suffix=".ringtrace") as file:
         file.write(data)
         file.flush()
         try:

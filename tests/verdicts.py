@@ -1,4 +1,7 @@
-"""Asking a check for its verdict, on simulated ranks or real ones, and what holds for every verdict."""
+"""Asking a check for its verdict, on simulated ranks or real ones.
+
+Also what holds for every verdict.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from ringsim.simulator.api import simulate
 from ringsim.traces.value import Trace
 
 Answer = Callable[..., Any]
-BOARD: dict[Any, Any] = {}  # which all simulated ranks see: a way for numbers to travel beside the messages
+# which all simulated ranks see: a way for numbers to travel beside the messages
+BOARD: dict[Any, Any] = {}
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
 
@@ -49,16 +53,26 @@ def never_ends(*_: Any) -> None:
         time.sleep(0.1)
 
 
-def make_tests(right: dict[Answer, list[Answer]], wrong: dict[Answer, list[tuple[Any, ...]]]) -> tuple[Answer, Answer]:
-    """Returns the tests that each right answer passes, and that each wrong one fails with some words in its reason, and in its hint."""
+def make_tests(
+    right: dict[Answer, list[Answer]], wrong: dict[Answer, list[tuple[Any, ...]]]
+) -> tuple[Answer, Answer]:
+    """Returns the tests that each right answer passes, and that each wrong one fails.
+
+    With some words in its reason, and in its hint.
+    """
     assert min(map(len, wrong.values())) >= 6, "wrong answers that each exercise is tried with"
 
-    @pytest.mark.parametrize(("examine", "answer"), [(examine, answer) for examine, answers in right.items() for answer in answers])
+    @pytest.mark.parametrize(
+        ("examine", "answer"),
+        [(examine, answer) for examine, answers in right.items() for answer in answers],
+    )
     def passes(examine: Answer, answer: Answer) -> None:
         result = verdict(examine, answer, seed=None)  # which it says where it fails
         assert result.passed, result
 
-    @pytest.mark.parametrize(("examine", "row"), [(examine, row) for examine, rows in wrong.items() for row in rows])
+    @pytest.mark.parametrize(
+        ("examine", "row"), [(examine, row) for examine, rows in wrong.items() for row in rows]
+    )
     def fails(examine: Answer, row: tuple[Any, ...]) -> None:
         answer, words, *hint = row
         result = verdict(examine, answer)

@@ -1,4 +1,7 @@
-"""A watcher over parts that a test writes, by a clock of the test; and over a machine whose ranks write them, at any moment."""
+"""A watcher over parts that a test writes, by a clock of the test.
+
+Also over a machine whose ranks write them, at any moment.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ TICK_S = 0.02
 
 
 class Bench(AbstractContextManager["Bench"]):
-    """A watcher over some ranks, a clock, and what ranks answer. Its groups are those of ``part_writer``, each of all ranks."""
+    """A watcher over some ranks, a clock, and what ranks answer.
+
+    Its groups are those of ``part_writer``, each of all ranks.
+    """
 
     def __init__(self, directory: Path, size: int) -> None:
         self.writers = [Writer(directory, rank, size) for rank in range(size)]
@@ -85,18 +91,27 @@ class WatchedMachine:
 
     def __init__(self, bench: Bench, machine: Machine) -> None:
         self._bench, self._machine = bench, machine
-        self._written: dict[Op, tuple[int, bool, bool]] = {}  # slot, whether it is waited for, and done
+        # slot, whether it is waited for, and done
+        self._written: dict[Op, tuple[int, bool, bool]] = {}
 
     def run(self, order: Any) -> list[Verdict]:
-        """Runs the machine in a drawn order, and looks every now and then, up to three times; returns all verdicts."""
+        """Runs the machine in a drawn order, and looks every now and then, up to three times.
+
+        Returns all verdicts.
+        """
         verdicts: list[Verdict | None] = []
 
         def look(machine: Machine) -> None:
             for writer, posted in zip(self._bench.writers, machine.posted, strict=True):
                 for op in posted:
                     self._write(writer, op)
-            self._bench.states = ["exited" if rank in machine.finished else "running" for rank in range(len(machine.programs))]
-            verdicts.extend(self._bench.look_for(0)[0] for _ in range(order.choice([0, 0, 1, 2, 3])))
+            self._bench.states = [
+                "exited" if rank in machine.finished else "running"
+                for rank in range(len(machine.programs))
+            ]
+            verdicts.extend(
+                self._bench.look_for(0)[0] for _ in range(order.choice([0, 0, 1, 2, 3]))
+            )
 
         self._machine.run(order.choice, look)
         return [verdict for verdict in verdicts if verdict is not None]
@@ -106,7 +121,9 @@ class WatchedMachine:
         recorder = writer.recorder
         slot, waited, done = self._written.get(op, (None, False, False))
         if slot is None:
-            slot = recorder.make_post(OP_CODES[op.op])(writer.groups[op.group], op.peer, op.tag, writer.payload)
+            slot = recorder.make_post(OP_CODES[op.op])(
+                writer.groups[op.group], op.peer, op.tag, writer.payload
+            )
             assert slot is not None
         if op.wait >= 0 and not waited:
             recorder.wait(slot)

@@ -6,7 +6,14 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine, find_wrong, make_task
+from ringsim.check.examination import (
+    CheckResult,
+    Examination,
+    Wrong,
+    examine,
+    find_wrong,
+    make_task,
+)
 from ringsim.traces.value import Trace, count
 
 if TYPE_CHECKING:
@@ -15,34 +22,47 @@ if TYPE_CHECKING:
 __all__ = ["gradients"]
 
 _RAISED_HINT: Final = (
-    "If something is None here: x.grad is None where x was not made a leaf with requires_grad_() before it was fed forward, or where "
-    "another copy of it was fed forward. The first stage receives no activation and sends no gradient, the last one the other way round."
+    "If something is None here: x.grad is None where x was not made a leaf with requires_grad_() "
+    "before it was fed forward, or where "
+    "another copy of it was fed forward. The first stage receives no activation and sends no "
+    "gradient, the last one the other way round."
 )
 _HINTS: Final = {
     "missing": (
-        "A gradient comes to a stage from the stage after: recv_gradient, and then y.backward(grad) with the y that was sent. Keep x and y "
+        "A gradient comes to a stage from the stage after: recv_gradient, and then "
+        "y.backward(grad) with the y that was sent. Keep x and y "
         "of every microbatch until then."
     ),
-    "scaled": "The loss of a step is the mean over microbatches: divide each one's loss by their number, before its backward().",
+    "scaled": (
+        "The loss of a step is the mean over microbatches: divide each one's loss by their number, "
+        "before its backward()."
+    ),
     "different": (
-        "Look at what belongs together: the gradient of microbatch i goes with the x and the y of microbatch i. And each parameter adds up "
+        "Look at what belongs together: the gradient of microbatch i goes with the x and the y "
+        "of microbatch i. And each parameter adds up "
         "the gradients of all microbatches: nothing may be set to zero in between."
     ),
     "zeros": (
-        "Zeros came back over the boundary. They are sent where x.grad is None, and that it is where x was not made a leaf with "
+        "Zeros came back over the boundary. They are sent where x.grad is None, and that it is "
+        "where x was not made a leaf with "
         "requires_grad_() before it was fed forward, or where another copy of it was fed forward."
     ),
-    "unexpected": "This rank has a gradient for a layer of another stage. Call stage(x), and nothing else of the model.",
+    "unexpected": (
+        "This rank has a gradient for a layer of another stage. Call stage(x), "
+        "and nothing else of the model."
+    ),
 }
 
 
 def gradients(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
-    """Checks a training step over stages: afterwards every parameter must have the gradient that one process computes.
+    """Checks a training step over stages.
 
-    ``function(stage, inputs, targets, loss_fn)`` is called on every rank. ``stage`` is the rank's part of a model; ``inputs`` and
-    ``targets`` are lists with one tensor a microbatch, of which the first stage uses the inputs, token ids, and the last one the targets.
-    ``loss_fn(logits, target)`` is the mean loss of a microbatch, and the step's loss is the mean over microbatches. It is run on 1, 2
-    and 3 ranks, with one and more microbatches.
+    Afterwards every parameter must have the gradient that one process computes. ``function(stage,
+    inputs, targets, loss_fn)`` is called on every rank. ``stage`` is the rank's part of a model;
+    ``inputs`` and ``targets`` are lists with one tensor a microbatch, of which the first stage uses
+    the inputs, token ids, and the last one the targets. ``loss_fn(logits, target)`` is the mean
+    loss of a microbatch, and the step's loss is the mean over microbatches. It is run on 1, 2 and 3
+    ranks, with one and more microbatches.
 
     Args:
         function: the answer.
@@ -61,16 +81,37 @@ def gradients(function: Callable[..., Any], *, seed: int | None = None) -> Check
 def _judge(examination: Examination) -> tuple[str, Trace | None]:
     draw = examination.random
     traces = []
-    for world_size, steps in ((3, (4,)), (2, (1, draw.choice([2, 3]))), (1, (draw.choice([2, 5]),))):
-        traces.append(examination.run(_steps_on_rank, world_size, draw.randrange(10**9), steps, hint=_RAISED_HINT))
+    for world_size, steps in (
+        (3, (4,)),
+        (2, (1, draw.choice([2, 3]))),
+        (1, (draw.choice([2, 5]),)),
+    ):
+        traces.append(
+            examination.run(
+                _steps_on_rank, world_size, draw.randrange(10**9), steps, hint=_RAISED_HINT
+            )
+        )
         for index, num_microbatches in enumerate(steps):
             _judge_step(traces[-1], index, num_microbatches)
-    examination.judge_content(lambda blank: _judge_step(blank, 0, 2), _steps_on_rank, 2, draw.randrange(10**9), (2,))
-    return "Every parameter has the gradient of one process, on 1, 2 and 3 ranks, with one microbatch and with more.", traces[0]
+    examination.judge_content(
+        lambda blank: _judge_step(blank, 0, 2), _steps_on_rank, 2, draw.randrange(10**9), (2,)
+    )
+    return (
+        (
+            "Every parameter has the gradient of one process, on 1, 2 and 3 ranks, with one "
+            "microbatch and with more."
+        ),
+        traces[0],
+    )
 
 
-def _steps_on_rank(function: Callable[..., Any], secret: int, steps: Sequence[int]) -> list[GradientRow | None]:
-    """Does one step after the other, each with a model of its own, and returns what is wrong with this rank's gradients after each."""
+def _steps_on_rank(
+    function: Callable[..., Any], secret: int, steps: Sequence[int]
+) -> list[GradientRow | None]:
+    """Does one step after the other, each with a model of its own.
+
+    Returns what is wrong with this rank's gradients after each.
+    """
     from ringsim.pipeline.partition import partition_model
     from ringsim.pipeline.stage import build_stages
     from ringsim.pipeline.training import cross_entropy
@@ -90,9 +131,14 @@ def _steps_on_rank(function: Callable[..., Any], secret: int, steps: Sequence[in
 
 
 def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
-    """Raises for the first stage with a wrong gradient; a missing one is said before others, for it is often their cause."""
+    """Raises for the first stage with a wrong gradient.
+
+    A missing one is said before others, for it is often their cause.
+    """
     size = trace.world_size
-    wrong = [(rank, row) for rank, rows in enumerate(trace.results) if (row := rows[index]) is not None]
+    wrong = [
+        (rank, row) for rank, rows in enumerate(trace.results) if (row := rows[index]) is not None
+    ]
     if not wrong:
         return
     rank, row = min(wrong, key=lambda each: (each[1].verdict != "missing", each[0]))
@@ -105,9 +151,18 @@ def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
     elif row.verdict == "unexpected":
         reason = f"{who} has a gradient for {row.parameter}, which is another stage's."
     elif row.verdict == "scaled":
-        reason = f"The gradients of {who[0].lower() + who[1:]} are {row.scale:.4g} times those of one process, with {batches}."
+        reason = (
+            f"The gradients of {who[0].lower() + who[1:]} are {row.scale:.4g} times those of one "
+            f"process, with {batches}."
+        )
         if row.scale is not None and row.scale < 1:
-            hint = "They are too small: is the loss divided twice, or are the gradients of some microbatches lost?"
+            hint = (
+                "They are too small: is the loss divided twice, or are the gradients of some "
+                "microbatches lost?"
+            )
     else:
-        reason = f"{who} has another gradient for {row.parameter} than one process, with {batches}: they differ by {row.difference:.2g}."
+        reason = (
+            f"{who} has another gradient for {row.parameter} than one process, with {batches}: "
+            f"they differ by {row.difference:.2g}."
+        )
     raise Wrong(reason, hint, trace=trace)

@@ -1,4 +1,7 @@
-"""The lesson on the communication layer: a decorator that times and changes nothing; an all-reduce in chunks."""
+"""The lesson on the communication layer.
+
+A decorator that times and changes nothing; an all-reduce in chunks.
+"""
 
 from __future__ import annotations
 
@@ -31,38 +34,51 @@ __all__ = ["ring_all_reduce", "timed_op"]
 
 Complaint = tuple[str, str]  # what is wrong, after "Rank 0 of 3: ", and a hint
 _NAMES: Final = ("sum_up", "share_gradients", "agree", "merge", "add_over_ranks", "join_parts")
-_WRAPS_HINT: Final = "functools.wraps(function) as a decorator of the inner function copies name, docstring and signature."
-_RETURN_HINT: Final = (
-    "Define an inner function, which calls the function and returns its result; and return the inner function: return timed."
+_WRAPS_HINT: Final = (
+    "functools.wraps(function) as a decorator of the inner function "
+    "copies name, docstring and signature."
 )
-_PASS_ON_HINT: Final = "The inner function takes *args, **kwargs, passes both on as they are, and returns what the function returns."
+_RETURN_HINT: Final = (
+    "Define an inner function, which calls the function and returns its result; and return the "
+    "inner function: return timed."
+)
+_PASS_ON_HINT: Final = (
+    "The inner function takes *args, **kwargs, passes both on as they are, and returns what the "
+    "function returns."
+)
 _SPAN_HINT: Final = "The call belongs in the block of: with ringsim.span(function.__name__):"
 Numbers = list[float]
 _ITEM_BYTES: Final = 4  # float32
 _WHOLE_HINT: Final = (
-    "The whole tensor goes round here. Cut it into N chunks, tensor.chunk(N), and send one chunk at a time: in step s, rank r sends "
+    "The whole tensor goes round here. Cut it into N chunks, tensor.chunk(N), and send one chunk "
+    "at a time: in step s, rank r sends "
     "chunk (r - s) % N and receives chunk (r - s - 1) % N."
 )
 _HALF_HINT: Final = (
-    "That is one of the two halves. First N - 1 steps in which what arrives is added to my chunk (reduce-scatter), then N - 1 steps in "
+    "That is one of the two halves. First N - 1 steps in which what arrives is added to my chunk "
+    "(reduce-scatter), then N - 1 steps in "
     "which what arrives replaces it (all-gather)."
 )
 _BYTES_HINT: Final = (
-    "There are 2 (N - 1) steps, and in each every rank sends one chunk, an N-th of the tensor, and receives another: "
+    "There are 2 (N - 1) steps, and in each every rank sends one chunk, an N-th of the tensor, "
+    "and receives another: "
     "for step in range(2 * (N - 1))."
 )
 _SUM_HINT: Final = (
-    "In the first N - 1 steps add what arrives to the chunk of that number, in the last N - 1 put it in its place. Receive into a fresh "
-    "tensor, and pass on a chunk only after the one that arrived in the step before has been dealt with."
+    "In the first N - 1 steps add what arrives to the chunk of that number, in the last N - 1 "
+    "put it in its place. Receive into a fresh "
+    "tensor, and pass on a chunk only after the one that arrived in "
+    "the step before has been dealt with."
 )
 
 
 def timed_op(decorator: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a decorator that times an operation.
 
-    ``decorator(function)`` returns a function that takes its place. Every call of it is recorded in one span with the function's name,
-    which encloses the call. Everything else stays the same: name, docstring, signature, arguments, result and errors; a handle is returned
-    as it is, without waiting for it. The check decorates functions with random names, on 3 ranks and on 1.
+    ``decorator(function)`` returns a function that takes its place. Every call of it is recorded in
+    one span with the function's name, which encloses the call. Everything else stays the same:
+    name, docstring, signature, arguments, result and errors; a handle is returned as it is, without
+    waiting for it. The check decorates functions with random names, on 3 ranks and on 1.
 
     Args:
         decorator: the answer.
@@ -75,6 +91,7 @@ def timed_op(decorator: Callable[..., Any], *, seed: int | None = None) -> Check
         >>> def timed(function):
         ...     def wrapper(*args, **kwargs):
         ...         return function(*args, **kwargs)
+        ...
         ...     return wrapper
         >>> print(timed_op(timed, seed=1).reason)
         On rank 0 of 3 the decorated function must keep its name, share_gradients, got wrapper.
@@ -87,13 +104,21 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     trace = None
     for world_size in (3, 1):
         names = draw.sample(_NAMES, 3)
-        trace = examination.run(_calls_on_rank, world_size, names, float(draw.randrange(3, 9)), hint=_PASS_ON_HINT)
+        trace = examination.run(
+            _calls_on_rank, world_size, names, float(draw.randrange(3, 9)), hint=_PASS_ON_HINT
+        )
         for rank, complaint in enumerate(trace.results):
             if complaint is not None:
                 reason, hint = complaint
                 raise Wrong(f"On rank {rank} of {world_size} {reason}.", hint, trace=trace)
         _judge_spans(trace, names)
-    return "Every call is in a span of its name, and nothing else has changed: name, signature, result, handle, error.", trace
+    return (
+        (
+            "Every call is in a span of its name, and nothing else has changed: name, signature, "
+            "result, handle, error."
+        ),
+        trace,
+    )
 
 
 class _Watched:
@@ -109,10 +134,13 @@ class _Watched:
         return self.waited  # until then it is under way, however long one looks
 
 
-def _calls_on_rank(decorator: Callable[..., Any], names: list[str], factor: float) -> Complaint | None:
-    """Decorates three operations and calls them; says what is wrong with what can be seen from outside.
+def _calls_on_rank(
+    decorator: Callable[..., Any], names: list[str], factor: float
+) -> Complaint | None:
+    """Decorates three operations and calls them.
 
-    All calls are made before anything is judged: a rank that stopped at the first fault would leave the others waiting.
+    Says what is wrong with what can be seen from outside. All calls are made before anything is
+    judged: a rank that stopped at the first fault would leave the others waiting.
     """
     import torch
 
@@ -137,7 +165,9 @@ def _calls_on_rank(decorator: Callable[..., Any], names: list[str], factor: floa
         raise kept[-1]
 
     originals: list[Any] = [at_once, in_background, refusing]
-    for function, name, what in zip(originals, names, ("at once", "in the background", "never"), strict=True):
+    for function, name, what in zip(
+        originals, names, ("at once", "in the background", "never"), strict=True
+    ):
         function.__name__ = function.__qualname__ = name
         function.__doc__ = f"Adds up a tensor over all ranks, {what}."
     decorated: list[Any] = []
@@ -148,7 +178,11 @@ def _calls_on_rank(decorator: Callable[..., Any], names: list[str], factor: floa
             return complaint
     first, second, third = torch.ones(4), torch.ones(2), torch.ones(3)
     group = dist.group.WORLD
-    results = [decorated[0](first, factor, group=group), decorated[0](tensor=second), decorated[1](third)]
+    results = [
+        decorated[0](first, factor, group=group),
+        decorated[0](tensor=second),
+        decorated[1](third),
+    ]
     handle = next((each for each in kept if isinstance(each, _Watched)), None)
     waited = handle is not None and handle.waited
     if handle is not None:
@@ -160,20 +194,33 @@ def _calls_on_rank(decorator: Callable[..., Any], names: list[str], factor: floa
         raised = error
     due = [(first, factor, group), (second, 2.0, None)]
     arguments_hold = all(
-        a is tensor and b == number and c is where for (a, b, c), (tensor, number, where) in zip(received, due, strict=False)
+        a is tensor and b == number and c is where
+        for (a, b, c), (tensor, number, where) in zip(received, due, strict=False)
     )
     return _judge_calls(names, arguments_hold, results, waited, raised, kept)
 
 
 def _compare(function: Any, original: Any, called: bool) -> Complaint | None:
-    """What of a function its replacement has lost; or that the function was called while it was being decorated."""
+    """What of a function its replacement has lost.
+
+    Or that the function was called while it was being decorated.
+    """
     if called:
-        return f"the decorator called {original.__name__}, and must return a function that does so when it is called", _RETURN_HINT
+        return (
+            (
+                f"the decorator called {original.__name__}, and must return a function that does "
+                "so when it is called"
+            ),
+            _RETURN_HINT,
+        )
     if not callable(function):
         return f"the decorator must return a function, got {shown(function)}", _RETURN_HINT
     name = getattr(function, "__name__", "no name")
     if name != original.__name__:
-        return f"the decorated function must keep its name, {original.__name__}, got {shown(name)}", _WRAPS_HINT
+        return (
+            f"the decorated function must keep its name, {original.__name__}, got {shown(name)}",
+            _WRAPS_HINT,
+        )
     if function.__doc__ != original.__doc__:
         return f"{name} must keep its docstring, got {shown(function.__doc__)}", _WRAPS_HINT
     due, found = (_without_annotations(inspect.signature(each)) for each in (original, function))
@@ -183,49 +230,96 @@ def _compare(function: Any, original: Any, called: bool) -> Complaint | None:
 
 
 def _without_annotations(signature: inspect.Signature) -> inspect.Signature:
-    return inspect.Signature([each.replace(annotation=each.empty) for each in signature.parameters.values()])
+    return inspect.Signature(
+        [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    )
 
 
 def _judge_calls(
-    names: list[str], arguments_hold: bool, results: list[Any], waited: bool, raised: BaseException | None, kept: list[Any]
+    names: list[str],
+    arguments_hold: bool,
+    results: list[Any],
+    waited: bool,
+    raised: BaseException | None,
+    kept: list[Any],
 ) -> Complaint | None:
-    """What is wrong with the calls: two of the first function, one each of the second and the third, which raises."""
+    """What is wrong with the calls.
+
+    Two of the first function, one each of the second and the third, which raises.
+    """
     if len(kept) != 4:
-        return f"each of 4 calls must call the function once, and it was called {len(kept)} times", _PASS_ON_HINT
+        return (
+            f"each of 4 calls must call the function once, and it was called {len(kept)} times",
+            _PASS_ON_HINT,
+        )
     if not arguments_hold:
-        return f"{names[0]} must get the arguments that it was called with, defaults included, and got others", _PASS_ON_HINT
+        return (
+            (
+                f"{names[0]} must get the arguments that it was called with, defaults included, "
+                "and got others"
+            ),
+            _PASS_ON_HINT,
+        )
     if waited:
-        hint = "Do not call wait(): the caller computes in the meantime, and waits when it needs the result."
+        hint = (
+            "Do not call wait(): the caller computes in the meantime, and "
+            "waits when it needs the result."
+        )
         return f"{names[1]} returns a handle, and the decorator waited for it", hint
     for name, result, due in zip((names[0], names[0], names[1]), results, kept[:3], strict=True):
         if result is not due:
             what = "the handle" if isinstance(due, _Watched) else "what the function returns"
             return f"the decorated {name} must return {what}, got {shown(result)}", _PASS_ON_HINT
     if raised is not kept[3]:
-        found = "nothing was raised" if raised is None else f"got {type(raised).__name__}: {shown(str(raised))}"
-        hint = "Let an error pass: with ringsim.span(...) ends the span and the error goes on to the caller."
+        found = (
+            "nothing was raised"
+            if raised is None
+            else f"got {type(raised).__name__}: {shown(str(raised))}"
+        )
+        hint = (
+            "Let an error pass: with ringsim.span(...) ends the span and "
+            "the error goes on to the caller."
+        )
         return f"the decorated {names[2]} must raise what the function raises, and {found}", hint
     return None
 
 
 def _judge_spans(trace: Trace, names: list[str]) -> None:
-    """One span for each call, which encloses what the call does; and nothing sent by the decorator itself."""
+    """One span for each call, which encloses what the call does.
+
+    Also nothing sent by the decorator itself.
+    """
     events, size = trace.events, trace.world_size
     for rank in range(size):
         who = f"Rank {rank} of {size}"
-        spans = np.flatnonzero((events.rank == rank) & (events.kind == SPAN) & (events.label != NONE))
+        spans = np.flatnonzero(
+            (events.rank == rank) & (events.kind == SPAN) & (events.label != NONE)
+        )
         found = [events.tables.labels[events.label[index]] for index in spans.tolist()]
-        operations = np.flatnonzero((events.rank == rank) & np.isin(events.kind, (SEND, RECV, COLLECTIVE))).tolist()
-        strange = [OP_NAMES[events.op[index]] for index in operations if OP_NAMES[events.op[index]] != "all_reduce"]
+        operations = np.flatnonzero(
+            (events.rank == rank) & np.isin(events.kind, (SEND, RECV, COLLECTIVE))
+        ).tolist()
+        strange = [
+            OP_NAMES[events.op[index]]
+            for index in operations
+            if OP_NAMES[events.op[index]] != "all_reduce"
+        ]
         if strange or len(operations) != 3:
-            reason = f"{who} called {strange[0] if strange else 'all_reduce'} in the decorator, which must not communicate."
-            hint = "Do not synchronise: a decorator that makes ranks wait for each other changes the program it measures."
+            reason = (
+                f"{who} called {strange[0] if strange else 'all_reduce'} in the decorator, which "
+                "must not communicate."
+            )
+            hint = (
+                "Do not synchronise: a decorator that makes ranks wait for each other changes the "
+                "program it measures."
+            )
             raise Wrong(reason, hint, trace=trace)
         for name, calls, times in zip(names, (2, 1, 1), ("twice", "once", "once"), strict=True):
             if found.count(name) != calls:
                 others = f", and one named {shown(found[0])}" if found and name not in found else ""
                 reason = (
-                    f"{who} called {name} {times} and must record one span of that name for each call, got {found.count(name)}{others}."
+                    f"{who} called {name} {times} and must record one span of that name for each "
+                    f"call, got {found.count(name)}{others}."
                 )
                 raise Wrong(reason, _SPAN_HINT, trace=trace)
         made = [int(span) for span, name in zip(spans, found, strict=True) if name in names[:2]]
@@ -238,9 +332,11 @@ def _judge_spans(trace: Trace, names: list[str]) -> None:
 def ring_all_reduce(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks an all-reduce made of messages between neighbours: reduce-scatter, then all-gather.
 
-    ``function(tensor)`` gets this rank's own numbers, a float32 tensor of one dimension whose length N divides, and returns the sum of all
-    ranks' tensors. Every rank must have sent 2 (N - 1) / N times the bytes of the tensor, no more and no less, all of them to its
-    successor, on the group of that edge; the bytes are read from the trace. The check runs it on 1, 2, 3 and more ranks.
+    ``function(tensor)`` gets this rank's own numbers, a float32 tensor of one dimension whose
+    length N divides, and returns the sum of all ranks' tensors. Every rank must have sent 2 (N - 1)
+    / N times the bytes of the tensor, no more and no less, all of them to its successor, on the
+    group of that edge; the bytes are read from the trace. The check runs it on 1, 2, 3 and more
+    ranks.
 
     Args:
         function: the answer.
@@ -254,7 +350,8 @@ def ring_all_reduce(function: Callable[..., Any], *, seed: int | None = None) ->
         Rank 0 of 3 must send 2 * 2/3 * 492 = 656 bytes, sent none.
 
     Source:
-        Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009: the algorithm and its bytes.
+        Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+        2009: the algorithm and its bytes.
     """
     return examine("ring_all_reduce", function, _judge_chunks, seed)
 
@@ -266,21 +363,28 @@ def _judge_chunks(examination: Examination) -> tuple[str, Trace | None]:
     for world_size in sizes:
         length = world_size * draw.randrange(5, 50)
         secret = draw.randrange(10**9)
-        trace = examination.run_on_ring(_reduce_on_rank, world_size, length, secret, things="chunks", hint=RAISED_HINT)
+        trace = examination.run_on_ring(
+            _reduce_on_rank, world_size, length, secret, things="chunks", hint=RAISED_HINT
+        )
         sent = _judge_bytes(trace, length * _ITEM_BYTES)
         _judge_sums(trace, length)
         if world_size == max(sizes):
             sentence = f"{_formula(world_size, length * _ITEM_BYTES)} = {sent}"
             shown_trace = trace
     examination.judge_content(lambda blank: _judge_sums(blank, 4), _reduce_on_rank, 2, 4, secret)
-    return f"Right in rings of {listed(sizes)} ranks; in the largest, each sent {sentence} bytes.", shown_trace
+    return (
+        f"Right in rings of {listed(sizes)} ranks; in the largest, each sent {sentence} bytes.",
+        shown_trace,
+    )
 
 
 def _formula(world_size: int, size_bytes: int) -> str:
     return f"2 * {world_size - 1}/{world_size} * {size_bytes}"
 
 
-def _reduce_on_rank(function: Callable[..., Any], length: int, secret: int) -> tuple[Numbers, Numbers | str]:
+def _reduce_on_rank(
+    function: Callable[..., Any], length: int, secret: int
+) -> tuple[Numbers, Numbers | str]:
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
@@ -302,13 +406,30 @@ def _judge_bytes(trace: Trace, size_bytes: int) -> int:
     for rank in range(size):
         for kind, verb, done in ((SEND, "send", "sent"), (RECV, "receive", "received")):
             payloads = events.payload[(events.rank == rank) & (events.kind == kind)]
-            found = sum(events.tables.payloads[number].size_bytes for number in payloads.tolist() if number != NONE)
+            found = sum(
+                events.tables.payloads[number].size_bytes
+                for number in payloads.tolist()
+                if number != NONE
+            )
             if found != due:
                 whole, half = (size - 1) * size_bytes, due // 2
-                hint = _HALF_HINT if found == half else _WHOLE_HINT if found in (whole, 2 * whole) else _BYTES_HINT
-                amount = f"{found} in {count(len(payloads), 'message')}" if len(payloads) else "none"
+                hint = (
+                    _HALF_HINT
+                    if found == half
+                    else _WHOLE_HINT
+                    if found in (whole, 2 * whole)
+                    else _BYTES_HINT
+                )
+                amount = (
+                    f"{found} in {count(len(payloads), 'message')}" if len(payloads) else "none"
+                )
                 raise Wrong(
-                    f"Rank {rank} of {size} must {verb} {_formula(size, size_bytes)} = {due} bytes, {done} {amount}.", hint, trace=trace
+                    (
+                        f"Rank {rank} of {size} must {verb} {_formula(size, size_bytes)} = {due} "
+                        f"bytes, {done} {amount}."
+                    ),
+                    hint,
+                    trace=trace,
                 )
     judge_unmatched(trace)
     return due
@@ -324,12 +445,16 @@ def _judge_sums(trace: Trace, length: int) -> None:
         who = f"Rank {rank} of {size}"
         if isinstance(answer, str):
             reason = f"{who} must return a tensor of shape ({length},), got {answer}."
-            hint = "The function must end in a return on every rank. torch.cat(chunks) joins chunks to one tensor."
+            hint = (
+                "The function must end in a return on every rank. torch.cat(chunks) joins chunks "
+                "to one tensor."
+            )
             raise Wrong(reason, hint, trace=trace)
         place = next(place for place in range(length) if answer[place] != due[place])
         own = ", its own number alone" if answer[place] == numbers[place] else ""
         reason = (
-            f"{who} must return the sum of all tensors: number {place}, in chunk {place // (length // size)}, must be "
+            f"{who} must return the sum of all tensors: number {place}, in chunk "
+            f"{place // (length // size)}, must be "
             f"{shown(due[place])}, got {shown(answer[place])}{own}."
         )
         raise Wrong(reason, ALONE_HINT if size == 1 else _SUM_HINT, trace=trace)

@@ -1,7 +1,8 @@
 """The editions of a lesson, made from its one notebook.
 
-A cell with the tag ``solution`` is one that students are not given. Only such cells define names that end in ``_solution``, and no other
-cell uses these: without them a lesson still runs from top to bottom.
+A cell with the tag ``solution`` is one that students are not given. Only such cells define names
+that end in ``_solution``, and no other cell uses these: without them a lesson still runs from top
+to bottom.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from ringsim.errors import ArgumentError
 __all__ = ["EDITIONS", "make_edition", "tags_of"]
 
 EDITIONS: Final = ("student", "instructor", "slides")
-_ANSWER: Final = re.compile(r"\s*(<details><summary>(?!Hint).*?</details>|The next cell holds a solution, folded\..*)", re.DOTALL)
+_ANSWER: Final = re.compile(
+    r"\s*(<details><summary>(?!Hint).*?</details>|The next cell holds a solution, folded\..*)",
+    re.DOTALL,
+)
 
 
 def make_edition(notebook: Any, edition: str) -> Any:
     """Makes an edition of a lesson.
 
-    The instructor's is the lesson as it is. The students' has no solutions, and nothing folded but hints. Slides are the students' with the
-    metadata that JupyterLab, RISE and nbconvert read: a slide begins with each heading, code goes below it, what explains it comes on
-    demand, and hints are the speaker's notes.
+    The instructor's is the lesson as it is. The students' has no solutions, and nothing folded but
+    hints. Slides are the students' with the metadata that JupyterLab, RISE and nbconvert read: a
+    slide begins with each heading, code goes below it, what explains it comes on demand, and hints
+    are the speaker's notes.
 
     Args:
         notebook: the lesson, as JSON gives it or as nbformat reads it; it is not changed.
@@ -36,8 +41,15 @@ def make_edition(notebook: Any, edition: str) -> Any:
         ArgumentError: there is no such edition.
 
     Example:
-        >>> cell = {"cell_type": "code", "source": "share_solution = 3", "metadata": {"tags": ["solution"]}}
-        >>> [len(make_edition({"cells": [cell], "metadata": {}}, edition)["cells"]) for edition in EDITIONS]
+        >>> cell = {
+        ...     "cell_type": "code",
+        ...     "source": "share_solution = 3",
+        ...     "metadata": {"tags": ["solution"]},
+        ... }
+        >>> [
+        ...     len(make_edition({"cells": [cell], "metadata": {}}, edition)["cells"])
+        ...     for edition in EDITIONS
+        ... ]
         [0, 1, 0]
     """
     if edition not in EDITIONS:
@@ -47,13 +59,16 @@ def make_edition(notebook: Any, edition: str) -> Any:
         return made
     made["cells"] = [cell for cell in made["cells"] if "solution" not in tags_of(cell)]
     if edition == "slides":
-        made["metadata"]["rise"] = {"theme": "white"}  # the one that is there without it asks other servers for its fonts
+        # the one that is there without it asks other servers for its fonts
+        made["metadata"]["rise"] = {"theme": "white"}
     for cell in made["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             cell["source"] = _ANSWER.sub("", source).lstrip()
         if edition == "slides":
-            cell["metadata"]["slideshow"] = {"slide_type": _slide_type(cell, "".join(cell["source"]))}
+            cell["metadata"]["slideshow"] = {
+                "slide_type": _slide_type(cell, "".join(cell["source"]))
+            }
     return made
 
 
@@ -64,7 +79,9 @@ def tags_of(cell: Any) -> list[str]:
 
 def _slide_type(cell: Any, source: str) -> str:
     """Says what a cell is in slides: "skip" is run, and not shown."""
-    if source.startswith(("## Glossary", "check.prediction(")) or re.match(r"my_\w+ = None", source):
+    if source.startswith(("## Glossary", "check.prediction(")) or re.match(
+        r"my_\w+ = None", source
+    ):
         return "skip"
     if cell["cell_type"] == "code":
         return "subslide"

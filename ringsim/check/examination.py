@@ -1,7 +1,8 @@
-"""What all checks share: running a student's function, the verdict, the rule of the ring, a small model to train.
+"""What all checks share.
 
-A check gives a judge to ``examine``. The judge runs the answer through an ``Examination``, raises ``Wrong`` where it does not hold, and
-otherwise returns one sentence.
+Running a student's function, the verdict, the rule of the ring, a small model to train. A check
+gives a judge to ``examine``. The judge runs the answer through an ``Examination``, raises ``Wrong``
+where it does not hold, and otherwise returns one sentence.
 """
 
 from __future__ import annotations
@@ -38,19 +39,30 @@ if TYPE_CHECKING:
 # What a run may use. A busy machine makes neither of them longer, and a deadlock is known before.
 CPU_S: Final = 20.0  # CPU time of all ranks together: right answers take less than a tenth
 ASLEEP_S: Final = 20.0  # in which no rank does anything, nor would like to
-LIMIT_S: Final = 120.0  # for all runs of a check together, on any machine; ending ranks and drawing come on top
-_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # its own lines tell a student nothing
+# for all runs of a check together, on any machine; ending ranks and drawing come on top
+LIMIT_S: Final = 120.0
+# its own lines tell a student nothing
+_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _FRAME: Final = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in \S+\n\s+(?P<source>.+)')
-ALONE_HINT: Final = "A ring of one has no groups (both are None) and nobody to send to: range(ring.world_size - 1) is empty there."
+ALONE_HINT: Final = (
+    "A ring of one has no groups (both are None) and nobody to send to: range(ring.world_size - 1) "
+    "is empty there."
+)
 RAISED_HINT: Final = (
-    "Each pair group joins two ranks only: ring.succ goes with ring.succ_group, ring.pred with ring.pred_group. In a ring of one "
+    "Each pair group joins two ranks only: ring.succ goes with ring.succ_group, ring.pred with "
+    "ring.pred_group. In a ring of one "
     "there are no groups, and nothing to send."
 )
 _GROUP_HINT: Final = (
-    "Name the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), dist.recv(..., ring.pred, group=ring.pred_group)."
+    "Name the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), "
+    "dist.recv(..., ring.pred, group=ring.pred_group)."
 )
 _SENTENCE: Final = re.compile(r"(?<=[.?:]) (?=[A-Z])")
-_SIGNS: Final = {"passed": ("\N{CHECK MARK}", "#009E73"), "not yet": ("\N{BALLOT X}", "#D55E00"), "undecided": ("?", "#0072B2")}
+_SIGNS: Final = {
+    "passed": ("\N{CHECK MARK}", "#009E73"),
+    "not yet": ("\N{BALLOT X}", "#D55E00"),
+    "undecided": ("?", "#0072B2"),
+}
 Counted = tuple[str, str]
 VOCABULARY: Final = 11
 WIDTH: Final = 6
@@ -60,24 +72,34 @@ WIDTH: Final = 6
 class CheckResult:
     """The verdict on one answer: passed, not yet, or undecided; true if the answer passed.
 
-    It is undecided where the answer had to be stopped, and nothing proves that it is wrong: it slept, or the machine was busy.
+    It is undecided where the answer had to be stopped, and nothing proves that it is wrong: it
+    slept, or the machine was busy.
 
-    In a notebook it shows its text and, below, the picture of the run that failed, or of who waited for whom; in a terminal only the
-    text.
+    In a notebook it shows its text and, below, the picture of the run that failed, or of who waited
+    for whom; in a terminal only the text.
 
     Attributes:
         check: name of the check.
         passed: whether the answer holds.
         reason: why, in one sentence.
         hint: what to try next; empty if the answer passed.
-        seed: the seed of sizes and data; pass it to the check again to draw the same ones. None if nothing was drawn.
-        world_size: number of ranks of the run that the reason is about, None if no run got that far.
+        seed: the seed of sizes and data; pass it to the check again to draw the same ones. None if
+            nothing was drawn.
+        world_size: number of ranks of the run that the reason is about, None if no run got that
+            far.
         trace: the record of that run, None if there is none.
         diagnosis: who waited for whom in that run, if that is what is wrong.
         undecided: whether the answer neither passed nor failed.
 
     Example:
-        >>> result = CheckResult("ring", False, "Rank 0 of 3 sent nothing.", "Send to ring.succ.", seed=5, world_size=3)
+        >>> result = CheckResult(
+        ...     "ring",
+        ...     False,
+        ...     "Rank 0 of 3 sent nothing.",
+        ...     "Send to ring.succ.",
+        ...     seed=5,
+        ...     world_size=3,
+        ... )
         >>> result
         check.ring: not yet (3 ranks, seed 5)
           Rank 0 of 3 sent nothing.
@@ -111,8 +133,11 @@ class CheckResult:
         Example:
             >>> CheckResult("hello", True, "It holds.", "", seed=7).as_dict()
             {'check': 'hello', 'verdict': 'passed', 'passed': True, 'reason': 'It holds.', 'hint': '', 'seed': 7, 'world_size': None}
-        """
-        return {name: getattr(self, name) for name in ("check", "verdict", "passed", "reason", "hint", "seed", "world_size")}
+        """  # noqa: E501
+        return {
+            name: getattr(self, name)
+            for name in ("check", "verdict", "passed", "reason", "hint", "seed", "world_size")
+        }
 
     def __repr__(self) -> str:
         """Returns the verdict as text."""
@@ -120,8 +145,14 @@ class CheckResult:
         if self.world_size is not None and not (self.passed and about):
             about.insert(0, count(self.world_size, "rank"))
         said = [self.reason, *(f"Hint: {hint}" for hint in self.hints[:1])]
-        said += [f"({count(len(self.hints) - 1, 'more hint')}: .hints)"] if len(self.hints) > 1 else []
-        lines = [line for each in said for line in textwrap.wrap(each, 110, break_long_words=False, break_on_hyphens=False)]
+        said += (
+            [f"({count(len(self.hints) - 1, 'more hint')}: .hints)"] if len(self.hints) > 1 else []
+        )
+        lines = [
+            line
+            for each in said
+            for line in textwrap.wrap(each, 110, break_long_words=False, break_on_hyphens=False)
+        ]
         runs = f" ({', '.join(about)})" if about else ""
         return "\n  ".join([f"check.{self.check}: {self.verdict}{runs}", *lines])
 
@@ -131,7 +162,10 @@ class CheckResult:
         return tuple(_SENTENCE.split(self.hint)) if self.hint else ()
 
     def _ipython_display_(self) -> None:
-        """Shows the text and then the picture: as one output with both, a notebook would show the picture alone."""
+        """Shows the text and then the picture.
+
+        As one output with both, a notebook would show the picture alone.
+        """
         from IPython.display import display
 
         waits = self.diagnosis.picture_html() if self.diagnosis is not None else ""
@@ -140,15 +174,23 @@ class CheckResult:
             display(self.trace)
 
     def _html(self) -> str:
-        """Returns the verdict with a sign and its colour, and hints that open one after the other."""
+        """Returns the verdict with a sign and its colour.
+
+        Hints open one after the other.
+        """
         sign, colour = _SIGNS[self.verdict]
         hints = ""
         for number, hint in reversed(list(enumerate(self.hints))):
-            hints = f"<details><summary>{'Another hint' if number else 'A hint'}</summary>{html.escape(hint)}{hints}</details>"
+            hints = (
+                f"<details><summary>{'Another hint' if number else 'A hint'}</"
+                f"summary>{html.escape(hint)}{hints}</details>"
+            )
         seed = "" if self.seed is None else f" (seed {self.seed})"
         return (
-            f'<div style="border-left: 4px solid {colour}; padding: 2px 12px; word-break: normal; overflow-wrap: normal">'
-            f'<b><span style="color: {colour}">{sign}</span> check.{html.escape(self.check)}: {self.verdict}</b>{seed}'
+            f'<div style="border-left: 4px solid {colour}; padding: 2px 12px; word-break: '
+            'normal; overflow-wrap: normal">'
+            f'<b><span style="color: {colour}">{sign}</span> check.{html.escape(self.check)}: '
+            f"{self.verdict}</b>{seed}"
             f"<div>{html.escape(self.reason)}</div>{hints}</div>"
         )
 
@@ -160,7 +202,10 @@ class Undecided(CheckResult):
 
 
 class Wrong(Exception):
-    """An answer does not hold: raised by whoever finds out, shown by the check; see ``CheckResult`` for what it says."""
+    """An answer does not hold.
+
+    Raised by whoever finds out, shown by the check; see ``CheckResult`` for what it says.
+    """
 
     def __init__(
         self,
@@ -173,12 +218,20 @@ class Wrong(Exception):
         undecided: bool = False,
     ) -> None:
         super().__init__(reason)
-        self.reason, self.hint, self.trace, self.diagnosis, self.undecided = reason, hint, trace, diagnosis, undecided
-        self.world_size = trace.world_size if world_size is None and trace is not None else world_size
+        self.reason, self.hint, self.trace, self.diagnosis, self.undecided = (
+            reason,
+            hint,
+            trace,
+            diagnosis,
+            undecided,
+        )
+        self.world_size = (
+            trace.world_size if world_size is None and trace is not None else world_size
+        )
 
 
 class _Effort:
-    """What the ranks of a run have used so far, as the system counts it (Linux; nothing elsewhere)."""
+    """What the ranks of a run have used so far, as the system counts it (only on Linux)."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, int] = {}
@@ -196,12 +249,16 @@ class _Effort:
         self._ticks.update((pid, process.ticks) for pid, process in found.items())
         passed_s, self._looked = time.monotonic() - self._looked, time.monotonic()
         if found and all(process.doing != "computing" for process in found.values()):
-            self.asleep_s += min(passed_s, 0.1)  # whoever looks late does not know what happened before
+            # whoever looks late does not know what happened before
+            self.asleep_s += min(passed_s, 0.1)
         return self.cpu_s <= CPU_S and self.asleep_s <= ASLEEP_S
 
 
 class Examination:
-    """One answer under examination: the student's function, and ``random``, which draws sizes and data."""
+    """One answer under examination.
+
+    The student's function, and ``random``, which draws sizes and data.
+    """
 
     def __init__(self, function: Callable[..., Any], seed: int) -> None:
         self.function = function
@@ -216,13 +273,16 @@ class Examination:
         judge_early_end: Callable[[Trace], None] | None = None,
         hint: str = "",
     ) -> Trace:
-        """Runs ``on_rank(function, *args)`` on fresh ranks and returns the record; what they print is kept in it, not shown.
+        """Runs ``on_rank(function, *args)`` on fresh ranks and returns the record.
+
+        What they print is kept in it, not shown.
 
         Args:
             on_rank: what each rank does with the student's function.
             world_size: number of ranks.
             args: what else it is given.
-            judge_early_end: sees the trace of a run that had to be ended, and may raise a more precise ``Wrong``.
+            judge_early_end: sees the trace of a run that had to be ended, and may raise a more
+                precise ``Wrong``.
             hint: for a run in which the function raised.
 
         Raises:
@@ -235,8 +295,16 @@ class Examination:
             trace = run(job, kind, RunOptions(limit_s=left_s, show=False, allows=effort.allows))
         except RingError as error:
             trace = error.trace
-            stuck = isinstance(error, Deadlock | PeerExited) and trace is not None and error.diagnosis is not None
-            if judge_early_end is not None and trace is not None and (stuck or isinstance(error, RunTimeout)):
+            stuck = (
+                isinstance(error, Deadlock | PeerExited)
+                and trace is not None
+                and error.diagnosis is not None
+            )
+            if (
+                judge_early_end is not None
+                and trace is not None
+                and (stuck or isinstance(error, RunTimeout))
+            ):
                 judge_early_end(trace)
             if stuck:
                 raise _stuck(trace, error.diagnosis) from None
@@ -248,31 +316,64 @@ class Examination:
                 raise Wrong(leak.message[:1].upper() + leak.message[1:], leak.hint, trace=trace)
         return trace
 
-    def judge_content(self, judge: Callable[[Trace], None], on_rank: Callable[..., Any], world_size: int, *args: Any) -> None:
-        """Runs once more with messages that carry zeros only, and raises ``Wrong`` if that does the answer no harm."""
+    def judge_content(
+        self,
+        judge: Callable[[Trace], None],
+        on_rank: Callable[..., Any],
+        world_size: int,
+        *args: Any,
+    ) -> None:
+        """Runs once more with messages that carry zeros only.
+
+        Raises ``Wrong`` if that does the answer no harm.
+        """
         try:
             judge(self.run(_on_blank_rank, world_size, on_rank, *args))
         except Wrong as wrong:
             if wrong.undecided:
                 raise
             return
-        reason = f"With {count(world_size, 'rank')} the answer is the same where every message carries zeros: its numbers go another way."
-        raise Wrong(reason, "What a rank is to know of the others must be in the messages that it receives.", world_size=world_size)
+        reason = (
+            f"With {count(world_size, 'rank')} the answer is the same where every message carries "
+            "zeros: its numbers go another way."
+        )
+        raise Wrong(
+            reason,
+            "What a rank is to know of the others must be in the messages that it receives.",
+            world_size=world_size,
+        )
 
-    def run_on_ring(self, on_rank: Callable[..., Any], world_size: int, *args: Any, things: str, hint: str) -> Trace:
-        """Runs as ``run`` does, and judges whether ``things`` went to the successor only, whether the run ended or not."""
-        trace = self.run(on_rank, world_size, *args, judge_early_end=lambda trace: judge_way(trace, things), hint=hint)
+    def run_on_ring(
+        self, on_rank: Callable[..., Any], world_size: int, *args: Any, things: str, hint: str
+    ) -> Trace:
+        """Runs as ``run`` does.
+
+        Judges whether ``things`` went to the successor only, whether the run ended or not.
+        """
+        trace = self.run(
+            on_rank,
+            world_size,
+            *args,
+            judge_early_end=lambda trace: judge_way(trace, things),
+            hint=hint,
+        )
         judge_way(trace, things)
         return trace
 
-    def ask(self, cases: Sequence[Any], read: Callable[[Any], Any], *, hint: str = "", own: bool = True) -> Iterator[tuple[Any, Any]]:
-        """Calls ``function(*case)`` on a rank of its own, which can be stopped. What is to be its ``own`` work may not call ringsim.
+    def ask(
+        self, cases: Sequence[Any], read: Callable[[Any], Any], *, hint: str = "", own: bool = True
+    ) -> Iterator[tuple[Any, Any]]:
+        """Calls ``function(*case)`` on a rank of its own, which can be stopped.
 
-        Yields each case with its answer as ``read`` makes it, or, of one that it cannot read, with a few words.
+        What is to be its ``own`` work may not call ringsim. Yields each case with its answer as
+        ``read`` makes it, or, of one that it cannot read, with a few words.
         """
         ((answers, called),) = self.run(_answer_on_rank, 1, cases, read, hint=hint).results
         if own and called:
-            raise Wrong(f"The answer calls {called[0]} of ringsim, and must do that by itself.", "Write down what the function would do.")
+            raise Wrong(
+                f"The answer calls {called[0]} of ringsim, and must do that by itself.",
+                "Write down what the function would do.",
+            )
         return zip(cases, answers, strict=True)
 
     def _failed(self, error: RingError, world_size: int, hint: str) -> Wrong:
@@ -280,27 +381,61 @@ class Examination:
         text = str(error)
         first = text.splitlines()[0].rstrip(".")
         code = getattr(self.function, "__code__", None)
-        frames = [frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_PACKAGE)]
-        theirs = [frame for frame in frames if code is not None and frame["file"] == code.co_filename] or frames
+        frames = [
+            frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_PACKAGE)
+        ]
+        theirs = [
+            frame for frame in frames if code is not None and frame["file"] == code.co_filename
+        ] or frames
         where = f" (line {theirs[-1]['line']}: {shown(theirs[-1]['source'])})" if theirs else ""
-        never_ran = isinstance(error, RendezvousFailed) or (type(error) is RingError and error.trace is None)
-        hint = hint or "Run it with ringsim.trace to see the whole error, and read the error from its last line upwards."
+        never_ran = isinstance(error, RendezvousFailed) or (
+            type(error) is RingError and error.trace is None
+        )
+        hint = hint or (
+            "Run it with ringsim.trace to see the whole error, and read the error from its "
+            "last line upwards."
+        )
         reason = f"{first[:1].upper()}{first[1:]}{where}."
-        return Wrong(reason, "" if never_ran else hint, world_size=world_size, trace=error.trace, undecided=never_ran)
+        return Wrong(
+            reason,
+            "" if never_ran else hint,
+            world_size=world_size,
+            trace=error.trace,
+            undecided=never_ran,
+        )
 
 
-def examine(name: str, function: object, judge: Callable[[Examination], tuple[str, Trace | None]], seed: int | None) -> CheckResult:
-    """Puts an answer to a judge, which returns a sentence for one that holds, and a trace to show; otherwise it raises ``Wrong``."""
+def examine(
+    name: str,
+    function: object,
+    judge: Callable[[Examination], tuple[str, Trace | None]],
+    seed: int | None,
+) -> CheckResult:
+    """Puts an answer to a judge, which returns a sentence for one that holds, and a trace to show.
+
+    Otherwise it raises ``Wrong``.
+    """
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     if not callable(function):
         hint = f"Pass the function itself, check.{name}(my_function), not what it returns."
-        return CheckResult(name, False, f"The answer must be a function, got {shown(function)}.", hint, seed)
+        return CheckResult(
+            name, False, f"The answer must be a function, got {shown(function)}.", hint, seed
+        )
     examination = Examination(function, seed)
     try:
         sentence, trace = judge(examination)
     except Wrong as wrong:
         result = Undecided if wrong.undecided else CheckResult
-        return result(name, False, wrong.reason, wrong.hint, seed, wrong.world_size, wrong.trace, wrong.diagnosis)
+        return result(
+            name,
+            False,
+            wrong.reason,
+            wrong.hint,
+            seed,
+            wrong.world_size,
+            wrong.trace,
+            wrong.diagnosis,
+        )
     return CheckResult(name, True, sentence, "", seed, trace=trace)
 
 
@@ -311,16 +446,27 @@ def _on_blank_rank(function: Callable[..., Any], on_rank: Callable[..., Any], *a
     return on_rank(function, *args)
 
 
-def _answer_on_rank(function: Callable[..., Any], cases: Sequence[Any], read: Callable[[Any], Any]) -> tuple[list[Any], list[str]]:
-    """Returns the answers, and the functions of ringsim that were called for them; to make one of its values is no call."""
+def _answer_on_rank(
+    function: Callable[..., Any], cases: Sequence[Any], read: Callable[[Any], Any]
+) -> tuple[list[Any], list[str]]:
+    """Returns the answers, and the functions of ringsim that were called for them.
+
+    To make one of its values is no call.
+    """
     answers: list[Any] = []
     called: list[str] = []
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         code, caller = frame.f_code, frame.f_back
-        if event != "call" or not code.co_filename.startswith(_PACKAGE) or code.co_name.startswith(("_", "<")):
+        if (
+            event != "call"
+            or not code.co_filename.startswith(_PACKAGE)
+            or code.co_name.startswith(("_", "<"))
+        ):
             return
-        if code is getattr(function, "__code__", None) or (caller is not None and not caller.f_code.co_filename.startswith(_PACKAGE)):
+        if code is getattr(function, "__code__", None) or (
+            caller is not None and not caller.f_code.co_filename.startswith(_PACKAGE)
+        ):
             called.append(code.co_qualname)
 
     sys.setprofile(watch)
@@ -346,27 +492,51 @@ def refuse_text(answer: Any) -> Any:
 def _stuck(trace: Trace, diagnosis: Diagnosis) -> Wrong:
     """Says who waited for whom, of a run that could never have gone on."""
     cause = diagnosis.findings[0]
-    hint = " ".join(cause.hint.split()) or "Follow the arrows of the picture: each leads from a rank to the one that it waits for."
+    hint = (
+        " ".join(cause.hint.split())
+        or "Follow the arrows of the picture: each leads from a rank to the one that it waits for."
+    )
     undecided = bool(trace.metadata.get("at_rest"))  # which is no proof
-    return Wrong(f"In a ring of {trace.world_size}, {cause.message}", hint, trace=trace, diagnosis=diagnosis, undecided=undecided)
+    return Wrong(
+        f"In a ring of {trace.world_size}, {cause.message}",
+        hint,
+        trace=trace,
+        diagnosis=diagnosis,
+        undecided=undecided,
+    )
 
 
 def _unended(world_size: int, trace: Trace | None, effort: _Effort) -> Wrong:
-    """Says of a run that had to be ended what it had used up; only computing for ever is wrong for certain."""
+    """Says of a run that had to be ended what it had used up.
+
+    Only computing for ever is wrong for certain.
+    """
     what, computed = f"A run of {count(world_size, 'rank')} did not end", effort.cpu_s > CPU_S
     if computed:
         reason, hint = f"{what} after {CPU_S:g} s of CPU time.", "Look for a loop that never ends."
     elif effort.asleep_s > ASLEEP_S:
-        reason = f"{what}: for {ASLEEP_S:g} s no rank did anything, and nothing proves that none ever would."
-        hint = "Look for a sleep(), and for a loop that looks again and again whether something has happened."
+        reason = (
+            f"{what}: for {ASLEEP_S:g} s no rank did anything, and nothing "
+            "proves that none ever would."
+        )
+        hint = (
+            "Look for a sleep(), and for a loop that looks again and again "
+            "whether something has happened."
+        )
     else:
-        reason = f"{what} in time, and had {effort.cpu_s:.1f} s of CPU time until then: the machine is busy."
+        reason = (
+            f"{what} in time, and had {effort.cpu_s:.1f} s of CPU time "
+            "until then: the machine is busy."
+        )
         hint = "Try again when less is running here."
     return Wrong(reason, hint, trace=trace, world_size=world_size, undecided=not computed)
 
 
 def plain_number(answer: Any) -> float | str:
-    """Returns an answer as a number, even from an array or tensor of one element; anything else in a few words."""
+    """Returns an answer as a number, even from an array or tensor of one element.
+
+    Anything else in a few words.
+    """
     if isinstance(answer, str | bytes | bool):
         return shown(repr(answer))
     try:
@@ -406,7 +576,13 @@ def shown(value: Any) -> str:
         ('None', '3', '[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,...')
     """
     try:
-        text = f"{value:.15g}" if isinstance(value, float) else value if isinstance(value, str) else repr(value)
+        text = (
+            f"{value:.15g}"
+            if isinstance(value, float)
+            else value
+            if isinstance(value, str)
+            else repr(value)
+        )
     except Exception:  # as above
         text = f"a {type(value).__name__}"
     line = " ".join(text.split())
@@ -414,50 +590,92 @@ def shown(value: Any) -> str:
 
 
 def judge_way(trace: Trace, things: str) -> None:
-    """Raises ``Wrong`` unless every message goes to the successor, on the group of that edge; also judges runs that did not end."""
+    """Raises ``Wrong`` unless every message goes to the successor, on the group of that edge.
+
+    Also judges runs that did not end.
+    """
     events, size = trace.events, trace.world_size
 
     for index in np.flatnonzero(np.isin(events.kind, (SEND, RECV, COLLECTIVE))).tolist():
         rank, peer, kind = int(events.rank[index]), int(events.peer[index]), events.kind[index]
         who, op = f"Rank {rank} of {size}", OP_NAMES[events.op[index]]
         if size == 1:
-            raise Wrong(f"A single rank has nobody to talk to, and called {op}.", ALONE_HINT, trace=trace)
+            raise Wrong(
+                f"A single rank has nobody to talk to, and called {op}.", ALONE_HINT, trace=trace
+            )
         if kind == COLLECTIVE:
             raise Wrong(
                 f"{who} called {op}, and only messages between neighbours are allowed.",
-                f"Sends and recvs are enough for the sum: pass {things} on, and add up what arrives.",
+                (
+                    f"Sends and recvs are enough for the sum: pass {things} "
+                    "on, and add up what arrives."
+                ),
                 trace=trace,
             )
         pred, succ = (rank - 1) % size, (rank + 1) % size
-        verb, due, other, role = ("sent to", succ, pred, "successor") if kind == SEND else ("received from", pred, succ, "predecessor")
+        verb, due, other, role = (
+            ("sent to", succ, pred, "successor")
+            if kind == SEND
+            else ("received from", pred, succ, "predecessor")
+        )
         if peer != due:
-            found = f"rank {peer}, its {'predecessor' if role == 'successor' else 'successor'}" if peer == other else f"rank {peer}"
+            found = (
+                f"rank {peer}, its {'predecessor' if role == 'successor' else 'successor'}"
+                if peer == other
+                else f"rank {peer}"
+            )
             found = found if peer >= 0 else "any rank"
             raise Wrong(
-                f"{who} {verb} {found}, and {things} must {'go to' if kind == SEND else 'come from'} its {role}, rank {due}.",
-                f"Send to ring.succ on ring.succ_group, receive from ring.pred on ring.pred_group: {things} go clockwise in the picture.",
+                (
+                    f"{who} {verb} {found}, and {things} must "
+                    f"{'go to' if kind == SEND else 'come from'} its {role}, rank {due}."
+                ),
+                (
+                    "Send to ring.succ on ring.succ_group, receive from ring.pred on "
+                    f"ring.pred_group: {things} go clockwise in the picture."
+                ),
                 trace=trace,
             )
-        group = events.tables.groups[events.group[index]].name if events.group[index] != NONE else "none"
+        group = (
+            events.tables.groups[events.group[index]].name
+            if events.group[index] != NONE
+            else "none"
+        )
         edge = f"ring:{rank}>{succ}" if kind == SEND else f"ring:{pred}>{rank}"
         if group != edge:
             raise Wrong(
-                f'{who} {verb} rank {peer} on the group "{group}", and must do so on its {role} group "{edge}".', _GROUP_HINT, trace=trace
+                (
+                    f'{who} {verb} rank {peer} on the group "{group}", and must do so on its '
+                    f'{role} group "{edge}".'
+                ),
+                _GROUP_HINT,
+                trace=trace,
             )
 
 
-def judge_counts(trace: Trace, due: Sequence[tuple[int, int]], sent: Counted, received: Counted, hint: str) -> None:
-    """Raises ``Wrong`` unless every rank has made the sends and recvs that are due, each with a partner.
+def judge_counts(
+    trace: Trace, due: Sequence[tuple[int, int]], sent: Counted, received: Counted, hint: str
+) -> None:
+    """Raises ``Wrong`` unless every rank has made the sends and recvs that are due.
 
-    What is counted is said by its name in the singular, and by the words that follow it.
+    Each must have a partner. What is counted is said by its name in the singular, and by the words
+    that follow it.
     """
     for rank in range(trace.world_size):
         for kind, verb, done, number, (thing, whither) in zip(
-            (SEND, RECV), ("send", "receive"), ("sent", "received"), due[rank], (sent, received), strict=True
+            (SEND, RECV),
+            ("send", "receive"),
+            ("sent", "received"),
+            due[rank],
+            (sent, received),
+            strict=True,
         ):
             found = int(np.count_nonzero((trace.events.rank == rank) & (trace.events.kind == kind)))
             if found != number:
-                reason = f"Rank {rank} of {trace.world_size} must {verb} {count(number, thing)}{whither}, {done} {found or 'none'}."
+                reason = (
+                    f"Rank {rank} of {trace.world_size} must {verb} "
+                    f"{count(number, thing)}{whither}, {done} {found or 'none'}."
+                )
                 raise Wrong(reason, hint, trace=trace)
     judge_unmatched(trace)
 
@@ -465,11 +683,18 @@ def judge_counts(trace: Trace, due: Sequence[tuple[int, int]], sent: Counted, re
 def judge_unmatched(trace: Trace) -> None:
     """Raises ``Wrong`` unless every send met its recv."""
     if trace.unmatched:
-        raise Wrong(f"Every send needs its recv, and {trace.unmatched[0]!r}.", "Use the same tag on both sides, or none.", trace=trace)
+        raise Wrong(
+            f"Every send needs its recv, and {trace.unmatched[0]!r}.",
+            "Use the same tag on both sides, or none.",
+            trace=trace,
+        )
 
 
 class Task(NamedTuple):
-    """A model of six layers and its data, in float64: token ids in, logits out. The same on every rank."""
+    """A model of six layers and its data, in float64: token ids in, logits out.
+
+    The same on every rank.
+    """
 
     model: nn.Sequential
     inputs: list[Tensor]
@@ -483,12 +708,16 @@ def make_task(secret: int, num_microbatches: int) -> Task:
 
     torch.manual_seed(secret)
     blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]
-    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *blocks, nn.Linear(WIDTH, VOCABULARY)).double()
+    model = nn.Sequential(
+        nn.Embedding(VOCABULARY, WIDTH), *blocks, nn.Linear(WIDTH, VOCABULARY)
+    ).double()
     tokens = [torch.randint(VOCABULARY, (2, 6)) for _ in range(num_microbatches)]
     return Task(model, [each[:, :-1] for each in tokens], [each[:, 1:] for each in tokens])
 
 
-def find_wrong(task: Task, named: Mapping[str, nn.Parameter], mine: Iterable[nn.Parameter]) -> GradientRow | None:
+def find_wrong(
+    task: Task, named: Mapping[str, nn.Parameter], mine: Iterable[nn.Parameter]
+) -> GradientRow | None:
     """Compares the gradients after a step with those of one process. Sends no messages.
 
     Args:
@@ -497,13 +726,16 @@ def find_wrong(task: Task, named: Mapping[str, nn.Parameter], mine: Iterable[nn.
         mine: those that must have a gradient; others must have none.
 
     Returns:
-        The worst row of the report, None if all are equal. Its verdict is one of the report's, or "zeros" for a gradient of only zeros.
+        The worst row of the report, None if all are equal. Its verdict is one of the report's, or
+        "zeros" for a gradient of only zeros.
     """
     from ringsim.pipeline.reports import compare_gradients, single_process_step, tolerance_of
 
     expected = single_process_step(*task).gradients
     held = {id(parameter) for parameter in mine}
-    due = {name: expected[name] if id(parameter) in held else None for name, parameter in named.items()}
+    due = {
+        name: expected[name] if id(parameter) in held else None for name, parameter in named.items()
+    }
     grads = {name: parameter.grad for name, parameter in named.items()}
     found = {name: None if grad is None else grad.to_dense() for name, grad in grads.items()}
     report = compare_gradients(found, due, tolerance=tolerance_of(task.model))

@@ -1,4 +1,7 @@
-"""The lesson on bandwidth: two numbers, alpha and beta, from the times of messages of many sizes."""
+"""The lesson on bandwidth.
+
+Two numbers, alpha and beta, from the times of messages of many sizes.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,30 @@ SIZES: Final = (8, 1024, 16 * 1024, 128 * 1024, 1024**2, 4 * 1024**2)
 LINKS: Final = 5
 REPEATS: Final = 9
 SLOW: Final = 2  # of the times of each size, in the made-up data
-_UNITS_HINT: Final = "Return two numbers: alpha in seconds (40e-6, not 40) and beta in seconds for each byte: return alpha, beta."
+_UNITS_HINT: Final = (
+    "Return two numbers: alpha in seconds (40e-6, not 40) and beta in seconds for each byte: "
+    "return alpha, beta."
+)
 _SLOW_HINT: Final = (
-    "Some messages were held up on the way and took many times as long. Take the median of the times of each size first, and fit those."
+    "Some messages were held up on the way and took many times as long. Take the median of the "
+    "times of each size first, and fit those."
 )
 _WEIGHT_HINT: Final = (
-    "In a plain least-squares fit the largest messages decide alone: one percent of 50 ms is more than a hundred times alpha. Divide each "
+    "In a plain least-squares fit the largest messages decide alone: one percent of 50 ms is "
+    "more than a hundred times alpha. Divide each "
     "error by the time: np.polyfit(sizes, times, 1, w=1 / times) gives beta, alpha."
 )
-_RAISED_HINT: Final = "It gets two numpy arrays of one length: sizes in bytes and times in seconds, each size several times."
+_RAISED_HINT: Final = (
+    "It gets two numpy arrays of one length: sizes in bytes and times in seconds, each size "
+    "several times."
+)
 
 
 class Data(NamedTuple):
-    """Times of messages, and where they come from: the link that they were made up with, or None where they were measured."""
+    """Times of messages, and where they come from.
+
+    The link that they were made up with, or None where they were measured.
+    """
 
     sizes_bytes: list[int]
     times_s: list[float]
@@ -45,11 +59,13 @@ class Data(NamedTuple):
 def alphabeta(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that fits alpha and beta.
 
-    ``function(sizes_bytes, times_s)`` gets two numpy arrays of one length, in which each size occurs several times, and returns ``(alpha,
-    beta)`` in seconds and seconds for each byte, or a ``ringsim.Link``. It is tried on times that were made up with links chosen at random,
-    with noise and with some messages that were held up: there both numbers must be right within 30 %. And on messages between two real
-    ranks: there the line must pass within 30 % of the medians of at least half of the sizes. Where the machine is so busy that a larger
-    message takes less time, or that ``ringsim.link.fit_link`` does not come within 15 %, the real messages do not count.
+    ``function(sizes_bytes, times_s)`` gets two numpy arrays of one length, in which each size
+    occurs several times, and returns ``(alpha, beta)`` in seconds and seconds for each byte, or a
+    ``ringsim.Link``. It is tried on times that were made up with links chosen at random, with noise
+    and with some messages that were held up: there both numbers must be right within 30 %. And on
+    messages between two real ranks: there the line must pass within 30 % of the medians of at least
+    half of the sizes. Where the machine is so busy that a larger message takes less time, or that
+    ``ringsim.link.fit_link`` does not come within 15 %, the real messages do not count.
 
     Args:
         function: the answer.
@@ -71,22 +87,32 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     data = [*made_up, _measured(trace)]
     asked = [(np.array(each.sizes_bytes), np.array(each.times_s)) for each in data]
     close = False
-    for each, (_, answer) in zip(data, examination.ask(asked, _read_line, hint=_RAISED_HINT), strict=True):
+    for each, (_, answer) in zip(
+        data, examination.ask(asked, _read_line, hint=_RAISED_HINT), strict=True
+    ):
         if isinstance(answer, str):
-            raise Wrong(f"The answer must be two numbers from 0, alpha and beta, got {answer}.", _UNITS_HINT)
+            raise Wrong(
+                f"The answer must be two numbers from 0, alpha and beta, got {answer}.", _UNITS_HINT
+            )
         if each.link is not None:
             _judge_numbers(each.link, answer)
         else:
             close = _judge_line(each, answer, trace)
     real = "close to the medians of messages between two real ranks"
     return (
-        f"Right for {LINKS} links chosen at random; {real if close else 'real messages were too irregular to judge by: a busy machine'}.",
+        (
+            f"Right for {LINKS} links chosen at random; "
+            f"{real if close else 'real messages were too irregular to judge by: a busy machine'}."
+        ),
         trace,
     )
 
 
 def _make_up(draw: random.Random) -> Data:
-    """Times as a link of the model gives them: 5 % of noise, and of each size some messages that were held up."""
+    """Times as a link of the model gives them.
+
+    5 % of noise, and of each size some messages that were held up.
+    """
     link = Link(10 ** draw.uniform(-5.5, -4), 10 ** draw.uniform(-10.5, -9))
     half = link.n_half_bytes
     sizes = [8, *(round(half * 4.0**power) for power in range(-4, 6))]
@@ -119,11 +145,19 @@ def _messages_on_rank(_function: Callable[..., Any]) -> None:
 
 
 def _measured(trace: Trace) -> Data:
-    """Half of the time of each round trip, from the record of rank 0; the first of each size is warm-up."""
+    """Half of the time of each round trip, from the record of rank 0.
+
+    The first of each size is warm-up.
+    """
     events = trace.events
     mine = events.rank == 0
-    sends, recvs = np.flatnonzero(mine & (events.kind == SEND)), np.flatnonzero(mine & (events.kind == RECV))
-    times_s = (events.done_ns[recvs] - events.post_ns[sends]).reshape(len(SIZES), -1)[:, 1:] * 0.5e-9
+    sends, recvs = (
+        np.flatnonzero(mine & (events.kind == SEND)),
+        np.flatnonzero(mine & (events.kind == RECV)),
+    )
+    times_s = (events.done_ns[recvs] - events.post_ns[sends]).reshape(len(SIZES), -1)[
+        :, 1:
+    ] * 0.5e-9
     sizes = np.repeat(SIZES, times_s.shape[1])
     return Data(sizes.tolist(), times_s.ravel().tolist(), None)
 
@@ -131,7 +165,8 @@ def _measured(trace: Trace) -> Data:
 def _read_line(answer: Any) -> Link:
     if isinstance(answer, Link):
         return answer
-    alpha_s, beta_s_per_byte = (max(float(number), 0.0) for number in answer)  # below 0 is too little, and judged as such
+    # below 0 is too little, and judged as such
+    alpha_s, beta_s_per_byte = (max(float(number), 0.0) for number in answer)
     return Link(alpha_s, beta_s_per_byte)
 
 
@@ -143,19 +178,38 @@ def _judge_numbers(link: Link, answer: Link) -> None:
     ):
         if abs(got / due - 1) > TOLERANCE:
             swapped = answer.alpha_s < answer.beta_s_per_byte
-            hint = _UNITS_HINT if swapped or got > 1e5 * due else _SLOW_HINT if due < got < 20 * due else _WEIGHT_HINT
-            raise Wrong(f"{name} must be {due:.3g} {unit} within {100 * TOLERANCE:.0f} %, got {got:.3g} {unit}.", hint)
+            hint = (
+                _UNITS_HINT
+                if swapped or got > 1e5 * due
+                else _SLOW_HINT
+                if due < got < 20 * due
+                else _WEIGHT_HINT
+            )
+            raise Wrong(
+                (
+                    f"{name} must be {due:.3g} {unit} within {100 * TOLERANCE:.0f} %, got "
+                    f"{got:.3g} {unit}."
+                ),
+                hint,
+            )
 
 
 def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
     """The line must be close to the medians that were measured; returns False where no line is."""
     medians = {
-        size: statistics.median(time for other, time in zip(data.sizes_bytes, data.times_s, strict=True) if other == size) for size in SIZES
+        size: statistics.median(
+            time
+            for other, time in zip(data.sizes_bytes, data.times_s, strict=True)
+            if other == size
+        )
+        for size in SIZES
     }
     reference = fit_link(list(medians), list(medians.values()))
 
     def miss(link: Link) -> float:
-        return statistics.median(abs(link.time_s(size) / time_s - 1) for size, time_s in medians.items())
+        return statistics.median(
+            abs(link.time_s(size) / time_s - 1) for size, time_s in medians.items()
+        )
 
     falls = any(after < 0.9 * before for before, after in pairwise(medians.values()))
     if falls or miss(reference) > TOLERANCE / 2:
@@ -163,6 +217,9 @@ def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
     if miss(answer) > TOLERANCE:
         size, time_s = max(medians.items(), key=lambda one: abs(answer.time_s(one[0]) / one[1] - 1))
         says, took = answer.time_s(size) * 1e6, time_s * 1e6
-        reason = f"Between two real ranks {bytes_text(size)} took {took:.3g} µs in the median, and the line says {says:.3g} µs."
+        reason = (
+            f"Between two real ranks {bytes_text(size)} took {took:.3g} µs in the median, and the "
+            f"line says {says:.3g} µs."
+        )
         raise Wrong(reason, _WEIGHT_HINT, trace=trace)
     return True

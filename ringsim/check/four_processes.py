@@ -8,7 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine, listed, plain_number, shown
+from ringsim.check.examination import (
+    CheckResult,
+    Examination,
+    Wrong,
+    examine,
+    listed,
+    plain_number,
+    shown,
+)
 from ringsim.traces.events import MARK, OK, SPAN
 from ringsim.traces.recorder import mark
 from ringsim.traces.value import Trace
@@ -18,7 +26,8 @@ __all__ = ["hello"]
 SPAN_NAME: Final = "share"
 _READ: Final = "a number is taken"
 _WHOLE_HINT: Final = (
-    "ringsim.current_ring() knows the rank and the world_size of the process that runs. The rank says where a share begins, the "
+    "ringsim.current_ring() knows the rank and the world_size of the process that runs. The rank "
+    "says where a share begins, the "
     "world_size how far it is from one of its numbers to the next."
 )
 
@@ -26,9 +35,9 @@ _WHOLE_HINT: Final = (
 def hello(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that adds up one rank's share of a list of numbers.
 
-    ``function(numbers)`` gets the same list on every rank. Rank r returns the sum of numbers[r], numbers[r + world_size],
-    numbers[r + 2 * world_size] and so on, and takes them from the list inside one ``with ringsim.span("share")``. The check runs it on
-    1, 2, 3 and more ranks.
+    ``function(numbers)`` gets the same list on every rank. Rank r returns the sum of numbers[r],
+    numbers[r + world_size], numbers[r + 2 * world_size] and so on, and takes them from the list
+    inside one ``with ringsim.span("share")``. The check runs it on 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
@@ -53,7 +62,9 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     sizes = [3, draw.choice([5, 6]), 2, 1]
     trace = None
     for world_size in sizes:
-        numbers = draw.sample(range(1, 10**6), draw.randrange(4 * world_size + 1, 5 * world_size + 8))
+        numbers = draw.sample(
+            range(1, 10**6), draw.randrange(4 * world_size + 1, 5 * world_size + 8)
+        )
         trace = examination.run(_share_on_rank, world_size, numbers)
         _judge_sums(numbers, trace)
         _judge_spans(trace)
@@ -90,33 +101,67 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
     rank = next(rank for rank in range(size) if results[rank] != due[rank])
     got, who = results[rank], f"Rank {rank} of {size}"
     if isinstance(got, str):
-        raise wrong(f"{who} must return the sum of its share, {due[rank]}, got {got}.", "The function must end in a return on every rank.")
+        raise wrong(
+            f"{who} must return the sum of its share, {due[rank]}, got {got}.",
+            "The function must end in a return on every rank.",
+        )
     if size > 1 and results == [sum(numbers)] * size:
         raise wrong("Every rank added up all the numbers, and must add up its own share only.")
     if size > 1 and len(set(results)) == 1:
-        raise wrong(f"All {size} ranks returned {shown(got)}, and each must return the sum of its own share.")
+        raise wrong(
+            f"All {size} ranks returned {shown(got)}, and each must "
+            "return the sum of its own share."
+        )
     if got in due:
-        raise wrong(f"{who} returned the share of rank {due.index(got)}.", "Shares are counted from 0, as ranks and lists are.")
+        raise wrong(
+            f"{who} returned the share of rank {due.index(got)}.",
+            "Shares are counted from 0, as ranks and lists are.",
+        )
     for step in range(1, len(numbers)):
         if step != size and got == sum(numbers[rank::step]):
-            raise wrong(f"{who} took every {_nth(step)} number, and must take every {_nth(size)}: as many as there are ranks.")
+            raise wrong(
+                f"{who} took every {_nth(step)} number, and must take every {_nth(size)}: as "
+                "many as there are ranks."
+            )
     raise wrong(f"{who} must return the sum of its share, {due[rank]}, got {shown(got)}.")
 
 
 def _judge_spans(trace: Trace) -> None:
     events = trace.events
-    labelled = [np.array([label == name for label in (*events.tables.labels, "")])[events.label] for name in (SPAN_NAME, _READ)]
+    labelled = [
+        np.array([label == name for label in (*events.tables.labels, "")])[events.label]
+        for name in (SPAN_NAME, _READ)
+    ]
     hint = f'Put the work into a block that begins with: with ringsim.span("{SPAN_NAME}"):'
     for rank in range(trace.world_size):
-        who, mine = f"Rank {rank} of {trace.world_size}", (events.rank == rank) & (events.status == OK)
-        spans, reads = (np.flatnonzero(mine & (events.kind == kind) & these) for kind, these in zip((SPAN, MARK), labelled, strict=True))
+        who, mine = (
+            f"Rank {rank} of {trace.world_size}",
+            (events.rank == rank) & (events.status == OK),
+        )
+        spans, reads = (
+            np.flatnonzero(mine & (events.kind == kind) & these)
+            for kind, these in zip((SPAN, MARK), labelled, strict=True)
+        )
         if len(spans) != 1:
-            raise Wrong(f'{who} must record one span named "{SPAN_NAME}", got {len(spans)}.', hint, trace=trace)
+            raise Wrong(
+                f'{who} must record one span named "{SPAN_NAME}", got {len(spans)}.',
+                hint,
+                trace=trace,
+            )
         span = spans[0]
         inside = (reads > span) & (events.post_ns[reads] <= events.done_ns[span])
         if not inside.any():
-            raise Wrong(f'{who} took no number inside its span named "{SPAN_NAME}": the work is somewhere else.', hint, trace=trace)
+            raise Wrong(
+                (
+                    f'{who} took no number inside its span named "{SPAN_NAME}": the work is '
+                    "somewhere else."
+                ),
+                hint,
+                trace=trace,
+            )
 
 
 def _nth(number: int) -> str:
-    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number if number < 20 else number % 10, 'th') }"
+    return (
+        f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number if number < 20 else number % 10, 'th') }"
+    )

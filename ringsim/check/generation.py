@@ -1,4 +1,7 @@
-"""The lesson on the generation ring: messages in an order that never jams; how many batches keep the stages busy."""
+"""The lesson on the generation ring.
+
+Messages in an order that never jams; how many batches keep the stages busy.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,14 @@ __all__ = ["inner_iterations", "token_ring"]
 
 NUM_TOKENS: Final = 4
 VOCABULARY: Final = 1_000_003
-_COUNT_HINT: Final = "Send output unless it is None, and receive into space unless that is None: some calls have only one of the two."
-_VALUE_HINT: Final = "Receive into space itself, dist.recv(space, ...): what goes into another tensor does not reach the stage."
+_COUNT_HINT: Final = (
+    "Send output unless it is None, and receive into space unless that is None: some calls have "
+    "only one of the two."
+)
+_VALUE_HINT: Final = (
+    "Receive into space itself, dist.recv(space, ...): what goes into another tensor does not "
+    "reach the stage."
+)
 WANTED: Final = Fraction(4, 5)
 Setting = tuple[int, bool]
 
@@ -34,9 +43,11 @@ Setting = tuple[int, bool]
 def token_ring(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that exchanges messages with the neighbours in a generation ring.
 
-    ``function(output, space)`` sends ``output`` to the successor, on its group, and fills ``space`` with what comes from the predecessor,
-    on its group; each is an int64 tensor of shape (1,), or None if there is nothing. It is called between one job and the next, on every
-    rank of rings of 2, 3 and more, with as many batches under way as there are ranks; a stage computes a sum instead of its layers.
+    ``function(output, space)`` sends ``output`` to the successor, on its group, and fills ``space``
+    with what comes from the predecessor, on its group; each is an int64 tensor of shape (1,), or
+    None if there is nothing. It is called between one job and the next, on every rank of rings of
+    2, 3 and more, with as many batches under way as there are ranks; a stage computes a sum instead
+    of its layers.
 
     Args:
         function: the answer.
@@ -58,15 +69,26 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
-        trace = examination.run_on_ring(_generate_on_rank, world_size, secret, things="outputs", hint=f"{_COUNT_HINT} {RAISED_HINT}")
+        trace = examination.run_on_ring(
+            _generate_on_rank,
+            world_size,
+            secret,
+            things="outputs",
+            hint=f"{_COUNT_HINT} {RAISED_HINT}",
+        )
         due = [_count_messages(rank, world_size) for rank in range(world_size)]
         judge_counts(trace, due, ("output", ""), ("input", ""), _COUNT_HINT)
         _judge_tokens(trace)
     examination.judge_content(_judge_tokens, _generate_on_rank, 2, secret)
-    return f"Right in rings of {listed(sizes)} ranks: none of them jams, and every token is right.", trace
+    return (
+        f"Right in rings of {listed(sizes)} ranks: none of them jams, and every token is right.",
+        trace,
+    )
 
 
-def _generate_on_rank(function: Callable[..., Any], secret: int) -> tuple[int, list[list[float | str]]]:
+def _generate_on_rank(
+    function: Callable[..., Any], secret: int
+) -> tuple[int, list[list[float | str]]]:
     """Does this rank's jobs; returns its number and, on the last rank, the tokens of each batch."""
     import torch  # here, so that a process that only starts ranks does not load it
 
@@ -95,7 +117,9 @@ def _work(x: Any, number: int) -> Any:
 def _count_messages(rank: int, size: int) -> tuple[int, int]:
     """Returns how many outputs a rank sends by the plan, and how many inputs it receives."""
     steps = list(plan_steps(rank, size, plan_jobs(size, size, NUM_TOKENS), NUM_TOKENS))
-    return sum(step.send is not None for step in steps), sum(step.receive is not None for step in steps)
+    return sum(step.send is not None for step in steps), sum(
+        step.receive is not None for step in steps
+    )
 
 
 def _judge_tokens(trace: Trace) -> None:
@@ -108,16 +132,20 @@ def _judge_tokens(trace: Trace) -> None:
             for number in numbers:
                 x = _work(x, number)
             if token != x:
-                reason = f"Token {place} of batch {batch} must be {x}, got {shown(token)}, in the ring of {count(size, 'rank')}."
+                reason = (
+                    f"Token {place} of batch {batch} must be {x}, got {shown(token)}, in the ring "
+                    f"of {count(size, 'rank')}."
+                )
                 raise Wrong(reason, _VALUE_HINT, trace=trace)
 
 
 def inner_iterations(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that chooses the settings of a generation ring.
 
-    ``function(N)`` returns (T, async_comm): a ring of N stages must finish with T inner iterations, each stage must work at least 80 % of
-    the time while decoding, and T must be as small as possible, because every batch under way needs a cache on every stage. The
-    function runs on its own rank, so that an endless one can be stopped.
+    ``function(N)`` returns (T, async_comm): a ring of N stages must finish with T inner iterations,
+    each stage must work at least 80 % of the time while decoding, and T must be as small as
+    possible, because every batch under way needs a cache on every stage. The function runs on its
+    own rank, so that an endless one can be stopped.
 
     Args:
         function: the answer.
@@ -129,7 +157,7 @@ def inner_iterations(function: Callable[..., Any], *, seed: int | None = None) -
     Example:
         >>> print(inner_iterations(lambda N: (N, False), seed=1).reason)
         With 10 stages (10, False) keeps a stage at work 100 % of the time, and 8 inner iterations would be enough for 80 %.
-    """
+    """  # noqa: E501
     return examine("inner_iterations", function, _judge_settings, seed)
 
 
@@ -153,20 +181,42 @@ def _judge_setting(size: int, answer: Setting | str) -> None:
         return Wrong(f"With {stages} {reason}", hint)
 
     if isinstance(answer, str):
-        raise wrong(f"the answer must be a number of 1 or more and True or False, got {answer}.", "Return a pair such as (4, False).")
+        raise wrong(
+            f"the answer must be a number of 1 or more and True or False, got {answer}.",
+            "Return a pair such as (4, False).",
+        )
     turns, async_comm = answer
     if not can_finish(size, turns, async_comm):
         limits = "1 to 2 N - 1" if async_comm else "2 to N"
-        raise wrong(f"{answer} never finishes.", f"Look at the map: with async_comm={async_comm} a ring finishes for T from {limits}.")
+        raise wrong(
+            f"{answer} never finishes.",
+            f"Look at the map: with async_comm={async_comm} a ring finishes for T from {limits}.",
+        )
     use = steady_use(size, turns, async_comm)
     percent = f"{100 * float(use):.0f} %"
     if use < WANTED:
         form = "T / N up to T = N" if async_comm else "(T - 1) / (N - 1)"
-        hint = f"With async_comm={async_comm} a stage works {form} of the time. Which T makes that 80 %? Round up, and mind exact fifths."
-        raise wrong(f"{answer} keeps a stage at work {percent} of the time, which is less than 80 %.", hint)
-    fewest = next(number for number in range(1, size + 1) if steady_use(size, number, async_comm=True) >= WANTED)
-    if turns > fewest:
-        hint = "Which of the two kinds of messages needs fewer batches for the same share? And do not round up more than needed."
+        hint = (
+            f"With async_comm={async_comm} a stage works {form} of the time. Which T makes that 80 "
+            "%? Round up, and mind exact fifths."
+        )
         raise wrong(
-            f"{answer} keeps a stage at work {percent} of the time, and {count(fewest, 'inner iteration')} would be enough for 80 %.", hint
+            f"{answer} keeps a stage at work {percent} of the time, which is less than 80 %.", hint
+        )
+    fewest = next(
+        number
+        for number in range(1, size + 1)
+        if steady_use(size, number, async_comm=True) >= WANTED
+    )
+    if turns > fewest:
+        hint = (
+            "Which of the two kinds of messages needs fewer batches for the same share? And do not "
+            "round up more than needed."
+        )
+        raise wrong(
+            (
+                f"{answer} keeps a stage at work {percent} of the time, and "
+                f"{count(fewest, 'inner iteration')} would be enough for 80 %."
+            ),
+            hint,
         )

@@ -1,7 +1,9 @@
-"""Grades a notebook in a kernel of its own, and makes of a lesson an assignment for nbgrader and otter.
+"""Grades a notebook in a kernel of its own.
 
-An exercise is a cell with the tag ``exercise`` that ends in a call of a check. It is taken apart into the answer and the call, which the
-grader makes anew: what the notebook shows, and what a student has made of the call's name, do not count.
+Also makes of a lesson an assignment for nbgrader and otter. An exercise is a cell with the tag
+``exercise`` that ends in a call of a check. It is taken apart into the answer and the call, which
+the grader makes anew: what the notebook shows, and what a student has made of the call's name, do
+not count.
 """
 
 from __future__ import annotations
@@ -42,20 +44,30 @@ class Exercise(NamedTuple):
 
 
 def read_notebook(path: Path) -> Any:
-    """Reads a notebook; raises RingError where it cannot be, or where what reads and runs notebooks is not installed."""
+    """Reads a notebook.
+
+    Raises RingError where it cannot be, or where what reads and runs notebooks is not installed.
+    """
     try:
         import nbclient  # noqa: F401  # and its absence is said here, in front of everything else
         import nbformat
     except ModuleNotFoundError as error:
-        raise RingError(f"nbclient must be installed to grade, got no {error.name}. Install it: pip install nbclient ipykernel.") from None
+        raise RingError(
+            f"nbclient must be installed to grade, got no {error.name}. Install it: pip install "
+            "nbclient ipykernel."
+        ) from None
     try:
         return nbformat.read(path, as_version=4)
     except Exception as error:  # of many types: a file may hold anything
-        raise RingError(f"the notebook must be readable, got {path}: {error}. Save it again in Jupyter.") from None
+        raise RingError(
+            f"the notebook must be readable, got {path}: {error}. Save it again in Jupyter."
+        ) from None
 
 
 def take_apart(name: str, source: str) -> Exercise:
-    r"""Takes an exercise apart; where the call itself is the answer, its keywords go to a dictionary of the student's.
+    r"""Takes an exercise apart.
+
+    Where the call itself is the answer, its keywords go to a dictionary of the student's.
 
     Example:
         >>> take_apart("share", "def share(numbers):\n    return 0\n\n\ncheck.hello(share)").call
@@ -69,7 +81,11 @@ def take_apart(name: str, source: str) -> Exercise:
         body = ast.parse(TransformerManager().transform_cell(source)).body
     except SyntaxError:
         return Exercise(name, "", source, "")
-    found = [(place, called) for place, one in enumerate(body) if (called := _find_check(one)) is not None]
+    found = [
+        (place, called)
+        for place, one in enumerate(body)
+        if (called := _find_check(one)) is not None
+    ]
     if not found:
         return Exercise(name, "", source, "")
     checked, call = found[-1][1]
@@ -85,30 +101,40 @@ def take_apart(name: str, source: str) -> Exercise:
 def _find_check(statement: ast.stmt) -> tuple[str, ast.Call] | None:
     """Returns the name of the check that a statement calls, and the call."""
     call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) != "check":
+    if (
+        not isinstance(call, ast.Call)
+        or not isinstance(call.func, ast.Attribute)
+        or ast.unparse(call.func.value) != "check"
+    ):
         return None
     return (call.func.attr, call) if call.func.attr in check.__all__ else None
 
 
 def find_exercises(notebook: Any) -> dict[str, Exercise]:
     """Returns the exercises of a notebook by the identities of their cells, in order."""
-    cells = (cell for cell in notebook.cells if cell.cell_type == "code" and "exercise" in tags_of(cell))
+    cells = (
+        cell for cell in notebook.cells if cell.cell_type == "code" and "exercise" in tags_of(cell)
+    )
     return {cell.id: take_apart(cell.id, cell.source) for cell in cells}
 
 
 def grade(path: Path, *, seed: int | None = None, lesson: Path | None = None) -> dict[str, Any]:
-    """Grades a notebook: runs it from top to bottom in a fresh kernel, without the cells of solutions, and judges every exercise.
+    """Grades a notebook.
 
-    Whoever calls it trusts the students: their code runs with the rights of the caller. It blocks until the last cell has ended.
+    Runs it from top to bottom in a fresh kernel, without the cells of solutions, and judges every
+    exercise. Whoever calls it trusts the students: their code runs with the rights of the caller.
+    It blocks until the last cell has ended.
 
     Args:
         path: the notebook.
         seed: seed of the sizes and data of all checks; None for a random one.
-        lesson: the notebook as it was handed out, whose calls of checks then count, whatever the students have made of them.
+        lesson: the notebook as it was handed out, whose calls of checks then count, whatever the
+            students have made of them.
 
     Returns:
-        Plain data, for JSON: ``notebook``, ``seed``, ``points``, ``of``, and ``exercises``, a dictionary each: its name, ``check``,
-        ``verdict``, ``points``, ``of``, ``reason`` and ``hint``.
+        Plain data, for JSON: ``notebook``, ``seed``, ``points``, ``of``, and ``exercises``, a
+        dictionary each: its name, ``check``, ``verdict``, ``points``, ``of``, ``reason`` and
+        ``hint``.
 
     Raises:
         RingError: a notebook cannot be read, or has no exercises.
@@ -116,23 +142,37 @@ def grade(path: Path, *, seed: int | None = None, lesson: Path | None = None) ->
     notebook = read_notebook(path)
     calls = find_exercises(notebook if lesson is None else read_notebook(lesson))
     if not calls:
-        raise ArgumentError(f'a notebook must have exercises, got {path} without a cell with the tag "exercise". Take a lesson.')
+        raise ArgumentError(
+            f'a notebook must have exercises, got {path} without a cell with the tag "exercise". '
+            "Take a lesson."
+        )
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     rows = {name: _row(exercise, {}) for name, exercise in calls.items()}
     rows.update(_judge_all(notebook, calls, path.parent, seed))
     points, of = (sum(row[column] for row in rows.values()) for column in ("points", "of"))
-    return {"notebook": path.name, "seed": seed, "points": points, "of": of, "exercises": list(rows.values())}
+    return {
+        "notebook": path.name,
+        "seed": seed,
+        "points": points,
+        "of": of,
+        "exercises": list(rows.values()),
+    }
 
 
 def _row(exercise: Exercise, judged: dict[str, Any]) -> dict[str, Any]:
     verdict = judged.get("verdict", "not yet")
-    reason, hint = judged.get("reason", "The notebook has no such cell any more."), judged.get("hint", "")
+    reason, hint = (
+        judged.get("reason", "The notebook has no such cell any more."),
+        judged.get("hint", ""),
+    )
     points = POINTS if verdict == "passed" else 0
     about = {"verdict": verdict, "points": points, "of": POINTS, "reason": reason, "hint": hint}
     return {"exercise": exercise.name, "check": exercise.check, **about}
 
 
-def _judge_all(notebook: Any, calls: dict[str, Exercise], directory: Path, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _judge_all(
+    notebook: Any, calls: dict[str, Exercise], directory: Path, seed: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Runs the cells; yields a row for each exercise that was reached."""
     import nbformat
     from nbclient import NotebookClient
@@ -149,7 +189,9 @@ def _judge_all(notebook: Any, calls: dict[str, Exercise], directory: Path, seed:
 
     def run(source: str) -> list[Any]:
         client.nb.cells.append(nbformat.v4.new_code_cell(source))
-        outputs: list[Any] = client.execute_cell(client.nb.cells[-1], len(client.nb.cells) - 1).outputs
+        outputs: list[Any] = client.execute_cell(
+            client.nb.cells[-1], len(client.nb.cells) - 1
+        ).outputs
         return outputs
 
     with client.setup_kernel(env={**os.environ, "MPLBACKEND": "agg"}):
@@ -162,7 +204,16 @@ def _judge_all(notebook: Any, calls: dict[str, Exercise], directory: Path, seed:
                     yield cell.id, _row(exercise, _judge(run, exercise, cell.source, seed))
             except DeadKernelError:
                 if exercise is not None:
-                    yield cell.id, _row(exercise, {"reason": "The kernel died in this cell.", "hint": "Run it in Jupyter."})
+                    yield (
+                        cell.id,
+                        _row(
+                            exercise,
+                            {
+                                "reason": "The kernel died in this cell.",
+                                "hint": "Run it in Jupyter.",
+                            },
+                        ),
+                    )
                 return
 
 
@@ -172,24 +223,42 @@ def _judge(run: Any, exercise: Exercise, source: str, seed: int) -> dict[str, An
     outputs = run(written.answer)
     if exercise.check and all(output.output_type != "error" for output in outputs):
         word = secrets.token_hex(16)  # by which nobody else can sign
-        seeded = f", seed={seed})" if "seed" in signature(getattr(check, exercise.check)).parameters else ")"
+        seeded = (
+            f", seed={seed})"
+            if "seed" in signature(getattr(check, exercise.check)).parameters
+            else ")"
+        )
         call = exercise.call.replace("check.", f"{_CALL}.", 1)[:-1] + seeded
-        outputs += run(f"import json as _json, ringsim.check as {_CALL}\nprint('{word}' + _json.dumps({call}.as_dict()))")
+        outputs += run(
+            f"import json as _json, ringsim.check as {_CALL}\nprint('{word}' + "
+            f"_json.dumps({call}.as_dict()))"
+        )
         for output in outputs:
             if output.output_type == "stream" and output.text.startswith(word):
                 judged: dict[str, Any] = json.loads(output.text.removeprefix(word))
                 return judged
-    errors = [f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"]
+    errors = [
+        f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"
+    ]
     if errors and errors[0].startswith("KeyboardInterrupt"):
-        return {"verdict": "undecided", "reason": f"The cell did not end within {CELL_S:g} s.", "hint": "Look for a loop that never ends."}
+        return {
+            "verdict": "undecided",
+            "reason": f"The cell did not end within {CELL_S:g} s.",
+            "hint": "Look for a loop that never ends.",
+        }
     reason = errors[0].splitlines()[0] if errors else "The cell has no call of a check."
-    return {"reason": reason, "hint": "Run the cell in Jupyter, and read the error from its last line upwards."}
+    return {
+        "reason": reason,
+        "hint": "Run the cell in Jupyter, and read the error from its last line upwards.",
+    }
 
 
 def write_assignment(lesson: Path, directory: Path) -> list[Path]:
-    """Writes a lesson without its solutions as an assignment: a notebook with nbgrader's metadata, and a folder of tests for otter.
+    """Writes a lesson without its solutions as an assignment.
 
-    In the notebook each exercise is a cell for the answer, followed by a locked cell with the check, which is worth a point.
+    A notebook with nbgrader's metadata, and a folder of tests for otter. In the notebook each
+    exercise is a cell for the answer, followed by a locked cell with the check, which is worth a
+    point.
 
     Args:
         lesson: the notebook.
@@ -213,11 +282,24 @@ def write_assignment(lesson: Path, directory: Path) -> list[Path]:
         if exercise is None:
             continue
         name = exercise.name
-        cell.source = cell.source.rpartition("check.")[0].rstrip() if exercise.check != "diagnose" else exercise.answer
-        judged = f"verdict = {exercise.call}\ndisplay(verdict)\nassert verdict.passed, verdict.reason"
+        cell.source = (
+            cell.source.rpartition("check.")[0].rstrip()
+            if exercise.check != "diagnose"
+            else exercise.answer
+        )
+        judged = (
+            f"verdict = {exercise.call}\ndisplay(verdict)\nassert verdict.passed, verdict.reason"
+        )
         check_cell = nbformat.v4.new_code_cell(judged, id=f"{name}-check")
-        known = {"schema_version": 3, "grade_id": check_cell.id, "points": POINTS}  # the answer's own cell is not nbgrader's: it is kept
-        check_cell.metadata["nbgrader"] = {**known, "grade": True, "locked": True, "solution": False, "task": False}
+        # the answer's own cell is not nbgrader's: it is kept
+        known = {"schema_version": 3, "grade_id": check_cell.id, "points": POINTS}
+        check_cell.metadata["nbgrader"] = {
+            **known,
+            "grade": True,
+            "locked": True,
+            "solution": False,
+            "task": False,
+        }
         cells.append(check_cell)
         case = {"code": f">>> {exercise.call}.passed\nTrue", "hidden": False, "locked": False}
         suite = {"cases": [case], "scored": True, "setup": "", "teardown": "", "type": "doctest"}

@@ -19,24 +19,48 @@ NS_PER_BYTE: Final = 1.0  # on a good link
 SLOW: Final = 8  # times as long on the slow one
 LATE_NS: Final = 300_000_000
 STALL_NS: Final = 3_000_000_000
-MISLEADING: Final = (("busy", "late"), ("stall", "small"))  # two pairs of hosts of each run, in turn
+# two pairs of hosts of each run, in turn
+MISLEADING: Final = (("busy", "late"), ("stall", "small"))
 SIZES: Final = (8, 64 * 1024, 128 * 1024, 256 * 1024, 4 * 1024**2)
 LARGEST: Final = len(SIZES) - 1
 PAYLOADS: Final = Tables(payloads=tuple(Payload("uint8", (size,), size) for size in SIZES))
 Pair = tuple[str, str]  # hosts, in alphabetical order
-_PAIR_HINT: Final = "Return the names of the two hosts as they stand in hosts, in any order: return first, second."
+_PAIR_HINT: Final = (
+    "Return the names of the two hosts as they stand in hosts, in any order: return first, second."
+)
 _HINTS: Final = {
-    "inner": "The hosts of a message are hosts[src] and hosts[dst]. A link between two hosts is asked for: leave out messages within one.",
-    "busy": "Many large messages take long on a good link, too. Divide the size of each by its own time.",
-    "stall": "One message may stall on a good link. A median over all messages of two hosts does not mind, a sum or a maximum does.",
-    "late": "While the sender is not there yet, nothing is on the link. The time on the link is transfer_ns, without late_sender_ns.",
-    "small": "A message of a few bytes takes its latency, on any link. Compare messages of 64 KiB and more.",
-    "": "For each two hosts: the median of size_bytes / transfer_ns over the messages of 64 KiB and more, in both directions.",
+    "inner": (
+        "The hosts of a message are hosts[src] and hosts[dst]. A link between two hosts is asked "
+        "for: leave out messages within one."
+    ),
+    "busy": (
+        "Many large messages take long on a good link, too. Divide "
+        "the size of each by its own time."
+    ),
+    "stall": (
+        "One message may stall on a good link. A median over all messages of two hosts does not "
+        "mind, a sum or a maximum does."
+    ),
+    "late": (
+        "While the sender is not there yet, nothing is on the link. The time on the link is "
+        "transfer_ns, without late_sender_ns."
+    ),
+    "small": (
+        "A message of a few bytes takes its latency, on any link. Compare "
+        "messages of 64 KiB and more."
+    ),
+    "": (
+        "For each two hosts: the median of size_bytes / transfer_ns over the messages of 64 KiB "
+        "and more, in both directions."
+    ),
 }
 
 
 class _Run(NamedTuple):
-    """A run to be judged: its messages, the host of each rank, the slow pair, and what other pairs mislead by."""
+    """A run to be judged.
+
+    Its messages, the host of each rank, the slow pair, and what other pairs mislead by.
+    """
 
     messages: Any
     hosts: list[str]
@@ -47,10 +71,11 @@ class _Run(NamedTuple):
 def slow_link(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that finds the slow link between two hosts.
 
-    ``function(messages, hosts)`` gets the table ``trace.to_pandas("messages")`` of a run and ``trace.hosts``, the name of each rank's host,
-    and returns the names of two hosts. It is tried on made-up runs on 3 to 5 hosts, in which one link is eight times as slow as the
-    others, both ways. Other messages take long too, for other reasons: they are many, stalled once, were sent late, are small, or stay
-    within a host.
+    ``function(messages, hosts)`` gets the table ``trace.to_pandas("messages")`` of a run and
+    ``trace.hosts``, the name of each rank's host, and returns the names of two hosts. It is tried
+    on made-up runs on 3 to 5 hosts, in which one link is eight times as slow as the others, both
+    ways. Other messages take long too, for other reasons: they are many, stalled once, were sent
+    late, are small, or stay within a host.
 
     Args:
         function: the answer.
@@ -72,16 +97,25 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     for run, (_, answer) in zip(runs, examination.ask(asked, _read_pair, own=False), strict=True):
         names = sorted(set(run.hosts))
         if isinstance(answer, str) or not set(answer) <= set(names):
-            raise Wrong(f"The answer must be the names of two hosts, got {shown(answer)}.", _PAIR_HINT)
+            raise Wrong(
+                f"The answer must be the names of two hosts, got {shown(answer)}.", _PAIR_HINT
+            )
         if answer != run.slow:
-            between = f"between {answer[0]} and {answer[1]}" if answer[0] != answer[1] else f"within {answer[0]}"
+            between = (
+                f"between {answer[0]} and {answer[1]}"
+                if answer[0] != answer[1]
+                else f"within {answer[0]}"
+            )
             reason = f"On the hosts {', '.join(names)} the slow link is not {between}."
             raise Wrong(reason, _HINTS[run.decoys.get(answer, "")])
     return f"Right for {RUNS} runs on 3 to 5 hosts.", None
 
 
 def _read_pair(answer: Any) -> Pair:
-    first, second = sorted(str(refuse_text(name) if not isinstance(name, str) else name) for name in refuse_text(answer))
+    first, second = sorted(
+        str(refuse_text(name) if not isinstance(name, str) else name)
+        for name in refuse_text(answer)
+    )
     return first, second
 
 
@@ -93,25 +127,54 @@ def _make_up(draw: random.Random, misleading: Sequence[str]) -> _Run:
     outer = [pair for pair in pairs if pair[0] != pair[1]]
     draw.shuffle(outer)
     slow = outer.pop()
-    decoys = dict(zip(outer, misleading, strict=False)) | {pair: "inner" for pair in pairs if pair[0] == pair[1]}
+    decoys = dict(zip(outer, misleading, strict=False)) | {
+        pair: "inner" for pair in pairs if pair[0] == pair[1]
+    }
     names_of_columns = ("rank", "op", "peer", "tag", "payload", "post_ns", "wait_ns", "done_ns")
     columns: dict[str, list[int]] = {name: [] for name in names_of_columns}
     for pair in pairs:
-        for row in _messages(draw, [rank for rank, host in enumerate(hosts) if host in pair], hosts, pair, slow, decoys.get(pair, "")):
+        for row in _messages(
+            draw,
+            [rank for rank, host in enumerate(hosts) if host in pair],
+            hosts,
+            pair,
+            slow,
+            decoys.get(pair, ""),
+        ):
             for name, value in zip(columns, row, strict=True):
                 columns[name].append(value)
     trace = Trace(make_events(columns, PAYLOADS), {"world_size": len(hosts)})
     return _Run(trace.to_pandas("messages"), hosts, slow, decoys)
 
 
-def _messages(draw: random.Random, ranks: list[int], hosts: list[str], pair: Pair, slow: Pair, decoy: str) -> Iterator[tuple[int, ...]]:
-    """Yields the send and the recv of each message between the ranks of two hosts, or within one."""
-    edges = [edge for edge in product(ranks, ranks) if edge[0] != edge[1] and {hosts[edge[0]], hosts[edge[1]]} == set(pair)]
+def _messages(
+    draw: random.Random, ranks: list[int], hosts: list[str], pair: Pair, slow: Pair, decoy: str
+) -> Iterator[tuple[int, ...]]:
+    """Yields the send and the recv of each message between two hosts' ranks, or within one."""
+    edges = [
+        edge
+        for edge in product(ranks, ranks)
+        if edge[0] != edge[1] and {hosts[edge[0]], hosts[edge[1]]} == set(pair)
+    ]
     start = 0
     for number, (src, dst) in enumerate(edges * (6 if decoy == "busy" else 2)):
-        payload = LARGEST if decoy == "busy" else 0 if decoy == "small" and number % 4 else draw.randrange(1, LARGEST)
-        rate = NS_PER_BYTE * draw.uniform(0.9, 1.2) * (SLOW if pair == slow else 2 * SLOW if decoy == "inner" else 1)
-        took = ALPHA_NS + round(SIZES[payload] * rate) + (STALL_NS if decoy == "stall" and number == 1 else 0)
+        payload = (
+            LARGEST
+            if decoy == "busy"
+            else 0
+            if decoy == "small" and number % 4
+            else draw.randrange(1, LARGEST)
+        )
+        rate = (
+            NS_PER_BYTE
+            * draw.uniform(0.9, 1.2)
+            * (SLOW if pair == slow else 2 * SLOW if decoy == "inner" else 1)
+        )
+        took = (
+            ALPHA_NS
+            + round(SIZES[payload] * rate)
+            + (STALL_NS if decoy == "stall" and number == 1 else 0)
+        )
         recv_ns, send_ns = start, start + draw.randrange(LATE_NS if decoy == "late" else 1_000_000)
         done_ns = max(recv_ns, send_ns) + took
         yield src, OP_CODES["send"], dst, 0, payload, send_ns, send_ns, done_ns

@@ -1,4 +1,7 @@
-"""Fresh patients for the lesson on diagnosis: pipelines with one fault each, drawn from a name, so that no two students get the same."""
+"""Fresh patients for the lesson on diagnosis.
+
+Pipelines with one fault each, drawn from a name, so that no two students get the same.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,15 @@ _WIDTH: Final = 128
 _FORWARD_S: Final = 0.004
 _UP: Final = 100  # added to the tags of gradients
 _LINK: Final = Link(alpha_s=50e-6, beta_s_per_byte=1e-9)
-FAULTS: Final = ("straggler", "deadlock", "peer_exited", "rank_failed", "tag_mismatch", "group_mismatch", "message_mismatch")
+FAULTS: Final = (
+    "straggler",
+    "deadlock",
+    "peer_exited",
+    "rank_failed",
+    "tag_mismatch",
+    "group_mismatch",
+    "message_mismatch",
+)
 
 
 class Case(NamedTuple):
@@ -46,11 +57,17 @@ class Case(NamedTuple):
     @property
     def ranks(self) -> tuple[int, ...]:
         """Whom the fault concerns."""
-        return (self.rank,) if self.kind in ("straggler", "rank_failed") else (self.rank, self.rank + 1)
+        return (
+            (self.rank,)
+            if self.kind in ("straggler", "rank_failed")
+            else (self.rank, self.rank + 1)
+        )
 
 
 def patient(name: str) -> Trace:
-    """Returns the trace of a pipeline that is ill, to be diagnosed with ``check.diagnose``: a run on a virtual clock, the same for a name.
+    """Returns the trace of a pipeline that is ill, to be diagnosed with ``check.diagnose``.
+
+    A run on a virtual clock, the same for a name.
 
     Args:
         name: anything that is one student's own: a name, a number and a date for one more.
@@ -68,10 +85,14 @@ def patient(name: str) -> Trace:
     """
     given: object = name
     if not isinstance(given, str) or not given.strip():
-        raise ArgumentError(f"name must be a text that is not empty, got {say(name)}. Write your name.")
+        raise ArgumentError(
+            f"name must be a text that is not empty, got {say(name)}. Write your name."
+        )
     case = draw(given.strip())
     try:
-        trace = ringsim.simulate(_work, world_size=case.world_size, args=(case,), link=_LINK, inject=case.inject)
+        trace = ringsim.simulate(
+            _work, world_size=case.world_size, args=(case,), link=_LINK, inject=case.inject
+        )
     except RingError as error:
         if error.trace is None:
             raise
@@ -90,14 +111,18 @@ def draw(name: str) -> Case:
         microbatches += world_size
     vary = Jitter(fraction=0.2, seed=random.randrange(2**31))
     return Case(
-        kind=kind, rank=0 if kind == "peer_exited" else rank, microbatch=random.randrange(1, microbatches), world_size=world_size,
+        kind=kind, rank=0 if kind == "peer_exited" else rank,
+        microbatch=random.randrange(1, microbatches), world_size=world_size,
         microbatches=microbatches, rows=2 * random.randint(2, 8), trains=random.random() < 0.5,
         inject=(vary, Slow(rank, factor=random.randint(6, 10))) if kind == "straggler" else (vary,),
     )  # fmt: skip
 
 
 def _work(case: Case) -> None:
-    """What each rank does: all forward, with an empty message back for each activation, then perhaps all backward."""
+    """What each rank does.
+
+    All forward, with an empty message back for each activation, then perhaps all backward.
+    """
     import torch  # here: the checks can be loaded without it
 
     from ringsim import comm as dist
@@ -123,7 +148,12 @@ def _work(case: Case) -> None:
         if ring.rank < last:
             given = tensor[: case.rows // 2] if mine == "message_mismatch" else tensor
             tag = microbatch + (mine == "tag_mismatch")
-            dist.send(given, ring.succ, group=None if mine == "group_mismatch" else ring.succ_group, tag=tag)
+            dist.send(
+                given,
+                ring.succ,
+                group=None if mine == "group_mismatch" else ring.succ_group,
+                tag=tag,
+            )
             dist.recv(nothing, ring.succ, group=ring.succ_group, tag=microbatch)
     for microbatch in reversed(range(case.microbatches if case.trains else 0)):
         if ring.rank < last:

@@ -17,7 +17,8 @@ def prediction(said: Any, found: Any, *, unit: str = "", within: float = 0.3) ->
         said: a number or a word, written down before; None for nothing yet, which does not pass.
         found: what it turned out to be.
         unit: of numbers.
-        within: how far off a number may be, as a fraction of what was found; words must be the same.
+        within: how far off a number may be, as a fraction of what was found; words must be the
+            same.
 
     Returns:
         The verdict, with both.
@@ -37,4 +38,6 @@ def prediction(said: Any, found: Any, *, unit: str = "", within: float = 0.3) ->
         reason = f"You said {said:g}{of}, and it was {found:.3g}{of}."
     else:
         close, reason = said == found, f"You said {shown(said)}, and it was {shown(found)}."
-    return CheckResult("prediction", close, reason, "" if close else "Why? Read on, and look at the picture again.")
+    return CheckResult(
+        "prediction", close, reason, "" if close else "Why? Read on, and look at the picture again."
+    )

@@ -1,4 +1,7 @@
-"""The lesson on data parallelism: the mean of gradients over the replicas of a stage, in one bucket."""
+"""The lesson on data parallelism.
+
+The mean of gradients over the replicas of a stage, in one bucket.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,33 @@ SIZES: Final = ((2, 2), (1, 3), (3, 2))  # stages and replicas
 SHAPES: Final[tuple[tuple[int, ...], ...]] = ((3, 4), (4,), (), (2, 1, 5))
 NUMBERS: Final = sum(math.prod(shape) for shape in SHAPES)
 _BUCKET_HINT: Final = (
-    "Join them in one tensor, torch.cat([gradient.flatten() for gradient in gradients]). Reduce that, and copy each part back to where it "
+    "Join them in one tensor, torch.cat([gradient.flatten() for gradient in gradients]). Reduce "
+    "that, and copy each part back to where it "
     "came from."
 )
-_PLACE_HINT: Final = "What counts is what stands in the tensors of the list afterwards: gradient.copy_(...) writes into one."
-_MEAN_HINT: Final = "all_reduce adds up. Divide by the number of replicas, dist.get_world_size(replicas)."
-_GROUP_HINT: Final = "Pass the group: dist.all_reduce(bucket, group=replicas). Other stages have other parameters."
-_WAIT_HINT: Final = "An operation with async_op=True returns a handle. Call its wait() before you read the result."
+_PLACE_HINT: Final = (
+    "What counts is what stands in the tensors of the list afterwards: "
+    "gradient.copy_(...) writes into one."
+)
+_MEAN_HINT: Final = (
+    "all_reduce adds up. Divide by the number of replicas, dist.get_world_size(replicas)."
+)
+_GROUP_HINT: Final = (
+    "Pass the group: dist.all_reduce(bucket, group=replicas). Other stages have other parameters."
+)
+_WAIT_HINT: Final = (
+    "An operation with async_op=True returns a handle. Call its wait() before you read the result."
+)
 
 
 def average_gradients(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that averages gradients over the replicas of a stage.
 
-    ``function(gradients, replicas)`` gets the gradients of this rank's stage, a list of float32 tensors, and the process group of the ranks
-    that have the same stage. It writes the mean over the group into each tensor, by a single ``all_reduce`` of them all. It is called on
-    pipelines of several stages and replicas. The trace must show one such operation, on that group, of as many bytes as the gradients have.
+    ``function(gradients, replicas)`` gets the gradients of this rank's stage, a list of float32
+    tensors, and the process group of the ranks that have the same stage. It writes the mean over
+    the group into each tensor, by a single ``all_reduce`` of them all. It is called on pipelines of
+    several stages and replicas. The trace must show one such operation, on that group, of as many
+    bytes as the gradients have.
 
     Args:
         function: the answer.
@@ -53,15 +68,25 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     trace = None
     for stages, replicas in SIZES:
         about = f"With {count(stages, 'stage')} and {count(replicas, 'replica')}"
-        trace = examination.run(_average_on_rank, stages * replicas, stages, examination.random.randrange(10**9))
+        trace = examination.run(
+            _average_on_rank, stages * replicas, stages, examination.random.randrange(10**9)
+        )
         _judge_waits(trace, about)
         _judge_numbers(trace, stages, about)
         _judge_operations(trace, stages, about)
     sizes = ", ".join(f"{stages} x {replicas}" for stages, replicas in SIZES)
-    return f"Right for {sizes} stages and replicas, with one all_reduce of {4 * NUMBERS} bytes on each rank.", trace
+    return (
+        (
+            f"Right for {sizes} stages and replicas, with one all_reduce "
+            f"of {4 * NUMBERS} bytes on each rank."
+        ),
+        trace,
+    )
 
 
-def _average_on_rank(function: Callable[..., Any], stages: int, secret: int) -> tuple[list[float], list[float] | None]:
+def _average_on_rank(
+    function: Callable[..., Any], stages: int, secret: int
+) -> tuple[list[float], list[float] | None]:
     """Returns the gradients of this rank before and after; None if they have other shapes then."""
     import torch  # here, so that a process that only starts ranks does not load it
 
@@ -70,7 +95,10 @@ def _average_on_rank(function: Callable[..., Any], stages: int, secret: int) -> 
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = [dist.new_group(list(range(stage, size, stages))) for stage in range(stages)]
     draw = random.Random(f"{secret}/{rank}")
-    gradients = [torch.tensor([float(draw.randrange(1, 1000)) for _ in range(math.prod(shape))]).view(shape) for shape in SHAPES]
+    gradients = [
+        torch.tensor([float(draw.randrange(1, 1000)) for _ in range(math.prod(shape))]).view(shape)
+        for shape in SHAPES
+    ]
     before = torch.cat([gradient.flatten() for gradient in gradients]).tolist()
     function(list(gradients), groups[rank % stages])
     after: list[float] = []
@@ -83,7 +111,9 @@ def _average_on_rank(function: Callable[..., Any], stages: int, secret: int) -> 
 
 
 def _judge_waits(trace: Trace, about: str) -> None:
-    for index in np.flatnonzero((trace.events.kind == COLLECTIVE) & (trace.events.status != OK)).tolist():
+    for index in np.flatnonzero(
+        (trace.events.kind == COLLECTIVE) & (trace.events.status != OK)
+    ).tolist():
         who = f"rank {int(trace.events.rank[index])}'s {OP_NAMES[trace.events.op[index]]}"
         raise Wrong(f"{about} {who} is never waited for.", _WAIT_HINT, trace=trace)
 
@@ -97,35 +127,70 @@ def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
     before, after = (np.array([row[place] for row in trace.results]) for place in (0, 1))
     size = len(before)
     for rank in range(size):
-        total, mine = before[rank % stages :: stages].sum(axis=0), f"{about} the gradients of rank {rank} are"
+        total, mine = (
+            before[rank % stages :: stages].sum(axis=0),
+            f"{about} the gradients of rank {rank} are",
+        )
         if np.allclose(after[rank], total / (size // stages)):
             continue
         if np.array_equal(after[rank], before[rank]):
             raise Wrong(f"{mine} what they were before.", _PLACE_HINT, trace=trace)
         if np.allclose(after[rank], total):
-            raise Wrong(f"{mine} the sum over the replicas, and must be the mean.", _MEAN_HINT, trace=trace)
+            raise Wrong(
+                f"{mine} the sum over the replicas, and must be the mean.", _MEAN_HINT, trace=trace
+            )
         if np.allclose(after[rank], total / size):
-            raise Wrong(f"{mine} divided by the {size} ranks of the world, not by those of the group.", _MEAN_HINT, trace=trace)
-        if any(np.allclose(after[rank], before.sum(axis=0) / number) for number in (1, size, size // stages)):
+            raise Wrong(
+                f"{mine} divided by the {size} ranks of the world, not by those of the group.",
+                _MEAN_HINT,
+                trace=trace,
+            )
+        if any(
+            np.allclose(after[rank], before.sum(axis=0) / number)
+            for number in (1, size, size // stages)
+        ):
             raise Wrong(f"{mine} mixed with those of other stages.", _GROUP_HINT, trace=trace)
-        raise Wrong(f"{mine} not the mean over its replicas.", f"{_BUCKET_HINT} {_MEAN_HINT}", trace=trace)
+        raise Wrong(
+            f"{mine} not the mean over its replicas.", f"{_BUCKET_HINT} {_MEAN_HINT}", trace=trace
+        )
 
 
 def _judge_operations(trace: Trace, stages: int, about: str) -> None:
     """Each rank must have called one all_reduce, on its group, of all gradients at once."""
     events = trace.events
     for rank in range(trace.world_size):
-        mine = np.flatnonzero((events.rank == rank) & np.isin(events.kind, (SEND, RECV, COLLECTIVE)))
+        mine = np.flatnonzero(
+            (events.rank == rank) & np.isin(events.kind, (SEND, RECV, COLLECTIVE))
+        )
         called = [index for index in mine.tolist() if OP_NAMES[events.op[index]] != "new_group"]
         names = [OP_NAMES[events.op[index]] for index in called]
         who = f"{about} rank {rank}"
         if names != ["all_reduce"]:
             said = ", ".join(dict.fromkeys(names)) or "none"
-            raise Wrong(f"{who} must call one all_reduce, called {count(len(names), 'operation')} ({said}).", _BUCKET_HINT, trace=trace)
-        members, due = events.tables.groups[events.group[called[0]]].ranks, tuple(range(rank % stages, trace.world_size, stages))
+            raise Wrong(
+                (
+                    f"{who} must call one all_reduce, called {count(len(names), 'operation')} "
+                    f"({said})."
+                ),
+                _BUCKET_HINT,
+                trace=trace,
+            )
+        members, due = (
+            events.tables.groups[events.group[called[0]]].ranks,
+            tuple(range(rank % stages, trace.world_size, stages)),
+        )
         if tuple(members) != due:
-            raise Wrong(f"{who} must reduce over ranks {due}, and did so over {tuple(members)}.", _GROUP_HINT, trace=trace)
+            raise Wrong(
+                f"{who} must reduce over ranks {due}, and did so over {tuple(members)}.",
+                _GROUP_HINT,
+                trace=trace,
+            )
         if (sent := int(events.size_bytes[called[0]])) != 4 * NUMBERS:
             raise Wrong(
-                f"{who} must reduce {4 * NUMBERS} bytes, as many as it has gradients, and reduced {sent}.", _BUCKET_HINT, trace=trace
+                (
+                    f"{who} must reduce {4 * NUMBERS} bytes, as many as it has gradients, and "
+                    f"reduced {sent}."
+                ),
+                _BUCKET_HINT,
+                trace=trace,
             )

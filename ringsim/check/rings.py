@@ -1,4 +1,7 @@
-"""The lesson on the ring: which pairs of ranks get a group; numbers that go round until every rank knows their sum."""
+"""The lesson on the ring: which pairs of ranks get a group.
+
+Numbers that go round until every rank knows their sum.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +28,29 @@ from ringsim.traces.value import Trace, count
 __all__ = ["pair_groups", "ring"]
 
 Pairs = list[tuple[int, int]]
-_HINT: Final = "Group i joins rank i and its successor, which is rank (i + 1) % N: the last rank's successor is rank 0."
+_HINT: Final = (
+    "Group i joins rank i and its successor, which is rank (i + 1) % "
+    "N: the last rank's successor is rank 0."
+)
 _COUNT_HINT: Final = (
-    "Each round passes one token on: what I received last I send next. After N - 1 rounds every number has been at every rank: "
+    "Each round passes one token on: what I received last I send next. After N - 1 rounds every "
+    "number has been at every rank: "
     "for _ in range(ring.world_size - 1)."
 )
 _SUM_HINT: Final = (
-    "Keep two things apart: the token, which is passed on as it came, and the total, to which every token that arrives is added. "
-    "Receive into a fresh tensor, torch.empty_like(token): the one that is being sent must not change meanwhile."
+    "Keep two things apart: the token, which is passed on as it came, and the total, to which "
+    "every token that arrives is added. "
+    "Receive into a fresh tensor, torch.empty_like(token): the one that is being sent must not "
+    "change meanwhile."
 )
 
 
 def pair_groups(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that lists the pairs of a ring.
 
-    ``function(N)`` returns a list of N pairs (predecessor, successor): pair i is (i, (i + 1) mod N). A ring of one has none. The function
-    runs on its own rank, so that an endless one can be stopped.
+    ``function(N)`` returns a list of N pairs (predecessor, successor): pair i is (i, (i + 1) mod
+    N). A ring of one has none. The function runs on its own rank, so that an endless one can be
+    stopped.
 
     Args:
         function: the answer.
@@ -79,7 +89,10 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
         return Wrong(reason, hint, world_size=size, trace=picture)
 
     if isinstance(answer, str):
-        raise wrong(f"For {ranks} the answer must be a list of pairs of ranks, got {answer}.", "Return a list such as [(0, 1), (1, 0)].")
+        raise wrong(
+            f"For {ranks} the answer must be a list of pairs of ranks, got {answer}.",
+            "Return a list such as [(0, 1), (1, 0)].",
+        )
     pairs = ", ".join(map(str, answer))
     if size == 1:
         hint = "A rank does not send to itself: for N == 1 the list is empty."
@@ -90,36 +103,70 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
         raise wrong(f"The ring of {ranks} is not closed: {missing[0]} is missing.")
     if size > 2 and sorted((succ, pred) for pred, succ in answer) == sorted(due):
         hint = "The predecessor comes first: it is the one that sends."
-        raise wrong(f"In the ring of {ranks} the pairs are the wrong way round: {answer[0]} instead of {answer[0][::-1]}.", hint)
+        raise wrong(
+            (
+                f"In the ring of {ranks} the pairs are the wrong way round: {answer[0]} instead of "
+                f"{answer[0][::-1]}."
+            ),
+            hint,
+        )
     if strange:
-        raise wrong(f"The ring of {ranks} has no pair {strange[0]}, because rank {strange[0][0]}'s successor is not rank {strange[0][1]}.")
+        raise wrong(
+            f"The ring of {ranks} has no pair {strange[0]}, because rank {strange[0][0]}'s "
+            f"successor is not rank {strange[0][1]}."
+        )
     if missing and size == 2:
         hint = "Between two ranks there are two edges, there and back, and each has its own group."
-        raise wrong(f"A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), got {pairs or 'none'}.", hint)
+        raise wrong(
+            f"A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), got {pairs or 'none'}.", hint
+        )
     if missing:
-        raise wrong(f"The ring of {ranks} lacks {count(len(missing), 'pair')}, the first of them {missing[0]}.")
+        raise wrong(
+            f"The ring of {ranks} lacks {count(len(missing), 'pair')}, the first of them "
+            f"{missing[0]}."
+        )
     if len(answer) > size:
-        raise wrong(f"The ring of {ranks} has {size} pairs, got {len(answer)}: some are there twice.")
-    hint = "All ranks must list the groups in the same order, or they would build different groups at the same time."
-    raise wrong(f"The pairs of the ring of {ranks} must come in order, pair i for the edge from rank i, got {pairs}.", hint)
+        raise wrong(
+            f"The ring of {ranks} has {size} pairs, got {len(answer)}: some are there twice."
+        )
+    hint = (
+        "All ranks must list the groups in the same order, or they would build different groups at "
+        "the same time."
+    )
+    raise wrong(
+        (
+            f"The pairs of the ring of {ranks} must come in order, pair i for the edge from rank "
+            f"i, got {pairs}."
+        ),
+        hint,
+    )
 
 
 def _picture(size: int, answer: Pairs) -> Trace | None:
-    """Returns a trace without events that draws the groups of an answer, as far as they can be drawn."""
-    drawn = dict.fromkeys((pred, succ) for pred, succ in answer if 0 <= pred < size and 0 <= succ < size)
+    """Returns a trace without events that draws the groups of an answer.
+
+    As far as they can be drawn.
+    """
+    drawn = dict.fromkeys(
+        (pred, succ) for pred, succ in answer if 0 <= pred < size and 0 <= succ < size
+    )
     if size == 1:
         return None
     groups = [[f"ring:{pred}>{succ}", [pred, succ]] for pred, succ in drawn]
     source = "the groups of the answer; nothing was run"
-    return Trace(make_events({"rank": [], "op": []}), {"source": source, "world_size": size, "ring_groups": groups})
+    return Trace(
+        make_events({"rank": [], "op": []}),
+        {"source": source, "world_size": size, "ring_groups": groups},
+    )
 
 
 def ring(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that passes numbers round the ring until every rank knows their sum.
 
-    ``function(token)`` gets this rank's own number, a float32 tensor of shape (1,), which no other rank knows, and returns the sum of all
-    ranks' numbers. It does so by messages between neighbours: N - 1 sends to the successor on its group and N - 1 recvs from the
-    predecessor on its group, on every rank, and nothing else. The check runs it on 1, 2, 3 and more ranks.
+    ``function(token)`` gets this rank's own number, a float32 tensor of shape (1,), which no other
+    rank knows, and returns the sum of all ranks' numbers. It does so by messages between
+    neighbours: N - 1 sends to the successor on its group and N - 1 recvs from the predecessor on
+    its group, on every rank, and nothing else. The check runs it on 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
@@ -141,9 +188,17 @@ def _judge_rounds(examination: Examination) -> tuple[str, Trace | None]:
     trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
-        trace = examination.run_on_ring(_round_on_rank, world_size, secret, things="tokens", hint=RAISED_HINT)
+        trace = examination.run_on_ring(
+            _round_on_rank, world_size, secret, things="tokens", hint=RAISED_HINT
+        )
         due = [(world_size - 1, world_size - 1)] * world_size
-        judge_counts(trace, due, ("token", " to its successor"), ("token", " from its predecessor"), _COUNT_HINT)
+        judge_counts(
+            trace,
+            due,
+            ("token", " to its successor"),
+            ("token", " from its predecessor"),
+            _COUNT_HINT,
+        )
         _judge_sums(trace)
     examination.judge_content(_judge_sums, _round_on_rank, 2, secret)
     return f"Right in rings of {listed(sizes)} ranks, message by message.", trace
@@ -166,6 +221,15 @@ def _judge_sums(trace: Trace) -> None:
         if answer == due:
             continue
         own = ", its own number alone" if answer == number else ""
-        reason = f"Rank {rank} of {size} must return the sum of all numbers, {shown(due)}, got {shown(answer)}{own}."
-        hint = "The function must end in a return on every rank." if isinstance(answer, str) else ALONE_HINT if size == 1 else _SUM_HINT
+        reason = (
+            f"Rank {rank} of {size} must return the sum of all numbers, {shown(due)}, got "
+            f"{shown(answer)}{own}."
+        )
+        hint = (
+            "The function must end in a return on every rank."
+            if isinstance(answer, str)
+            else ALONE_HINT
+            if size == 1
+            else _SUM_HINT
+        )
         raise Wrong(reason, hint, trace=trace)

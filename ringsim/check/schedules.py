@@ -1,4 +1,7 @@
-"""The lessons on schedules and prediction: 1F1B; an order that fills its bubble; as few microbatches as a limit on the bubble allows."""
+"""The lessons on schedules and prediction.
+
+1F1B; an order that fills its bubble; as few microbatches as a limit on the bubble allows.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine, find_wrong, make_task, shown
+from ringsim.check.examination import (
+    CheckResult,
+    Examination,
+    Wrong,
+    examine,
+    find_wrong,
+    make_task,
+    shown,
+)
 from ringsim.errors import ScheduleError
 from ringsim.schedules.closed_forms import Step, makespan, peak_live
 from ringsim.schedules.costs import Costs
@@ -20,41 +31,51 @@ __all__ = ["fast_schedule", "fewest_microbatches", "schedule"]
 Size = tuple[int, int]  # ranks and microbatches
 MOST_RANKS: Final = 4  # of pictures
 _LISTS_HINT: Final = (
-    'Return the actions of one rank as a list of texts, such as ["0F0", "0B0"]: stage, kind, microbatch. The stage is the rank.'
+    'Return the actions of one rank as a list of texts, such as ["0F0", "0B0"]: stage, kind, '
+    "microbatch. The stage is the rank."
 )
 _RULE_HINT: Final = (
-    "Write the order for 3 ranks and 4 microbatches down by hand, and compare it with what your function gives. ringsim.pipeline.validate "
+    "Write the order for 3 ranks and 4 microbatches down by hand, and compare it with what your "
+    "function gives. ringsim.pipeline.validate "
     "finds the same fault."
 )
 _MEMORY_HINT: Final = (
-    "A forward adds an activation, a backward takes one away. Rank s may begin with min(p - s - 1, m) forwards; from then on each further "
+    "A forward adds an activation, a backward takes one away. Rank s may begin with min(p - s - "
+    "1, m) forwards; from then on each further "
     "forward is followed by a backward at once."
 )
 _TIME_HINT: Final = (
-    "Some rank waits where it could compute. Rank s begins with min(p - s - 1, m) forwards, so that its first backward finds the gradient "
+    "Some rank waits where it could compute. Rank s begins with min(p - s - 1, m) forwards, so "
+    "that its first backward finds the gradient "
     "just made; then one forward and one backward in turn; at the end the backwards that are left."
 )
 _FAST_HINT: Final = (
-    "The last rank has no time to lose with W while others wait for its I. Let rank s do W of a microbatch s turns after its I: then all "
+    "The last rank has no time to lose with W while others wait for its I. Let rank s do W of a "
+    "microbatch s turns after its I: then all "
     "ranks hold p activations at most, and the W that are left fill the gap at the end."
 )
 _MOST: Final = 2**53  # microbatches that a float can count
 _ROUNDING: Final = 1e-9  # of a bubble: who counts it in another way may be that far off
 _NUMBER_HINT: Final = "Return one whole number, 1 or more."
 _LOSS_HINT: Final = (
-    "A formula that knows no messages counts too little: in 1F1B they cost something for each microbatch. Ask the simulator: "
-    'ringsim.simulate_schedule("1f1b", costs, num_ranks=..., num_microbatches=..., semantics="buffered").bubble'
+    "A formula that knows no messages counts too little: in 1F1B they cost something for each "
+    "microbatch. Ask the simulator: "
+    'ringsim.simulate_schedule("1f1b", costs, num_ranks=..., num_microbatches=..., '
+    'semantics="buffered").bubble'
 )
-_MORE_HINT: Final = "Begin with 1 microbatch, and take one more until the simulated bubble is small enough."
+_MORE_HINT: Final = (
+    "Begin with 1 microbatch, and take one more until the simulated bubble is small enough."
+)
 
 
 def schedule(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that writes 1F1B.
 
-    ``function(rank, num_ranks, num_microbatches)`` returns what one rank does, in order, as a list of texts: ``"2F0"`` is the forward of
-    microbatch 0 on stage 2, and ``B`` a backward; each rank has the stage of its number. The schedule must be complete and free of
-    deadlock, with at most min(p - s, m) live activations on rank s, and take no longer than the formula says, also with fewer microbatches
-    than ranks. Then it trains a small model on real ranks.
+    ``function(rank, num_ranks, num_microbatches)`` returns what one rank does, in order, as a list
+    of texts: ``"2F0"`` is the forward of microbatch 0 on stage 2, and ``B`` a backward; each rank
+    has the stage of its number. The schedule must be complete and free of deadlock, with at most
+    min(p - s, m) live activations on rank s, and take no longer than the formula says, also with
+    fewer microbatches than ranks. Then it trains a small model on real ranks.
 
     Args:
         function: the answer.
@@ -73,11 +94,13 @@ def schedule(function: Callable[..., Any], *, seed: int | None = None) -> CheckR
 
 
 def fast_schedule(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
-    """Checks a function that writes a schedule with a smaller bubble than 1F1B's, for the memory of 1F1B's first rank.
+    """Checks a function that writes a schedule with a smaller bubble than 1F1B's.
 
-    ``function(rank, num_ranks, num_microbatches)`` is as for `schedule`. ``I`` and ``W`` are the halves of a backward. Where a forward, an
-    ``I`` and a ``W`` take one unit each, the step must take 3 m + p - 1 units at most (1F1B takes 3 (m + p - 1)), and no rank may hold more
-    than p live activations. It is asked for p microbatches and more. Then it trains a small model on real ranks.
+    For the memory of 1F1B's first rank. ``function(rank, num_ranks, num_microbatches)`` is as for
+    `schedule`. ``I`` and ``W`` are the halves of a backward. Where a forward, an ``I`` and a ``W``
+    take one unit each, the step must take 3 m + p - 1 units at most (1F1B takes 3 (m + p - 1)), and
+    no rank may hold more than p live activations. It is asked for p microbatches and more. Then it
+    trains a small model on real ranks.
 
     Args:
         function: the answer.
@@ -96,7 +119,16 @@ def fast_schedule(function: Callable[..., Any], *, seed: int | None = None) -> C
 
 def _judge_1f1b(examination: Examination) -> tuple[str, Trace | None]:
     draw = examination.random
-    sizes = [(2, 4), (4, 8), (1, 3), (3, 5), (4, 2), (3, 1), (draw.randrange(5, 12), draw.randrange(5, 30)), (8, draw.randrange(1, 8))]
+    sizes = [
+        (2, 4),
+        (4, 8),
+        (1, 3),
+        (3, 5),
+        (4, 2),
+        (3, 1),
+        (draw.randrange(5, 12), draw.randrange(5, 30)),
+        (8, draw.randrange(1, 8)),
+    ]
     schedules = _ask(examination, sizes)
     for each in schedules:
         _judge_kinds(each)
@@ -105,7 +137,13 @@ def _judge_1f1b(examination: Examination) -> tuple[str, Trace | None]:
         for costs in (Costs(), Costs(forward=draw.randrange(1, 9), backward=draw.randrange(1, 9))):
             _judge_time(each, costs, makespan(step, costs), _TIME_HINT)
     trace = _train(examination, schedules[3])
-    return f"1F1B for {len(sizes)} pipelines: complete, min(p - s, m) live activations, no longer than the formula; and it trains.", trace
+    return (
+        (
+            f"1F1B for {len(sizes)} pipelines: complete, min(p - s, m) live activations, no longer "
+            "than the formula; and it trains."
+        ),
+        trace,
+    )
 
 
 def _judge_fast(examination: Examination) -> tuple[str, Trace | None]:
@@ -118,12 +156,20 @@ def _judge_fast(examination: Examination) -> tuple[str, Trace | None]:
         _judge_memory(each, (each.num_ranks,) * each.num_ranks)
         _judge_time(each, Costs(), makespan(step), _FAST_HINT)
     trace = _train(examination, schedules[2])
-    return f"Fast enough for {len(sizes)} pipelines, with p live activations at most; and it trains.", trace
+    return (
+        f"Fast enough for {len(sizes)} pipelines, with p live activations at most; and it trains.",
+        trace,
+    )
 
 
 def _ask(examination: Examination, sizes: Sequence[Size]) -> list[Schedule]:
     """Returns the schedules of an answer, each whole and free of deadlock."""
-    rows = [row for _, row in examination.ask([(rank, *size) for size in sizes for rank in range(size[0])], _read_row)]
+    rows = [
+        row
+        for _, row in examination.ask(
+            [(rank, *size) for size in sizes for rank in range(size[0])], _read_row
+        )
+    ]
     return [_read(size, [rows.pop(0) for _ in range(size[0])]) for size in sizes]
 
 
@@ -135,7 +181,9 @@ def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
     """Returns the schedule that an answer is, checked."""
     num_ranks, num_microbatches = size
     if strange := [row for row in rows if isinstance(row, str)]:
-        raise Wrong(f"{_about(size)} the answer must be a list of actions, got {strange[0]}.", _LISTS_HINT)
+        raise Wrong(
+            f"{_about(size)} the answer must be a list of actions, got {strange[0]}.", _LISTS_HINT
+        )
     try:
         actions = tuple(tuple(map(parse_action, row)) for row in rows)
         found = Schedule("your schedule", num_microbatches, tuple(range(num_ranks)), actions)
@@ -143,7 +191,10 @@ def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
     except ScheduleError as error:
         raise Wrong(f"{_about(size)}: {' '.join(str(error).split())}", _RULE_HINT) from None
     if found.lowered:
-        raise Wrong(f"{_about(size)} the answer must leave out sends and receives: they are put in for it.", _LISTS_HINT)
+        raise Wrong(
+            f"{_about(size)} the answer must leave out sends and receives: they are put in for it.",
+            _LISTS_HINT,
+        )
     return found
 
 
@@ -156,29 +207,44 @@ def _size_of(schedule: Schedule) -> Size:
 
 
 def _judge_kinds(schedule: Schedule) -> None:
-    split = next((action for row in schedule.actions for action in row if action.kind in "IW"), None)
+    split = next(
+        (action for row in schedule.actions for action in row if action.kind in "IW"), None
+    )
     if split is not None:
-        raise Wrong(f"1F1B does a backward in one piece, got {split}.", "Write B for a whole backward.")
+        raise Wrong(
+            f"1F1B does a backward in one piece, got {split}.", "Write B for a whole backward."
+        )
 
 
 def _judge_memory(schedule: Schedule, allowed: Sequence[int]) -> None:
     for rank, (live, most) in enumerate(zip(evaluate(schedule).peak_live, allowed, strict=True)):
         if live > most:
-            reason = f"{_about(_size_of(schedule))} rank {rank} holds {count(live, 'live activation')} at a time, and may hold {most}."
-            raise Wrong(reason, _MEMORY_HINT, world_size=schedule.num_ranks, trace=_show(schedule, Costs()))
+            reason = (
+                f"{_about(_size_of(schedule))} rank {rank} holds {count(live, 'live activation')} "
+                f"at a time, and may hold {most}."
+            )
+            raise Wrong(
+                reason, _MEMORY_HINT, world_size=schedule.num_ranks, trace=_show(schedule, Costs())
+            )
 
 
 def _judge_time(schedule: Schedule, costs: Costs, most: Any, hint: str) -> None:
     took = evaluate(schedule, costs).makespan
     if took > most:
-        reason = f"{_about(_size_of(schedule))} the step takes {took} units, and must take {most} at most."
+        reason = (
+            f"{_about(_size_of(schedule))} the step takes {took} units, and must take {most} at "
+            "most."
+        )
         if costs != Costs():
             reason = f"{reason[:-1]}, where F takes {costs.forward} and B {costs.backward}."
         raise Wrong(reason, hint, world_size=schedule.num_ranks, trace=_show(schedule, costs))
 
 
 def _show(schedule: Schedule, costs: Costs) -> Trace | None:
-    """Returns the step as it was evaluated, with a schedule that is whole, but not good enough, where it is small enough to be read."""
+    """Returns the step as it was evaluated.
+
+    With a schedule that is whole, but not good enough, where it is small enough to be read.
+    """
     return simulate_schedule(schedule, costs).trace() if schedule.num_ranks <= MOST_RANKS else None
 
 
@@ -188,7 +254,10 @@ def _train(examination: Examination, schedule: Schedule) -> Trace:
     trace = examination.run(_step_on_rank, size, schedule, examination.random.randrange(10**9))
     for rank, row in enumerate(trace.results):
         if row is not None:
-            reason = f"{_about(_size_of(schedule))} stage {rank} gets another gradient for {row.parameter} than one process."
+            reason = (
+                f"{_about(_size_of(schedule))} stage {rank} gets another gradient for "
+                f"{row.parameter} than one process."
+            )
             raise Wrong(reason, _RULE_HINT, trace=trace)
     return trace
 
@@ -222,9 +291,10 @@ class _Case(NamedTuple):
 def fewest_microbatches(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that chooses how many microbatches a step of 1F1B should have.
 
-    ``function(num_ranks, costs, limit)`` returns the smallest number of microbatches with which the bubble is ``limit`` of the step or
-    less. ``costs`` is a ``Costs`` with the times of a forward, of a backward and of a message, which travels as soon as it is sent. It runs
-    on its own rank, so that an endless search can be stopped; such a number always exists.
+    ``function(num_ranks, costs, limit)`` returns the smallest number of microbatches with which the
+    bubble is ``limit`` of the step or less. ``costs`` is a ``Costs`` with the times of a forward,
+    of a backward and of a message, which travels as soon as it is sent. It runs on its own rank, so
+    that an endless search can be stopped; such a number always exists.
 
     Args:
         function: the answer.
@@ -239,22 +309,41 @@ def fewest_microbatches(function: Callable[..., Any], *, seed: int | None = None
         ...     return max(1, math.ceil((num_ranks - 1) * (1 - limit) / limit))
         >>> print(fewest_microbatches(without_messages, seed=1).reason)
         With 4 ranks, F 1, B 2 and 0.5 a message, 9 microbatches have a bubble of 40.0 %, and 25 % is allowed.
-    """
+    """  # noqa: E501
     return examine("fewest_microbatches", function, _judge, seed)
 
 
 def _judge(examination: Examination) -> tuple[str, Trace | None]:
     draw = examination.random
-    cases = [_Case(4, backward=2, latency=0, limit=0.11), _Case(1, backward=2, latency=1, limit=0.05)]
-    for num_ranks, latency in ((4, 0.5), (2, 1), (draw.randrange(3, 9), draw.choice((0.25, 0.75))), (8, draw.choice((0.5, 1, 2)))):
+    cases = [
+        _Case(4, backward=2, latency=0, limit=0.11),
+        _Case(1, backward=2, latency=1, limit=0.05),
+    ]
+    for num_ranks, latency in (
+        (4, 0.5),
+        (2, 1),
+        (draw.randrange(3, 9), draw.choice((0.25, 0.75))),
+        (8, draw.choice((0.5, 1, 2))),
+    ):
         backward = 2 if num_ranks == 4 else draw.randrange(1, 4)
-        lost = 2 * latency * (num_ranks - 1) / num_ranks  # for each microbatch, however many there are
+        # for each microbatch, however many there are
+        lost = 2 * latency * (num_ranks - 1) / num_ranks
         least = lost / (1 + backward + lost)
-        cases.append(_Case(num_ranks, backward, latency, limit=math.ceil(100 * (least + 0.05)) / 100))
+        cases.append(
+            _Case(num_ranks, backward, latency, limit=math.ceil(100 * (least + 0.05)) / 100)
+        )
     asked = [(case.num_ranks, case.costs, case.limit) for case in cases]
-    for case, (_, answer) in zip(cases, examination.ask(asked, _read_number, own=False), strict=True):
+    for case, (_, answer) in zip(
+        cases, examination.ask(asked, _read_number, own=False), strict=True
+    ):
         _judge_number(case, answer)
-    return f"Right for {len(cases)} pipelines of 1 to 8 ranks, with messages that take time and without.", None
+    return (
+        (
+            f"Right for {len(cases)} pipelines of 1 to 8 ranks, with messages "
+            "that take time and without."
+        ),
+        None,
+    )
 
 
 def _read_number(answer: Any) -> int | str:
@@ -262,17 +351,30 @@ def _read_number(answer: Any) -> int | str:
 
 
 def _judge_number(case: _Case, answer: int | str) -> None:
-    about = f"With {count(case.num_ranks, 'rank')}, F 1, B {case.backward} and {case.latency:g} a message"
+    about = (
+        f"With {count(case.num_ranks, 'rank')}, F 1, B {case.backward} and {case.latency:g} a "
+        "message"
+    )
     if isinstance(answer, str):
-        raise Wrong(f"{about}, the answer must be a number of microbatches, got {answer}.", _NUMBER_HINT)
+        raise Wrong(
+            f"{about}, the answer must be a number of microbatches, got {answer}.", _NUMBER_HINT
+        )
     bubble = _bubble(case, answer)
     if bubble > case.limit + _ROUNDING:
         have = "have" if answer > 1 else "has"
-        reason = f"{about}, {count(answer, 'microbatch')} {have} a bubble of {100 * bubble:.1f} %, and {100 * case.limit:.0f} % is allowed."
+        reason = (
+            f"{about}, {count(answer, 'microbatch')} {have} a bubble of {100 * bubble:.1f} %, and "
+            f"{100 * case.limit:.0f} % is allowed."
+        )
         raise Wrong(reason, _LOSS_HINT)
-    enough = next(number for number in range(1, answer + 1) if _bubble(case, number) <= case.limit + _ROUNDING)
+    enough = next(
+        number for number in range(1, answer + 1) if _bubble(case, number) <= case.limit + _ROUNDING
+    )
     if enough < answer and _bubble(case, enough) <= case.limit - _ROUNDING:
-        raise Wrong(f"{about}, {count(answer, 'microbatch')} are more than needed: {enough} would do.", _MORE_HINT)
+        raise Wrong(
+            f"{about}, {count(answer, 'microbatch')} are more than needed: {enough} would do.",
+            _MORE_HINT,
+        )
 
 
 def _bubble(case: _Case, num_microbatches: int) -> float:

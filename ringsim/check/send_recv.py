@@ -23,31 +23,45 @@ from ringsim.traces.value import Trace, count
 
 __all__ = ["no_deadlock"]
 
-WAYS: Final = {"order": ("send", "recv"), "isend": ("isend", "irecv", "send", "recv"), "batch": ("batch_isend", "batch_irecv")}
+WAYS: Final = {
+    "order": ("send", "recv"),
+    "isend": ("isend", "irecv", "send", "recv"),
+    "batch": ("batch_isend", "batch_irecv"),
+}
 _WORLD_SIZES: Final = (3, 2, 4, 5)
 _WAY_HINTS: Final = {
-    "order": "Use dist.send and dist.recv alone: what differs from rank to rank is which of the two comes first.",
+    "order": (
+        "Use dist.send and dist.recv alone: what differs from rank to rank is which of the two "
+        "comes first."
+    ),
     "isend": "Post the send with dist.isend, receive, and then wait() for the handle.",
-    "batch": "Make a list of two dist.P2POp, give it to dist.batch_isend_irecv, and wait() for every handle that it returns.",
+    "batch": (
+        "Make a list of two dist.P2POp, give it to dist.batch_isend_irecv, and wait() for every "
+        "handle that it returns."
+    ),
 }
 _VALUE_HINT: Final = (
-    "Receive into a fresh tensor, torch.empty_like(mine), and return that: what is being sent must not change before its wait() is over, "
+    "Receive into a fresh tensor, torch.empty_like(mine), and return that: what is being sent "
+    "must not change before its wait() is over, "
     "and what is being received is not there before its wait() is over."
 )
 _COUNT_HINT: Final = "Each call sends one tensor, to ring.succ, and receives one, from ring.pred."
 
 
-def no_deadlock(function: Callable[..., Any], *, way: str | None = None, seed: int | None = None) -> CheckResult:
-    """Checks an exchange in which every rank sends to its successor and receives from its predecessor.
+def no_deadlock(
+    function: Callable[..., Any], *, way: str | None = None, seed: int | None = None
+) -> CheckResult:
+    """Checks an exchange in which ranks send to the successor and receive from the predecessor.
 
-    ``function(mine)`` gets this rank's tensor, float32 of one dimension, and returns the one of its predecessor, a tensor of the same
-    shape. It is run in rings of 2 to 5 ranks, each with a small, a middling and a large tensor. If ranks wait for each other forever, the
-    verdict says which, in what and where, and shows who waits for whom.
+    ``function(mine)`` gets this rank's tensor, float32 of one dimension, and returns the one of its
+    predecessor, a tensor of the same shape. It is run in rings of 2 to 5 ranks, each with a small,
+    a middling and a large tensor. If ranks wait for each other forever, the verdict says which, in
+    what and where, and shows who waits for whom.
 
     Args:
         function: the answer.
-        way: "order" for send and recv alone, "isend" for a send that is posted and waited for later, "batch" for batch_isend_irecv; None
-            for any of them.
+        way: "order" for send and recv alone, "isend" for a send that is posted and waited for
+            later, "batch" for batch_isend_irecv; None for any of them.
         seed: seed of the sizes and numbers; None for a random one.
 
     Returns:
@@ -62,7 +76,8 @@ def no_deadlock(function: Callable[..., Any], *, way: str | None = None, seed: i
     """
     if way is not None and way not in WAYS:
         raise ArgumentError(
-            f"way must be one of {', '.join(map(repr, WAYS))} or None, got {shown(repr(way))}. Say which one is to be shown."
+            f"way must be one of {', '.join(map(repr, WAYS))} or None, got {shown(repr(way))}. "
+            "Say which one is to be shown."
         )
     return examine("no_deadlock", function, lambda examination: _judge(examination, way), seed)
 
@@ -77,12 +92,19 @@ def _judge(examination: Examination, way: str | None) -> tuple[str, Trace | None
         _judge_values(trace, lengths)
         if way is not None:
             _judge_way(trace, way)
-    examination.judge_content(lambda blank: _judge_values(blank, [1]), _exchange_on_rank, 2, [1], draw.randrange(10**6))
+    examination.judge_content(
+        lambda blank: _judge_values(blank, [1]), _exchange_on_rank, 2, [1], draw.randrange(10**6)
+    )
     sizes = listed(_WORLD_SIZES)
-    return f"Nobody waited in vain in rings of {sizes} ranks, with 4 bytes, a few kB and a megabyte.", trace
+    return (
+        f"Nobody waited in vain in rings of {sizes} ranks, with 4 bytes, a few kB and a megabyte.",
+        trace,
+    )
 
 
-def _exchange_on_rank(function: Callable[..., Any], lengths: list[int], secret: int) -> list[str | None]:
+def _exchange_on_rank(
+    function: Callable[..., Any], lengths: list[int], secret: int
+) -> list[str | None]:
     """Exchanges a tensor of each length; says what is wrong with each that was returned."""
     import torch  # here, so that a process that only starts ranks does not load it
 
@@ -97,7 +119,9 @@ def _exchange_on_rank(function: Callable[..., Any], lengths: list[int], secret: 
     return complaints
 
 
-def _complain(answer: tuple[tuple[int, ...], list[float]] | str, length: int, own: float, due: float) -> str | None:
+def _complain(
+    answer: tuple[tuple[int, ...], list[float]] | str, length: int, own: float, due: float
+) -> str | None:
     """Returns the reason why an answer is not a tensor full of ``due``, or None."""
     if isinstance(answer, str):
         return f"got {answer}"
@@ -117,13 +141,19 @@ def _fill(secret: int, number: int, rank: int) -> float:
 
 
 def _judge_messages(trace: Trace, exchanges: int) -> None:
-    """One send to the successor and one recv from the predecessor a call, each with a partner, and nothing else."""
+    """One send to the successor and one recv from the predecessor a call.
+
+    Each with a partner, and nothing else.
+    """
     events, size = trace.events, trace.world_size
     for rank in range(size):
         who, mine = f"Rank {rank} of {size}", events.rank == rank
         collectives = events.op[mine & (events.kind == COLLECTIVE)]
         if len(collectives):
-            reason = f"{who} called {OP_NAMES[collectives[0]]}, and only messages between neighbours are allowed."
+            reason = (
+                f"{who} called {OP_NAMES[collectives[0]]}, and only messages between neighbours "
+                "are allowed."
+            )
             raise Wrong(reason, _COUNT_HINT, trace=trace)
         for kind, verb, done, to, peer in (
             (SEND, "send", "sent", "to its successor", (rank + 1) % size),
@@ -132,8 +162,13 @@ def _judge_messages(trace: Trace, exchanges: int) -> None:
             peers = events.peer[mine & (events.kind == kind)]
             number = int(np.count_nonzero(peers == peer))
             if number != exchanges or number != len(peers):
-                others = f", and {count(len(peers) - number, 'other')}" if number != len(peers) else ""
-                reason = f"{who} must {verb} {count(exchanges, 'tensor')} {to}, {done} {number or 'none'}{others}."
+                others = (
+                    f", and {count(len(peers) - number, 'other')}" if number != len(peers) else ""
+                )
+                reason = (
+                    f"{who} must {verb} {count(exchanges, 'tensor')} {to}, {done} "
+                    f"{number or 'none'}{others}."
+                )
                 raise Wrong(reason, _COUNT_HINT, trace=trace)
     if trace.unmatched:
         reason = f"Every send needs its recv, and {trace.unmatched[0]!r}."
@@ -144,7 +179,10 @@ def _judge_values(trace: Trace, lengths: list[int]) -> None:
     for rank, complaints in enumerate(trace.results):
         for length, complaint in zip(lengths, complaints, strict=True):
             if complaint is not None:
-                reason = f"Rank {rank} of {trace.world_size} must return the tensor of its predecessor, of shape ({length},), {complaint}."
+                reason = (
+                    f"Rank {rank} of {trace.world_size} must return the tensor of its predecessor, "
+                    f"of shape ({length},), {complaint}."
+                )
                 raise Wrong(reason, _VALUE_HINT, trace=trace)
 
 
@@ -155,5 +193,8 @@ def _judge_way(trace: Trace, way: str) -> None:
     used = {OP_NAMES[op] for op in np.unique(events.op[messages]).tolist()}
     if used <= set(WAYS[way]) and (way != "isend" or used & {"isend", "irecv"}):
         return
-    reason = f"It works, but with {' and '.join(sorted(used))}: this exercise is about the way called {way}."
+    reason = (
+        f"It works, but with {' and '.join(sorted(used))}: this exercise is about the way called "
+        f"{way}."
+    )
     raise Wrong(reason, _WAY_HINTS[way], trace=trace)

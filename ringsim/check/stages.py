@@ -1,4 +1,7 @@
-"""The lesson on stages: which layers each stage gets; a tensor of any shape from stage to stage, in two messages."""
+"""The lesson on stages: which layers each stage gets.
+
+A tensor of any shape from stage to stage, in two messages.
+"""
 
 from __future__ import annotations
 
@@ -23,39 +26,54 @@ from ringsim.traces.value import Trace, count
 __all__ = ["hand_over", "partition"]
 
 Cut = list[list[int]]  # for each stage, its layers
-_ENTRIES_HINT: Final = "The answer is a list with one entry a stage, also for a stage without layers: range(3, 3) is an empty range."
-_LOST_HINT: Final = (
-    "num_layers // num_stages layers for each stage leave num_layers % num_stages over. Give one more to each of the first so many stages."
+_ENTRIES_HINT: Final = (
+    "The answer is a list with one entry a stage, also for a stage without layers: range(3, 3) is "
+    "an empty range."
 )
-_ORDER_HINT: Final = "Stages are cut from front to back: where one ends, the next begins. Keep a running start."
+_LOST_HINT: Final = (
+    "num_layers // num_stages layers for each stage leave num_layers % num_stages over. Give one "
+    "more to each of the first so many stages."
+)
+_ORDER_HINT: Final = (
+    "Stages are cut from front to back: where one ends, the next begins. Keep a running start."
+)
 _BALANCE_HINT: Final = (
-    "A pipeline is as fast as its slowest stage. Do not give all that is left over to one stage: the first num_layers % num_stages stages "
+    "A pipeline is as fast as its slowest stage. Do not give all that is left over to one stage: "
+    "the first num_layers % num_stages stages "
     "get one layer each."
 )
 _ITEM_BYTES: Final = 4  # float32
 _MOST_DIMENSIONS: Final = 4
 Shape = tuple[int, ...]
 _RAISED_HINT: Final = (
-    "Only neighbours within the line talk: rank 0 has nobody before it, the last rank nobody after it, and with one rank there is nobody "
-    "at all. A recv needs a tensor of the size that is sent, so the shape must come first; and what is sent must be contiguous."
+    "Only neighbours within the line talk: rank 0 has nobody before it, the last rank nobody "
+    "after it, and with one rank there is nobody "
+    "at all. A recv needs a tensor of the size that is sent, so the shape must come first; and "
+    "what is sent must be contiguous."
 )
 _TWO_MESSAGES_HINT: Final = (
-    "Two messages for each tensor: first one int64 tensor with the number of dimensions and the dimensions, then the payload. A message "
+    "Two messages for each tensor: first one int64 tensor with the number of dimensions and the "
+    "dimensions, then the payload. A message "
     "for each dimension would make a network wait several times."
 )
 _FIXED_HINT: Final = (
-    "The receiver makes room for the header before it knows anything, so its size must not depend on the shape. A tensor has at most 4 "
+    "The receiver makes room for the header before it knows anything, so its size must not "
+    "depend on the shape. A tensor has at most 4 "
     "dimensions here: fill up with zeros."
 )
-_VALUE_HINT: Final = "Receive into torch.empty(shape) with the shape from the header, and return that tensor. Send tensor.contiguous()."
+_VALUE_HINT: Final = (
+    "Receive into torch.empty(shape) with the shape from the header, and return that tensor. Send "
+    "tensor.contiguous()."
+)
 
 
 def partition(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that cuts a model's layers into stages.
 
-    ``function(num_layers, num_stages)`` returns a list with the layers of each stage, as ranges or lists of numbers. Any cut passes that
-    holds every layer once, in order, in stages that differ by one layer at most; with more stages than layers some are empty. The
-    function runs on its own rank, so that an endless one can be stopped.
+    ``function(num_layers, num_stages)`` returns a list with the layers of each stage, as ranges or
+    lists of numbers. Any cut passes that holds every layer once, in order, in stages that differ by
+    one layer at most; with more stages than layers some are empty. The function runs on its own
+    rank, so that an endless one can be stopped.
 
     Args:
         function: the answer.
@@ -80,7 +98,13 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     sizes += [(draw.randrange(5, 100), draw.randrange(2, 20)) for _ in range(5)]
     for (num_layers, num_stages), answer in examination.ask(sizes, _read_cut):
         _judge_cut(num_layers, num_stages, answer)
-    return f"Every layer once, in order, and balanced, for {len(sizes)} models; stages without layers included.", None
+    return (
+        (
+            f"Every layer once, in order, and balanced, for {len(sizes)} models; stages without "
+            "layers included."
+        ),
+        None,
+    )
 
 
 def _read_cut(answer: Any) -> Cut:
@@ -89,22 +113,30 @@ def _read_cut(answer: Any) -> Cut:
 
 def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
     def wrong(reason: str, hint: str) -> Wrong:
-        return Wrong(f"With {count(num_layers, 'layer')} and {count(num_stages, 'stage')} {reason}.", hint)
+        return Wrong(
+            f"With {count(num_layers, 'layer')} and {count(num_stages, 'stage')} {reason}.", hint
+        )
 
     if isinstance(cut, str):
         raise wrong(
-            f"the answer must be a list of ranges, one for each stage, got {cut}", "Return a list such as [range(0, 2), range(2, 4)]."
+            f"the answer must be a list of ranges, one for each stage, got {cut}",
+            "Return a list such as [range(0, 2), range(2, 4)].",
         )
     if len(cut) != num_stages:
         raise wrong(f"the answer must have one entry for each stage, got {len(cut)}", _ENTRIES_HINT)
     given = [layer for layers in cut for layer in layers]
     strange = [layer for layer in given if not 0 <= layer < num_layers]
     if strange:
-        raise wrong(f"there is no layer {strange[0]}", "Layers are numbered from 0 to num_layers - 1. range(a, b) ends before b.")
+        raise wrong(
+            f"there is no layer {strange[0]}",
+            "Layers are numbered from 0 to num_layers - 1. range(a, b) ends before b.",
+        )
     lost = sorted(set(range(num_layers)) - set(given))
     if lost:
         are = "is" if len(lost) == 1 else "are"
-        raise wrong(f"{count(len(lost), 'layer')} {are} lost, the first of them layer {lost[0]}", _LOST_HINT)
+        raise wrong(
+            f"{count(len(lost), 'layer')} {are} lost, the first of them layer {lost[0]}", _LOST_HINT
+        )
     twice = [layer for layer in given if given.count(layer) > 1]
     if twice:
         raise wrong(f"layer {twice[0]} is in more than one place", _ORDER_HINT)
@@ -112,16 +144,19 @@ def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
         raise wrong(f"the layers must be in order, got {shown(cut)}", _ORDER_HINT)
     lengths = [len(layers) for layers in cut]
     if max(lengths) - min(lengths) > 1:
-        raise wrong(f"stages must differ by one layer at most, got {shown(lengths)} layers", _BALANCE_HINT)
+        raise wrong(
+            f"stages must differ by one layer at most, got {shown(lengths)} layers", _BALANCE_HINT
+        )
 
 
 def hand_over(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
     """Checks a function that hands a tensor to the next stage, which does not know its shape.
 
-    ``function(tensor)`` is called on every rank with a float32 tensor of 1 to 4 dimensions, another shape on each. It sends the tensor to
-    the rank after and returns the one from the rank before; the line is open: rank 0 receives nothing and returns None, the last rank
-    sends nothing. Each tensor travels in two messages on the pair group: a header of one size for all, and the payload. The check
-    runs it on 1, 2, 3 and more ranks.
+    ``function(tensor)`` is called on every rank with a float32 tensor of 1 to 4 dimensions, another
+    shape on each. It sends the tensor to the rank after and returns the one from the rank before;
+    the line is open: rank 0 receives nothing and returns None, the last rank sends nothing. Each
+    tensor travels in two messages on the pair group: a header of one size for all, and the payload.
+    The check runs it on 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
@@ -144,12 +179,19 @@ def _judge_hand_over(examination: Examination) -> tuple[str, Trace | None]:
     trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
-        trace = examination.run_on_ring(_hand_over_on_rank, world_size, secret, things="tensors", hint=_RAISED_HINT)
+        trace = examination.run_on_ring(
+            _hand_over_on_rank, world_size, secret, things="tensors", hint=_RAISED_HINT
+        )
         _judge_messages(trace, secret, headers)
         _judge_values(trace, secret)
-    examination.judge_content(lambda blank: _judge_values(blank, secret), _hand_over_on_rank, 2, secret)
+    examination.judge_content(
+        lambda blank: _judge_values(blank, secret), _hand_over_on_rank, 2, secret
+    )
     (size_bytes,) = headers
-    return f"Right on {listed(sizes)} ranks: a header of {size_bytes} bytes, then the payload.", trace
+    return (
+        f"Right on {listed(sizes)} ranks: a header of {size_bytes} bytes, then the payload.",
+        trace,
+    )
 
 
 def _shape_of(rank: int, secret: int) -> Shape:
@@ -159,8 +201,13 @@ def _shape_of(rank: int, secret: int) -> Shape:
     return tuple(draw.randrange(2, 8) for _ in range(dimensions))
 
 
-def _hand_over_on_rank(function: Callable[..., Any], secret: int) -> tuple[Shape, list[float]] | str | None:
-    """Makes this rank's tensor, which counts from 1000 times its rank, and returns what the answer gives for it in plain numbers."""
+def _hand_over_on_rank(
+    function: Callable[..., Any], secret: int
+) -> tuple[Shape, list[float]] | str | None:
+    """Makes this rank's tensor, which counts from 1000 times its rank.
+
+    Returns what the answer gives for it in plain numbers.
+    """
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
@@ -168,35 +215,62 @@ def _hand_over_on_rank(function: Callable[..., Any], secret: int) -> tuple[Shape
     rank = current_ring().rank
     shape = _shape_of(rank, secret)
     numbers = torch.arange(math.prod(shape), dtype=torch.float32) + 1000 * rank
-    answer = function(numbers.view(*reversed(shape)).permute(*reversed(range(len(shape)))))  # not contiguous, as activations may be
+    # not contiguous, as activations may be
+    answer = function(numbers.view(*reversed(shape)).permute(*reversed(range(len(shape)))))
     return None if answer is None else plain_tensor(answer)
 
 
 def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> None:
-    """Two messages over each boundary: a header as long as all before it, then as many bytes as the tensor has."""
+    """Two messages over each boundary.
+
+    A header as long as all before it, then as many bytes as the tensor has.
+    """
     events, size = trace.events, trace.world_size
 
     for rank in range(size):
-        for kind, verb, done, peer, source in ((SEND, "send", "sent", rank + 1, rank), (RECV, "receive", "received", rank - 1, rank - 1)):
+        for kind, verb, done, peer, source in (
+            (SEND, "send", "sent", rank + 1, rank),
+            (RECV, "receive", "received", rank - 1, rank - 1),
+        ):
             mine = (events.rank == rank) & (events.kind == kind)
-            found = [events.tables.payloads[number].size_bytes for number in events.payload[mine].tolist()]
+            found = [
+                events.tables.payloads[number].size_bytes
+                for number in events.payload[mine].tolist()
+            ]
             who, inside = f"Rank {rank} of {size}", 0 <= peer < size
             if not inside:
                 if found:
-                    raise Wrong(f"{who} {done} {count(len(found), 'message')}, and the line ends there.", _RAISED_HINT, trace=trace)
+                    raise Wrong(
+                        f"{who} {done} {count(len(found), 'message')}, and the line ends there.",
+                        _RAISED_HINT,
+                        trace=trace,
+                    )
                 continue
             way = f"{'to' if kind == SEND else 'from'} rank {peer}"
             if len(found) != 2:
-                reason = f"{who} must {verb} 2 messages {way}, a header and a payload, {done} {len(found) or 'none'}."
+                reason = (
+                    f"{who} must {verb} 2 messages {way}, a header and a payload, {done} "
+                    f"{len(found) or 'none'}."
+                )
                 raise Wrong(reason, _TWO_MESSAGES_HINT, trace=trace)
             shape = _shape_of(source, secret)
             if found[1] != math.prod(shape) * _ITEM_BYTES:
                 due = f"{math.prod(shape) * _ITEM_BYTES} bytes of shape {shape}"
-                raise Wrong(f"{who} must {verb} a payload of {due} after the header, {done} {found[1]} bytes.", _VALUE_HINT, trace=trace)
+                raise Wrong(
+                    (
+                        f"{who} must {verb} a payload of {due} after the header, {done} {found[1]} "
+                        "bytes."
+                    ),
+                    _VALUE_HINT,
+                    trace=trace,
+                )
             headers.setdefault(found[0], shape)
             if len(headers) > 1:
                 (first, of), (second, other) = headers.items()
-                reason = f"The header must have one size for all, got {first} bytes for shape {of} and {second} bytes for shape {other}."
+                reason = (
+                    f"The header must have one size for all, got {first} bytes for shape {of} and "
+                    f"{second} bytes for shape {other}."
+                )
                 raise Wrong(reason, _FIXED_HINT, trace=trace)
 
 
@@ -207,20 +281,37 @@ def _judge_values(trace: Trace, secret: int) -> None:
         who = f"Rank {rank} of {size}"
         if rank == 0:
             if answer is not None:
-                reason = f"{who} has nobody before it and must return None, got {answer if isinstance(answer, str) else 'a tensor'}."
+                reason = (
+                    f"{who} has nobody before it and must return None, got "
+                    f"{answer if isinstance(answer, str) else 'a tensor'}."
+                )
                 raise Wrong(reason, _RAISED_HINT, trace=trace)
             continue
         due = _shape_of(rank - 1, secret)
-        got = "None" if answer is None else answer if isinstance(answer, str) else f"shape {answer[0]}"
+        got = (
+            "None"
+            if answer is None
+            else answer
+            if isinstance(answer, str)
+            else f"shape {answer[0]}"
+        )
         if not isinstance(answer, tuple) or answer[0] != due:
-            raise Wrong(f"{who} must return a tensor of shape {due}, got {got}.", _VALUE_HINT, trace=trace)
+            raise Wrong(
+                f"{who} must return a tensor of shape {due}, got {got}.", _VALUE_HINT, trace=trace
+            )
         if answer[1] != _flat_numbers(rank - 1, due):
-            reason = f"{who} must return the numbers that rank {rank - 1} was given, and got others, or these in another order."
+            reason = (
+                f"{who} must return the numbers that rank {rank - 1} was given, and got others, or "
+                "these in another order."
+            )
             raise Wrong(reason, _VALUE_HINT, trace=trace)
 
 
 def _flat_numbers(rank: int, shape: Shape) -> list[float]:
-    """The numbers that a rank was given, flat: they count along the first dimension first, for the tensor was turned over."""
+    """The numbers that a rank was given, flat.
+
+    They count along the first dimension first, for the tensor was turned over.
+    """
     strides = [math.prod(shape[:axis]) for axis in range(len(shape))]
     places = [0]
     for length, stride in zip(shape, strides, strict=True):

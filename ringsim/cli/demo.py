@@ -1,7 +1,8 @@
 """``ringsim demo`` and ``ringsim generate``, with the programs that they run on the ranks.
 
-``worker`` trains a small transformer, cut into stages, to write like Shakespeare's sonnets, letter by letter. ``generation_worker``
-generates tokens on a ring of stages with a small transformer whose layers take their time.
+``worker`` trains a small transformer, cut into stages, to write like Shakespeare's sonnets, letter
+by letter. ``generation_worker`` generates tokens on a ring of stages with a small transformer whose
+layers take their time.
 """
 
 from __future__ import annotations
@@ -14,9 +15,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_verb, make_directory, tell_written, write_picture, write_pictures
+from ringsim.cli.verb import (
+    Verbs,
+    add_verb,
+    make_directory,
+    tell_written,
+    write_picture,
+    write_pictures,
+)
 from ringsim.errors import ArgumentError, RingError
-from ringsim.schedules.generation import can_finish, check_can_finish, count_messages, steady_use, time_generation
+from ringsim.schedules.generation import (
+    can_finish,
+    check_can_finish,
+    count_messages,
+    steady_use,
+    time_generation,
+)
 from ringsim.traces.steps import StageUse, measure_stage_use
 from ringsim.traces.value import count
 
@@ -27,15 +41,28 @@ if TYPE_CHECKING:
     from ringsim.pipeline.transformer import SmallTransformer
     from ringsim.traces.value import Trace
 
-CHECKED_STEPS, TOLERANCE = 3, 1e-3  # this many steps are repeated in one process; until then rounding errors stay small
+# this many steps are repeated in one process; until then rounding errors stay small
+CHECKED_STEPS, TOLERANCE = 3, 1e-3
 
 
 def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
-    help_text = "train a small transformer on Shakespeare's sonnets, cut into stages on real ranks; record it and draw it"
+    help_text = (
+        "train a small transformer on Shakespeare's sonnets, cut into stages on real ranks; record "
+        "it and draw it"
+    )
     parser = add_verb(verbs, "demo", help_text, "ringsim demo -n 4 -o demo", run_demo)
-    parser.add_argument("-n", "--ranks", type=int, default=4, help="number of ranks, one stage each (default: 4)")
-    parser.add_argument("-o", "--out", type=Path, default=Path("demo"), metavar="DIR", help="where trace and pictures go (default: demo)")
+    parser.add_argument(
+        "-n", "--ranks", type=int, default=4, help="number of ranks, one stage each (default: 4)"
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("demo"),
+        metavar="DIR",
+        help="where trace and pictures go (default: demo)",
+    )
 
 
 def run_demo(options: argparse.Namespace) -> int:
@@ -45,16 +72,26 @@ def run_demo(options: argparse.Namespace) -> int:
     from ringsim.pipeline import compare_losses
 
     make_directory(options.out)
-    print(f"starting {count(options.ranks, 'rank')} (Gloo, joined in a ring), a stage of the transformer each ...", flush=True)
+    print(
+        (
+            f"starting {count(options.ranks, 'rank')} (Gloo, joined in a ring), a stage of the "
+            "transformer each ..."
+        ),
+        flush=True,
+    )
     trace = ringsim.trace(worker, world_size=options.ranks)
     losses, lines = trace.results[0]
     torch.set_num_threads(1)  # as on the ranks
     expected = expected_losses(CHECKED_STEPS)
     if compare_losses(losses[:CHECKED_STEPS], expected, tolerance=TOLERANCE).first_step is not None:
         raise RingError(
-            f"the ring must learn what one process learns, losses {expected}, got {losses[:CHECKED_STEPS]}. Please report this."
+            f"the ring must learn what one process learns, losses {expected}, got "
+            f"{losses[:CHECKED_STEPS]}. Please report this."
         )
-    print(f"\nloss {losses[0]:.3f} -> {losses[-1]:.3f}; the first {CHECKED_STEPS} steps lose as much in one process. It writes now:\n")
+    print(
+        f"\nloss {losses[0]:.3f} -> {losses[-1]:.3f}; the first {CHECKED_STEPS} steps lose as "
+        "much in one process. It writes now:\n"
+    )
     print("\n".join(f"    {line}" for line in lines))
     file = options.out / "run.ringtrace"
     trace.save(file)
@@ -67,16 +104,52 @@ def run_demo(options: argparse.Namespace) -> int:
 
 def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
-    help_text = "generate tokens on a ring of stages: prefill against decode, and the effect of inner iterations"
-    parser = add_verb(verbs, "generate", help_text, "ringsim generate -n 4 --inner 4 --tokens 8 -o generation", run_generate)
-    parser.add_argument("-n", "--ranks", type=int, default=4, help="number of ranks, one stage each (default: 4)")
-    parser.add_argument("--inner", type=int, metavar="T", help="batches on their way at a time (default: as many as ranks)")
-    parser.add_argument("--async", dest="async_comm", action="store_true", help="post the send and the receive of a step together")
-    parser.add_argument("--tokens", type=int, default=8, help="tokens for each prompt, 3 or more (default: 8)")
-    parser.add_argument("--job-ms", type=float, default=10.0, metavar="MS", help="how long a stage takes for a token (default: 10)")
-    parser.add_argument("--compare", action="store_true", help="measure other numbers of inner iterations, too")
+    help_text = (
+        "generate tokens on a ring of stages: prefill against decode, "
+        "and the effect of inner iterations"
+    )
+    parser = add_verb(
+        verbs,
+        "generate",
+        help_text,
+        "ringsim generate -n 4 --inner 4 --tokens 8 -o generation",
+        run_generate,
+    )
     parser.add_argument(
-        "-o", "--out", type=Path, default=Path("generation"), metavar="DIR", help="where trace and pictures go (default: generation)"
+        "-n", "--ranks", type=int, default=4, help="number of ranks, one stage each (default: 4)"
+    )
+    parser.add_argument(
+        "--inner",
+        type=int,
+        metavar="T",
+        help="batches on their way at a time (default: as many as ranks)",
+    )
+    parser.add_argument(
+        "--async",
+        dest="async_comm",
+        action="store_true",
+        help="post the send and the receive of a step together",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=8, help="tokens for each prompt, 3 or more (default: 8)"
+    )
+    parser.add_argument(
+        "--job-ms",
+        type=float,
+        default=10.0,
+        metavar="MS",
+        help="how long a stage takes for a token (default: 10)",
+    )
+    parser.add_argument(
+        "--compare", action="store_true", help="measure other numbers of inner iterations, too"
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("generation"),
+        metavar="DIR",
+        help="where trace and pictures go (default: generation)",
     )
 
 
@@ -88,22 +161,37 @@ def run_generate(options: argparse.Namespace) -> int:
     turns = num_stages if options.inner is None else options.inner
     if options.tokens < 3 or num_stages < 2:
         raise ArgumentError(
-            f"--tokens must be 3 or more and --ranks 2 or more, got {options.tokens} and {num_stages}. "
+            f"--tokens must be 3 or more and --ranks 2 or more, got {options.tokens} and "
+            f"{num_stages}. "
             "With fewer there is nothing to compare."
         )
-    check_can_finish(num_stages, turns, options.tokens, options.async_comm)  # before any rank is started
+    # before any rank is started
+    check_can_finish(num_stages, turns, options.tokens, options.async_comm)
     make_directory(options.out)
 
-    print(f"starting {count(num_stages, 'rank')}, a stage each; {count(turns, 'inner iteration')} ...", flush=True)
+    print(
+        (
+            f"starting {count(num_stages, 'rank')}, a stage each; "
+            f"{count(turns, 'inner iteration')} ..."
+        ),
+        flush=True,
+    )
     trace = _generate(options, turns, options.async_comm)
-    alone = ringsim.trace(generation_worker, world_size=1, args=(num_stages, options.tokens, turns, False, 0.0, 0.0))
+    alone = ringsim.trace(
+        generation_worker, world_size=1, args=(num_stages, options.tokens, turns, False, 0.0, 0.0)
+    )
     if trace.results != alone.results * num_stages:
-        raise RingError("the ring must generate what one process generates, got other tokens. Please report this.")
+        raise RingError(
+            "the ring must generate what one process generates, got "
+            "other tokens. Please report this."
+        )
     use = measure_stage_use(trace)
     print(_report(options, turns, trace, use))
 
     measured = [MeasuredUse(turns, options.async_comm, _mean_use(use))]
-    for other_turns, async_comm in _others(num_stages, turns, options.async_comm) if options.compare else []:
+    for other_turns, async_comm in (
+        _others(num_stages, turns, options.async_comm) if options.compare else []
+    ):
         other = measure_stage_use(_generate(options, other_turns, async_comm))
         measured.append(MeasuredUse(other_turns, async_comm, _mean_use(other)))
         print(_line(num_stages, *measured[-1]), flush=True)
@@ -111,7 +199,11 @@ def run_generate(options: argparse.Namespace) -> int:
     file = options.out / "run.ringtrace"
     trace.save(file)
     axes = plot_inner_iterations(num_stages, measured, metadata=trace.metadata)
-    for written in (file, *write_pictures(trace, options.out), write_picture(axes, options.out / "inner_iterations.png")):
+    for written in (
+        file,
+        *write_pictures(trace, options.out),
+        write_picture(axes, options.out / "inner_iterations.png"),
+    ):
         tell_written(written)
     return 0
 
@@ -120,14 +212,22 @@ def _generate(options: argparse.Namespace, turns: int, async_comm: bool) -> Trac
     """Runs the demonstration; reading prompts takes a stage twice as long as decoding."""
     decode_s = options.job_ms / 1000
     return ringsim.trace(
-        generation_worker, world_size=options.ranks, args=(options.ranks, options.tokens, turns, async_comm, 2 * decode_s, decode_s)
+        generation_worker,
+        world_size=options.ranks,
+        args=(options.ranks, options.tokens, turns, async_comm, 2 * decode_s, decode_s),
     )
 
 
 def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bool]]:
-    """Returns the other settings that can finish, up to one turn more than there are stages: more would take long."""
+    """Returns the other settings that can finish, up to one turn more than there are stages.
+
+    More would take long.
+    """
     settings = [
-        (number, posted) for posted in (False, True) for number in range(1, num_stages + 2) if can_finish(num_stages, number, posted)
+        (number, posted)
+        for posted in (False, True)
+        for number in range(1, num_stages + 2)
+        if can_finish(num_stages, number, posted)
     ]
     return [setting for setting in settings if setting != (turns, async_comm)]
 
@@ -135,11 +235,17 @@ def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bo
 def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[StageUse]) -> str:
     """Returns what was measured, next to what the plan takes with jobs of that length."""
     num_stages, num_tokens = options.ranks, options.tokens
-    prefill, decode = sum(stage.prefill_s for stage in use) / num_stages, sum(stage.decode_s for stage in use) / num_stages
-    run = time_generation(num_stages, turns, 1, num_tokens, prefill, decode, async_comm=options.async_comm)
+    prefill, decode = (
+        sum(stage.prefill_s for stage in use) / num_stages,
+        sum(stage.decode_s for stage in use) / num_stages,
+    )
+    run = time_generation(
+        num_stages, turns, 1, num_tokens, prefill, decode, async_comm=options.async_comm
+    )
     due = max(times[-1][1] for times in run.times)
     took = use[0].idle_s + turns * (use[0].prefill_s + (num_tokens - 1) * use[0].decode_s)
-    rows = [f"stage {stage:>3}  {1e3 * row.prefill_s:>10.1f}  {1e3 * row.decode_s:>9.1f}  {1e3 * row.idle_s:>7.0f}  {row.decode_use:>12.0%}"
+    rows = [(f"stage {stage:>3}  {1e3 * row.prefill_s:>10.1f}  {1e3 * row.decode_s:>9.1f}  "
+            f"{1e3 * row.idle_s:>7.0f}  {row.decode_use:>12.0%}")
             for stage, row in enumerate(use)]  # fmt: skip
     tokens = sum(len(row) for row in trace.results[0])
     return "\n".join(
@@ -148,8 +254,14 @@ def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[Sta
             "           prefill ms  decode ms  idle ms  works, decoding",
             *rows,
             "",
-            f"first to last job: {took:.3f} s; with these jobs and messages that take no time: {due:.3f} s",
-            f"{tokens} tokens, {tokens / took:.0f} a second; {count_messages(num_stages, turns, num_tokens)} messages of states and tokens",
+            (
+                f"first to last job: {took:.3f} s; with these jobs and messages "
+                f"that take no time: {due:.3f} s"
+            ),
+            (
+                f"{tokens} tokens, {tokens / took:.0f} a second; "
+                f"{count_messages(num_stages, turns, num_tokens)} messages of states and tokens"
+            ),
             _line(num_stages, turns, options.async_comm, _mean_use(use)),
         ]
     )
@@ -158,7 +270,10 @@ def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[Sta
 def _line(num_stages: int, turns: int, async_comm: bool, use: float) -> str:
     kind = "asynchronous" if async_comm else "synchronous"
     due = float(steady_use(num_stages, turns, async_comm))
-    return f"{kind}, {count(turns, 'inner iteration')}: a stage works {use:.0%} of the time while decoding; at most {due:.0%}"
+    return (
+        f"{kind}, {count(turns, 'inner iteration')}: a stage works {use:.0%} of the time while "
+        f"decoding; at most {due:.0%}"
+    )
 
 
 def _mean_use(use: list[StageUse]) -> float:
@@ -190,15 +305,20 @@ class Task(NamedTuple):
     optimizer: Optimizer
 
     def microbatches(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Draws the training data of a step, the same for the same number, from anywhere in the text.
+        """Draws the training data of a step from anywhere in the text.
+
+        It is the same for the same number.
 
         Returns:
-            The inputs and the targets, the letters after them: for each microbatch token ids, shape (batch, letters).
+            The inputs and the targets, the letters after them: for each microbatch token ids, shape
+            (batch, letters).
         """
         import torch
 
         generator = torch.Generator().manual_seed(step)
-        starts = torch.randint(len(self.text) - LENGTH, (NUM_MICROBATCHES, BATCH, 1), generator=generator)
+        starts = torch.randint(
+            len(self.text) - LENGTH, (NUM_MICROBATCHES, BATCH, 1), generator=generator
+        )
         windows = self.text[starts + torch.arange(LENGTH + 1)]  # (microbatches, batch, letters + 1)
         return list(windows[..., :-1]), list(windows[..., 1:])
 
@@ -228,18 +348,25 @@ def make_task() -> Task:
     place = {letter: index for index, letter in enumerate(letters)}
     torch.manual_seed(0)
     model = SmallTransformer(len(letters), HIDDEN, NUM_LAYERS, HEADS, max_length=2 * LENGTH)
-    return Task(letters, torch.tensor([place[letter] for letter in text]), model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    return Task(
+        letters,
+        torch.tensor([place[letter] for letter in text]),
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-2),
+    )
 
 
 def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
-    """Trains, then writes a few lines; every rank of a ring calls it, and rank 0 prints how it goes.
+    """Trains, then writes a few lines.
+
+    Every rank of a ring calls it, and rank 0 prints how it goes.
 
     Args:
         num_steps: how many steps to train, 1 or more.
 
     Returns:
-        The loss of each step (how surprised the model is by a letter, on average, in nats), and a line for each of ``PROMPTS``; the same on
-        every rank.
+        The loss of each step (how surprised the model is by a letter, on average, in nats), and a
+        line for each of ``PROMPTS``; the same on every rank.
     """
     import torch
 
@@ -254,10 +381,21 @@ def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
         losses.append(train_step_pipeline(task.model, inputs, targets, schedule=SCHEDULE))
         task.optimizer.step()
         if step % REPORT_EVERY == 0 or step == num_steps - 1:
-            print(f"step {step + 1:>3} of {num_steps}   loss {losses[-1]:.3f}  {'#' * round(10 * losses[-1])}", flush=True)
+            print(
+                (
+                    f"step {step + 1:>3} of {num_steps}   loss {losses[-1]:.3f}  "
+                    f"{'#' * round(10 * losses[-1])}"
+                ),
+                flush=True,
+            )
     prompts = [task.encode(prompt) for prompt in PROMPTS]
-    written = generate(task.model, prompts, LENGTH, temperature=TEMPERATURE, stop_tokens=task.encode("\n"))
-    return losses, [prompt + task.decode(tokens).rstrip() for prompt, tokens in zip(PROMPTS, written, strict=True)]
+    written = generate(
+        task.model, prompts, LENGTH, temperature=TEMPERATURE, stop_tokens=task.encode("\n")
+    )
+    return losses, [
+        prompt + task.decode(tokens).rstrip()
+        for prompt, tokens in zip(PROMPTS, written, strict=True)
+    ]
 
 
 def expected_losses(num_steps: int) -> list[float]:
@@ -276,12 +414,17 @@ def expected_losses(num_steps: int) -> list[float]:
 
 
 def generation_worker(
-    num_layers: int, num_tokens: int, num_inner_iterations: int, async_comm: bool, prefill_s: float, decode_s: float
+    num_layers: int,
+    num_tokens: int,
+    num_inner_iterations: int,
+    async_comm: bool,
+    prefill_s: float,
+    decode_s: float,
 ) -> list[list[int]]:
-    """Generates from prompts of 5 to 8 tokens, two a batch, with a model of random weights; every rank of a ring calls it.
+    """Generates from prompts of 5 to 8 tokens, two a batch, with a model of random weights.
 
-    Each layer rests after its work, for as long as a larger one would compute. A resting rank needs no core, so that many stages can be
-    observed on few cores.
+    Every rank of a ring calls it. Each layer rests after its work, for as long as a larger one
+    would compute. A resting rank needs no core, so that many stages can be observed on few cores.
 
     Args:
         num_layers: layers of the model; as many as there are stages for one a stage.
@@ -303,5 +446,8 @@ def generation_worker(
     model = SmallTransformer(128, hidden_size=32, num_layers=num_layers, num_heads=4)
     for block in model.blocks:
         block.register_forward_hook(rest)
-    prompts = [list(range(2 + number, 7 + number + number % 4)) for number in range(2 * num_inner_iterations)]
+    prompts = [
+        list(range(2 + number, 7 + number + number % 4))
+        for number in range(2 * num_inner_iterations)
+    ]
     return generate(model, prompts, num_tokens, num_inner_iterations, async_comm)

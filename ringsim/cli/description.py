@@ -2,20 +2,22 @@
 
 ::
 
-    [model]                          [schedule]                [[edge]]             # a link that differs
-    forward_ms = 10                  name = "1f1b"             from = 3
-    backward_ms = 20                 microbatches = 16         to = 4
-    activation_mib = 4                                         latency_us = 50
-                                     [link]                    bandwidth_gb_per_s = 1
-    [ring]                           latency_us = 10
-    ranks = 8                        bandwidth_gb_per_s = 10   [[slow]]             # a rank that computes more slowly
-                                                               rank = 2
-                                                               factor = 1.5
+    [model]             [schedule]               [[edge]]       # a link that differs
+    forward_ms = 10     name = "1f1b"            from = 3
+    backward_ms = 20    microbatches = 16        to = 4
+    activation_mib = 4                           latency_us = 50
+                        [link]                   bandwidth_gb_per_s = 1
+    [ring]              latency_us = 10
+    ranks = 8           bandwidth_gb_per_s = 10  [[slow]]       # a rank that computes more slowly
+                                                 rank = 2
+                                                 factor = 1.5
 
-Instead of a name, ``[schedule]`` may have ``actions``, written out. Instead of times, ``[model]`` may have the shapes of a transformer and
-the arithmetic that a rank does per second. Instead of ``[link]`` and ``[[edge]]``, ``[topology]`` may say which links the ranks share.
+Instead of a name, ``[schedule]`` may have ``actions``, written out. Instead of times, ``[model]``
+may have the shapes of a transformer and the arithmetic that a rank does per second. Instead of
+``[link]`` and ``[[edge]]``, ``[topology]`` may say which links the ranks share.
 
-``TomlTable`` reads a table key by key. It checks each value, takes the unit from the name of the key, and rejects keys that were not read.
+``TomlTable`` reads a table key by key. It checks each value, takes the unit from the name of the
+key, and rejects keys that were not read.
 """
 
 from __future__ import annotations
@@ -28,8 +30,24 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.errors import LONGEST_S, ArgumentError, RingError, ScheduleError, escape, is_number, say
-from ringsim.faults import Degrade, Injection, Jitter, Slow, check_injections, degraded_by, slowed_by
+from ringsim.errors import (
+    LONGEST_S,
+    ArgumentError,
+    RingError,
+    ScheduleError,
+    escape,
+    is_number,
+    say,
+)
+from ringsim.faults import (
+    Degrade,
+    Injection,
+    Jitter,
+    Slow,
+    check_injections,
+    degraded_by,
+    slowed_by,
+)
 from ringsim.link import Link
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
 from ringsim.schedules import SCHEDULE_NAMES, make_schedule
@@ -44,7 +62,8 @@ from ringsim.topologies import FullBisection, Hosts, RingLinks
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-_BY_RULE: Final = ("gpipe", "afab", "1f1b")  # simulated without writing out their actions; stage s is on rank s
+# simulated without writing out their actions; stage s is on rank s
+_BY_RULE: Final = ("gpipe", "afab", "1f1b")
 _MOST_FORWARDS: Final = 20_000_000
 _MOST_WRITTEN_OUT: Final = 1_000_000  # of the other schedules: half a minute and a gigabyte
 _MOST_REHEARSED: Final = 100_000  # by ranks that take turns: a minute
@@ -57,16 +76,29 @@ Network = Hosts | FullBisection | RingLinks
 
 
 Units = Mapping[str, Fraction]  # exact, so that 10 us are 1e-05 s without a rounding error
-TIME: Final[Units] = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "ns": Fraction(1, 10**9)}
-SIZE: Final[Units] = {"bytes": Fraction(1), "kib": Fraction(2**10), "mib": Fraction(2**20), "gib": Fraction(2**30)}
+TIME: Final[Units] = {
+    "s": Fraction(1),
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+    "ns": Fraction(1, 10**9),
+}
+SIZE: Final[Units] = {
+    "bytes": Fraction(1),
+    "kib": Fraction(2**10),
+    "mib": Fraction(2**20),
+    "gib": Fraction(2**30),
+}
 BANDWIDTH: Final[Units] = {"gb_per_s": Fraction(10**9), "mb_per_s": Fraction(10**6)}
-_LARGEST: Final = 10**30  # of any number: far beyond anything sensible, far below the limit of a float
+# of any number: far beyond anything sensible, far below the limit of a float
+_LARGEST: Final = 10**30
 
 
 class TomlTable:
-    """One table of a TOML file. Reading a key checks its value; ``finish`` rejects the keys that were not read.
+    """One table of a TOML file.
 
-    Every method raises ArgumentError where a value breaks its rule. A default of None means that the key must be there.
+    Reading a key checks its value; ``finish`` rejects the keys that were not read. Every method
+    raises ArgumentError where a value breaks its rule. A default of None means that the key must be
+    there.
 
     Args:
         name: as the file spells it, ``[link]``.
@@ -98,23 +130,40 @@ class TomlTable:
     def tables(self, key: str) -> list[TomlTable]:
         """Returns the tables of a list, ``[[key]]``; none if there is no such list."""
         rule = f"a list of tables, [[{key}]]"
-        value = self._read(key, [], rule, lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value))
+        value = self._read(
+            key,
+            [],
+            rule,
+            lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value),
+        )
         return [TomlTable(f"[[{key}]]", self.file, one) for one in value]
 
     def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
         """Returns a whole number of ``least`` or more."""
         rule = f"a whole number from {least}"
-        value = self._read(key, default, rule, lambda value: isinstance(value, int) and is_number(value) and value >= least)
+        value = self._read(
+            key,
+            default,
+            rule,
+            lambda value: isinstance(value, int) and is_number(value) and value >= least,
+        )
         return int(self._check_size(key, value))
 
     def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
         """Returns a number of ``least`` or more."""
-        value = self._read(key, default, f"a number from {least:g}", lambda value: is_number(value) and value >= least)
+        value = self._read(
+            key,
+            default,
+            f"a number from {least:g}",
+            lambda value: is_number(value) and value >= least,
+        )
         return float(self._check_size(key, value))
 
     def truth(self, key: str, default: bool) -> bool:
         """Returns true or false."""
-        return bool(self._read(key, default, "true or false", lambda value: isinstance(value, bool)))
+        return bool(
+            self._read(key, default, "true or false", lambda value: isinstance(value, bool))
+        )
 
     def text(self, key: str) -> str:
         """Returns a text, which must be there."""
@@ -125,7 +174,12 @@ class TomlTable:
         value = self._read(key, default, "", lambda _: True)
         if value not in names:
             near = get_close_matches(value, names, 1) if isinstance(value, str) else []
-            raise self.wrong(key, f"one of {', '.join(names)}", say(value), f"Did you mean {near[0]!r}?" if near else "Change the line.")
+            raise self.wrong(
+                key,
+                f"one of {', '.join(names)}",
+                say(value),
+                f"Did you mean {near[0]!r}?" if near else "Change the line.",
+            )
         return str(value)
 
     def has(self, what: str, units: Units) -> bool:
@@ -133,7 +187,10 @@ class TomlTable:
         return any(key in self._entries for key in _keys(what, units))
 
     def quantity(self, what: str, units: Units, default: float | None = None) -> float:
-        """Returns a number whose key ends in its unit, such as ``latency_us``, in the unit whose factor is 1."""
+        """Returns a number in the unit whose factor is 1.
+
+        Its key ends in its unit, such as ``latency_us``.
+        """
         found = self._find_quantity(what, units, default is None)
         return float(default or 0.0) if found is None else self._measure(*found, units)
 
@@ -151,37 +208,57 @@ class TomlTable:
         for key in self._entries:
             if key not in self._known:
                 near = get_close_matches(key, self._known, 1, cutoff=0.5)
-                hint = f"Did you mean {near[0]}?" if near else f"It may have {', '.join(self._known)}."
-                raise ArgumentError(f"{self.name} must have keys that are known, got {key} ({self.file}). {hint}")
+                hint = (
+                    f"Did you mean {near[0]}?" if near else f"It may have {', '.join(self._known)}."
+                )
+                raise ArgumentError(
+                    f"{self.name} must have keys that are known, got {key} ({self.file}). {hint}"
+                )
 
-    def wrong(self, what: str, rule: str, got: str, hint: str = "Change the line.") -> ArgumentError:
+    def wrong(
+        self, what: str, rule: str, got: str, hint: str = "Change the line."
+    ) -> ArgumentError:
         """Makes the error about a value."""
-        return ArgumentError(f"{what} must be {rule}, got {got} ({self.name} of {self.file}). {hint}")
+        return ArgumentError(
+            f"{what} must be {rule}, got {got} ({self.name} of {self.file}). {hint}"
+        )
 
     def _read(self, key: str, default: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
         self._known.append(key)
         value = self._entries.get(key, default)
         if key not in self._entries and default is None:
-            near = get_close_matches(key, [each for each in self._entries if each not in self._known], 1)
+            near = get_close_matches(
+                key, [each for each in self._entries if each not in self._known], 1
+            )
             hint = f"It has {near[0]}; is that meant?" if near else "Add the line."
             raise ArgumentError(f"{self.name} must have {key}, got none ({self.file}). {hint}")
         if not fits(value):
             raise self.wrong(key, rule, say(value))
         return value
 
-    def _find_quantity(self, what: str, units: Units, is_needed: bool) -> tuple[str, Any, Fraction] | None:
+    def _find_quantity(
+        self, what: str, units: Units, is_needed: bool
+    ) -> tuple[str, Any, Fraction] | None:
         """Returns key, value and factor of the unit; None if it is missing and may be."""
         keys = _keys(what, units)
         self._known += keys
         found = [key for key in keys if key in self._entries]
         if what in self._entries:
-            raise ArgumentError(f"{self.name} must say the unit of {what}, got {what} ({self.file}). Write {' or '.join(keys)}.")
+            raise ArgumentError(
+                f"{self.name} must say the unit of {what}, got {what} ({self.file}). Write "
+                f"{' or '.join(keys)}."
+            )
         if len(found) > 1:
-            raise ArgumentError(f"{self.name} must have {what} once, got {' and '.join(found)} ({self.file}). Take one out.")
+            raise ArgumentError(
+                f"{self.name} must have {what} once, got {' and '.join(found)} ({self.file}). "
+                "Take one out."
+            )
         if found:
             return found[0], self._entries[found[0]], keys[found[0]]
         if is_needed:
-            raise ArgumentError(f"{self.name} must have {what}, got none ({self.file}). Write {' or '.join(keys)}.")
+            raise ArgumentError(
+                f"{self.name} must have {what}, got none ({self.file}). Write {' or '.join(keys)}."
+            )
         return None
 
     def _measure(self, key: str, value: Any, unit: Fraction, units: Units) -> float:
@@ -203,7 +280,10 @@ def _keys(what: str, units: Units) -> dict[str, Fraction]:
 
 @dataclass(frozen=True)
 class Description:
-    """A step to be simulated, with what messages cost where they meet no others, slow ranks and degraded links included."""
+    """A step to be simulated, with what messages cost where they meet no others.
+
+    Slow ranks and degraded links are included.
+    """
 
     schedule: Step | Schedule
     costs: Costs
@@ -217,14 +297,17 @@ class Description:
 
     @property
     def needs_ranks(self) -> bool:
-        """Whether the order of events depends on their times, so that ranks must run through the step."""
+        """Whether the order of events depends on times, so that ranks must run through the step."""
         return self.topology is not None or bool(self.jitter)
 
     @property
     def stages_differ(self) -> bool:
         """Whether stages take different times."""
         costs = self.costs
-        return any(isinstance(times, Sequence) for times in (costs.forward, costs.input, costs.weight, costs.backward))
+        return any(
+            isinstance(times, Sequence)
+            for times in (costs.forward, costs.input, costs.weight, costs.backward)
+        )
 
     def rehearse(self) -> Trace:
         """Simulates the step on ranks, with shared links and jitter."""
@@ -238,14 +321,30 @@ class Description:
         if self.topology is not None:
             network = {"topology": self.topology, "inject": (*self.degrade, *self.jitter)}
         more = {"size_bytes": self.size_bytes, "ahead": self.ahead}
-        return simulate(rehearse, world_size=step.num_ranks, args=(step, self.costs), kwargs=more, semantics=self.semantics, **network)
+        return simulate(
+            rehearse,
+            world_size=step.num_ranks,
+            args=(step, self.costs),
+            kwargs=more,
+            semantics=self.semantics,
+            **network,
+        )
 
     def simulate(self) -> ScheduleRun:
         """Simulates the step by its schedule, without shared links and jitter."""
-        more: Any = {"link": self.link, "size_bytes": self.size_bytes, "semantics": self.semantics, "ahead": self.ahead}
+        more: Any = {
+            "link": self.link,
+            "size_bytes": self.size_bytes,
+            "semantics": self.semantics,
+            "ahead": self.ahead,
+        }
         step = self.schedule
         if isinstance(step, Step):
-            more |= {"num_ranks": step.num_ranks, "num_microbatches": step.num_microbatches, "num_chunks": step.num_chunks}
+            more |= {
+                "num_ranks": step.num_ranks,
+                "num_microbatches": step.num_microbatches,
+                "num_chunks": step.num_chunks,
+            }
         return simulate_schedule(step.name if isinstance(step, Step) else step, self.costs, **more)
 
 
@@ -260,11 +359,16 @@ def read_description(file: Path) -> Description:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RingError(f"the description must be a readable text file, got {error}. Look at its name.") from None
+        raise RingError(
+            f"the description must be a readable text file, got {error}. Look at its name."
+        ) from None
     try:
         tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: numbers of 5,000 digits, a thousand brackets
-        raise ArgumentError(f"the description must be TOML, got {error} ({name}). Look at that line.") from None
+    except (ValueError, RecursionError) as error:
+        # not only TOMLDecodeError: numbers of 5,000 digits, a thousand brackets
+        raise ArgumentError(
+            f"the description must be TOML, got {error} ({name}). Look at that line."
+        ) from None
     return _describe(TomlTable("the description", name, tables))
 
 
@@ -272,12 +376,21 @@ def _describe(whole: TomlTable) -> Description:
     model, ring, schedule = (whole.table(key) for key in ("model", "ring", "schedule"))
     shares = "topology" in whole
     if shares and ("link" in whole or "edge" in whole):
-        raise ArgumentError(f"the links must be said once, got [topology] and [link] or [[edge]] ({whole.file}). Take one of them out.")
+        raise ArgumentError(
+            f"the links must be said once, got [topology] and [link] or [[edge]] ({whole.file}). "
+            "Take one of them out."
+        )
     every_link = whole.table("topology" if shares else "link")
-    edges, slow, degrade, jitter = (whole.tables(key) for key in ("edge", "slow", "degrade", "jitter"))
+    edges, slow, degrade, jitter = (
+        whole.tables(key) for key in ("edge", "slow", "degrade", "jitter")
+    )
     whole.finish()
     num_ranks = ring.integer("ranks", least=1)
-    step = _read_actions(schedule, num_ranks) if "actions" in schedule else _read_step(schedule, num_ranks)
+    step = (
+        _read_actions(schedule, num_ranks)
+        if "actions" in schedule
+        else _read_step(schedule, num_ranks)
+    )
     semantics: Any = schedule.choice("semantics", SEMANTICS, "rendezvous")
     ahead = schedule.integer("ahead", 1)
     owners = _find_owners(step)
@@ -288,10 +401,15 @@ def _describe(whole: TomlTable) -> Description:
     links = {} if topology is None else _idle_links(topology, num_ranks)
     own = [_read_edge(each, num_ranks) for each in edges]
     if twice := [edge for edge in own if own.count(edge) > 1]:
-        raise ArgumentError(f"[[edge]] must name a link once, got from {twice[0][0]} to {twice[0][1]} again ({whole.file}). Take one out.")
+        raise ArgumentError(
+            f"[[edge]] must name a link once, got from {twice[0][0]} to {twice[0][1]} again "
+            f"({whole.file}). Take one out."
+        )
     links |= {edge: _read_link(each) for edge, each in zip(own, edges, strict=True)}
     slowed = tuple(Slow(each.integer("rank"), each.number("factor", least=1)) for each in slow)
-    degraded = tuple(Degrade(*_read_edge(each, num_ranks), each.number("factor", least=1)) for each in degrade)
+    degraded = tuple(
+        Degrade(*_read_edge(each, num_ranks), each.number("factor", least=1)) for each in degrade
+    )
     jitters = tuple(Jitter(each.number("fraction"), each.integer("seed", 0)) for each in jitter)
     for each in (model, ring, schedule, every_link, *edges, *slow, *degrade, *jitter):
         each.finish()
@@ -313,25 +431,40 @@ def _describe(whole: TomlTable) -> Description:
 
 
 def _check_sizes(described: Description, num_stages: int, file: str) -> None:
-    """Refuses what would take too long to simulate, messages too large, and times too long for a trace."""
+    """Refuses what takes too long to simulate, large messages, and times too long for a trace."""
     forwards = num_stages * described.schedule.num_microbatches
     if described.needs_ranks and forwards > _MOST_REHEARSED:
         raise ArgumentError(
-            f"a step with [topology] or [[jitter]] must have {_MOST_REHEARSED:,} forward passes or fewer, got {forwards:,} ({file}). "
+            f"a step with [topology] or [[jitter]] must have {_MOST_REHEARSED:,} forward passes "
+            f"or fewer, got {forwards:,} ({file}). "
             "Take fewer microbatches."
         )
     if described.size_bytes > _MOST_BYTES:
-        raise ArgumentError(f"activation must be {_MOST_BYTES:,} bytes or less, got {described.size_bytes:.3g} ({file}). Look at its unit.")
+        raise ArgumentError(
+            f"activation must be {_MOST_BYTES:,} bytes or less, got {described.size_bytes:.3g} "
+            f"({file}). Look at its unit."
+        )
     if described.needs_ranks and described.size_bytes == 0:
-        raise ArgumentError(f"activation must be above 0 with [topology] or [[jitter]], got 0 ({file}). Say what a stage sends.")
+        raise ArgumentError(
+            f"activation must be above 0 with [topology] or [[jitter]], got 0 ({file}). Say what "
+            "a stage sends."
+        )
     costs, links = described.costs, described.link
-    times = [costs.get_duration(Action(stage, kind, 0)) for stage in range(num_stages) for kind in "FB"]
-    slowest = max(link.time_s(described.size_bytes) for link in ([links] if isinstance(links, Link) else list(links.values()) or [_FREE]))
+    times = [
+        costs.get_duration(Action(stage, kind, 0)) for stage in range(num_stages) for kind in "FB"
+    ]
+    slowest = max(
+        link.time_s(described.size_bytes)
+        for link in ([links] if isinstance(links, Link) else list(links.values()) or [_FREE])
+    )
     # As if everything came one after the other, with the largest jitter.
-    most_s = 2 * described.schedule.num_microbatches * (float(sum(times)) + 2 * num_stages * slowest)
+    most_s = (
+        2 * described.schedule.num_microbatches * (float(sum(times)) + 2 * num_stages * slowest)
+    )
     if not most_s <= LONGEST_S:
         raise ArgumentError(
-            f"a step must last 285 years at most, since a trace counts ns, got times that could add up to {most_s:.3g} s ({file}). "
+            "a step must last 285 years at most, since a trace counts ns, got times that could "
+            f"add up to {most_s:.3g} s ({file}). "
             "Look at the units, and at bandwidths and factors."
         )
 
@@ -343,11 +476,17 @@ def _read_step(schedule: TomlTable, num_ranks: int) -> Step:
     try:
         step = Step(name, num_ranks, num_microbatches, num_chunks)
     except ScheduleError as error:
-        raise ArgumentError(f"chunks must be what the schedule allows, got {num_chunks} ({schedule.file}): {error}") from None
-    size, most = step.num_stages * num_microbatches, _MOST_FORWARDS if name in _BY_RULE else _MOST_WRITTEN_OUT
+        raise ArgumentError(
+            f"chunks must be what the schedule allows, got {num_chunks} ({schedule.file}): {error}"
+        ) from None
+    size, most = (
+        step.num_stages * num_microbatches,
+        _MOST_FORWARDS if name in _BY_RULE else _MOST_WRITTEN_OUT,
+    )
     if size > most:
         raise ArgumentError(
-            f"a step of {name} must have {most:,} forward passes or fewer, got {size:,} ({schedule.file}). Take fewer microbatches."
+            f"a step of {name} must have {most:,} forward passes or fewer, got {size:,} "
+            f"({schedule.file}). Take fewer microbatches."
         )
     return step
 
@@ -359,10 +498,14 @@ def _read_actions(schedule: TomlTable, num_ranks: int) -> Schedule:
         own = from_text(text)
         validate(own)
     except ScheduleError as error:
-        raise ArgumentError(f"actions must be a schedule, got one that is not ({schedule.file}): {' '.join(str(error).split())}") from None
+        raise ArgumentError(
+            f"actions must be a schedule, got one that is not ({schedule.file}): "
+            f"{' '.join(str(error).split())}"
+        ) from None
     if own.num_ranks != num_ranks:
         raise ArgumentError(
-            f"actions must be for the {num_ranks} ranks of [ring], got {own.num_ranks} ({schedule.file}). Write a line for each rank."
+            f"actions must be for the {num_ranks} ranks of [ring], got {own.num_ranks} "
+            f"({schedule.file}). Write a line for each rank."
         )
     return own
 
@@ -372,7 +515,9 @@ def _find_owners(step: Step | Schedule) -> Sequence[int]:
         return step.stage_ranks
     if step.name in _BY_RULE:
         return range(step.num_ranks)
-    return make_schedule(step.name, step.num_ranks, step.num_microbatches, step.num_chunks).stage_ranks
+    return make_schedule(
+        step.name, step.num_ranks, step.num_microbatches, step.num_chunks
+    ).stage_ranks
 
 
 def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
@@ -381,7 +526,8 @@ def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
         costs = Costs(forward, model.quantities("input", TIME), model.quantities("weight", TIME))
         if whole := [key for key in (f"backward_{unit}" for unit in TIME) if key in model]:
             raise ArgumentError(
-                f"{model.name} must have backward, or its halves input and weight, got {whole[0]} beside these ({model.file}). "
+                f"{model.name} must have backward, or its halves input and weight, got "
+                f"{whole[0]} beside these ({model.file}). "
                 "Take the one or the others out."
             )
     else:
@@ -395,7 +541,9 @@ def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
             raise model.wrong(what, rule, str(len(times)), "Make it as long as there are stages.")
     size = model.quantity("activation", SIZE, 0)
     if 0 < size < 1:
-        raise model.wrong("activation", "0, or a byte or more", f"{size:g} bytes", "Look at its unit.")
+        raise model.wrong(
+            "activation", "0, or a byte or more", f"{size:g} bytes", "Look at its unit."
+        )
     return costs, round(size)
 
 
@@ -403,7 +551,10 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     """Derives the costs of the stages of a transformer from its shapes and the speed of a rank."""
     num_layers, hidden = model.integer("layers", least=1), model.integer("hidden_size", least=1)
     heads = model.integer("heads", least=1)
-    sequence, sequences = model.integer("sequence_length", least=1), model.integer("microbatch_size", 1, least=1)
+    sequence, sequences = (
+        model.integer("sequence_length", least=1),
+        model.integer("microbatch_size", 1, least=1),
+    )
     head_size = hidden // heads
     kv_heads = model.integer("kv_heads", heads, least=1)
     narrow = kv_heads * head_size
@@ -413,19 +564,30 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     flops_per_s = model.number("flops_per_s", least=1)
     tokens = sequence * sequences
     if hidden % heads:
-        raise model.wrong("hidden_size", "a multiple of heads", f"{hidden} and {heads}", "Change one of them.")
+        raise model.wrong(
+            "hidden_size", "a multiple of heads", f"{hidden} and {heads}", "Change one of them."
+        )
     if heads % kv_heads:
-        raise model.wrong("heads", "a multiple of kv_heads", f"{heads} and {kv_heads}", "Change one of them.")
-    linear = [(hidden, hidden), (hidden, narrow), (hidden, narrow), (hidden, hidden)]  # queries, keys, values, output
+        raise model.wrong(
+            "heads", "a multiple of kv_heads", f"{heads} and {kv_heads}", "Change one of them."
+        )
+    # queries, keys, values, output
+    linear = [(hidden, hidden), (hidden, narrow), (hidden, narrow), (hidden, hidden)]
     linear += [(hidden, inner)] * widening + [(inner, hidden)]
     layer = attention_flops(sequences, sequence, sequence, hidden)
     for each in linear:
         layer = layer.plus(linear_flops(tokens, *each))
-    stages = [Flops(*(count * len(own) for count in layer)) for own in by_count(num_layers, num_stages)]
+    stages = [
+        Flops(*(count * len(own) for count in layer)) for own in by_count(num_layers, num_stages)
+    ]
     stages[-1] = stages[-1].plus(linear_flops(tokens, hidden, vocabulary))
     columns = zip(*((count / flops_per_s for count in each) for each in stages), strict=True)
-    forward, input_grad, weight_grad = (times[0] if len(set(times)) == 1 else times for times in columns)
-    return Costs(forward, input_grad, weight_grad), tokens * hidden * model.integer("bytes_per_number", 2, least=1)
+    forward, input_grad, weight_grad = (
+        times[0] if len(set(times)) == 1 else times for times in columns
+    )
+    return Costs(forward, input_grad, weight_grad), tokens * hidden * model.integer(
+        "bytes_per_number", 2, least=1
+    )
 
 
 def _read_link(table: TomlTable, which: str = "") -> Link:
@@ -440,8 +602,16 @@ def _read_link(table: TomlTable, which: str = "") -> Link:
 def _read_topology(table: TomlTable) -> Network:
     kind = table.choice("kind", _TOPOLOGIES)
     if kind == "hosts":
-        return Hosts(table.integer("ranks_per_host", least=1), _read_link(table, "inner_"), _read_link(table, "outer_"))
-    return FullBisection(_read_link(table)) if kind == "full_bisection" else RingLinks(_read_link(table))
+        return Hosts(
+            table.integer("ranks_per_host", least=1),
+            _read_link(table, "inner_"),
+            _read_link(table, "outer_"),
+        )
+    return (
+        FullBisection(_read_link(table))
+        if kind == "full_bisection"
+        else RingLinks(_read_link(table))
+    )
 
 
 def _neighbours(num_ranks: int) -> Iterator[tuple[int, int]]:
@@ -455,15 +625,29 @@ def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link
     found = {}
     for src, dst in _neighbours(num_ranks):
         links = [hop.link for hop in topology.route(src, dst, num_ranks)]
-        found[src, dst] = Link(sum(link.alpha_s for link in links), max(link.beta_s_per_byte for link in links))
+        found[src, dst] = Link(
+            sum(link.alpha_s for link in links), max(link.beta_s_per_byte for link in links)
+        )
     return found
 
 
 def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
-    """Reads which link is meant; neighbouring stages are on neighbouring ranks, so messages take no other links."""
+    """Reads which link is meant.
+
+    Neighbouring stages are on neighbouring ranks, so messages take no other links.
+    """
     src, dst = table.integer("from"), table.integer("to")
-    if src == dst or max(src, dst) >= num_ranks or (dst - src) % num_ranks not in (1, num_ranks - 1):
-        raise table.wrong("from and to", f"neighbours in a ring of {num_ranks}", f"{src} and {dst}", "Stages send to no others.")
+    if (
+        src == dst
+        or max(src, dst) >= num_ranks
+        or (dst - src) % num_ranks not in (1, num_ranks - 1)
+    ):
+        raise table.wrong(
+            "from and to",
+            f"neighbours in a ring of {num_ranks}",
+            f"{src} and {dst}",
+            "Stages send to no others.",
+        )
     return src, dst
 
 
@@ -476,7 +660,9 @@ def _slow_down(costs: Costs, factors: Sequence[float]) -> Costs:
     return Costs(by_stage(costs.forward), by_stage(costs.input), by_stage(costs.weight), backward)
 
 
-def _lay_links(num_ranks: int, link: Link, links: dict[tuple[int, int], Link], inject: Sequence[Injection]) -> dict[tuple[int, int], Link]:
+def _lay_links(
+    num_ranks: int, link: Link, links: dict[tuple[int, int], Link], inject: Sequence[Injection]
+) -> dict[tuple[int, int], Link]:
     """Returns every link of a ring, slower where ``inject`` says so."""
     laid = {}
     for src, dst in _neighbours(num_ranks):

@@ -1,7 +1,8 @@
-"""``ringsim doctor``: what works on this machine, which backend each device uses and why, and which processes of ringsim are running.
+"""``ringsim doctor``.
 
-The backend follows from where the tensors are: "cpu" is always Gloo and "gpu" is always NCCL. Machines differ in whether that works,
-what it runs over, and how fast it is.
+What works on this machine, which backend each device uses and why, and which processes of ringsim
+are running. The backend follows from where the tensors are: "cpu" is always Gloo and "gpu" is
+always NCCL. Machines differ in whether that works, what it runs over, and how fast it is.
 """
 
 from __future__ import annotations
@@ -36,10 +37,14 @@ from ringsim.traces.value import count
 
 _STORE_PEER: Final = "::ffff:127.0.0.1"  # loopback, as torch's store client sees it
 _LOOK_UPS: Final = 32  # at once: from here on ranks have been seen to wait
-_LOOK_UP_LIMIT_S: Final = 6.0  # the C library gives up a silent name server after five seconds, and asks again
+# the C library gives up a silent name server after five seconds, and asks again
+_LOOK_UP_LIMIT_S: Final = 6.0
 _SLOW_LOOK_UP_S: Final = 0.5
 NO_TORCH: Final = "torch is not installed: traces can be read and drawn, ranks cannot run"
-MEASURE: Final = {"gloo": "not measured: run `ringsim bandwidth`", "nccl": "not measured: run `ringsim bandwidth --device gpu`"}
+MEASURE: Final = {
+    "gloo": "not measured: run `ringsim bandwidth`",
+    "nccl": "not measured: run `ringsim bandwidth --device gpu`",
+}
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,10 @@ class BackendFacts:
         has_gloo: this torch was built with Gloo.
         has_nccl: this torch was built with NCCL.
         gpus: names of the GPUs that torch finds.
-        direct_pairs: number of pairs of GPUs that can read each other's memory, over NVLink or PCIe: torch does not say which.
-        interface: the network interface that Gloo would use between ranks of this machine; None if Gloo chooses.
+        direct_pairs: number of pairs of GPUs that can read each other's memory, over NVLink or
+            PCIe: torch does not say which.
+        interface: the network interface that Gloo would use between ranks of this machine; None if
+            Gloo chooses.
     """
 
     has_torch: bool = False
@@ -65,7 +72,10 @@ class BackendFacts:
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """Which backend, "gloo" or "nccl", ``comm_device`` means on this machine, None if it cannot run here; and why, in one sentence."""
+    """Which backend ``comm_device`` means on this machine, and why, in one sentence.
+
+    "gloo" or "nccl", or None if it cannot run here.
+    """
 
     comm_device: str
     backend: str | None
@@ -84,9 +94,17 @@ class Criterion:
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
     parser = add_verb(
-        verbs, "doctor", "say what works on this machine, which backend is used and why", "ringsim doctor --bandwidths links.json", run
+        verbs,
+        "doctor",
+        "say what works on this machine, which backend is used and why",
+        "ringsim doctor --bandwidths links.json",
+        run,
     )
-    parser.add_argument("--bandwidths", metavar="FILE", help="a table that `ringsim bandwidth -o FILE` measured here, for the comparison")
+    parser.add_argument(
+        "--bandwidths",
+        metavar="FILE",
+        help="a table that `ringsim bandwidth -o FILE` measured here, for the comparison",
+    )
     add_json(parser)
 
 
@@ -106,24 +124,43 @@ def run(options: argparse.Namespace) -> int:
     criteria = backend_criteria(facts, table)
 
     def words() -> str:
-        lines = [f"{'ok' if good else 'no':3} {what:16} {detail}" for good, what, detail in findings]
+        lines = [
+            f"{'ok' if good else 'no':3} {what:16} {detail}" for good, what, detail in findings
+        ]
         for choice, default in zip(choices, (", the default", ""), strict=True):
-            lines.append(f'comm_device="{choice.comm_device}"{default}: {choice.backend or "cannot run here"}; {choice.reason}')
+            lines.append(
+                f'comm_device="{choice.comm_device}"{default}: '
+                f"{choice.backend or 'cannot run here'}; {choice.reason}"
+            )
         return "\n".join([*lines, criteria_text(criteria)])
 
     def numbers() -> dict[str, list[dict[str, object]]]:
-        found: list[dict[str, object]] = [{"works": good, "what": what, "detail": detail} for good, what, detail in findings]
-        return {"found": found, "backends": [asdict(choice) for choice in choices], "criteria": [asdict(row) for row in criteria]}
+        found: list[dict[str, object]] = [
+            {"works": good, "what": what, "detail": detail} for good, what, detail in findings
+        ]
+        return {
+            "found": found,
+            "backends": [asdict(choice) for choice in choices],
+            "criteria": [asdict(row) for row in criteria],
+        }
 
     tell(options, words, numbers)
-    return 0 if all(good for good, what, _ in findings if what in ("torch", "Gloo", "loopback", "job")) else 1
+    return (
+        0
+        if all(good for good, what, _ in findings if what in ("torch", "Gloo", "loopback", "job"))
+        else 1
+    )
 
 
 def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
     """Yields (works, what, detail) for everything that ringsim depends on."""
     machine = provenance.machine()
     memory = bytes_text(machine["memory_bytes"]) if machine["memory_bytes"] else "memory unknown"
-    yield True, "machine", f"{machine['cpu']}, {machine['cores']} cores, {memory}, {machine['platform']}"
+    yield (
+        True,
+        "machine",
+        f"{machine['cpu']}, {machine['cores']} cores, {memory}, {machine['platform']}",
+    )
     yield True, "Python", f"{sys.version.split()[0]} ({sys.executable})"
     yield from _torch(facts)
     yield _loopback()
@@ -136,12 +173,24 @@ def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
 
 def _packages() -> tuple[bool, str, str]:
     there, missing = [], []
-    for name in ("numpy", "pandas", "pyarrow", "matplotlib", "networkx", "ipywidgets", "jupyterlab"):
+    for name in (
+        "numpy",
+        "pandas",
+        "pyarrow",
+        "matplotlib",
+        "networkx",
+        "ipywidgets",
+        "jupyterlab",
+    ):
         try:
             there.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
-    return not missing, "packages", "; not installed: ".join(filter(None, (", ".join(there), ", ".join(missing))))
+    return (
+        not missing,
+        "packages",
+        "; not installed: ".join(filter(None, (", ".join(there), ", ".join(missing)))),
+    )
 
 
 def _torch(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
@@ -150,9 +199,23 @@ def _torch(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
         return
     yield True, "torch", importlib.metadata.version("torch")
     gloo, nccl = choose_backend("cpu", facts), choose_backend("gpu", facts)
-    yield gloo.backend is not None, "Gloo", 'comm_device="cpu" uses it' if gloo.backend else gloo.reason
-    yield bool(facts.gpus), "GPUs", f"{len(facts.gpus)}: {', '.join(facts.gpus)}" if facts.gpus else "none: ranks compute on processors"
-    yield nccl.backend is not None, "NCCL", 'comm_device="gpu" uses it' if nccl.backend else nccl.reason
+    yield (
+        gloo.backend is not None,
+        "Gloo",
+        'comm_device="cpu" uses it' if gloo.backend else gloo.reason,
+    )
+    yield (
+        bool(facts.gpus),
+        "GPUs",
+        f"{len(facts.gpus)}: {', '.join(facts.gpus)}"
+        if facts.gpus
+        else "none: ranks compute on processors",
+    )
+    yield (
+        nccl.backend is not None,
+        "NCCL",
+        'comm_device="gpu" uses it' if nccl.backend else nccl.reason,
+    )
 
 
 def _loopback() -> tuple[bool, str, str]:
@@ -167,9 +230,10 @@ def _loopback() -> tuple[bool, str, str]:
 
 
 def _name_look_up() -> tuple[bool, str, str]:
-    """Times what torch's store client does for each rank: it looks up the name of the address that it has connected to.
+    """Times what torch's store client does for each rank.
 
-    Many ranks ask at once, and a name server may drop some of a burst of questions; so this asks as many times at once.
+    It looks up the name of the address that it has connected to. Many ranks ask at once, and a name
+    server may drop some of a burst of questions; so this asks as many times at once.
     """
     took_s: list[float] = []
 
@@ -188,8 +252,12 @@ def _name_look_up() -> tuple[bool, str, str]:
     slowest_s = max(took_s) if len(took_s) == len(threads) else math.inf
     if slowest_s < _SLOW_LOOK_UP_S:
         return True, "name look-up", f"the name of {_STORE_PEER} takes {1e3 * slowest_s:.1f} ms"
-    how_long = f"{slowest_s:.1f} s" if math.isfinite(slowest_s) else f"more than {_LOOK_UP_LIMIT_S:.0f} s"
-    detail = f"the name of {_STORE_PEER} takes {how_long}, and torch looks it up whenever a rank starts"
+    how_long = (
+        f"{slowest_s:.1f} s" if math.isfinite(slowest_s) else f"more than {_LOOK_UP_LIMIT_S:.0f} s"
+    )
+    detail = (
+        f"the name of {_STORE_PEER} takes {how_long}, and torch looks it up whenever a rank starts"
+    )
     return False, "name look-up", f"{detail}. Add this line to /etc/hosts: {_STORE_PEER} localhost"
 
 
@@ -197,12 +265,21 @@ def _start_method() -> tuple[bool, str, str]:
     from ringsim.launch.ranks import has_fork_server
 
     if has_fork_server():
-        return True, "start method", "fork server with torch loaded (milliseconds a rank); ranks end with the launcher, however it ends"
+        return (
+            True,
+            "start method",
+            (
+                "fork server with torch loaded (milliseconds a rank); ranks end with the launcher, "
+                "however it ends"
+            ),
+        )
     return (
         True,
         "start method",
-        "fresh interpreters (seconds a rank). Only on Linux: the fork server, parked ranks, waking blocked ranks "
-        "(they are ended instead), ending ranks whose interpreter hangs when the launcher is killed",
+        "fresh interpreters (seconds a rank). Only on Linux: the fork server, parked ranks, "
+        "waking blocked ranks "
+        "(they are ended instead), ending ranks whose interpreter "
+        "hangs when the launcher is killed",
     )
 
 
@@ -211,7 +288,8 @@ def _launcher() -> tuple[bool, str, str]:
     try:
         return True, "launcher", str(discover(ask_mpi=False))
     except RingError as error:
-        return False, "launcher", str(error).partition(". ")[0]  # what to do says whoever meets it: initialize_distributed()
+        # what to do says whoever meets it: initialize_distributed()
+        return False, "launcher", str(error).partition(". ")[0]
 
 
 def _processes() -> tuple[bool, str, str]:
@@ -219,15 +297,29 @@ def _processes() -> tuple[bool, str, str]:
     found: dict[str, list[str]] = {}
     for comm in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
-            if comm.stat().st_uid == os.getuid() and (name := comm.read_text().strip()).startswith("ringsim-"):
-                found.setdefault(name.removeprefix("ringsim-").rstrip("0123456789"), []).append(comm.parent.name)
-    words = {"server": "fork servers", "parked": "parked ranks (they end after a minute)", "rank": "running ranks"}
-    text = "; ".join(f"{words.get(kind, kind)}: {', '.join(sorted(pids, key=int))}" for kind, pids in sorted(found.items()))
+            if comm.stat().st_uid == os.getuid() and (name := comm.read_text().strip()).startswith(
+                "ringsim-"
+            ):
+                found.setdefault(name.removeprefix("ringsim-").rstrip("0123456789"), []).append(
+                    comm.parent.name
+                )
+    words = {
+        "server": "fork servers",
+        "parked": "parked ranks (they end after a minute)",
+        "rank": "running ranks",
+    }
+    text = "; ".join(
+        f"{words.get(kind, kind)}: {', '.join(sorted(pids, key=int))}"
+        for kind, pids in sorted(found.items())
+    )
     return True, "processes", text or "none of ringsim's"
 
 
 def backend_facts() -> BackendFacts:
-    """Collects the facts about the backends on this machine; starts nothing, and initialises no GPU where torch finds none."""
+    """Collects the facts about the backends on this machine.
+
+    Starts nothing, and initialises no GPU where torch finds none.
+    """
     if importlib.util.find_spec("torch") is None:
         return BackendFacts()
     import torch
@@ -244,7 +336,10 @@ def backend_facts() -> BackendFacts:
         has_gloo=dist.is_gloo_available(),
         has_nccl=dist.is_nccl_available(),
         gpus=tuple(torch.cuda.get_device_name(index) for index in range(gpus)),
-        direct_pairs=sum(reach(one, other) and reach(other, one) for one, other in itertools.combinations(range(gpus), 2)),
+        direct_pairs=sum(
+            reach(one, other) and reach(other, one)
+            for one, other in itertools.combinations(range(gpus), 2)
+        ),
         interface=os.environ.get("GLOO_SOCKET_IFNAME") or loopback_interface(),
     )
 
@@ -260,7 +355,9 @@ def choose_backend(comm_device: str, facts: BackendFacts) -> BackendChoice:
         'NCCL moves tensors between GPUs, and torch finds no GPU here'
     """
     if comm_device not in ("cpu", "gpu"):
-        raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
+        raise ArgumentError(
+            f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.'
+        )
     backend: str | None = None
     if not facts.has_torch:
         reason = NO_TORCH
@@ -274,19 +371,29 @@ def choose_backend(comm_device: str, facts: BackendFacts) -> BackendChoice:
         reason = "this torch was built without NCCL: it needs a CUDA build"
     else:
         most = count(len(facts.gpus), "rank")
-        backend, reason = "nccl", f"the tensors are in GPU memory; up to {most} here, one on each GPU, since NCCL refuses two on one"
+        backend, reason = (
+            "nccl",
+            (
+                f"the tensors are in GPU memory; up to {most} here, one on each GPU, since NCCL "
+                "refuses two on one"
+            ),
+        )
     return BackendChoice(comm_device, backend, reason)
 
 
 def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> list[Criterion]:
-    """Compares the backends by what is known of this machine: tensor location, interconnect, bandwidth and use.
+    """Compares the backends by what is known of this machine.
+
+    Tensor location, interconnect, bandwidth and use.
 
     Args:
         facts: what is known.
         table: bandwidths measured here, if there are any.
 
     Example:
-        >>> for row in backend_criteria(BackendFacts(has_torch=True, has_gloo=True, interface="lo"))[:2]:
+        >>> for row in backend_criteria(
+        ...     BackendFacts(has_torch=True, has_gloo=True, interface="lo")
+        ... )[:2]:
         ...     print(f"{row.name}: {row.gloo}")
         tensor location: host memory
         interconnect: TCP sockets over lo, also between ranks of one machine
@@ -295,18 +402,28 @@ def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> li
     gpus = ", ".join(f"{facts.gpus.count(name)} x {name}" for name in dict.fromkeys(facts.gpus))
     no_use = "" if choose_backend("gpu", facts).backend else " (not on this machine)"
     return [
-        Criterion("tensor location", f"GPU memory: {gpus}" if gpus else "GPU memory; no GPU here", "host memory"),
-        Criterion("interconnect", _between_gpus(facts), f"{over}, also between ranks of one machine"),
+        Criterion(
+            "tensor location",
+            f"GPU memory: {gpus}" if gpus else "GPU memory; no GPU here",
+            "host memory",
+        ),
+        Criterion(
+            "interconnect", _between_gpus(facts), f"{over}, also between ranks of one machine"
+        ),
         Criterion("bandwidth", _bandwidth("nccl", facts, table), _bandwidth("gloo", facts, table)),
         Criterion(
-            "use", f"ranks on GPUs, one each{no_use}", "ranks on processors; tensors that were offloaded to host memory; learning, anywhere"
+            "use",
+            f"ranks on GPUs, one each{no_use}",
+            "ranks on processors; tensors that were offloaded to host memory; learning, anywhere",
         ),
     ]
 
 
 def criteria_text(criteria: Sequence[Criterion]) -> str:
     """Writes the table of criteria as lines of text, one for each backend."""
-    return "\n".join(f"{row.name:16} NCCL (GPU)  {row.nccl}\n{'':16} Gloo (CPU)  {row.gloo}" for row in criteria)
+    return "\n".join(
+        f"{row.name:16} NCCL (GPU)  {row.nccl}\n{'':16} Gloo (CPU)  {row.gloo}" for row in criteria
+    )
 
 
 def _between_gpus(facts: BackendFacts) -> str:
@@ -317,22 +434,50 @@ def _between_gpus(facts: BackendFacts) -> str:
         return "one GPU: nothing to be connected with on this machine"
     pairs = number * (number - 1) // 2
     if facts.direct_pairs == pairs:
-        return f"all {number} GPUs read each other's memory, over NVLink or PCIe (torch does not say which)"
-    return f"{facts.direct_pairs} of {count(pairs, 'pair')} of GPUs read each other's memory; the others go through host memory"
+        return (
+            f"all {number} GPUs read each other's memory, over NVLink "
+            "or PCIe (torch does not say which)"
+        )
+    return (
+        f"{facts.direct_pairs} of {count(pairs, 'pair')} of GPUs read each other's memory; the "
+        "others go through host memory"
+    )
 
 
 def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> str:
     """Returns what was measured, what was published, or how to measure."""
-    found = [] if table is None else [(key, link) for key, link in table.fits.items() if key[1] == backend and key[0] != "all_reduce"]
+    found = (
+        []
+        if table is None
+        else [
+            (key, link)
+            for key, link in table.fits.items()
+            if key[1] == backend and key[0] != "all_reduce"
+        ]
+    )
     if table is not None and found:
         (pattern, _, src, dst), link = max(found, key=lambda one: one[1].beta_s_per_byte)
-        best = float(np.nanmax(table.columns["algbw_gb_per_s"][table.where(pattern, backend, src, dst)]))
-        half = f", half of it from {bytes_text(round(link.n_half_bytes))} on" if math.isfinite(link.n_half_bytes) else ""
-        when = f", measured {table.metadata['date']}" if table.metadata.get("date") else ", measured"
+        best = float(
+            np.nanmax(table.columns["algbw_gb_per_s"][table.where(pattern, backend, src, dst)])
+        )
+        half = (
+            f", half of it from {bytes_text(round(link.n_half_bytes))} on"
+            if math.isfinite(link.n_half_bytes)
+            else ""
+        )
+        when = (
+            f", measured {table.metadata['date']}" if table.metadata.get("date") else ", measured"
+        )
         return f"up to {best:.3g} GB/s ({pattern} {src} -> {dst}){half}{when}"
     if backend == "nccl" and not facts.gpus:
-        from ringsim.plot.charts import FIGURES  # with Matplotlib, which most commands need not load
+        # with Matplotlib, which most commands need not load
+        from ringsim.plot.charts import FIGURES
 
-        rates = [figure.bandwidth_gb_per_s for figure in FIGURES if figure.bandwidth_gb_per_s is not None]
-        return f"not measurable here; published: {min(rates):g} to {max(rates):g} GB/s, depending on the link (docs/bandwidth.md)"
+        rates = [
+            figure.bandwidth_gb_per_s for figure in FIGURES if figure.bandwidth_gb_per_s is not None
+        ]
+        return (
+            f"not measurable here; published: {min(rates):g} to {max(rates):g} GB/s, depending on "
+            "the link (docs/bandwidth.md)"
+        )
     return MEASURE[backend]

@@ -22,9 +22,23 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         run,
     )
     parser.add_argument("notebook", type=Path, help="a lesson with a student's answers")
-    parser.add_argument("--seed", type=int, help="of the sizes and data of all checks (default: a random one, which is printed)")
-    parser.add_argument("--lesson", type=Path, metavar="FILE", help="the notebook as it was handed out: its checks count")
-    parser.add_argument("--assignment", type=Path, metavar="DIR", help="grade nothing, but write an assignment for nbgrader and otter")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="of the sizes and data of all checks (default: a random one, which is printed)",
+    )
+    parser.add_argument(
+        "--lesson",
+        type=Path,
+        metavar="FILE",
+        help="the notebook as it was handed out: its checks count",
+    )
+    parser.add_argument(
+        "--assignment",
+        type=Path,
+        metavar="DIR",
+        help="grade nothing, but write an assignment for nbgrader and otter",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print everything as JSON")
     form.add_argument("--csv", action="store_true", help="print a row for each exercise")
@@ -45,9 +59,19 @@ def run(options: argparse.Namespace) -> int:
     elif options.csv:
         table = csv.DictWriter(sys.stdout, ["notebook", "seed", *rows[0]])
         table.writeheader()
-        table.writerows({"notebook": graded["notebook"], "seed": graded["seed"], **row} for row in rows)
+        table.writerows(
+            {"notebook": graded["notebook"], "seed": graded["seed"], **row} for row in rows
+        )
     else:
         for row in rows:
-            print(escape(f"{row['exercise']:<24} {row['points']}/{row['of']}  {row['verdict']:<9}  {row['reason']}", lines=False))
+            print(
+                escape(
+                    (
+                        f"{row['exercise']:<24} {row['points']}/{row['of']}  {row['verdict']:<9}  "
+                        f"{row['reason']}"
+                    ),
+                    lines=False,
+                )
+            )
         print(f"{graded['points']} of {graded['of']} points (seed {graded['seed']})")
     return 0

@@ -1,4 +1,7 @@
-"""``ringsim doctor`` inside a job: what its ranks tell each other of their hosts, over the store that they meet at."""
+"""``ringsim doctor`` inside a job.
+
+What its ranks tell each other of their hosts, over the store that they meet at.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ _SOURCE: Final = Path("/sys/devices/system/clocksource/clocksource0/current_cloc
 
 
 def examine_job() -> list[tuple[bool, str, str]] | None:
-    """Has all ranks of the job build the ring, as a program would; returns on rank 0 what is to be said of it, None elsewhere.
+    """Has all ranks of the job build the ring, as a program would.
 
-    Every rank calls it. It blocks until all are there, 30 s at most.
+    Returns on rank 0 what is to be said of it, None elsewhere. Every rank calls it. It blocks until
+    all are there, 30 s at most.
     """
     from ringsim.comm.torch_private import default_store
     from ringsim.launch.clocks import name_clock
@@ -32,12 +36,25 @@ def examine_job() -> list[tuple[bool, str, str]] | None:
     try:
         initialize_distributed()
         ring, store = current_ring(), cast("Any", default_store())
-        addresses = [address for inode, address in listening().items() if inode not in before and not _is(address, "is_loopback")]
+        addresses = [
+            address
+            for inode, address in listening().items()
+            if inode not in before and not _is(address, "is_loopback")
+        ]
         source = _SOURCE.read_text().strip() if _SOURCE.exists() else "unknown"
-        mine = {"host": socket.gethostname(), "clock": name_clock(), "source": source, "addresses": addresses}
+        mine = {
+            "host": socket.gethostname(),
+            "clock": name_clock(),
+            "source": source,
+            "addresses": addresses,
+        }
         mine["interface"] = os.environ.get("GLOO_SOCKET_IFNAME", "")
         store.set(f"ringsim/doctor/{ring.rank}", json.dumps(mine))
-        said = [json.loads(store.get(f"ringsim/doctor/{rank}")) for rank in range(ring.world_size)] if ring.rank == 0 else []
+        said = (
+            [json.loads(store.get(f"ringsim/doctor/{rank}")) for rank in range(ring.world_size)]
+            if ring.rank == 0
+            else []
+        )
         destroy_distributed()
     except (RingError, RuntimeError) as error:
         return [(False, "job", str(error))]
@@ -49,7 +66,9 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
 
     Example:
         >>> rank = {"clock": "a", "source": "tsc", "interface": "eth0", "addresses": ["10.0.0.1"]}
-        >>> for _, what, detail in _describe([{**rank, "host": host} for host in ("node0", "node1", "node0", "node1")]):
+        >>> for _, what, detail in _describe(
+        ...     [{**rank, "host": host} for host in ("node0", "node1", "node0", "node1")]
+        ... ):
         ...     print(f"{what}: {detail}")
         hosts: node0: ranks 0 and 2; node1: ranks 1 and 3
         networks: node0: eth0, 10.0.0.1; node1: eth0, 10.0.0.1
@@ -58,27 +77,52 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
         ring: crosses hosts 4 times, 2 would do: initialize_distributed(ring_order="hosts")
     """
     hosts = [str(one["host"]) for one in said]
-    ranks = {host: [rank for rank, name in enumerate(hosts) if name == host] for host in dict.fromkeys(hosts)}
+    ranks = {
+        host: [rank for rank, name in enumerate(hosts) if name == host]
+        for host in dict.fromkeys(hosts)
+    }
 
     def of_each(tell: Any) -> str:
-        return "; ".join(f"{host}: {tell([said[rank] for rank in some])}" for host, some in ranks.items())
+        return "; ".join(
+            f"{host}: {tell([said[rank] for rank in some])}" for host, some in ranks.items()
+        )
 
     def networks(some: list[dict[str, Any]]) -> str:
         used = sorted({address for one in some for address in one["addresses"]})
-        return ", ".join([some[0]["interface"] or "as Gloo chooses", *used]) if used else "loopback alone"
+        return (
+            ", ".join([some[0]["interface"] or "as Gloo chooses", *used])
+            if used
+            else "loopback alone"
+        )
 
     yield True, "hosts", "; ".join(f"{host}: {name_ranks(some)}" for host, some in ranks.items())
     yield True, "networks", of_each(networks)
     clocks = count(len({one["clock"] for one in said}), "clock")
-    yield True, "clocks", f"{clocks}; {of_each(lambda some: ', '.join(sorted({one['source'] for one in some})))}"
-    everywhere = sorted(
-        {host for host, one in zip(hosts, said, strict=True) if any(_is(each, "is_unspecified") for each in one["addresses"])}
+    yield (
+        True,
+        "clocks",
+        f"{clocks}; {of_each(lambda some: ', '.join(sorted({one['source'] for one in some})))}",
     )
-    where = f"open to every network on {', '.join(everywhere)}" if everywhere else "none is open to every network"
+    everywhere = sorted(
+        {
+            host
+            for host, one in zip(hosts, said, strict=True)
+            if any(_is(each, "is_unspecified") for each in one["addresses"])
+        }
+    )
+    where = (
+        f"open to every network on {', '.join(everywhere)}"
+        if everywhere
+        else "none is open to every network"
+    )
     listens = of_each(lambda some: count(sum(len(one["addresses"]) for one in some), "socket"))
     yield not everywhere, "listening", f"{listens}; {where}"
     crossed, needed = count_crossings(hosts), count_crossings(sorted(hosts))
-    hint = f', {needed} would do: initialize_distributed(ring_order="hosts")' if crossed > needed else ""
+    hint = (
+        f', {needed} would do: initialize_distributed(ring_order="hosts")'
+        if crossed > needed
+        else ""
+    )
     yield crossed == needed, "ring", f"crosses hosts {count(crossed, 'time')}{hint}"
 
 
@@ -87,7 +131,10 @@ def _is(address: str, what: str) -> bool:
 
 
 def listening() -> dict[str, str]:
-    """Returns the address of each socket that this process listens on, as /proc has them (Linux), by the socket's number."""
+    """Returns the address of each socket that this process listens on, by the socket's number.
+
+    As /proc has them (Linux).
+    """
     found = {}
     inodes = set()
     for name in Path("/proc/self/fd").glob("*"):
@@ -96,7 +143,8 @@ def listening() -> dict[str, str]:
     for table in Path("/proc/self/net").glob("tcp*"):
         for words in map(str.split, table.read_text().splitlines()[1:]):
             if words[3] == _LISTENS and words[9] in inodes:
-                packed = bytes.fromhex(words[1].partition(":")[0])  # words of four bytes, each in the order of this machine
+                # words of four bytes, each in the order of this machine
+                packed = bytes.fromhex(words[1].partition(":")[0])
                 packed = b"".join(packed[at : at + 4][::-1] for at in range(0, len(packed), 4))
                 found[words[9]] = str(ipaddress.ip_address(packed))
     return found

@@ -1,4 +1,7 @@
-"""``ringsim lessons`` and ``ringsim lab``: the lessons, copied to where one can write in them, and opened."""
+"""``ringsim lessons`` and ``ringsim lab``.
+
+The lessons, copied to where one can write in them, and opened.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,13 @@ _EDITION = "student"
 
 def add_lessons(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb that copies them."""
-    parser = add_verb(verbs, "lessons", "copy the lessons into a directory; what is there already stays", "ringsim lessons", copy)
+    parser = add_verb(
+        verbs,
+        "lessons",
+        "copy the lessons into a directory; what is there already stays",
+        "ringsim lessons",
+        copy,
+    )
     _add_directory(parser, f"; of other editions {_DIRECTORY}-EDITION")
     words = "student (the default; no solutions), instructor (everything) or slides"
     parser.add_argument("--edition", default=_EDITION, help=words)
@@ -27,16 +36,32 @@ def add_lessons(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 def add_lab(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb that opens them."""
-    _add_directory(add_verb(verbs, "lab", "open the lessons in JupyterLab, copied where they are not there yet", "ringsim lab", open_lab))
+    _add_directory(
+        add_verb(
+            verbs,
+            "lab",
+            "open the lessons in JupyterLab, copied where they are not there yet",
+            "ringsim lab",
+            open_lab,
+        )
+    )
 
 
 def _add_directory(parser: argparse.ArgumentParser, more: str = "") -> None:
-    parser.add_argument("directory", type=Path, nargs="?", metavar="DIR", help=f"where they go (default: {_DIRECTORY}{more})")
+    parser.add_argument(
+        "directory",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        help=f"where they go (default: {_DIRECTORY}{more})",
+    )
 
 
 def copy(options: argparse.Namespace) -> int:
     """Copies the lessons and their data; returns the exit code."""
-    directory = options.directory or Path(_DIRECTORY if options.edition == _EDITION else f"{_DIRECTORY}-{options.edition}")
+    directory = options.directory or Path(
+        _DIRECTORY if options.edition == _EDITION else f"{_DIRECTORY}-{options.edition}"
+    )
     written, kept = copy_lessons(directory, options.edition)
     for file in written:
         tell_written(file)
@@ -56,12 +81,18 @@ def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]
         ArgumentError: there is no such edition.
         RingError: the directory cannot be written.
     """
-    from ringsim.check.editions import make_edition  # on use: what only reads traces does not load the checks
+    # on use: what only reads traces does not load the checks
+    from ringsim.check.editions import make_edition
 
     written, kept = list[Path](), list[Path]()
     with as_file(files("ringsim") / "lessons") as lessons:
-        programs = lessons.glob("data/*.py") if edition == "instructor" else ()  # they have the answers
-        data = [source for kind in ("ringtrace", "json", "png") for source in lessons.glob(f"data/*.{kind}")]
+        # they have the answers
+        programs = lessons.glob("data/*.py") if edition == "instructor" else ()
+        data = [
+            source
+            for kind in ("ringtrace", "json", "png")
+            for source in lessons.glob(f"data/*.{kind}")
+        ]
         for source in sorted([*lessons.glob("*.ipynb"), *data, *programs]):
             target = directory / source.relative_to(lessons)
             if target.exists():  # somebody's answers may be in it
@@ -69,12 +100,20 @@ def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]
                 continue
             content = source.read_bytes()
             if source.suffix == ".ipynb":
-                content = json.dumps(make_edition(json.loads(content), edition), indent=1, ensure_ascii=False).encode() + b"\n"
+                content = (
+                    json.dumps(
+                        make_edition(json.loads(content), edition), indent=1, ensure_ascii=False
+                    ).encode()
+                    + b"\n"
+                )
             make_directory(target.parent)
             try:
                 target.write_bytes(content)
             except OSError as error:
-                raise RingError(f"the lessons must be writable to {escape(str(target), lines=False)}, got {error}.") from None
+                raise RingError(
+                    f"the lessons must be writable to {escape(str(target), lines=False)}, got "
+                    f"{error}."
+                ) from None
             written.append(target)
     return written, kept
 
@@ -82,7 +121,12 @@ def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]
 def open_lab(options: argparse.Namespace) -> int:
     """Opens the lessons in JupyterLab, and ends when that does; returns its exit code."""
     if importlib.util.find_spec("jupyterlab") is None:
-        raise RingError("JupyterLab must be installed, got a Python without it. Install it: pip install 'ringsim[lab]'.")
+        raise RingError(
+            "JupyterLab must be installed, got a Python without it. Install it: pip install "
+            "'ringsim[lab]'."
+        )
     directory = options.directory or Path(_DIRECTORY)
     copy_lessons(directory, _EDITION)
-    return subprocess.run([sys.executable, "-m", "jupyterlab", str(directory)], check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "jupyterlab", str(directory)], check=False
+    ).returncode

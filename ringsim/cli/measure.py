@@ -29,18 +29,43 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "ringsim bandwidth -n 2 --sizes 8,4K,1M --limit 20 -o links.png -o links.json",
         run,
     )
-    parser.add_argument("-n", "--ranks", type=int, help="number of ranks (default: 2; under torchrun: all)")
-    parser.add_argument("--sizes", type=_sizes, metavar="LIST", help="sizes, as in 8,4K,1MiB; units of 1024 (default: 8 B to 256 MiB)")
+    parser.add_argument(
+        "-n", "--ranks", type=int, help="number of ranks (default: 2; under torchrun: all)"
+    )
+    parser.add_argument(
+        "--sizes",
+        type=_sizes,
+        metavar="LIST",
+        help="sizes, as in 8,4K,1MiB; units of 1024 (default: 8 B to 256 MiB)",
+    )
     parser.add_argument(
         "--pattern",
         action="append",
         choices=("pingpong", "oneway", "exchange", "shift", "all_reduce"),
         help="what the ranks do; may be given several times (default: pingpong)",
     )
-    parser.add_argument("--edge", type=_edge, metavar="SRC,DST", help="one edge of the ring alone, as in 0,1 (default: each in turn)")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="cpu for Gloo, gpu for NCCL (default: cpu)")
-    parser.add_argument("--no-ceilings", action="store_true", help="leave out raw TCP and memory copy")
-    parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="about how long it may take (default: 60)")
+    parser.add_argument(
+        "--edge",
+        type=_edge,
+        metavar="SRC,DST",
+        help="one edge of the ring alone, as in 0,1 (default: each in turn)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="cpu for Gloo, gpu for NCCL (default: cpu)",
+    )
+    parser.add_argument(
+        "--no-ceilings", action="store_true", help="leave out raw TCP and memory copy"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="about how long it may take (default: 60)",
+    )
     add_json(parser)
     parser.add_argument(
         "-o",
@@ -49,7 +74,10 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="write the table (.json to be read again, .csv) or the chart (.png, .svg); may be given several times",
+        help=(
+            "write the table (.json to be read again, .csv) or the chart (.png, .svg); may be "
+            "given several times"
+        ),
     )
 
 
@@ -57,7 +85,9 @@ def run(options: argparse.Namespace) -> int:
     """Does what the verb says; returns the exit code."""
     for file in options.out:
         if file.suffix not in _WAYS:
-            raise ArgumentError(f"the file of -o must end in one of {', '.join(_WAYS)}, got {str(file)!r}.")
+            raise ArgumentError(
+                f"the file of -o must end in one of {', '.join(_WAYS)}, got {str(file)!r}."
+            )
     table = ringsim.bandwidth(
         options.ranks,
         options.sizes,
@@ -68,8 +98,11 @@ def run(options: argparse.Namespace) -> int:
         limit_s=options.limit,
     )
     launched = find_launched()
-    if launched is None or launched.rank == 0:  # of ranks that a launcher started, all have the table, and one prints it
-        tell(options, lambda: table, lambda: json.loads(table.to_pandas().to_json(orient="records")))
+    # of ranks that a launcher started, all have the table, and one prints it
+    if launched is None or launched.rank == 0:
+        tell(
+            options, lambda: table, lambda: json.loads(table.to_pandas().to_json(orient="records"))
+        )
         for file in options.out:
             _write(table, file)
             tell_written(file)
@@ -85,7 +118,10 @@ def _write(table: Bandwidths, file: Path) -> None:
         try:
             table.to_pandas().to_csv(file, index=False)
         except OSError as error:
-            raise RingError(f"the file of -o must be writable, got {error}. Make the directory, or choose another file.") from None
+            raise RingError(
+                f"the file of -o must be writable, got {error}. Make the directory, or choose "
+                "another file."
+            ) from None
 
 
 def _sizes(text: str) -> list[int]:
@@ -93,7 +129,9 @@ def _sizes(text: str) -> list[int]:
     for word in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*([kmg]?)(?:i?b)?\s*", word.lower())
         if match is None:
-            raise argparse.ArgumentTypeError(f"a size must be a number of bytes, or have a unit (4K, 1MiB), got {word!r}")
+            raise argparse.ArgumentTypeError(
+                f"a size must be a number of bytes, or have a unit (4K, 1MiB), got {word!r}"
+            )
         sizes.append(int(match[1]) * _UNITS[match[2]])
     return sizes
 

@@ -1,4 +1,7 @@
-"""``ringsim trace``, ``show`` and ``explain``: record a script on N ranks; show a trace file; say why a run ended as it did."""
+"""``ringsim trace``, ``show`` and ``explain``.
+
+Record a script on N ranks; show a trace file; say why a run ended as it did.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_json, add_verb, make_directory, tell, tell_written, write_picture, write_pictures
+from ringsim.cli.verb import (
+    Verbs,
+    add_json,
+    add_verb,
+    make_directory,
+    tell,
+    tell_written,
+    write_picture,
+    write_pictures,
+)
 from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks, escape
 from ringsim.launch.job import CHECKS
@@ -45,10 +57,28 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
         run_trace,
     )
     add_rank_options(parser)
-    parser.add_argument("-o", "--out", type=Path, default=None, metavar="FILE", help="trace file to write (default: SCRIPT.ringtrace)")
-    parser.add_argument("-f", "--force", action="store_true", help="replace that file if it exists, instead of taking the next free name")
-    parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module, followed by its own arguments")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="trace file to write (default: SCRIPT.ringtrace)",
+    )
+    parser.add_argument(
+        "-f",
+        "--force",
+        action="store_true",
+        help="replace that file if it exists, instead of taking the next free name",
+    )
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT",
+        help="the script, or with -m the module, followed by its own arguments",
+    )
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS
+    )
 
 
 def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -76,16 +106,34 @@ def run_merge(options: argparse.Namespace) -> int:
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the ranks that a script runs on."""
     parser.add_argument(
-        "-n", "--ranks", type=int, help="number of ranks (default: 2, or those that the script, torchrun, srun or mpirun starts)"
+        "-n",
+        "--ranks",
+        type=int,
+        help=(
+            "number of ranks (default: 2, or those that the script, "
+            "torchrun, srun or mpirun starts)"
+        ),
     )
-    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="what the ranks compute on (default: cpu)")
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="end the run after this long")
+    parser.add_argument(
+        "-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="what the ranks compute on (default: cpu)",
+    )
+    parser.add_argument(
+        "--limit", type=float, metavar="SECONDS", help="end the run after this long"
+    )
     parser.add_argument(
         "--check",
         choices=CHECKS,
         default="basic",
-        help="which mistakes raise an error; full: also buffers used too early and handles never waited for (default: basic)",
+        help=(
+            "which mistakes raise an error; full: also buffers used too early and handles never "
+            "waited for (default: basic)"
+        ),
     )
 
 
@@ -93,7 +141,8 @@ def run_trace(options: argparse.Namespace) -> int:
     """Records a script and saves its trace; returns the exit code."""
     name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
     out: Path = options.out or Path(f"{name}.ringtrace")
-    if (launched := find_launched()) is not None and launched.world_size > 1:  # by torchrun, srun or mpirun
+    # by torchrun, srun or mpirun
+    if (launched := find_launched()) is not None and launched.world_size > 1:
         launched.export()  # the script's init_process_group knows torchrun's variables only
         return record_rank(options, out)
     if not options.force and out.exists():
@@ -134,7 +183,8 @@ def find_newest(file: Path) -> Path:
     kept = list_traces(file)
     if not kept:
         raise ArgumentError(
-            f"{file} must have been traced in this directory, got no {file.stem}.ringtrace. Record it: ringsim trace {file}."
+            f"{file} must have been traced in this directory, got no {file.stem}.ringtrace. "
+            f"Record it: ringsim trace {file}."
         )
     newest = max(kept, key=lambda trace: trace.stat().st_mtime_ns)
     others = f", the newest of {len(kept)}" if len(kept) > 1 else ""
@@ -149,12 +199,20 @@ def list_traces(script: Path) -> list[Path]:
 
 
 def record_rank(options: argparse.Namespace, out: Path) -> int:
-    """Records the rank that this process is: a launcher has started it. Rank 0 writes the file, and says so."""
+    """Records the rank that this process is: a launcher has started it.
+
+    Rank 0 writes the file, and says so.
+    """
     from ringsim.launch.worlds import record_program
 
     if options.ranks is not None:
-        raise ArgumentError(f"-n must be left out where a launcher starts the ranks, got {options.ranks}. Leave it out, or the launcher.")
-    written = record_program(options.script, options.arguments, out, check=options.check, module=options.module)
+        raise ArgumentError(
+            f"-n must be left out where a launcher starts the ranks, got {options.ranks}. Leave "
+            "it out, or the launcher."
+        )
+    written = record_program(
+        options.script, options.arguments, out, check=options.check, module=options.module
+    )
     if written is not None:
         print(ringsim.load(written).summary())
         tell_written(written)
@@ -162,7 +220,9 @@ def record_rank(options: argparse.Namespace, out: Path) -> int:
 
 
 def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> Trace:
-    """Runs ``options.script`` with ``options.arguments`` on the ranks that ``add_rank_options`` describes.
+    """Runs ``options.script`` with ``options.arguments`` on ranks.
+
+    Those that ``add_rank_options`` describes.
 
     Args:
         options: the parsed command line.
@@ -179,15 +239,22 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
 
     script = Path(options.script)
     if not options.module and not script.is_file():
-        raise ArgumentError(f"SCRIPT must be a Python file, got {options.script!r}, which is not there.")
+        raise ArgumentError(
+            f"SCRIPT must be a Python file, got {options.script!r}, which is not there."
+        )
     if keep_at is not None and keep_at.exists():
         file = keep_at.with_suffix("")
         raise ArgumentError(
-            f"{keep_at} must not exist before the run: an earlier run left it. Look at it with: ringsim show {file}. Then remove it."
+            f"{keep_at} must not exist before the run: an earlier run left it. Look at it with: "
+            f"ringsim show {file}. Then remove it."
         )
     ranks = 2 if options.ranks is None else options.ranks
-    kind = make_kind(ranks, options.device, 1800, ring=False)  # torch's own limit: the script sets what it wants
-    job = replace(pack_script(options.script, options.arguments, seed=0, module=options.module), check=options.check)
+    # torch's own limit: the script sets what it wants
+    kind = make_kind(ranks, options.device, 1800, ring=False)
+    job = replace(
+        pack_script(options.script, options.arguments, seed=0, module=options.module),
+        check=options.check,
+    )
     try:
         return run_job(job, kind, RunOptions(limit_s=options.limit, keep_at=keep_at))
     except StartsRanks:
@@ -212,33 +279,48 @@ def run_alone(script: Path, options: argparse.Namespace) -> Trace:
     with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
         path = Path(directory, "run.ringtrace")
         try:
-            record_program(options.script, options.arguments, path, check=options.check, module=options.module)
+            record_program(
+                options.script, options.arguments, path, check=options.check, module=options.module
+            )
         except (Exception, SystemExit) as error:
             report = report_exception(0, error)
             text = f"{script} raised {report.error}: {report.text}\n{indent(report.traceback)}"
             raise RankFailed(text, trace=ringsim.load(path) if path.exists() else None) from error
         if not path.exists():
-            raise RingError(f"a script must make a process group to be recorded, got none with a rank 0 ({script}). Let it make one.")
+            raise RingError(
+                "a script must make a process group to be recorded, got none with a rank 0 "
+                f"({script}). Let it make one."
+            )
         return ringsim.load(path)
 
 
 # The method of Trace, by the ending of the path; .chakra and .otf2 are directories.
 PICTURES: Final = (".png", ".svg", ".pdf", ".html")
 EXPORTS: Final = {
-    ".pftrace": "to_perfetto", ".json": "to_chrome", ".goal": "to_goal", ".chakra": "to_chakra", ".otf2": "to_otf2",
+    ".pftrace": "to_perfetto", ".json": "to_chrome", ".goal": "to_goal", ".chakra": "to_chakra",
+    ".otf2": "to_otf2",
 }  # fmt: skip
 
 
 def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
-    parser = add_verb(verbs, "show", "summarise a trace file, and draw it", "ringsim show demo/run.ringtrace -o pictures", run_show)
+    parser = add_verb(
+        verbs,
+        "show",
+        "summarise a trace file, and draw it",
+        "ringsim show demo/run.ringtrace -o pictures",
+        run_show,
+    )
     parser.add_argument("file", type=Path, metavar="FILE", help=f"a trace file, {NEWEST}")
     parser.add_argument(
         "-o",
         "--out",
         type=Path,
         metavar="DIR|FILE",
-        help=f"draw ring.png and timeline.png into a directory, or the timeline into a file ({', '.join(PICTURES)}); .html is interactive",
+        help=(
+            "draw ring.png and timeline.png into a directory, or the timeline into a file "
+            f"({', '.join(PICTURES)}); .html is interactive"
+        ),
     )
     add_json(parser)
     parser.add_argument(
@@ -257,19 +339,31 @@ def run_show(options: argparse.Namespace) -> int:
     if out is not None and out.suffix and not out.is_dir():
         check_ending(out, "Choose one, or a directory.")
     options.file = find_newest(options.file)
-    trace = None if out is None and not options.export else ringsim.load(options.file)  # a summary alone needs no whole trace
-    totals = _count(options.file, options.json) if trace is None else count_trace(trace, whole_table=options.json)
+    # a summary alone needs no whole trace
+    trace = None if out is None and not options.export else ringsim.load(options.file)
+    totals = (
+        _count(options.file, options.json)
+        if trace is None
+        else count_trace(trace, whole_table=options.json)
+    )
     tell(options, lambda: totals, lambda: _numbers(totals))
     if trace is None:
         return 0
     if out is not None and out.suffix in PICTURES and not out.is_dir():
-        tell_written(write_page([trace], out) if out.suffix == ".html" else write_picture(trace.plot_timeline(), out))
+        tell_written(
+            write_page([trace], out)
+            if out.suffix == ".html"
+            else write_picture(trace.plot_timeline(), out)
+        )
     elif out is not None:
         for written in write_pictures(trace, options.out):
             tell_written(written)
     for path in options.export:
         if path.suffix not in EXPORTS:
-            raise ArgumentError(f"The ending of --export must be one of {', '.join(EXPORTS)}, got {str(path)!r}. Choose one.")
+            raise ArgumentError(
+                f"The ending of --export must be one of {', '.join(EXPORTS)}, got {str(path)!r}. "
+                "Choose one."
+            )
         getattr(trace, EXPORTS[path.suffix])(path)
         tell_written(path)
     return 0
@@ -293,11 +387,16 @@ def _count(file: Path, whole_table: bool) -> Totals:
 def check_ending(out: Path, hint: str) -> None:
     """Raises ArgumentError unless a path ends as a picture or page does."""
     if out.suffix not in PICTURES:
-        raise ArgumentError(f"The ending of -o must be one of {', '.join(PICTURES)}, got {str(out)!r}. {hint}")
+        raise ArgumentError(
+            f"The ending of -o must be one of {', '.join(PICTURES)}, got {str(out)!r}. {hint}"
+        )
 
 
 def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -> Path:
-    """Writes traces as an interactive page; its directory is created if necessary. Returns the file."""
+    """Writes traces as an interactive page; its directory is created if necessary.
+
+    Returns the file.
+    """
     make_directory(file.parent)
     to_html(traces, file, names)
     return file
@@ -305,9 +404,27 @@ def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -
 
 def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
-    parser = add_verb(verbs, "open", "show trace files in the browser: zoom, hover, search, play", "ringsim open run.ringtrace", run_open)
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=f"a trace file, {NEWEST}; or several, on one axis")
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="where to write the page (default: FILE.html)")
+    parser = add_verb(
+        verbs,
+        "open",
+        "show trace files in the browser: zoom, hover, search, play",
+        "ringsim open run.ringtrace",
+        run_open,
+    )
+    parser.add_argument(
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help=f"a trace file, {NEWEST}; or several, on one axis",
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where to write the page (default: FILE.html)",
+    )
     parser.add_argument("--no-browser", action="store_true", help="only write the page")
 
 
@@ -326,12 +443,26 @@ def run_open(options: argparse.Namespace) -> int:
 def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
     example = "ringsim compare before.ringtrace after.ringtrace -o both.html"
-    parser = add_verb(verbs, "compare", "say where two runs differ, or how far off a prediction was", example, run_compare)
-    parser.add_argument(
-        "files", type=Path, nargs=2, metavar="FILE", help=f"before and after, measured and simulated: a trace file, {NEWEST}"
+    parser = add_verb(
+        verbs,
+        "compare",
+        "say where two runs differ, or how far off a prediction was",
+        example,
+        run_compare,
     )
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help=f"draw one over the other ({', '.join(PICTURES)}); .html has both on one axis"
+        "files",
+        type=Path,
+        nargs=2,
+        metavar="FILE",
+        help=f"before and after, measured and simulated: a trace file, {NEWEST}",
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"draw one over the other ({', '.join(PICTURES)}); .html has both on one axis",
     )
     add_json(parser)
 
@@ -357,9 +488,13 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def _differences(comparison: Comparison) -> dict[str, object]:
-    names = replace(comparison, called=None).names  # the same for all files, and two even if it is one file
+    # the same for all files, and two even if it is one file
+    names = replace(comparison, called=None).names
     runs = zip(names, (comparison.real_steps_s, comparison.virtual_steps_s), strict=True)
-    tables = {"differences": comparison.differences.to_pandas(), "parts": comparison.parts.to_pandas()}
+    tables = {
+        "differences": comparison.differences.to_pandas(),
+        "parts": comparison.parts.to_pandas(),
+    }
     return {
         "steps_s": {name: steps_s.tolist() for name, steps_s in runs},
         "median_error": comparison.median_error,
@@ -378,25 +513,43 @@ PURPOSES: Final[dict[str, tuple[str, Style]]] = {
 def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the verb."""
     example = "ringsim figures run.ringtrace --for paper -o figures"
-    parser = add_verb(verbs, "figures", "draw a trace file for a paper, a slide or a page", example, run_figures)
+    parser = add_verb(
+        verbs, "figures", "draw a trace file for a paper, a slide or a page", example, run_figures
+    )
     parser.add_argument("file", type=Path, metavar="FILE", help="a trace file (.ringtrace)")
     parser.add_argument(
         "--for",
         dest="purpose",
         choices=PURPOSES,
         default="web",
-        help="paper: PDF, 3.3 inches wide, two sizes of letters, no title; slide: PNG, 1920 x 1080; web: SVG (default)",
+        help=(
+            "paper: PDF, 3.3 inches wide, two sizes of letters, no title; slide: PNG, 1920 x 1080; "
+            "web: SVG (default)"
+        ),
     )
     parser.add_argument("--dark", action="store_true", help="light on dark")
-    parser.add_argument("-o", "--out", type=Path, default=Path("figures"), metavar="DIR", help="the directory (default: figures)")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("figures"),
+        metavar="DIR",
+        help="the directory (default: figures)",
+    )
 
 
 def run_figures(options: argparse.Namespace) -> int:
-    """Draws a trace file's ring and timeline, and what else it has to show; returns the exit code."""
+    """Draws a trace file's ring and timeline, and what else it has to show.
+
+    Returns the exit code.
+    """
     trace = ringsim.load(options.file)
     ending, look = PURPOSES[options.purpose]
     look = {**look, "theme": "dark" if options.dark else "light"}
-    drawn: dict[str, Callable[..., Axes]] = {"ring": trace.plot_ring, "timeline": trace.plot_timeline}
+    drawn: dict[str, Callable[..., Axes]] = {
+        "ring": trace.plot_ring,
+        "timeline": trace.plot_timeline,
+    }
     if len(trace.messages):
         drawn["bandwidth"] = trace.plot_bandwidth
     if (diagnosis := trace.explain()).edges:
@@ -408,9 +561,21 @@ def run_figures(options: argparse.Namespace) -> int:
 
 def _numbers(totals: Totals) -> dict[str, object]:
     run = totals.run
-    about: dict[str, object] = {key: run.metadata[key] for key in ("source", "backend", "date") if key in run.metadata}
-    counts = {"messages": totals.num_messages, "events": totals.num_events, "unmatched": totals.num_unmatched}
-    return {**about, "world_size": run.world_size, "makespan_s": run.makespan_s, **counts, "operations": totals.stats.to_dict()}
+    about: dict[str, object] = {
+        key: run.metadata[key] for key in ("source", "backend", "date") if key in run.metadata
+    }
+    counts = {
+        "messages": totals.num_messages,
+        "events": totals.num_events,
+        "unmatched": totals.num_unmatched,
+    }
+    return {
+        **about,
+        "world_size": run.world_size,
+        "makespan_s": run.makespan_s,
+        **counts,
+        "operations": totals.stats.to_dict(),
+    }
 
 
 def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -423,15 +588,21 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
         run_explain,
     )
     add_rank_options(parser)
-    parser.add_argument("-o", "--out", type=Path, metavar="PNG", help="draw who waits for whom into this file")
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="PNG", help="draw who waits for whom into this file"
+    )
     add_json(parser)
     parser.add_argument(
         "script",
         metavar="FILE|SCRIPT",
-        help="a trace file, or a script (.py). Of a script, the newest trace in this directory is read if it is newer than the script. "
-        "If there is none, or if you give -n, another option of a run or arguments, the script is run first.",
+        help="a trace file, or a script (.py). Of a script, the newest trace in this directory is "
+        "read if it is newer than the script. "
+        "If there is none, or if you give -n, another option of a run or arguments, the script "
+        "is run first.",
     )
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS
+    )
 
 
 def runs_script(options: argparse.Namespace) -> bool:
@@ -447,7 +618,10 @@ def runs_script(options: argparse.Namespace) -> bool:
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """Explains a trace file, or runs a script and explains its run; returns the exit code: 1 if a script failed."""
+    """Explains a trace file, or runs a script and explains its run.
+
+    Returns the exit code: 1 if a script failed.
+    """
     failed = False
     if runs_script(options):
         try:
@@ -457,11 +631,18 @@ def run_explain(options: argparse.Namespace) -> int:
                 raise
             trace, failed = error.trace, True
     elif options.arguments:  # which are a script's
-        raise ArgumentError(f"A trace file must come last, got {' '.join(options.arguments)!r} after it. Put options before it.")
+        raise ArgumentError(
+            f"A trace file must come last, got {' '.join(options.arguments)!r} after it. Put "
+            "options before it."
+        )
     else:
         trace = ringsim.load(find_newest(Path(options.script)))
     diagnosis = trace.explain()
-    tell(options, lambda: str(diagnosis), lambda: {"failed": failed, "findings": [asdict(finding) for finding in diagnosis.findings]})
+    tell(
+        options,
+        lambda: str(diagnosis),
+        lambda: {"failed": failed, "findings": [asdict(finding) for finding in diagnosis.findings]},
+    )
     if options.out is not None:
         tell_written(write_picture(diagnosis.plot(), options.out))
     return 1 if failed else 0

@@ -20,7 +20,11 @@ Verbs = argparse._SubParsersAction  # argparse has no public name for it
 
 
 def add_verb(
-    verbs: Verbs[argparse.ArgumentParser], name: str, help_text: str, example: str, run: Callable[[argparse.Namespace], int]
+    verbs: Verbs[argparse.ArgumentParser],
+    name: str,
+    help_text: str,
+    example: str,
+    run: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
     """Adds a verb, with an example at the end of its help."""
     parser = verbs.add_parser(
@@ -36,10 +40,14 @@ def add_verb(
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds the option that ``tell`` obeys."""
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs, instead of words")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON, for programs, instead of words"
+    )
 
 
-def tell(options: argparse.Namespace, words: Callable[[], object], numbers: Callable[[], object]) -> None:
+def tell(
+    options: argparse.Namespace, words: Callable[[], object], numbers: Callable[[], object]
+) -> None:
     """Prints what was found: in words, or as JSON where that was asked for."""
     print(json.dumps(numbers(), indent=2) if options.json else words())
 
@@ -61,12 +69,15 @@ def make_directory(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise RingError(
-            f"a directory must be writable, got {escape(str(path), lines=False)}: {error}. Choose another place with -o."
+            f"a directory must be writable, got {escape(str(path), lines=False)}: {error}. "
+            "Choose another place with -o."
         ) from None
 
 
 def write_picture(axes: Axes, file: Path) -> Path:
-    """Writes the figure of some axes and closes it; its directory is created if necessary. Returns the file.
+    """Writes the figure of some axes and closes it; its directory is created if necessary.
+
+    Returns the file.
 
     Raises:
         RingError: it cannot be written.
@@ -81,7 +92,8 @@ def write_picture(axes: Axes, file: Path) -> Path:
         save_figure(figure, file, dpi=figure.dpi)
     except (OSError, ValueError) as error:
         raise RingError(
-            f"the picture must be writable to {escape(str(file), lines=False)}, got {error}. Choose another place with -o."
+            f"the picture must be writable to {escape(str(file), lines=False)}, got {error}. "
+            "Choose another place with -o."
         ) from None
     finally:
         plt.close(figure)

@@ -92,7 +92,9 @@ def run(options: argparse.Namespace) -> int:
     trace = described.rehearse() if described.needs_ranks else None
     tell(
         options,
-        lambda: _report(described, step) if trace is None else _report_ranks(described, step, trace),
+        lambda: (
+            _report(described, step) if trace is None else _report_ranks(described, step, trace)
+        ),
         lambda: _numbers(described, step, trace),
     )
     if options.save is not None:
@@ -139,7 +141,8 @@ def _run_script(options: argparse.Namespace) -> int:
 
 def _title(described: Description, step: ScheduleRun, more: str = "") -> str:
     return (
-        f"{step.name} on {count(step.num_ranks, 'rank')}, {count(step.num_microbatches, 'microbatch')} (simulated, {described.semantics}, "
+        f"{step.name} on {count(step.num_ranks, 'rank')}, "
+        f"{count(step.num_microbatches, 'microbatch')} (simulated, {described.semantics}, "
         f"{bytes_text(described.size_bytes)} a message{more})"
     )
 
@@ -149,23 +152,43 @@ def _numbers(described: Description, step: ScheduleRun, trace: Trace | None) -> 
     taken = (
         {"step_s": float(step.makespan), "bubble": step.bubble}
         if trace is None
-        else {"step_s": trace.metadata["end_ns"] * 1e-9, "bubble": trace.bubble().of_total, **undisturbed}
+        else {
+            "step_s": trace.metadata["end_ns"] * 1e-9,
+            "bubble": trace.bubble().of_total,
+            **undisturbed,
+        }
     )
     about = {"semantics": described.semantics, "size_bytes": described.size_bytes}
-    return {"schedule": step.name, "num_ranks": step.num_ranks, "num_microbatches": step.num_microbatches, **about, **taken}
+    return {
+        "schedule": step.name,
+        "num_ranks": step.num_ranks,
+        "num_microbatches": step.num_microbatches,
+        **about,
+        **taken,
+    }
 
 
 def _report_ranks(described: Description, undisturbed: ScheduleRun, trace: Trace) -> str:
-    """Returns the step as the ranks ran it, next to what it takes with unshared links and no jitter."""
+    """Returns the step as the ranks ran it.
+
+    Next to what it takes with unshared links and no jitter.
+    """
     bubble = trace.bubble()
     more = "" if described.topology is None else f", {_describe_topology(described.topology)}"
-    alone = "over links of their own and without jitter" if described.jitter else "over links of their own"
+    alone = (
+        "over links of their own and without jitter"
+        if described.jitter
+        else "over links of their own"
+    )
     return "\n".join(
         [
             _title(described, undisturbed, more + (", jitter" if described.jitter else "")),
             f"  step           {_say(trace.metadata['end_ns'] * 1e-9)}",
             f"  undisturbed    {_say(float(undisturbed.makespan))} {alone}",
-            f"  bubble         {bubble.of_total:.1%} of the step, {bubble.of_ideal:.1%} of the work",
+            (
+                f"  bubble         {bubble.of_total:.1%} of the step, {bubble.of_ideal:.1%} of the "
+                "work"
+            ),
             f"  activations    {_live(described)}",
         ]
     )
@@ -185,17 +208,32 @@ def _report(described: Description, step: ScheduleRun) -> str:
         _title(described, step),
         f"  step           {_say(float(step.makespan))}",
         f"  closed form    {_formula(described, step)}",
-        f"  bubble         {step.bubble:.1%} of the step, {idle / busy if busy else 0.0:.1%} of the work",
+        (
+            f"  bubble         {step.bubble:.1%} of the step, {idle / busy if busy else 0.0:.1%} "
+            "of the work"
+        ),
         f"  activations    {_live(described)}",
-        f"  critical path  {_say(float(path.computing))} computing, {_say(float(path.travelling))} on links; hops: "
+        (
+            f"  critical path  {_say(float(path.computing))} computing, "
+            f"{_say(float(path.travelling))} on links; hops: "
+        )
         + ", ".join(f"{reason} {number:,}" for reason, number in path.by_reason.items()),
     ]
-    levers = [f"{each.what} {each.gain / float(step.makespan):.1%}" for each in step.sensitivity(0.1, most=6).levers if each.gain > 0][:3]
-    return "\n".join([*lines, f"  10 % faster    saves of the step: {', '.join(levers)}"] if levers else lines)
+    levers = [
+        f"{each.what} {each.gain / float(step.makespan):.1%}"
+        for each in step.sensitivity(0.1, most=6).levers
+        if each.gain > 0
+    ][:3]
+    return "\n".join(
+        [*lines, f"  10 % faster    saves of the step: {', '.join(levers)}"] if levers else lines
+    )
 
 
 def _formula(described: Description, step: ScheduleRun) -> str:
-    """Returns what the closed form says about this step, or else about the same step without its messages."""
+    """Returns what the closed form says about this step.
+
+    Or else about the same step without its messages.
+    """
     if step.closed_form is not None:
         return _say(float(step.closed_form))
     shape = described.schedule
@@ -203,22 +241,35 @@ def _formula(described: Description, step: ScheduleRun) -> str:
         return "none for a schedule of one's own"
     if not described.stages_differ:
         try:
-            return f"none with these messages; {_say(float(makespan(shape, described.costs)))} if they took no time"
+            return (
+                f"none with these messages; {_say(float(makespan(shape, described.costs)))} if "
+                "they took no time"
+            )
         except ScheduleError as error:
             return f"none: {error}"
     forward, backward = (
-        [float(described.costs.get_duration(Action(stage, kind, 0))) for stage in range(shape.num_stages)] for kind in "FB"
+        [
+            float(described.costs.get_duration(Action(stage, kind, 0)))
+            for stage in range(shape.num_stages)
+        ]
+        for kind in "FB"
     )
     if shape.name in ("gpipe", "afab"):
         took = gpipe_makespan(shape.num_microbatches, forward, backward)
         return f"none with these messages; {_say(float(took))} if they took no time"
     if shape.name == "1f1b":
-        return f"none for stages that differ; {_say(float(one_f_one_b_bound(shape.num_microbatches, forward, backward)))} at least"
+        return (
+            "none for stages that differ; "
+            f"{_say(float(one_f_one_b_bound(shape.num_microbatches, forward, backward)))} at least"
+        )
     return "none for stages that differ"
 
 
 def _live(described: Description) -> str:
-    """Returns how many activations are live at a time: by formula for a named schedule, counted for others."""
+    """Returns how many activations are live at a time.
+
+    By formula for a named schedule, counted for others.
+    """
     shape = described.schedule
     try:
         peaks = evaluate(shape).peak_live if isinstance(shape, Schedule) else peak_live(shape)
@@ -227,7 +278,10 @@ def _live(described: Description) -> str:
     most, least = max(peaks), min(peaks)
     if most == least:
         return f"{most:,} live at a time on every rank"
-    return f"{most:,} live at a time on rank {peaks.index(most)}, {least:,} on rank {peaks.index(least)}"
+    return (
+        f"{most:,} live at a time on rank {peaks.index(most)}, {least:,} on rank "
+        f"{peaks.index(least)}"
+    )
 
 
 def _say(time_s: float) -> str:

@@ -1,7 +1,9 @@
-"""``torch.distributed``, timed, on any backend: ``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``.
+"""``torch.distributed``, timed, on any backend.
 
-Everything that ``torch.distributed`` offers is here under its own name. What communicates goes through the current backend, ``cdb``, which
-``set_backend`` changes; with torch as the backend, and no log, that is torch's own function with 0.1 us before it. All else is torch's.
+``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``. Everything
+that ``torch.distributed`` offers is here under its own name. What communicates goes through the
+current backend, ``cdb``, which ``set_backend`` changes; with torch as the backend, and no log, that
+is torch's own function with 0.1 us before it. All else is torch's.
 """
 
 from __future__ import annotations
@@ -27,8 +29,12 @@ from ringsim.comm.deepspeed import in_dlts as in_dlts
 from ringsim.comm.deepspeed import init_distributed as init_distributed
 from ringsim.comm.deepspeed import initialize_mesh_device as initialize_mesh_device
 from ringsim.comm.deepspeed import mpi_discovery as mpi_discovery
-from ringsim.comm.deepspeed import patch_aml_env_for_torch_nccl_backend as patch_aml_env_for_torch_nccl_backend
-from ringsim.comm.deepspeed import patch_aws_sm_env_for_torch_nccl_backend as patch_aws_sm_env_for_torch_nccl_backend
+from ringsim.comm.deepspeed import (
+    patch_aml_env_for_torch_nccl_backend as patch_aml_env_for_torch_nccl_backend,
+)
+from ringsim.comm.deepspeed import (
+    patch_aws_sm_env_for_torch_nccl_backend as patch_aws_sm_env_for_torch_nccl_backend,
+)
 from ringsim.comm.functions import FUNCTIONS as _FUNCTIONS
 from ringsim.comm.functions import MANAGING as _MANAGING
 from ringsim.comm.functions import P2POp as P2POp
@@ -43,22 +49,35 @@ from ringsim.errors import RingError as _RingError
 from ringsim.state import get_state as _get_state
 
 if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import *  # type: ignore[assignment]  # noqa: F403 - for type checkers: our P2POp, and the rest
+    # for type checkers: our P2POp, and the rest
+    from torch.distributed.distributed_c10d import *  # type: ignore[assignment]  # noqa: F403
 
     from ringsim.comm.backend import Backend as _Backend
 
     cdb: _Backend
 
-_TORCH_ONLY: Final = ("DeviceMesh", "_coalescing_manager", "_all_gather_base", "_reduce_scatter_base")  # on other backends these raise
+# on other backends these raise
+_TORCH_ONLY: Final = (
+    "DeviceMesh",
+    "_coalescing_manager",
+    "_all_gather_base",
+    "_reduce_scatter_base",
+)
 
 globals().update(_FUNCTIONS)
 globals().update(_MANAGING)
-allgather_fn, inference_all_reduce = _OPERATIONS["allgather_fn"], _OPERATIONS["inference_all_reduce"]
+allgather_fn, inference_all_reduce = (
+    _OPERATIONS["allgather_fn"],
+    _OPERATIONS["inference_all_reduce"],
+)
 reduce_scatter_fn = _OPERATIONS["reduce_scatter_fn"]
 
 
 def __getattr__(name: str) -> Any:
-    """Returns the current backend for ``cdb``; else what ``torch.distributed`` has under that name."""
+    """Returns the current backend for ``cdb``.
+
+    Else what ``torch.distributed`` has under that name.
+    """
     if name == "cdb":
         return _get_backend_object()
     if name.startswith("__"):  # Python asking about this module
@@ -66,18 +85,25 @@ def __getattr__(name: str) -> Any:
     backend = _get_state().backend
     if backend is not None and name in _TORCH_ONLY:
         raise _RingError(
-            f"ringsim.comm.{name} must be used with torch as the backend, got the backend {backend.name!r}. "
+            f"ringsim.comm.{name} must be used with torch as the backend, got the backend "
+            f"{backend.name!r}. "
             "Call set_backend('torch'), or do without it."
         )
     try:
         return getattr(_torch, name)
     except AttributeError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and torch.distributed has none either") from None
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}, and torch.distributed has none either"
+        ) from None
 
 
 def __dir__() -> list[str]:
     """Returns the public names of torch.distributed, and ringsim's own."""
-    own = {name for name, value in globals().items() if str(getattr(value, "__module__", "")).startswith("ringsim.")}
+    own = {
+        name
+        for name, value in globals().items()
+        if str(getattr(value, "__module__", "")).startswith("ringsim.")
+    }
     return sorted(name for name in {*own, *dir(_torch), "cdb"} if not name.startswith("_"))
 
 

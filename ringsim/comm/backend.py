@@ -1,18 +1,26 @@
-"""The protocol of backends: what carries the messages of ``ringsim.comm``, which backend is in force, and torch as a backend.
+"""The protocol of backends.
 
-A backend is an object. Its methods are called exactly as the functions of ``torch.distributed`` are, by position, in torch's order;
-arguments at the end that have torch's default value are left out, so a method needs torch's defaults. Nine methods are required (the
-abstract ones). Whatever else a backend has (``all_reduce``, ``barrier``, ``send``, ...) is used. For collectives that it has no method for,
-``start`` may begin a transfer, given the call as ``ringsim.comm.collectives`` has read and checked it. All the rest is built from ``isend``
-and ``irecv`` (``ringsim.comm.built``), so the smallest backend can do everything.
+What carries the messages of ``ringsim.comm``, which backend is in force, and torch as a backend. A
+backend is an object. Its methods are called exactly as the functions of ``torch.distributed`` are,
+by position, in torch's order; arguments at the end that have torch's default value are left out, so
+a method needs torch's defaults. Nine methods are required (the abstract ones). Whatever else a
+backend has (``all_reduce``, ``barrier``, ``send``, ...) is used. For collectives that it has no
+method for, ``start`` may begin a transfer, given the call as ``ringsim.comm.collectives`` has read
+and checked it. All the rest is built from ``isend`` and ``irecv`` (``ringsim.comm.built``), so the
+smallest backend can do everything.
 
-* Ranks in ``dst`` and ``src`` are global, those in ``group_dst`` and ``group_src`` count within the group; one of the two is given.
-* ``group=None`` means all ranks. A group is an opaque value that answers ``size()``, ``rank()`` and ``group_name``, and that the backend's
-  own methods accept. On a rank outside the group, ``get_rank(group)`` is -1, and operations on it do nothing and return None.
-* A handle answers ``wait(timeout=None) -> bool``, which may be called again, and ``is_completed() -> bool``; that of an ``irecv``, once
-  it is complete, also ``source_rank()`` (or ``_source_rank()``, as torch has it), a rank within the group. It may have a method
-  ``complete_record(recorder, slot) -> bool``: its wait then completes that record as well (``timed_op``); False where it is over.
-* Messages of one (group, source, destination, tag) arrive in the order in which they were sent. An ``isend`` may wait for its receiver.
+* Ranks in ``dst`` and ``src`` are global, those in ``group_dst`` and ``group_src`` count within the
+  group; one of the two is given.
+* ``group=None`` means all ranks. A group is an opaque value that answers ``size()``, ``rank()`` and
+  ``group_name``, and that the backend's own methods accept. On a rank outside the group,
+  ``get_rank(group)`` is -1, and operations on it do nothing and return None.
+* A handle answers ``wait(timeout=None) -> bool``, which may be called again, and
+  ``is_completed() -> bool``; that of an ``irecv``, once it is complete, also ``source_rank()`` (or
+  ``_source_rank()``, as torch has it), a rank within the group. It may have a method
+  ``complete_record(recorder, slot) -> bool``: its wait then completes that record as well
+  (``timed_op``); False where it is over.
+* Messages of one (group, source, destination, tag) arrive in the order in which they were sent. An
+  ``isend`` may wait for its receiver.
 * A message that belongs to an operation built from messages has the tag ``FALLBACK_TAG``.
 """
 
@@ -27,12 +35,29 @@ from typing import Any, ClassVar, Final
 
 import torch.distributed as dist
 
-from ringsim.comm.collectives import READINGS, Call, Members, OpaqueGroup, check_batch, read_call, to_index
+from ringsim.comm.collectives import (
+    READINGS,
+    Call,
+    Members,
+    OpaqueGroup,
+    check_batch,
+    read_call,
+    to_index,
+)
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import OP_CODES
 
-__all__ = ["FALLBACK_TAG", "GROUP", "TORCH", "Backend", "Membership", "TorchBackend", "get_backend_object", "set_backend"]
+__all__ = [
+    "FALLBACK_TAG",
+    "GROUP",
+    "TORCH",
+    "Backend",
+    "Membership",
+    "TorchBackend",
+    "get_backend_object",
+    "set_backend",
+]
 
 FALLBACK_TAG: Final = 31_717  # below 2**15, which every MPI can carry
 
@@ -41,26 +66,50 @@ class Backend(ABC):
     """What ``ringsim.comm`` needs of whoever carries its messages.
 
     Attributes:
-        name: what the backend is called in errors and warnings, and in the entry points ``ringsim.backends``.
-        direct: whether all its methods take all of torch's arguments, by name too: then they are called with the arguments as they are
-            given, where there is no log.
-        in_order: whether what a rank posts on a group is carried out one after the other, as NCCL does it.
+        name: what the backend is called in errors and warnings, and in the entry points
+            ``ringsim.backends``.
+        direct: whether all its methods take all of torch's arguments, by name too: then they are
+            called with the arguments as they are given, where there is no log.
+        in_order: whether what a rank posts on a group is carried out one after the other, as NCCL
+            does it.
 
     Example:
         A backend of one rank, which needs nobody to carry anything:
 
         >>> class Alone(Backend):
         ...     name = "alone"
-        ...     def is_initialized(self): return True
-        ...     def init_process_group(self, *args, **kwargs): pass
-        ...     def destroy_process_group(self, group=None): pass
-        ...     def get_rank(self, group=None): return 0
-        ...     def get_world_size(self, group=None): return 1
-        ...     def get_process_group_ranks(self, group): return [0]
-        ...     def new_group(self, ranks=None, *args, **kwargs): return object()
-        ...     def isend(self, tensor, dst=None, group=None, tag=0, group_dst=None): raise ValueError("nobody is there")
-        ...     def irecv(self, tensor, src=None, group=None, tag=0, group_src=None): raise ValueError("nobody is there")
-        >>> Alone().supports("isend"), Alone().supports("all_reduce"), Alone().get_global_rank(None, 0)
+        ...
+        ...     def is_initialized(self):
+        ...         return True
+        ...
+        ...     def init_process_group(self, *args, **kwargs):
+        ...         pass
+        ...
+        ...     def destroy_process_group(self, group=None):
+        ...         pass
+        ...
+        ...     def get_rank(self, group=None):
+        ...         return 0
+        ...
+        ...     def get_world_size(self, group=None):
+        ...         return 1
+        ...
+        ...     def get_process_group_ranks(self, group):
+        ...         return [0]
+        ...
+        ...     def new_group(self, ranks=None, *args, **kwargs):
+        ...         return object()
+        ...
+        ...     def isend(self, tensor, dst=None, group=None, tag=0, group_dst=None):
+        ...         raise ValueError("nobody is there")
+        ...
+        ...     def irecv(self, tensor, src=None, group=None, tag=0, group_src=None):
+        ...         raise ValueError("nobody is there")
+        >>> (
+        ...     Alone().supports("isend"),
+        ...     Alone().supports("all_reduce"),
+        ...     Alone().get_global_rank(None, 0),
+        ... )
         (True, False, 0)
     """
 
@@ -72,10 +121,13 @@ class Backend(ABC):
 
     @abstractmethod
     def init_process_group(self, *args: Any, **kwargs: Any) -> None:
-        """Joins the ranks, as ``torch.distributed.init_process_group`` does: all ranks call it, and it blocks until all have.
+        """Joins the ranks, as ``torch.distributed.init_process_group`` does.
+
+        All ranks call it, and it blocks until all have.
 
         Args:
-            args: torch's, in torch's order (backend, init_method, timeout, world_size, rank, ...); use those that mean something here.
+            args: torch's, in torch's order (backend, init_method, timeout, world_size, rank, ...);
+                use those that mean something here.
             kwargs: the same by name.
         """
 
@@ -85,7 +137,8 @@ class Backend(ABC):
 
         Args:
             ranks: global ranks of the members, None for all.
-            args: torch's others (timeout, backend, pg_options, ...); use those that mean something here.
+            args: torch's others (timeout, backend, pg_options, ...); use those that mean something
+                here.
             kwargs: the same by name.
 
         Returns:
@@ -102,7 +155,10 @@ class Backend(ABC):
 
     @abstractmethod
     def get_rank(self, group: Any = None) -> int:
-        """Returns this rank's number within the group, -1 outside of it; with None its global rank."""
+        """Returns this rank's number within the group, -1 outside of it.
+
+        With None its global rank.
+        """
 
     @abstractmethod
     def get_world_size(self, group: Any = None) -> int:
@@ -115,8 +171,17 @@ class Backend(ABC):
     # -- the messages
 
     @abstractmethod
-    def isend(self, tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Any:
-        """Begins to send a tensor, contiguous or not; does not block. ``tensor`` must not change until the handle is complete.
+    def isend(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> Any:
+        """Begins to send a tensor, contiguous or not; does not block.
+
+        ``tensor`` must not change until the handle is complete.
 
         Args:
             tensor: what to send, of any shape.
@@ -130,8 +195,17 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def irecv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Any:
-        """Begins to receive into a tensor, contiguous or not; does not block. It is filled when the handle's ``wait`` has returned.
+    def irecv(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> Any:
+        """Begins to receive into a tensor, contiguous or not; does not block.
+
+        It is filled when the handle's ``wait`` has returned.
 
         Args:
             tensor: where to, as large as what is sent.
@@ -178,7 +252,10 @@ class Backend(ABC):
     # -- what follows from the above
 
     def supports(self, op: str) -> bool:
-        """Returns whether the backend itself has the operation ``op``; if not, it may still be built from others."""
+        """Returns whether the backend itself has the operation ``op``.
+
+        If not, it may still be built from others.
+        """
         return callable(getattr(self, op, None))
 
     def get_backend(self, group: Any = None) -> str:
@@ -193,7 +270,10 @@ class Backend(ABC):
         """
         ranks = self.get_process_group_ranks(group)
         if not 0 <= group_rank < len(ranks):
-            raise ArgumentError(f"group_rank must be in 0..{len(ranks) - 1}, got {group_rank!r} (a group of {ranks}). Name a member.")
+            raise ArgumentError(
+                f"group_rank must be in 0..{len(ranks) - 1}, got {group_rank!r} (a group of "
+                f"{ranks}). Name a member."
+            )
         return ranks[group_rank]
 
     def get_group_rank(self, group: Any, global_rank: int) -> int:
@@ -204,11 +284,16 @@ class Backend(ABC):
         """
         ranks = self.get_process_group_ranks(group)
         if global_rank not in ranks:
-            raise ArgumentError(f"global_rank must be one of {ranks}, got {global_rank!r}. Name a member of the group.")
+            raise ArgumentError(
+                f"global_rank must be one of {ranks}, got {global_rank!r}. Name a member of the "
+                "group."
+            )
         return ranks.index(global_rank)
 
 
-def run_collective(backend: Backend, start: Callable[[Any, Call], Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
+def run_collective(
+    backend: Backend, start: Callable[[Any, Call], Any], name: str, /, *args: Any, **kwargs: Any
+) -> Any:
     """Reads a call of a collective, and has it started; waits for it unless it is asynchronous.
 
     Args:
@@ -262,10 +347,14 @@ class TorchBackend(Backend):
     get_group_rank = staticmethod(dist.get_group_rank)
     isend = staticmethod(dist.isend)
     irecv = staticmethod(dist.irecv)
-    get_all_gather_function = staticmethod(lambda: dist.all_gather_into_tensor)  # DeepSpeed's benchmarks ask for it
+    # DeepSpeed's benchmarks ask for it
+    get_all_gather_function = staticmethod(lambda: dist.all_gather_into_tensor)
 
     def init_process_group(self, *args: Any, **kwargs: Any) -> None:
-        """Calls torch's, or what stands in its place: in ranks that have a world already, what joins it."""
+        """Calls torch's, or what stands in its place.
+
+        In ranks that have a world already, what joins it.
+        """
         dist.init_process_group(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -280,7 +369,10 @@ GROUP: Final = "ringsim.backends"  # of the entry points
 # Written as entry points, too: a name costs nothing until it is asked for.
 _BUILT_IN: Final = {
     name: EntryPoint(name, value, GROUP)
-    for name, value in (("torch", "ringsim.comm.backend:TORCH"), ("mpi", "ringsim.comm.mpi:MpiBackend"))
+    for name, value in (
+        ("torch", "ringsim.comm.backend:TORCH"),
+        ("mpi", "ringsim.comm.mpi:MpiBackend"),
+    )
 }
 
 
@@ -292,12 +384,13 @@ def get_backend_object() -> Backend:
 def set_backend(backend: Backend | str) -> Backend:
     """Makes ``ringsim.comm`` send through another backend from now on.
 
-    Every rank calls it, before ``init_process_group`` and ``initialize_distributed``; it does not block. Groups and handles of one backend
-    mean nothing to another.
+    Every rank calls it, before ``init_process_group`` and ``initialize_distributed``; it does not
+    block. Groups and handles of one backend mean nothing to another.
 
     Args:
-        backend: an object that keeps the protocol of ``ringsim.comm.backend.Backend``; or the name of one: "torch", "mpi", or an entry
-            point of the group ``ringsim.backends``, which names a backend or a class that makes one without arguments.
+        backend: an object that keeps the protocol of ``ringsim.comm.backend.Backend``; or the name
+            of one: "torch", "mpi", or an entry point of the group ``ringsim.backends``, which names
+            a backend or a class that makes one without arguments.
 
     Returns:
         The backend.
@@ -312,10 +405,13 @@ def set_backend(backend: Backend | str) -> Backend:
         Traceback (most recent call last):
         ...
         ringsim.errors.ArgumentError: backend must be one of mpi, torch or a Backend, got 'pigeon'. Install the package that brings it.
-    """
+    """  # noqa: E501
     found = _load(backend) if isinstance(backend, str) else backend
     if not isinstance(found, Backend):
-        raise ArgumentError(f"backend must be a ringsim.comm.backend.Backend or a name, got {found!r}. Derive its class from Backend.")
+        raise ArgumentError(
+            f"backend must be a ringsim.comm.backend.Backend or a name, got {found!r}. Derive "
+            "its class from Backend."
+        )
     change_state(backend=None if found is TORCH else found)
     return found
 
@@ -325,18 +421,24 @@ def _load(name: str) -> object:
     known = {**{each.name: each for each in entry_points(group=GROUP)}, **_BUILT_IN}
     if name not in known:
         raise ArgumentError(
-            f"backend must be one of {', '.join(sorted(known))} or a Backend, got {name!r}. Install the package that brings it."
+            f"backend must be one of {', '.join(sorted(known))} or a Backend, got {name!r}. "
+            "Install the package that brings it."
         )
     try:
         found = known[name].load()
         return found() if isinstance(found, type) else found
     except ImportError as error:
         hint = "pip install 'ringsim[mpi]'" if name == "mpi" else "the package that it needs"
-        raise ArgumentError(f"backend must be loadable, got {name!r}, which lacks {error.name or error}. Install it: {hint}.") from error
+        raise ArgumentError(
+            f"backend must be loadable, got {name!r}, which lacks {error.name or error}. Install "
+            f"it: {hint}."
+        ) from error
 
 
 class Membership:
-    """The part of a backend that answers for its groups, which are ``Members``, and that begins messages by two methods of its own.
+    """The part of a backend that answers for its groups, which are ``Members``.
+
+    It begins messages by two methods of its own.
 
     Attributes:
         begin_send: ``isend``, with one argument more: the code that the operation is recorded as.
@@ -373,22 +475,36 @@ class Membership:
             return None
         if not isinstance(group, type(everybody)):
             raise ArgumentError(
-                f"group must be one of the {self.name} backend, got {group!r} ({self.here()}). Make it with ringsim.comm.new_group, and "
-                "call ringsim.comm's functions, not torch.distributed's: DeviceMesh and ProcessGroup are torch's own."
+                f"group must be one of the {self.name} backend, got {group!r} ({self.here()}). "
+                "Make it with ringsim.comm.new_group, and "
+                "call ringsim.comm's functions, not torch.distributed's: DeviceMesh and "
+                "ProcessGroup are torch's own."
             )
         if not self._exists(group):
-            raise RingError(f"the group must exist, got {group} after it was destroyed ({self.here()}). Make a new one: new_group.")
+            raise RingError(
+                f"the group must exist, got {group} after it was destroyed ({self.here()}). Make "
+                "a new one: new_group."
+            )
         return group if group.rank() >= 0 else None
 
     def enter(self, op: str, group: Any) -> Any:
-        """Returns the group of an operation; outside of it warns, as torch does, and returns None."""
+        """Returns the group of an operation.
+
+        Outside of it warns, as torch does, and returns None.
+        """
         found = self.find_group(group)
         if found is None:
-            warnings.warn(f"{op} does nothing on rank {self.get_rank()}, which is not in the group.", stacklevel=3)
+            warnings.warn(
+                f"{op} does nothing on rank {self.get_rank()}, which is not in the group.",
+                stacklevel=3,
+            )
         return found
 
     def get_rank(self, group: Any = None) -> int:
-        """Returns this rank's number within the group, -1 outside of it; with None its global rank."""
+        """Returns this rank's number within the group, -1 outside of it.
+
+        With None its global rank.
+        """
         found = self.find_group(group)
         return -1 if found is None else found.rank()
 
@@ -398,27 +514,67 @@ class Membership:
         return -1 if found is None else found.size()
 
     def get_process_group_ranks(self, group: Any = None) -> list[int]:
-        """Returns the global ranks of a group, in the group's order; raises ArgumentError where this rank is outside."""
+        """Returns the global ranks of a group, in the group's order.
+
+        Raises ArgumentError where this rank is outside.
+        """
         found = self.find_group(group)
         if found is None:
-            raise ArgumentError(f"the ranks of a group must be asked for within it, got a question from outside ({self.here()}).")
+            raise ArgumentError(
+                "the ranks of a group must be asked for within it, got a question from outside "
+                f"({self.here()})."
+            )
         return list(found.ranks)
 
-    def isend(self, tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> Any:
-        """Begins to send; does not block. The tensor must not change until the handle has been waited for."""
+    def isend(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> Any:
+        """Begins to send; does not block.
+
+        The tensor must not change until the handle has been waited for.
+        """
         return self.begin_send(tensor, dst, group, tag, group_dst)
 
-    def irecv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> Any:
+    def irecv(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> Any:
         """Begins to receive, from anybody where no source is given; does not block."""
         return self.begin_recv(tensor, src, group, tag, group_src)
 
-    def send(self, tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
-        """Sends; blocks until the tensor may change, which for a large one may be when its receiver has posted."""
+    def send(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> None:
+        """Sends; blocks until the tensor may change.
+
+        For a large one that may be when its receiver has posted.
+        """
         handle = self.begin_send(tensor, dst, group, tag, group_dst, OP_CODES["send"])
         if handle is not None:
             handle.wait()
 
-    def recv(self, tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
+    def recv(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> int:
         """Receives; blocks. Returns the sender's global rank, -1 outside the group."""
         handle = self.begin_recv(tensor, src, group, tag, group_src, OP_CODES["recv"])
         if handle is None:
@@ -427,7 +583,9 @@ class Membership:
         return int(self.find_group(group).ranks[handle.source_rank()])
 
     def batch_isend_irecv(self, p2p_op_list: Any) -> list[Any]:
-        """Begins several messages; does not block. The order of sends against recvs does not matter.
+        """Begins several messages; does not block.
+
+        The order of sends against recvs does not matter.
 
         Args:
             p2p_op_list: ``P2POp`` of ``isend`` and ``irecv``, with one group.
@@ -441,7 +599,12 @@ class Membership:
         begin = {"isend": self.begin_send, "irecv": self.begin_recv}
         calls = check_batch(p2p_op_list, self.here())
         with self._batch():
-            works = [begin[op](each.tensor, each.peer, each.group, each.tag, None, OP_CODES[f"batch_{op}"]) for op, each in calls]
+            works = [
+                begin[op](
+                    each.tensor, each.peer, each.group, each.tag, None, OP_CODES[f"batch_{op}"]
+                )
+                for op, each in calls
+            ]
         return [work for work in works if work is not None]
 
     def _batch(self) -> AbstractContextManager[Any]:
@@ -451,9 +614,14 @@ class Membership:
     def _members(self, ranks: Sequence[int] | None, sort_ranks: bool) -> tuple[int, ...]:
         """Returns the global ranks that ``new_group`` is asked for, in the group's order."""
         size = self.get_world_size()
-        members = tuple(range(size)) if ranks is None else tuple(to_index("ranks", rank) for rank in ranks)
+        members = (
+            tuple(range(size))
+            if ranks is None
+            else tuple(to_index("ranks", rank) for rank in ranks)
+        )
         if len(set(members)) != len(members) or not all(0 <= rank < size for rank in members):
             raise ArgumentError(
-                f"ranks must be different ranks from 0 to {size - 1}, got {list(members)} ({self.here()}). Leave out the others."
+                f"ranks must be different ranks from 0 to {size - 1}, got {list(members)} "
+                f"({self.here()}). Leave out the others."
             )
         return tuple(sorted(members)) if sort_ranks else members

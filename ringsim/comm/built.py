@@ -1,7 +1,8 @@
-"""Operations that a backend does not have, built from the messages that every backend has; and reductions of our own.
+"""Operations that a backend does not have, built from the messages that every backend has.
 
-All members of the group call a collective, in the same order, as they would call torch's. Reductions go in the order of the ranks, so every
-rank gets the same bits: sums and products of floats may differ from torch's in the last ones, all else is the same.
+Also reductions of our own. All members of the group call a collective, in the same order, as they
+would call torch's. Reductions go in the order of the ranks, so every rank gets the same bits: sums
+and products of floats may differ from torch's in the last ones, all else is the same.
 """
 
 from __future__ import annotations
@@ -16,14 +17,31 @@ import torch
 from torch.distributed import ReduceOp
 
 from ringsim.comm.backend import FALLBACK_TAG, Backend, run_collective
-from ringsim.comm.collectives import READINGS, Call, OpaqueGroup, for_receiving, for_sending, name_function, name_of_reduction
+from ringsim.comm.collectives import (
+    READINGS,
+    Call,
+    OpaqueGroup,
+    for_receiving,
+    for_sending,
+    name_function,
+    name_of_reduction,
+)
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
 from ringsim.traces.events import ERROR, OK
 from ringsim.traces.recorder import Recorder
 
 __all__ = [
-    *("BUILT", "Handle", "batch_isend_irecv", "built", "check_reduction", "find_own", "find_refusal", "monitored_barrier"),
+    *(
+        "BUILT",
+        "Handle",
+        "batch_isend_irecv",
+        "built",
+        "check_reduction",
+        "find_own",
+        "find_refusal",
+        "monitored_barrier",
+    ),
     *("new_subgroups", "new_subgroups_by_enumeration", "recv", "reduce_parts", "send", "source_of"),
 ]
 
@@ -41,8 +59,13 @@ _OF_COMPLEX: Final = ("SUM", "AVG")  # torch.distributed sums complex numbers as
 
 
 def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Returns the function of two tensors that an operation repeats; raises ArgumentError for all but torch's eight plain ones."""
-    step = _STEPS.get(name_of_reduction(op)) if isinstance(op, ReduceOp | ReduceOp.RedOpType) else None
+    """Returns the function of two tensors that an operation repeats.
+
+    Raises ArgumentError for all but torch's eight plain ones.
+    """
+    step = (
+        _STEPS.get(name_of_reduction(op)) if isinstance(op, ReduceOp | ReduceOp.RedOpType) else None
+    )
     if step is None:
         words = f"op must be one of {', '.join(_STEPS)} where ringsim.comm adds up itself, got {op}"
         raise ArgumentError(f"{words}. Use one of these, or another backend.")
@@ -51,7 +74,9 @@ def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
 @functools.cache
 def find_refusal(dtype: torch.dtype, how: str) -> str:
-    """Returns why torch does not reduce tensors of a dtype in a way, "" where it does: it is asked to do so with one number.
+    """Returns why torch does not reduce tensors of a dtype in a way, "" where it does.
+
+    It is asked to do so with one number.
 
     Args:
         dtype: of the tensors.
@@ -74,13 +99,15 @@ def find_refusal(dtype: torch.dtype, how: str) -> str:
 
 
 def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
-    """Combines tensors of one shape, the first with the second, the result with the third, and so on.
+    """Combines tensors of one shape.
 
-    A sum of floats depends on its order: that of a ring or a tree differs in the last bits. All else is exact.
+    The first with the second, the result with the third, and so on. A sum of floats depends on its
+    order: that of a ring or a tree differs in the last bits. All else is exact.
 
     Args:
         parts: one tensor of each rank, in order.
-        op: one of ``ReduceOp``; AVG divides the sum by how many there are, whole numbers towards zero.
+        op: one of ``ReduceOp``; AVG divides the sum by how many there are, whole numbers towards
+            zero.
 
     Returns:
         A new tensor of the same shape and dtype.
@@ -103,7 +130,7 @@ def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
 
 
 class Handle:
-    """Stands for several operations that are under way, and for what is left to do once they are complete.
+    """Stands for several operations under way, and for what is left to do once they are complete.
 
     Args:
         works: handles of the operations; None among them is passed over.
@@ -117,13 +144,19 @@ class Handle:
         (True, True)
     """
 
-    def __init__(self, works: Iterable[Any], finish: Callable[[], Any] | None = None, results: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(
+        self,
+        works: Iterable[Any],
+        finish: Callable[[], Any] | None = None,
+        results: Iterable[torch.Tensor] = (),
+    ) -> None:
         self._works = [work for work in works if work is not None]
         self._finish: Callable[[], Any] | None = finish or (lambda: None)
         self._results = list(results)
         self._lock = threading.RLock()
         self._recorder: Recorder | None = None
-        self._slots: list[int] = []  # records, besides those of the operations, that the wait completes
+        # records, besides those of the operations, that the wait completes
+        self._slots: list[int] = []
 
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
         """Has the wait complete the record at ``slot``; False where it is over."""
@@ -135,10 +168,13 @@ class Handle:
             return True
 
     def wait(self, timeout: Any = None) -> bool:
-        """Blocks until the operations are complete and the results are in place; the second time it returns at once.
+        """Blocks until the operations are complete and the results are in place.
+
+        The second time it returns at once.
 
         Args:
-            timeout: limit for each operation, as its backend takes it (torch: a ``timedelta``); None for the group's own.
+            timeout: limit for each operation, as its backend takes it (torch: a ``timedelta``);
+                None for the group's own.
 
         Returns:
             True.
@@ -203,7 +239,9 @@ class Handle:
 
 
 def built(backend: Backend, call: Call) -> Handle:
-    """Begins a collective by messages, flat ones. All are posted before any is waited for, so ranks block each other in no order.
+    """Begins a collective by messages, flat ones.
+
+    All are posted before any is waited for, so ranks block each other in no order.
 
     Args:
         backend: carries the messages.
@@ -221,7 +259,10 @@ def built(backend: Backend, call: Call) -> Handle:
     given = group.given if isinstance(group, OpaqueGroup) else group
     others = [rank for rank in range(group.size()) if rank != me]
     incoming = [_places_for(call, rank) for rank in range(group.size())]
-    landed = [(place, for_sending(tensor).clone()) for tensor, place in zip(_gifts_to(call, me), incoming[me], strict=True)]
+    landed = [
+        (place, for_sending(tensor).clone())
+        for tensor, place in zip(_gifts_to(call, me), incoming[me], strict=True)
+    ]
     works = []
     for rank in others:
         for place in incoming[rank]:
@@ -230,13 +271,17 @@ def built(backend: Backend, call: Call) -> Handle:
             if buffer is not place:
                 landed.append((place, buffer))
     gifts = [(tensor, group.ranks[rank]) for rank in others for tensor in _gifts_to(call, rank)]
-    works += [backend.isend(for_sending(tensor).view(-1), rank, given, FALLBACK_TAG) for tensor, rank in gifts]
+    works += [
+        backend.isend(for_sending(tensor).view(-1), rank, given, FALLBACK_TAG)
+        for tensor, rank in gifts
+    ]
 
     def finish() -> None:
         for place, value in landed:
             place.copy_(value.view_as(place))
         if call.op is not None:
-            for output, parts in zip(call.outputs, zip(*incoming, strict=True), strict=False):  # none where this is not the root
+            # none where this is not the root
+            for output, parts in zip(call.outputs, zip(*incoming, strict=True), strict=False):
                 output.copy_(reduce_parts(parts, call.op).view_as(output))
 
     return Handle(works, finish, call.results)
@@ -259,7 +304,10 @@ def _gifts_to(call: Call, rank: int) -> Sequence[torch.Tensor]:
 
 
 def _places_for(call: Call, rank: int) -> Sequence[torch.Tensor]:
-    """Returns where that goes which a rank of the group gives to this one; a buffer where it is to be reduced."""
+    """Returns where that goes which a rank of the group gives to this one.
+
+    A buffer where it is to be reduced.
+    """
     match call.collective.family:
         case "broadcast" | "scatter":
             return call.outputs if rank == call.root else ()
@@ -279,11 +327,14 @@ def _empty(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
 
 
-def monitored_barrier(backend: Backend, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+def monitored_barrier(
+    backend: Backend, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+) -> None:
     """``monitored_barrier``: every rank reports to the first, which answers all.
 
     Raises:
-        RingError: on the first rank, a rank did not come in time; with ``wait_all_ranks`` the message names all of them.
+        RingError: on the first rank, a rank did not come in time; with ``wait_all_ranks`` the
+            message names all of them.
     """
     members = backend.enter("monitored_barrier", group)
     if members is None:
@@ -309,7 +360,8 @@ def monitored_barrier(backend: Backend, group: Any = None, timeout: Any = None, 
                 break
     if missing:
         raise RingError(
-            f"all ranks must reach monitored_barrier, got none of ranks {list(missing)} in time. Look where they are."
+            f"all ranks must reach monitored_barrier, got none of ranks {list(missing)} in time. "
+            "Look where they are."
         ) from next(iter(missing.values()))
     Handle([report(rank) for rank in others]).wait(timeout)
 
@@ -318,7 +370,12 @@ def monitored_barrier(backend: Backend, group: Any = None, timeout: Any = None, 
 
 
 def send(
-    backend: Backend, tensor: torch.Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None
+    backend: Backend,
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_dst: int | None = None,
 ) -> None:
     """``send`` from ``isend``."""
     work = backend.isend(tensor, dst, group, tag, group_dst)
@@ -327,7 +384,12 @@ def send(
 
 
 def recv(
-    backend: Backend, tensor: torch.Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None
+    backend: Backend,
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Any = None,
+    tag: int = 0,
+    group_src: int | None = None,
 ) -> int:
     """``recv`` from ``irecv``; returns the sender's global rank, -1 outside the group."""
     work = backend.irecv(tensor, src, group, tag, group_src)
@@ -336,19 +398,27 @@ def recv(
     work.wait()
     if src is not None:
         return src
-    return backend.get_process_group_ranks(group)[source_of(work) if group_src is None else group_src]
+    return backend.get_process_group_ranks(group)[
+        source_of(work) if group_src is None else group_src
+    ]
 
 
 def source_of(work: Any) -> int:
-    """Returns the rank within the group that a message came from, given its handle, which is complete."""
+    """Returns the rank within the group that a message came from, by its complete handle."""
     return int(work._source_rank() if hasattr(work, "_source_rank") else work.source_rank())
 
 
 def batch_isend_irecv(backend: Backend, p2p_op_list: list[Any]) -> list[Any]:
     """``batch_isend_irecv``: one operation after the other."""
     if not p2p_op_list:
-        raise ArgumentError(f"p2p_op_list must be a list of one P2POp or more, got {p2p_op_list!r}. Make them with ringsim.comm.P2POp.")
-    works = [getattr(backend, each.op.__name__)(each.tensor, each.peer, each.group, each.tag) for each in p2p_op_list]
+        raise ArgumentError(
+            f"p2p_op_list must be a list of one P2POp or more, got {p2p_op_list!r}. Make them "
+            "with ringsim.comm.P2POp."
+        )
+    works = [
+        getattr(backend, each.op.__name__)(each.tensor, each.peer, each.group, each.tag)
+        for each in p2p_op_list
+    ]
     return [work for work in works if work is not None]
 
 
@@ -360,14 +430,27 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: Any = None,
 ) -> tuple[Any, list[Any]]:
-    """``new_subgroups_by_enumeration`` from ``new_group``; returns this rank's group, None if it is in none, and all groups."""
+    """``new_subgroups_by_enumeration`` from ``new_group``.
+
+    Returns this rank's group, None if it is in none, and all groups.
+    """
     del backend_name, pg_options, group_desc
     every = [rank for ranks in ranks_per_subgroup_list for rank in ranks]
     if not every or len(set(every)) != len(every):
-        raise ArgumentError(f"ranks_per_subgroup_list must name every rank at most once, got {ranks_per_subgroup_list!r}. Part them.")
+        raise ArgumentError(
+            "ranks_per_subgroup_list must name every rank at most once, got "
+            f"{ranks_per_subgroup_list!r}. Part them."
+        )
     groups = [backend.new_group(list(ranks), timeout) for ranks in ranks_per_subgroup_list]
     rank = backend.get_rank()
-    own = next((group for group, ranks in zip(groups, ranks_per_subgroup_list, strict=True) if rank in ranks), None)
+    own = next(
+        (
+            group
+            for group, ranks in zip(groups, ranks_per_subgroup_list, strict=True)
+            if rank in ranks
+        ),
+        None,
+    )
     return own, groups
 
 
@@ -380,18 +463,26 @@ def new_subgroups(
     pg_options: Any = None,
     group_desc: Any = None,
 ) -> tuple[Any, list[Any]]:
-    """``new_subgroups`` from ``new_group``: neighbours of ``group_size`` each (which must be given: there are no GPUs to count)."""
+    """``new_subgroups`` from ``new_group``.
+
+    Neighbours of ``group_size`` each (which must be given: there are no GPUs to count).
+    """
     del backend_name, pg_options, group_desc
     ranks = backend.get_process_group_ranks(group)
     if not group_size or len(ranks) % group_size:
         raise ArgumentError(
-            f"group_size must divide the {len(ranks)} ranks, got {group_size!r} (new_subgroups). Say how many belong together."
+            f"group_size must divide the {len(ranks)} ranks, got {group_size!r} (new_subgroups). "
+            "Say how many belong together."
         )
-    return new_subgroups_by_enumeration(backend, [ranks[i : i + group_size] for i in range(0, len(ranks), group_size)], timeout)
+    return new_subgroups_by_enumeration(
+        backend, [ranks[i : i + group_size] for i in range(0, len(ranks), group_size)], timeout
+    )
 
 
 def find_own(backend: Backend, op: str) -> Callable[..., Any] | None:
-    """Returns the backend's own operation of that name, or of another spelling of it; None where it has none.
+    """Returns the backend's own operation of that name, or of another spelling of it.
+
+    None where it has none.
 
     Args:
         backend: the backend.
@@ -410,12 +501,17 @@ def _collective(name: str) -> Callable[..., Any]:
         handle: Handle | None = run_collective(backend, built, name, *args, **kwargs)
         return handle
 
-    parameters = [inspect.Parameter("backend", inspect.Parameter.POSITIONAL_ONLY), *READINGS[name].signature.parameters.values()]
+    parameters = [
+        inspect.Parameter("backend", inspect.Parameter.POSITIONAL_ONLY),
+        *READINGS[name].signature.parameters.values(),
+    ]
     doc = f"``{name}`` by messages; the arguments are torch's."
-    return name_function(by_messages, name, doc, inspect.Signature(parameters))  # type: ignore[no-any-return]  # what it was given
+    # what it was given
+    return name_function(by_messages, name, doc, inspect.Signature(parameters))  # type: ignore[no-any-return]
 
 
-BUILT: Final[dict[str, Callable[..., Any]]] = {  # by name: functions of a backend and torch's arguments
+# by name: functions of a backend and torch's arguments
+BUILT: Final[dict[str, Callable[..., Any]]] = {
     **{name: _collective(name) for name in READINGS},
     "send": send,
     "recv": recv,

@@ -1,18 +1,21 @@
-"""Refuses operations that torch would let pass, or would refuse in words that name neither rank nor peer.
+"""Refuses operations that torch would let pass.
 
-A rank that does not exist crashes Gloo, and a meta tensor is silently not sent: these are found before the library is called. What the
+Or would refuse in words that name neither rank nor peer. A rank that does not exist crashes Gloo,
+and a meta tensor is silently not sent: these are found before the library is called. What the
 library itself refuses is put into words afterwards, which costs nothing where nothing is wrong.
 
-The teaching mode (``check="full"``) also finds who uses a buffer while a message is on its way into or out of it, and who mistreats a
-handle. Between ``isend`` or ``irecv`` and the end of ``wait()`` the tensor belongs to the library. Touching it then may go well on one
-machine and give garbage on the next::
+The teaching mode (``check="full"``) also finds who uses a buffer while a message is on its way into
+or out of it, and who mistreats a handle. Between ``isend`` or ``irecv`` and the end of ``wait()``
+the tensor belongs to the library. Touching it then may go well on one machine and give garbage on
+the next::
 
     work = dist.irecv(buffer, src=0)
-    total = buffer.sum()               # too early: reads old values, new ones, or some of each
+    total = buffer.sum()  # too early: reads old values, new ones, or some of each
     work.wait()
 
-It looks at each operation of the recording thread, and compares checksums of a buffer when it is sent and when it is waited for. That costs
-about 20 us an operation of torch, and reads each byte sent twice: too much to have it always on.
+It looks at each operation of the recording thread, and compares checksums of a buffer when it is
+sent and when it is waited for. That costs about 20 us an operation of torch, and reads each byte
+sent twice: too much to have it always on.
 """
 
 from __future__ import annotations
@@ -50,7 +53,10 @@ _KEEP_IT: Final = "What stays on a rank needs no message: copy the tensor"
 
 
 class Attempt(NamedTuple):
-    """An operation that the program asks for: what it is called, and its numbers in the record; ``tag`` is None for a collective."""
+    """An operation that the program asks for.
+
+    What it is called, and its numbers in the record; ``tag`` is None for a collective.
+    """
 
     op: str
     group: int
@@ -66,7 +72,8 @@ class Prechecks:
         recorder: writes down what was found.
 
     Attributes:
-        replacements: what stands in for those of torch's functions that handle ranks outside a group, sends to oneself and failed calls.
+        replacements: what stands in for those of torch's functions that handle ranks outside a
+            group, sends to oneself and failed calls.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -81,8 +88,12 @@ class Prechecks:
             }
         )
 
-    def check_message(self, attempt: Attempt, tensors: Any, rank: Any, size: int, post: Post) -> None:
-        """Raises ArgumentError where a message's other side is not in its group, or its tensors hold no data; see ``explain`` for the rest.
+    def check_message(
+        self, attempt: Attempt, tensors: Any, rank: Any, size: int, post: Post
+    ) -> None:
+        """Raises ArgumentError where a message's other side is not in its group.
+
+        Or its tensors hold no data; see ``explain`` for the rest.
 
         Args:
             attempt: the message.
@@ -92,38 +103,71 @@ class Prechecks:
             post: records the message: as failed from the beginning, for other ranks look on.
         """
         if attempt.peer == NONE and isinstance(rank, int):
-            what = f"the other side of a {attempt.op} must be a rank of its group, from 0 to {size - 1}, got {rank}"
-            self.refuse(what, "Count ranks from 0, and let the last one turn back to 0: (rank + 1) % world_size", attempt, post)
-        if isinstance(tensors, list) and any(isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors):
+            what = (
+                f"the other side of a {attempt.op} must be a rank of its group, from 0 to "
+                f"{size - 1}, got {rank}"
+            )
+            self.refuse(
+                what,
+                "Count ranks from 0, and let the last one turn back to 0: (rank + 1) % world_size",
+                attempt,
+                post,
+            )
+        if isinstance(tensors, list) and any(
+            isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors
+        ):
             what = "a tensor to be sent or received must hold data, got one on the device meta"
-            self.refuse(what, "Make it on the CPU, for instance with torch.empty_like(tensor, device='cpu')", attempt, post)
+            self.refuse(
+                what,
+                "Make it on the CPU, for instance with torch.empty_like(tensor, device='cpu')",
+                attempt,
+                post,
+            )
 
     def refuse_collective(self, attempt: Attempt, tensor: torch.Tensor, post: Post) -> NoReturn:
         """Raises ArgumentError for a tensor that ``find_unfit`` found in a collective."""
         if tensor.is_meta:
-            self.refuse("the tensors of a collective must hold data, got one on the device meta", "Make it on the CPU", attempt, post)
-        what = f"the tensors of a collective must lie in memory without gaps, got one of {_layout(tensor)}"
+            self.refuse(
+                "the tensors of a collective must hold data, got one on the device meta",
+                "Make it on the CPU",
+                attempt,
+                post,
+            )
+        what = (
+            "the tensors of a collective must lie in memory without gaps, got one of "
+            f"{_layout(tensor)}"
+        )
         self.refuse(what, "Use tensor.contiguous(), and copy the result back", attempt, post)
 
     def refuse_outsider(self, op_name: str) -> None:
-        """Raises ArgumentError in place of torch's warning, where a message on a group that this rank is not in would be lost.
+        """Raises ArgumentError where a message on a group that this rank is not in would be lost.
 
-        A collective outside its group does nothing, on purpose in many programs, which call it on all ranks: there the warning is enough.
+        That is in place of torch's warning. A collective outside its group does nothing, on purpose
+        in many programs, which call it on all ranks: there the warning is enough.
         """
         if op_name not in _MESSAGES:
             self._warn_outsider(op_name)
             return
-        self.refuse(f"{op_name} must be called on a group that this rank is in, got one that it is not in", "Call it on its members only")
+        self.refuse(
+            f"{op_name} must be called on a group that this rank is in, got one that it is not in",
+            "Call it on its members only",
+        )
 
     def check_not_self(self, group: ProcessGroup | int, rank: int, what: str) -> None:
-        """Raises ArgumentError where a rank sends to itself, as torch's own function of that name raises ValueError, or is an outsider."""
+        """Raises ArgumentError where a rank sends to itself, or is an outsider.
+
+        Torch's own function of that name raises ValueError.
+        """
         if not isinstance(group, ProcessGroup):  # what torch gives to ranks that are not in it
             self.refuse_outsider("isend" if what == "destination" else "irecv")
         elif group.rank() == rank:
             self.refuse(f"the {what} of a message must be another rank, got this one", _KEEP_IT)
 
     def explain(self, error: BaseException, tensors: Any, attempt: Attempt) -> None:
-        """Raises ArgumentError in place of an error of the library whose cause shows in the arguments; returns where it does not."""
+        """Raises ArgumentError in place of an error of the library whose cause is in the arguments.
+
+        Returns where it does not show there.
+        """
         if not isinstance(error, Exception) or isinstance(error, RingError):
             return
         try:
@@ -133,13 +177,19 @@ class Prechecks:
         if found is not None:
             self.refuse(*found, attempt)
 
-    def refuse(self, what: str, todo: str, attempt: Attempt | None = None, post: Post | None = None) -> NoReturn:
+    def refuse(
+        self, what: str, todo: str, attempt: Attempt | None = None, post: Post | None = None
+    ) -> NoReturn:
         """Raises ArgumentError at the user's line, and notes it in the trace."""
         recorder = self._recorder
         where = f"rank {recorder.rank} of {recorder.world_size}"
         group, peer, tag, payload = attempt[1:] if attempt else (NONE, NONE, NONE, NONE)
         if attempt is not None:
-            side = f" {'to' if attempt.op == 'send' else 'from'} {peer}" if tag is not None and peer >= 0 else ""
+            side = (
+                f" {'to' if attempt.op == 'send' else 'from'} {peer}"
+                if tag is not None and peer >= 0
+                else ""
+            )
             where += f", {attempt.op}{side}" + (f", tag {tag}" if tag is not None else "")
             where += f", group {recorder.groups[group].name}" if group >= 0 else ""
         if post is not None and (slot := post(group, peer, tag, payload)) is not None:
@@ -164,22 +214,40 @@ def name_gaps(tensor: torch.Tensor) -> str:
 def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | None:
     """Returns what is wrong and what to do."""
     if isinstance(tag, int) and not 0 <= tag <= _TAG_MAX:
-        return f"a tag must be an integer from 0 to {_TAG_MAX:,}, got {tag}", "Number the messages from 0"
+        return (
+            f"a tag must be an integer from 0 to {_TAG_MAX:,}, got {tag}",
+            "Number the messages from 0",
+        )
     for tensor in tensors:
         if tensor.layout != torch.strided:
-            words = f"a tensor to be sent or received must be dense, got one of layout {str(tensor.layout).removeprefix('torch.')}"
+            words = (
+                "a tensor to be sent or received must be dense, got one of layout "
+                f"{str(tensor.layout).removeprefix('torch.')}"
+            )
             return words, "Send tensor.to_dense(), or its indices and values one after the other"
         if not tensor.is_contiguous():
             return name_gaps(tensor), CLOSE_GAPS
     return (_TO_ITSELF, _KEEP_IT) if to_itself else None
 
 
-# Operations that read a tensor's properties and not its data, as those do whose names begin with "new_".
-_LOOKS_ONLY: Final = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "is_same_size")
+# Operations that read a tensor's properties and not its data, as those do whose names begin with
+# "new_".
+_LOOKS_ONLY: Final = (
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "is_same_size",
+)
 
 
 class _Use(NamedTuple):
-    """A message on its way: from where to where in memory, what is sent and its checksum, and what to call it."""
+    """A message on its way.
+
+    From where to where in memory, what is sent and its checksum, and what to call it.
+    """
 
     first: int
     end: int
@@ -199,7 +267,8 @@ class BufferGuard:
         self._recorder = recorder
         self._uses: dict[Work, _Use] = {}  # posted and not yet waited for
         self._waited: weakref.WeakSet[Work] = weakref.WeakSet()
-        self._warned: dict[str | tuple[str, type[Warning], int], int] = {}  # Python's own memory of warnings: one for each line
+        # Python's own memory of warnings: one for each line
+        self._warned: dict[str | tuple[str, type[Warning], int], int] = {}
         self._mode = _Watch(self)
 
     def start(self) -> None:
@@ -211,11 +280,17 @@ class BufferGuard:
         self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # likewise
 
     def wrap(self, hooks: dict[Place, Callable[..., Any]]) -> dict[Place, Callable[..., Any]]:
-        """Returns what is to stand in place of the hooks of a recorder, with this guard in front."""
+        """Returns what is to stand in place of a recorder's hooks, with this guard in front."""
         wrapped: dict[Place, Callable[..., Any]] = {}
         for place, hook in hooks.items():
-            if place in ((ProcessGroup, "send"), (ProcessGroup, "recv"), (ProcessGroup, "recv_anysource")):
-                wrapped[place] = functools.update_wrapper(self._make_message(hook, sends=place[1] == "send"), hook)
+            if place in (
+                (ProcessGroup, "send"),
+                (ProcessGroup, "recv"),
+                (ProcessGroup, "recv_anysource"),
+            ):
+                wrapped[place] = functools.update_wrapper(
+                    self._make_message(hook, sends=place[1] == "send"), hook
+                )
             elif place[1] == "wait":
                 wrapped[place] = functools.update_wrapper(self._make_wait(hook), hook)
         return wrapped
@@ -237,28 +312,45 @@ class BufferGuard:
             if use is not None:
                 self._waited.add(work)
                 if use.sent is not None and _checksum(use.sent) != use.checksum:
-                    self._complain("buffer_hazard", "a buffer must stay as it is until its send was waited for, got other contents",
-                                   use.what, "Call wait() before the tensor is changed, or send a copy")  # fmt: skip
+                    self._complain("buffer_hazard",
+                                   ("a buffer must stay as it is until its send was waited for, "
+                                    "got "
+                                   "other contents"),
+                                   use.what,
+                                   ("Call wait() before the tensor is "
+                                   "changed, or send a copy"))  # fmt: skip
             elif work in self._waited:
-                self._complain("invalid_argument", "a handle must be waited for once, got a second wait()", "",
-                               "Drop the handle after the first: without ringsim the second one hangs", ArgumentError)  # fmt: skip
+                self._complain("invalid_argument",
+                               "a handle must be waited for once, got a second wait()", "",
+                               ("Drop the handle after the first: without ringsim "
+                               "the second one hangs"), ArgumentError)  # fmt: skip
             return hook(work, *args, **kwargs)
 
         return wait
 
     def _begin(self, tensors: Any, sends: bool) -> _Use | None:
-        """Returns the use of a buffer that a message is about to make; None where there is none to be guarded."""
+        """Returns the use of a buffer that a message is about to make.
+
+        None where there is none to be guarded.
+        """
         tensor = tensors[0] if tensors else None
-        if not isinstance(tensor, torch.Tensor) or not _in_memory(tensor) or not tensor.is_contiguous():
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or not _in_memory(tensor)
+            or not tensor.is_contiguous()
+        ):
             return None
         frame = self._recorder.sites.find(sys._getframe(1))
-        file, line = ("an unknown file", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        file, line = (
+            ("an unknown file", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        )
         what = f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
         if tensor.requires_grad and not sends:  # no error, for some programs mean just that
             warnings.warn_explicit(
                 "a tensor to be received into must not require grad, got one that does "
                 f"(rank {self._recorder.rank} of {self._recorder.world_size}, {what}). "
-                "Autograd does not see messages: no gradient goes back to the sender by itself. Receive into a plain tensor, call "
+                "Autograd does not see messages: no gradient goes back to the sender by itself. "
+                "Receive into a plain tensor, call "
                 "requires_grad_() on it afterwards, and send its grad back.",
                 UserWarning, file, line, registry=self._warned,
             )  # fmt: skip
@@ -266,8 +358,12 @@ class BufferGuard:
         end = first + tensor.numel() * tensor.element_size()
         for use in self._overlapping(first, end):
             if not sends or use.sent is None:
-                self._complain("buffer_hazard", "a buffer must belong to one message at a time, got two that overlap",
-                               f"{what}; {use.what}", "Wait for the first one, or give each a tensor of its own")  # fmt: skip
+                self._complain("buffer_hazard",
+                               ("a buffer must belong to one message at a time, "
+                               "got two that overlap"),
+                               f"{what}; {use.what}",
+                               ("Wait for the first one, or give each a "
+                               "tensor of its own"))  # fmt: skip
         return _Use(first, end, tensor if sends else None, _checksum(tensor) if sends else 0, what)
 
     def _overlapping(self, first: int, end: int) -> Iterator[_Use]:
@@ -280,14 +376,23 @@ class BufferGuard:
         return not self._uses
 
     def look_at(self, tensor: torch.Tensor, operation: str, *, writes: bool) -> None:
-        """Raises where a tensor that an operation reads or writes lies in a buffer that a message is using."""
+        """Raises where an operation uses a tensor in a buffer that a message is using."""
         if not _in_memory(tensor):
             return
         first = tensor.data_ptr()
-        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        reach = (
+            sum(
+                (size - 1) * stride
+                for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+            )
+            + 1
+        )
         for use in self._overlapping(first, first + reach * tensor.element_size()):
             if writes or use.sent is None:
-                what = f"a buffer must not be {'changed' if writes else 'read'} before its message was waited for, got {operation}"
+                what = (
+                    f"a buffer must not be {'changed' if writes else 'read'} before its message "
+                    f"was waited for, got {operation}"
+                )
                 self._complain("buffer_hazard", what, use.what, "Call wait() on the handle first")
 
     def check_end(self) -> None:
@@ -295,11 +400,15 @@ class BufferGuard:
         if self._uses:
             use, more = next(iter(self._uses.values())), len(self._uses) - 1
             self._uses.clear()
-            self._complain("leaked_request", "every handle must be waited for, got one that never was",
+            self._complain("leaked_request",
+                           "every handle must be waited for, got one that never was",
                            use.what + (f" and {more} more" if more else ""),
-                           "Keep what isend and irecv return, and call wait() on it: such a message may be lost")  # fmt: skip
+                           ("Keep what isend and irecv return, and call wait() on it: such a "
+                           "message may be lost"))  # fmt: skip
 
-    def _complain(self, kind: str, what: str, about: str, todo: str, error: type[RingError] = RingError) -> NoReturn:
+    def _complain(
+        self, kind: str, what: str, about: str, todo: str, error: type[RingError] = RingError
+    ) -> NoReturn:
         recorder = self._recorder
         where = f"rank {recorder.rank} of {recorder.world_size}" + (f", {about}" if about else "")
         message = f"{what} ({where}). {todo}."
@@ -325,8 +434,14 @@ class _Watch(TorchDispatchMode):
         if not self._guard.is_idle and func.namespace == "aten" and not func.is_view:
             name = func._schema.name.removeprefix("aten::")
             if name not in _LOOKS_ONLY and not name.startswith("new_"):
-                writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments]
-                for argument, written in [*zip(args, writes, strict=False), *((each, key == "out") for key, each in kwargs.items())]:
+                writes = [
+                    argument.alias_info is not None and argument.alias_info.is_write
+                    for argument in func._schema.arguments
+                ]
+                for argument, written in [
+                    *zip(args, writes, strict=False),
+                    *((each, key == "out") for key, each in kwargs.items()),
+                ]:
                     for leaf in tree_leaves(argument):
                         if isinstance(leaf, torch.Tensor):
                             self._guard.look_at(leaf, name, writes=written)

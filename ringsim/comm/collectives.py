@@ -1,22 +1,29 @@
-"""The table of collectives, torch's side: how a call is read, checked and brought into one form for every backend.
+"""The table of collectives, torch's side.
 
-``read_call`` turns a call of a function of ``torch.distributed`` into a ``Call``: what this rank gives, what it gets, who the root is, how
-values are reduced. Checks stand here and nowhere else. What is one tensor in the call (``all_gather_into_tensor``, ``all_to_all_single``,
-...) is cut into one a rank, so that a backend has to know nine families only::
+How a call is read, checked and brought into one form for every backend. ``read_call`` turns a call
+of a function of ``torch.distributed`` into a ``Call``: what this rank gives, what it gets, who the
+root is, how values are reduced. Checks stand here and nowhere else. What is one tensor in the call
+(``all_gather_into_tensor``, ``all_to_all_single``, ...) is cut into one a rank, so that a backend
+has to know nine families only::
 
-    family           inputs                  outputs                    what happens
-    broadcast        [tensor]                [tensor]                   outputs <- the root's inputs
-    reduce           [tensor]                [tensor]                   the root's outputs <- all inputs, reduced
-    all_reduce       tensors                 the same tensors           outputs <- all inputs, reduced
-    all_gather       k tensors               k for each rank, by rank   outputs <- the inputs of all
-    gather           [tensor]                one a rank, at the root    outputs <- the inputs of all
-    scatter          one a rank, at the root [tensor]                   outputs <- this rank's of the root's inputs
-    reduce_scatter   one a rank              [tensor]                   outputs <- this rank's of all inputs, reduced
-    all_to_all       one a rank              one a rank                 outputs[i] <- this rank's of rank i's inputs
-    barrier          none                    none
+    family          inputs                  outputs                   what happens
+    broadcast       [tensor]                [tensor]                  outputs <- the root's inputs
+    reduce          [tensor]                [tensor]                  the root's outputs <- all
+                                                                      inputs, reduced
+    all_reduce      tensors                 the same tensors          outputs <- all inputs, reduced
+    all_gather      k tensors               k for each rank, by rank  outputs <- the inputs of all
+    gather          [tensor]                one a rank, at the root   outputs <- the inputs of all
+    scatter         one a rank, at the root [tensor]                  outputs <- this rank's of the
+                                                                      root's inputs
+    reduce_scatter  one a rank              [tensor]                  outputs <- this rank's of all
+                                                                      inputs, reduced
+    all_to_all      one a rank              one a rank                outputs[i] <- this rank's of
+                                                                      rank i's inputs
+    barrier         none                    none
 
-``METHODS`` finds the same rows by the methods of ``ProcessGroup``: there torch's own calls are recorded. Sizes follow nccl-tests: S is
-the whole buffer that the bandwidth is computed from, the same on every rank.
+``METHODS`` finds the same rows by the methods of ``ProcessGroup``: there torch's own calls are
+recorded. Sizes follow nccl-tests: S is the whole buffer that the bandwidth is computed from, the
+same on every rank.
 """
 
 from __future__ import annotations
@@ -37,9 +44,37 @@ from ringsim.traces.collectives import COLLECTIVES, Collective
 from ringsim.traces.events import NONE, OP_CODES
 
 __all__ = [
-    *("METHODS", "READINGS", "Call", "Members", "OpaqueGroup", "Reading", "check_batch", "check_dense", "check_list", "describe"),
-    *("find_reduction", "find_root", "find_tensors", "find_unfit", "for_receiving", "for_sending", "has_gaps", "is_plain"),
-    *("make_signature", "name_function", "name_of_reduction", "read_call", "root_of", "shorten", "to_index"),
+    *(
+        "METHODS",
+        "READINGS",
+        "Call",
+        "Members",
+        "OpaqueGroup",
+        "Reading",
+        "check_batch",
+        "check_dense",
+        "check_list",
+        "describe",
+    ),
+    *(
+        "find_reduction",
+        "find_root",
+        "find_tensors",
+        "find_unfit",
+        "for_receiving",
+        "for_sending",
+        "has_gaps",
+        "is_plain",
+    ),
+    *(
+        "make_signature",
+        "name_function",
+        "name_of_reduction",
+        "read_call",
+        "root_of",
+        "shorten",
+        "to_index",
+    ),
 ]
 
 
@@ -47,7 +82,9 @@ __all__ = [
 
 
 class Members(ABC):
-    """The ranks of a group, for backends whose groups are not torch's. It is what users pass as ``group=``.
+    """The ranks of a group, for backends whose groups are not torch's.
+
+    It is what users pass as ``group=``.
 
     Attributes:
         kind: whose groups these are, for errors.
@@ -63,10 +100,15 @@ class Members(ABC):
     group_name: str
 
     def __getattr__(self, name: str) -> Any:
-        """Says what to do instead to torch's own functions, which look for the methods of ``ProcessGroup``."""
+        """Says to torch's own functions what to do instead.
+
+        They look for the methods of ``ProcessGroup``.
+        """
         raise AttributeError(
-            f'the group of a call of torch.distributed must be one of torch\'s own, got group "{self.group_name}" of {self.kind}, '
-            f"which has no {name}. Use the functions of ringsim.comm: from ringsim import comm as dist."
+            "the group of a call of torch.distributed must be one of torch's own, got group "
+            f'"{self.group_name}" of {self.kind}, '
+            f"which has no {name}. Use the functions of ringsim.comm: "
+            "from ringsim import comm as dist."
         )
 
     @abstractmethod
@@ -78,7 +120,10 @@ class Members(ABC):
         return len(self.ranks)
 
     def check(self, what: str, tensor: Any) -> torch.Tensor:
-        """Returns a tensor that the backend can carry, detached from its history; raises Refused for anything else."""
+        """Returns a tensor that the backend can carry, detached from its history.
+
+        Raises Refused for anything else.
+        """
         return check_tensor(what, tensor).detach()
 
     def place_of(self, what: str, global_rank: Any, group_rank: Any) -> int:
@@ -94,19 +139,24 @@ class Members(ABC):
         """
         if (global_rank is None) == (group_rank is None):
             given = "none" if global_rank is None else f"{global_rank} and {group_rank}"
-            raise Refused(f"{what} or group_{what} must be given, one of the two, got {given} ({self.here()}). Give one.")
+            raise Refused(
+                f"{what} or group_{what} must be given, one of the two, got {given} "
+                f"({self.here()}). Give one."
+            )
         if global_rank is None:
             place = to_index(f"group_{what}", group_rank)
             if not 0 <= place < len(self.ranks):
                 raise Refused(
-                    f"group_{what} must be a rank of the group, from 0 to {len(self.ranks) - 1}, got {place} ({self.here()}). "
+                    f"group_{what} must be a rank of the group, from 0 to {len(self.ranks) - 1}, "
+                    f"got {place} ({self.here()}). "
                     f"Its global ranks are {shorten(self.ranks)}."
                 )
             return place
         rank = to_index(what, global_rank)
         if rank not in self.places:
             raise Refused(
-                f"{what} must be a global rank of the group, one of {shorten(self.ranks)}, got {rank} ({self.here()}). "
+                f"{what} must be a global rank of the group, one of {shorten(self.ranks)}, got "
+                f"{rank} ({self.here()}). "
                 f"To count within the group, use group_{what}."
             )
         return self.places[rank]
@@ -138,8 +188,13 @@ class OpaqueGroup(Members):
 
 
 def root_of(group: Members, what: str, global_rank: Any, group_rank: Any) -> int:
-    """Returns the root of an operation that has rank 0 of all ranks where none is given, as torch has it."""
-    return group.place_of(what, 0 if global_rank is None and group_rank is None else global_rank, group_rank)
+    """Returns an operation's root.
+
+    It is rank 0 of all ranks where none is given, as torch has it.
+    """
+    return group.place_of(
+        what, 0 if global_rank is None and group_rank is None else global_rank, group_rank
+    )
 
 
 def shorten(ranks: Sequence[int]) -> str:
@@ -163,17 +218,25 @@ def to_index(what: str, value: Any) -> int:
 # -- the table
 
 
-_ONE, _LIST, _SOME, _LISTS = "a tensor", "a tensor for each rank", "any number of tensors", "a list of tensors for each rank"
+_ONE, _LIST, _SOME, _LISTS = (
+    "a tensor",
+    "a tensor for each rank",
+    "any number of tensors",
+    "a list of tensors for each rank",
+)
 _WHOLE, _ROWS = "a tensor with an equal part for each rank", "a tensor with some rows for each rank"
 
 
-_Side = tuple[str, str]  # an argument with tensors that a rank gives or takes, and how they lie in it
+# an argument with tensors that a rank gives or takes, and how they lie in it
+_Side = tuple[str, str]
 _NOTHING: Final = ("", _ONE)
 _DEFAULTS: Final = {"": inspect.Parameter.empty, "None": None, "False": False, "0": 0}
 
 
 def make_signature(arguments: str, total: Any = ReduceOp.SUM) -> inspect.Signature:
-    """Returns the signature of a function whose arguments are written as in its definition; ``total`` is what SUM stands for.
+    """Returns the signature of a function whose arguments are written as in its definition.
+
+    ``total`` is what SUM stands for.
 
     Example:
         >>> make_signature("tensor, dst=0")
@@ -181,34 +244,61 @@ def make_signature(arguments: str, total: Any = ReduceOp.SUM) -> inspect.Signatu
     """
     defaults, kind = {**_DEFAULTS, "SUM": total}, inspect.Parameter.POSITIONAL_OR_KEYWORD
     pairs = (each.partition("=") for each in arguments.split(", "))
-    return inspect.Signature([inspect.Parameter(name, kind, default=defaults[default]) for name, _, default in pairs])
+    return inspect.Signature(
+        [inspect.Parameter(name, kind, default=defaults[default]) for name, _, default in pairs]
+    )
 
 
-def name_function(function: Any, name: str, doc: str | None, signature: inspect.Signature, module: str | None = None) -> Any:
-    """Gives a function that was made the name, docstring, signature and module of one that was written; returns it."""
+def name_function(
+    function: Any,
+    name: str,
+    doc: str | None,
+    signature: inspect.Signature,
+    module: str | None = None,
+) -> Any:
+    """Gives a made function the name, docstring, signature and module of a written one.
+
+    Returns it.
+    """
     function.__name__ = function.__qualname__ = name
-    function.__doc__, function.__signature__, function.__module__ = doc, signature, module or function.__module__
+    function.__doc__, function.__signature__, function.__module__ = (
+        doc,
+        signature,
+        module or function.__module__,
+    )
     return function
 
 
 class Reading:
-    """How one collective is read, as a function of ``torch.distributed`` and as a method of ``ProcessGroup``.
+    """How one collective is read.
+
+    As a function of ``torch.distributed`` and as a method of ``ProcessGroup``.
 
     Args:
         names: torch's functions; traces know the first one.
         arguments: theirs.
         gives: which of them holds what a rank gives.
         takes: which holds where that goes which it gets; left out where that is the same.
-        methods: of ``ProcessGroup``. Their arguments are what is taken, what is given, and the options.
-        raw: whether Gloo takes the tensors' memory as it is, whatever their strides: gaps and other orders give garbage.
+        methods: of ``ProcessGroup``. Their arguments are what is taken, what is given, and the
+            options.
+        raw: whether Gloo takes the tensors' memory as it is, whatever their strides: gaps and other
+            orders give garbage.
 
     Attributes:
         op: the code of the method, where the frames tell no better one.
-        shards: whether that by which S is reckoned is one rank's shard, so that S is the group size times as much.
+        shards: whether that by which S is reckoned is one rank's shard, so that S is the group size
+            times as much.
     """
 
     def __init__(
-        self, names: str, arguments: str, gives: _Side = _NOTHING, takes: _Side = _NOTHING, *, methods: str = "", raw: bool = False
+        self,
+        names: str,
+        arguments: str,
+        gives: _Side = _NOTHING,
+        takes: _Side = _NOTHING,
+        *,
+        methods: str = "",
+        raw: bool = False,
     ) -> None:
         self.names, self.methods, self.raw = names.split(), methods.split(), raw
         self.collective: Collective = COLLECTIVES[self.names[0]]
@@ -219,12 +309,20 @@ class Reading:
         self.sized_by_taken = self.collective.family in ("all_gather", "scatter")
         self.signature = make_signature(arguments)
         self._defaults = {each.name: each.default for each in self.signature.parameters.values()}
-        self._required = {name for name, default in self._defaults.items() if default is inspect.Parameter.empty}
+        self._required = {
+            name for name, default in self._defaults.items() if default is inspect.Parameter.empty
+        }
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arguments of a call by name; raises TypeError where torch's function does not take them."""
+        """Returns the arguments of a call by name.
+
+        Raises TypeError where torch's function does not take them.
+        """
         values = {**dict(zip(self._defaults, args, strict=False)), **kwargs}
-        if len(values) != len(args) + len(kwargs) or not self._required <= values.keys() <= self._defaults.keys():
+        if (
+            len(values) != len(args) + len(kwargs)
+            or not self._required <= values.keys() <= self._defaults.keys()
+        ):
             self.signature.bind(*args, **kwargs)  # which says what is wrong
         return {**self._defaults, **values}
 
@@ -236,9 +334,20 @@ _TENSOR: Final = ("tensor", _ONE)
 _ROWS_OF_TABLE: Final = (
     Reading("broadcast", f"tensor, src=None, {_FROM}", _TENSOR, methods="broadcast", raw=True),
     Reading("all_reduce", f"tensor, op=SUM, {_PLAIN}", _TENSOR, methods="allreduce", raw=True),
-    Reading("all_reduce_coalesced", f"tensors, op=SUM, {_PLAIN}", ("tensors", _SOME), methods="allreduce_coalesced"),
+    Reading(
+        "all_reduce_coalesced",
+        f"tensors, op=SUM, {_PLAIN}",
+        ("tensors", _SOME),
+        methods="allreduce_coalesced",
+    ),
     Reading("reduce", f"tensor, dst=None, op=SUM, {_TO}", _TENSOR, methods="reduce", raw=True),
-    Reading("all_gather", f"tensor_list, tensor, {_PLAIN}", _TENSOR, ("tensor_list", _LIST), methods="allgather"),
+    Reading(
+        "all_gather",
+        f"tensor_list, tensor, {_PLAIN}",
+        _TENSOR,
+        ("tensor_list", _LIST),
+        methods="allgather",
+    ),
     Reading(
         *("all_gather_coalesced", f"output_tensor_lists, input_tensor_list, {_PLAIN}"),
         *(("input_tensor_list", _SOME), ("output_tensor_lists", _LISTS)),
@@ -249,20 +358,60 @@ _ROWS_OF_TABLE: Final = (
         *(("input_tensor", _ONE), ("output_tensor", _WHOLE)),
         methods="_allgather_base all_gather_single",
     ),
-    Reading("gather", f"tensor, gather_list=None, dst=None, {_TO}", _TENSOR, ("gather_list", _LIST), methods="gather"),
-    Reading("gather_into_tensor gather_single", f"tensor, gather_tensor=None, dst=None, {_TO}", _TENSOR, ("gather_tensor", _WHOLE)),
-    Reading("scatter", f"tensor, scatter_list=None, src=None, {_FROM}", ("scatter_list", _LIST), _TENSOR, methods="scatter", raw=True),
-    Reading("reduce_scatter", f"output, input_list, op=SUM, {_PLAIN}", ("input_list", _LIST), ("output", _ONE), methods="reduce_scatter"),
     Reading(
-        *("reduce_scatter_tensor reduce_scatter_single", f"output, input, op=SUM, {_PLAIN}", ("input", _WHOLE), ("output", _ONE)),
-        methods="_reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced reduce_scatter_single_coalesced",
+        "gather",
+        f"tensor, gather_list=None, dst=None, {_TO}",
+        _TENSOR,
+        ("gather_list", _LIST),
+        methods="gather",
     ),
     Reading(
-        *("all_to_all", f"output_tensor_list, input_tensor_list, {_PLAIN}", ("input_tensor_list", _LIST), ("output_tensor_list", _LIST)),
+        "gather_into_tensor gather_single",
+        f"tensor, gather_tensor=None, dst=None, {_TO}",
+        _TENSOR,
+        ("gather_tensor", _WHOLE),
+    ),
+    Reading(
+        "scatter",
+        f"tensor, scatter_list=None, src=None, {_FROM}",
+        ("scatter_list", _LIST),
+        _TENSOR,
+        methods="scatter",
+        raw=True,
+    ),
+    Reading(
+        "reduce_scatter",
+        f"output, input_list, op=SUM, {_PLAIN}",
+        ("input_list", _LIST),
+        ("output", _ONE),
+        methods="reduce_scatter",
+    ),
+    Reading(
+        *(
+            "reduce_scatter_tensor reduce_scatter_single",
+            f"output, input, op=SUM, {_PLAIN}",
+            ("input", _WHOLE),
+            ("output", _ONE),
+        ),
+        methods=(
+            "_reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced "
+            "reduce_scatter_single_coalesced"
+        ),
+    ),
+    Reading(
+        *(
+            "all_to_all",
+            f"output_tensor_list, input_tensor_list, {_PLAIN}",
+            ("input_tensor_list", _LIST),
+            ("output_tensor_list", _LIST),
+        ),
         methods="alltoall",
     ),
     Reading(
-        *("all_to_all_single", f"output, input, output_split_sizes=None, input_split_sizes=None, {_PLAIN}"),
+        *(
+            "all_to_all_single",
+            f"output, input, output_split_sizes=None, input_split_sizes=None, {_PLAIN}",
+        ),
         *(("input", _ROWS), ("output", _ROWS)),
         methods="alltoall_base all_to_all_single",
     ),
@@ -270,7 +419,9 @@ _ROWS_OF_TABLE: Final = (
 )
 METHODS: Final = {  # by the method of ProcessGroup
     **{method: row for row in _ROWS_OF_TABLE for method in row.methods},
-    "monitored_barrier": Reading("monitored_barrier", "group=None, timeout=None, wait_all_ranks=False"),
+    "monitored_barrier": Reading(
+        "monitored_barrier", "group=None, timeout=None, wait_all_ranks=False"
+    ),
 }
 READINGS: Final = {name: row for row in _ROWS_OF_TABLE for name in row.names}  # by torch's function
 _Cut = Callable[[torch.Tensor], Sequence[torch.Tensor]]
@@ -290,7 +441,8 @@ class Call:
         results: the tensors of the user that hold the result.
         root: the root, NONE where there is none.
         op: how values are reduced, None where they are not.
-        cut_given: cuts the one tensor that is given into one for each rank; None where they are several.
+        cut_given: cuts the one tensor that is given into one for each rank; None where they are
+            several.
         cut_taken: the same of what is taken.
         async_op: whether the caller gets a handle.
         timeout: limit of a barrier, None for the group's.
@@ -344,7 +496,14 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
     """
     reading = READINGS[name]
     row, gives, takes = reading.collective, reading.gives, reading.takes
-    call = Call(name, group, (), (), async_op=arguments.get("async_op", False), timeout=arguments.get("timeout"))
+    call = Call(
+        name,
+        group,
+        (),
+        (),
+        async_op=arguments.get("async_op", False),
+        timeout=arguments.get("timeout"),
+    )
     if row.family == "barrier":
         return call
     if row.root:
@@ -354,35 +513,55 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
         call.op = arguments["op"]
     at_root = call.root == NONE or group.rank() == call.root
     call.given = _read_side(group, gives, arguments, at_root or row.family != "scatter")
-    call.taken = call.given if reading.in_place else _read_side(group, takes, arguments, at_root or row.family != "gather", call.given)
+    call.taken = (
+        call.given
+        if reading.in_place
+        else _read_side(group, takes, arguments, at_root or row.family != "gather", call.given)
+    )
     call.cut_given, call.cut_taken = (_make_cut(group, side, arguments) for side in (gives, takes))
     _check_together(reading, call)
     call.carried = call.taken if reading.sized_by_taken else call.given
     call.copies = group.size() if reading.shards else 1
-    call.results = [arguments[takes[0]]] if call.taken and takes[1] in (_ONE, _WHOLE, _ROWS) else call.taken
+    call.results = (
+        [arguments[takes[0]]] if call.taken and takes[1] in (_ONE, _WHOLE, _ROWS) else call.taken
+    )
     return call
 
 
 def _read_side(
-    group: Members, side: _Side, arguments: Mapping[str, Any], here: bool, given: Sequence[torch.Tensor] = ()
+    group: Members,
+    side: _Side,
+    arguments: Mapping[str, Any],
+    here: bool,
+    given: Sequence[torch.Tensor] = (),
 ) -> Sequence[torch.Tensor]:
     """Returns the tensors in an argument, checked; none where only the root has them."""
     what, form = side
     value = arguments[what]
     if not here:
         if form == _LIST and value:
-            raise Refused(f"{what} must be left out on all ranks but the root, got {len(value)} tensors ({group.here()}). Pass None.")
+            raise Refused(
+                f"{what} must be left out on all ranks but the root, got {len(value)} tensors "
+                f"({group.here()}). Pass None."
+            )
         return ()
     if form == _LIST:
         return check_tensors(group, what, value, group.size())
     if form == _SOME:
         tensors = check_tensors(group, what, [value] if isinstance(value, torch.Tensor) else value)
         if not tensors:
-            raise Refused(f"{what} must be at least one, got an empty list ({group.here()}). Leave the call out on all ranks.")
+            raise Refused(
+                f"{what} must be at least one, got an empty list ({group.here()}). Leave the "
+                "call out on all ranks."
+            )
         return tensors
     if form == _LISTS:
         rows = enumerate(check_list(group, what, value, group.size()))
-        return [tensor for place, row in rows for tensor in check_tensors(group, f"{what}[{place}]", row, len(given))]
+        return [
+            tensor
+            for place, row in rows
+            for tensor in check_tensors(group, f"{what}[{place}]", row, len(given))
+        ]
     return [group.check(what, value)]
 
 
@@ -394,25 +573,40 @@ def _make_cut(group: Members, side: _Side, arguments: Mapping[str, Any]) -> _Cut
 
 
 def _cut_evenly(group: Members, whole: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Returns equal parts of a tensor's elements, one a rank: they share its memory where they can be written to."""
+    """Returns equal parts of a tensor's elements, one a rank.
+
+    They share its memory where they can be written to.
+    """
     if not whole.is_contiguous() and whole.shape[0] % group.size() == 0:
         return list(whole.split(whole.shape[0] // group.size()))
     return list(whole.reshape(group.size(), whole.numel() // group.size()))
 
 
-def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Returns the rows of a tensor that belong to each rank: as many as are given, or equally many."""
+def _cut_rows(
+    group: Members, what: str, sizes: Any, tensor: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """Returns the rows of a tensor that belong to each rank.
+
+    As many as are given, or equally many.
+    """
     if tensor.dim() == 0:
-        raise Refused(f"{what} must have a first dimension to be cut along, got a number ({group.here()}). Reshape it to (1,).")
+        raise Refused(
+            f"{what} must have a first dimension to be cut along, got a number ({group.here()}). "
+            "Reshape it to (1,)."
+        )
     length, count = tensor.shape[0], group.size()
     if not sizes and length % count:
         raise Refused(
-            f"the first dimension of {what} must be a multiple of the {count} ranks, got {length} ({group.here()}). "
+            f"the first dimension of {what} must be a multiple of the {count} ranks, got "
+            f"{length} ({group.here()}). "
             f"Give {what}_split_sizes."
         )
     rows = [int(size) for size in sizes] if sizes else [length // count] * count
     if len(rows) != count or min(rows) < 0 or sum(rows) != length:
-        raise Refused(f"{what}_split_sizes must be {count} lengths that add up to {length}, got {rows} ({group.here()}). Count them again.")
+        raise Refused(
+            f"{what}_split_sizes must be {count} lengths that add up to {length}, got {rows} "
+            f"({group.here()}). Count them again."
+        )
     return list(tensor.split(rows))
 
 
@@ -422,7 +616,10 @@ def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Se
 def check_tensor(what: str, tensor: Any) -> torch.Tensor:
     """Returns an argument that is a tensor; raises Refused for any other."""
     if not isinstance(tensor, torch.Tensor):
-        raise Refused(f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: torch.tensor(value).")
+        raise Refused(
+            f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: "
+            "torch.tensor(value)."
+        )
     return tensor
 
 
@@ -439,29 +636,57 @@ def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> to
         Refused: it is no tensor, or another kind of tensor.
     """
     tensor = check_tensor(what, tensor)
-    if not (tensor.is_cpu or (meta and tensor.is_meta)) or tensor.layout is not torch.strided or tensor.is_quantized:
-        kind = f"a {tensor.layout} tensor on {tensor.device}" + (" (quantized)" if tensor.is_quantized else "")
+    if (
+        not (tensor.is_cpu or (meta and tensor.is_meta))
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+    ):
+        kind = f"a {tensor.layout} tensor on {tensor.device}" + (
+            " (quantized)" if tensor.is_quantized else ""
+        )
         device = "the CPU or the meta device" if meta else "the CPU"
-        raise Refused(f"{what} must be a dense tensor on {device} {where}, got {kind}. Convert it: tensor.cpu().to_dense().")
+        raise Refused(
+            f"{what} must be a dense tensor on {device} {where}, got {kind}. Convert it: "
+            "tensor.cpu().to_dense()."
+        )
     return tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
 
 
 def check_list(group: Members, what: str, values: Any, count: int | None = None) -> list[Any]:
-    """Returns an argument as a list, of ``count`` entries where that is given; raises Refused for anything else."""
+    """Returns an argument as a list, of ``count`` entries where that is given.
+
+    Raises Refused for anything else.
+    """
     if not isinstance(values, list | tuple):
-        raise Refused(f"{what} must be a list, got {type(values).__name__} ({group.here()}). Put the values into a list.")
+        raise Refused(
+            f"{what} must be a list, got {type(values).__name__} ({group.here()}). Put the "
+            "values into a list."
+        )
     if count is not None and len(values) != count:
-        raise Refused(f"{what} must have {count} entries, got {len(values)} ({group.here()}). Fill it up: one for each rank, in order.")
+        raise Refused(
+            f"{what} must have {count} entries, got {len(values)} ({group.here()}). Fill it up: "
+            "one for each rank, in order."
+        )
     return list(values)
 
 
-def check_tensors(group: Members, what: str, tensors: Any, count: int | None = None) -> list[torch.Tensor]:
-    """Returns a list of tensors that the backend can carry; see ``check_list`` and ``Members.check``."""
-    return [group.check(f"{what}[{place}]", tensor) for place, tensor in enumerate(check_list(group, what, tensors, count))]
+def check_tensors(
+    group: Members, what: str, tensors: Any, count: int | None = None
+) -> list[torch.Tensor]:
+    """Returns a list of tensors that the backend can carry.
+
+    See ``check_list`` and ``Members.check``.
+    """
+    return [
+        group.check(f"{what}[{place}]", tensor)
+        for place, tensor in enumerate(check_list(group, what, tensors, count))
+    ]
 
 
 def _check_together(reading: Reading, call: Call) -> None:
-    """Checks that the tensors of a call fit together: one dtype, and shapes or numbers of elements that belong to each other.
+    """Checks that the tensors of a call fit together.
+
+    One dtype, and shapes or numbers of elements that belong to each other.
 
     Raises:
         Refused: they do not.
@@ -473,35 +698,48 @@ def _check_together(reading: Reading, call: Call) -> None:
         for place, tensor in enumerate(tensors):
             if tensor.dtype != like.dtype:
                 raise Refused(
-                    f"{what}[{place}] must be {like.dtype} as the other tensors of the call, got {tensor.dtype} ({here()}). "
+                    f"{what}[{place}] must be {like.dtype} as the other tensors of the call, got "
+                    f"{tensor.dtype} ({here()}). "
                     "Make them alike."
                 )
     if reading.in_place or not given or not taken:
         return
     if _WHOLE in (gives_form, takes_form):
-        (what, whole), (other, part) = ((gives, given[0]), (takes, taken[0]))[:: 1 if gives_form == _WHOLE else -1]
+        (what, whole), (other, part) = ((gives, given[0]), (takes, taken[0]))[
+            :: 1 if gives_form == _WHOLE else -1
+        ]
         if whole.numel() != part.numel() * group.size():
             raise Refused(
-                f"{what} must have {group.size()} times the {part.numel()} elements of {other}, got {whole.numel()} ({here()}). "
+                f"{what} must have {group.size()} times the {part.numel()} elements of {other}, "
+                f"got {whole.numel()} ({here()}). "
                 "Make it so large."
             )
         if whole is taken[0] and not whole.is_contiguous() and whole.shape[0] % group.size():
-            raise Refused(f"{what} must be contiguous, got strides {whole.stride()} ({here()}). Pass tensor.contiguous().")
+            raise Refused(
+                f"{what} must be contiguous, got strides {whole.stride()} ({here()}). Pass "
+                "tensor.contiguous()."
+            )
     elif reading.collective.family in ("reduce_scatter", "all_to_all"):
         place = group.rank() if reading.collective.family == "all_to_all" else 0
         gift, room = call.inputs[group.rank()].numel(), call.outputs[place].numel()
         if gift != room:
             raise Refused(
-                f"{takes} must have a place for the {gift} elements that this rank gives itself, got one for {room} ({here()}). "
+                f"{takes} must have a place for the {gift} elements that this rank gives itself, "
+                f"got one for {room} ({here()}). "
                 "Make both the same."
             )
     else:
-        what, many, few = (gives, given, taken) if reading.collective.family == "scatter" else (takes, taken, given)
+        what, many, few = (
+            (gives, given, taken)
+            if reading.collective.family == "scatter"
+            else (takes, taken, given)
+        )
         for place, tensor in enumerate(many):
             shape = few[place % len(few)].shape
             if tensor.shape != shape:
                 raise Refused(
-                    f"{what}[{place}] must have the shape {tuple(shape)} of the other tensor of the call, got {tuple(tensor.shape)} "
+                    f"{what}[{place}] must have the shape {tuple(shape)} of the other tensor of "
+                    f"the call, got {tuple(tensor.shape)} "
                     f"({here()}). Make them alike."
                 )
 
@@ -517,12 +755,21 @@ def check_batch(p2p_op_list: Any, here: str) -> list[tuple[str, Any]]:
         Refused: it is no list of ``P2POp`` of one group.
     """
     if not isinstance(p2p_op_list, list) or not p2p_op_list:
-        raise Refused(f"p2p_op_list must be a list of at least one P2POp, got {p2p_op_list!r} ({here}). Use ringsim.comm.P2POp.")
+        raise Refused(
+            f"p2p_op_list must be a list of at least one P2POp, got {p2p_op_list!r} ({here}). "
+            "Use ringsim.comm.P2POp."
+        )
     for each in p2p_op_list:
         if getattr(getattr(each, "op", None), "__name__", "") not in ("isend", "irecv"):
-            raise Refused(f"p2p_op_list must hold P2POps of isend and irecv, got {each!r} ({here}). Use ringsim.comm.P2POp.")
+            raise Refused(
+                f"p2p_op_list must hold P2POps of isend and irecv, got {each!r} ({here}). Use "
+                "ringsim.comm.P2POp."
+            )
         if each.group is not p2p_op_list[0].group:
-            raise Refused(f"all P2POps of a batch must have one group, got two ({here}). Make a batch for each group.")
+            raise Refused(
+                f"all P2POps of a batch must have one group, got two ({here}). "
+                "Make a batch for each group."
+            )
     return [(each.op.__name__, each) for each in p2p_op_list]
 
 
@@ -540,8 +787,15 @@ def for_sending(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def for_receiving(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor itself where it is plain, else a plain one to receive into, whose elements are then copied."""
-    return tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    """Returns the tensor itself where it is plain.
+
+    Else a plain one to receive into, whose elements are then copied.
+    """
+    return (
+        tensor
+        if is_plain(tensor)
+        else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    )
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
@@ -565,11 +819,21 @@ def has_gaps(tensor: torch.Tensor) -> bool:
 # -- calls of the methods of ProcessGroup
 
 # Of their tensors, by keyword: torch's overloads differ.
-_TAKEN_NAMES: Final = ("tensors", "tensor", "output_tensors", "output_tensor", "output", "output_lists", "outputs")
+_TAKEN_NAMES: Final = (
+    "tensors",
+    "tensor",
+    "output_tensors",
+    "output_tensor",
+    "output",
+    "output_lists",
+    "outputs",
+)
 _GIVEN_NAMES: Final = ("input_tensors", "input_tensor", "input", "inputs", "inputTensor")
 
 
-def find_tensors(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def find_tensors(
+    reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[torch.Tensor]:
     """Returns the tensors, nested lists made flat, that a call's size is reckoned from.
 
     Args:
@@ -581,13 +845,21 @@ def find_tensors(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]
         return []
     first = reading.in_place or reading.sized_by_taken
     place, names = (0, _TAKEN_NAMES) if first else (1, _GIVEN_NAMES)
-    return _flatten(args[place] if len(args) > place else [kwargs[name] for name in names if name in kwargs])
+    return _flatten(
+        args[place] if len(args) > place else [kwargs[name] for name in names if name in kwargs]
+    )
 
 
-def find_unfit(reading: Reading, tensors: list[torch.Tensor], args: tuple[Any, ...]) -> torch.Tensor | None:
-    """Returns a tensor with which a call would silently do nothing, or go wrong: one without data, or with gaps where Gloo sees none."""
+def find_unfit(
+    reading: Reading, tensors: list[torch.Tensor], args: tuple[Any, ...]
+) -> torch.Tensor | None:
+    """Returns a tensor with which a call would silently do nothing, or go wrong.
+
+    One without data, or with gaps where Gloo sees none.
+    """
     if reading.op == OP_CODES["scatter"]:
-        tensors = [*tensors, *(tensor for argument in args[1:2] for tensor in _flatten(argument))]  # what the root sends
+        # what the root sends
+        tensors = [*tensors, *(tensor for argument in args[1:2] for tensor in _flatten(argument))]
     for tensor in tensors:
         if tensor.is_meta or (reading.raw and has_gaps(tensor)):
             return tensor
@@ -597,7 +869,11 @@ def find_unfit(reading: Reading, tensors: list[torch.Tensor], args: tuple[Any, .
 def _flatten(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for item in value for tensor in ([item] if isinstance(item, torch.Tensor) else _flatten(item))]
+    return [
+        tensor
+        for item in value
+        for tensor in ([item] if isinstance(item, torch.Tensor) else _flatten(item))
+    ]
 
 
 def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -609,10 +885,13 @@ def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return int(getattr(value, "rootRank", value))
 
 
-def find_splits(reading: Reading, group_size: int, args: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
-    """Returns how many bytes an all_to_all gives to each rank of its group, and how many it takes from each; nothing of other calls.
+def find_splits(
+    reading: Reading, group_size: int, args: tuple[Any, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Returns how many bytes an all_to_all gives to each rank of its group, and takes from each.
 
-    Nothing, too, of a call that torch refuses on its own rank: nobody meets it.
+    Nothing of other calls. Nothing, too, of a call that torch refuses on its own rank: nobody meets
+    it.
 
     Example:
         >>> find_splits(METHODS["alltoall_base"], 2, (torch.zeros(4), torch.zeros(4), [1, 3], []))
@@ -622,7 +901,10 @@ def find_splits(reading: Reading, group_size: int, args: tuple[Any, ...]) -> tup
     """
     if reading.collective.family != "all_to_all":
         return ()
-    both = tuple(_split_bytes(args[side], args[2 + side] if len(args) > 2 + side else (), group_size) for side in (1, 0))
+    both = tuple(
+        _split_bytes(args[side], args[2 + side] if len(args) > 2 + side else (), group_size)
+        for side in (1, 0)
+    )
     return both if all(both) else ()
 
 
@@ -631,7 +913,11 @@ def _split_bytes(given: Any, rows: Any, group_size: int) -> tuple[int, ...]:
         return tuple(each.nbytes for each in given) if len(given) == group_size else ()
     length = len(given)
     rows = rows or (() if length % group_size else (length // group_size,) * group_size)
-    return tuple(given.nbytes // max(length, 1) * count for count in rows) if len(rows) == group_size and sum(rows) == length else ()
+    return (
+        tuple(given.nbytes // max(length, 1) * count for count in rows)
+        if len(rows) == group_size and sum(rows) == length
+        else ()
+    )
 
 
 def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -665,11 +951,16 @@ def describe(tensors: Sequence[torch.Tensor], copies: int) -> tuple[str, tuple[i
     """Returns dtype, shape and size in bytes of what an operation carries.
 
     Args:
-        tensors: its tensors; the shape of several equal ones is (number, *shape), of several different ones (elements,).
+        tensors: its tensors; the shape of several equal ones is (number, *shape), of several
+            different ones (elements,).
         copies: how many times the tensors count: the group size where they are one rank's shard.
 
     Example:
-        >>> describe([torch.zeros(2, 3), torch.zeros(2, 3)], 1), describe([torch.zeros(4)], 3), describe([], 1)
+        >>> (
+        ...     describe([torch.zeros(2, 3), torch.zeros(2, 3)], 1),
+        ...     describe([torch.zeros(4)], 3),
+        ...     describe([], 1),
+        ... )
         (('float32', (2, 2, 3), 48), ('float32', (3, 4), 48), ('', (), 0))
     """
     if not tensors:

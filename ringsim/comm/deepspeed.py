@@ -1,18 +1,23 @@
-"""``deepspeed.comm`` on ringsim: ``from ringsim.comm import deepspeed as dist`` instead of ``from deepspeed import comm as dist``.
+"""``deepspeed.comm`` on ringsim.
 
-Names, arguments, ``ReduceOp`` and the form of ``log_summary(return_dict=True)`` are DeepSpeed's; ``ringsim.comm`` itself keeps to torch
-where the two differ. What carries the messages, and what is logged, is the same for both. Names that are not here are those of
-``ringsim.comm``.
+``from ringsim.comm import deepspeed as dist`` instead of ``from deepspeed import comm as dist``.
+Names, arguments, ``ReduceOp`` and the form of ``log_summary(return_dict=True)`` are DeepSpeed's;
+``ringsim.comm`` itself keeps to torch where the two differ. What carries the messages, and what is
+logged, is the same for both. Names that are not here are those of ``ringsim.comm``.
 
-Operations bear torch's names, but do not take quite torch's arguments: ``tensor`` where torch says ``input``, ``prof``, ``log_name`` and
-``debug`` by position too, ranks always global. ``op`` is either library's ``ReduceOp``. All ranks of a group call a collective, in the same
-order; it blocks where ``async_op`` is false, else it returns a handle. The questions may be asked by any rank at any time; none blocks.
+Operations bear torch's names, but do not take quite torch's arguments: ``tensor`` where torch says
+``input``, ``prof``, ``log_name`` and ``debug`` by position too, ranks always global. ``op`` is
+either library's ``ReduceOp``. All ranks of a group call a collective, in the same order; it blocks
+where ``async_op`` is false, else it returns a handle. The questions may be asked by any rank at any
+time; none blocks.
 
-Where torch's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) are not all set, ``init_distributed`` and its like set
-them, as DeepSpeed's do: programs written for it read ``LOCAL_RANK`` afterwards. Nothing else of ringsim changes the environment unasked.
+Where torch's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) are not all set,
+``init_distributed`` and its like set them, as DeepSpeed's do: programs written for it read
+``LOCAL_RANK`` afterwards. Nothing else of ringsim changes the environment unasked.
 
 Source:
-    DeepSpeed, ``deepspeed/comm/comm.py`` and ``utils.py``: names, arguments and their defaults, and which variables are set.
+    DeepSpeed, ``deepspeed/comm/comm.py`` and ``utils.py``: names, arguments and their defaults, and
+    which variables are set.
 """
 
 from __future__ import annotations
@@ -49,7 +54,10 @@ from ringsim.state import get_state
 
 
 class ReduceOp(Enum):
-    """How values are reduced, as DeepSpeed numbers it; each member stands for the one of torch that has its name."""
+    """How values are reduced, as DeepSpeed numbers it.
+
+    Each member stands for the one of torch that has its name.
+    """
 
     SUM = 0
     PRODUCT = 1
@@ -69,13 +77,18 @@ def to_torch(op: Any) -> Any:
         ArgumentError: torch has none of that name.
 
     Example:
-        >>> to_torch(ReduceOp.MAX) == dist.ReduceOp.MAX, to_torch(dist.ReduceOp.MIN) == dist.ReduceOp.MIN
+        >>> (
+        ...     to_torch(ReduceOp.MAX) == dist.ReduceOp.MAX,
+        ...     to_torch(dist.ReduceOp.MIN) == dist.ReduceOp.MIN,
+        ... )
         (True, True)
     """
     if not isinstance(op, ReduceOp):
         return op
     if op is ReduceOp.UNUSED:
-        raise ArgumentError("op must be a reduction, got ReduceOp.UNUSED. Choose ReduceOp.SUM or another.")
+        raise ArgumentError(
+            "op must be a reduction, got ReduceOp.UNUSED. Choose ReduceOp.SUM or another."
+        )
     return getattr(dist.ReduceOp, op.name)
 
 
@@ -83,7 +96,9 @@ def to_torch(op: Any) -> Any:
 
 
 _REST: Final = "group=None, async_op=False"
-_SPELLINGS: Final = {  # by name: DeepSpeed's arguments, in torch's order, without those of the log; torch's name, where it differs
+# by name: DeepSpeed's arguments, in torch's order, without those of the log; torch's name, where it
+# differs
+_SPELLINGS: Final = {
     "send": ("tensor, dst, group=None, tag=0",),
     "recv": ("tensor, src=None, group=None, tag=0",),
     "isend": ("tensor, dst, group=None, tag=0",),
@@ -102,13 +117,16 @@ _SPELLINGS: Final = {  # by name: DeepSpeed's arguments, in torch's order, witho
     "reduce_scatter": (f"output, input_list, op=SUM, {_REST}",),
     "reduce_scatter_tensor": (f"output_tensor, tensor, op=SUM, {_REST}",),
     "reduce_scatter_fn": (f"output_tensor, tensor, op=SUM, {_REST}", "reduce_scatter_tensor"),
-    "all_to_all_single": (f"output, tensor, output_split_sizes=None, input_split_sizes=None, {_REST}",),
+    "all_to_all_single": (
+        f"output, tensor, output_split_sizes=None, input_split_sizes=None, {_REST}",
+    ),
     "all_to_all": (f"output_tensor_list, input_tensor_list, {_REST}",),
     "barrier": (f"{_REST}, device_ids=None",),
     "monitored_barrier": ("group=None, timeout=None, wait_all_ranks=False",),
     "batch_isend_irecv": ("p2p_op_list",),
 }
-_EXTRAS: Final = {"allgather_fn": ("debug",), "reduce_scatter_fn": ("prof", "debug")}  # arguments of the log; others have all three
+# arguments of the log; others have all three
+_EXTRAS: Final = {"allgather_fn": ("debug",), "reduce_scatter_fn": ("prof", "debug")}
 
 
 def _make_operation(name: str, arguments: str, native: str = "") -> Callable[..., Any]:
@@ -117,34 +135,54 @@ def _make_operation(name: str, arguments: str, native: str = "") -> Callable[...
     extras = {"prof": False, "log_name": native, "debug": None}
     own = list(make_signature(arguments, ReduceOp.SUM).parameters.values())
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    added = [inspect.Parameter(extra, kind, default=extras[extra]) for extra in _EXTRAS.get(name, extras)]
+    added = [
+        inspect.Parameter(extra, kind, default=extras[extra]) for extra in _EXTRAS.get(name, extras)
+    ]
     signature = inspect.Signature([*own, *added])
 
     def operation(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         values = [to_torch(bound.arguments[each.name]) for each in own]
-        return FUNCTIONS[native](*values, **{extra: bound.arguments.get(extra, default) for extra, default in extras.items()})
+        return FUNCTIONS[native](
+            *values,
+            **{extra: bound.arguments.get(extra, default) for extra, default in extras.items()},
+        )
 
-    doc = f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by DeepSpeed's arguments."
-    return name_function(operation, name, doc, signature)  # type: ignore[no-any-return]  # what it was given
+    doc = (
+        f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by "
+        "DeepSpeed's arguments."
+    )
+    # what it was given
+    return name_function(operation, name, doc, signature)  # type: ignore[no-any-return]
 
 
 def all_gather_coalesced(
-    output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], group: Any = None, async_op: bool = False
+    output_tensors: Sequence[torch.Tensor],
+    input_tensors: Sequence[torch.Tensor],
+    group: Any = None,
+    async_op: bool = False,
 ) -> Handle | None:
-    """Does ``all_gather_into_tensor`` for each pair; torch's function of this name takes lists of lists.
+    """Does ``all_gather_into_tensor`` for each pair.
+
+    Torch's function of this name takes lists of lists.
 
     Raises:
         ArgumentError: the lists differ in length.
     """
     if len(output_tensors) != len(input_tensors):
         raise ArgumentError(
-            f"output_tensors must be as many as input_tensors, got {len(output_tensors)} and {len(input_tensors)} (all_gather_coalesced). "
+            f"output_tensors must be as many as input_tensors, got {len(output_tensors)} and "
+            f"{len(input_tensors)} (all_gather_coalesced). "
             "Pass one output for each input."
         )
     pairs = zip(output_tensors, input_tensors, strict=True)
-    works = [FUNCTIONS["all_gather_into_tensor"](output, each, group, True, log_name="all_gather_coalesced") for output, each in pairs]
+    works = [
+        FUNCTIONS["all_gather_into_tensor"](
+            output, each, group, True, log_name="all_gather_coalesced"
+        )
+        for output, each in pairs
+    ]
     return _wait_for_all(works, output_tensors, async_op)
 
 
@@ -158,11 +196,18 @@ def all_reduce_coalesced(
     debug: Any = None,
 ) -> Handle | None:
     """Reduces each of several tensors, all under way together."""
-    works = [FUNCTIONS["all_reduce"](tensor, to_torch(op), group, True, prof=prof, log_name=log_name, debug=debug) for tensor in tensors]
+    works = [
+        FUNCTIONS["all_reduce"](
+            tensor, to_torch(op), group, True, prof=prof, log_name=log_name, debug=debug
+        )
+        for tensor in tensors
+    ]
     return _wait_for_all(works, tensors, async_op)
 
 
-def _wait_for_all(works: list[Any], results: Sequence[torch.Tensor], async_op: bool) -> Handle | None:
+def _wait_for_all(
+    works: list[Any], results: Sequence[torch.Tensor], async_op: bool
+) -> Handle | None:
     """Returns one handle for several, or waits for them."""
     handle = Handle(works, results=results)
     if async_op:
@@ -213,23 +258,35 @@ def new_group(ranks: Sequence[int] | None) -> Any:
 
 
 def set_backend(backend: Any = None) -> None:
-    """Makes another backend the current one, as ``ringsim.comm.set_backend`` does; with None, as in DeepSpeed, it stays."""
+    """Makes another backend the current one, as ``ringsim.comm.set_backend`` does.
+
+    With None, as in DeepSpeed, it stays.
+    """
     if backend is not None:
         _set_backend(backend)
 
 
 def has_reduce_scatter_tensor() -> bool:
-    """Returns whether the backend has ``reduce_scatter_tensor`` itself; where it has not, it is built from messages."""
+    """Returns whether the backend has ``reduce_scatter_tensor`` itself.
+
+    Where it has not, it is built from messages.
+    """
     return get_backend_object().supports("reduce_scatter_tensor")
 
 
 def has_all_gather_into_tensor() -> bool:
-    """Returns whether the backend has ``all_gather_into_tensor`` itself; where it has not, it is built from messages."""
+    """Returns whether the backend has ``all_gather_into_tensor`` itself.
+
+    Where it has not, it is built from messages.
+    """
     return get_backend_object().supports("all_gather_into_tensor")
 
 
 def has_all_reduce_coalesced() -> bool:
-    """Returns whether the backend has ``all_reduce_coalesced`` itself; where it has not, it is built from messages."""
+    """Returns whether the backend has ``all_reduce_coalesced`` itself.
+
+    Where it has not, it is built from messages.
+    """
     return get_backend_object().supports("all_reduce_coalesced")
 
 
@@ -249,7 +306,7 @@ def get_world_group() -> Any:
 
 
 class Accelerator:
-    """This process's GPU, or its processor, by the questions that DeepSpeed's programs ask of it."""
+    """This process's GPU, or its processor, by the questions that DeepSpeed's programs ask."""
 
     def communication_backend_name(self) -> str:
         """Returns "nccl" where there are GPUs and torch has it, else "gloo"."""
@@ -291,7 +348,9 @@ def get_accelerator() -> Accelerator:
     """Returns what DeepSpeed's programs ask for the device they run on.
 
     Example:
-        >>> torch.empty(2, device=get_accelerator().device_name()).is_cuda == torch.cuda.is_available()
+        >>> torch.empty(
+        ...     2, device=get_accelerator().device_name()
+        ... ).is_cuda == torch.cuda.is_available()
         True
     """
     return Accelerator()
@@ -305,11 +364,17 @@ def get_all_ranks_from_group(group: Any = None) -> list[int]:
     """
     _check_joined()
     backend = get_backend_object()
-    return list(range(backend.get_world_size())) if group is None else list(backend.get_process_group_ranks(group))
+    return (
+        list(range(backend.get_world_size()))
+        if group is None
+        else list(backend.get_process_group_ranks(group))
+    )
 
 
 def get_local_rank() -> int:
-    """Returns this process's number on its machine: what ``LOCAL_RANK`` says, the ring, or the launcher.
+    """Returns this process's number on its machine.
+
+    What ``LOCAL_RANK`` says, the ring, or the launcher.
 
     Raises:
         RingError: nothing says it.
@@ -321,14 +386,18 @@ def get_local_rank() -> int:
     return discover(ask_mpi=False).local_rank if ring is None else ring.local_rank
 
 
-def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> DeviceMesh:
+def initialize_mesh_device(
+    mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
+) -> DeviceMesh:
     """Returns a mesh of all ranks. All ranks call it; it blocks until all have.
 
     Args:
         mesh_shape: how many ranks there are in each dimension.
         mesh_dim_names: what the dimensions are called.
     """
-    return init_device_mesh(get_accelerator().device_name(), mesh_shape, mesh_dim_names=mesh_dim_names)
+    return init_device_mesh(
+        get_accelerator().device_name(), mesh_shape, mesh_dim_names=mesh_dim_names
+    )
 
 
 def enable_symm_mem_for_group(group_name: str) -> None:
@@ -355,7 +424,9 @@ def get_world_size_from_launcher() -> int:
 
 def _check_joined() -> None:
     if not get_backend_object().is_initialized():
-        raise RingError("the process group must exist before it is used, got none. Call init_distributed first.")
+        raise RingError(
+            "the process group must exist before it is used, got none. Call init_distributed first."
+        )
 
 
 # -- the start
@@ -378,26 +449,32 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Joins this process to the others in the default process group. Harmless where there is one already.
+    """Joins this process to the others in the default process group.
 
-    Every process calls it, and each is blocked until all have. Afterwards torch's five variables are set in the environment.
+    Harmless where there is one already. Every process calls it, and each is blocked until all have.
+    Afterwards torch's five variables are set in the environment.
 
     Args:
-        dist_backend: what torch calls it, "gloo" or "nccl"; "mpi" for ringsim's own; None for NCCL where there are GPUs, else Gloo.
+        dist_backend: what torch calls it, "gloo" or "nccl"; "mpi" for ringsim's own; None for NCCL
+            where there are GPUs, else Gloo.
         auto_mpi_discovery: whether MPI may be asked where no launcher says who this process is.
-        distributed_port: where rank 0 listens, unless the launcher or MASTER_PORT says so; 29500 stands for "no wish".
+        distributed_port: where rank 0 listens, unless the launcher or MASTER_PORT says so; 29500
+            stands for "no wish".
         verbose: whether to say, through ``logging``, what was found.
         timeout: limit for finding each other, and of every operation.
-        init_method: a URL for ``torch.distributed.init_process_group``; None to find the others by the environment.
+        init_method: a URL for ``torch.distributed.init_process_group``; None to find the others by
+            the environment.
         dist_init_required: False to raise instead, where there is no process group.
-        config: a DeepSpeed configuration, or its dictionary; its section "comms_logger" goes to ``configure``.
+        config: a DeepSpeed configuration, or its dictionary; its section "comms_logger" goes to
+            ``configure``.
         rank: this process's number, -1 to find it.
         world_size: how many there are, -1 to find it.
 
     Raises:
         ArgumentError: an argument breaks its rule.
         RendezvousFailed: the processes did not find each other.
-        RingError: nothing says who this process is, or ``dist_init_required`` is False and there is no process group.
+        RingError: nothing says who this process is, or ``dist_init_required`` is False and there is
+            no process group.
 
     Example:
         >>> init_distributed("gloo", rank=0, world_size=1, verbose=False)
@@ -412,10 +489,13 @@ def init_distributed(
         return
     if dist_init_required is False:
         raise RingError(
-            "the process group must exist where dist_init_required is False, got none. Call init_process_group first, or leave it out."
+            "the process group must exist where dist_init_required is False, got none. Call "
+            "init_process_group first, or leave it out."
         )
     if not isinstance(timeout, timedelta):
-        raise ArgumentError(f"timeout must be a datetime.timedelta, got {timeout!r}. Write timedelta(minutes=10).")
+        raise ArgumentError(
+            f"timeout must be a datetime.timedelta, got {timeout!r}. Write timedelta(minutes=10)."
+        )
     if backend is TORCH and dist_backend == "mpi":
         backend = _set_backend("mpi")
     if backend is not TORCH:
@@ -425,9 +505,13 @@ def init_distributed(
         return
     name = dist_backend or get_accelerator().communication_backend_name()
     if init_method is not None:
-        dist.init_process_group(name, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size)
+        dist.init_process_group(
+            name, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
+        )
         return
-    wishes: dict[str, Any] = {key: value for key, value in (("rank", rank), ("world_size", world_size)) if value >= 0}
+    wishes: dict[str, Any] = {
+        key: value for key, value in (("rank", rank), ("world_size", world_size)) if value >= 0
+    }
     if distributed_port != TORCH_DISTRIBUTED_DEFAULT_PORT and "MASTER_PORT" not in os.environ:
         wishes["port"] = distributed_port
     found = discover(**wishes, ask_mpi=auto_mpi_discovery)
@@ -438,39 +522,59 @@ def init_distributed(
 
 
 def _join(name: str, found: Discovery, timeout: timedelta) -> None:
-    """Meets the others at rank 0, which listens on its own address alone, and builds the default group."""
-    card = Card(found.world_size, "gpu" if name == "nccl" else "cpu", tuple(range(found.world_size)))
-    rendezvous = meet(found.head_ip, found.port, found.rank, found.world_size, card, timeout.total_seconds())
+    """Meets the others at rank 0, and builds the default group.
+
+    Rank 0 listens on its own address alone.
+    """
+    card = Card(
+        found.world_size, "gpu" if name == "nccl" else "cpu", tuple(range(found.world_size))
+    )
+    rendezvous = meet(
+        found.head_ip, found.port, found.rank, found.world_size, card, timeout.total_seconds()
+    )
     failure = None
     try:
         build_default_group(rendezvous, found.rank, found.world_size, name, timeout)
     except (RuntimeError, ValueError) as error:
         failure = error
     try:
-        why = None if failure is None else f"rank {found.rank} must build its process group, got {failure}"
+        why = (
+            None
+            if failure is None
+            else f"rank {found.rank} must build its process group, got {failure}"
+        )
         rendezvous.roll.finish(time.monotonic() + timeout.total_seconds(), why)
     except RendezvousFailed as error:
         raise error from failure
 
 
-def mpi_discovery(distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True) -> None:
+def mpi_discovery(
+    distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True
+) -> None:
     """Sets torch's five variables from what MPI's launcher says, or else MPI itself.
 
-    Every process that ``mpirun`` has started calls it; it blocks only where MPI itself must be asked (mpi4py).
+    Every process that ``mpirun`` has started calls it; it blocks only where MPI itself must be
+    asked (mpi4py).
 
     Args:
         distributed_port: where rank 0 is to listen.
         verbose: whether to say, through ``logging``, what was found.
 
     Raises:
-        RingError: no launcher started this process, or it disagrees with the process group that exists.
+        RingError: no launcher started this process, or it disagrees with the process group that
+            exists.
     """
     found = discover(port=distributed_port, environ=_without_torchs())
     backend = get_backend_object()
-    if backend.is_initialized() and (backend.get_rank(), backend.get_world_size()) != (found.rank, found.world_size):
+    if backend.is_initialized() and (backend.get_rank(), backend.get_world_size()) != (
+        found.rank,
+        found.world_size,
+    ):
         raise RingError(
-            f"MPI must number the ranks as the process group does, got rank {found.rank} of {found.world_size} from {found.rule} "
-            f"(rank {backend.get_rank()} of {backend.get_world_size()}). Leave mpi_discovery out: there is a process group."
+            f"MPI must number the ranks as the process group does, got rank {found.rank} of "
+            f"{found.world_size} from {found.rule} "
+            f"(rank {backend.get_rank()} of {backend.get_world_size()}). Leave mpi_discovery "
+            "out: there is a process group."
         )
     _set(found, verbose)
 
@@ -491,10 +595,13 @@ def in_dlts() -> bool:
 
 
 def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool = True) -> None:
-    """Sets torch's five variables, and ``NCCL_SOCKET_IFNAME``, from those of Azure ML. It does not block.
+    """Sets torch's five variables, and ``NCCL_SOCKET_IFNAME``, from those of Azure ML.
+
+    It does not block.
 
     Args:
-        master_port: where rank 0 listens, where there are several machines and MASTER_PORT is not set.
+        master_port: where rank 0 listens, where there are several machines and MASTER_PORT is not
+            set.
         verbose: whether to say, through ``logging``, what was found.
 
     Raises:
@@ -507,11 +614,17 @@ def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool 
     before = os.environ.get("NCCL_SOCKET_IFNAME")
     os.environ["NCCL_SOCKET_IFNAME"] = "^docker0,lo"
     if verbose:
-        _LOGGER.info("NCCL_SOCKET_IFNAME: %s before, now %s", before or "not set", os.environ["NCCL_SOCKET_IFNAME"])
+        _LOGGER.info(
+            "NCCL_SOCKET_IFNAME: %s before, now %s",
+            before or "not set",
+            os.environ["NCCL_SOCKET_IFNAME"],
+        )
 
 
 def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
-    """Sets torch's five variables from those of SageMaker; an address and port that are set already stay. It does not block.
+    """Sets torch's five variables from those of SageMaker.
+
+    An address and port that are set already stay. It does not block.
 
     Args:
         verbose: whether to say, through ``logging``, what was found.
@@ -523,11 +636,16 @@ def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
 
 
 def _find(rule: str, variable: str, *kept: str) -> Discovery:
-    """Discovers who this process is by one launcher's own variables, and those of torch that are ``kept``."""
+    """Discovers who this process is by one launcher's own variables.
+
+    Also by those of torch that are ``kept``.
+    """
     if variable not in os.environ or "OMPI_COMM_WORLD_RANK" not in os.environ:
         raise RingError(
-            f"{variable} and OMPI_COMM_WORLD_RANK must be set, got {'one' if variable in os.environ else 'none'} of them "
-            f"(environment, {rule}). Call this in a job of that service, or init_distributed, which finds out where it is."
+            f"{variable} and OMPI_COMM_WORLD_RANK must be set, got "
+            f"{'one' if variable in os.environ else 'none'} of them "
+            f"(environment, {rule}). Call this in a job of that service, or init_distributed, "
+            "which finds out where it is."
         )
     return discover(environ=_without_torchs(*kept))
 
@@ -539,22 +657,29 @@ def _without_torchs(*kept: str) -> dict[str, str]:
 def _set(found: Discovery, verbose: bool) -> None:
     variables = found.export()
     if verbose:
-        _LOGGER.info("set from %s: %s", found.rule, ", ".join(f"{name}={value}" for name, value in variables.items()))
+        _LOGGER.info(
+            "set from %s: %s",
+            found.rule,
+            ", ".join(f"{name}={value}" for name, value in variables.items()),
+        )
 
 
 # -- the log, and all else
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
-    """Brings the logs of all ranks together, as ``ringsim.comm.log_summary`` does; rank 0 prints them. All ranks call it.
+    """Brings the logs of all ranks together, as ``ringsim.comm.log_summary`` does.
+
+    Rank 0 prints them. All ranks call it.
 
     Args:
         show_straggler: whether straggler time is printed, and in the dictionary.
         return_dict: whether to return a dictionary.
 
     Returns:
-        None, or a dictionary with DeepSpeed's keys: ``summary`` and ``straggler_analysis`` by name and size in bytes, and ``metadata``.
-        Unlike DeepSpeed's, a value is of all ranks, and a latency is of one operation.
+        None, or a dictionary with DeepSpeed's keys: ``summary`` and ``straggler_analysis`` by name
+        and size in bytes, and ``metadata``. Unlike DeepSpeed's, a value is of all ranks, and a
+        latency is of one operation.
     """
     table = _log_summary(show_straggler=show_straggler)
     if not return_dict:
@@ -563,19 +688,37 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     return {
         "summary": summary,
         "straggler_analysis": stragglers if show_straggler else None,
-        "metadata": {"world_size": table.world_size, "rank": find_place()[0], "timestamp": datetime.now(UTC).isoformat()},
+        "metadata": {
+            "world_size": table.world_size,
+            "rank": find_place()[0],
+            "timestamp": datetime.now(UTC).isoformat(),
+        },
     }
 
 
 def __getattr__(name: str) -> Any:
-    """Returns what ``ringsim.comm`` has under a name that DeepSpeed has not; ``cdb``, the current backend, is one."""
+    """Returns what ``ringsim.comm`` has under a name that DeepSpeed has not.
+
+    ``cdb``, the current backend, is one.
+    """
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(sys.modules["ringsim.comm"], name)
 
 
 __all__ = [  # what `from ringsim.comm.deepspeed import *` brings
-    *(name for name, value in globals().items() if getattr(value, "__module__", "") == __name__ and not name.startswith("_")),
-    *("TorchBackend", "configure", "destroy_process_group", "get_comm_operation_count", "get_logged_comm_ops", "get_rank"),
+    *(
+        name
+        for name, value in globals().items()
+        if getattr(value, "__module__", "") == __name__ and not name.startswith("_")
+    ),
+    *(
+        "TorchBackend",
+        "configure",
+        "destroy_process_group",
+        "get_comm_operation_count",
+        "get_logged_comm_ops",
+        "get_rank",
+    ),
     *("get_world_size", "has_comm_data", "is_available", "is_initialized", "reset_log", "timed_op"),
 ]

@@ -1,6 +1,8 @@
-"""The log as DeepSpeed writes it: the dictionary and the table of ``log_summary``, and the line of an operation.
+"""The log as DeepSpeed writes it.
 
-Gbps are 10**9 bits a second, and a KB is 1024 bytes, as there. Unlike there, a value is of all ranks, and a latency is of one operation.
+The dictionary and the table of ``log_summary``, and the line of an operation. Gbps are 10**9 bits a
+second, and a KB is 1024 bytes, as there. Unlike there, a value is of all ranks, and a latency is of
+one operation.
 
 Source:
     DeepSpeed, ``deepspeed/utils/comms_logging.py``: keys, headings and the form of a line.
@@ -20,19 +22,57 @@ __all__ = ["describe", "write_line", "write_table"]
 Cells = dict[str, dict[int, dict[str, Any]]]  # by name and size in bytes
 
 _WIDTH: Final = 20
-_SUMMARY: Final = ("Count", "Total Latency(ms)", "Avg Latency(ms)", "tput_avg (Gbps)", "busbw_avg (Gbps)")  # in the order of the keys
-_STRAGGLERS: Final = ("Count", "Total comm lat(ms)", "Total straggler(ms)", "Avg comm lat(ms)", "Avg straggler(ms)")
+# in the order of the keys
+_SUMMARY: Final = (
+    "Count",
+    "Total Latency(ms)",
+    "Avg Latency(ms)",
+    "tput_avg (Gbps)",
+    "busbw_avg (Gbps)",
+)
+_STRAGGLERS: Final = (
+    "Count",
+    "Total comm lat(ms)",
+    "Total straggler(ms)",
+    "Avg comm lat(ms)",
+    "Avg straggler(ms)",
+)
 _BREAKDOWN: Final = ("_" * 31, "Breakdown with straggler effect", "-" * 31)
 
 
 def describe(table: LogTable) -> tuple[Cells, Cells]:
-    """Returns what DeepSpeed calls ``summary`` and ``straggler_analysis``; rows of several group sizes are one.
+    """Returns what DeepSpeed calls ``summary`` and ``straggler_analysis``.
+
+    Rows of several group sizes are one.
 
     Example:
-        >>> row = LogRow("all_reduce", "all_reduce", 4, 1 << 20, 10, 0, 0, 4, 900.0, 5400.0, 500.0, 490.0, 450.0, 600.0, 500.0, 0.0, 20.0,
-        ...              2.14, 3.21, False)
+        >>> row = LogRow(
+        ...     "all_reduce",
+        ...     "all_reduce",
+        ...     4,
+        ...     1 << 20,
+        ...     10,
+        ...     0,
+        ...     0,
+        ...     4,
+        ...     900.0,
+        ...     5400.0,
+        ...     500.0,
+        ...     490.0,
+        ...     450.0,
+        ...     600.0,
+        ...     500.0,
+        ...     0.0,
+        ...     20.0,
+        ...     2.14,
+        ...     3.21,
+        ...     False,
+        ... )
         >>> summary, stragglers = describe(LogTable((row,)))
-        >>> summary["all_reduce"][1 << 20]["avg_latency_ms"], stragglers["all_reduce"][1 << 20]["avg_straggler_ms"]
+        >>> (
+        ...     summary["all_reduce"][1 << 20]["avg_latency_ms"],
+        ...     stragglers["all_reduce"][1 << 20]["avg_straggler_ms"],
+        ... )
         (0.5, 0.02)
     """
     cells: dict[tuple[str, int], list[LogRow]] = {}
@@ -43,7 +83,9 @@ def describe(table: LogTable) -> tuple[Cells, Cells]:
     for (name, size_bytes), rows in cells.items():
         count = sum(row.count for row in rows)
         size = {"msg_size_bytes": size_bytes, "msg_size_str": _size_text(size_bytes)}
-        latency_us = _mean(rows, [row.first_mean_us if math.isnan(row.mean_us) else row.mean_us for row in rows])
+        latency_us = _mean(
+            rows, [row.first_mean_us if math.isnan(row.mean_us) else row.mean_us for row in rows]
+        )
         straggler_us = min(_mean(rows, [row.straggler_mean_us for row in rows]), latency_us)
         summary.setdefault(name, {})[size_bytes] = {
             "count": count,
@@ -65,16 +107,30 @@ def describe(table: LogTable) -> tuple[Cells, Cells]:
 
 
 def _mean(rows: Sequence[LogRow], values: Sequence[float]) -> float:
-    """Returns the mean of what is known, each row counting as often as it has operations; 0 where nothing is known."""
-    known = [(row.count, value) for row, value in zip(rows, values, strict=True) if not math.isnan(value)]
-    return sum(count * value for count, value in known) / sum(count for count, _ in known) if known else 0.0
+    """Returns the mean of what is known, each row counting as often as it has operations.
+
+    0 where nothing is known.
+    """
+    known = [
+        (row.count, value) for row, value in zip(rows, values, strict=True) if not math.isnan(value)
+    ]
+    return (
+        sum(count * value for count, value in known) / sum(count for count, _ in known)
+        if known
+        else 0.0
+    )
 
 
 def write_table(table: LogTable) -> str:
-    """Returns DeepSpeed's table as text, with that of stragglers where the log's has their column."""
+    """Returns DeepSpeed's table as text.
+
+    With that of stragglers where the log's has their column.
+    """
     summary, stragglers = describe(table)
     more = (*_BREAKDOWN, *_write_cells(stragglers, _STRAGGLERS)) if table.show_straggler else ()
-    return "\n".join([*_write_cells(summary, _SUMMARY), *more, *(f"note: {note}" for note in table.notes)])
+    return "\n".join(
+        [*_write_cells(summary, _SUMMARY), *more, *(f"note: {note}" for note in table.notes)]
+    )
 
 
 def _write_cells(cells: Cells, headings: Sequence[str]) -> Iterator[str]:
@@ -85,19 +141,35 @@ def _write_cells(cells: Cells, headings: Sequence[str]) -> Iterator[str]:
     for name, sizes in cells.items():
         yield name
         for _, cell in sorted(sizes.items()):
-            values = (math.nan if "gbps" in key and not value else value for key, value in cell.items())
-            yield write("", cell["msg_size_str"], *(_number(value) for _, value in zip(headings, values, strict=False)))
+            values = (
+                math.nan if "gbps" in key and not value else value for key, value in cell.items()
+            )
+            yield write(
+                "",
+                cell["msg_size_str"],
+                *(_number(value) for _, value in zip(headings, values, strict=False)),
+            )
 
 
-def write_line(name: str, took_ms: float, size_bytes: int, algbw_gb_per_s: float, busbw_gb_per_s: float) -> str:
+def write_line(
+    name: str, took_ms: float, size_bytes: int, algbw_gb_per_s: float, busbw_gb_per_s: float
+) -> str:
     """Returns the line of an operation; NaN is written as "-".
 
     Example:
         >>> write_line("all_reduce", 0.125, 4096, 0.0328, 0.0000061)
         'comm op: all_reduce | time (ms): 0.12 | msg size: 4.0 KB | algbw (Gbps): 0.26 | busbw (Gbps): 4.9e-05'
-    """
-    cells = ("time (ms)", took_ms), ("msg size", size_bytes), ("algbw (Gbps)", algbw_gb_per_s * 8), ("busbw (Gbps)", busbw_gb_per_s * 8)
-    texts = (f"{what}: {_size_text(size_bytes) if what == 'msg size' else _number(value)}" for what, value in cells)
+    """  # noqa: E501
+    cells = (
+        ("time (ms)", took_ms),
+        ("msg size", size_bytes),
+        ("algbw (Gbps)", algbw_gb_per_s * 8),
+        ("busbw (Gbps)", busbw_gb_per_s * 8),
+    )
+    texts = (
+        f"{what}: {_size_text(size_bytes) if what == 'msg size' else _number(value)}"
+        for what, value in cells
+    )
     return " | ".join((f"comm op: {name}", *texts))
 
 
@@ -105,9 +177,19 @@ def _number(value: float) -> str:
     """Two decimals, as in DeepSpeed, or as many as it takes not to be 0."""
     if math.isnan(value):
         return "-"
-    return str(value) if isinstance(value, int) else f"{value:.2f}" if value == 0 or value >= 0.01 else f"{value:.2g}"
+    return (
+        str(value)
+        if isinstance(value, int)
+        else f"{value:.2f}"
+        if value == 0 or value >= 0.01
+        else f"{value:.2g}"
+    )
 
 
 def _size_text(size_bytes: int) -> str:
     power = max(size_bytes.bit_length() - 1, 0) // 10
-    return f"{round(size_bytes / 1024**power, 2)} {BYTE_UNITS[power].replace('i', '')}" if size_bytes else "0B"
+    return (
+        f"{round(size_bytes / 1024**power, 2)} {BYTE_UNITS[power].replace('i', '')}"
+        if size_bytes
+        else "0B"
+    )

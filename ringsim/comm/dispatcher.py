@@ -1,16 +1,19 @@
-"""Shows the collectives that C++ issues to the recorder: those of DistributedDataParallel, of functional collectives, of DTensor.
+"""Shows the collectives that C++ issues to the recorder.
 
-They never call the methods of Python's ``ProcessGroup``, but go through torch's dispatcher, as operators ``c10d::allreduce_``,
-``c10d::broadcast_`` and so on. Its key ``BackendSelect`` is free for them: what is registered there is called first, and hands on to what
-would have been called without it. That is done once in the life of a process, and while nothing is recorded a call is handed on at once:
-neither registering nor removing is safe while another thread is in an operator.
+Those of DistributedDataParallel, of functional collectives, of DTensor. They never call the methods
+of Python's ``ProcessGroup``, but go through torch's dispatcher, as operators ``c10d::allreduce_``,
+``c10d::broadcast_`` and so on. Its key ``BackendSelect`` is free for them: what is registered there
+is called first, and hands on to what would have been called without it. That is done once in the
+life of a process, and while nothing is recorded a call is handed on at once: neither registering
+nor removing is safe while another thread is in an operator.
 
-An operation that cannot be read is handed on without a record: DistributedDataParallel's reducer does not survive an error here.
+An operation that cannot be read is handed on without a record: DistributedDataParallel's reducer
+does not survive an error here.
 
-The program waits for such a collective in C++, mostly unseen. So a thread for each group waits as well, for one
-after the other, and writes down when each was done. It also does so for collectives that torch's own Python code
-starts and may forget, as under its ``Join``. A callback on their futures would take the interpreter in Gloo's own
-thread, and delay every operation behind it.
+The program waits for such a collective in C++, mostly unseen. So a thread for each group waits as
+well, for one after the other, and writes down when each was done. It also does so for collectives
+that torch's own Python code starts and may forget, as under its ``Join``. A callback on their
+futures would take the interpreter in Gloo's own thread, and delay every operation behind it.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ from ringsim.traces.recorder import Recorder
 
 __all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
 
-RETURN_S: Final = 0.001  # the least limit that torch knows; by then a call into C++ that does not wait has come back
+# the least limit that torch knows; by then a call into C++ that does not wait has come back
+RETURN_S: Final = 0.001
 LOOK_S: Final = 0.003  # how often to look whether one has that does
 NOTICED_S: Final = 0.5  # C++ may wait for so long unseen
 JOIN_S: Final = 2.0  # what is still under way when recording ends gets this long
@@ -72,17 +76,21 @@ class Dispatcher:
 
     Attributes:
         listener: is called with each collective, and does it; None while nothing is recorded.
-        on_wait: is called with a tensor when the program begins to wait for the functional collective that makes it; what it returns is
-            called when the program has waited.
-        complete: whether all collectives come by: False in a version of torch that has another dispatcher.
-        recorded_elsewhere: by thread, ``now`` is whether what comes by is recorded by whoever called it.
+        on_wait: is called with a tensor when the program begins to wait for the functional
+            collective that makes it; what it returns is called when the program has waited.
+        complete: whether all collectives come by: False in a version of torch that has another
+            dispatcher.
+        recorded_elsewhere: by thread, ``now`` is whether what comes by is recorded by whoever
+            called it.
     """
 
     def __init__(self) -> None:
         self.listener: Callable[[Issued], Any] | None = None
         self.on_wait: Callable[[torch.Tensor], Callable[[], None]] | None = None
         self.recorded_elsewhere = threading.local()
-        self._libraries = [torch.library.Library(name, "IMPL") for name in ("c10d", "_c10d_functional")]
+        self._libraries = [
+            torch.library.Library(name, "IMPL") for name in ("c10d", "_c10d_functional")
+        ]
         below = keys_below_backend_select()
         self.complete = below is not None
         for method, reading in METHODS.items() if below is not None else ():
@@ -93,11 +101,19 @@ class Dispatcher:
                 self._libraries[0].impl(name, kernel, "BackendSelect", with_keyset=True)
         wait = getattr(torch.ops._c10d_functional, "wait_tensor", None)
         if wait is not None and below is not None:
-            self._libraries[1].impl("wait_tensor", self._make_wait(wait.default, below), "BackendSelect", with_keyset=True)
+            self._libraries[1].impl(
+                "wait_tensor",
+                self._make_wait(wait.default, below),
+                "BackendSelect",
+                with_keyset=True,
+            )
 
     def _make_kernel(self, operator: Any, reading: Reading, below: Any) -> Callable[..., Any]:
         names = [argument.name for argument in operator._schema.arguments]
-        group_at, root_at = names.index("process_group"), names.index("root_rank") if "root_rank" in names else None
+        group_at, root_at = (
+            names.index("process_group"),
+            names.index("root_rank") if "root_rank" in names else None,
+        )
         elsewhere, hand_on = self.recorded_elsewhere, operator.redispatch
 
         def kernel(keys: Any, *args: Any) -> Any:
@@ -115,7 +131,9 @@ class Dispatcher:
             if not real:
                 return hand_on(keys & below, *args)
             go_on = functools.partial(hand_on, keys & below, *args)
-            return listener(Issued(reading, group, others, tensors, tree_leaves(args[0]), root, go_on))
+            return listener(
+                Issued(reading, group, others, tensors, tree_leaves(args[0]), root, go_on)
+            )
 
         return kernel
 
@@ -156,7 +174,10 @@ class _Call:
 
 
 class _UnderWay(NamedTuple):
-    """A collective that no Python code waits for: its record, the places that it fills, and the call that issued it."""
+    """A collective that no Python code waits for.
+
+    Its record, the places that it fills, and the call that issued it.
+    """
 
     work: Work
     slot: int
@@ -168,25 +189,31 @@ class _UnderWay(NamedTuple):
 class LateWaits:
     """Waits for collectives that the program waits for in C++, and writes down when each was done.
 
-    Those of one group are waited for one after the other, by a thread of their own. Where the program
-    is seen to have waited, it is not left to that thread.
+    Those of one group are waited for one after the other, by a thread of their own. Where the
+    program is seen to have waited, it is not left to that thread.
 
-    DistributedDataParallel waits when it has issued its last bucket. So a collective counts as waited for from when it was issued if its
-    thread comes back from C++ after it was done, and has issued no other one by then.
+    DistributedDataParallel waits when it has issued its last bucket. So a collective counts as
+    waited for from when it was issued if its thread comes back from C++ after it was done, and has
+    issued no other one by then.
 
     Args:
         recorder: where they are recorded.
         wait: waits for a handle, unseen; may be given a limit.
-        pending: handles that Python may wait for as well, with their records. One that is done is taken out.
+        pending: handles that Python may wait for as well, with their records. One that is done is
+            taken out.
     """
 
-    def __init__(self, recorder: Recorder, wait: Callable[..., Any], pending: dict[Work, int]) -> None:
+    def __init__(
+        self, recorder: Recorder, wait: Callable[..., Any], pending: dict[Work, int]
+    ) -> None:
         self._recorder, self._wait, self._pending = recorder, wait, pending
         self._queues: dict[int, queue.SimpleQueue[_UnderWay | None]] = {}  # by group
         self._threads: list[threading.Thread] = []
         self._slots: dict[int, int] = {}  # by the address of what a collective fills
-        self._open: dict[int, None] = {}  # slots of what is not done; who takes one out completes it
-        self._blocks: defaultdict[int, int] = defaultdict(int)  # by thread, how many blocks of record_function it has entered
+        # slots of what is not done; who takes one out completes it
+        self._open: dict[int, None] = {}
+        # by thread, how many blocks of record_function it has entered
+        self._blocks: defaultdict[int, int] = defaultdict(int)
         self._calls: dict[int, _Call] = {}  # the latest of each thread
 
     def add(
@@ -209,7 +236,9 @@ class LateWaits:
         if group not in self._queues:
             self._queues[group] = queue.SimpleQueue()
             name = f"ringsim-late-waits-{group}"
-            thread = threading.Thread(target=self._run, args=(self._queues[group],), name=name, daemon=True)
+            thread = threading.Thread(
+                target=self._run, args=(self._queues[group],), name=name, daemon=True
+            )
             self._threads.append(thread)
             thread.start()
         places = [tensor.data_ptr() for tensor in made]
@@ -251,7 +280,10 @@ class LateWaits:
         return mine
 
     def enter_block(self) -> None:
-        """Notes that the thread is back from C++: Python uses frames again, and DistributedDataParallel's forward pass is a block."""
+        """Notes that the thread is back from C++.
+
+        Python uses frames again, and DistributedDataParallel's forward pass is a block.
+        """
         self._blocks[threading.get_ident()] += 1
 
     def stop(self) -> None:
@@ -305,7 +337,10 @@ class LateWaits:
         return items.get()
 
     def _wait_for(self, item: _UnderWay) -> bool:
-        """Waits for a collective; returns whether its thread stayed in C++. There it counts as waiting after a while."""
+        """Waits for a collective; returns whether its thread stayed in C++.
+
+        There it counts as waiting after a while.
+        """
         in_cpp = False
         for limit_s in (RETURN_S, NOTICED_S):
             try:
@@ -324,7 +359,10 @@ class LateWaits:
         return in_cpp
 
     def _is_in(self, call: _Call) -> bool:
-        """Whether the thread has not come back from C++ since; functions in Python that C++ calls do not count."""
+        """Whether the thread has not come back from C++ since.
+
+        Functions in Python that C++ calls do not count.
+        """
         frame = sys._current_frames().get(call.thread)
         while frame is not None and _where(frame) != call.frame:
             frame = frame.f_back
@@ -332,5 +370,8 @@ class LateWaits:
 
 
 def _where(frame: FrameType | None) -> tuple[int, int]:
-    """Returns at which instruction of which call a thread is, without keeping what it holds alive."""
+    """Returns at which instruction of which call a thread is.
+
+    Does not keep alive what it holds.
+    """
     return (0, 0) if frame is None else (id(frame), frame.f_lasti)

@@ -1,19 +1,23 @@
-"""When operations on a GPU began to block the program's stream, and when they were done: CUDA events, tied to the host's clock.
+"""When operations on a GPU began to block the program's stream, and when they were done.
 
-On NCCL ``wait()`` returns once the stream has been told to wait, long before the GPU is done. So one event is recorded on the stream before
-it, and one after. CUDA tells the time between two events, not the time of one; some are therefore tied to the host's clock, the *anchors*,
-recorded on a stream of their own, where nothing is queued, between two looks at that clock::
+CUDA events, tied to the host's clock. On NCCL ``wait()`` returns once the stream has been told to
+wait, long before the GPU is done. So one event is recorded on the stream before it, and one after.
+CUDA tells the time between two events, not the time of one; some are therefore tied to the host's
+clock, the *anchors*, recorded on a stream of their own, where nothing is queued, between two looks
+at that clock::
 
     host     look |-| look    wait() returns                               look |-| look
     GPU            anchor ....... other kernels .... begin ===== end .........  anchor
                  first operation                                         the record is read
 
-Times between two anchors are interpolated, so clocks that drift apart do no harm. Nothing waits for the GPU. Events are queried only when
-the record is read: a query while any thread captures a CUDA graph can spoil the capture.
+Times between two anchors are interpolated, so clocks that drift apart do no harm. Nothing waits for
+the GPU. Events are queried only when the record is read: a query while any thread captures a CUDA
+graph can spoil the capture.
 
 Source:
-    NVIDIA, "CUDA Runtime API", sections on events and stream capture: elapsed time is a float of milliseconds, queries are unsafe during a
-    capture. github.com/pytorch/pytorch/issues/104487: a capture that was spoilt so.
+    NVIDIA, "CUDA Runtime API", sections on events and stream capture: elapsed time is a float of
+    milliseconds, queries are unsafe during a capture. github.com/pytorch/pytorch/issues/104487: a
+    capture that was spoilt so.
 """
 
 from __future__ import annotations
@@ -31,10 +35,15 @@ from ringsim.comm.torch_private import gpu_backend
 
 MAX_KEPT: Final = 1 << 15  # operations whose events wait to be read: two events each
 # True until the record is read, and for good if the rank is killed before.
-NOT_READ: Final = "On NCCL, wait() returns once the work is queued: without the CUDA events, done is not when the GPU was done."
+NOT_READ: Final = (
+    "On NCCL, wait() returns once the work is queued: without the CUDA events, done is not when "
+    "the GPU was done."
+)
 NO_EVENT: Final = "blocked the stream before an event could be recorded"
 _TRIES: Final = 4  # the narrowest of so many anchors is taken
-_LOOKS: Final = 100  # an anchor that has not passed after so many looks tells too little; a look takes about a microsecond
+# an anchor that has not passed after so many looks tells too little; a look takes about a
+# microsecond
+_LOOKS: Final = 100
 _CAPTURED: Final = "were captured in a CUDA graph"
 _TOO_MANY: Final = f"came while {MAX_KEPT:,} others were to be read"
 _REFUSED: Final = "got no event from CUDA"
@@ -66,7 +75,8 @@ class _Kept(NamedTuple):
 class GpuTimes:
     """Writes the times of CUDA events into the records of operations.
 
-    Any thread may call ``begin`` and then ``end``, around what blocks its stream. Neither blocks, and no method raises.
+    Any thread may call ``begin`` and then ``end``, around what blocks its stream. Neither blocks,
+    and no method raises.
 
     Args:
         amend: ``amend(slot, wait_ns=..., done_ns=...)`` writes them down: that of the recorder.
@@ -74,14 +84,19 @@ class GpuTimes:
         now: the host's clock, ns.
     """
 
-    def __init__(self, amend: Callable[..., None], rank: int, now: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, amend: Callable[..., None], rank: int, now: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self._amend = amend
         self._rank = rank
         self._now = now
         self._clocks: dict[torch.device, _GpuClock] = {}
 
     def begin(self, gpu: torch.device) -> Begun:
-        """Records that the program's stream is about to be blocked. Returns what ``end`` must be given."""
+        """Records that the program's stream is about to be blocked.
+
+        Returns what ``end`` must be given.
+        """
         clock = self._find_clock(gpu)
         return Begun(gpu, _TOO_MANY if len(clock.kept) >= MAX_KEPT else clock.record())
 
@@ -95,28 +110,34 @@ class GpuTimes:
             clock.kept.append(_Kept(begin, end, slots))
 
     def read(self) -> list[str]:
-        """Writes the times of events that have passed into their records, and says in words which times the operations have.
+        """Writes the times of events that have passed into their records.
 
-        Queries the GPUs and waits for none. Call it when the record is read and the program is not capturing a graph.
+        Says in words which times the operations have. Queries the GPUs and waits for none. Call it
+        when the record is read and the program is not capturing a graph.
         """
         words = []
         for gpu, clock in list(self._clocks.items()):
             self._read_one(clock)
             times = f"On rank {self._rank}, {gpu}"
             words.append(
-                f"{times}: {_count(clock.read)} got the times of CUDA events, within {clock.within_ns:,} ns of the host's clock: "
+                f"{times}: {_count(clock.read)} got the times of CUDA events, within "
+                f"{clock.within_ns:,} ns of the host's clock: "
                 "wait is when the stream came to the operation, done when it got past."
             )
             late = Counter({_NOT_PASSED: sum(len(each.slots) for each in list(clock.kept))})
             for why, count in (clock.missed + late).items():
-                words.append(f"{times}: {_count(count)} kept the host's times, done is when wait() returned: they {why}.")
+                words.append(
+                    f"{times}: {_count(count)} kept the host's times, done is when wait() "
+                    f"returned: they {why}."
+                )
         return words
 
     def _find_clock(self, gpu: torch.device) -> _GpuClock:
         return self._clocks.get(gpu) or self._clocks.setdefault(gpu, _GpuClock(gpu, self._now))
 
     def _read_one(self, clock: _GpuClock) -> None:
-        taken = [clock.kept.popleft() for _ in range(len(clock.kept))]  # other threads may be adding more
+        # other threads may be adding more
+        taken = [clock.kept.popleft() for _ in range(len(clock.kept))]
         try:
             with torch.cuda.device(clock.gpu):
                 start, end = clock.anchor, None
@@ -132,7 +153,9 @@ class GpuTimes:
         except RuntimeError:  # a GPU in trouble: the program hears of it from its own operations
             clock.kept.extendleft(reversed(taken))
             return
-        clock.kept.extendleft(each for each, has in zip(reversed(taken), reversed(passed), strict=True) if not has)
+        clock.kept.extendleft(
+            each for each, has in zip(reversed(taken), reversed(passed), strict=True) if not has
+        )
         span_ns = places_ns.pop()
         scale = (end.host_ns - start.host_ns) / span_ns if span_ns > 0 else 1.0
         times = [start.host_ns + round(place_ns * scale) for place_ns in places_ns]
@@ -143,7 +166,9 @@ class GpuTimes:
         clock.anchor = end
         if done:
             # Rounding moves an event, and once more the anchor at the end of the line.
-            clock.within_ns = max(clock.within_ns, max(start.within_ns, end.within_ns) + 2 * rounding_ns)
+            clock.within_ns = max(
+                clock.within_ns, max(start.within_ns, end.within_ns) + 2 * rounding_ns
+            )
 
 
 class _GpuClock:
@@ -174,7 +199,8 @@ class _GpuClock:
             with torch.cuda.device(self.gpu):
                 if torch.cuda.is_current_stream_capturing():
                     return _CAPTURED
-                if self._stream is None:  # the one time at which the GPU is asked while the program runs
+                # the one time at which the GPU is asked while the program runs
+                if self._stream is None:
                     self._stream = torch.cuda.Stream()
                     self.anchor = self.tie()
                 if self.anchor is None:
@@ -186,7 +212,10 @@ class _GpuClock:
         return event
 
     def tie(self) -> _Anchor | None:
-        """Makes an anchor; None where its stream, which others may have got from torch's pool too, is busy."""
+        """Makes an anchor.
+
+        None where its stream, which others may have got from torch's pool too, is busy.
+        """
         anchors = []
         for _ in range(_TRIES):
             event = torch.cuda.Event(enable_timing=True)
@@ -204,9 +233,10 @@ def _count(operations: int) -> str:
 
 
 def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:
-    """Returns how many ns after ``start`` each event passed, and how far rounding may have moved the last one.
+    """Returns how many ns after ``start`` each event passed.
 
-    It goes from event to event, since elapsed times are floats of 24 bits: exact to the ns below 16 ms, but an hour only to 0.2 ms.
+    Also how far rounding may have moved the last one. It goes from event to event, since elapsed
+    times are floats of 24 bits: exact to the ns below 16 ms, but an hour only to 0.2 ms.
     """
     places, place_ns, rounding_ns = [], 0, 0.0
     for event in events:
@@ -219,12 +249,20 @@ def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple
 
 
 def is_nccl(group: ProcessGroup) -> bool:
-    """Returns whether a group's operations on GPUs are NCCL's, whatever it has for tensors of the host."""
+    """Returns whether a group's operations on GPUs are NCCL's.
+
+    Whatever it has for tensors of the host.
+    """
     return "nccl" in gpu_backend(group)
 
 
 def find_gpu(value: Any) -> torch.device | None:
-    """Returns the GPU of the first tensor on one, in lists and tuples of any depth too; None where there is none."""
+    """Returns the GPU of the first tensor on one, in lists and tuples of any depth too.
+
+    None where there is none.
+    """
     if isinstance(value, torch.Tensor):
         return value.device if value.is_cuda else None
-    return next(filter(None, map(find_gpu, value)), None) if isinstance(value, list | tuple) else None
+    return (
+        next(filter(None, map(find_gpu, value)), None) if isinstance(value, list | tuple) else None
+    )

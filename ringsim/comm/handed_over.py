@@ -1,7 +1,8 @@
-"""Tells the line of an operation that is handed straight to a thread, as in ``pool.submit(dist.recv, tensor, 0)``.
+"""Tells the line of an operation that is handed straight to a thread.
 
-No frame of that thread is the user's. So while something is recorded, the line that starts a thread, or hands a function of the library to
-one, is noted.
+As in ``pool.submit(dist.recv, tensor, 0)``. No frame of that thread is the user's. So while
+something is recorded, the line that starts a thread, or hands a function of the library to one, is
+noted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def make_replacements(sites: CallSites) -> dict[Place, Callable[..., Any]]:
     start = threading.Thread.start
     submit: Callable[..., Any] = ThreadPoolExecutor.submit
     to_thread: Callable[..., Any] = asyncio.to_thread
-    started: dict[int, int] = {}  # by the id of a thread, for a subclass may have its own idea of equality
+    # by the id of a thread, for a subclass may have its own idea of equality
+    started: dict[int, int] = {}
     running = threading.local()  # `place` is where that was handed over which the thread runs
 
     def run(place: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +48,14 @@ def make_replacements(sites: CallSites) -> dict[Place, Callable[..., Any]]:
         place, me = getattr(running, "place", NONE), threading.get_ident()
         if place != NONE:
             return place
-        return next((started.get(id(thread), NONE) for thread in threading.enumerate() if thread.ident == me), NONE)
+        return next(
+            (
+                started.get(id(thread), NONE)
+                for thread in threading.enumerate()
+                if thread.ident == me
+            ),
+            NONE,
+        )
 
     @functools.wraps(start)
     def start_thread(self: threading.Thread) -> None:

@@ -1,11 +1,14 @@
-"""Injects what ``inject=`` asks for into torch's operations on a real rank: failures in front of the recorder, slow links behind it.
+"""Injects what ``inject=`` asks for into torch's operations on a real rank.
+
+Failures in front of the recorder, slow links behind it.
 
 ::
 
     program -> [raises in place of operation n] -> recorder -> [sleeps at the end of the wait] -> Gloo
 
-So the operation in whose place a rank fails is not in the trace, and a message on a slow link is there with the time that it took.
-"""
+So the operation in whose place a rank fails is not in the trace, and a message on a slow link is
+there with the time that it took.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -33,9 +36,10 @@ _Channel = tuple[int, Group, int]  # source, group, tag
 
 
 def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) -> None:
-    """Shows this process's operations to ``recorder``, as ``torch_hooks.install`` does, with injections.
+    """Shows this process's operations to ``recorder``, with injections.
 
-    The recorder must have recorded from before the first operation of any rank, and beside those of the other ranks.
+    As ``torch_hooks.install`` does. The recorder must have recorded from before the first operation
+    of any rank, and beside those of the other ranks.
 
     Args:
         inject: of all ranks; those of this one count.
@@ -57,7 +61,8 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
     recorder.undo_hooks = undo
     at_op = fails_at(inject, recorder.rank)
     if at_op is not None:
-        put(_make_failing(at_op, recorder))  # taken back by the hooks, which put torch's own into the same places
+        # taken back by the hooks, which put torch's own into the same places
+        put(_make_failing(at_op, recorder))
 
 
 def _make_failing(at_op: int, recorder: Recorder) -> dict[Place, Callable[..., Any]]:
@@ -73,11 +78,18 @@ def _make_failing(at_op: int, recorder: Recorder) -> dict[Place, Callable[..., A
 
         return operation
 
-    return {(ProcessGroup, name): make(vars(ProcessGroup)[name]) for name in _OPERATIONS if name in vars(ProcessGroup)}
+    return {
+        (ProcessGroup, name): make(vars(ProcessGroup)[name])
+        for name in _OPERATIONS
+        if name in vars(ProcessGroup)
+    }
 
 
 def blank_messages() -> None:
-    """Lets every message of this rank carry zeros from now on, whatever was in its tensor. Not for ranks that are used again."""
+    """Lets every message of this rank carry zeros from now on, whatever was in its tensor.
+
+    Not for ranks that are used again.
+    """
     clock = get_state().clock
     if clock is not None:
         clock.current.blank = True
@@ -94,8 +106,9 @@ def blank_messages() -> None:
 class _SlowLinks:
     """Delays the messages that come to this rank over slow links.
 
-    A message that takes t, from when both sides were posted, is made to take ``factor`` * t. When it arrives shows only in the wait: where
-    the program comes to wait late, the least time that was seen for a message of that size counts.
+    A message that takes t, from when both sides were posted, is made to take ``factor`` * t. When
+    it arrives shows only in the wait: where the program comes to wait late, the least time that was
+    seen for a message of that size counts.
 
     Args:
         recorder: this rank's; those of the others are read, for when they posted their sends.
@@ -104,14 +117,19 @@ class _SlowLinks:
 
     def __init__(self, recorder: Recorder, factors: dict[int, float]) -> None:
         self._factors, self._recorder = factors, recorder
-        self._sends = {src: _Sends(PartReader(recorder.directory, src), recorder.rank) for src in factors}
+        self._sends = {
+            src: _Sends(PartReader(recorder.directory, src), recorder.rank) for src in factors
+        }
         self._received: dict[_Channel, int] = {}  # the number of the last one
-        self._posted: dict[Work, tuple[_Channel, int, int, int]] = {}  # channel, number, when, bytes
+        # channel, number, when, bytes
+        self._posted: dict[Work, tuple[_Channel, int, int, int]] = {}
         self._least_ns: dict[tuple[int, int], int] = {}  # by source and bytes
 
     def make_replacements(self) -> dict[Place, Callable[..., Any]]:
         """Makes what stands in place of torch's methods."""
-        waits: dict[Place, Callable[..., Any]] = {(kind, "wait"): self._make_wait(kind.wait) for kind in find_handle_types(Work)}
+        waits: dict[Place, Callable[..., Any]] = {
+            (kind, "wait"): self._make_wait(kind.wait) for kind in find_handle_types(Work)
+        }
         return {**waits, (ProcessGroup, "recv"): self._make_recv(ProcessGroup.recv)}
 
     def _make_recv(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +143,12 @@ class _SlowLinks:
             posted_ns = time.monotonic_ns()
             work = call(group, tensors, rank, tag)
             place = self._received[channel] = self._received.get(channel, NONE) + 1
-            self._posted[work] = channel, place, posted_ns, tensors[0].numel() * tensors[0].element_size()
+            self._posted[work] = (
+                channel,
+                place,
+                posted_ns,
+                tensors[0].numel() * tensors[0].element_size(),
+            )
             return work
 
         return recv
@@ -142,7 +165,15 @@ class _SlowLinks:
 
         return wait
 
-    def _hold_back(self, channel: _Channel, place: int, posted_ns: int, size_bytes: int, begun_ns: int, done_ns: int) -> None:
+    def _hold_back(
+        self,
+        channel: _Channel,
+        place: int,
+        posted_ns: int,
+        size_bytes: int,
+        begun_ns: int,
+        done_ns: int,
+    ) -> None:
         """Sleeps until a message would have come over the slow link."""
         src = channel[0]
         ready_ns = max(posted_ns, self._sends[src].find_post_ns(channel, place))
@@ -167,7 +198,10 @@ class _Sends:
         self._posts: dict[_Channel, list[tuple[int, int]]] = {}  # slot and post_ns, ascending
 
     def find_post_ns(self, channel: _Channel, place: int) -> int:
-        """Returns when the send number ``place`` of a channel was posted, which has arrived; 0 where it cannot be found."""
+        """Returns when the send number ``place`` of a channel was posted, which has arrived.
+
+        0 where it cannot be found.
+        """
         part, batch = self._part, self._part.advance()
         mine = (OP_KINDS[batch.records["op"]] == SEND) & (batch.records["peer"] == self._me)
         for slot, record in zip(batch.slots[mine].tolist(), batch.records[mine], strict=True):

@@ -1,8 +1,10 @@
-"""The log of ``ringsim.comm``: how long operations took, and at what bandwidth, computed from what the recorder wrote.
+"""The log of ``ringsim.comm``.
 
-While the log is on, operations are recorded: ``configure(enabled=True)`` starts a recorder or shares the one at work. There is no second
-stopwatch. An operation is logged if it was selected when it was called: all are (``prof_all``), those of certain names (``prof_ops``), or a
-single call (``prof=True``). If the log knows an operation by another name than its own, that name is the ``label`` of its record::
+How long operations took, and at what bandwidth, computed from what the recorder wrote. While the
+log is on, operations are recorded: ``configure(enabled=True)`` starts a recorder or shares the one
+at work. There is no second stopwatch. An operation is logged if it was selected when it was called:
+all are (``prof_all``), those of certain names (``prof_ops``), or a single call (``prof=True``). If
+the log knows an operation by another name than its own, that name is the ``label`` of its record::
 
     ringsim.comm.all_reduce(t, log_name="gradients")
       |- label "gradients" is in force          LogOptions.call
@@ -10,19 +12,20 @@ single call (``prof=True``). If the log knows an operation by another name than 
       |- the label ends
     ringsim.comm.log_summary()                  records -> rows
 
-The log never synchronises, and no operation blocks that would not block without it. On NCCL an operation is done when the GPU is done, as
-CUDA events tell when the log is read; the lines of ``verbose`` are written earlier, with the host's times.
+The log never synchronises, and no operation blocks that would not block without it. On NCCL an
+operation is done when the GPU is done, as CUDA events tell when the log is read; the lines of
+``verbose`` are written earlier, with the host's times.
 
-``log_summary`` brings the logs of all ranks together on rank 0, which sends the table back. With torch it uses the store of the default
-group: nothing is posted on the groups being logged, and a rank that hangs, or has done more than the others, does not keep them from their
-log::
+``log_summary`` brings the logs of all ranks together on rank 0, which sends the table back. With
+torch it uses the store of the default group: nothing is posted on the groups being logged, and a
+rank that hangs, or has done more than the others, does not keep them from their log::
 
     rank r                      store                         rank 0
       |-- set its operations -->|-----------------------------> wait for each, some seconds
       |                         |<-- set the table -------------|  compute it
       |<-- get the table -------|
       |-- add 1 to "read" ----->|-----------------------------> wait: the store may live in this process
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -84,28 +87,50 @@ from ringsim.traces.units import bytes_text, rate_text, time_text
 _SWITCHES: Final = ("enabled", "prof_all", "verbose", "debug")
 _STYLES: Final = ("ringsim", "deepspeed")
 _LOGGER: Final = logging.getLogger("ringsim.comm")
-_ANY_WORLD: Final = 1 << 16  # a recorder of our own may begin before this rank knows how many there are
+# a recorder of our own may begin before this rank knows how many there are
+_ANY_WORLD: Final = 1 << 16
 _OPEN: Final = (1 << 63) - 1  # the end of a period that has not ended
 _WAIT_S: Final = 30.0  # how long rank 0 waits for the logs of the others
 _MARGIN_S: Final = 10.0  # the others wait this much longer, for rank 0 computes
 _READERS_S: Final = 5.0  # how long rank 0 stays for the others to read the table
-_COLUMNS: Final = [name for name in COLUMN_DTYPES if name not in ("thread", "stage", "microbatch", "file", "line", "seq")]
+_COLUMNS: Final = [
+    name
+    for name in COLUMN_DTYPES
+    if name not in ("thread", "stage", "microbatch", "file", "line", "seq")
+]
 
-Connection = tuple[Group | None, int | str]  # a group, and the peer there; NONE for its collectives, a name for calls under timed_op
-Periods = tuple[tuple[int, int], ...]  # from and to, as counts of records: a virtual clock may stand still
-Logged = tuple[Events, Ints, dict[str, Any]]  # a rank's operations, whether each is a first one, and what is known of the rank
+# a group, and the peer there; NONE for its collectives, a name for calls under timed_op
+Connection = tuple[Group | None, int | str]
+# from and to, as counts of records: a virtual clock may stand still
+Periods = tuple[tuple[int, int], ...]
+# a rank's operations, whether each is a first one, and what is known of the rank
+Logged = tuple[Events, Ints, dict[str, Any]]
 
 
 def read_settings(
-    deepspeed_config: Any, enabled: object, prof_all: object, prof_ops: object, verbose: object, debug: object
+    deepspeed_config: Any,
+    enabled: object,
+    prof_all: object,
+    prof_ops: object,
+    verbose: object,
+    debug: object,
 ) -> dict[str, Any]:
-    """Returns the settings that are given; an argument overrides the configuration. For the arguments see ``configure``.
+    """Returns the settings that are given; an argument overrides the configuration.
+
+    For the arguments see ``configure``.
 
     Raises:
         ArgumentError: a value is of the wrong kind.
 
     Example:
-        >>> read_settings({"comms_logger": {"enabled": True, "prof_ops": ["isend"]}}, None, None, None, True, None)
+        >>> read_settings(
+        ...     {"comms_logger": {"enabled": True, "prof_ops": ["isend"]}},
+        ...     None,
+        ...     None,
+        ...     None,
+        ...     True,
+        ...     None,
+        ... )
         {'enabled': True, 'verbose': True, 'prof_ops': frozenset({'isend'})}
     """
     if isinstance(deepspeed_config, Mapping):
@@ -114,18 +139,38 @@ def read_settings(
         section = getattr(getattr(deepspeed_config, "comms_config", None), "comms_logger", {})
     if not isinstance(section, Mapping):
         section = {name: getattr(section, name, None) for name in (*_SWITCHES, "prof_ops", "style")}
-    given = {"enabled": enabled, "prof_all": prof_all, "verbose": verbose, "debug": debug, "prof_ops": prof_ops, "style": None}
+    given = {
+        "enabled": enabled,
+        "prof_all": prof_all,
+        "verbose": verbose,
+        "debug": debug,
+        "prof_ops": prof_ops,
+        "style": None,
+    }
     merged = {name: section.get(name) if value is None else value for name, value in given.items()}
     settings: dict[str, Any] = {name: value for name, value in merged.items() if value is not None}
     for name in _SWITCHES:
         if not isinstance(settings.get(name, True), bool):
-            raise ArgumentError(f"{name} must be True or False, got {settings[name]!r} (configure). Leave it out to keep it as it is.")
+            raise ArgumentError(
+                f"{name} must be True or False, got {settings[name]!r} (configure). Leave it out "
+                "to keep it as it is."
+            )
     if settings.get("style", "ringsim") not in _STYLES:
-        raise ArgumentError(f'style must be "ringsim" or "deepspeed", got {settings["style"]!r} (configure). Leave it out for ringsim\'s.')
+        raise ArgumentError(
+            f'style must be "ringsim" or "deepspeed", got {settings["style"]!r} (configure). '
+            "Leave it out for ringsim's."
+        )
     if "prof_ops" in settings:
         names = settings["prof_ops"]
-        if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-            raise ArgumentError(f'prof_ops must be a list of names, got {names!r} (configure). Write prof_ops=["all_reduce"].')
+        if (
+            isinstance(names, str)
+            or not isinstance(names, Iterable)
+            or not all(isinstance(name, str) for name in names)
+        ):
+            raise ArgumentError(
+                f"prof_ops must be a list of names, got {names!r} (configure). Write "
+                'prof_ops=["all_reduce"].'
+            )
         settings["prof_ops"] = frozenset(names)
     return settings
 
@@ -154,19 +199,25 @@ class _Segment:
 
 
 def begin_records() -> Records:
-    """Starts recording for the log: shares the recorder at work, or starts one in a private directory that ends with the process.
+    """Starts recording for the log.
+
+    Shares the recorder at work, or starts one in a private directory that ends with the process.
 
     Raises:
         RingError: the rank is simulated, and nothing of it is recorded.
     """
     recorder, directory = get_state().recorder, None
     if recorder is None and get_state().clock is not None:
-        raise RingError("the log of ringsim.comm must have records on a simulated rank, got record=False. Leave record=False out.")
+        raise RingError(
+            "the log of ringsim.comm must have records on a simulated rank, got record=False. "
+            "Leave record=False out."
+        )
     if recorder is None:
         directory = tempfile.mkdtemp(prefix="ringsim-log-")
         recorder = Recorder(directory, 0, _ANY_WORLD)
         weakref.finalize(recorder, _remove, directory, os.getpid())
-    if directory is not None or recorder.users:  # another backend's recorder needs no hooks in torch
+    # another backend's recorder needs no hooks in torch
+    if directory is not None or recorder.users:
         torch_hooks.install(recorder)
     return Records(recorder, recorder.count, directory, os.getpid())
 
@@ -191,7 +242,12 @@ def _read_segment(log: LogOptions) -> _Segment:
     recorder = log.records.recorder
     if get_state().clock is None:
         recorder.complete_times()
-        everything, facts = read_parts(Path(recorder.directory), start_ns=0, world_size=recorder.world_size, only_rank=recorder.rank)
+        everything, facts = read_parts(
+            Path(recorder.directory),
+            start_ns=0,
+            world_size=recorder.world_size,
+            only_rank=recorder.rank,
+        )
     else:
         everything, facts = recorder.read(recorder.rank), {"notes": ()}
     operations = everything.select(is_operation(everything))
@@ -206,11 +262,17 @@ def _read_segment(log: LogOptions) -> _Segment:
 
 
 def _find_first(events: Events, met: frozenset[Connection]) -> tuple[frozenset[Connection], Ints]:
-    """Returns the connections that the events used, and marks the first operation on each that is not in ``met``."""
+    """Returns the connections that the events used.
+
+    Marks the first operation on each that is not in ``met``.
+    """
     kind = events.kind
     other = np.where((kind == SEND) | (kind == RECV), events.peer.astype(np.int64), NONE)
-    other = np.where(kind == SPAN, -10 - events.label.astype(np.int64), other)  # numbers that no peer has
-    pairs, places = np.unique(np.stack([events.group.astype(np.int64), other]), axis=1, return_index=True)
+    # numbers that no peer has
+    other = np.where(kind == SPAN, -10 - events.label.astype(np.int64), other)
+    pairs, places = np.unique(
+        np.stack([events.group.astype(np.int64), other]), axis=1, return_index=True
+    )
     first = np.zeros(len(events), dtype=bool)
     found = set()
     for group, number, place in zip(*pairs.tolist(), places.tolist(), strict=True):
@@ -224,10 +286,16 @@ def _find_first(events: Events, met: frozenset[Connection]) -> tuple[frozenset[C
 def _read_own() -> _Segment:
     """Returns what this rank has logged until now."""
     log: LogOptions | None = get_state().log or get_state().stopped_log
-    segments = [] if log is None else [*log.kept, *([_read_segment(log)] if log.records is not None else [])]
+    segments = (
+        []
+        if log is None
+        else [*log.kept, *([_read_segment(log)] if log.records is not None else [])]
+    )
     first = [np.zeros(0, dtype=bool), *(segment.first for segment in segments)]
     notes = tuple(dict.fromkeys(note for segment in segments for note in segment.notes))
-    return _Segment(join_events([segment.events for segment in segments]), np.concatenate(first), notes=notes)
+    return _Segment(
+        join_events([segment.events for segment in segments]), np.concatenate(first), notes=notes
+    )
 
 
 # -- what is logged
@@ -242,15 +310,21 @@ class LogOptions:
 
     prof_all: bool = True  # whether all operations are selected
     prof_ops: frozenset[str] = frozenset()  # names of operations, or of the log, that are selected
-    verbose: bool = False  # whether a line is written through ``logging`` for each selected operation
-    debug: bool = False  # whether the name of the function that calls is added to the name in the log
+    # whether a line is written through ``logging`` for each selected operation
+    verbose: bool = False
+    # whether the name of the function that calls is added to the name in the log
+    debug: bool = False
     style: str = "ringsim"  # whose lines and table are written
-    records: Records | None = None  # where the operations are recorded now, None while the log is stopped
+    # where the operations are recorded now, None while the log is stopped
+    records: Records | None = None
     periods: Periods = ()  # when all operations were selected, of what is recorded there
     kept: tuple[_Segment, ...] = ()  # what was recorded before, elsewhere
 
     def selects(self, op: str, name: str, prof: bool) -> bool:
-        """Returns whether an operation is to be logged: all are, its name is listed, or this call asks for it."""
+        """Returns whether an operation is to be logged.
+
+        All are, its name is listed, or this call asks for it.
+        """
         return self.prof_all or prof or op in self.prof_ops or name in self.prof_ops
 
     def call(
@@ -263,7 +337,9 @@ class LogOptions:
         log_name: str | None = None,
         debug: str | None = None,
     ) -> Any:
-        """Runs an operation of ``ringsim.comm`` with the backend's ``function``, and logs it if it is selected.
+        """Runs an operation of ``ringsim.comm`` with the backend's ``function``.
+
+        Logs it if it is selected.
 
         Args:
             op: its name, as torch spells it.
@@ -277,13 +353,21 @@ class LogOptions:
         name = log_name or op
         if self.records is None or not self.selects(op, name, prof):
             return function(*args, **kwargs)
-        if self.prof_all and not (self.verbose or self.debug or prof) and name == op and op in OP_CODES:
+        if (
+            self.prof_all
+            and not (self.verbose or self.debug or prof)
+            and name == op
+            and op in OP_CODES
+        ):
             return function(*args, **kwargs)  # its record says it all
         return _run_named(self, name, debug, lambda: function(*args, **kwargs))
 
 
 def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], R]) -> R:
-    """Runs a logged call: the operations that it posts bear ``name``, and their lines are written."""
+    """Runs a logged call.
+
+    The operations that it posts bear ``name``, and their lines are written.
+    """
     assert log.records is not None
     recorder = log.records.recorder
     before = recorder.bookmark() if log.verbose else 0
@@ -302,24 +386,36 @@ def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], 
 
 
 def _write_lines(style: str, recorder: Recorder, before: int) -> None:
-    """Logs a line for each operation that this thread has posted since the bookmark ``before``; in DeepSpeed's style rank 0 alone does."""
+    """Logs a line for each operation that this thread has posted since the bookmark ``before``.
+
+    In DeepSpeed's style rank 0 alone does.
+    """
     if style == "deepspeed" and find_place()[0] != 0:
         return
     for record in recorder.records_since(before):
         op, status = OP_NAMES[record["op"]], int(record["status"])
         name = recorder.labels[record["label"]] if record["label"] >= 0 else op
         group = recorder.groups[record["group"]] if record["group"] >= 0 else Group("", (0,))
-        size_bytes = recorder.payloads[record["payload"]].size_bytes if record["payload"] >= 0 else 0
+        size_bytes = (
+            recorder.payloads[record["payload"]].size_bytes if record["payload"] >= 0 else 0
+        )
         took_ns = float(record["done_ns"] - record["post_ns"]) if status == OK else math.nan
         algbw = algbw_gb_per_s(size_bytes, took_ns * 1e-3)
         busbw = busbw_gb_per_s(op, size_bytes, took_ns * 1e-3, len(group.ranks))
         if style == "deepspeed":
             _LOGGER.info("[Rank 0] %s", write_line(name, took_ns * 1e-6, size_bytes, algbw, busbw))
             continue
-        words: list[str] = [f"{name}: {op}" if name != op else op, group.name, bytes_text(size_bytes)]
+        words: list[str] = [
+            f"{name}: {op}" if name != op else op,
+            group.name,
+            bytes_text(size_bytes),
+        ]
         if status == OK:
             rates = (("algbw", algbw), ("busbw", busbw))
-            words += [time_text(took_ns), *(f"{what} {rate_text(rate)}" for what, rate in rates if not math.isnan(rate))]
+            words += [
+                time_text(took_ns),
+                *(f"{what} {rate_text(rate)}" for what, rate in rates if not math.isnan(rate)),
+            ]
         else:
             words.append("posted" if status < OK else "failed")
         _LOGGER.info("%s", ", ".join(words))
@@ -335,16 +431,21 @@ def configure(
 ) -> None:
     """Starts or stops this rank's log, and sets what is logged. None leaves a setting as it is.
 
-    Any rank may call it at any time; it does not block. Stopping the log keeps its contents, and starting it again adds to them;
-    ``reset_log`` clears them.
+    Any rank may call it at any time; it does not block. Stopping the log keeps its contents, and
+    starting it again adds to them; ``reset_log`` clears them.
 
     Args:
-        deepspeed_config: a DeepSpeed configuration, as an object or a dictionary, whose ``comms_logger`` section gives the settings below;
-            arguments override it. In its ``style``, "deepspeed" asks for DeepSpeed's lines and table instead of "ringsim"'s.
-        enabled: True starts the log, False stops it. While it is stopped, operations run as if it had never existed.
-        prof_all: whether to log every operation, including those called without ``ringsim.comm``. True unless set.
-        prof_ops: what to log when ``prof_all`` is False: operations (``"all_reduce"``) or names given as ``log_name``. Empty unless set.
-        verbose: whether to write a line for each operation to the logger ``ringsim.comm``, at level INFO.
+        deepspeed_config: a DeepSpeed configuration, as an object or a dictionary, whose
+            ``comms_logger`` section gives the settings below; arguments override it. In its
+            ``style``, "deepspeed" asks for DeepSpeed's lines and table instead of "ringsim"'s.
+        enabled: True starts the log, False stops it. While it is stopped, operations run as if it
+            had never existed.
+        prof_all: whether to log every operation, including those called without ``ringsim.comm``.
+            True unless set.
+        prof_ops: what to log when ``prof_all`` is False: operations (``"all_reduce"``) or names
+            given as ``log_name``. Empty unless set.
+        verbose: whether to write a line for each operation to the logger ``ringsim.comm``, at level
+            INFO.
         debug: whether names in the log include the calling function.
 
     Raises:
@@ -376,7 +477,10 @@ def configure(
 
 
 def _change_period(log: LogOptions) -> LogOptions:
-    """Ends the period in which all operations were selected; starts another if they are to be from now on."""
+    """Ends the period in which all operations were selected.
+
+    Starts another if they are to be from now on.
+    """
     now = 0 if log.records is None else log.records.recorder.count
     ended = tuple((begin, min(end, now)) for begin, end in log.periods)
     return replace(log, periods=(*ended, (now, _OPEN)) if log.prof_all else ended)
@@ -385,31 +489,41 @@ def _change_period(log: LogOptions) -> LogOptions:
 def resume_log(log: LogOptions | None) -> None:
     """Restarts a log that ``interrupt_log`` returned; does nothing with None."""
     if log is not None:
-        change_state(log=_change_period(replace(log, records=begin_records(), periods=())), stopped_log=None)
+        change_state(
+            log=_change_period(replace(log, records=begin_records(), periods=())), stopped_log=None
+        )
 
 
 def interrupt_log() -> LogOptions | None:
-    """Stops the log and keeps its contents, so that recorders can be exchanged. Returns it, or None if it was not on."""
+    """Stops the log and keeps its contents, so that recorders can be exchanged.
+
+    Returns it, or None if it was not on.
+    """
     log: LogOptions | None = get_state().log
     if log is None or log.records is None:
         return None
-    stopped: LogOptions = replace(log, records=None, periods=(), kept=(*log.kept, _read_segment(log)))
+    stopped: LogOptions = replace(
+        log, records=None, periods=(), kept=(*log.kept, _read_segment(log))
+    )
     change_state(log=None, stopped_log=stopped)
     end_records(log.records)
     return stopped
 
 
 def reset_log() -> None:
-    """Clears this rank's log, including operations that have not been waited for yet; whether it is on does not change.
+    """Clears this rank's log, including operations that have not been waited for yet.
 
-    Any rank may call it at any time; it does not block.
+    Whether it is on does not change. Any rank may call it at any time; it does not block.
 
     Example:
         >>> reset_log()
     """
 
     def empty(log: LogOptions) -> LogOptions:  # which connections have been made is still true
-        kept = tuple(_Segment(each.events.select(np.zeros(0, dtype=np.int64)), each.first[:0], each.met) for each in log.kept)
+        kept = tuple(
+            _Segment(each.events.select(np.zeros(0, dtype=np.int64)), each.first[:0], each.met)
+            for each in log.kept
+        )
         return replace(log, kept=kept)
 
     log, stopped = get_state().log, get_state().stopped_log
@@ -439,16 +553,19 @@ def pause_log() -> Iterator[None]:
 
 
 def timed_op(function: Callable[P, R]) -> Callable[P, R]:
-    """Logs the calls of a function as if it were an operation of ``ringsim.comm``: a decorator for your own collectives.
+    """Logs the calls of a function as if it were an operation of ``ringsim.comm``.
 
-    While the log is on, a call that is selected (``prof_all``, the function's name in ``prof_ops``, or its own argument ``prof=True``) is
-    recorded as a span with a size and a group, and the operations in it bear its name. The call is done when the function returns; if it
-    returns the handle of an operation, when that has been waited for. Otherwise nothing is added to the call. The function keeps its
-    name, signature, docstring and result.
+    A decorator for your own collectives. While the log is on, a call that is selected
+    (``prof_all``, the function's name in ``prof_ops``, or its own argument ``prof=True``) is
+    recorded as a span with a size and a group, and the operations in it bear its name. The call is
+    done when the function returns; if it returns the handle of an operation, when that has been
+    waited for. Otherwise nothing is added to the call. The function keeps its name, signature,
+    docstring and result.
 
     Args:
-        function: what to log. If it has parameters ``prof``, ``log_name``, ``debug`` or ``group``, they mean what they mean in
-            ``ringsim.comm``. The logged size is that of the first argument that is a tensor or a list of tensors.
+        function: what to log. If it has parameters ``prof``, ``log_name``, ``debug`` or ``group``,
+            they mean what they mean in ``ringsim.comm``. The logged size is that of the first
+            argument that is a tensor or a list of tensors.
 
     Returns:
         The function, wrapped.
@@ -461,7 +578,8 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
         ('gossip', 'Tells the neighbours.', '(tensor, group=None)')
 
     Source:
-        DeepSpeed, ``deepspeed.comm.timed_op``: the name. The function that it returns has lost its name and signature.
+        DeepSpeed, ``deepspeed.comm.timed_op``: the name. The function that it returns has lost its
+        name and signature.
     """
     signature = inspect.signature(function)
 
@@ -479,7 +597,12 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
         name = given.get("log_name") or function.__name__
         if not log.selects(function.__name__, name, bool(given.get("prof", False))):
             return function(*args, **kwargs)
-        return _run_named(log, name, given.get("debug"), lambda: _record(log, given, lambda: function(*args, **kwargs)))
+        return _run_named(
+            log,
+            name,
+            given.get("debug"),
+            lambda: _record(log, given, lambda: function(*args, **kwargs)),
+        )
 
     return timed
 
@@ -488,7 +611,11 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
     """Runs a selected call, and records it under the name in force."""
     assert log.records is not None
     recorder = log.records.recorder
-    slot = recorder.call_begin(label_in_force.get(), _number_group(recorder, given.get("group")), _number_payload(recorder, given))
+    slot = recorder.call_begin(
+        label_in_force.get(),
+        _number_group(recorder, given.get("group")),
+        _number_payload(recorder, given),
+    )
     failed = True
     try:
         result = run()
@@ -500,9 +627,17 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
 
 
 def _leave_to_wait(recorder: Recorder, result: Any, slot: int) -> bool:
-    """Leaves a record to the wait for a handle; False where ``result`` is no handle, or has been waited for already."""
-    complete_record = getattr(result, "complete_record", None)  # torch's handles have none: the hooks know them
-    return recorder.complete_with(result, slot) if complete_record is None else complete_record(recorder, slot)
+    """Leaves a record to the wait for a handle.
+
+    False where ``result`` is no handle, or has been waited for already.
+    """
+    # torch's handles have none: the hooks know them
+    complete_record = getattr(result, "complete_record", None)
+    return (
+        recorder.complete_with(result, slot)
+        if complete_record is None
+        else complete_record(recorder, slot)
+    )
 
 
 def _number_group(recorder: Recorder, group: Any) -> int:
@@ -512,12 +647,17 @@ def _number_group(recorder: Recorder, group: Any) -> int:
         return recorder.group("", [0])
     if group is None:
         return recorder.group("world", range(backend.get_world_size()))
-    return recorder.group(str(getattr(group, "group_name", "")), backend.get_process_group_ranks(group))
+    return recorder.group(
+        str(getattr(group, "group_name", "")), backend.get_process_group_ranks(group)
+    )
 
 
 def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
     """Numbers the payload of a call: its first argument that is a tensor, or holds some."""
-    arguments = ([leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)] for value in given.values())
+    arguments = (
+        [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        for value in given.values()
+    )
     tensors = next(filter(None, arguments), None)
     return NONE if tensors is None else recorder.payload(*describe(tensors, 1))
 
@@ -526,8 +666,12 @@ def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
 
 
 def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTable:
-    """Makes the table of all ranks over a store. Every rank calls it; it blocks until all have, or a little longer than ``_WAIT_S``."""
-    entered = default.add(f"ringsim/log/entered/{rank}", 1)  # the n-th summary of this rank is the n-th of every rank
+    """Makes the table of all ranks over a store.
+
+    Every rank calls it; it blocks until all have, or a little longer than ``_WAIT_S``.
+    """
+    # the n-th summary of this rank is the n-th of every rank
+    entered = default.add(f"ringsim/log/entered/{rank}", 1)
     store: Any = PrefixStore(f"ringsim/log/{entered}", default)
     if rank == 0:
         logs, late = [mine], []
@@ -540,10 +684,16 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
                 continue
             logs.append(_unpack(store.get(str(other))))
             store.delete_key(str(other))
-        table = _make_table(logs, world_size, [f"ranks {late} had not called log_summary {_WAIT_S:g} s after rank 0"] if late else [])
+        table = _make_table(
+            logs,
+            world_size,
+            [f"ranks {late} had not called log_summary {_WAIT_S:g} s after rank 0"] if late else [],
+        )
         store.set("table", table.to_json())
         deadline = time.monotonic() + _READERS_S
-        while (read := store.add("read", 0)) < world_size - 1 - len(late) and time.monotonic() < deadline:
+        while (read := store.add("read", 0)) < world_size - 1 - len(
+            late
+        ) and time.monotonic() < deadline:
             time.sleep(0.001)
         if read == world_size - 1:
             store.delete_key("table")
@@ -553,7 +703,10 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
     try:
         store.wait(["table"], timedelta(seconds=_WAIT_S + _MARGIN_S))
     except (RuntimeError, dist.DistStoreError):
-        note = f"rank 0 did not call log_summary in {_WAIT_S:g} s: this is the log of rank {rank} alone"
+        note = (
+            f"rank 0 did not call log_summary in {_WAIT_S:g} s: this "
+            f"is the log of rank {rank} alone"
+        )
         return _make_table([mine], world_size, [note])
     table = LogTable.from_json(store.get("table"))
     store.add("read", 1)
@@ -561,9 +714,13 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
 
 
 def _gather_by_objects(backend: Backend, mine: Logged, world_size: int) -> LogTable:
-    """The same for a backend without a store, by ``all_gather_object`` or its method ``share``: every rank computes the table."""
+    """The same for a backend without a store, by ``all_gather_object`` or its method ``share``.
+
+    Every rank computes the table.
+    """
     packed: list[Any] = [None] * world_size
-    share = getattr(backend, "share", None)  # simulated ranks live in one process, and how many bytes this is depends on the machine
+    # simulated ranks live in one process, and how many bytes this is depends on the machine
+    share = getattr(backend, "share", None)
     if share is None:
         find(backend, "all_gather_object")(packed, _pack(mine))
     else:
@@ -582,17 +739,27 @@ def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str] = ()) 
         by_tag=facts[0]["backend"] != "nccl",
     )
     said = dict.fromkeys(note for each in facts for note in each["notes"])
-    unaligned = [] if one_clock else ["the ranks ran on several hosts, whose clocks are not aligned: no straggler time"]
-    return LogTable(rows, world_size, tuple(each["rank"] for each in facts), (*said, *unaligned, *notes))
+    unaligned = (
+        []
+        if one_clock
+        else ["the ranks ran on several hosts, whose clocks are not aligned: no straggler time"]
+    )
+    return LogTable(
+        rows, world_size, tuple(each["rank"] for each in facts), (*said, *unaligned, *notes)
+    )
 
 
 def _pack(logged: Logged) -> bytes:
     """Returns a rank's log as bytes: arrays of numbers and JSON, nothing that could be executed."""
     events, first, facts = logged
-    columns = {name: getattr(events, name) for name in _COLUMNS} | {"rank": np.full(len(events), facts["rank"])}
+    columns = {name: getattr(events, name) for name in _COLUMNS} | {
+        "rank": np.full(len(events), facts["rank"])
+    }
     text = json.dumps({**facts, "tables": write_tables(events.tables._replace(files=()))})
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **columns, first=first, facts=np.frombuffer(text.encode(), dtype=np.uint8))
+    np.savez_compressed(
+        buffer, **columns, first=first, facts=np.frombuffer(text.encode(), dtype=np.uint8)
+    )
     return buffer.getvalue()
 
 
@@ -617,15 +784,19 @@ def log_summary(show_straggler: bool = False, return_dict: Literal[False] = Fals
 def log_summary(show_straggler: bool = False, *, return_dict: Literal[True]) -> dict[str, Any]: ...
 
 
-def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogTable | dict[str, Any]:
+def log_summary(
+    show_straggler: bool = False, return_dict: bool = False
+) -> LogTable | dict[str, Any]:
     """Brings the logs of all ranks together; rank 0 prints the table.
 
-    Every rank calls it, whether the log is on or stopped; it blocks until all have. With torch it uses the store of the default group, not
-    the groups being logged. A rank that does not come within half a minute is left out, and the table says so. Without a process group,
-    the table is of this rank alone.
+    Every rank calls it, whether the log is on or stopped; it blocks until all have. With torch it
+    uses the store of the default group, not the groups being logged. A rank that does not come
+    within half a minute is left out, and the table says so. Without a process group, the table is
+    of this rank alone.
 
     Args:
-        show_straggler: whether the printed table has a column of straggler time; the returned data always do.
+        show_straggler: whether the printed table has a column of straggler time; the returned data
+            always do.
         return_dict: whether to return a dictionary, as ``LogTable.to_dict`` does.
 
     Returns:
@@ -644,7 +815,8 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogT
         all_reduce      16 B     1       1 ...
         >>> summary["summary"]["all_reduce"][16][0]["count"]
         1
-        >>> reset_log(); dist.destroy_process_group()
+        >>> reset_log()
+        >>> dist.destroy_process_group()
 
     Source:
         DeepSpeed, ``deepspeed.comm.log_summary``: name and arguments.
@@ -670,13 +842,17 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> LogT
     table = replace(table, show_straggler=show_straggler)
     if rank == 0:
         log = state.log or state.stopped_log
-        sys.stdout.write(f"{write_table(table) if log is not None and log.style == 'deepspeed' else table}\n")
+        sys.stdout.write(
+            f"{write_table(table) if log is not None and log.style == 'deepspeed' else table}\n"
+        )
         sys.stdout.flush()
     return table.to_dict() if return_dict else table
 
 
 def has_comm_data() -> bool:
-    """Returns whether this rank has logged anything. Any rank may call it at any time; it does not block.
+    """Returns whether this rank has logged anything.
+
+    Any rank may call it at any time; it does not block.
 
     Example:
         >>> has_comm_data()
@@ -686,7 +862,9 @@ def has_comm_data() -> bool:
 
 
 def get_comm_operation_count() -> int:
-    """Returns how many operations this rank has logged. Any rank may call it at any time; it does not block.
+    """Returns how many operations this rank has logged.
+
+    Any rank may call it at any time; it does not block.
 
     Example:
         >>> get_comm_operation_count()
@@ -696,7 +874,9 @@ def get_comm_operation_count() -> int:
 
 
 def get_logged_comm_ops() -> list[str]:
-    """Returns the names in this rank's log, sorted. Any rank may call it at any time; it does not block.
+    """Returns the names in this rank's log, sorted.
+
+    Any rank may call it at any time; it does not block.
 
     Example:
         >>> get_logged_comm_ops()

@@ -1,4 +1,7 @@
-"""The log of ``ringsim.comm`` as a value: one row for each operation and size, computed from events; as text, dictionary or DataFrame."""
+"""The log of ``ringsim.comm`` as a value.
+
+One row for each operation and size, computed from events; as text, dictionary or DataFrame.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringsim.traces.collectives import algbw_gb_per_s, busbw_gb_per_s
-from ringsim.traces.events import ERROR, IN_FLIGHT, MARK, NONE, OK, OP_NAMES, RECV, SEND, SPAN, Events, Ints
+from ringsim.traces.events import (
+    ERROR,
+    IN_FLIGHT,
+    MARK,
+    NONE,
+    OK,
+    OP_NAMES,
+    RECV,
+    SEND,
+    SPAN,
+    Events,
+    Ints,
+)
 from ringsim.traces.matching import match, refused, split_waits
 from ringsim.traces.units import bytes_text, rate_text
 
@@ -20,18 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogRow:
-    """What was logged of the operations of one name, kind, group size and message size, on all ranks.
+    """What was logged of operations of one name, kind, group size and message size, on all ranks.
 
-    Latency is the time from post to done. An operation is a *first* one when its rank was not seen before to talk to that peer on that
-    group (for a collective: to use that group): connections are made then. First ones are kept apart: mean, median, percentiles and
-    bandwidths are of the others, and NaN where there are none. 1 GB is 10**9 bytes.
+    Latency is the time from post to done. An operation is a *first* one when its rank was not seen
+    before to talk to that peer on that group (for a collective: to use that group): connections are
+    made then. First ones are kept apart: mean, median, percentiles and bandwidths are of the
+    others, and NaN where there are none. 1 GB is 10**9 bytes.
 
     Attributes:
         name: what the log calls them: ``log_name`` where one was given, else the operation.
         op: the operation, as torch spells it; "span" for a call of a function under ``timed_op``.
         group_size: number of ranks in their group.
         size_bytes: the message, or S as nccl-tests has it (see ``ringsim.traces.collectives``).
-        count: how many there were. A collective counts once, however many ranks took part; a send and its recv count as one each.
+        count: how many there were. A collective counts once, however many ranks took part; a send
+            and its recv count as one each.
         in_flight: records of operations that nobody has waited for yet.
         failed: records of operations that raised.
         first_count: how many of the records are first ones.
@@ -41,10 +58,13 @@ class LogRow:
         median_us: median latency.
         p10_us: a tenth of them took less.
         p90_us: a tenth of them took more.
-        blocked_mean_us: the part of the mean latency in which the program was blocked, from wait to done.
-        overlap_mean_us: the rest, from post to wait: an asynchronous operation ran beside the program.
-        straggler_mean_us: the part of the mean latency in which a rank was blocked before the last one of its group, or the other side of
-            its message, had posted; NaN where that is not known.
+        blocked_mean_us: the part of the mean latency in which the program was blocked, from wait to
+            done.
+        overlap_mean_us: the rest, from post to wait: an asynchronous operation ran beside the
+            program.
+        straggler_mean_us: the part of the mean latency in which a rank was blocked before the last
+            one of its group, or the other side of its message, had posted; NaN where that is not
+            known.
         algbw_gb_per_s: algorithm bandwidth, S over the median latency.
         busbw_gb_per_s: bus bandwidth, with the factor of nccl-tests for the group's size.
         lower_bound: whether the bandwidths are lower bounds, because the program came to wait late.
@@ -99,8 +119,28 @@ class LogTable:
         show_straggler: whether the text has the column of straggler time.
 
     Example:
-        >>> row = LogRow("all_reduce", "all_reduce", 4, 1 << 20, 10, 0, 0, 4, 900.0, 5400.0, 500.0, 490.0, 450.0, 600.0, 500.0, 0.0, 20.0,
-        ...              2.14, 3.21, False)
+        >>> row = LogRow(
+        ...     "all_reduce",
+        ...     "all_reduce",
+        ...     4,
+        ...     1 << 20,
+        ...     10,
+        ...     0,
+        ...     0,
+        ...     4,
+        ...     900.0,
+        ...     5400.0,
+        ...     500.0,
+        ...     490.0,
+        ...     450.0,
+        ...     600.0,
+        ...     500.0,
+        ...     0.0,
+        ...     20.0,
+        ...     2.14,
+        ...     3.21,
+        ...     False,
+        ... )
         >>> table = LogTable((row,), world_size=4, ranks=(0, 1, 2, 3))
         >>> print(table)
         Communication of 4 ranks
@@ -108,7 +148,7 @@ class LogTable:
         all_reduce     1 MiB     4      10      5.400     500.0     490.0    450.0    600.0     900.0     2.14 GB/s     3.21 GB/s
         >>> table.to_dict()["summary"]["all_reduce"][1 << 20][0]["median_us"]
         490.0
-    """
+    """  # noqa: E501
 
     rows: tuple[LogRow, ...]
     world_size: int = 1
@@ -120,19 +160,26 @@ class LogTable:
         """Returns the rows as a new pandas DataFrame, one column for each field of ``LogRow``."""
         import pandas as pd
 
-        return pd.DataFrame([asdict(row) for row in self.rows], columns=[field.name for field in fields(LogRow)])
+        return pd.DataFrame(
+            [asdict(row) for row in self.rows], columns=[field.name for field in fields(LogRow)]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the table as a dictionary.
 
         Returns:
-            ``summary``, a list of rows (dictionaries with the fields of ``LogRow``) by name and then by size in bytes; ``world_size``;
-            ``ranks``; ``notes``.
+            ``summary``, a list of rows (dictionaries with the fields of ``LogRow``) by name and
+            then by size in bytes; ``world_size``; ``ranks``; ``notes``.
         """
         summary: dict[str, dict[int, list[dict[str, Any]]]] = {}
         for row in self.rows:
             summary.setdefault(row.name, {}).setdefault(row.size_bytes, []).append(asdict(row))
-        return {"summary": summary, "world_size": self.world_size, "ranks": list(self.ranks), "notes": list(self.notes)}
+        return {
+            "summary": summary,
+            "world_size": self.world_size,
+            "ranks": list(self.ranks),
+            "notes": list(self.notes),
+        }
 
     def to_json(self) -> bytes:
         """Returns the table as bytes, for the store."""
@@ -143,20 +190,39 @@ class LogTable:
         """Returns the table that ``to_json`` wrote."""
         value = json.loads(data)
         rows = tuple(LogRow(**row) for row in value["rows"])
-        return cls(rows, value["world_size"], tuple(value["ranks"]), tuple(value["notes"]), value["show_straggler"])
+        return cls(
+            rows,
+            value["world_size"],
+            tuple(value["ranks"]),
+            tuple(value["notes"]),
+            value["show_straggler"],
+        )
 
     def __str__(self) -> str:
-        """Returns the table as text, with the unit in the heading or the cell; ``>=`` before a bandwidth that is a lower bound."""
+        """Returns the table as text, with the unit in the heading or the cell.
+
+        ``>=`` before a bandwidth that is a lower bound.
+        """
         shown = (*_SHOWN, _STRAGGLER) if self.show_straggler else _SHOWN
         head = f"Communication of {self.world_size} rank{'' if self.world_size == 1 else 's'}"
         names = [row.name if row.name == row.op else f"{row.name} ({row.op})" for row in self.rows]
         longest = max([9, *map(len, names)])
         lines = [head if self.rows else f"{head}: nothing was logged"]
         if self.rows:
-            lines.append(f"{'operation':{longest}}{'size':>10}{'n':>6}" + "".join(f"{heading:>{width}}" for heading, _, width, _ in shown))
+            lines.append(
+                f"{'operation':{longest}}{'size':>10}{'n':>6}"
+                + "".join(f"{heading:>{width}}" for heading, _, width, _ in shown)
+            )
         for name, row in zip(names, self.rows, strict=True):
-            cells = "".join(f"{_cell(row, heading, field, decimals):>{width}}" for heading, field, width, decimals in shown)
-            left = [f"{number} {what}" for number, what in ((row.in_flight, "in flight"), (row.failed, "failed")) if number]
+            cells = "".join(
+                f"{_cell(row, heading, field, decimals):>{width}}"
+                for heading, field, width, decimals in shown
+            )
+            left = [
+                f"{number} {what}"
+                for number, what in ((row.in_flight, "in flight"), (row.failed, "failed"))
+                if number
+            ]
             line = f"{name:{longest}}{bytes_text(row.size_bytes):>10}{row.group_size:>6}{cells}"
             lines.append(f"{line}  ({', '.join(left)})" if left else line)
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
@@ -171,22 +237,31 @@ def _cell(row: LogRow, heading: str, field: str, decimals: int) -> str:
     return f"{value:,.{decimals}f}"
 
 
-_LATE = 0.5  # a program that lets more than this share of an operation pass before it waits may have come after its end
+# a program that lets more than this share of an operation pass before it waits may have come after
+# its end
+_LATE = 0.5
 
 
 def is_operation(events: Events) -> Ints:
-    """Marks what the log is about: messages, collectives, and calls under ``timed_op`` (spans that have a group)."""
+    """Marks what the log is about.
+
+    Messages, collectives, and calls under ``timed_op`` (spans that have a group).
+    """
     kind = events.kind
     mask: Ints = (kind != MARK) & ((kind != SPAN) | (events.group != NONE))
     return mask
 
 
-def make_rows(events: Events, first: Ints, *, one_clock: bool = True, by_tag: bool = True) -> tuple[LogRow, ...]:
+def make_rows(
+    events: Events, first: Ints, *, one_clock: bool = True, by_tag: bool = True
+) -> tuple[LogRow, ...]:
     """Computes the log.
 
     Args:
-        events: the operations to log, of all ranks, in order of rank and posting; for all of them ``is_operation`` holds.
-        first: bool, as long as the events: whether it was its rank's first with that peer on that group.
+        events: the operations to log, of all ranks, in order of rank and posting; for all of them
+            ``is_operation`` holds.
+        first: bool, as long as the events: whether it was its rank's first with that peer on that
+            group.
         one_clock: whether the times of different ranks can be compared.
         by_tag: False for a backend that ignores tags (NCCL).
 
@@ -197,42 +272,91 @@ def make_rows(events: Events, first: Ints, *, one_clock: bool = True, by_tag: bo
         Two ranks reduce 1,000 bytes three times; the first time costs more:
 
         >>> from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
-        >>> tables = Tables(groups=(Group("world", (0, 1)),), payloads=(Payload("uint8", (1000,), 1000),))
+        >>> tables = Tables(
+        ...     groups=(Group("world", (0, 1)),), payloads=(Payload("uint8", (1000,), 1000),)
+        ... )
         >>> post = np.array([0, 100_000, 200_000] * 2)
-        >>> events = make_events({"rank": [0, 0, 0, 1, 1, 1], "op": [OP_CODES["all_reduce"]] * 6, "group": [0] * 6, "payload": [0] * 6,
-        ...                       "post_ns": post, "wait_ns": post, "done_ns": post + [50_000, 10_000, 10_000] * 2}, tables)
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 0, 0, 1, 1, 1],
+        ...         "op": [OP_CODES["all_reduce"]] * 6,
+        ...         "group": [0] * 6,
+        ...         "payload": [0] * 6,
+        ...         "post_ns": post,
+        ...         "wait_ns": post,
+        ...         "done_ns": post + [50_000, 10_000, 10_000] * 2,
+        ...     },
+        ...     tables,
+        ... )
         >>> (row,) = make_rows(events, np.array([True, False, False] * 2))
-        >>> row.name, row.count, row.first_mean_us, row.median_us, row.algbw_gb_per_s, row.busbw_gb_per_s
+        >>> (
+        ...     row.name,
+        ...     row.count,
+        ...     row.first_mean_us,
+        ...     row.median_us,
+        ...     row.algbw_gb_per_s,
+        ...     row.busbw_gb_per_s,
+        ... )
         ('all_reduce', 3, 50.0, 10.0, 0.1, 0.1)
     """
     if len(events) == 0:
         return ()
     # A label that repeats the name of the operation says nothing more.
-    pairs, pair_of = np.unique(np.stack([events.label, events.op.astype(np.int32)]), axis=1, return_inverse=True)
-    labels = [NONE if label == NONE or events.tables.labels[label] == OP_NAMES[op] else label for label, op in pairs.T.tolist()]
+    pairs, pair_of = np.unique(
+        np.stack([events.label, events.op.astype(np.int32)]), axis=1, return_inverse=True
+    )
+    labels = [
+        NONE if label == NONE or events.tables.labels[label] == OP_NAMES[op] else label
+        for label, op in pairs.T.tolist()
+    ]
     events = replace(events, label=np.array(labels, dtype=events.label.dtype)[pair_of])
     sizes = np.maximum(events.size_bytes, 0)
     group_sizes = np.array([*(len(group.ranks) for group in events.tables.groups), 1])[events.group]
     straggler = straggler_ns(events, by_tag=by_tag) if one_clock else np.full(len(events), math.nan)
     # `op` and `label` number names, so a row of this array tells one row of the log from another.
-    keys, row_of = np.unique(np.stack([events.label, events.op, group_sizes, sizes]), axis=1, return_inverse=True)
+    keys, row_of = np.unique(
+        np.stack([events.label, events.op, group_sizes, sizes]), axis=1, return_inverse=True
+    )
     members_of = np.split(np.argsort(row_of, kind="stable"), np.cumsum(np.bincount(row_of))[:-1])
     rows = []
-    for (label, op, group_size, size_bytes), members in zip(keys.T.tolist(), members_of, strict=True):
+    for (label, op, group_size, size_bytes), members in zip(
+        keys.T.tolist(), members_of, strict=True
+    ):
         name = OP_NAMES[op] if label == NONE else events.tables.labels[label]
-        rows.append(_make_row(name, OP_NAMES[op], group_size, size_bytes, events.select(members), first[members], straggler[members]))
+        rows.append(
+            _make_row(
+                name,
+                OP_NAMES[op],
+                group_size,
+                size_bytes,
+                events.select(members),
+                first[members],
+                straggler[members],
+            )
+        )
     return tuple(sorted(rows, key=lambda row: (row.name, row.op, row.group_size, row.size_bytes)))
 
 
-def _make_row(name: str, op: str, group_size: int, size_bytes: int, events: Events, first: Ints, straggler: Ints) -> LogRow:
+def _make_row(
+    name: str,
+    op: str,
+    group_size: int,
+    size_bytes: int,
+    events: Events,
+    first: Ints,
+    straggler: Ints,
+) -> LogRow:
     done = (events.status == OK) & (events.done_ns != NONE)
     latency_us = (events.done_ns - events.post_ns) * 1e-3
-    wait_ns = np.where(events.wait_ns == NONE, events.post_ns, events.wait_ns)  # a span has none: its caller was there all the time
+    # a span has none: its caller was there all the time
+    wait_ns = np.where(events.wait_ns == NONE, events.post_ns, events.wait_ns)
     blocked_us = (events.done_ns - wait_ns) * 1e-3
     steady = done & ~first
     count = _count(events)
     mean_us, blocked_mean_us = _mean(latency_us[steady]), _mean(blocked_us[steady])
-    p10_us, median_us, p90_us = np.percentile(latency_us[steady], [10, 50, 90]).tolist() if steady.any() else [math.nan] * 3
+    p10_us, median_us, p90_us = (
+        np.percentile(latency_us[steady], [10, 50, 90]).tolist() if steady.any() else [math.nan] * 3
+    )
     hidden = (latency_us - blocked_us)[steady] / np.maximum(latency_us[steady], 1e-3)
     return LogRow(
         name=name,
@@ -253,7 +377,9 @@ def _make_row(name: str, op: str, group_size: int, size_bytes: int, events: Even
         overlap_mean_us=mean_us - blocked_mean_us,
         straggler_mean_us=_mean(straggler[steady & ~np.isnan(straggler)] * 1e-3),
         algbw_gb_per_s=algbw_gb_per_s(size_bytes, median_us),
-        busbw_gb_per_s=busbw_gb_per_s(name if op == "span" else op, size_bytes, median_us, group_size),
+        busbw_gb_per_s=busbw_gb_per_s(
+            name if op == "span" else op, size_bytes, median_us, group_size
+        ),
         lower_bound=bool(len(hidden) and np.median(hidden) > _LATE),
     )
 
@@ -263,18 +389,23 @@ def _mean(values: Ints) -> float:
 
 
 def _count(events: Events) -> int:
-    """Returns how many operations these records are of: a collective leaves one on each rank that took part."""
+    """Returns how many operations these records are of.
+
+    A collective leaves one on each rank that took part.
+    """
     if events.kind[0] in (SEND, RECV):
         return len(events)
-    (groups, _), records = np.unique(np.stack([events.group, events.rank]), axis=1, return_counts=True)
+    (groups, _), records = np.unique(
+        np.stack([events.group, events.rank]), axis=1, return_counts=True
+    )
     return sum(int(records[groups == group].max()) for group in np.unique(groups))
 
 
 def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
-    """Returns how long each operation was blocked before the last rank that it needs had posted its side.
+    """Returns how long each operation was blocked before the last rank that it needs had posted.
 
-    The k-th operation of a name, group and payload on one rank is taken to be the k-th on the others, provided all ranks of the group have
-    equally many: ranks may log different things.
+    The k-th operation of a name, group and payload on one rank is taken to be the k-th on the
+    others, provided all ranks of the group have equally many: ranks may log different things.
 
     Args:
         events: operations of all ranks, in order of rank and posting, on one clock.
@@ -295,7 +426,9 @@ def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
     collective = np.flatnonzero((kind != SEND) & (kind != RECV) & ~refused(events))
     if len(collective) == 0:
         return late
-    columns = [column[collective] for column in (events.group, events.op, events.payload, events.label)]
+    columns = [
+        column[collective] for column in (events.group, events.op, events.payload, events.label)
+    ]
     _, key = np.unique(np.stack(columns), axis=1, return_inverse=True)
     for number in range(int(key.max()) + 1):
         members = collective[key == number]
@@ -304,7 +437,8 @@ def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
         ranks, records = np.unique(events.rank[members], return_counts=True)
         if len(ranks) != expected or len(set(records.tolist())) != 1:
             continue
-        members = members.reshape(expected, -1)  # ordered by rank, and within it by posting: one column a collective
+        # ordered by rank, and within it by posting: one column a collective
+        members = members.reshape(expected, -1)
         last_post = events.post_ns[members].max(axis=0)
         wait, done = events.wait_ns[members], events.done_ns[members]
         begin = np.where(wait == NONE, events.post_ns[members], wait)

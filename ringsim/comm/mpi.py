@@ -1,11 +1,14 @@
 """The backend ``mpi``: MPI through mpi4py, for ranks that ``mpirun`` (or ``srun``) has started.
 
-Everything is begun without blocking and awaited with a limit, so that a rank that never answers ends in an error that names the
-operation. An operation moves on while its process is inside some call of this backend: MPI has no thread of its own.
+Everything is begun without blocking and awaited with a limit, so that a rank that never answers
+ends in an error that names the operation. An operation moves on while its process is inside some
+call of this backend: MPI has no thread of its own.
 
-While the ranks are joined, a rank that ends by an exception, or by ``sys.exit`` with a code other than 0, ends all ranks: the others would
-wait for it. Python calls no hook for SystemExit, and tells no handler of ``atexit`` with which code the process ends. But the interpreter
-reads the attribute ``code`` of the exception that has reached it, and no frame of Python is below that look. Whoever catches it has one.
+While the ranks are joined, a rank that ends by an exception, or by ``sys.exit`` with a code other
+than 0, ends all ranks: the others would wait for it. Python calls no hook for SystemExit, and tells
+no handler of ``atexit`` with which code the process ends. But the interpreter reads the attribute
+``code`` of the exception that has reached it, and no frame of Python is below that look. Whoever
+catches it has one.
 """
 
 from __future__ import annotations
@@ -24,7 +27,14 @@ from typing import Any, Final, NoReturn
 
 from torch.distributed import GroupMember
 
-from ringsim.comm.mpi_transfers import Job, MpiGroup, MpiHandle, MpiRecords, MpiTransfers, to_seconds
+from ringsim.comm.mpi_transfers import (
+    Job,
+    MpiGroup,
+    MpiHandle,
+    MpiRecords,
+    MpiTransfers,
+    to_seconds,
+)
 from ringsim.comm.objects import OBJECTS
 from ringsim.errors import ArgumentError, RingError, RunTimeout
 from ringsim.traces.events import ERROR, NONE, OK, OP_CODES
@@ -41,7 +51,10 @@ class _Exit(SystemExit):
 
     @property
     def code(self) -> Any:  # type: ignore[override]  # a field there, to be overheard here
-        """The status, for whoever caught this; the interpreter, which ends the process with it, is overheard."""
+        """The status, for whoever caught this.
+
+        The interpreter, which ends the process with it, is overheard.
+        """
         status = _CODE.__get__(self)
         frame = inspect.currentframe()
         if frame is not None and frame.f_back is None:
@@ -50,7 +63,9 @@ class _Exit(SystemExit):
 
 
 def watch_exit(abort: Callable[[int], Any]) -> Callable[[], None]:
-    """Calls ``abort(code)`` when ``sys.exit`` ends this process with a code other than 0, its message shown; returns what undoes it.
+    """Calls ``abort(code)`` when ``sys.exit`` ends this process with a code other than 0.
+
+    Its message is shown; returns what undoes it.
 
     Args:
         abort: ends all ranks.
@@ -86,7 +101,8 @@ def watch_exit(abort: Callable[[int], Any]) -> Callable[[], None]:
     return undo
 
 
-_LAST_WORDS_S: Final = 0.2  # mpirun drops what is still in the pipes to it when the job is ended: the error would stay unseen
+# mpirun drops what is still in the pipes to it when the job is ended: the error would stay unseen
+_LAST_WORDS_S: Final = 0.2
 
 
 def import_mpi() -> Any:
@@ -99,16 +115,18 @@ def import_mpi() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise RingError(
-            f"mpi4py and an MPI library must be installed for the mpi backend, got {type(error).__name__}: {error}. "
+            "mpi4py and an MPI library must be installed for the mpi backend, got "
+            f"{type(error).__name__}: {error}. "
             "Install both from PyPI: pip install 'ringsim[mpi]'."
         ) from error
     return MPI
 
 
 def enter_job(everybody: Any) -> Callable[[], None]:
-    """Lets a failure of this rank end all ranks: the others would wait for it, and MPI at its end. Returns what undoes it.
+    """Lets a failure of this rank end all ranks: the others would wait for it, and MPI at its end.
 
-    Where a function of torch itself has failed because torch knows of no ranks here, the error names what to call instead.
+    Returns what undoes it. Where a function of torch itself has failed because torch knows of no
+    ranks here, the error names what to call instead.
 
     Args:
         everybody: the communicator of all ranks.
@@ -121,11 +139,15 @@ def enter_job(everybody: Any) -> Callable[[], None]:
         time.sleep(_LAST_WORDS_S)
         everybody.Abort(code)
 
-    def end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def end_all(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, ValueError) and "Default process group" in str(error):
             error.add_note(
-                "MPI joins the ranks of this job, and torch.distributed knows nothing of them. Call the functions of ringsim.comm: "
-                "from ringsim import comm as dist. What takes a ProcessGroup, such as DeviceMesh, is torch's alone."
+                "MPI joins the ranks of this job, and torch.distributed knows nothing of them. "
+                "Call the functions of ringsim.comm: "
+                "from ringsim import comm as dist. What takes a ProcessGroup, such as "
+                "DeviceMesh, is torch's alone."
             )
         before(kind, error, trace)
         end_job(1)
@@ -167,7 +189,9 @@ class MpiBackend(MpiTransfers):
         *rest: Any,
         **named: Any,
     ) -> None:
-        """Joins the ranks that mpirun has started: all of them call it, and it blocks until all have.
+        """Joins the ranks that mpirun has started.
+
+        All of them call it, and it blocks until all have.
 
         Args:
             backend: "mpi" or None.
@@ -179,25 +203,38 @@ class MpiBackend(MpiTransfers):
             named: the same by name.
 
         Raises:
-            ArgumentError: ``world_size`` or ``rank`` differ from mpirun's, or ``backend`` is another.
+            ArgumentError: ``world_size`` or ``rank`` differ from mpirun's, or ``backend`` is
+                another.
             RingError: the ranks are joined already, or mpi4py or its MPI is missing.
             RunTimeout: not all ranks have come.
         """
         if self._job is not None:
             raise RingError(
-                f"the mpi backend must be initialized once, got a second call ({self.here()}). Call destroy_process_group first."
+                f"the mpi backend must be initialized once, got a second call ({self.here()}). "
+                "Call destroy_process_group first."
             )
         if backend not in (None, "mpi"):
-            raise ArgumentError(f'backend must be "mpi" or None with the mpi backend, got {backend!r}. For torch\'s: set_backend("torch").')
+            raise ArgumentError(
+                f'backend must be "mpi" or None with the mpi backend, got {backend!r}. For '
+                'torch\'s: set_backend("torch").'
+            )
         mpi = import_mpi()
         everybody = mpi.COMM_WORLD
-        for what, wanted, is_value in (("world_size", world_size, everybody.Get_size()), ("rank", rank, everybody.Get_rank())):
+        for what, wanted, is_value in (
+            ("world_size", world_size, everybody.Get_size()),
+            ("rank", rank, everybody.Get_rank()),
+        ):
             if wanted not in (-1, is_value):
-                raise ArgumentError(f"{what} must be {is_value} as MPI has it, or left out, got {wanted}. Start the ranks with mpirun.")
+                raise ArgumentError(
+                    f"{what} must be {is_value} as MPI has it, or left out, got {wanted}. Start "
+                    "the ranks with mpirun."
+                )
         timeout_s = to_seconds(timeout) or _DEFAULT_TIMEOUT_S
         what = f"init_process_group (rank {everybody.Get_rank()} of {everybody.Get_size()})"
         MpiHandle(mpi, everybody.Ibarrier(), what, timeout_s).wait()
-        world = MpiGroup(everybody.Dup(), tuple(range(everybody.Get_size())), "world", 0, timeout_s, "default_pg")
+        world = MpiGroup(
+            everybody.Dup(), tuple(range(everybody.Get_size())), "world", 0, timeout_s, "default_pg"
+        )
         control, token = everybody.Dup(), bytearray(uuid.uuid4().bytes)
         MpiHandle(mpi, control.Ibcast(token, 0), "init_process_group", timeout_s, keep=token).wait()
         self._job = Job(
@@ -235,12 +272,16 @@ class MpiBackend(MpiTransfers):
                 pass  # the program was told, or did not ask
         job.undo()
         self._job = None
-        for each in sorted(job.groups, key=lambda group: group.number):  # a rank may wait here for the others: all go in one order
+        # a rank may wait here for the others: all go in one order
+        for each in sorted(job.groups, key=lambda group: group.number):
             each.comm.Free()
         job.control.Free()
 
     def name_block(self) -> str:
-        """Returns a name that is the same on all ranks and another at each call, for files that they share; does not block."""
+        """Returns a name that is the same on all ranks and another at each call.
+
+        For files that they share; does not block.
+        """
         job = self._working()
         return f"{job.token}-{next(job.blocks)}"
 
@@ -261,7 +302,9 @@ class MpiBackend(MpiTransfers):
         device_id: Any = None,
         sort_ranks: bool = True,
     ) -> Any:
-        """Makes a group. All ranks call it in the same order with the same ranks, also those outside the group.
+        """Makes a group.
+
+        All ranks call it in the same order with the same ranks, also those outside the group.
 
         Args:
             ranks: global ranks of the members, None for all.
@@ -277,16 +320,21 @@ class MpiBackend(MpiTransfers):
             The group; on ranks outside ``GroupMember.NON_GROUP_MEMBER``.
 
         Raises:
-            ArgumentError: a rank does not exist or is there twice, or the ranks of this call differ between the processes.
+            ArgumentError: a rank does not exist or is there twice, or the ranks of this call differ
+                between the processes.
             RunTimeout: not all ranks have come.
         """
         job = self._working()
         world = job.world
         if backend not in (None, "mpi"):
-            raise ArgumentError(f'backend must be "mpi" or None with the mpi backend, got {backend!r} ({self.here()}). Leave it out.')
+            raise ArgumentError(
+                f'backend must be "mpi" or None with the mpi backend, got {backend!r} '
+                f"({self.here()}). Leave it out."
+            )
         if use_local_synchronization:
             raise ArgumentError(
-                f"use_local_synchronization must be False with the mpi backend, got True ({self.here()}). Call new_group on all ranks."
+                "use_local_synchronization must be False with the mpi backend, got True "
+                f"({self.here()}). Call new_group on all ranks."
             )
         members = self._members(ranks, sort_ranks)
         number = self._agree("new_group", members)
@@ -296,13 +344,18 @@ class MpiBackend(MpiTransfers):
         if comm == job.mpi.COMM_NULL:
             return GroupMember.NON_GROUP_MEMBER
         desc = group_desc or "undefined"
-        name = desc if desc.startswith("ring:") else f"mpi:{number}"  # pair groups bear their edge, as on torch
+        # pair groups bear their edge, as on torch
+        name = desc if desc.startswith("ring:") else f"mpi:{number}"
         group = MpiGroup(comm, members, name, number, to_seconds(timeout) or world.timeout_s, desc)
         job.groups.add(group)
         return group
 
-    def monitored_barrier(self, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has come here; where one does not, rank 0 of the group says which.
+    def monitored_barrier(
+        self, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Blocks until every rank of the group has come here.
+
+        Where one does not, rank 0 of the group says which.
 
         Args:
             group: who meets.
@@ -337,15 +390,22 @@ class MpiBackend(MpiTransfers):
         deadline, missing = time.monotonic() + limit_s, []
         for rank in group.ranks[1:]:
             try:
-                self._hear(rank, group, f"monitored_barrier for rank {rank}", max(deadline - time.monotonic(), 0.001))
+                self._hear(
+                    rank,
+                    group,
+                    f"monitored_barrier for rank {rank}",
+                    max(deadline - time.monotonic(), 0.001),
+                )
             except RunTimeout:
                 missing.append(rank)
                 if not all_missing:
                     break
         if missing:
             raise RunTimeout(
-                f'all ranks of group "{group.group_name}" must come to monitored_barrier within {limit_s:g} s, got none of '
-                f"{'ranks' if len(missing) > 1 else 'rank'} {', '.join(map(str, missing))} ({self.here()}). See where they are."
+                f'all ranks of group "{group.group_name}" must come to monitored_barrier within '
+                f"{limit_s:g} s, got none of "
+                f"{'ranks' if len(missing) > 1 else 'rank'} {', '.join(map(str, missing))} "
+                f"({self.here()}). See where they are."
             )
         for rank in group.ranks[1:]:
             self._tell(rank, group, "monitored_barrier", limit_s)
@@ -356,7 +416,10 @@ class MpiBackend(MpiTransfers):
         MpiHandle(job.mpi, job.control.Isend(b"", rank, group.number), what, limit_s).wait()
 
     def _hear(self, rank: int, group: MpiGroup, what: str, limit_s: float) -> None:
-        """Waits for such a word; takes the recv back where none comes within the limit, and raises RunTimeout."""
+        """Waits for such a word.
+
+        Takes the recv back where none comes within the limit, and raises RunTimeout.
+        """
         job = self._working()
         request = job.control.Irecv(bytearray(0), rank, group.number)
         word = MpiHandle(job.mpi, request, what, limit_s, size_bytes=0, ranks=job.world.ranks)
@@ -367,7 +430,9 @@ class MpiBackend(MpiTransfers):
             raise
 
     def _agree(self, what: str, values: tuple[int, ...]) -> int:
-        """Checks that all ranks of the world ask for the same, and returns how often they have agreed before.
+        """Checks that all ranks ask for the same.
+
+        Returns how often they have agreed before.
 
         Raises:
             ArgumentError: they ask for different things.
@@ -377,12 +442,19 @@ class MpiBackend(MpiTransfers):
         mine = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
         everything = bytearray(8 * job.world.size())
         request = job.control.Iallgather(mine, everything)
-        MpiHandle(job.mpi, request, f"{what} ({self.here()})", job.world.timeout_s, keep=(mine, everything)).wait()
+        MpiHandle(
+            job.mpi,
+            request,
+            f"{what} ({self.here()})",
+            job.world.timeout_s,
+            keep=(mine, everything),
+        ).wait()
         others = [rank for rank in job.world.ranks if everything[8 * rank : 8 * rank + 8] != mine]
         number = next(job.numbers)
         if others:
             raise ArgumentError(
-                f"the ranks given to {what} must be the same in all processes, got {list(values)} here ({self.here()}) and others on "
+                f"the ranks given to {what} must be the same in all processes, got "
+                f"{list(values)} here ({self.here()}) and others on "
                 f"rank {others[0]}. Call {what} for every group on every rank, in one order."
             )
         return number

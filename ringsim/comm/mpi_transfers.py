@@ -1,8 +1,8 @@
 """Groups, handles, messages and collectives on MPI.
 
-Each operation is one nonblocking operation of MPI, and what must be done with its result. Data that is only moved travels as bytes,
-whatever its dtype. What is reduced is reduced by MPI; where MPI does not have the type, it is gathered, and reduced in torch in the order
-of the ranks.
+Each operation is one nonblocking operation of MPI, and what must be done with its result. Data that
+is only moved travels as bytes, whatever its dtype. What is reduced is reduced by MPI; where MPI
+does not have the type, it is gathered, and reduced in torch in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ import torch
 
 from ringsim.comm.backend import Backend, Membership
 from ringsim.comm.built import Handle, check_reduction, find_refusal, reduce_parts
-from ringsim.comm.collectives import Call, Members, check_dense, describe, for_receiving, for_sending, is_plain, name_of_reduction, to_index
+from ringsim.comm.collectives import (
+    Call,
+    Members,
+    check_dense,
+    describe,
+    for_receiving,
+    for_sending,
+    is_plain,
+    name_of_reduction,
+    to_index,
+)
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 from ringsim.state import get_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES
@@ -27,15 +37,21 @@ from ringsim.traces.recorder import Recorder
 
 __all__ = ["Job", "MpiGroup", "MpiHandle", "MpiRecords", "MpiTransfers", "to_seconds"]
 
-_YIELDS: Final = 200  # looks at a request with nothing but a step aside between them, before sleeping
+# looks at a request with nothing but a step aside between them, before sleeping
+_YIELDS: Final = 200
 _FIRST_SLEEP_S: Final = 20e-6
 _LAST_SLEEP_S: Final = 1e-3
-_MANY_UNDER_WAY: Final = 64  # from here on, each new operation looks for handles that nobody waits for
+# from here on, each new operation looks for handles that nobody waits for
+_MANY_UNDER_WAY: Final = 64
 # The names of MPI's types and operations, which must not be looked up before MPI is wanted.
 _TYPES: Final = {
     torch.float32: "FLOAT",
     torch.float64: "DOUBLE",
-    **{getattr(torch, f"{kind}{bits}"): f"{kind}{bits}_t".upper() for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **{
+        getattr(torch, f"{kind}{bits}"): f"{kind}{bits}_t".upper()
+        for kind in ("int", "uint")
+        for bits in (8, 16, 32, 64)
+    },
 }
 _OPS: Final = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names
 
@@ -48,10 +64,12 @@ class MpiGroup(Members):
     comm: Any = field(repr=False)  # the mpi4py communicator
     ranks: tuple[int, ...]  # the members, global ranks, in the group's order
     group_name: str  # "world", or a name that is the same on all members
-    number: int = field(repr=False)  # the same on all members, and no other group's; the world's is 0
+    # the same on all members, and no other group's; the world's is 0
+    number: int = field(repr=False)
     timeout_s: float = field(repr=False)  # limit of one operation on the group, in seconds
     group_desc: str = field(default="", repr=False)  # what the user called it
-    places: dict[int, int] = field(init=False, repr=False)  # the place of each member, by its global rank
+    # the place of each member, by its global rank
+    places: dict[int, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "places", {rank: place for place, rank in enumerate(self.ranks)})
@@ -67,7 +85,9 @@ class MpiGroup(Members):
 
 
 class MpiHandle(Handle):
-    """An operation that MPI has begun. It moves on while some thread of this process is inside MPI: in a wait, or in another call.
+    """An operation that MPI has begun.
+
+    It moves on while some thread of this process is inside MPI: in a wait, or in another call.
 
     Args:
         mpi: the module ``mpi4py.MPI``.
@@ -79,7 +99,8 @@ class MpiHandle(Handle):
         size_bytes: for a message that is received, the size that it must have.
         ranks: for a message that is received, the global rank of each rank of the group.
         results: the tensors that hold the result, once it is there.
-        under_way: holds the handle until it is done, so that what MPI reads or writes does not go away with a handle that was dropped.
+        under_way: holds the handle until it is done, so that what MPI reads or writes does not go
+            away with a handle that was dropped.
     """
 
     def __init__(
@@ -97,7 +118,13 @@ class MpiHandle(Handle):
         under_way: dict[MpiHandle, None] | None = None,
     ) -> None:
         super().__init__((), finish, results)
-        self._mpi, self._request, self._what, self._timeout_s, self._keep = mpi, request, what, timeout_s, keep
+        self._mpi, self._request, self._what, self._timeout_s, self._keep = (
+            mpi,
+            request,
+            what,
+            timeout_s,
+            keep,
+        )
         self._size_bytes, self._ranks = size_bytes, ranks
         self._under_way = {} if under_way is None else under_way
         self._under_way[self] = None
@@ -116,7 +143,10 @@ class MpiHandle(Handle):
         self._recorder, self._slots = recorder, [slot]
 
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
-        """Has the wait complete the record at ``slot`` too; False where nobody is going to wait, or another recorder is told."""
+        """Has the wait complete the record at ``slot`` too.
+
+        False where nobody is going to wait, or another recorder is told.
+        """
         if self._recorder is not recorder:
             return False
         self._slots.append(slot)
@@ -136,24 +166,35 @@ class MpiHandle(Handle):
     _source_rank = source_rank  # as torch spells it
 
     def abandon(self) -> None:
-        """Gives up an operation that nobody will wait for: a recv is taken back, the rest is left to MPI."""
+        """Gives up an operation that nobody will wait for.
+
+        A recv is taken back, the rest is left to MPI.
+        """
         with self._testing:
             if not self._over and self.receives:
                 self._request.Cancel()
                 self._request.Wait()
                 what = f"{self._what} must be done before the process group is destroyed"
-                self._error = RingError(f"{what}, got neither a message nor a wait. Wait for it first.")
+                self._error = RingError(
+                    f"{what}, got neither a message nor a wait. Wait for it first."
+                )
                 self._end()
 
     def _wait(self, timeout: timedelta | float | None) -> None:
         """Waits until the operation is done, on this rank.
 
         Raises:
-            RunTimeout: the limit, by default the group's, is over. The operation goes on, and can be waited for again.
+            RunTimeout: the limit, by default the group's, is over. The operation goes on, and can
+                be waited for again.
             MessageMismatch: the message has another size than the tensor.
             RingError: MPI reports something else.
         """
-        limit_s, begin, looks, sleep_s = to_seconds(timeout) or self._timeout_s, time.monotonic(), 0, _FIRST_SLEEP_S
+        limit_s, begin, looks, sleep_s = (
+            to_seconds(timeout) or self._timeout_s,
+            time.monotonic(),
+            0,
+            _FIRST_SLEEP_S,
+        )
         while not self._test():
             looks += 1
             if looks <= _YIELDS:
@@ -161,15 +202,23 @@ class MpiHandle(Handle):
                 continue
             if time.monotonic() - begin >= limit_s:
                 raise RunTimeout(
-                    f"{self._what} must be answered within {limit_s:g} s, got no answer. See what the other ranks do, or allow more time."
+                    f"{self._what} must be answered within {limit_s:g} s, got no answer. See "
+                    "what the other ranks do, or allow more time."
                 )
             time.sleep(sleep_s)
             sleep_s = min(sleep_s * 1.5, _LAST_SLEEP_S)
-        if self._recorder is not None and self._recorder is get_state().recorder and self._source >= 0:
+        if (
+            self._recorder is not None
+            and self._recorder is get_state().recorder
+            and self._source >= 0
+        ):
             self._recorder.amend(self._slots[0], peer=self._ranks[self._source])
 
     def _test(self) -> bool:
-        """Asks MPI, which also moves every other operation of this process on; takes over what is done."""
+        """Asks MPI, which also moves every other operation of this process on.
+
+        Takes over what is done.
+        """
         with self._testing:
             if not self._over and not self._take_over():
                 return False
@@ -178,7 +227,10 @@ class MpiHandle(Handle):
         return True
 
     def _take_over(self) -> bool:
-        """Asks MPI, and brings the result to its place if it is there; returns whether the operation is over, well or not."""
+        """Asks MPI, and brings the result to its place if it is there.
+
+        Returns whether the operation is over, well or not.
+        """
         status = None if self._size_bytes is None else self._mpi.Status()
         try:
             if not self._request.Test(status):
@@ -186,7 +238,9 @@ class MpiHandle(Handle):
             if status is not None:
                 self._source = status.Get_source()
                 if (size_bytes := status.Get_count(self._mpi.BYTE)) != self._size_bytes:
-                    self._error = self._mismatch(f"a message of {size_bytes} bytes from rank {self._ranks[self._source]}")
+                    self._error = self._mismatch(
+                        f"a message of {size_bytes} bytes from rank {self._ranks[self._source]}"
+                    )
         except self._mpi.Exception as error:
             self._error = self._explain(error)
             self._error.__cause__ = error
@@ -205,28 +259,41 @@ class MpiHandle(Handle):
 
     def _mismatch(self, message: str) -> MessageMismatch:
         return MessageMismatch(
-            f"the tensor of {self._what} must be as large as the message, got {self._size_bytes} bytes for {message}. "
+            f"the tensor of {self._what} must be as large as the message, got {self._size_bytes} "
+            f"bytes for {message}. "
             "Compare dtype and shape on both sides."
         )
 
     def _explain(self, error: Any) -> RingError:
         if error.Get_error_class() == self._mpi.ERR_TRUNCATE:
             return self._mismatch("a longer one")
-        return RingError(f"{self._what} must be carried by MPI, got its error {error}. See what the other ranks do.")
+        return RingError(
+            f"{self._what} must be carried by MPI, got its error {error}. "
+            "See what the other ranks do."
+        )
 
 
 def to_seconds(timeout: timedelta | float | None) -> float:
-    """Returns a limit in seconds, 0 where there is none; raises ArgumentError where it is no time, or negative."""
+    """Returns a limit in seconds, 0 where there is none.
+
+    Raises ArgumentError where it is no time, or negative.
+    """
     if timeout is None:
         return 0.0
     seconds: Any = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise ArgumentError(f"timeout must be a number of seconds or a timedelta, 0 or more, got {timeout!r}. Or leave it out.")
+        raise ArgumentError(
+            f"timeout must be a number of seconds or a timedelta, 0 or more, got {timeout!r}. Or "
+            "leave it out."
+        )
     return float(seconds)
 
 
 class MpiRecords:
-    """Tells the recorder that is at work of operations on MPI; ``library`` is the MPI library and its version, for the trace."""
+    """Tells the recorder that is at work of operations on MPI.
+
+    ``library`` is the MPI library and its version, for the trace.
+    """
 
     def __init__(self, library: str) -> None:
         self._library = library
@@ -234,9 +301,18 @@ class MpiRecords:
         self._posts: dict[int, Callable[..., int | None]] = {}
 
     def post(
-        self, op: int, group: MpiGroup, peer: int, tag: int, tensors: Sequence[torch.Tensor], copies: int = 1
+        self,
+        op: int,
+        group: MpiGroup,
+        peer: int,
+        tag: int,
+        tensors: Sequence[torch.Tensor],
+        copies: int = 1,
     ) -> tuple[Recorder, int] | None:
-        """Writes down that an operation begins, of the size of so many copies of the tensors. Returns who recorded it, and where."""
+        """Writes down that an operation begins, of the size of so many copies of the tensors.
+
+        Returns who recorded it, and where.
+        """
         recorder = get_state().recorder
         if recorder is None:
             return None
@@ -245,7 +321,12 @@ class MpiRecords:
             recorder.set_meta("backend", "mpi")
             recorder.set_meta("mpi_library", self._library)
         post = self._posts.get(op) or self._posts.setdefault(op, recorder.make_post(op))
-        slot = post(recorder.group(group.group_name, group.ranks), peer, tag, recorder.payload(*describe(tensors, copies)))
+        slot = post(
+            recorder.group(group.group_name, group.ranks),
+            peer,
+            tag,
+            recorder.payload(*describe(tensors, copies)),
+        )
         return None if slot is None else (recorder, slot)
 
 
@@ -260,13 +341,17 @@ class Job(NamedTuple):
     numbers: Iterator[int]  # of the groups to come
     blocks: Iterator[int]  # of the recorded blocks to come
     records: MpiRecords  # writes operations down
-    # operations that may not be done yet, in the order of posting: what MPI reads or writes must not go away
+    # operations that may not be done yet, in the order of posting: what MPI reads or writes must
+    # not go away
     under_way: dict[MpiHandle, None]
     undo: Callable[[], None]  # takes back what else was changed in the process
 
 
 class _Started(NamedTuple):
-    """What MPI has begun: its request, what must live until it is done, and what brings the result to its place."""
+    """What MPI has begun.
+
+    Its request, what must live until it is done, and what brings the result to its place.
+    """
 
     request: Any
     keep: Any = None
@@ -276,8 +361,9 @@ class _Started(NamedTuple):
 class MpiTransfers(Membership, Backend):
     """Messages and collectives as ``torch.distributed`` has them; see there for the arguments.
 
-    Tensors of every dtype travel as bytes. Several of one call, and one that is not contiguous, are copied. Nobody sends to itself, as on
-    Gloo. Every rank of a group calls a collective, in the same order.
+    Tensors of every dtype travel as bytes. Several of one call, and one that is not contiguous, are
+    copied. Nobody sends to itself, as on Gloo. Every rank of a group calls a collective, in the
+    same order.
     """
 
     direct = True
@@ -287,7 +373,8 @@ class MpiTransfers(Membership, Backend):
         """Returns the job; raises RingError where there is none."""
         if self._job is None:
             raise RingError(
-                "the mpi backend must be initialized before it is used, got a call before init_process_group or after "
+                "the mpi backend must be initialized before it is used, got a call before "
+                "init_process_group or after "
                 'destroy_process_group. Call ringsim.comm.init_process_group("mpi") on every rank.'
             )
         return self._job
@@ -304,48 +391,87 @@ class MpiTransfers(Membership, Backend):
 
     # -- messages
 
-    def begin_send(self, tensor: Any, dst: Any, group: Any, tag: Any, group_dst: Any, op: int = OP_CODES["isend"]) -> MpiHandle | None:
+    def begin_send(
+        self,
+        tensor: Any,
+        dst: Any,
+        group: Any,
+        tag: Any,
+        group_dst: Any,
+        op: int = OP_CODES["isend"],
+    ) -> MpiHandle | None:
         """Begins to send; ``op`` is what it is recorded as."""
         found = self.enter("isend", group)
         if found is None:
             return None
         mpi, values = self._working().mpi, found.check("tensor", tensor)
-        place, tag, plain = self._peer("dst", found, dst, group_dst), self._check_tag(tag), for_sending(values)
+        place, tag, plain = (
+            self._peer("dst", found, dst, group_dst),
+            self._check_tag(tag),
+            for_sending(values),
+        )
 
         def start() -> _Started:
             return _Started(found.comm.Isend(_as_mpi(mpi, _as_bytes(plain)), place, tag), plain)
 
         peer = found.ranks[place]
-        return self._begin(op, found, start, [values], f"isend to rank {peer}, tag {tag}", peer, tag)
+        return self._begin(
+            op, found, start, [values], f"isend to rank {peer}, tag {tag}", peer, tag
+        )
 
-    def begin_recv(self, tensor: Any, src: Any, group: Any, tag: Any, group_src: Any, op: int = OP_CODES["irecv"]) -> MpiHandle | None:
-        """Begins to receive, from anybody where no source is given; ``op`` is what it is recorded as."""
+    def begin_recv(
+        self,
+        tensor: Any,
+        src: Any,
+        group: Any,
+        tag: Any,
+        group_src: Any,
+        op: int = OP_CODES["irecv"],
+    ) -> MpiHandle | None:
+        """Begins to receive, from anybody where no source is given.
+
+        ``op`` is what it is recorded as.
+        """
         found = self.enter("irecv", group)
         if found is None:
             return None
-        mpi, values, anybody = self._working().mpi, found.check("tensor", tensor), src is None and group_src is None
+        mpi, values, anybody = (
+            self._working().mpi,
+            found.check("tensor", tensor),
+            src is None and group_src is None,
+        )
         place = mpi.ANY_SOURCE if anybody else self._peer("src", found, src, group_src)
         tag, stage = self._check_tag(tag), for_receiving(values)
 
         def start() -> _Started:
             request = found.comm.Irecv(_as_mpi(mpi, _as_bytes(stage)), place, tag)
-            return _Started(request, stage, None if stage is values else lambda: values.copy_(stage))
+            return _Started(
+                request, stage, None if stage is values else lambda: values.copy_(stage)
+            )
 
         peer = ANY_SOURCE if anybody else found.ranks[place]
         what = f"irecv from {'anybody' if anybody else f'rank {peer}'}, tag {tag}"
         return self._begin(op, found, start, [values], what, peer, tag, size_bytes=values.nbytes)
 
-    def _peer(self, what: str, group: MpiGroup, global_rank: int | None, group_rank: int | None) -> int:
+    def _peer(
+        self, what: str, group: MpiGroup, global_rank: int | None, group_rank: int | None
+    ) -> int:
         place = group.place_of(what, global_rank, group_rank)
         if place == group.rank():
-            raise ArgumentError(f"{what} must be another rank, got this rank itself ({self.here()}). Copy the tensor instead.")
+            raise ArgumentError(
+                f"{what} must be another rank, got this rank itself ({self.here()}). Copy the "
+                "tensor instead."
+            )
         return place
 
     def _check_tag(self, tag: int) -> int:
         job, number = self._working(), to_index("tag", tag)
         highest = job.world.comm.Get_attr(job.mpi.TAG_UB)
         if not 0 <= number <= highest:
-            raise ArgumentError(f"tag must be from 0 to {highest} on this MPI, got {number} ({self.here()}). Choose another.")
+            raise ArgumentError(
+                f"tag must be from 0 to {highest} on this MPI, got {number} ({self.here()}). "
+                "Choose another."
+            )
         return number
 
     # -- collectives
@@ -358,10 +484,25 @@ class MpiTransfers(Membership, Backend):
             check_reduction(call.op)
             dtype = call.given[0].dtype
             if refusal := find_refusal(dtype, name_of_reduction(call.op)):
-                raise ArgumentError(f"op must be one that {dtype} has, got {call.op} ({refusal}). Convert the tensor, or choose another.")
-        code, peer = OP_CODES[call.recorded_name], NONE if call.root == NONE else group.ranks[call.root]
+                raise ArgumentError(
+                    f"op must be one that {dtype} has, got {call.op} ({refusal}). Convert the "
+                    "tensor, or choose another."
+                )
+        code, peer = (
+            OP_CODES[call.recorded_name],
+            NONE if call.root == NONE else group.ranks[call.root],
+        )
         carried, copies, results = call.carried, call.copies, call.results
-        return self._begin(code, group, lambda: begin(mpi, group.comm, call), carried, call.name, peer, copies=copies, results=results)
+        return self._begin(
+            code,
+            group,
+            lambda: begin(mpi, group.comm, call),
+            carried,
+            call.name,
+            peer,
+            copies=copies,
+            results=results,
+        )
 
     def _begin(
         self,
@@ -377,7 +518,10 @@ class MpiTransfers(Membership, Backend):
         size_bytes: int | None = None,
         results: Sequence[torch.Tensor] = (),
     ) -> MpiHandle:
-        """Begins an operation, which ``start`` hands to MPI, and writes it down; see ``MpiRecords.post`` and ``MpiHandle``."""
+        """Begins an operation, which ``start`` hands to MPI, and writes it down.
+
+        See ``MpiRecords.post`` and ``MpiHandle``.
+        """
         job = self._working()
         begun = job.records.post(op, group, peer, tag, tensors, copies)
         try:
@@ -386,7 +530,9 @@ class MpiTransfers(Membership, Backend):
             if begun is not None:
                 begun[0].complete(begun[1], ERROR)
             if isinstance(error, job.mpi.Exception):
-                raise RingError(f"{what} must be carried by MPI, got its error {error} ({self.here()}).") from error
+                raise RingError(
+                    f"{what} must be carried by MPI, got its error {error} ({self.here()})."
+                ) from error
             raise
         handle = MpiHandle(
             *(job.mpi, request, f"{what} ({group.here()})", group.timeout_s),
@@ -415,11 +561,17 @@ def _move(mpi: Any, comm: Any, call: Call) -> _Started:
         case "all_gather":
             request = comm.Iallgather(_as_mpi(mpi, given), _as_mpi(mpi, taken, count))
         case "gather":
-            request = comm.Igather(_as_mpi(mpi, given), _as_mpi(mpi, taken, count) if call.outputs else None, call.root)
+            request = comm.Igather(
+                _as_mpi(mpi, given), _as_mpi(mpi, taken, count) if call.outputs else None, call.root
+            )
         case "scatter":
-            request = comm.Iscatter(_as_mpi(mpi, given, count) if call.inputs else None, _as_mpi(mpi, taken), call.root)
+            request = comm.Iscatter(
+                _as_mpi(mpi, given, count) if call.inputs else None, _as_mpi(mpi, taken), call.root
+            )
         case "all_to_all":
-            request = comm.Ialltoallv(_in_pieces(mpi, given, call.inputs), _in_pieces(mpi, taken, call.outputs))
+            request = comm.Ialltoallv(
+                _in_pieces(mpi, given, call.inputs), _in_pieces(mpi, taken, call.outputs)
+            )
         case _:
             request = comm.Ibarrier()
     return _Started(request, (given, taken), finish)
@@ -436,15 +588,27 @@ def _reduce(mpi: Any, comm: Any, call: Call) -> _Started:
     """Begins all_reduce, and reduce, whose result is wanted on the root only."""
     everywhere = call.root == NONE
     wanted = everywhere or call.group.rank() == call.root
-    mine, outputs = _join_numbers(call.given), [_real(tensor) for tensor in call.taken] if wanted else []
+    mine, outputs = (
+        _join_numbers(call.given),
+        [_real(tensor) for tensor in call.taken] if wanted else [],
+    )
     if numbers := _as_numbers(mpi, mine):
         rows = torch.empty((int(wanted), len(mine)), dtype=mine.dtype)
         receive, op = _as_numbers(mpi, rows) if wanted else None, _op_of(mpi, call)
-        request = comm.Iallreduce(numbers, receive, op) if everywhere else comm.Ireduce(numbers, receive, op, call.root)
+        request = (
+            comm.Iallreduce(numbers, receive, op)
+            if everywhere
+            else comm.Ireduce(numbers, receive, op, call.root)
+        )
     else:
         rows = torch.empty((call.group.size() if wanted else 0, len(mine)), dtype=mine.dtype)
-        send, receive = _as_mpi(mpi, _as_bytes(mine)), _as_mpi(mpi, _as_bytes(rows), call.group.size()) if wanted else None
-        request = comm.Iallgather(send, receive) if everywhere else comm.Igather(send, receive, call.root)
+        send, receive = (
+            _as_mpi(mpi, _as_bytes(mine)),
+            _as_mpi(mpi, _as_bytes(rows), call.group.size()) if wanted else None,
+        )
+        request = (
+            comm.Iallgather(send, receive) if everywhere else comm.Igather(send, receive, call.root)
+        )
     return _Started(request, (mine, rows), lambda: _complete_reduction(call, rows, outputs))
 
 
@@ -456,23 +620,33 @@ def _reduce_scatter(mpi: Any, comm: Any, call: Call) -> _Started:
         request = comm.Ireduce_scatter(numbers, _as_numbers(mpi, rows), counts, _op_of(mpi, call))
     else:
         rows = torch.empty((call.group.size(), output.numel()), dtype=mine.dtype)
-        request = comm.Ialltoallv(_in_pieces(mpi, _as_bytes(mine), parts), _as_mpi(mpi, _as_bytes(rows), len(rows)))
-    return _Started(request, (mine, rows, counts), lambda: _complete_reduction(call, rows, [output]))
+        request = comm.Ialltoallv(
+            _in_pieces(mpi, _as_bytes(mine), parts), _as_mpi(mpi, _as_bytes(rows), len(rows))
+        )
+    return _Started(
+        request, (mine, rows, counts), lambda: _complete_reduction(call, rows, [output])
+    )
 
 
 def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
-    """Fills the outputs from a total that MPI has made, one row, or from the parts of all ranks, which torch reduces."""
+    """Fills the outputs from a total that MPI has made, one row.
+
+    Or from the parts of all ranks, which torch reduces.
+    """
     if not outputs:
         return
     if rows.dtype not in _TYPES:
         total = reduce_parts(list(rows), call.op)
     else:
         total = rows[0].div_(call.group.size()) if name_of_reduction(call.op) == "AVG" else rows[0]
-    for output, piece in zip(outputs, total.split([output.numel() for output in outputs]), strict=True):
+    for output, piece in zip(
+        outputs, total.split([output.numel() for output in outputs]), strict=True
+    ):
         output.copy_(piece.view_as(output))
 
 
-_STARTERS: Final[dict[str, Callable[[Any, Any, Call], _Started]]] = {  # by family; `_move` begins the others
+# by family; `_move` begins the others
+_STARTERS: Final[dict[str, Callable[[Any, Any, Call], _Started]]] = {
     "broadcast": _broadcast,
     "reduce": _reduce,
     "all_reduce": _reduce,
@@ -484,7 +658,10 @@ _STARTERS: Final[dict[str, Callable[[Any, Any, Call], _Started]]] = {  # by fami
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a complex tensor as pairs of real numbers, which is how it is summed; any other as it is."""
+    """Returns a complex tensor as pairs of real numbers, which is how it is summed.
+
+    Any other as it is.
+    """
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -495,11 +672,15 @@ def _join_numbers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the bytes of a plain tensor, shape (bytes), sharing its memory."""
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
+    # one element may have any stride
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _as_mpi(mpi: Any, data: torch.Tensor, parts: int = 1) -> list[Any]:
-    """Returns bytes as MPI takes them; with ``parts`` as so many equal pieces, one for each rank."""
+    """Returns bytes as MPI takes them.
+
+    With ``parts`` as so many equal pieces, one for each rank.
+    """
     return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), len(data) // parts, mpi.BYTE]
 
 
@@ -514,7 +695,11 @@ def _as_numbers(mpi: Any, tensor: torch.Tensor) -> list[Any] | None:
     """Returns a plain tensor as MPI takes it to reduce it, None where it cannot."""
     if tensor.dtype not in _TYPES:
         return None
-    return [mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes), tensor.numel(), getattr(mpi, _TYPES[tensor.dtype])]
+    return [
+        mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes),
+        tensor.numel(),
+        getattr(mpi, _TYPES[tensor.dtype]),
+    ]
 
 
 def _op_of(mpi: Any, call: Call) -> Any:
@@ -523,17 +708,30 @@ def _op_of(mpi: Any, call: Call) -> Any:
 
 
 def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the bytes of several tensors one after the other, shape (bytes); a single plain one is not copied."""
+    """Returns the bytes of several tensors one after the other, shape (bytes).
+
+    A single plain one is not copied.
+    """
     if len(tensors) == 1:
         return _as_bytes(for_sending(tensors[0]))
-    return torch.cat([torch.empty(0, dtype=torch.uint8), *(_as_bytes(for_sending(tensor)) for tensor in tensors)])
+    return torch.cat(
+        [torch.empty(0, dtype=torch.uint8), *(_as_bytes(for_sending(tensor)) for tensor in tensors)]
+    )
 
 
 def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns the bytes to be filled for what is taken, shape (bytes), and what brings them there; None where they are there already."""
+    """Returns the bytes to be filled for what is taken, shape (bytes), and what brings them there.
+
+    None where they are there already.
+    """
     taken = call.taken
-    storages = {each.untyped_storage().data_ptr() for each in call.given}  # which MPI forbids to be filled
-    if len(taken) == 1 and is_plain(taken[0]) and taken[0].untyped_storage().data_ptr() not in storages:
+    # which MPI forbids to be filled
+    storages = {each.untyped_storage().data_ptr() for each in call.given}
+    if (
+        len(taken) == 1
+        and is_plain(taken[0])
+        and taken[0].untyped_storage().data_ptr() not in storages
+    ):
         return _as_bytes(taken[0]), None
     sizes = [tensor.nbytes for tensor in taken]
     flat = torch.empty(sum(sizes), dtype=torch.uint8)

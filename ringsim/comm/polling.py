@@ -1,7 +1,8 @@
-"""Notices a program that asks ``is_completed()`` of a message of Gloo again and again: it stays False until somebody calls ``wait()``.
+"""Notices a program that asks ``is_completed()`` of a message of Gloo again and again.
 
-A loop that nothing else can end is refused: at once, or after a while where another thread might still wait for the message. Where the
-program may turn to something else, it is warned.
+It stays False until somebody calls ``wait()``. A loop that nothing else can end is refused: at
+once, or after a while where another thread might still wait for the message. Where the program may
+turn to something else, it is warned.
 """
 
 from __future__ import annotations
@@ -30,14 +31,23 @@ __all__ = ["make_is_completed"]
 
 _WARN_S: Final = 1.0
 _THREADS_S: Final = 3.0  # for another thread to wait in
-_RULE: Final = "is_completed() of a message on Gloo must not be waited for, since it becomes true only in wait()"
+_RULE: Final = (
+    "is_completed() of a message on Gloo must not be waited for, "
+    "since it becomes true only in wait()"
+)
 _CURE: Final = "Call wait(), or wait(timedelta(...)) to give up after a while"
-_ASKS: Final = re.compile(r"not [\w.\[\]]+\.is_completed\(\)|not all\(\(?(\w+)\.is_completed\(\) for \1 in [\w.]+\)?\)")
-_IDLES: Final = re.compile(r"pass|\.\.\.|(time\.)?sleep\([\w.]+\)|\w+ \+= \d+|print\([^()]*\)")  # and can end no loop
+_ASKS: Final = re.compile(
+    r"not [\w.\[\]]+\.is_completed\(\)|not all\(\(?(\w+)\.is_completed\(\) for \1 in [\w.]+\)?\)"
+)
+# and can end no loop
+_IDLES: Final = re.compile(r"pass|\.\.\.|(time\.)?sleep\([\w.]+\)|\w+ \+= \d+|print\([^()]*\)")
 
 
 def make_is_completed(
-    sites: CallSites, pending: Container[Work], finish: Callable[[Work], None], refuse: Callable[[str, str], None] | None
+    sites: CallSites,
+    pending: Container[Work],
+    finish: Callable[[Work], None],
+    refuse: Callable[[str, str], None] | None,
 ) -> Callable[[Work], bool]:
     """Makes the hook for ``Work.is_completed``.
 
@@ -45,12 +55,14 @@ def make_is_completed(
         sites: finds the user's line.
         pending: handles of operations of the host that nobody has waited for.
         finish: is called with a handle that is completed.
-        refuse: raises an error, given the rule with what was got, and what to do; None where nothing is to be refused.
+        refuse: raises an error, given the rule with what was got, and what to do; None where
+            nothing is to be refused.
     """
     call = Work.is_completed
     asked: WeakKeyDictionary[Work, float] = WeakKeyDictionary()  # since when
     endless: dict[tuple[str, int], bool] = {}  # by the user's line
-    warned: dict[str | tuple[str, type[Warning], int], int] = {}  # Python's own memory of warnings: one for each line
+    # Python's own memory of warnings: one for each line
+    warned: dict[str | tuple[str, type[Warning], int], int] = {}
 
     @functools.wraps(call)
     def is_completed(self: Work) -> bool:
@@ -69,21 +81,45 @@ def make_is_completed(
             if place not in endless:
                 endless[place] = _never_ends(*place)
             asked_s = time.monotonic() - since_s
-            alone = sum(not thread.name.startswith(OUR_THREADS) for thread in threading.enumerate()) == 1
-            if endless[place] and (alone or asked_s > _THREADS_S) and not signal.getitimer(signal.ITIMER_REAL)[0]:  # an alarm is its limit
+            alone = (
+                sum(not thread.name.startswith(OUR_THREADS) for thread in threading.enumerate())
+                == 1
+            )
+            # an alarm is its limit
+            if (
+                endless[place]
+                and (alone or asked_s > _THREADS_S)
+                and not signal.getitimer(signal.ITIMER_REAL)[0]
+            ):
                 refuse(f"{_RULE}, got a loop that nothing else ends", _CURE)
             elif asked_s > _WARN_S:
-                warnings.warn_explicit(f"{_RULE}, got asked for {_WARN_S:.0f} s. {_CURE}.", UserWarning, *place, registry=warned)
+                warnings.warn_explicit(
+                    f"{_RULE}, got asked for {_WARN_S:.0f} s. {_CURE}.",
+                    UserWarning,
+                    *place,
+                    registry=warned,
+                )
         return False
 
     return is_completed
 
 
 def _never_ends(file: str, line: int) -> bool:
-    """Tells whether a line is the condition of a loop that only asks whether messages are completed, sleeps, counts or prints."""
+    """Tells whether a line is the condition of a loop that only asks for completed messages.
+
+    Such a loop may also sleep, count or print.
+    """
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return False
-    loops = (node for node in ast.walk(tree) if isinstance(node, ast.While) and node.test.lineno <= line <= (node.test.end_lineno or 0))
-    return any(_ASKS.fullmatch(ast.unparse(loop.test)) and all(_IDLES.fullmatch(ast.unparse(one)) for one in loop.body) for loop in loops)
+    loops = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.While) and node.test.lineno <= line <= (node.test.end_lineno or 0)
+    )
+    return any(
+        _ASKS.fullmatch(ast.unparse(loop.test))
+        and all(_IDLES.fullmatch(ast.unparse(one)) for one in loop.body)
+        for loop in loops
+    )

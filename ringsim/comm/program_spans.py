@@ -1,8 +1,10 @@
-"""Makes spans of what a program says of itself already: ``record_function`` blocks, NVTX ranges, torch's own pipelines.
+"""Makes spans of what a program says of itself already.
 
-torch itself names optimizer steps, data loaders, FSDP's phases and DistributedDataParallel's forward with ``record_function``. Schedules
-of ``torch.distributed.pipelining`` call three methods of a stage for each microbatch: these become the spans "forward", "backward",
-"input_grad" and "weight_grad" within a span "step NAME", which is what ``Trace.bubble`` and the picture of a step read.
+``record_function`` blocks, NVTX ranges, torch's own pipelines. torch itself names optimizer steps,
+data loaders, FSDP's phases and DistributedDataParallel's forward with ``record_function``.
+Schedules of ``torch.distributed.pipelining`` call three methods of a stage for each microbatch:
+these become the spans "forward", "backward", "input_grad" and "weight_grad" within a span "step
+NAME", which is what ``Trace.bubble`` and the picture of a step read.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from ringsim.traces.steps import STEP
 
 __all__ = ["find_pipelining", "make_replacements", "make_stage_replacements"]
 
-# Schedules by ringsim's names, so that their bubbles are compared with closed forms; others bear their class's.
+# Schedules by ringsim's names, so that their bubbles are compared with closed forms; others bear
+# their class's.
 _SCHEDULES: Final = {
     "ScheduleGPipe": "gpipe",
     "Schedule1F1B": "1f1b",
@@ -32,8 +35,13 @@ _SCHEDULES: Final = {
 }
 
 
-def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> dict[Place, Callable[..., Any]]:
-    """Makes the functions that record ``record_function`` blocks, at each of which ``on_block`` is called, and NVTX ranges."""
+def make_replacements(
+    recorder: Recorder, on_block: Callable[[], None]
+) -> dict[Place, Callable[..., Any]]:
+    """Makes the functions that record ``record_function`` blocks and NVTX ranges.
+
+    ``on_block`` is called at each block.
+    """
     enter: Callable[..., Any] = record_function.__enter__
     leave: Callable[..., Any] = record_function.__exit__
     push: Callable[..., Any] = torch.cuda.nvtx.range_push
@@ -73,26 +81,44 @@ def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> dict[
 
 
 def find_pipelining() -> Any:
-    """Returns the module of torch's pipeline stages where the program has imported it: importing it takes a second."""
+    """Returns the module of torch's pipeline stages where the program has imported it.
+
+    Importing it takes a second.
+    """
     return sys.modules.get("torch.distributed.pipelining.schedules")
 
 
 def make_stage_replacements(schedules: Any) -> dict[Place, Callable[..., Any]]:
-    """Makes the functions that record the steps and the computations of ``torch.distributed.pipelining``.
+    """Makes what records the steps and the computations of ``torch.distributed.pipelining``.
 
     Args:
         schedules: its module, as ``find_pipelining`` returns it.
     """
     stages = sys.modules["torch.distributed.pipelining.stage"]
     kind = stages._PipelineStageBase
-    forward, backward, backward_weight = kind.forward_one_chunk, kind.backward_one_chunk, kind.backward_weight_one_chunk
+    forward, backward, backward_weight = (
+        kind.forward_one_chunk,
+        kind.backward_one_chunk,
+        kind.backward_weight_one_chunk,
+    )
 
     def forward_one_chunk(self: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with span("forward", stage=self.stage_index, microbatch=fwd_chunk_id):
             return forward(self, fwd_chunk_id, *args, **kwargs)
 
-    def backward_one_chunk(self: Any, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, *args: Any, **kwargs: Any) -> Any:
-        with span("backward" if full_backward else "input_grad", stage=self.stage_index, microbatch=bwd_chunk_id):
+    def backward_one_chunk(
+        self: Any,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        with span(
+            "backward" if full_backward else "input_grad",
+            stage=self.stage_index,
+            microbatch=bwd_chunk_id,
+        ):
             return backward(self, bwd_chunk_id, loss, full_backward, *args, **kwargs)
 
     def backward_weight_one_chunk(self: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +129,10 @@ def make_stage_replacements(schedules: Any) -> dict[Place, Callable[..., Any]]:
         (kind, "forward_one_chunk"): forward_one_chunk,
         (kind, "backward_one_chunk"): backward_one_chunk,
         (kind, "backward_weight_one_chunk"): backward_weight_one_chunk,
-        **{(each, "step"): _make_step(each.step) for each in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti)},
+        **{
+            (each, "step"): _make_step(each.step)
+            for each in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti)
+        },
     }
 
 

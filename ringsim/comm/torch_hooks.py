@@ -1,13 +1,16 @@
-"""Shows torch's operations to the recorder, by replacing methods of ``ProcessGroup`` and ``Work`` while something is recorded.
+"""Shows torch's operations to the recorder.
 
-Every operation that Python issues passes through these classes, whatever name it was called by and whenever that name was imported. When
-the last user uninstalls the hooks, the very same originals are back.
+By replacing methods of ``ProcessGroup`` and ``Work`` while something is recorded. Every operation
+that Python issues passes through these classes, whatever name it was called by and whenever that
+name was imported. When the last user uninstalls the hooks, the very same originals are back.
 
-Making and destroying groups is recorded, too: a rank that makes another group than its peers waits for them for half an hour, and one that
-destroys its groups leaves its peers in the middle of an operation. The n-th group that a rank makes meets the n-th of every other rank,
-whatever their members, because torch numbers them so. Each is recorded as a collective on a group of its own, ``GROUPS``, with the members
-in place of a shape. A group made by its members alone (``use_local_synchronization``) is named by torch after them and the number of groups
-that the rank is in; its record is on a group of that name.
+Making and destroying groups is recorded, too: a rank that makes another group than its peers waits
+for them for half an hour, and one that destroys its groups leaves its peers in the middle of an
+operation. The n-th group that a rank makes meets the n-th of every other rank, whatever their
+members, because torch numbers them so. Each is recorded as a collective on a group of its own,
+``GROUPS``, with the members in place of a shape. A group made by its members alone
+(``use_local_synchronization``) is named by torch after them and the number of groups that the rank
+is in; its record is on a group of that name.
 """
 
 from __future__ import annotations
@@ -32,7 +35,16 @@ from torch.distributed import ProcessGroup, Work, c10d_logger, distributed_c10d
 
 from ringsim.comm import handed_over, program_spans
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
-from ringsim.comm.collectives import METHODS, Reading, describe, find_reduction, find_root, find_splits, find_tensors, find_unfit
+from ringsim.comm.collectives import (
+    METHODS,
+    Reading,
+    describe,
+    find_reduction,
+    find_root,
+    find_splits,
+    find_tensors,
+    find_unfit,
+)
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.comm.polling import make_is_completed
@@ -70,14 +82,20 @@ from ringsim.traces.recorder import Post, Recorder, fail_posting
 Hook = Callable[..., Any]
 
 FROM_CPP: Final = (
-    "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are not recorded with this torch."
+    "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are "
+    "not recorded with this torch."
 )
 UNSEEN_ON_GPUS: Final = (
-    "Of collectives that C++ issued on GPUs, the end is when the host had issued them: when they were done is not known."
+    "Of collectives that C++ issued on GPUs, the end is when the host had issued them: when they "
+    "were done is not known."
 )
-UNAWAITED: Final = "The end of an operation is recorded in wait(); one awaited otherwise (a CUDA event) stays in flight."
+UNAWAITED: Final = (
+    "The end of an operation is recorded in wait(); one awaited otherwise "
+    "(a CUDA event) stays in flight."
+)
 
-# The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace spells the operation.
+# The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace
+# spells the operation.
 _SENDS: Final = {
     "isend": OP_CODES["isend"],
     "send": OP_CODES["send"],
@@ -91,16 +109,23 @@ _RECVS: Final = {
     "recv_object_list": OP_CODES["recv_object_list"],
 }
 # A collective's method is told by its name; torch's functions tell the old spelling from the new.
-_COLLECTIVES: Final = {name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE}
+_COLLECTIVES: Final = {
+    name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE
+}
 
 
 def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:
-    """Returns a group's name, the same on all of its ranks, and the global rank of each of its ranks, where torch knows them."""
+    """Returns a group's name, the same on all of its ranks, and their global ranks.
+
+    The ranks where torch knows them.
+    """
     if group is dist.group.WORLD:
         name = "world"
     else:
         try:  # where torch numbered a pair group, its name stands in the description
-            name = group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
+            name = (
+                group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
+            )
         except RuntimeError:  # made behind torch's back
             name = ""
     try:
@@ -129,7 +154,8 @@ class _Names:
         self._met: set[tuple[str, int]] = set()  # names of groups, and their worlds
         self._used_before: set[str] = set()  # likewise
         self._from_any: dict[int, str] = {}  # groups on which this rank receives from any source
-        self._meeting = threading.RLock()  # two threads may meet a group at the same time: it has one number
+        # two threads may meet a group at the same time: it has one number
+        self._meeting = threading.RLock()
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         """Numbers a group at its first operation; the group itself is not kept alive."""
@@ -143,7 +169,8 @@ class _Names:
 
     def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         name, ranks = name_and_ranks(group)
-        # Only where all of a group's operations are recorded is the k-th of one rank the k-th of the others.
+        # Only where all of a group's operations are recorded is the k-th of one rank the k-th of
+        # the others.
         key = name, self._recorder.world
         fresh = self._compared and key not in self._met and is_unused(group)
         self._met.add(key)
@@ -154,20 +181,35 @@ class _Names:
         return self._recorder.group(name, ranks, fresh=fresh), dict(enumerate(ranks))
 
     def meet_recv_from_any(self, group: int) -> None:
-        """Notes that this rank receives from any source on a group: which send it meets is not known, so nothing there is compared."""
+        """Notes that this rank receives from any source on a group.
+
+        Which send it meets is not known, so nothing there is compared.
+        """
         if self._compared and group >= 0 and group not in self._from_any:
             self._from_any[group] = self._recorder.groups[group].name
             self._recorder.set_meta("from_any", list(self._from_any))
             self._say_what_is_not_checked()
 
     def _say_what_is_not_checked(self) -> None:
-        before = "Both sides of an operation were not compared on group {}: it was used before the recording began, or is not Gloo's."
-        any_rank = f"What rank {self._recorder.rank} received on group {{}} was not compared: some of it was from any rank."
-        sentences = [*map(before.format, sorted(self._used_before)), *map(any_rank.format, self._from_any.values())]
+        before = (
+            "Both sides of an operation were not compared on group {}: it was used before the "
+            "recording began, or is not Gloo's."
+        )
+        any_rank = (
+            f"What rank {self._recorder.rank} received on group {{}} was not compared: some of it "
+            "was from any rank."
+        )
+        sentences = [
+            *map(before.format, sorted(self._used_before)),
+            *map(any_rank.format, self._from_any.values()),
+        ]
         self._recorder.set_meta("not_checked", sentences)
 
     def meet_message(self, tensors: Any) -> int:
-        """Numbers the payload of a message; NONE if there is none: the operation will be refused."""
+        """Numbers the payload of a message.
+
+        NONE if there is none: the operation will be refused.
+        """
         try:
             tensor = tensors[0]
             if tensor.is_meta:
@@ -181,28 +223,52 @@ class _Names:
     def meet_collective(
         self, reading: Reading, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[int, int, torch.Tensor | None]:
-        """Returns the number of a collective's payload, the group rank of its root, and a tensor that is unfit for it.
+        """Returns a collective's payload by number, its root, and a tensor that is unfit for it.
 
-        NONE and None where there is none, and where the arguments make no sense.
+        The root is a rank of the group. NONE and None where there is none, and where the arguments
+        make no sense.
         """
         try:
             tensors = find_tensors(reading, args, kwargs)
             splits = find_splits(reading, group_size, args)
-            payload = self.meet_tensors(reading, group_size, tensors, find_reduction(reading, args, kwargs), splits)
+            payload = self.meet_tensors(
+                reading, group_size, tensors, find_reduction(reading, args, kwargs), splits
+            )
             return payload, find_root(reading, args, kwargs), find_unfit(reading, tensors, args)
         except Exception:
             return NONE, NONE, None
 
     def meet_tensors(
-        self, reading: Reading, group_size: int, tensors: list[torch.Tensor], reduction: str, splits: tuple[tuple[int, ...], ...]
+        self,
+        reading: Reading,
+        group_size: int,
+        tensors: list[torch.Tensor],
+        reduction: str,
+        splits: tuple[tuple[int, ...], ...],
     ) -> int:
         """Numbers what a collective carries."""
         copies = group_size if reading.shards else 1
-        strides = [each.stride() for each in tensors if each.layout == torch.strided and not each.is_contiguous()] if reading.raw else []
-        key = (copies, reduction, splits, *strides, *[(tensor.shape, tensor.dtype) for tensor in tensors])
+        strides = (
+            [
+                each.stride()
+                for each in tensors
+                if each.layout == torch.strided and not each.is_contiguous()
+            ]
+            if reading.raw
+            else []
+        )
+        key = (
+            copies,
+            reduction,
+            splits,
+            *strides,
+            *[(tensor.shape, tensor.dtype) for tensor in tensors],
+        )
         payload = self._of_collectives.get(key)
         if payload is None:
-            payload = self._recorder.payload(*describe(tensors, copies), reduction=reduction, strides=strides, splits=splits)
+            payload = self._recorder.payload(
+                *describe(tensors, copies), reduction=reduction, strides=strides, splits=splits
+            )
             self._of_collectives[key] = payload
         return payload
 
@@ -213,14 +279,18 @@ _SHORT: Final = timedelta(seconds=30)
 
 
 def own_limit(timeout: timedelta | None) -> timedelta | None:
-    """Returns the time-out of a group if it lets the program go on, None if it is a net for hangs: a verdict comes before that."""
+    """Returns the time-out of a group if it lets the program go on, None if it is a net for hangs.
+
+    A verdict comes before that.
+    """
     return timeout if timeout is not None and timeout <= _SHORT else None
 
 
 class _GroupOrder:
-    """Compares the groups that this rank makes with those that others make in their place, before torch is called.
+    """Compares the groups that this rank makes with those of others in their place.
 
-    No other comparison is made before the damage: nothing wakes a rank that waits for others in torch's store.
+    Before torch is called. No other comparison is made before the damage: nothing wakes a rank that
+    waits for others in torch's store.
 
     Args:
         recorder: writes this rank's own records, beside theirs.
@@ -230,10 +300,13 @@ class _GroupOrder:
         self._recorder = recorder
         self._made: Counter[Group] = Counter()
         self._others: dict[int, PartReader] = {}
-        self._records: dict[int, dict[int, Any]] = {}  # by rank and slot, the groups that the others make
+        # by rank and slot, the groups that the others make
+        self._records: dict[int, dict[int, Any]] = {}
 
     def check(self, members: list[int], world: Group) -> None:
-        """Compares the next group of this rank with what its neighbours in the world make there, as far as they have come.
+        """Compares the next group of this rank with what its neighbours in the world make there.
+
+        As far as they have come.
 
         Args:
             members: of the group.
@@ -243,21 +316,26 @@ class _GroupOrder:
             RendezvousFailed: another rank makes another group.
         """
         me, size = self._recorder.rank, self._recorder.world_size
-        steps = [1 << power for power in range(size.bit_length())]  # whoever disagrees with all others is found with few looks
-        for rank in sorted({(me + step) % size for power in steps for step in (power, -power)} - {me}):
+        # whoever disagrees with all others is found with few looks
+        steps = [1 << power for power in range(size.bit_length())]
+        for rank in sorted(
+            {(me + step) % size for power in steps for step in (power, -power)} - {me}
+        ):
             made = self._groups_of(rank, world)
             if self._made[world] < len(made):
                 theirs, place = made[self._made[world]]
                 if list(theirs) != members:
                     raise RendezvousFailed(
-                        f"all ranks must make the same groups in the same order, got {members} here and {list(theirs)} in rank {rank}'s "
-                        f"new_group{place} (rank {me} of {size}). Call new_group for every group on every rank, in one order, also for "
+                        f"all ranks must make the same groups in the same order, got {members} "
+                        f"here and {list(theirs)} in rank {rank}'s "
+                        f"new_group{place} (rank {me} of {size}). Call new_group for every group "
+                        "on every rank, in one order, also for "
                         "groups that the rank is not in."
                     )
         self._made[world] += 1
 
     def _groups_of(self, rank: int, world: Group) -> list[tuple[tuple[int, ...], str]]:
-        """Returns the members of the groups that a rank has made, or makes now, and where its program does."""
+        """Returns the members of the groups that a rank makes, or has made, and where it does."""
         part = self._others.setdefault(rank, PartReader(self._recorder.directory, rank))
         if not part.is_live():
             return []  # what an earlier run left is not to be taken for the present
@@ -269,17 +347,30 @@ class _GroupOrder:
             unread = part.more
         made = []
         for _, record in sorted(records.items()):
-            number, payload = int(record["group"]), part.names["payload"].get(int(record["payload"]))
+            number, payload = (
+                int(record["group"]),
+                part.names["payload"].get(int(record["payload"])),
+            )
             refused = record["status"] == ERROR and record["wait_ns"] == NONE
             of_world = number in part.fresh and part.names["group"][number] == world
             if of_world and payload is not None and not refused:
                 file = part.names["file"].get(int(record["file"]), "")
-                made.append((payload.shape, f" at {os.path.basename(file)}:{record['line']}" if file else ""))
+                made.append(
+                    (
+                        payload.shape,
+                        f" at {os.path.basename(file)}:{record['line']}" if file else "",
+                    )
+                )
         return made
 
 
-def _record_new_groups(recorder: Recorder, compared: bool, limits: weakref.WeakSet[ProcessGroup]) -> Hook:
-    """Makes the replacement for torch's function that makes groups; those with a time-out of their own are put into ``limits``."""
+def _record_new_groups(
+    recorder: Recorder, compared: bool, limits: weakref.WeakSet[ProcessGroup]
+) -> Hook:
+    """Makes the replacement for torch's function that makes groups.
+
+    Those with a time-out of their own are put into ``limits``.
+    """
     call = getattr(*NEW_GROUP)
     post = recorder.make_post(OP_CODES["new_group"])
     order = _GroupOrder(recorder)
@@ -296,7 +387,12 @@ def _record_new_groups(recorder: Recorder, compared: bool, limits: weakref.WeakS
         if kwargs.get("use_local_synchronization", args[_LOCAL] if len(args) > _LOCAL else False):
             if recorder.rank not in members:
                 return None  # it has no part in this
-            return post(recorder.group(f"groups of {members} after {count_groups()} others", members), NONE, NONE, payload)
+            return post(
+                recorder.group(f"groups of {members} after {count_groups()} others", members),
+                NONE,
+                NONE,
+                payload,
+            )
         group = recorder.group(GROUPS, world, fresh=compared)
         slot = post(group, NONE, NONE, payload)
         if slot is not None and compared:
@@ -320,7 +416,9 @@ def _record_new_groups(recorder: Recorder, compared: bool, limits: weakref.WeakS
             recorder.on_failure()
             raise
         recorder.complete(slot)
-        is_made = isinstance(group, ProcessGroup) and not name_and_ranks(group)[0].startswith("ring:")
+        is_made = isinstance(group, ProcessGroup) and not name_and_ranks(group)[0].startswith(
+            "ring:"
+        )
         if is_made and own_limit(kwargs.get("timeout", args[0] if args else None)) is not None:
             limits.add(group)
         return group
@@ -329,7 +427,10 @@ def _record_new_groups(recorder: Recorder, compared: bool, limits: weakref.WeakS
 
 
 def _record_end_of_groups(recorder: Recorder, on_new_world: Callable[[], None]) -> Hook:
-    """Makes the replacement for torch's function that sets the default group: to None when all groups are destroyed."""
+    """Makes the replacement for torch's function that sets the default group.
+
+    It is set to None when all groups are destroyed.
+    """
     call, destroyed = getattr(*SET_DEFAULT), False
 
     def set_default(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -348,12 +449,15 @@ def _record_end_of_groups(recorder: Recorder, on_new_world: Callable[[], None]) 
 
 
 def install(recorder: Recorder, check: str = "basic") -> None:
-    """Shows this process's operations to ``recorder`` from now on; every call needs its ``uninstall``.
+    """Shows this process's operations to ``recorder`` from now on.
+
+    Every call needs its ``uninstall``.
 
     Args:
-        recorder: writes the events. There can be one at a time; installing the same one again is counted, and changes nothing.
-        check: which mistakes are refused before torch gets to see the operation: "basic", "full" (with those in the use of buffers and
-            handles) or "off".
+        recorder: writes the events. There can be one at a time; installing the same one again is
+            counted, and changes nothing.
+        check: which mistakes are refused before torch gets to see the operation: "basic", "full"
+            (with those in the use of buffers and handles) or "off".
 
     Raises:
         RingError: another recorder is at work in this process.
@@ -361,13 +465,16 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     active = get_state().recorder
     if active is not None and active is not recorder:
         raise RingError(
-            f"the recorder of a process must be the only one, got a second while one records (rank {active.rank} of {active.world_size}). "
+            "the recorder of a process must be the only one, got a second while one records "
+            f"(rank {active.rank} of {active.world_size}). "
             "Use the one that records: ringsim.state.get_state().recorder."
         )
     recorder.users += 1
     if recorder.users > 1:
         return
-    recorder.sites.declare_library(os.path.dirname(torch.__file__), speaker=distributed_c10d.__file__)
+    recorder.sites.declare_library(
+        os.path.dirname(torch.__file__), speaker=distributed_c10d.__file__
+    )
     recorder.set_meta("num_threads", torch.get_num_threads())
     if dist.is_initialized():
         recorder.set_meta("backend", dist.get_backend())
@@ -422,7 +529,8 @@ def find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
         yield from find_handle_types(subclass)
 
 
-_LONG_WAY: Final = 0  # no thread's number: while it is among the open batches, no operation takes the short way
+# no thread's number: while it is among the open batches, no operation takes the short way
+_LONG_WAY: Final = 0
 _UNSET: Final[Any] = object()
 
 
@@ -433,7 +541,8 @@ _NOTHING: Final = contextlib.nullcontext()
 def _blocking(recorder: Recorder, slots: list[int], limited: bool) -> Iterator[None]:
     """Writes down that operations are waited for, those with a limit of their own only afterwards.
 
-    Until then they do not count as waiting: whatever their peers do, the limit lets the rank go on, and torch's error is the program's.
+    Until then they do not count as waiting: whatever their peers do, the limit lets the rank go on,
+    and torch's error is the program's.
     """
     start_ns = time.monotonic_ns()
     if not limited:
@@ -451,19 +560,26 @@ def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
         recorder.amend(slot, wait_ns=wait_ns)
 
 
-_OF_SPEAKER: Final = (distributed_c10d.__file__, c10d_logger.__file__)  # the functions of torch.distributed, and what wraps them
+# the functions of torch.distributed, and what wraps them
+_OF_SPEAKER: Final = (distributed_c10d.__file__, c10d_logger.__file__)
 _OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 
 
 def _is_called_by_torch(frame: FrameType | None) -> bool:
-    """Tells whether torch's own code called a function of torch.distributed: what becomes of its handle is not the program's doing."""
+    """Tells whether torch's own code called a function of torch.distributed.
+
+    What becomes of its handle is not the program's doing.
+    """
     while frame is not None and frame.f_code.co_filename in _OF_SPEAKER:
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_OF_TORCH)
 
 
 def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> bool:
-    """Tells whether a monitored barrier was given a time-out, from what torch passes on; the default is torch's own."""
+    """Tells whether a monitored barrier was given a time-out, from what torch passes on.
+
+    The default is torch's own.
+    """
     return timeout not in (timedelta(0), distributed_c10d.default_pg_timeout)
 
 
@@ -483,8 +599,9 @@ class _Others(NamedTuple):
 class _Hooks:
     """The replacements for torch's methods, and what they have to remember.
 
-    A posted operation is remembered by its ``Work``, with a strong reference, until the program waits for it: on Gloo an operation whose
-    handle is dropped would lose its message. The hooks are closures, for attribute look-ups would cost as much as all the rest.
+    A posted operation is remembered by its ``Work``, with a strong reference, until the program
+    waits for it: on Gloo an operation whose handle is dropped would lose its message. The hooks are
+    closures, for attribute look-ups would cost as much as all the rest.
     """
 
     def __init__(self, recorder: Recorder, check: str) -> None:
@@ -494,19 +611,26 @@ class _Hooks:
         self.names = _Names(recorder, compared)
         self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
         self.others: dict[Work, _Others] = {}  # likewise
-        self.missing = set() if get_dispatcher().complete else {FROM_CPP}  # what could not be recorded
+        # what could not be recorded
+        self.missing = set() if get_dispatcher().complete else {FROM_CPP}
         self.missing_on_gpus: tuple[str, ...] = ()
-        self.failed: weakref.WeakSet[Work] = weakref.WeakSet()  # waited for in vain; waiting again is torch's business
-        self.open_batches: dict[int, list[tuple[int, Begun | None]]] = {}  # thread: slots posted since _start_coalescing, on which GPU
+        # waited for in vain; waiting again is torch's business
+        self.failed: weakref.WeakSet[Work] = weakref.WeakSet()
+        # thread: slots posted since _start_coalescing, on which GPU
+        self.open_batches: dict[int, list[tuple[int, Begun | None]]] = {}
         self.gpu_times = GpuTimes(recorder.amend, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
         self.hidden = False  # from torch.compile
         self.waits = waits = {kind: kind.wait for kind in find_handle_types(Work)}
         self.is_completed: Hook = Work.is_completed
-        self.wait_unseen: Hook = lambda work, *limit: next(waits[kind] for kind in type(work).__mro__ if kind in waits)(work, *limit)
+        self.wait_unseen: Hook = lambda work, *limit: next(
+            waits[kind] for kind in type(work).__mro__ if kind in waits
+        )(work, *limit)
         self.late = LateWaits(recorder, self.wait_unseen, self.pending)
-        self.futures: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # their slots
-        self.limits: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()  # groups that the program gave a time-out
+        # their slots
+        self.futures: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+        # groups that the program gave a time-out
+        self.limits: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
         self.limited: set[int] = set()  # likewise, by number
         self.originals: dict[Place, Any] = {}  # what stood in torch's places
         self.replacements: dict[Place, Hook] = {
@@ -523,13 +647,22 @@ class _Hooks:
             (ProcessGroup, "send"): lambda: self.make_message("send", "isend", _SENDS),
             (ProcessGroup, "recv"): lambda: self.make_message("recv", "irecv", _RECVS),
             (ProcessGroup, "recv_anysource"): self.make_recv_anysource,
-            **{(ProcessGroup, method): functools.partial(self.make_collective, method) for method in METHODS},
-            **{(kind, "wait"): functools.partial(self.make_wait, kind.wait) for kind in find_handle_types(Work)},
+            **{
+                (ProcessGroup, method): functools.partial(self.make_collective, method)
+                for method in METHODS
+            },
+            **{
+                (kind, "wait"): functools.partial(self.make_wait, kind.wait)
+                for kind in find_handle_types(Work)
+            },
             (Work, "get_future"): self.make_get_future,
             (torch, "compile"): self.make_compile,
-            (Work, "is_completed"): lambda: make_is_completed(recorder.sites, self.pending, self.finish, checks.refuse if checks else None),
+            (Work, "is_completed"): lambda: make_is_completed(
+                recorder.sites, self.pending, self.finish, checks.refuse if checks else None
+            ),
         }
-        for place, make in present(makers).items():  # versions of torch differ in which collectives they have
+        # versions of torch differ in which collectives they have
+        for place, make in present(makers).items():
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))
 
     def replace(self, replacements: Mapping[Place, Hook]) -> None:
@@ -538,15 +671,24 @@ class _Hooks:
         put(replacements)
 
     def look_for_pipelining(self) -> None:
-        """Makes torch's pipeline stages have spans, from when the program has imported them; called whenever a group is new."""
+        """Makes torch's pipeline stages have spans, from when the program has imported them.
+
+        Called whenever a group is new.
+        """
         schedules = find_pipelining()
-        if schedules is not None and (schedules.PipelineScheduleSingle, "step") not in self.originals:
+        if (
+            schedules is not None
+            and (schedules.PipelineScheduleSingle, "step") not in self.originals
+        ):
             self.replace(make_stage_replacements(schedules))
 
     # -- what is remembered
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
-        """Numbers a group. From the first one of NCCL, or with a time-out, on, all operations go through ``keep``."""
+        """Numbers a group.
+
+        From the first one of NCCL, or with a time-out, on, all operations go through ``keep``.
+        """
         self.look_for_pipelining()
         entry = self.names.meet_group(group)
         if group in self.limits:
@@ -559,9 +701,10 @@ class _Hooks:
         return entry
 
     def forget_completed(self) -> None:
-        """Lets go of handles that nobody waits for and that say they are complete, so that a long run does not hoard them.
+        """Lets go of handles that nobody waits for and that say they are complete.
 
-        Those of operations on GPUs are not asked: that could spoil the capture of a CUDA graph.
+        So a long run does not hoard them. Those of operations on GPUs are not asked: that could
+        spoil the capture of a CUDA graph.
         """
         given_up = [work for work, other in list(self.others.items()) if other.since_ns != NONE]
         for work in [*list(self.pending), *given_up]:
@@ -573,7 +716,10 @@ class _Hooks:
         self.say_what_is_missing()
 
     def fail_given_up(self) -> None:
-        """Completes what the program gave up waiting for, at a limit of its own: an exception ends it now, perhaps that one."""
+        """Completes what the program gave up waiting for, at a limit of its own.
+
+        An exception ends it now, perhaps that one.
+        """
         for work, other in list(self.others.items()):
             if other.since_ns != NONE and self.take(work) is not None:
                 _begin(self.recorder, other.slots, other.since_ns)
@@ -581,7 +727,10 @@ class _Hooks:
                     self.recorder.complete(slot, ERROR)
 
     def finish(self, work: Work) -> None:
-        """Completes the record of an operation that the program has found to be completed; it need not wait any more."""
+        """Completes the record of an operation that the program has found to be completed.
+
+        It need not wait any more.
+        """
         if work in self.others and self.others[work].gpu is not None:
             return  # its times are read when the program waits
         other = self.take(work)
@@ -611,7 +760,10 @@ class _Hooks:
             self.recorder.set_meta("not_recorded", [*sorted(self.missing), *self.missing_on_gpus])
 
     def complete_with(self, work: Any, slot: int) -> bool:
-        """Makes the wait for ``work`` complete the record at ``slot`` too; False where nobody is known to wait for it."""
+        """Makes the wait for ``work`` complete the record at ``slot`` too.
+
+        False where nobody is known to wait for it.
+        """
         if not isinstance(work, Work):
             return False
         mine = self.pending.pop(work, None)
@@ -623,11 +775,18 @@ class _Hooks:
         return True
 
     def begin_on_gpu(self, group: int, values: Any) -> Begun | None:
-        """Notes that an operation with these arguments begins on a GPU; None for others. One with a handle blocks in its wait only."""
+        """Notes that an operation with these arguments begins on a GPU; None for others.
+
+        One with a handle blocks in its wait only.
+        """
         gpu = find_gpu(values) if group in self.nccl_groups else None
         if gpu is None:
             return None
-        return Begun(gpu, NO_EVENT) if getattr(values[-1], "asyncOp", True) else self.gpu_times.begin(gpu)
+        return (
+            Begun(gpu, NO_EVENT)
+            if getattr(values[-1], "asyncOp", True)
+            else self.gpu_times.begin(gpu)
+        )
 
     def keep(self, work: Work | None, slot: int, group: int, begun: Begun | None = None) -> None:
         """Remembers a posted operation that the short way does not fit: see ``open_batches``."""
@@ -637,13 +796,17 @@ class _Hooks:
         else:
             self.keep_all(work, [slot], group, begun)
 
-    def keep_all(self, work: Work | None, slots: list[int], group: int, begun: Begun | None) -> None:
+    def keep_all(
+        self, work: Work | None, slots: list[int], group: int, begun: Begun | None
+    ) -> None:
         """Remembers operations that have one handle, or none because they blocked in C++."""
         limited = group in self.limited
         if work is not None and begun is None and len(slots) == 1 and not limited:
             self.pending[work] = slots[0]
         elif work is not None:
-            self.others[work] = _Others(slots, None if begun is None else begun.gpu, limited=limited)
+            self.others[work] = _Others(
+                slots, None if begun is None else begun.gpu, limited=limited
+            )
         else:
             for slot in slots:
                 self.recorder.complete(slot, waited=False)
@@ -651,34 +814,58 @@ class _Hooks:
                 self.gpu_times.end(begun, slots)
 
     def read_gpu_times(self) -> None:
-        """Completes the records of operations on GPUs, and says in the record what their times are."""
+        """Completes the records of operations on GPUs.
+
+        Says in the record what their times are.
+        """
         said = self.gpu_times.read()
         if said:
             self.say_what_is_missing(*said)
 
     # -- the hooks
 
-    def meet_message(self, method: str, post: Post, group: ProcessGroup, tensors: Any, rank: Any, tag: Any) -> tuple[int, int, int]:
-        """Returns the numbers of group, peer and payload of a message where one is new, or makes no sense; then it may be refused."""
+    def meet_message(
+        self, method: str, post: Post, group: ProcessGroup, tensors: Any, rank: Any, tag: Any
+    ) -> tuple[int, int, int]:
+        """Returns a message's numbers of group, peer and payload where one is new or senseless.
+
+        In the latter case it may be refused.
+        """
         number, ranks = self.meet_group(group)
         peer = ranks.get(rank, NONE) if isinstance(rank, int) else NONE
         payload = self.names.meet_message(tensors)
         if self.checks is not None:
-            self.checks.check_message(Attempt(method, number, peer, tag, payload), tensors, rank, len(ranks), post)
+            self.checks.check_message(
+                Attempt(method, number, peer, tag, payload), tensors, rank, len(ranks), post
+            )
         return number, peer, payload
 
     def make_message(self, method: str, poster: str, ops: dict[str, int]) -> Hook:
         """Makes the hook for ``send`` or ``recv``.
 
-        The operation has the code in ``ops`` of the function of torch.distributed that was called; of ``poster`` where no frame tells.
+        The operation has the code in ``ops`` of the function of torch.distributed that was called;
+        of ``poster`` where no frame tells.
         """
         call, recorder, checks = getattr(ProcessGroup, method), self.recorder, self.checks
         post = recorder.make_post(ops[poster], ops)
-        groups, payloads, pending, open_batches = self.names.groups, self.names.payloads, self.pending, self.open_batches
+        groups, payloads, pending, open_batches = (
+            self.names.groups,
+            self.names.payloads,
+            self.pending,
+            self.open_batches,
+        )
         meet_message, keep, begin_on_gpu = self.meet_message, self.keep, self.begin_on_gpu
 
-        # The two methods call the third argument differently; a parameter costs less than a dictionary of them.
-        def message(self: ProcessGroup, tensors: Any, rank: Any = None, tag: Any = None, dstRank: Any = None, srcRank: Any = None) -> Any:  # noqa: N803 - torch's
+        # The two methods call the third argument differently; a parameter costs less than a
+        # dictionary of them. The names are torch's.
+        def message(
+            self: ProcessGroup,
+            tensors: Any,
+            rank: Any = None,
+            tag: Any = None,
+            dstRank: Any = None,  # noqa: N803
+            srcRank: Any = None,  # noqa: N803
+        ) -> Any:
             if rank is None:
                 rank = dstRank if method == "send" else srcRank
             try:
@@ -730,7 +917,8 @@ class _Hooks:
     def make_collective(self, method: str) -> Hook:
         """Makes the hook for a collective."""
         call = getattr(ProcessGroup, method)
-        reading, blocks = METHODS[method], method == "monitored_barrier"  # the one that gives no handle, and waits itself
+        # the one that gives no handle, and waits itself
+        reading, blocks = METHODS[method], method == "monitored_barrier"
         hooks, names, checks, recorder = self, self.names, self.checks, self.recorder
         groups, pending, open_batches = self.names.groups, self.pending, self.open_batches
         post = recorder.make_post(reading.op, _COLLECTIVES)
@@ -740,7 +928,9 @@ class _Hooks:
             group, ranks = groups.get(id(self)) or hooks.meet_group(self)
             payload, root, unfit = names.meet_collective(reading, len(ranks), args, kwargs)
             if checks is not None and unfit is not None:
-                checks.refuse_collective(Attempt(OP_NAMES[reading.op], group, NONE, None, payload), unfit, post)
+                checks.refuse_collective(
+                    Attempt(OP_NAMES[reading.op], group, NONE, None, payload), unfit, post
+                )
             slot = post(group, ranks.get(root, NONE), NONE, payload)
             if slot is None:
                 return call(self, *args, **kwargs)
@@ -765,7 +955,11 @@ class _Hooks:
             else:
                 pending[work] = slot
             options = args[-1] if args else kwargs.get("opts")
-            if getattr(options, "asyncOp", False) and work in pending and _is_called_by_torch(sys._getframe(1)):
+            if (
+                getattr(options, "asyncOp", False)
+                and work in pending
+                and _is_called_by_torch(sys._getframe(1))
+            ):
                 hooks.late.add(work, slot, group)
             return work
 
@@ -782,7 +976,9 @@ class _Hooks:
                 group, ranks = names.groups.get(id(issued.group)) or self.meet_group(issued.group)
                 splits = find_splits(reading, len(ranks), issued.args)
                 payload = names.meet_tensors(reading, len(ranks), issued.tensors, "", splits)
-                post = posts.get(reading) or posts.setdefault(reading, recorder.make_post(reading.op, _COLLECTIVES))
+                post = posts.get(reading) or posts.setdefault(
+                    reading, recorder.make_post(reading.op, _COLLECTIVES)
+                )
                 slot = post(group, ranks.get(issued.root, NONE), NONE, payload)
             except Exception:
                 pass  # an operation that the recorder does not understand: torch may
@@ -804,7 +1000,10 @@ class _Hooks:
         return listen
 
     def make_start_coalescing(self) -> Hook:
-        """Makes the hook for the start of a batch: the operations of this thread belong to it from here on."""
+        """Makes the hook for the start of a batch.
+
+        The operations of this thread belong to it from here on.
+        """
         call, open_batches = getattr(*START_COALESCING), self.open_batches
 
         def start_coalescing(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -816,7 +1015,12 @@ class _Hooks:
 
     def make_end_coalescing(self) -> Hook:
         """Makes the hook for the end of a batch: its operations are done when the one handle is."""
-        call, open_batches, keep_all, recorder = getattr(*END_COALESCING), self.open_batches, self.keep_all, self.recorder
+        call, open_batches, keep_all, recorder = (
+            getattr(*END_COALESCING),
+            self.open_batches,
+            self.keep_all,
+            self.recorder,
+        )
         groups = self.names.groups
 
         def end_coalescing(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -842,13 +1046,18 @@ class _Hooks:
         def wait(self: Work, timeout: Any = _UNSET) -> Any:
             slot = None if timeout is not _UNSET else take(self, None)
             if slot is None:
-                return wait_for_other(call, self) if timeout is _UNSET else wait_for_other(call, self, timeout)
+                return (
+                    wait_for_other(call, self)
+                    if timeout is _UNSET
+                    else wait_for_other(call, self, timeout)
+                )
             begin(slot)
             try:
                 result = call(self)
             except BaseException:
                 failed.add(self)
-                recorder.on_failure()  # where it raises, the wait was cut short: the operation is not done
+                # where it raises, the wait was cut short: the operation is not done
+                recorder.on_failure()
                 complete(slot, ERROR)
                 raise
             complete(slot)
@@ -857,20 +1066,35 @@ class _Hooks:
         return wait
 
     def make_compile(self) -> Hook:
-        """Keeps the compiler out of these functions, from when there is one: it fails at some of what they ask of groups and handles."""
+        """Keeps the compiler out of these functions, from when there is one.
+
+        It fails at some of what they ask of groups and handles.
+        """
         torchs = torch.compile
 
         def compile_(*args: Any, **kwargs: Any) -> Any:
             if not self.hidden:
                 self.hidden = True
-                places = [place for place in self.originals if place[0] is ProcessGroup or place[0] in self.waits]
-                put({(owner, name): torch.compiler.disable(vars(owner)[name]) for owner, name in places})
+                places = [
+                    place
+                    for place in self.originals
+                    if place[0] is ProcessGroup or place[0] in self.waits
+                ]
+                put(
+                    {
+                        (owner, name): torch.compiler.disable(vars(owner)[name])
+                        for owner, name in places
+                    }
+                )
             return torchs(*args, **kwargs)
 
         return compile_
 
     def make_get_future(self) -> Hook:
-        """Makes the hook for ``get_future``: the wait for a future may be in C++, as for collectives that C++ issues."""
+        """Makes the hook for ``get_future``.
+
+        The wait for a future may be in C++, as for collectives that C++ issues.
+        """
         call, take, late = Work.get_future, self.pending.pop, self.late
         futures, recorder = self.futures, self.recorder
 
@@ -922,11 +1146,18 @@ class _Hooks:
         }
 
     def wait_for_other(self, call: Hook, work: Work, *timeout: Any) -> Any:
-        """Waits with a limit, or for a recv from any source, a batch, or a handle that was waited for or posted before recording."""
+        """Waits with a limit, or for a recv from any source, or a batch.
+
+        Or for a handle that was waited for or posted before recording.
+        """
         recorder, other = self.recorder, self.take(work)
         if other is None:
             # A second wait for a message of Gloo would hang, and then break the connection.
-            return True if is_message(work) and work.is_completed() and work not in self.failed else call(work, *timeout)
+            return (
+                True
+                if is_message(work) and work.is_completed() and work not in self.failed
+                else call(work, *timeout)
+            )
         begun = None if other.gpu is None else self.gpu_times.begin(other.gpu)
         limited, since_ns = other.limited or any(timeout), other.since_ns
         if since_ns == NONE:
@@ -954,7 +1185,8 @@ class _Hooks:
         if limited:
             _begin(recorder, other.slots, since_ns)
         if other.ranks:
-            recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))  # type: ignore[arg-type]  # None is no key
+            # None is no key
+            recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))  # type: ignore[arg-type]
         for slot in other.slots:
             recorder.complete(slot)
         if begun is not None:

@@ -1,7 +1,8 @@
-"""The private names of torch that the communication layer uses, all of them here, and what is done where a version of torch lacks one.
+"""The private names of torch that the communication layer uses, all of them here.
 
-The places are of functions that recording or checking puts others in place of, and takes back; one that is missing is left out. The rest
-is only asked: a missing name means the answer that does no harm.
+Also what is done where a version of torch lacks one. The places are of functions that recording or
+checking puts others in place of, and takes back; one that is missing is left out. The rest is only
+asked: a missing name means the answer that does no harm.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import torch
 from torch.autograd import Variable
 from torch.distributed import ProcessGroup, Work, c10d_logger, distributed_c10d
 from torch.distributed.distributed_c10d import Store
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # documented, in a private module
+
+# documented, in a private module
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as tree_leaves
 
@@ -21,11 +24,14 @@ without_modes: Final = _disable_current_modes
 
 Place = tuple[Any, str]  # an owner, and the name of its attribute
 
-NEW_GROUP: Final[Place] = (distributed_c10d, "_new_group_with_tag")  # what new_group, split_group and device meshes call
-SET_DEFAULT: Final[Place] = (distributed_c10d, "_update_default_pg")  # what init_process_group and destroy_process_group call
+# what new_group, split_group and device meshes call
+NEW_GROUP: Final[Place] = (distributed_c10d, "_new_group_with_tag")
+# what init_process_group and destroy_process_group call
+SET_DEFAULT: Final[Place] = (distributed_c10d, "_update_default_pg")
 WARN_OUTSIDER: Final[Place] = (distributed_c10d, "_warn_not_in_group")
 CHECK_NOT_SELF: Final[Place] = (distributed_c10d, "_check_not_self_rank")
-DESCRIBE_CALL: Final[Place] = (c10d_logger, "_get_msg_dict")  # what torch's log says of a call that failed
+# what torch's log says of a call that failed
+DESCRIBE_CALL: Final[Place] = (c10d_logger, "_get_msg_dict")
 START_COALESCING: Final[Place] = (ProcessGroup, "_start_coalescing")
 END_COALESCING: Final[Place] = (ProcessGroup, "_end_coalescing")
 CHECK_BATCH: Final[Place] = (distributed_c10d, "_check_p2p_op_list")  # called by batch_isend_irecv
@@ -50,20 +56,33 @@ def default_store() -> Store | None:
 
 
 def default_timeout_s() -> float | None:
-    """Returns how long an operation of the default process group may wait on CPUs, None where torch hides it."""
+    """Returns how long an operation of the default process group may wait on CPUs.
+
+    None where torch hides it.
+    """
     try:
-        return float(distributed_c10d.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds())  # type: ignore[union-attr]
+        return float(
+            distributed_c10d.group.WORLD._get_backend(  # type: ignore[union-attr]
+                torch.device("cpu")
+            ).options._timeout.total_seconds()
+        )
     except (AttributeError, RuntimeError):  # no default group; another backend, or version of torch
         return None
 
 
 def count_groups() -> int:
-    """Returns how many groups this rank is in: torch names the next one that its members alone make after that."""
+    """Returns how many groups this rank is in.
+
+    Torch names the next one that its members alone make after that.
+    """
     return len(getattr(getattr(distributed_c10d, "_world", None), "pg_names", ()))
 
 
 def is_unused(group: ProcessGroup) -> bool:
-    """Returns whether no operation has been posted on a group; False where that is not known (Gloo alone counts them)."""
+    """Returns whether no operation has been posted on a group.
+
+    False where that is not known (Gloo alone counts them).
+    """
     count = getattr(group, "_get_sequence_number_for_group", lambda: None)
     try:
         return "gloo" in group.name() and count() == 0
@@ -72,7 +91,10 @@ def is_unused(group: ProcessGroup) -> bool:
 
 
 def gpu_backend(group: ProcessGroup) -> str:
-    """Returns the name of what carries a group's operations on GPUs, whatever it has for tensors of the host; empty where there is none."""
+    """Returns the name of what carries a group's operations on GPUs.
+
+    Whatever it has for tensors of the host; empty where there is none.
+    """
     ask = getattr(group, "_get_backend", None)
     try:
         return "" if ask is None else str(ask(torch.device("cuda")).name()).lower()
@@ -87,13 +109,19 @@ def is_message(work: Work) -> bool:
 
 
 def source_rank(work: Work) -> int | None:
-    """Returns the group rank that a message came from, once it is there; None where torch does not say."""
+    """Returns the group rank that a message came from, once it is there.
+
+    None where torch does not say.
+    """
     ask = getattr(work, "_source_rank", None)
     return None if ask is None else int(ask())
 
 
 def keys_below_backend_select() -> Any:
-    """Returns the set of the dispatcher's keys that come after ``BackendSelect``; None where torch has no such key, or does not say."""
+    """Returns the set of the dispatcher's keys that come after ``BackendSelect``.
+
+    None where torch has no such key, or does not say.
+    """
     key = getattr(getattr(torch._C, "DispatchKey", None), "BackendSelect", None)
     ask = getattr(torch._C, "_dispatch_keyset_full_after", None)
     return None if key is None or ask is None else ask(key)

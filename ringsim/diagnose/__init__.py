@@ -1,1 +1,4 @@
-"""Why a run stopped, or was slow: from what its ranks had posted to findings that read as sentences."""
+"""Why a run stopped, or was slow.
+
+From what its ranks had posted to findings that read as sentences.
+"""

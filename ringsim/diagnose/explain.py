@@ -26,7 +26,14 @@ from ringsim.diagnose.mismatches import (
     is_recorded_whole,
 )
 from ringsim.diagnose.parting import tell_partings
-from ringsim.diagnose.snapshot import Snapshot, operation_of, read_end_ns, read_ends, snapshot_of_events, until
+from ringsim.diagnose.snapshot import (
+    Snapshot,
+    operation_of,
+    read_end_ns,
+    read_ends,
+    snapshot_of_events,
+    until,
+)
 from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
 from ringsim.errors import name_ranks
@@ -38,9 +45,12 @@ from ringsim.traces.value import count
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-_OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")  # the trace has a finding of these, too
+# the trace has a finding of these, too
+_OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")
 _MOST_WAITS: Final = 4
-_HELD_HINT: Final = "Not proved: other threads of these ranks went on, and might have posted what is missing."
+_HELD_HINT: Final = (
+    "Not proved: other threads of these ranks went on, and might have posted what is missing."
+)
 LOST: Final = "is lost"  # how what is said of a rank begins whose host is silent
 _ABLE: Final = ("running", "unknown")
 _AT_WORK: Final = (*_ABLE, "stopped")
@@ -49,36 +59,59 @@ _AT_WORK: Final = (*_ABLE, "stopped")
 def explain(trace: Trace) -> Diagnosis:
     """Says why a run ended as it did, or what made it slow.
 
-    Everything is read from the trace, so the answer is the same for a run of just now and for a file of last year.
+    Everything is read from the trace, so the answer is the same for a run of just now and for a
+    file of last year.
 
     Args:
         trace: any trace.
 
     Returns:
-        The findings, root causes first: what was refused or disagrees, what failed, who waits for whom in vain; then what was merely
-        untidy; and if nothing went wrong, which link was slow, and who kept whom waiting. Without findings, a note gives the waiting.
+        The findings, root causes first: what was refused or disagrees, what failed, who waits for
+        whom in vain; then what was merely untidy; and if nothing went wrong, which link was slow,
+        and who kept whom waiting. Without findings, a note gives the waiting.
 
     Example:
         >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events
         >>> from ringsim.traces.value import Trace
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["recv"]] * 2, "peer": [1, 0], "tag": [0, 0], "post_ns": [5, 5],
-        ...                       "wait_ns": [5, 5], "status": [IN_FLIGHT] * 2})
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 1],
+        ...         "op": [OP_CODES["recv"]] * 2,
+        ...         "peer": [1, 0],
+        ...         "tag": [0, 0],
+        ...         "post_ns": [5, 5],
+        ...         "wait_ns": [5, 5],
+        ...         "status": [IN_FLIGHT] * 2,
+        ...     }
+        ... )
         >>> print(explain(Trace(events, {"world_size": 2})))
         deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (tag 0); rank 1 waits in recv from 0 (tag 0).
           Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
-    """
+    """  # noqa: E501
     if "part" in trace.metadata:  # who never went on, and why, may stand in what was left out
-        return Diagnosis(find_notices(trace.events) or (*find_links(trace), *find_lateness(trace)), trace.world_size, trace=trace)
+        return Diagnosis(
+            find_notices(trace.events) or (*find_links(trace), *find_lateness(trace)),
+            trace.world_size,
+            trace=trace,
+        )
     whole, end_ns, size = trace, read_end_ns(trace.metadata), trace.world_size
-    if end_ns is not None and "given_up_ns" in trace.metadata and (events := until(trace.events, end_ns)) is not trace.events:
+    if (
+        end_ns is not None
+        and "given_up_ns" in trace.metadata
+        and (events := until(trace.events, end_ns)) is not trace.events
+    ):
         trace = replace(trace, events=events)
     events, told = trace.events, read_ends(trace.metadata, size)
     ends = {rank: end for rank, end in told.items() if end.state != "unknown"}
-    lost = {rank: end.about for rank, end in told.items() if rank not in ends and end.about}  # what they waited for says why, where it does
+    # what they waited for says why, where it does
+    lost = {rank: end.about for rank, end in told.items() if rank not in ends and end.about}
     snapshot = snapshot_of_events(events, size, ends, end_ns=end_ns)
     judged = judge(snapshot)
-    # At the end of a simulated run nothing was on its way any more; of a real one the watcher says so.
-    if not judged.findings and (trace.metadata.get("at_rest") is True or trace.metadata.get("source") == "simulated"):
+    # At the end of a simulated run nothing was on its way any more; of a real one the watcher says
+    # so.
+    if not judged.findings and (
+        trace.metadata.get("at_rest") is True or trace.metadata.get("source") == "simulated"
+    ):
         snapshot = snapshot.settle()
         judged = judge(snapshot)
     messages = find_message_mismatches(trace)
@@ -87,9 +120,12 @@ def explain(trace: Trace) -> Diagnosis:
     caught = [one for one in found if one.kind not in LOST_PEERS]
     notes = [one.message for one in found if one.kind in LOST_PEERS]
     notices, orders = find_notices(events), find_order_mismatches(snapshot)
-    went_well = trace.metadata.get("complete") is True and all(end.state == "exited" for end in ends.values())
+    went_well = trace.metadata.get("complete") is True and all(
+        end.state == "exited" for end in ends.values()
+    )
     if went_well and not (messages or calls or orders or judged.findings):
-        notices = tuple(one for one in notices if one.kind != "invalid_argument")  # the program caught the error, and it did no harm
+        # the program caught the error, and it did no harm
+        notices = tuple(one for one in notices if one.kind != "invalid_argument")
     causes = [*notices, *messages[:1], *calls, *orders]
     findings = _gathered(_under(_distinct(causes), [_renamed(one) for one in judged.findings]))
     findings += messages[1:]
@@ -103,17 +139,26 @@ def explain(trace: Trace) -> Diagnosis:
     findings = [*blame_threads(findings, find_failed_threads(events))]
     # Who left a recorded block may have done the rest after it.
     findings += [one for one in caught if (one.kind, set(one.ranks)) not in _names(causes)]
-    woken = {rank for one in (*found, *retried) for rank in one.ranks}  # what these had posted is over
-    returned = [rank for rank, end in ends.items() if end.state == "exited" and "recorded block" not in end.about and rank not in woken]
+    # what these had posted is over
+    woken = {rank for one in (*found, *retried) for rank in one.ranks}
+    returned = [
+        rank
+        for rank, end in ends.items()
+        if end.state == "exited" and "recorded block" not in end.about and rank not in woken
+    ]
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
-    if trace.metadata.get("backend") != "nccl":  # whose messages are done long after the thread has gone on
+    # whose messages are done long after the thread has gone on
+    if trace.metadata.get("backend") != "nccl":
         findings += find_races(trace)
     if not findings:
-        findings += [*find_links(trace), *find_lateness(trace)]  # who waits for whom may follow from a slow link
+        # who waits for whom may follow from a slow link
+        findings += [*find_links(trace), *find_lateness(trace)]
     if not findings and size > 1:
         notes.insert(0, describe_waiting(trace))
-    return tell_partings(Diagnosis(tuple(findings), size, edges, judged.states, whole, tuple(notes)), events)
+    return tell_partings(
+        Diagnosis(tuple(findings), size, edges, judged.states, whole, tuple(notes)), events
+    )
 
 
 def _names(findings: Iterable[Finding]) -> list[tuple[str, set[int]]]:
@@ -121,37 +166,57 @@ def _names(findings: Iterable[Finding]) -> list[tuple[str, set[int]]]:
 
 
 def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
-    """Returns why ranks would have waited for ever, had not the program caught the error; and those that it tried again to the end.
+    """Returns why ranks would have waited for ever, had not the program caught the error.
 
-    The metadata may come from anywhere.
+    Also those that it tried again to the end. The metadata may come from anywhere.
     """
     said = trace.metadata.get("caught")
     found: list[Finding] = []
     retried: list[Finding] = []
     for entry in said if isinstance(said, list) else ():
         try:
-            kind, message, hint = str(entry["kind"]), str(entry["message"]), str(entry.get("hint", ""))
+            kind, message, hint = (
+                str(entry["kind"]),
+                str(entry["message"]),
+                str(entry.get("hint", "")),
+            )
             ranks = tuple(int(rank) for rank in entry["ranks"] if 0 <= int(rank) < trace.world_size)
             at_ns = int(entry.get("at_ns", -1))
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
             continue
         times = [_count_retries(trace.events, rank, at_ns) for rank in ranks]
         if trace.metadata.get("complete") is True or not all(times):
-            found.append(Finding(kind, ranks, (), f"{message} The program caught the error and went on.", hint))
+            found.append(
+                Finding(
+                    kind, ranks, (), f"{message} The program caught the error and went on.", hint
+                )
+            )
         elif (kind, set(ranks)) not in _names(retried):
-            again = f"The program caught the error and tried the same again, {count(max(times), 'time')}, until it was ended."
+            again = (
+                "The program caught the error and tried the same again, "
+                f"{count(max(times), 'time')}, until it was ended."
+            )
             retried.append(Finding(kind, ranks, (), f"{message} {again}", hint))
     return found, retried
 
 
 def _count_retries(events: Events, rank: int, at_ns: int) -> int:
-    """Returns how often a rank posted again what it waited for at a moment; 0 if it has done anything else since."""
+    """Returns how often a rank posted again what it waited for at a moment.
+
+    0 if it has done anything else since.
+    """
     mine = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))
     columns = (events.op, events.peer, events.tag, events.file, events.line)
     what = list(zip(*(column[mine].tolist() for column in columns), strict=True))
-    open_then = (events.wait_ns != NONE) & (events.wait_ns <= at_ns) & ((events.done_ns == NONE) | (events.done_ns > at_ns))
+    open_then = (
+        (events.wait_ns != NONE)
+        & (events.wait_ns <= at_ns)
+        & ((events.done_ns == NONE) | (events.done_ns > at_ns))
+    )
     awaited = {one for one, then in zip(what, open_then[mine], strict=True) if then}
-    since = [one for one, post_ns in zip(what, events.post_ns[mine], strict=True) if post_ns > at_ns]
+    since = [
+        one for one, post_ns in zip(what, events.post_ns[mine], strict=True) if post_ns > at_ns
+    ]
     again = [index for index, one in enumerate(since) if one in awaited]
     # A program that tries again may do other things in between, such as make a group: each time.
     return len(again) if again and since[-1] in since[: again[-1] + 1] else 0
@@ -170,13 +235,22 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
     """Folds what became of ranks into the cause that names one of them; the others stand alone."""
     alone = []
     for one in judged:
-        place = next((index for index, cause in enumerate(causes) if set(cause.ranks) & set(one.ranks)), None)
+        place = next(
+            (index for index, cause in enumerate(causes) if set(cause.ranks) & set(one.ranks)), None
+        )
         if place is None:
             alone.append(one)
             continue
         cause = causes[place]
         if IN_VAIN in one.message:  # what its rank posted on the way out merely follows
-            causes[place] = replace(one, consequences=(replace(cause, consequences=()), *cause.consequences, *one.consequences))
+            causes[place] = replace(
+                one,
+                consequences=(
+                    replace(cause, consequences=()),
+                    *cause.consequences,
+                    *one.consequences,
+                ),
+            )
             continue
         echoes = list(one.consequences)
         if one.kind != cause.kind and not _restates(one):
@@ -187,7 +261,9 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
 
 def _restates(failure: Finding) -> bool:
     """Tells whether a rank failed with an error of ringsim that a finding explains better."""
-    return failure.kind in ("rank_failed", "rendezvous_failed") and any(f" raised {name}" in failure.message for name in _OUR_ERRORS)
+    return failure.kind in ("rank_failed", "rendezvous_failed") and any(
+        f" raised {name}" in failure.message for name in _OUR_ERRORS
+    )
 
 
 def _renamed(finding: Finding) -> Finding:
@@ -201,39 +277,66 @@ def _gathered(findings: Sequence[Finding]) -> list[Finding]:
     kept: list[Finding] = []
     places: dict[str, int] = {}
     for one in findings:
-        said = one.message.partition(" raised MessageMismatch: ")[2] if one.kind == "rank_failed" else ""
+        said = (
+            one.message.partition(" raised MessageMismatch: ")[2]
+            if one.kind == "rank_failed"
+            else ""
+        )
         place = places.setdefault(said.partition(", got ")[0], len(kept)) if said else len(kept)
         if place < len(kept):
             first = kept[place]
             echoes = (*first.consequences, *one.consequences)
-            kept[place] = replace(first, ranks=tuple(sorted({*first.ranks, *one.ranks})), consequences=echoes)
+            kept[place] = replace(
+                first, ranks=tuple(sorted({*first.ranks, *one.ranks})), consequences=echoes
+            )
         else:
             kept.append(replace(one, kind="message_mismatch", message=said) if said else one)
     for place in places.values():
-        kept[place] = replace(kept[place], message=f"{name_ranks(kept[place].ranks)}: {kept[place].message}")
+        kept[place] = replace(
+            kept[place], message=f"{name_ranks(kept[place].ranks)}: {kept[place].message}"
+        )
     return kept
 
 
 def _find_leavers(snapshot: Snapshot) -> list[Finding]:
-    """Finds ranks that left in the middle of their worker, which ended the run though nobody waited for them."""
+    """Finds ranks that left in the middle of their worker.
+
+    That ended the run though nobody waited for them.
+    """
     return [
-        Finding("rank_failed", (rank,), (), f"rank {rank} {view.about}: that ends the run.", "Let the worker return instead.")
+        Finding(
+            "rank_failed",
+            (rank,),
+            (),
+            f"rank {rank} {view.about}: that ends the run.",
+            "Let the worker return instead.",
+        )
         for rank, view in enumerate(snapshot.ranks)
         if view.left_early
     ]
 
 
-def _find_stall(trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]) -> tuple[list[Finding], tuple[Edge, ...]]:
-    """Says who waited in a run that was ended from outside, and what the others did; where nobody waits, what ranks raised (``lost``)."""
+def _find_stall(
+    trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]
+) -> tuple[list[Finding], tuple[Edge, ...]]:
+    """Says who waited in a run that was ended from outside, and what the others did.
+
+    Where nobody waits, what ranks raised (``lost``).
+    """
     blocked = [rank for rank, view in enumerate(snapshot.ranks) if view.awaited]
-    seen = [rank for rank, view in enumerate(snapshot.ranks) if view.state in _AT_WORK and view.about]
+    seen = [
+        rank for rank, view in enumerate(snapshot.ranks) if view.state in _AT_WORK and view.about
+    ]
     if trace.metadata.get("complete") is True:
         return [], ()
     gone = [rank for rank, about in lost.items() if about.startswith(LOST)]
     if not gone and (held := _find_held(trace.events, snapshot)) is not None:
         return [held], ()
     if not blocked and (lost or not seen):
-        return [Finding("rank_failed", (rank,), (), f"rank {rank} {about}.") for rank, about in lost.items()], ()
+        return [
+            Finding("rank_failed", (rank,), (), f"rank {rank} {about}.")
+            for rank, about in lost.items()
+        ], ()
     operations = tuple(one.operation for rank in blocked for one in snapshot.ranks[rank].awaited)
     edges = tuple(
         Edge(rank, peer, one.operation)
@@ -242,11 +345,37 @@ def _find_stall(trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]) -> tu
         for peer in hindering(snapshot, rank, one)
     )
     if gone:
-        alike = {about: [rank for rank in gone if lost[rank] == about] for about in dict.fromkeys(lost[rank] for rank in gone)}
-        told = [f"{name_ranks(some)} {'are' if len(some) > 1 else 'is'}{about[2:]}" for about, some in alike.items()]
-        message = "; ".join([*told, *([f"{name_ranks(blocked)} waited: {waits_text(operations)}"] if blocked else [])]) + "."
+        alike = {
+            about: [rank for rank in gone if lost[rank] == about]
+            for about in dict.fromkeys(lost[rank] for rank in gone)
+        }
+        told = [
+            f"{name_ranks(some)} {'are' if len(some) > 1 else 'is'}{about[2:]}"
+            for about, some in alike.items()
+        ]
+        message = (
+            "; ".join(
+                [
+                    *told,
+                    *(
+                        [f"{name_ranks(blocked)} waited: {waits_text(operations)}"]
+                        if blocked
+                        else []
+                    ),
+                ]
+            )
+            + "."
+        )
         waiting = [rank for rank in blocked if rank not in gone]
-        return [Finding("lost", (*gone, *waiting), operations, message, "Look at the machine, and at the network to it.")], edges
+        return [
+            Finding(
+                "lost",
+                (*gone, *waiting),
+                operations,
+                message,
+                "Look at the machine, and at the network to it.",
+            )
+        ], edges
     wanted = {edge.peer for edge in edges}
     others = sorted({*wanted, *seen} - set(blocked), key=lambda rank: (rank not in wanted, rank))
     able = [rank for rank in others if snapshot.ranks[rank].state in _AT_WORK]
@@ -254,27 +383,43 @@ def _find_stall(trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]) -> tu
     busy += f"; and {len(able) - _MOST_WAITS} more ranks" if len(able) > _MOST_WAITS else ""
     if not blocked:
         message = f"no rank waited for another when the run was ended: {busy}."
-        return [Finding("stalled", tuple(seen), (), message, "Look at what they do, or give the run more time.")], ()
-    message = f"{name_ranks(blocked)} still waited when the run was ended: {waits_text(operations)}."
+        return [
+            Finding(
+                "stalled",
+                tuple(seen),
+                (),
+                message,
+                "Look at what they do, or give the run more time.",
+            )
+        ], ()
+    message = (
+        f"{name_ranks(blocked)} still waited when the run was ended: {waits_text(operations)}."
+    )
     if busy:
         message += f" Meanwhile {busy}."
     message += "".join(f" Then rank {rank} {lost[rank]}." for rank in blocked if rank in lost)
     hint = (
-        "They were not stuck for good: the ranks that they waited for might have helped. Look at what those do, or give the run more time."
+        "They were not stuck for good: the ranks that they waited for might have helped. Look at "
+        "what those do, or give the run more time."
     )
     culprits = [rank for rank in able if rank in wanted]
     return [Finding("stalled", (*culprits, *blocked), operations, message, hint)], edges
 
 
 def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
-    """Returns why ranks could never go on, unless those of their threads that do not wait had helped; None if they could."""
+    """Returns why ranks could never go on, None if they could.
+
+    Unless those of their threads that do not wait had helped.
+    """
     views = list(snapshot.ranks)
     able = []
     for rank, view in enumerate(views):
         waits = [one for one in view.posted if one.awaited]
         if waits and view.state in (*_ABLE, "blocked"):
             thread = max(waits, key=lambda one: one.operation.waited_s).thread
-            posted = tuple(replace(one, awaited=one.awaited and one.thread == thread) for one in view.posted)
+            posted = tuple(
+                replace(one, awaited=one.awaited and one.thread == thread) for one in view.posted
+            )
             views[rank] = replace(view, state="blocked", about="", posted=posted)
             if view.state in _ABLE or any(one.thread != thread for one in waits):
                 able.append(rank)
@@ -286,22 +431,38 @@ def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
     for rank in able[:_MOST_WAITS]:
         last = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))[-1]
         message += f" The last that rank {rank} posted was {operation_of(events, int(last))}."
-    return replace(first, kind="stalled", message=message, hint=f"{first.hint}\n{_HELD_HINT}".strip())
+    return replace(
+        first, kind="stalled", message=message, hint=f"{first.hint}\n{_HELD_HINT}".strip()
+    )
 
 
 def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
-    """Says what a rank that did not wait was doing: "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)"."""
+    """Says what a rank that did not wait was doing.
+
+    "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)".
+    """
     events, view = trace.events, snapshot.ranks[rank]
-    if trace.metadata.get("ranks") and rank not in {about.get("rank") for about in trace.metadata["ranks"]}:
+    if trace.metadata.get("ranks") and rank not in {
+        about.get("rank") for about in trace.metadata["ranks"]
+    }:
         return f"rank {rank} is not recorded"
     mine = events.rank == rank
-    times = [column[mine].max(initial=0) for column in (events.post_ns, events.wait_ns, events.done_ns)]
+    times = [
+        column[mine].max(initial=0) for column in (events.post_ns, events.wait_ns, events.done_ns)
+    ]
     last_ns, end_ns = int(max(times)), read_end_ns(trace.metadata) or 0
     since = f"for {time_text(end_ns - last_ns)}" if end_ns > last_ns else ""
     if view.state == "stopped":
         words, details = view.about or "is stopped by a signal", ["SIGSTOP, or one like it", since]
     else:
-        doing = Activity(events, trace.world_size).doing(rank, max(last_ns, end_ns) - 1, max(last_ns, end_ns))
+        doing = Activity(events, trace.world_size).doing(
+            rank, max(last_ns, end_ns) - 1, max(last_ns, end_ns)
+        )
         named = doing.startswith("still ") or not view.about  # by a span, else the line says more
-        words, details = f"was {doing if named else view.about}", [since, view.about if named else ""]
-    return f"rank {rank} {words}" + (f" ({', '.join(filter(None, details))})" if any(details) else "")
+        words, details = (
+            f"was {doing if named else view.about}",
+            [since, view.about if named else ""],
+        )
+    return f"rank {rank} {words}" + (
+        f" ({', '.join(filter(None, details))})" if any(details) else ""
+    )

@@ -1,22 +1,26 @@
-"""How a rank failed, which of several failures matters, and what a watcher tells the ranks that it wakes.
+"""How a rank failed, and which of several failures matters.
 
-When a rank fails, its peers fail too: their connections close. The user needs the first failure, on their own line; the others are folded
-into a sentence. Within one rank, exceptions hang together by ``__cause__`` and ``__context__``. Oldest first, a chain reads in one of three
-ways::
+Also what a watcher tells the ranks that it wakes. When a rank fails, its peers fail too: their
+connections close. The user needs the first failure, on their own line; the others are folded into a
+sentence. Within one rank, exceptions hang together by ``__cause__`` and ``__context__``. Oldest
+first, a chain reads in one of three ways::
 
-    connection lost -> step failed                the rank suffers from another's failure, whatever it made of it: an echo
-    nan loss -> step failed                       it failed by itself
-    nan loss -> connection lost, or a verdict     it failed, and a ``finally`` on the way out waited in vain: what failed comes first
+    connection lost -> step failed             the rank suffers from another's failure, whatever it
+                                               made of it: an echo
+    nan loss -> step failed                    it failed by itself
+    nan loss -> connection lost, or a verdict  it failed, and a ``finally`` on the way out waited in
+                                               vain: what failed comes first
 
 An error of torch is told from one of the user's with the same text by where it was raised.
 
-A watcher writes its verdict to the run's directory before it wakes anybody: a rank whose wait is cut short finds there what to raise::
+A watcher writes its verdict to the run's directory before it wakes anybody: a rank whose wait is
+cut short finds there what to raise::
 
-    watcher                                    rank that waits
-    -------                                    ---------------
+    watcher                                   rank that waits
+    -------                                   ---------------
     writes verdict.json
-    wakes --------------------------------->   its connections are shut, wait() raises
-                                               reads verdict.json, raises Deadlock at the user's line
+    wakes --------------------------------->  its connections are shut, wait() raises
+                                              reads verdict.json, raises Deadlock at the user's line
 """
 
 from __future__ import annotations
@@ -38,7 +42,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ringsim import errors
-from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, PeerExited, RankFailed, RendezvousFailed, RingError, name_ranks
+from ringsim.errors import (
+    ArgumentError,
+    Deadlock,
+    MessageMismatch,
+    PeerExited,
+    RankFailed,
+    RendezvousFailed,
+    RingError,
+    name_ranks,
+)
 from ringsim.traces.events import THREAD_FAILED
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
 from ringsim.traces.parts import name_cells, rename_places
@@ -48,15 +61,21 @@ OWN: Final = ""
 PEER: Final = "peer"  # a wait of this rank ended because others failed or can never go on
 WAIT: Final = "wait"  # a wait reached its limit: the diagnosis of the wait says more than the error
 IN_VAIN: Final = "and waited in vain on its way out"
-GRACE_S: Final = 0.5  # after a rank has failed, the others have this long to fail or finish by themselves
-_TIMED_OUT: Final = ("Timed out waiting", "Operation timed out!")  # how Gloo words that, of messages and of collectives
-_PASSED_ON: Final = "Caught "  # how torch begins an error that it passes on from another process or thread
+# after a rank has failed, the others have this long to fail or finish by themselves
+GRACE_S: Final = 0.5
+# how Gloo words that, of messages and of collectives
+_TIMED_OUT: Final = ("Timed out waiting", "Operation timed out!")
+# how torch begins an error that it passes on from another process or thread
+_PASSED_ON: Final = "Caught "
 _OURS: Final = Path(__file__).parent.parent
 _PYTHON: Final = f"{os.path.dirname(os.__file__)}{os.sep}"
-_OF_TORCH: Final = ("Refused", "RunTimeout")  # errors of ringsim in place of torch's own: they end a run as these do
-_CRASHES: Final = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")  # what a process does to itself
+# errors of ringsim in place of torch's own: they end a run as these do
+_OF_TORCH: Final = ("Refused", "RunTimeout")
+# what a process does to itself
+_CRASHES: Final = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 _NO_FAILURE: Final = ("", "0", "None", "False")  # arguments of sys.exit that give exit code 0
-LOST_PEERS: Final = ("peer_exited", "missing_participant")  # findings that a program may well get over
+# findings that a program may well get over
+LOST_PEERS: Final = ("peer_exited", "missing_participant")
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
     "missing_participant": PeerExited,
@@ -76,7 +95,8 @@ class Cause(NamedTuple):
     error: BaseException  # the one that says so
     echo: str = OWN  # what it is an echo of: OWN, nothing; PEER; WAIT
     after: BaseException | None = None  # what led to it
-    pending: bool = False  # whether it was passing through a ``finally`` whose wait then ended in vain
+    # whether it was passing through a ``finally`` whose wait then ended in vain
+    pending: bool = False
 
 
 def find_cause(error: BaseException) -> Cause:
@@ -95,7 +115,14 @@ def find_cause(error: BaseException) -> Cause:
         Cause(error=ValueError('no such layer'), echo='', after=KeyError('w'), pending=False)
     """
     chain = _chain(error)
-    place = next((index for index, one in enumerate(chain) if _echo_of(one) or isinstance(one, MessageMismatch)), None)
+    place = next(
+        (
+            index
+            for index, one in enumerate(chain)
+            if _echo_of(one) or isinstance(one, MessageMismatch)
+        ),
+        None,
+    )
     if place is None:
         return Cause(error, after=_root(error))
     before = chain[place - 1] if place else None
@@ -105,8 +132,11 @@ def find_cause(error: BaseException) -> Cause:
     if echo == OWN:
         return Cause(error, after=_root(error))
     if echo == WAIT and any(_raised_inside(one) and _echo_of(one) == OWN for one in chain[place:]):
-        return Cause(error, after=_root(error))  # the time-out was caught; something else went wrong with the next operation
-    return Cause(error, echo, after=before if before is not None and not _raised_inside(before) else None)
+        # the time-out was caught; something else went wrong with the next operation
+        return Cause(error, after=_root(error))
+    return Cause(
+        error, echo, after=before if before is not None and not _raised_inside(before) else None
+    )
 
 
 def text_of(error: BaseException) -> str:
@@ -119,7 +149,7 @@ def text_of(error: BaseException) -> str:
 
 
 def is_internal(filename: str) -> bool:
-    """Tells whether a frame's file belongs to ringsim, to torch and its decorators, or to Python's own start-up.
+    """Tells whether a file is ringsim's, torch's and its decorators', or of Python's own start-up.
 
     Example:
         >>> is_internal(__file__), is_internal("/home/me/torch/train.py")
@@ -132,12 +162,20 @@ def is_internal(filename: str) -> bool:
 
 
 def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
-    """Returns an exception and those before it, oldest first, with or without those that a traceback hides."""
+    """Returns an exception and those before it, oldest first.
+
+    With or without those that a traceback hides.
+    """
     chain: list[BaseException] = []
     one: BaseException | None = error
-    while one is not None and not any(one is other for other in chain):  # they may hang together in a circle
+    # they may hang together in a circle
+    while one is not None and not any(one is other for other in chain):
         chain.append(one)
-        one = one.__cause__ if one.__cause__ is not None or (one.__suppress_context__ and not hidden) else one.__context__
+        one = (
+            one.__cause__
+            if one.__cause__ is not None or (one.__suppress_context__ and not hidden)
+            else one.__context__
+        )
     return chain[::-1]
 
 
@@ -155,10 +193,18 @@ def _echo_of(error: BaseException) -> str:
     if isinstance(error, RingError):
         return PEER if error.imposed else WAIT if isinstance(error, errors.RunTimeout) else OWN
     text = text_of(error)
-    of_torch = isinstance(error, RuntimeError) and (type(error).__module__.startswith("torch.") or _raised_inside(error))
+    of_torch = isinstance(error, RuntimeError) and (
+        type(error).__module__.startswith("torch.") or _raised_inside(error)
+    )
     if not of_torch or text.startswith(_PASSED_ON):
         return OWN
-    return PEER if any(words in text for words in LOST_PEER) else WAIT if any(words in text for words in _TIMED_OUT) else OWN
+    return (
+        PEER
+        if any(words in text for words in LOST_PEER)
+        else WAIT
+        if any(words in text for words in _TIMED_OUT)
+        else OWN
+    )
 
 
 def _raised_inside(error: BaseException) -> bool:
@@ -168,24 +214,34 @@ def _raised_inside(error: BaseException) -> bool:
 
 
 def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
-    """Tells whether an exception was passing through a ``finally`` or an ``__exit__`` when later ones were raised."""
+    """Tells whether an exception was passing through when later ones were raised.
+
+    Through a ``finally`` or an ``__exit__``.
+    """
     caught = error.__traceback__
     if caught is None or isinstance(error, GeneratorExit):  # it only closes a generator
         return False
     frames = [pair for one in later for pair in traceback.walk_tb(one.__traceback__)]
     line = next((line for frame, line in frames if frame is caught.tb_frame), None)
-    return line is not None and not _is_kept(caught.tb_frame.f_code.co_filename, caught.tb_lineno, line)
+    return line is not None and not _is_kept(
+        caught.tb_frame.f_code.co_filename, caught.tb_lineno, line
+    )
 
 
 def _is_kept(filename: str, raised_at: int, line: int) -> bool:
-    """Tells whether a line is in an ``except`` clause that deals with what another line raises, or the source is not available."""
+    """Tells whether a line is in an ``except`` clause that deals with another line's error.
+
+    Or the source is not available.
+    """
     source = "".join(linecache.getlines(filename))
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return True
     for node in ast.walk(tree):
-        if isinstance(node, ast.Try | ast.TryStar) and node.body[0].lineno <= raised_at <= (node.body[-1].end_lineno or 0):
+        if isinstance(node, ast.Try | ast.TryStar) and node.body[0].lineno <= raised_at <= (
+            node.body[-1].end_lineno or 0
+        ):
             for handler in node.handlers:  # one that raises nothing has dealt with it
                 raises = any(isinstance(part, ast.Raise) for part in ast.walk(handler))
                 if handler.lineno <= line <= (handler.end_lineno or 0) and not raises:
@@ -205,7 +261,8 @@ class Report:
         at_ns: when, CLOCK_MONOTONIC.
         of_ringsim: whether ``error`` is one of ringsim's own errors.
         echo: what this merely follows from: ``PEER``, ``WAIT``, or ``OWN`` for nothing.
-        after: the exception that led to this one, "ValueError: nan loss (train.py, line 7, in step)", or "".
+        after: the exception that led to this one, "ValueError: nan loss (train.py, line 7, in
+            step)", or "".
         waited: where a wait ended in vain while the exception was on its way out, or "".
     """
 
@@ -227,7 +284,10 @@ class Report:
 
 
 def report_exception(rank: int, error: BaseException, at_ns: int | None = None) -> Report:
-    """Describes why a worker failed, by what came out of it, with the frames of the user's own code; ``at_ns`` is now by default."""
+    """Describes why a worker failed, by what came out of it.
+
+    With the frames of the user's own code; ``at_ns`` is now by default.
+    """
     cause = find_cause(error)
     summary = traceback.TracebackException.from_exception(cause.error, limit=None)
     where = _keep_users_frames(summary)
@@ -241,7 +301,9 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
         at_ns=time.monotonic_ns() if at_ns is None else at_ns,
         of_ringsim=of_ringsim,
         echo=cause.echo,
-        after=_name(cause.after) if cause.after is not None and not (of_ringsim and cause.echo == OWN) else "",
+        after=_name(cause.after)
+        if cause.after is not None and not (of_ringsim and cause.echo == OWN)
+        else "",
         waited=_users_place(error) if cause.pending else "",
     )
 
@@ -252,12 +314,20 @@ def _name(error: BaseException) -> str:
 
 
 def _users_place(error: BaseException) -> str:
-    """Returns "file, line n, in function" of the user's innermost line that an exception passed through, "" where there is none."""
-    return _keep_users_frames(traceback.TracebackException.from_exception(error, limit=None, lookup_lines=False))
+    """Returns "file, line n, in function" of the user's innermost line in an exception's way.
+
+    "" where there is none.
+    """
+    return _keep_users_frames(
+        traceback.TracebackException.from_exception(error, limit=None, lookup_lines=False)
+    )
 
 
 def _keep_users_frames(summary: traceback.TracebackException) -> str:
-    """Drops the frames of ringsim and torch from a traceback if others remain; returns the place of the user's innermost one."""
+    """Drops the frames of ringsim and torch from a traceback if others remain.
+
+    Returns the place of the user's innermost one.
+    """
     theirs = [frame for frame in summary.stack if not is_internal(frame.filename)]
     if theirs:
         summary.stack = traceback.StackSummary.from_list(theirs)
@@ -268,22 +338,38 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
 
 
 def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Returns "file, line n, in function" of the last of some frames that is not Python's own: json.loads is not the place."""
-    place = next((frame for frame in reversed(frames) if not frame.filename.startswith(_PYTHON)), frames[-1] if frames else None)
-    return "" if place is None else errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
+    """Returns "file, line n, in function" of the last of some frames that is not Python's own.
+
+    json.loads is not the place.
+    """
+    place = next(
+        (frame for frame in reversed(frames) if not frame.filename.startswith(_PYTHON)),
+        frames[-1] if frames else None,
+    )
+    return (
+        ""
+        if place is None
+        else errors.escape(f"{place.filename}, line {place.lineno}, in {place.name}")
+    )
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
     """Returns the report with files renamed, as a notebook names its cells."""
-    said = {name: getattr(report, name) for name in ("where", "after", "waited", "traceback", "text")}
+    said = {
+        name: getattr(report, name) for name in ("where", "after", "waited", "traceback", "text")
+    }
     for part, text in said.items():
         for filename, name in names.items():
-            text = text.replace(f'File "{filename}", line', f"{name}, line").replace(f"{filename}, line", f"{name}, line")
+            text = text.replace(f'File "{filename}", line', f"{name}, line").replace(
+                f"{filename}, line", f"{name}, line"
+            )
         said[part] = rename_places(text, names)
     return replace(report, **said)
 
 
-def report_death(rank: int, exit_code: int | None, at_ns: int, output: str, crash: str = "") -> Report:
+def report_death(
+    rank: int, exit_code: int | None, at_ns: int, output: str, crash: str = ""
+) -> Report:
     """Describes the death of a process that raised nothing.
 
     Args:
@@ -293,8 +379,13 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str, cras
         output: what the rank had printed; a message of the C++ layer is often its last line.
         crash: what Python's ``faulthandler`` wrote, innermost frame first.
     """
-    frames = [(file, int(line), name, None) for file, line, name in re.findall(r'File "(.*)", line (\d+) in (.*)', crash)]
-    stack = traceback.StackSummary.from_list([frame for frame in reversed(frames) if not is_internal(frame[0])])
+    frames = [
+        (file, int(line), name, None)
+        for file, line, name in re.findall(r'File "(.*)", line (\d+) in (.*)', crash)
+    ]
+    stack = traceback.StackSummary.from_list(
+        [frame for frame in reversed(frames) if not is_internal(frame[0])]
+    )
     if exit_code is None:
         text = "its process is gone"
     elif exit_code < 0:
@@ -304,18 +395,31 @@ def report_death(rank: int, exit_code: int | None, at_ns: int, output: str, cras
     else:
         text = f"its process left with exit code {exit_code} before the worker returned"
     lines = errors.escape("".join(stack.format()).rstrip())
-    return Report(rank=rank, error="", text=errors.escape(text), where=_innermost(stack), traceback=lines, at_ns=at_ns)
+    return Report(
+        rank=rank,
+        error="",
+        text=errors.escape(text),
+        where=_innermost(stack),
+        traceback=lines,
+        at_ns=at_ns,
+    )
 
 
 @contextlib.contextmanager
 def interrupted_once() -> Iterator[None]:
-    """Lets Ctrl-C interrupt the block once: while it clears up, and says what was recorded until then, further ones have no effect."""
+    """Lets Ctrl-C interrupt the block once.
+
+    While it clears up, and says what was recorded until then, further ones have no effect.
+    """
 
     def interrupt(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_IGN)
         signal.default_int_handler(number, frame)
 
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
     if ours:
         signal.signal(signal.SIGINT, interrupt)
     try:
@@ -341,14 +445,21 @@ def call_to_end(function: Callable[[], Any]) -> Any:
 
 
 def describe_end(report: Report) -> dict[str, Any]:
-    """Says how a rank ended, as a trace keeps it for ``explain``; as "unknown" if what it waited for says why.
+    """Says how a rank ended, as a trace keeps it for ``explain``.
+
+    As "unknown" if what it waited for says why.
 
     Example:
         >>> describe_end(report_death(2, -9, at_ns=0, output=""))
         {'rank': 2, 'state': 'killed', 'about': 'was ended by signal 9 (SIGKILL)', 'error': ''}
-        >>> describe_end(Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0))["about"]
+        >>> describe_end(
+        ...     Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0)
+        ... )["about"]
         'raised ValueError: no such layer (train.py, line 7, in step)'
-        >>> [describe_end(Report(1, "SystemExit", code, "", "", at_ns=0))["state"] for code in ("0", "7")]
+        >>> [
+        ...     describe_end(Report(1, "SystemExit", code, "", "", at_ns=0))["state"]
+        ...     for code in ("0", "7")
+        ... ]
         ['exited', 'failed']
     """
     if report.error == "SystemExit":
@@ -364,15 +475,27 @@ def describe_end(report: Report) -> dict[str, Any]:
     about += f" ({report.where})" if report.where else ""
     about += f", after {report.after}" if report.after else ""
     about += f", {IN_VAIN} ({report.waited})" if report.waited else ""
-    return {"rank": report.rank, "state": "unknown" if report.echo != OWN else state, "about": about, "error": report.error}
+    return {
+        "rank": report.rank,
+        "state": "unknown" if report.echo != OWN else state,
+        "about": about,
+        "error": report.error,
+    }
 
 
 def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
-    """Writes down from now on what ends a thread: others may wait for what it was to do. Returns what ends that."""
+    """Writes down from now on what ends a thread: others may wait for what it was to do.
+
+    Returns what ends that.
+    """
     hand_on = threading.excepthook
 
     def note(end: threading.ExceptHookArgs) -> None:
-        report = report_exception(recorder.rank, end.exc_value) if isinstance(end.exc_value, Exception) else None
+        report = (
+            report_exception(recorder.rank, end.exc_value)
+            if isinstance(end.exc_value, Exception)
+            else None
+        )
         if report is not None and report.echo == OWN:
             with contextlib.suppress(ValueError):  # the recording ends at this moment
                 recorder.notice(THREAD_FAILED, describe_end(report)["about"])
@@ -387,7 +510,9 @@ def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
 
 
 def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) -> dict[str, Any]:
-    """Says what a rank that had not ended was doing, and at which file and line, as a trace keeps it for ``explain``.
+    """Says what a rank that had not ended was doing, and at which file and line.
+
+    As a trace keeps it for ``explain``.
 
     Example:
         >>> describe_unfinished(1, "computing", ("/home/me/train.py", 7))
@@ -395,7 +520,12 @@ def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) ->
     """
     if doing == "stopped":
         return {"rank": rank, "state": "stopped", "about": "is stopped by a signal", "error": ""}
-    return {"rank": rank, "state": "running", "about": f"{doing} at {place_text(place)}" if place else doing, "error": ""}
+    return {
+        "rank": rank,
+        "state": "running",
+        "about": f"{doing} at {place_text(place)}" if place else doing,
+        "error": "",
+    }
 
 
 def place_text(place: tuple[str, int]) -> str:
@@ -414,7 +544,9 @@ def first_failure(reports: Sequence[Report]) -> Report:
     return min(reports, key=lambda report: (report.is_consequence, report.at_ns))
 
 
-def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int]) -> errors.RingError:
+def make_error(
+    reports: Sequence[Report], world_size: int, stopped: Sequence[int]
+) -> errors.RingError:
     """Makes the one error of a failed run.
 
     Args:
@@ -427,19 +559,33 @@ def make_error(reports: Sequence[Report], world_size: int, stopped: Sequence[int
     if first.of_ringsim:
         text = first.text if who in first.text else f"{first.text} ({who})"
     else:
-        text = f"{who} raised {first.error}: {first.text}" if first.error else f"{who} failed: {first.text}"
+        text = (
+            f"{who} raised {first.error}: {first.text}"
+            if first.error
+            else f"{who} failed: {first.text}"
+        )
     if first.traceback and (first.where or not first.of_ringsim):
         text += "\n" + indent(first.traceback)
     if first.waited:
         text += f"\n  {IN_VAIN}: {first.waited}"
     others = [report for report in reports if report is not first]
     for what, told in (
-        ("also failed", _tell({one.rank: one.error or one.text for one in others if not one.is_consequence})),
-        ("lost their peer because of it", _tell({one.rank: one.where or one.error for one in others if one.is_consequence})),
+        (
+            "also failed",
+            _tell({one.rank: one.error or one.text for one in others if not one.is_consequence}),
+        ),
+        (
+            "lost their peer because of it",
+            _tell({one.rank: one.where or one.error for one in others if one.is_consequence}),
+        ),
         ("were stopped because of it", name_ranks(sorted(stopped)) if stopped else ""),
     ):
         text += f"\n  {what}: {told}" if told else ""
-    kind = getattr(errors, first.error, RankFailed) if first.of_ringsim and first.error not in _OF_TORCH else RankFailed
+    kind = (
+        getattr(errors, first.error, RankFailed)
+        if first.of_ringsim and first.error not in _OF_TORCH
+        else RankFailed
+    )
     made: RingError = kind(text, rank=first.rank) if issubclass(kind, RankFailed) else kind(text)
     return made
 
@@ -453,8 +599,13 @@ def _tell(texts: Mapping[int, str]) -> str:
 
 
 def raised_where(report: Report) -> str:
-    """Returns the lines of a rank's program at which its wait ended, innermost last, without the error."""
-    frames = report.traceback.partition("\nringsim.errors.")[0].removeprefix("Traceback (most recent call last):\n")
+    """Returns the lines of a rank's program at which its wait ended.
+
+    Innermost last, without the error.
+    """
+    frames = report.traceback.partition("\nringsim.errors.")[0].removeprefix(
+        "Traceback (most recent call last):\n"
+    )
     after = f"\n    after it had raised {report.after}" if report.after else ""
     return f"\n  rank {report.rank}:\n{indent(frames)}{after}" if report.where else ""
 
@@ -472,7 +623,8 @@ class Verdict:
         ranks: those that can never go on, or whose operations disagree with others'.
         diagnosis: why.
         at_ns: when that was so (CLOCK_MONOTONIC).
-        proved: whether what was posted proves it. A stall is no proof: nothing has moved for long, and that is all.
+        proved: whether what was posted proves it. A stall is no proof: nothing has moved for long,
+            and that is all.
         about: by rank, where threads of it wait that are in no operation.
     """
 
@@ -490,9 +642,15 @@ class Verdict:
 
     @property
     def ends(self) -> list[dict[str, Any]]:
-        """How the ranks stood then that wait, in operations or for their own threads, as a trace keeps it for ``explain``."""
+        """How the ranks stood then that wait, in operations or for their own threads.
+
+        As a trace keeps it for ``explain``.
+        """
         blocked = sorted({*self.waiting, *self.about})
-        return [{"rank": rank, "state": "blocked", "about": self.about.get(rank, ""), "error": ""} for rank in blocked]
+        return [
+            {"rank": rank, "state": "blocked", "about": self.about.get(rank, ""), "error": ""}
+            for rank in blocked
+        ]
 
     @property
     def error(self) -> RingError:
@@ -515,7 +673,8 @@ def error_of_kind(kind: str) -> type[RingError]:
 def impose(kind: str, text: str) -> RingError:
     """Returns what a rank raises because of what became of others, marked as such."""
     error = error_of_kind(kind)(text)
-    error.imposed = error.__suppress_context__ = True  # its traceback does not show what it cuts short
+    # its traceback does not show what it cuts short
+    error.imposed = error.__suppress_context__ = True
     return error
 
 
@@ -539,15 +698,33 @@ def read_verdict(directory: Path) -> Verdict | None:
     except OSError:
         return None
     found = said["diagnosis"]
-    edges = tuple(Edge(**{**edge, "operation": edge["operation"] and _read_operation(edge["operation"])}) for edge in found["edges"])
-    diagnosis = Diagnosis(tuple(map(_read_finding, found["findings"])), found["world_size"], edges, tuple(found["states"]))
+    edges = tuple(
+        Edge(**{**edge, "operation": edge["operation"] and _read_operation(edge["operation"])})
+        for edge in found["edges"]
+    )
+    diagnosis = Diagnosis(
+        tuple(map(_read_finding, found["findings"])),
+        found["world_size"],
+        edges,
+        tuple(found["states"]),
+    )
     about = {int(rank): text for rank, text in said["about"].items()}
     return Verdict(tuple(said["ranks"]), diagnosis, said["at_ns"], said["proved"], about)
 
 
 def _read_finding(said: dict[str, Any]) -> Finding:
-    operations, echoes = map(_read_operation, said["operations"]), map(_read_finding, said["consequences"])
-    return Finding(**{**said, "ranks": tuple(said["ranks"]), "operations": tuple(operations), "consequences": tuple(echoes)})
+    operations, echoes = (
+        map(_read_operation, said["operations"]),
+        map(_read_finding, said["consequences"]),
+    )
+    return Finding(
+        **{
+            **said,
+            "ranks": tuple(said["ranks"]),
+            "operations": tuple(operations),
+            "consequences": tuple(echoes),
+        }
+    )
 
 
 def _read_operation(said: dict[str, Any]) -> Operation:
@@ -555,7 +732,10 @@ def _read_operation(said: dict[str, Any]) -> Operation:
 
 
 def raise_verdict(directory: Path, rank: int) -> None:
-    """Raises the verdict on a rank whose wait has failed; returns where there is none, or it concerns others."""
+    """Raises the verdict on a rank whose wait has failed.
+
+    Returns where there is none, or it concerns others.
+    """
     verdict = read_verdict(directory)
     if verdict is not None and rank in verdict.ranks:
         raise verdict.error

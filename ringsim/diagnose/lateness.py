@@ -1,11 +1,13 @@
-"""Who kept whom waiting in a run that finished: late senders, late receivers, and a rank that is always late.
+"""Who kept whom waiting in a run that finished.
 
-A wait counts from when the program began to wait until the other side was posted. A rank that was late because it waited itself is not to
-blame: its own wait is looked at in turn, until there is a rank that was busy::
+Late senders, late receivers, and a rank that is always late. A wait counts from when the program
+began to wait until the other side was posted. A rank that was late because it waited itself is not
+to blame: its own wait is looked at in turn, until there is a rank that was busy::
 
-    rank 0   [ compute, microbatch 3 ....................... ] send
-    rank 1   recv ==== late sender ============================ | send
-    rank 2     recv ==== late sender ============================= |       follows from what rank 1 waited for: folded
+    rank 0  [ compute, microbatch 3 ....................... ] send
+    rank 1  recv ==== late sender ============================ | send
+    rank 2    recv ==== late sender ============================= |    follows from what rank 1
+                                                                       waited for: folded
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from ringsim.traces.value import count
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-LATE_NS: Final = 1_000_000  # waits at one line for one rank that add up to less are not worth a sentence
+# waits at one line for one rank that add up to less are not worth a sentence
+LATE_NS: Final = 1_000_000
 LATE_SHARE: Final = 0.05  # nor those that add up to less than this share of the run
 STRAGGLER_SHARE: Final = 0.5  # a straggler is to blame for at least this share of all waiting,
 STRAGGLER_OF_RUN: Final = 0.1  # for at least this share of the run for each other rank,
 STRAGGLER_TIMES: Final = 3  # and at least that often
-PARTS: Final = 4  # of the run: a rank that is slow throughout is waited for in each of them, one that was disturbed once in one
+# of the run: a rank that is slow throughout is waited for in each of them, one that was disturbed
+# once in one
+PARTS: Final = 4
 MOST_FINDINGS: Final = 5
 _SENDER, _RECEIVER, _MEMBER = range(3)
 _KINDS: Final = ("late_sender", "late_receiver", "straggler")
@@ -50,21 +55,31 @@ class _Waits(NamedTuple):
 
 
 def find_lateness(trace: Trace) -> tuple[Finding, ...]:
-    """Finds who kept others waiting long in a run that finished: a straggler where there is one, then late senders and receivers.
+    """Finds who kept others waiting long in a run that finished.
 
-    The longest comes first; what follows from another wait is folded into it. Waits at one line that add up to less than ``LATE_NS``, or to
-    less than ``LATE_SHARE`` of the run, are left out.
+    A straggler where there is one, then late senders and receivers. The longest comes first; what
+    follows from another wait is folded into it. Waits at one line that add up to less than
+    ``LATE_NS``, or to less than ``LATE_SHARE`` of the run, are left out.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> from ringsim.traces.value import Trace
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "tag": [0, 0],
-        ...     "post_ns": [50_000_000, 0], "wait_ns": [50_000_000, 0], "done_ns": [51_000_000, 52_000_000]})
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 1],
+        ...         "op": [OP_CODES["send"], OP_CODES["recv"]],
+        ...         "peer": [1, 0],
+        ...         "tag": [0, 0],
+        ...         "post_ns": [50_000_000, 0],
+        ...         "wait_ns": [50_000_000, 0],
+        ...         "done_ns": [51_000_000, 52_000_000],
+        ...     }
+        ... )
         >>> for finding in find_lateness(Trace(events, {"world_size": 2})):
         ...     print(finding)
         rank 1 waited 50 ms in recv from 0 (tag 0) because rank 0 was busy with something that no span names.
           Hint: Let rank 0 send earlier, give it less to do, or let rank 1 do something else meanwhile (irecv).
-    """
+    """  # noqa: E501
     waits = _collect(trace)
     if len(waits.late) == 0:
         return ()
@@ -76,7 +91,11 @@ def find_lateness(trace: Trace) -> tuple[Finding, ...]:
         return tuple(found[:MOST_FINDINGS])
     mine = [finding for finding in found if straggler.ranks[0] in finding.ranks[:-1]]
     rest = [finding for finding in found if finding not in mine]
-    folded = tuple(replace(one, consequences=()) for finding in mine for one in (finding, *finding.consequences))
+    folded = tuple(
+        replace(one, consequences=())
+        for finding in mine
+        for one in (finding, *finding.consequences)
+    )
     return (replace(straggler, consequences=folded), *rest[:MOST_FINDINGS])
 
 
@@ -147,33 +166,57 @@ def describe_waiting(trace: Trace) -> str:
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> from ringsim.traces.value import Trace
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "tag": [0, 0],
-        ...     "post_ns": [200, 0], "wait_ns": [200, 0], "done_ns": [300, 10_000]})
-        >>> print(describe_waiting(Trace(events, {"world_size": 2})))  # doctest: +NORMALIZE_WHITESPACE
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 1],
+        ...         "op": [OP_CODES["send"], OP_CODES["recv"]],
+        ...         "peer": [1, 0],
+        ...         "tag": [0, 0],
+        ...         "post_ns": [200, 0],
+        ...         "wait_ns": [200, 0],
+        ...         "done_ns": [300, 10_000],
+        ...     }
+        ... )
+        >>> print(
+        ...     describe_waiting(Trace(events, {"world_size": 2}))
+        ... )  # doctest: +NORMALIZE_WHITESPACE
         Ranks waited 200 ns in all for late ones, 1 % of the time of all ranks. Of that, 200 ns (100 %) was for rank 0, in 1 of 1
         waits; it was waited for most in 1 of 1 quarters of the run.
-    """
+    """  # noqa: E501
     waits = _collect(trace)
-    blame = _Blame.of(waits, _own_time(waits, Activity(trace.events, trace.world_size)), trace.world_size)
+    blame = _Blame.of(
+        waits, _own_time(waits, Activity(trace.events, trace.world_size)), trace.world_size
+    )
     total_ns = blame.length_ns.sum()
     if total_ns == 0:
         return "No rank waited for a late one."
     of_run = 100 * total_ns / (trace.world_size * trace.makespan_s * 1e9)
-    mine, times = blame.length_ns[blame.worst], f"{blame.times[blame.worst]:,.0f} of {blame.times.sum():,.0f}"
+    mine, times = (
+        blame.length_ns[blame.worst],
+        f"{blame.times[blame.worst]:,.0f} of {blame.times.sum():,.0f}",
+    )
     return (
-        f"Ranks waited {time_text(total_ns)} in all for late ones, {of_run:.0f} % of the time of all ranks. Of that, {time_text(mine)} "
-        f"({100 * blame.share:.0f} %) was for rank {blame.worst}, in {times} waits; it was waited for most in {blame.leads}."
+        f"Ranks waited {time_text(total_ns)} in all for late ones, {of_run:.0f} % of the time of "
+        f"all ranks. Of that, {time_text(mine)} "
+        f"({100 * blame.share:.0f} %) was for rank {blame.worst}, in {times} waits; it was "
+        f"waited for most in {blame.leads}."
     )
 
 
-def _find_straggler(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity) -> Finding | None:
+def _find_straggler(
+    trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity
+) -> Finding | None:
     size = trace.world_size
     if size == 2:  # of messages the findings by line say as much
         own_ns = np.where(waits.kind == _MEMBER, own_ns, 0)
     found = _Blame.of(waits, own_ns, size)
     blame, times, worst = found.length_ns, found.times, found.worst
     enough = STRAGGLER_OF_RUN * trace.makespan_s * 1e9 * (size - 1)
-    if found.share < STRAGGLER_SHARE or blame[worst] < max(enough, LATE_NS) or times[worst] < STRAGGLER_TIMES:
+    if (
+        found.share < STRAGGLER_SHARE
+        or blame[worst] < max(enough, LATE_NS)
+        or times[worst] < STRAGGLER_TIMES
+    ):
         return None
     busy = activity.busy_shares(trace.makespan_s * 1e9)
     others = float(np.median(np.delete(busy, worst)))
@@ -181,25 +224,45 @@ def _find_straggler(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activit
     doing = activity.doing(worst, int(waits.start_ns[longest]), int(waits.end_ns[longest]))
     message = (
         f"rank {worst} made others wait for {time_text(blame[worst])} in all, "
-        f"{100 * found.share:.0f} % of all waiting for somebody late, {count(int(times[worst]), 'time')}, "
-        f"and was waited for most in {found.leads}: it was busy for {100 * busy[worst]:.0f} % of the run, "
-        f"the others for {100 * others:.0f} % (median). In the longest of these waits it was {doing}."
+        f"{100 * found.share:.0f} % of all waiting for somebody late, "
+        f"{count(int(times[worst]), 'time')}, "
+        f"and was waited for most in {found.leads}: it was busy for {100 * busy[worst]:.0f} % of "
+        "the run, "
+        f"the others for {100 * others:.0f} % (median). In the longest "
+        f"of these waits it was {doing}."
     )
     operations = (operation_of(trace.events, int(waits.event[longest])),)
-    return Finding("straggler", (worst,), operations, message, f"Give rank {worst} less to do, or see what slows it down.")
+    return Finding(
+        "straggler",
+        (worst,),
+        operations,
+        message,
+        f"Give rank {worst} less to do, or see what slows it down.",
+    )
 
 
-def _describe_groups(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity) -> list[Finding]:
-    """Makes a finding of the waits of one rank for another at one line, longest first; folds those that follow from others."""
+def _describe_groups(
+    trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity
+) -> list[Finding]:
+    """Makes a finding of the waits of one rank for another at one line, longest first.
+
+    Folds those that follow from others.
+    """
     events = trace.events
-    columns = np.stack([waits.kind, waits.waiter, waits.late, events.file[waits.event], events.line[waits.event]])
+    columns = np.stack(
+        [waits.kind, waits.waiter, waits.late, events.file[waits.event], events.line[waits.event]]
+    )
     _, group = np.unique(columns, axis=1, return_inverse=True)
     length = waits.end_ns - waits.start_ns
     total = np.bincount(group, weights=length)
     least = max(LATE_NS, LATE_SHARE * trace.makespan_s * 1e9)
     order = np.lexsort((-length, group))
     longest = order[np.searchsorted(group[order], np.arange(len(total)))]
-    kept = [int(one) for one in np.argsort(-total, kind="stable") if total[one] >= least and waits.kind[longest[one]] != _MEMBER]
+    kept = [
+        int(one)
+        for one in np.argsort(-total, kind="stable")
+        if total[one] >= least and waits.kind[longest[one]] != _MEMBER
+    ]
     findings: dict[int, Finding] = {}
     follows: dict[int, int] = {}
     for one in kept:
@@ -207,7 +270,9 @@ def _describe_groups(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activi
         chain = _chain(waits, own_ns, wait)
         if len(chain) > 1:
             follows[one] = int(group[chain[1]])
-        findings[one] = _late_finding(trace, waits, activity, chain, int((group == one).sum()), float(total[one]))
+        findings[one] = _late_finding(
+            trace, waits, activity, chain, int((group == one).sum()), float(total[one])
+        )
     roots = []
     for one in kept:
         above, seen = one, {one}
@@ -217,36 +282,53 @@ def _describe_groups(trace: Trace, waits: _Waits, own_ns: Ints, activity: Activi
         if above == one or follows.get(above) in seen:
             roots.append(one)
         else:
-            findings[above] = replace(findings[above], consequences=(*findings[above].consequences, findings[one]))
+            findings[above] = replace(
+                findings[above], consequences=(*findings[above].consequences, findings[one])
+            )
     return [findings[one] for one in roots]
 
 
 def _chain(waits: _Waits, own_ns: Ints, wait: int) -> list[int]:
-    """Returns a wait, then that of its late rank, and so on, as long as the late rank mostly waited itself."""
+    """Returns a wait, then that of its late rank, and so on.
+
+    As long as the late rank mostly waited itself.
+    """
     chain = [wait]
     while own_ns[chain[-1]] < (waits.end_ns[chain[-1]] - waits.start_ns[chain[-1]]) / 2:
         last = chain[-1]
         some = np.flatnonzero(waits.waiter == waits.late[last])
-        overlap = np.minimum(waits.end_ns[some], waits.end_ns[last]) - np.maximum(waits.start_ns[some], waits.start_ns[last])
+        overlap = np.minimum(waits.end_ns[some], waits.end_ns[last]) - np.maximum(
+            waits.start_ns[some], waits.start_ns[last]
+        )
         if len(some) == 0 or overlap.max() <= 0 or int(some[overlap.argmax()]) in chain:
             break
         chain.append(int(some[overlap.argmax()]))
     return chain
 
 
-def _late_finding(trace: Trace, waits: _Waits, activity: Activity, chain: list[int], times: int, total_ns: float) -> Finding:
+def _late_finding(
+    trace: Trace, waits: _Waits, activity: Activity, chain: list[int], times: int, total_ns: float
+) -> Finding:
     events = trace.events
     first, last = chain[0], chain[-1]
     operation = operation_of(events, int(waits.event[first]))
     culprit = int(waits.late[last])
-    because = f"rank {waits.late[first]} was " + "".join(f"waiting for rank {waits.late[wait]} itself, which was " for wait in chain[1:])
+    because = f"rank {waits.late[first]} was " + "".join(
+        f"waiting for rank {waits.late[wait]} itself, which was " for wait in chain[1:]
+    )
     because += activity.doing(culprit, int(waits.start_ns[last]), int(waits.end_ns[last]))
-    message = f"rank {operation.rank} waited {time_text(waits.end_ns[first] - waits.start_ns[first])} in {operation} because {because}"
+    message = (
+        f"rank {operation.rank} waited {time_text(waits.end_ns[first] - waits.start_ns[first])} in "
+        f"{operation} because {because}"
+    )
     if times > 1:
         message += f"; it waited there {times:,} times, {time_text(total_ns)} in all"
     sends = waits.kind[last] == _SENDER
     act, other = ("send", "irecv") if sends else ("receive", "isend")
-    hint = f"Let rank {culprit} {act} earlier, give it less to do, or let rank {waits.waiter[last]} do something else meanwhile ({other})."
+    hint = (
+        f"Let rank {culprit} {act} earlier, give it less to do, or let rank {waits.waiter[last]} "
+        f"do something else meanwhile ({other})."
+    )
     late = [int(waits.late[wait]) for wait in chain]
     ranks = tuple(dict.fromkeys([*reversed(late), operation.rank]))
     partner = operation_of(events, int(waits.partner[first]))
@@ -259,10 +341,24 @@ class Activity:
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
         >>> names = Tables(labels=("compute",))
-        >>> events = make_events({"rank": [0, 0], "op": [OP_CODES["span"], OP_CODES["recv"]], "label": [0, -1], "stage": [1, -1],
-        ...                       "microbatch": [3, -1], "post_ns": [0, 80], "wait_ns": [-1, 80], "done_ns": [70, 100]}, names)
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 0],
+        ...         "op": [OP_CODES["span"], OP_CODES["recv"]],
+        ...         "label": [0, -1],
+        ...         "stage": [1, -1],
+        ...         "microbatch": [3, -1],
+        ...         "post_ns": [0, 80],
+        ...         "wait_ns": [-1, 80],
+        ...         "done_ns": [70, 100],
+        ...     },
+        ...     names,
+        ... )
         >>> activity = Activity(events, 1)
-        >>> activity.doing(0, 10, 60), int(activity.blocked_between(0, np.array([60]), np.array([90]))[0])
+        >>> (
+        ...     activity.doing(0, 10, 60),
+        ...     int(activity.blocked_between(0, np.array([60]), np.array([90]))[0]),
+        ... )
         ('still computing stage 1, microbatch 3', 10)
     """
 
@@ -272,19 +368,29 @@ class Activity:
         self._ends: dict[int, tuple[Ints, Ints]] = {}
 
     def blocked_between(self, rank: int, start_ns: Ints, end_ns: Ints) -> Ints:
-        """Returns for how long a rank was blocked in its operations within each stretch, in ns (int64)."""
+        """Returns how long a rank was blocked in operations in each stretch, in ns (int64)."""
         times, blocked = self._blocked_until(rank)
         if len(times) == 0:
             return np.zeros(len(start_ns), dtype=np.int64)
-        return (np.interp(end_ns, times, blocked) - np.interp(start_ns, times, blocked)).astype(np.int64)
+        return (np.interp(end_ns, times, blocked) - np.interp(start_ns, times, blocked)).astype(
+            np.int64
+        )
 
     def busy_shares(self, length_ns: float) -> Ints:
-        """Returns the share of the run, ``length_ns`` long, for which each rank was not blocked (float64)."""
+        """Returns each rank's share of the run in which it was not blocked.
+
+        The run is ``length_ns`` long; the shares are float64.
+        """
         blocked = [self._blocked_until(rank)[1] for rank in range(self._size)]
-        return np.array([1 - (float(one[-1]) / max(length_ns, 1) if len(one) else 0) for one in blocked])
+        return np.array(
+            [1 - (float(one[-1]) / max(length_ns, 1) if len(one) else 0) for one in blocked]
+        )
 
     def doing(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Says what a rank did for most of a stretch of time: "still computing stage 1, microbatch 3"."""
+        """Says what a rank did for most of a stretch of time.
+
+        "still computing stage 1, microbatch 3".
+        """
         events, spans = self._events, self._spans
         mine = spans[events.rank[spans] == rank]
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])
@@ -296,7 +402,9 @@ class Activity:
         last = np.flatnonzero((events.rank == rank) & self._speaks & (events.post_ns <= start_ns))
         if len(last) and events.file[last[-1]] != NONE:
             latest = operation_of(events, int(last[-1]))
-            return f"busy with something that no span names, after its {latest.op} at {latest.place}"
+            return (
+                f"busy with something that no span names, after its {latest.op} at {latest.place}"
+            )
         return "busy with something that no span names"
 
     @cached_property
@@ -311,24 +419,41 @@ class Activity:
 
     def _span_text(self, event: int) -> str:
         events = self._events
-        label, stage, microbatch = int(events.label[event]), int(events.stage[event]), int(events.microbatch[event])
+        label, stage, microbatch = (
+            int(events.label[event]),
+            int(events.stage[event]),
+            int(events.microbatch[event]),
+        )
         name = span_text(events.tables.labels[label]) if label != NONE else "a span"
-        about = [f"stage {stage}" if stage != NONE else "", f"microbatch {microbatch}" if microbatch != NONE else ""]
+        about = [
+            f"stage {stage}" if stage != NONE else "",
+            f"microbatch {microbatch}" if microbatch != NONE else "",
+        ]
         words = ", ".join(filter(None, about))
         if name == "compute":
             return f"computing {words}".rstrip()
         return f'in "{name}"' + (f" ({words})" if words else "")
 
     def _blocked_until(self, rank: int) -> tuple[Ints, Ints]:
-        """Returns moments, ascending, and how long the rank had been blocked until each; overlaps count once."""
+        """Returns moments, ascending, and how long the rank had been blocked until each.
+
+        Overlaps count once.
+        """
         if rank not in self._ends:
             events = self._events
             over = (events.wait_ns != NONE) & (events.done_ns != NONE)
-            over &= events.status != ERROR  # a wait up to its rank's own limit is nobody else's doing
+            # a wait up to its rank's own limit is nobody else's doing
+            over &= events.status != ERROR
             mine = np.flatnonzero((events.rank == rank) & self._speaks & over)
             mine = mine[np.argsort(events.wait_ns[mine], kind="stable")]
-            end = np.maximum.accumulate(np.maximum(events.done_ns[mine], events.wait_ns[mine])) if len(mine) else mine
-            start = np.maximum(events.wait_ns[mine], np.concatenate([end[:0], [0], end[:-1]])[: len(mine)])
+            end = (
+                np.maximum.accumulate(np.maximum(events.done_ns[mine], events.wait_ns[mine]))
+                if len(mine)
+                else mine
+            )
+            start = np.maximum(
+                events.wait_ns[mine], np.concatenate([end[:0], [0], end[:-1]])[: len(mine)]
+            )
             start = np.minimum(start, end)
             total = np.cumsum(end - start)
             times = np.stack([start, end], axis=1).ravel()

@@ -1,14 +1,16 @@
-"""What links between hosts did to a run that finished: one stood still for a while, one was slow. From the messages alone.
+"""What links between hosts did to a run that finished: one stood still for a while, one was slow.
 
-How long a message was on its way shows where its receiver waited for it: from when both sides were posted until it had come. A busy sender,
-a queue or a loaded machine makes some messages longer, and a slow link all of them. So the shortest time of several messages of one size
-stands for their link, and is compared with that of the other links, for the same size::
+From the messages alone. How long a message was on its way shows where its receiver waited for it:
+from when both sides were posted until it had come. A busy sender, a queue or a loaded machine makes
+some messages longer, and a slow link all of them. So the shortest time of several messages of one
+size stands for their link, and is compared with that of the other links, for the same size::
 
     host0 - host1     4.4 ms
     host0 - host2     4.3 ms
     host1 - host2    33.6 ms     slow
 
-Where most links are slow, the others count all the same: a host whose interface is bad has slow links to all other hosts.
+Where most links are slow, the others count all the same: a host whose interface is bad has slow
+links to all other hosts.
 """
 
 from __future__ import annotations
@@ -28,17 +30,23 @@ from ringsim.traces.value import count
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-SLOW_TIMES: Final = 4  # a message takes at least this many times as long on a slow link as on others of the run,
+# a message takes at least this many times as long on a slow link as on others of the run,
+SLOW_TIMES: Final = 4
 SLOW_NS: Final = 1_000_000  # and at least this much longer;
 SLOW_SHARE: Final = 0.05  # in all it is at least this share of the run.
 LEAST_MESSAGES: Final = 8  # of one size, one way, from which on a link is looked at
 STILL_NS: Final = 2_000_000_000  # for which nothing moves on a link that stands still,
-STALL_BYTES_PER_S: Final = 50e6  # and longer for a large message: a transport that is slower than this is rare
+# and longer for a large message: a transport that is slower than this is rare
+STALL_BYTES_PER_S: Final = 50e6
 MOST_FINDINGS: Final = 5
 _SLOW_HINT: Final = (
-    "Look at the cable, at the interfaces at its ends, and at who else uses them; or let the ring send little over it (ring_ranks)."
+    "Look at the cable, at the interfaces at its ends, and at who else uses them; or let the ring "
+    "send little over it (ring_ranks)."
 )
-_STILL_HINT: Final = "Look at what the hosts and switches wrote down then. A host whose processes were stopped looks the same."
+_STILL_HINT: Final = (
+    "Look at what the hosts and switches wrote down then. A host whose processes were stopped "
+    "looks the same."
+)
 
 Pair = tuple[str, str]  # of hosts, in alphabetical order
 
@@ -74,53 +82,98 @@ class _Crossings(NamedTuple):
 
 
 def find_links(trace: Trace) -> tuple[Finding, ...]:
-    """Finds links between hosts that stood still for seconds, and those on which messages take several times as long as on others.
+    """Finds links between hosts that stood still for seconds, and slow ones.
+
+    On these messages take several times as long as on others.
 
     Args:
-        trace: of a run on several hosts. In others nothing is found, nor on NCCL, where the GPU comes to a message long after its post.
+        trace: of a run on several hosts. In others nothing is found, nor on NCCL, where the GPU
+            comes to a message long after its post.
 
     Returns:
-        A finding for each such link, at most ``MOST_FINDINGS`` of a kind: those that stood still, then those that are slow, the costliest
-        first.
+        A finding for each such link, at most ``MOST_FINDINGS`` of a kind: those that stood still,
+        then those that are slow, the costliest first.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
         >>> from ringsim.traces.value import Trace
-        >>> posted, took = np.repeat(range(0, 160, 20), 4) * 1_000_000, np.tile([2, 2, 16, 16], 8) * 1_000_000
-        >>> events = make_events({  # eight times, rank 0 sends to rank 1 in 2 ms, and rank 1 to rank 2 in 16 ms
-        ...     "rank": [0, 1, 1, 2] * 8, "op": [OP_CODES["send"], OP_CODES["recv"]] * 16, "peer": [1, 0, 2, 1] * 8, "tag": [0] * 32,
-        ...     "payload": [0] * 32, "post_ns": posted, "wait_ns": posted, "done_ns": posted + took,
-        ... }, Tables(payloads=(Payload("float32", (256,), 1024),)))
-        >>> about = {"world_size": 3, "ranks": [{"rank": rank, "host": f"node{rank}"} for rank in range(3)]}
+        >>> posted, took = (
+        ...     np.repeat(range(0, 160, 20), 4) * 1_000_000,
+        ...     np.tile([2, 2, 16, 16], 8) * 1_000_000,
+        ... )
+        >>> events = make_events(
+        ...     {  # eight times, rank 0 sends to rank 1 in 2 ms, and rank 1 to rank 2 in 16 ms
+        ...         "rank": [0, 1, 1, 2] * 8,
+        ...         "op": [OP_CODES["send"], OP_CODES["recv"]] * 16,
+        ...         "peer": [1, 0, 2, 1] * 8,
+        ...         "tag": [0] * 32,
+        ...         "payload": [0] * 32,
+        ...         "post_ns": posted,
+        ...         "wait_ns": posted,
+        ...         "done_ns": posted + took,
+        ...     },
+        ...     Tables(payloads=(Payload("float32", (256,), 1024),)),
+        ... )
+        >>> about = {
+        ...     "world_size": 3,
+        ...     "ranks": [{"rank": rank, "host": f"node{rank}"} for rank in range(3)],
+        ... }
         >>> print(find_links(Trace(events, about))[0].message)  # doctest: +NORMALIZE_WHITESPACE
         the link between hosts node1 and node2 is slow: each of 8 messages of 1 KiB from node1 to node2 took 16 ms or more; between other
         hosts 2 ms is enough. Over all messages of this link that adds up to at least 112 ms.
-    """
+    """  # noqa: E501
     if trace.metadata.get("backend") == "nccl":
         return ()
     crossings = _list_crossings(trace)
     ways = _list_ways(crossings)
-    return (*_find_still(trace, crossings, ways), *_find_slow(trace, [way for way in ways if way.number >= LEAST_MESSAGES]))
+    return (
+        *_find_still(trace, crossings, ways),
+        *_find_slow(trace, [way for way in ways if way.number >= LEAST_MESSAGES]),
+    )
 
 
 def _list_crossings(trace: Trace) -> _Crossings:
     events, messages = trace.events, trace.messages
     across = trace.crosses(messages.src, messages.dst)
-    send, recv, src, dst = messages.send[across], messages.recv[across], messages.src[across], messages.dst[across]
+    send, recv, src, dst = (
+        messages.send[across],
+        messages.recv[across],
+        messages.src[across],
+        messages.dst[across],
+    )
     posted_ns = np.maximum(events.post_ns[send], events.post_ns[recv])
-    done_ns, wait_ns, size_bytes = events.done_ns[recv], events.wait_ns[recv], events.size_bytes[send]
+    done_ns, wait_ns, size_bytes = (
+        events.done_ns[recv],
+        events.wait_ns[recv],
+        events.size_bytes[send],
+    )
     told = (wait_ns != NONE) & (done_ns != NONE) & (size_bytes != NONE)
     seen = told & (2 * (done_ns - np.maximum(posted_ns, wait_ns)) >= done_ns - posted_ns)
     known, wrong_ns = _read_clocks(trace)
     names, host = np.unique(trace.hosts, return_inverse=True)
-    columns = (np.flatnonzero(across), host[src], host[dst], size_bytes, posted_ns, done_ns, seen, wrong_ns[src] + wrong_ns[dst])
+    columns = (
+        np.flatnonzero(across),
+        host[src],
+        host[dst],
+        size_bytes,
+        posted_ns,
+        done_ns,
+        seen,
+        wrong_ns[src] + wrong_ns[dst],
+    )
     kept = (done_ns != NONE) & known[src] & known[dst]
     return _Crossings._make([*(column[kept] for column in columns), names.tolist()])
 
 
 def _read_clocks(trace: Trace) -> tuple[Ints, Ints]:
-    """Returns for each rank whether its times can be compared with those of other hosts, and by how many ns they may be wrong."""
-    known, wrong_ns = np.ones(trace.world_size, dtype=bool), np.zeros(trace.world_size, dtype=np.int64)
+    """Returns for each rank whether its times can be compared with those of other hosts.
+
+    Also by how many ns they may be wrong.
+    """
+    known, wrong_ns = (
+        np.ones(trace.world_size, dtype=bool),
+        np.zeros(trace.world_size, dtype=np.int64),
+    )
     for clock in trace.clocks:
         known[[*clock.ranks]] = clock.uncertainty_ns is not None
         wrong_ns[[*clock.ranks]] = clock.uncertainty_ns or 0
@@ -136,7 +189,14 @@ def _list_ways(crossings: _Crossings) -> list[_Way]:
     first = order[np.searchsorted(kind[order], np.arange(len(numbers)))]
     least_ns = took_ns[first].clip(0)
     sure_ns, shortest = least_ns - crossings.wrong_ns[seen[first]], crossings.message[seen[first]]
-    rows = zip(*kinds.tolist(), numbers.tolist(), least_ns.tolist(), sure_ns.tolist(), shortest.tolist(), strict=True)
+    rows = zip(
+        *kinds.tolist(),
+        numbers.tolist(),
+        least_ns.tolist(),
+        sure_ns.tolist(),
+        shortest.tolist(),
+        strict=True,
+    )
     return [_Way(crossings.names[src], crossings.names[dst], *rest) for src, dst, *rest in rows]
 
 
@@ -153,7 +213,10 @@ def _find_quickest(ways: Sequence[_Way]) -> dict[int, dict[Pair, int]]:
 
 
 def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> list[Finding]:
-    """Finds links on which nothing came for long although both sides of a message were there, and others of its size are quick."""
+    """Finds links on which nothing came for long although both sides of a message were there.
+
+    And others of its size are quick.
+    """
     quickest = _find_quickest(ways)
     low, high = np.minimum(crossings.src, crossings.dst), np.maximum(crossings.src, crossings.dst)
     order = np.lexsort((crossings.done_ns, high, low))
@@ -161,7 +224,11 @@ def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> li
     same = (low[order] == low[before]) & (high[order] == high[before]) & (order != before)
     since_ns = np.maximum(crossings.posted_ns[order], np.where(same, crossings.done_ns[before], 0))
     still_ns = crossings.done_ns[order] - since_ns
-    least_ns = STILL_NS + crossings.wrong_ns + (1e9 * crossings.size_bytes / STALL_BYTES_PER_S).astype(np.int64)
+    least_ns = (
+        STILL_NS
+        + crossings.wrong_ns
+        + (1e9 * crossings.size_bytes / STALL_BYTES_PER_S).astype(np.int64)
+    )
     long = crossings.seen[order] & (still_ns >= least_ns[order])
     times: dict[Pair, list[tuple[int, int]]] = {}  # how long, and which message
     for one, lasted_ns in zip(order[long].tolist(), still_ns[long].tolist(), strict=True):
@@ -169,22 +236,35 @@ def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> li
         if SLOW_TIMES * quickest[int(crossings.size_bytes[one])][pair] <= lasted_ns:
             times.setdefault(pair, []).append((lasted_ns, one))
     longest = sorted(times, key=lambda pair: -max(times[pair])[0])
-    return [_describe_still(trace, crossings, pair, times[pair]) for pair in longest[:MOST_FINDINGS]]
+    return [
+        _describe_still(trace, crossings, pair, times[pair]) for pair in longest[:MOST_FINDINGS]
+    ]
 
 
-def _describe_still(trace: Trace, crossings: _Crossings, pair: Pair, times: Sequence[tuple[int, int]]) -> Finding:
+def _describe_still(
+    trace: Trace, crossings: _Crossings, pair: Pair, times: Sequence[tuple[int, int]]
+) -> Finding:
     events, messages = trace.events, trace.messages
     lasted_ns, one = max(times)
     message = int(crossings.message[one])
-    send, recv = (operation_of(events, int(side[message])) for side in (messages.send, messages.recv))
+    send, recv = (
+        operation_of(events, int(side[message])) for side in (messages.send, messages.recv)
+    )
     began = time_text(int(crossings.done_ns[one]) - lasted_ns)
     text = (
-        f"nothing moved on the link between hosts {pair[0]} and {pair[1]} for {time_text(lasted_ns)}, from {began} into the run on, though "
-        f"both sides had posted: rank {send.rank}'s {send} and rank {recv.rank}'s {recv}. Then it recovered"
+        f"nothing moved on the link between hosts {pair[0]} and {pair[1]} for "
+        f"{time_text(lasted_ns)}, from {began} into the run on, though "
+        f"both sides had posted: rank {send.rank}'s {send} and rank {recv.rank}'s {recv}. Then "
+        "it recovered"
     )
     if len(times) > 1:
-        text += f". It stood still {count(len(times), 'time')}, {time_text(sum(lasted for lasted, _ in times))} in all"
-    return Finding("link", tuple(sorted((send.rank, recv.rank))), (recv, send), f"{text}.", _STILL_HINT)
+        text += (
+            f". It stood still {count(len(times), 'time')}, "
+            f"{time_text(sum(lasted for lasted, _ in times))} in all"
+        )
+    return Finding(
+        "link", tuple(sorted((send.rank, recv.rank))), (recv, send), f"{text}.", _STILL_HINT
+    )
 
 
 # -- slow links
@@ -196,37 +276,76 @@ def _find_slow(trace: Trace, ways: Sequence[_Way]) -> list[Finding]:
     slow: dict[Pair, list[tuple[_Way, int]]] = {}
     for way in ways:
         others_ns = _median_of_others(ascending[way.size_bytes], quickest[way.size_bytes][way.pair])
-        if others_ns is not None and way.sure_ns >= max(SLOW_TIMES * others_ns, others_ns + SLOW_NS):
+        if others_ns is not None and way.sure_ns >= max(
+            SLOW_TIMES * others_ns, others_ns + SLOW_NS
+        ):
             slow.setdefault(way.pair, []).append((way, others_ns))
-    lost_ns = {pair: sum(way.number * (way.least_ns - others_ns) for way, others_ns in found) for pair, found in slow.items()}
-    costly = [pair for pair in sorted(slow, key=lambda pair: -lost_ns[pair]) if lost_ns[pair] >= SLOW_SHARE * trace.makespan_s * 1e9]
-    shared = set[str].intersection(*(set(pair) for pair in costly)) if len(costly) > 1 else set[str]()
-    return [_describe_slow(trace, slow[pair], lost_ns[pair], shared) for pair in costly[:MOST_FINDINGS]]
+    lost_ns = {
+        pair: sum(way.number * (way.least_ns - others_ns) for way, others_ns in found)
+        for pair, found in slow.items()
+    }
+    costly = [
+        pair
+        for pair in sorted(slow, key=lambda pair: -lost_ns[pair])
+        if lost_ns[pair] >= SLOW_SHARE * trace.makespan_s * 1e9
+    ]
+    shared = (
+        set[str].intersection(*(set(pair) for pair in costly)) if len(costly) > 1 else set[str]()
+    )
+    return [
+        _describe_slow(trace, slow[pair], lost_ns[pair], shared) for pair in costly[:MOST_FINDINGS]
+    ]
 
 
 def _median_of_others(ascending: Sequence[int], own: int) -> int | None:
-    """Returns the median, of two the lower one, of numbers without one of them; None where it is the only one.
+    """Returns the median, of two the lower one, of numbers without one of them.
+
+    None where it is the only one.
 
     Example:
-        >>> _median_of_others([1, 2, 9], 9), _median_of_others([1, 2, 9], 1), _median_of_others([3], 3)
+        >>> (
+        ...     _median_of_others([1, 2, 9], 9),
+        ...     _median_of_others([1, 2, 9], 1),
+        ...     _median_of_others([3], 3),
+        ... )
         (1, 2, None)
     """
     middle = (len(ascending) - 2) // 2
-    return None if middle < 0 else ascending[middle if middle < bisect_left(ascending, own) else middle + 1]
+    return (
+        None
+        if middle < 0
+        else ascending[middle if middle < bisect_left(ascending, own) else middle + 1]
+    )
 
 
-def _describe_slow(trace: Trace, found: Sequence[tuple[_Way, int]], lost_ns: int, shared: set[str]) -> Finding:
+def _describe_slow(
+    trace: Trace, found: Sequence[tuple[_Way, int]], lost_ns: int, shared: set[str]
+) -> Finding:
     events, messages = trace.events, trace.messages
     way, others_ns = max(found, key=lambda one: one[0].number * (one[0].least_ns - one[1]))
     first, second = way.pair
     host = np.array(trace.hosts)
-    over = trace.crosses(messages.src, messages.dst) & np.isin(host[messages.src], way.pair) & np.isin(host[messages.dst], way.pair)
+    over = (
+        trace.crosses(messages.src, messages.dst)
+        & np.isin(host[messages.src], way.pair)
+        & np.isin(host[messages.dst], way.pair)
+    )
     ranks = sorted({*messages.src[over].tolist(), *messages.dst[over].tolist()})
     message = (
-        f"the link between hosts {first} and {second} is slow: each of {count(way.number, 'message')} of {bytes_text(way.size_bytes)} from "
-        f"{way.src} to {way.dst} took {time_text(way.least_ns)} or more; between other hosts {time_text(others_ns)} is enough. "
+        f"the link between hosts {first} and {second} is slow: each of "
+        f"{count(way.number, 'message')} of {bytes_text(way.size_bytes)} from "
+        f"{way.src} to {way.dst} took {time_text(way.least_ns)} or more; between other hosts "
+        f"{time_text(others_ns)} is enough. "
         f"Over all messages of this link that adds up to at least {time_text(lost_ns)}."
     )
-    hint = "".join(f"All slow links lead to host {name}: look at its interface first.\n" for name in sorted(shared)) + _SLOW_HINT
-    operations = tuple(operation_of(events, int(side[way.shortest])) for side in (messages.recv, messages.send))
+    hint = (
+        "".join(
+            f"All slow links lead to host {name}: look at its interface first.\n"
+            for name in sorted(shared)
+        )
+        + _SLOW_HINT
+    )
+    operations = tuple(
+        operation_of(events, int(side[way.shortest])) for side in (messages.recv, messages.send)
+    )
     return Finding("slow_link", tuple(ranks), operations, message, hint)

@@ -1,11 +1,13 @@
 """What is wrong though nobody need be stuck: sides that disagree, and what a run left behind.
 
-Messages and collectives whose sides disagree may abort a process inside Gloo, and mostly go unnoticed. They are found in the records:
-while the ranks run, by whoever watches them; when they have ended; and in any trace. The k-th send of a channel is compared with its k-th
-recv, the k-th collective of a group on one rank with the k-th on the others.
+Messages and collectives whose sides disagree may abort a process inside Gloo, and mostly go
+unnoticed. They are found in the records: while the ranks run, by whoever watches them; when they
+have ended; and in any trace. The k-th send of a channel is compared with its k-th recv, the k-th
+collective of a group on one rank with the k-th on the others.
 
-While ranks run, an operation is compared only once it is settled: awaited, done, or followed by another of its thread. Until then it may
-still be refused, and then it never was; a program may catch the error and try again.
+While ranks run, an operation is compared only once it is settled: awaited, done, or followed by
+another of its thread. Until then it may still be refused, and then it never was; a program may
+catch the error and try again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,19 @@ from ringsim.diagnose.snapshot import Snapshot, SnapshotBuilder, number_channels
 from ringsim.diagnose.verdict import SAME_GROUPS
 from ringsim.errors import name_ranks
 from ringsim.traces.collectives import COLLECTIVES, same_collective
-from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OP_CODES, OP_NAMES, RECV, THREAD_FAILED, Events, Ints, Payload, read_notice
+from ringsim.traces.events import (
+    COLLECTIVE,
+    IN_FLIGHT,
+    NONE,
+    OP_CODES,
+    OP_NAMES,
+    RECV,
+    THREAD_FAILED,
+    Events,
+    Ints,
+    Payload,
+    read_notice,
+)
 from ringsim.traces.findings import Finding, Operation, payload_text
 from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
 from ringsim.traces.value import count
@@ -31,22 +45,35 @@ if TYPE_CHECKING:
 MOST_FINDINGS: Final = 5
 _MOST_CALLS: Final = 4
 _MARK: Final = OP_CODES["mark"]
-_BLOCKING: Final = [code for name, code in OP_CODES.items() if name in ("send", "recv", "send_object_list", "recv_object_list")]
+_BLOCKING: Final = [
+    code
+    for name, code in OP_CODES.items()
+    if name in ("send", "recv", "send_object_list", "recv_object_list")
+]
 _NEW_GROUP: Final = OP_CODES["new_group"]
-_UNEVEN: Final = [code for name, code in OP_CODES.items() if name in COLLECTIVES and COLLECTIVES[name].uneven]
-_SAME_CALLS: Final = "Let all ranks of a group call the same collectives, with the same arguments, in one order."
+_UNEVEN: Final = [
+    code for name, code in OP_CODES.items() if name in COLLECTIVES and COLLECTIVES[name].uneven
+]
+_SAME_CALLS: Final = (
+    "Let all ranks of a group call the same collectives, with the same arguments, in one order."
+)
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
 _EFFECTS: Final = {
-    "size": "Gloo aborts the receiver where the buffer is smaller, and fills a part of it where it is larger.",
+    "size": (
+        "Gloo aborts the receiver where the buffer is smaller, and fills "
+        "a part of it where it is larger."
+    ),
     "dtype": "The bytes are taken for the other dtype, without a word.",
     "shape": "The values are taken for the other shape, without a word.",
 }
 
 
 def disagreement(mine: Payload, theirs: Payload) -> str:
-    """Returns in what the two sides of an operation disagree: "size", "dtype", "reduction" or "shape"; empty where they do not.
+    """Returns in what the two sides of an operation disagree.
 
-    One side may see the elements in a row where the other sees a shape, and dimensions of 1 do not count: both are common and harmless.
+    "size", "dtype", "reduction" or "shape"; empty where they do not. One side may see the elements
+    in a row where the other sees a shape, and dimensions of 1 do not count: both are common and
+    harmless.
 
     Example:
         >>> disagreement(Payload("float32", (2, 3), 24), Payload("float32", (3, 2), 24))
@@ -60,17 +87,23 @@ def disagreement(mine: Payload, theirs: Payload) -> str:
         return ""
     if mine.dtype != theirs.dtype:
         return "dtype"
-    if mine.reduction != theirs.reduction and mine.reduction and theirs.reduction:  # of what C++ issues it is not known
+    # of what C++ issues it is not known
+    if mine.reduction != theirs.reduction and mine.reduction and theirs.reduction:
         return "reduction"
-    shape, other = (tuple(size for size in payload.shape if size != 1) for payload in (mine, theirs))
+    shape, other = (
+        tuple(size for size in payload.shape if size != 1) for payload in (mine, theirs)
+    )
     return "shape" if shape != other and len(shape) > 1 and len(other) > 1 else ""
 
 
-def find_new_mismatches(builder: SnapshotBuilder, ended: Collection[int] = ()) -> tuple[Finding, ...]:
-    """Finds what disagrees among the settled operations of a live run, and lets the builder forget those that are done.
+def find_new_mismatches(
+    builder: SnapshotBuilder, ended: Collection[int] = ()
+) -> tuple[Finding, ...]:
+    """Finds what disagrees among the settled operations of a live run.
 
-    Groups that were used before the recording began are passed over, and what may be received from any source: which operations belong
-    together is not known there. Of ranks that have ``ended`` nothing can be refused any more.
+    Lets the builder forget those that are done. Groups that were used before the recording began
+    are passed over, and what may be received from any source: which operations belong together is
+    not known there. Of ranks that have ``ended`` nothing can be refused any more.
     """
     events, settled = builder.events(), builder.settled(ended)
     known = ~np.isin(events.group, list(builder.used_before))
@@ -81,13 +114,18 @@ def find_new_mismatches(builder: SnapshotBuilder, ended: Collection[int] = ()) -
         sure &= np.array([one not in builder.from_any for one in receivers], dtype=bool)
     calls = CollectiveCalls.of(events)
     compared = _first_marked(settled[calls.event], _member_of(events, calls)) & known[calls.event]
-    findings = _message_findings(events, send[sure], recv[sure]) + _call_findings(events, calls, compared, builder.count_dropped)
+    findings = _message_findings(events, send[sure], recv[sure]) + _call_findings(
+        events, calls, compared, builder.count_dropped
+    )
     builder.drop(events, calls, _mark_done(events, send, recv, calls, builder.elsewhere))
     return findings
 
 
 def _settled_pairs(events: Events, settled: Ints) -> tuple[Ints, Ints]:
-    """Returns the sends and recvs that belong together, as far as everything before them on their channel is settled."""
+    """Returns the sends and recvs that belong together.
+
+    As far as everything before them on their channel is settled.
+    """
     messages = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0))
     sure = messages[_first_marked(settled[messages], number_channels(events, messages))]
     pairs = match(events.select(sure))
@@ -107,29 +145,49 @@ def _first_marked(marked: Ints, key: Ints) -> Ints:
     return mask
 
 
-def _mark_done(events: Events, send: Ints, recv: Ints, calls: CollectiveCalls, elsewhere: set[int]) -> Ints:
+def _mark_done(
+    events: Events, send: Ints, recv: Ints, calls: CollectiveCalls, elsewhere: set[int]
+) -> Ints:
     """Marks what is done on all sides, with all that stands before it on its channel or group."""
     done = events.status != IN_FLIGHT
     mask: Ints = done & np.isin(events.peer, list(elsewhere)) & (events.kind <= RECV)
     order = np.argsort(send, kind="stable")  # as they were posted, on each channel
-    gone = order[_first_marked((done[send] & done[recv])[order], number_channels(events, send[order]))]
+    gone = order[
+        _first_marked((done[send] & done[recv])[order], number_channels(events, send[order]))
+    ]
     mask[send[gone]] = mask[recv[gone]] = True
     if len(calls.event):
-        here = np.array([len(set(group.ranks) - elsewhere) for group in events.tables.groups], dtype=np.int64)
-        finished = (np.bincount(calls.call, ~done[calls.event]) == 0) & (np.bincount(calls.call) >= here[events.group[calls.last]])
+        here = np.array(
+            [len(set(group.ranks) - elsewhere) for group in events.tables.groups], dtype=np.int64
+        )
+        finished = (np.bincount(calls.call, ~done[calls.event]) == 0) & (
+            np.bincount(calls.call) >= here[events.group[calls.last]]
+        )
         mask[calls.event] = _first_marked(finished[calls.call], _member_of(events, calls))
     return mask
 
 
 def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
-    """Finds messages whose two sides differ: one finding for each pair of lines and payloads, other sizes first, ``MOST_FINDINGS`` at most.
+    """Finds messages whose two sides differ.
+
+    One finding for each pair of lines and payloads, other sizes first, ``MOST_FINDINGS`` at most.
 
     Example:
         >>> from ringsim.traces.events import Payload, Tables, make_events
         >>> from ringsim.traces.value import Trace
-        >>> names = Tables(payloads=(Payload("float32", (2, 3), 24), Payload("float32", (3, 2), 24)))
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "tag": [0, 0],
-        ...                       "payload": [0, 1]}, names)
+        >>> names = Tables(
+        ...     payloads=(Payload("float32", (2, 3), 24), Payload("float32", (3, 2), 24))
+        ... )
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 1],
+        ...         "op": [OP_CODES["send"], OP_CODES["recv"]],
+        ...         "peer": [1, 0],
+        ...         "tag": [0, 0],
+        ...         "payload": [0, 1],
+        ...     },
+        ...     names,
+        ... )
         >>> find_message_mismatches(Trace(events, {"world_size": 2}))[0].message.rpartition(": ")[2]
         'the shape differs.'
     """
@@ -140,9 +198,16 @@ def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
 
 
 def is_recorded_whole(trace: Trace) -> Ints:
-    """Marks the events on groups whose every operation is recorded, as far as the metadata tells: only these can be compared."""
+    """Marks the events on groups whose every operation is recorded, as far as the metadata tells.
+
+    Only these can be compared.
+    """
     events, names = trace.events, trace.metadata.get("used_before")
-    partly = [number for number, group in enumerate(events.tables.groups) if isinstance(names, list) and group.name in names]
+    partly = [
+        number
+        for number, group in enumerate(events.tables.groups)
+        if isinstance(names, list) and group.name in names
+    ]
     mask: Ints = ~np.isin(events.group, partly)
     return mask
 
@@ -154,12 +219,18 @@ def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, 
     send, recv = send[differ], recv[differ]
     if len(send) == 0:
         return ()
-    columns = [column[side] for column in (events.rank, events.payload, events.file, events.line) for side in (send, recv)]
+    columns = [
+        column[side]
+        for column in (events.rank, events.payload, events.file, events.line)
+        for side in (send, recv)
+    ]
     _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
     payloads = events.tables.payloads
     found = []
     for index, number in zip(first.tolist(), times.tolist(), strict=True):
-        what = disagreement(payloads[events.payload[send[index]]], payloads[events.payload[recv[index]]])
+        what = disagreement(
+            payloads[events.payload[send[index]]], payloads[events.payload[recv[index]]]
+        )
         if what:
             sides = operation_of(events, int(send[index])), operation_of(events, int(recv[index]))
             found.append((_SEVERITY.index(what), index, _message_finding(*sides, what, number)))
@@ -168,36 +239,53 @@ def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, 
 
 def _message_finding(send: Operation, recv: Operation, what: str, times: int) -> Finding:
     message = (
-        f"rank {send.rank} sends {payload_text(send)} in {send}, rank {recv.rank} receives {payload_text(recv)} in {recv}: "
+        f"rank {send.rank} sends {payload_text(send)} in {send}, rank {recv.rank} receives "
+        f"{payload_text(recv)} in {recv}: "
         f"the {what} differs" + (f" ({count(times, 'time')})" if times > 1 else "")
     )
-    hint = f"{_EFFECTS.get(what, '')} Let rank {recv.rank} receive into {payload_text(send)}, or send what it expects.".strip()
-    return Finding("message_mismatch", tuple(sorted((send.rank, recv.rank))), (send, recv), f"{message}.", hint)
+    hint = (
+        f"{_EFFECTS.get(what, '')} Let rank {recv.rank} receive into {payload_text(send)}, or send "
+        "what it expects."
+    ).strip()
+    return Finding(
+        "message_mismatch", tuple(sorted((send.rank, recv.rank))), (send, recv), f"{message}.", hint
+    )
 
 
 def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
-    """Finds calls of a collective in which the ranks differ: in kind, root, size, dtype, reduction, shape or order in memory.
+    """Finds calls of a collective in which the ranks differ.
 
-    Of each group the first such call alone is told; what comes later may merely follow.
+    In kind, root, size, dtype, reduction, shape or order in memory. Of each group the first such
+    call alone is told; what comes later may merely follow.
 
     Example:
         >>> from ringsim.traces.events import Group, Tables, make_events
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["barrier"], OP_CODES["all_reduce"]], "group": [0, 0]},
-        ...                      Tables(groups=(Group("world", (0, 1)),)))
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 1],
+        ...         "op": [OP_CODES["barrier"], OP_CODES["all_reduce"]],
+        ...         "group": [0, 0],
+        ...     },
+        ...     Tables(groups=(Group("world", (0, 1)),)),
+        ... )
         >>> print(find_collective_mismatches(events)[0])
         rank 0 calls barrier (world), rank 1 calls all_reduce (world) as collective 1 of group world: the kind differs.
           Hint: Let all ranks of a group call the same collectives, with the same arguments, in one order.
-    """
+    """  # noqa: E501
     calls = CollectiveCalls.of(events)
     return _call_findings(events, calls, np.ones(len(calls.event), dtype=bool))
 
 
 def _call_findings(
-    events: Events, calls: CollectiveCalls, compared: Ints, count_before: Callable[[Events, int], int] = lambda _events, _event: 0
+    events: Events,
+    calls: CollectiveCalls,
+    compared: Ints,
+    count_before: Callable[[Events, int], int] = lambda _events, _event: 0,
 ) -> tuple[Finding, ...]:
-    """Makes a finding of the first call of each group whose members differ, of those of its events that are ``compared``.
+    """Makes a finding of the first call of each group whose members differ.
 
-    ``count_before`` tells how many calls of an event's group stand before those of ``events``.
+    Of those of its events that are ``compared``. ``count_before`` tells how many calls of an
+    event's group stand before those of ``events``.
     """
     event, call = calls.event[compared], calls.call[compared]
     if len(event) == 0:
@@ -206,7 +294,13 @@ def _call_findings(
     first[call[::-1]] = event[::-1]
     mine = first[call]
     # Few combinations occur, and most are of one and the same call.
-    sides = np.stack([column[side] for column in (events.op, events.payload, events.peer) for side in (mine, event)])
+    sides = np.stack(
+        [
+            column[side]
+            for column in (events.op, events.payload, events.peer)
+            for side in (mine, event)
+        ]
+    )
     combination, number = np.unique(sides, axis=1, return_inverse=True)
     said = [_call_difference(events, *column) for column in combination.T.tolist()]
     wrong = np.flatnonzero(np.array([bool(what) for what in said])[number])
@@ -220,35 +314,76 @@ def _call_findings(
         if place[first_of] < earliest.get(int(events.group[event[first_of]]), len(place)):
             earliest[int(events.group[event[first_of]])] = -1
             operations = tuple(operation_of(events, int(one)) for one in event[both])
-            findings.append(_call_finding(operations, int(place[first_of]) + count_before(events, int(event[first_of])), what))
+            findings.append(
+                _call_finding(
+                    operations,
+                    int(place[first_of]) + count_before(events, int(event[first_of])),
+                    what,
+                )
+            )
     for group, its in earliest.items():
-        some = [index for index in wrong.tolist() if events.group[event[index]] == group and place[index] == its]
+        some = [
+            index
+            for index in wrong.tolist()
+            if events.group[event[index]] == group and place[index] == its
+        ]
         if some:
-            operations = tuple(operation_of(events, int(one)) for one in (mine[some[0]], *event[some]))
-            findings.append(_call_finding(operations, its + count_before(events, int(event[some[0]])), said[number[some[0]]]))
+            operations = tuple(
+                operation_of(events, int(one)) for one in (mine[some[0]], *event[some])
+            )
+            findings.append(
+                _call_finding(
+                    operations,
+                    its + count_before(events, int(event[some[0]])),
+                    said[number[some[0]]],
+                )
+            )
     return tuple(findings)
 
 
-def _find_unfit_splits(events: Events, event: Ints, call: Ints) -> Iterator[tuple[int, list[int], str]]:
-    """Yields each all_to_all in which a rank gives another more or less than it takes: its first index, those of both, and what differs."""
+def _find_unfit_splits(
+    events: Events, event: Ints, call: Ints
+) -> Iterator[tuple[int, list[int], str]]:
+    """Yields each all_to_all in which a rank gives another more or less than it takes.
+
+    Its first index, those of both, and what differs.
+    """
     uneven = np.flatnonzero(np.isin(events.op[event], _UNEVEN))
     order = uneven[np.argsort(call[uneven], kind="stable")]
     for its in np.split(order, np.flatnonzero(np.diff(call[order])) + 1) if len(order) else ():
         members = events.tables.groups[events.group[event[its[0]]]].ranks
         known: dict[int, tuple[int, int, tuple[tuple[int, ...], ...]]] = {}
-        for index, payload, rank in zip(its.tolist(), events.payload[event[its]].tolist(), events.rank[event[its]].tolist(), strict=True):
+        for index, payload, rank in zip(
+            its.tolist(),
+            events.payload[event[its]].tolist(),
+            events.rank[event[its]].tolist(),
+            strict=True,
+        ):
             splits = events.tables.payloads[payload].splits if payload != NONE else ()
             if rank in members and [len(side) for side in splits] == [len(members)] * 2:
                 known[rank] = index, members.index(rank), splits
-        for (one, (mine, place, gives)), (other, (theirs, target, takes)) in itertools.permutations(known.items(), 2):
+        for (one, (mine, place, gives)), (other, (theirs, target, takes)) in itertools.permutations(
+            known.items(), 2
+        ):
             if gives[0][target] != takes[1][place]:
-                what = f"rank {one} gives rank {other} {count(gives[0][target], 'byte')}, which takes {takes[1][place]:,}"
+                what = (
+                    f"rank {one} gives rank {other} {count(gives[0][target], 'byte')}, which takes "
+                    f"{takes[1][place]:,}"
+                )
                 yield int(its[0]), [mine, theirs], what
                 break
 
 
-def _call_difference(events: Events, op: int, other_op: int, payload: int, other_payload: int, root: int, other_root: int) -> str:
-    """Returns in what two ranks' calls of what should be one collective differ, empty where they do not."""
+def _call_difference(
+    events: Events,
+    op: int,
+    other_op: int,
+    payload: int,
+    other_payload: int,
+    root: int,
+    other_root: int,
+) -> str:
+    """Returns in what two ranks' calls of one collective differ, empty where they do not."""
     if not same_collective(OP_NAMES[op], OP_NAMES[other_op]):
         return "kind"
     if root != other_root:
@@ -259,7 +394,11 @@ def _call_difference(events: Events, op: int, other_op: int, payload: int, other
     if op == _NEW_GROUP:
         return "members" if mine.shape != theirs.shape else ""
     if OP_NAMES[op] in COLLECTIVES and COLLECTIVES[OP_NAMES[op]].uneven:
-        return "dtype" if mine.dtype != theirs.dtype and min(mine.size_bytes, theirs.size_bytes) > 0 else ""
+        return (
+            "dtype"
+            if mine.dtype != theirs.dtype and min(mine.size_bytes, theirs.size_bytes) > 0
+            else ""
+        )
     what = disagreement(mine, theirs)
     if what == "shape" and op != other_op:  # spellings that take the same elements in other shapes
         return ""
@@ -267,13 +406,26 @@ def _call_difference(events: Events, op: int, other_op: int, payload: int, other
 
 
 def _call_finding(operations: tuple[Operation, ...], place: int, what: str) -> Finding:
-    said = ", ".join(f"rank {one.rank} calls {one}{f' with root {one.peer}' if what == 'root' else ''}" for one in operations[:_MOST_CALLS])
-    more = f" and {count(len(operations) - _MOST_CALLS, 'more rank')} otherwise still" if len(operations) > _MOST_CALLS else ""
-    differs = what if what.startswith("rank ") else f"the {what} differ{'' if what == 'members' else 's'}"
+    said = ", ".join(
+        f"rank {one.rank} calls {one}{f' with root {one.peer}' if what == 'root' else ''}"
+        for one in operations[:_MOST_CALLS]
+    )
+    more = (
+        f" and {count(len(operations) - _MOST_CALLS, 'more rank')} otherwise still"
+        if len(operations) > _MOST_CALLS
+        else ""
+    )
+    differs = (
+        what if what.startswith("rank ") else f"the {what} differ{'' if what == 'members' else 's'}"
+    )
     message = f"{said}{more} as collective {place + 1} of group {operations[0].group}: {differs}."
     kind = "group_order_mismatch" if operations[0].op == "new_group" else "collective_mismatch"
     return Finding(
-        kind, tuple(sorted(one.rank for one in operations)), operations, message, SAME_GROUPS if "group" in kind else _SAME_CALLS
+        kind,
+        tuple(sorted(one.rank for one in operations)),
+        operations,
+        message,
+        SAME_GROUPS if "group" in kind else _SAME_CALLS,
     )
 
 
@@ -287,13 +439,24 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         >>> find_notices(make_events({"rank": [1], "op": [_MARK], "label": [0]}, names))[0].message
         'rank 1: two buffers overlap.'
     """
-    labels = {number: said for number, said in _read_labels(events).items() if said[0] != THREAD_FAILED}
-    told: dict[tuple[str, str], tuple[set[int], set[int], list[Operation]]] = {}  # who found it, whom it concerns, what shows it
-    for event in np.flatnonzero((events.op == _MARK) & np.isin(events.label, list(labels))).tolist():
+    labels = {
+        number: said for number, said in _read_labels(events).items() if said[0] != THREAD_FAILED
+    }
+    # who found it, whom it concerns, what shows it
+    told: dict[tuple[str, str], tuple[set[int], set[int], list[Operation]]] = {}
+    for event in np.flatnonzero(
+        (events.op == _MARK) & np.isin(events.label, list(labels))
+    ).tolist():
         kind, _ = labels[int(events.label[event])]
-        finders, ranks, operations = told.setdefault(labels[int(events.label[event])], (set(), set(), []))
+        finders, ranks, operations = told.setdefault(
+            labels[int(events.label[event])], (set(), set(), [])
+        )
         about = _refused_before(events, event)
-        mine = [] if about is None else [operation_of(events, one) for one in (about, *_others_in(events, about))]
+        mine = (
+            []
+            if about is None
+            else [operation_of(events, one) for one in (about, *_others_in(events, about))]
+        )
         finders.add(int(events.rank[event]))
         ranks |= {int(events.rank[event]), *(one.rank for one in mine)}
         if kind != "buffer_hazard":  # it is about a rank's own memory
@@ -301,27 +464,45 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         operations += mine
     findings = []
     for (kind, message), (finders, ranks, operations) in told.items():
-        named = sorted(ranks if kind.endswith("_mismatch") else finders)  # a mismatch names all sides, a rank's own mistake that rank
+        # a mismatch names all sides, a rank's own mistake that rank
+        named = sorted(ranks if kind.endswith("_mismatch") else finders)
         concerned = tuple(dict.fromkeys([*named, *sorted(ranks)]))
-        findings.append(Finding(kind, concerned, tuple(operations), f"{name_ranks(named)}: {message}"))
+        findings.append(
+            Finding(kind, concerned, tuple(operations), f"{name_ranks(named)}: {message}")
+        )
     return tuple(findings)
 
 
 def find_failed_threads(events: Events) -> dict[int, str]:
     """Returns by rank what ended the first of its threads that failed."""
-    said = {number: message for number, (kind, message) in _read_labels(events).items() if kind == THREAD_FAILED}
-    marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, list(said))).tolist()
+    said = {
+        number: message
+        for number, (kind, message) in _read_labels(events).items()
+        if kind == THREAD_FAILED
+    }
+    marks: list[int] = np.flatnonzero(
+        (events.op == _MARK) & np.isin(events.label, list(said))
+    ).tolist()
     return {int(events.rank[mark]): said[int(events.label[mark])] for mark in reversed(marks)}
 
 
 def _read_labels(events: Events) -> dict[int, tuple[str, str]]:
     """Returns kind and message of the labels that are notices."""
-    return {number: said for number, label in enumerate(events.tables.labels) if (said := read_notice(label)) is not None}
+    return {
+        number: said
+        for number, label in enumerate(events.tables.labels)
+        if (said := read_notice(label)) is not None
+    }
 
 
 def _refused_before(events: Events, mark: int) -> int | None:
-    """Returns the operation that a notice is about: its rank's latest, if it was refused on the mark's line."""
-    before = np.flatnonzero((events.rank[:mark] == events.rank[mark]) & (events.kind[:mark] <= COLLECTIVE))[-1:]
+    """Returns the operation that a notice is about.
+
+    Its rank's latest, if it was refused on the mark's line.
+    """
+    before = np.flatnonzero(
+        (events.rank[:mark] == events.rank[mark]) & (events.kind[:mark] <= COLLECTIVE)
+    )[-1:]
     about = before[refused(events)[before] & (events.line[before] == events.line[mark])]
     return int(about[0]) if len(about) else None
 
@@ -336,20 +517,31 @@ def _others_in(events: Events, event: int) -> tuple[int, ...]:
     found = []
     for other in np.unique(rank[rank != events.rank[event]]).tolist():
         its = rank == other
-        before = np.cumsum(counted[its]) - counted[its]  # each may have been refused itself, if both saw that they differ
+        # each may have been refused itself, if both saw that they differ
+        before = np.cumsum(counted[its]) - counted[its]
         found += group[its][before == place][:1].tolist()
     return tuple(found)
 
 
 def find_leaks(trace: Trace) -> tuple[Finding, ...]:
-    """Finds operations that ranks left open when they returned: nobody waited for them, or a thread left behind still did.
+    """Finds operations that ranks left open when they returned.
 
-    There is one finding for each line, ``MOST_FINDINGS`` at most.
+    Nobody waited for them, or a thread left behind still did. There is one finding for each line,
+    ``MOST_FINDINGS`` at most.
 
     Example:
         >>> from ringsim.traces.events import make_events
         >>> from ringsim.traces.value import Trace
-        >>> events = make_events({"rank": [0], "op": [OP_CODES["isend"]], "peer": [1], "tag": [0], "status": [IN_FLIGHT], "line": [7]})
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0],
+        ...         "op": [OP_CODES["isend"]],
+        ...         "peer": [1],
+        ...         "tag": [0],
+        ...         "status": [IN_FLIGHT],
+        ...         "line": [7],
+        ...     }
+        ... )
         >>> find_leaks(Trace(events, {"world_size": 2}))[0].message
         'rank 0 never waited for its isend to 1 (tag 0), whose other side never came.'
     """
@@ -361,31 +553,58 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
     found = []
     if len(open_ops) == 0:
         return ()
-    columns = [column[open_ops] for column in (events.rank, events.op, events.file, events.line, met, events.wait_ns != NONE)]
+    columns = [
+        column[open_ops]
+        for column in (
+            events.rank,
+            events.op,
+            events.file,
+            events.line,
+            met,
+            events.wait_ns != NONE,
+        )
+    ]
     _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
     for index, number in zip(first.tolist(), times.tolist(), strict=True):
         event = int(open_ops[index])
         operation = operation_of(events, event)
-        hint = f"Keep what {OP_NAMES[events.op[event]]} returns and call its wait(): until then the tensor may not be used."
+        hint = (
+            f"Keep what {OP_NAMES[events.op[event]]} returns and call its wait(): until then the "
+            "tensor may not be used."
+        )
         message = f"rank {operation.rank} never waited for its {operation}"
         if events.wait_ns[event] != NONE:
             hint = "Let its thread end, and join it, before the worker returns."
-            message = f"rank {operation.rank} returned while a thread of it still waited in {operation}"
+            message = (
+                f"rank {operation.rank} returned while a thread of it still waited in {operation}"
+            )
         if kind[event] != COLLECTIVE:
-            message += ", whose other side was posted" if met[event] else ", whose other side never came"
+            message += (
+                ", whose other side was posted" if met[event] else ", whose other side never came"
+            )
         if number > 1:
             message += f" ({count(number, 'time')})"
-        found.append((bool(met[event]), -number, Finding("leaked_request", (operation.rank,), (operation,), f"{message}.", hint)))
+        found.append(
+            (
+                bool(met[event]),
+                -number,
+                Finding("leaked_request", (operation.rank,), (operation,), f"{message}.", hint),
+            )
+        )
     return tuple(finding for *_, finding in sorted(found, key=lambda one: one[:2])[:MOST_FINDINGS])
 
 
 def find_missing(events: Events) -> tuple[Finding, ...]:
-    """Finds collectives of a finished run that some members of the group never entered and nobody is blocked in.
+    """Finds collectives of a finished run that some members never entered.
+
+    Nobody is blocked in them.
 
     Example:
         >>> from ringsim.traces.events import Group, Tables, make_events
-        >>> events = make_events({"rank": [0], "op": [OP_CODES["barrier"]], "group": [0], "status": [IN_FLIGHT]},
-        ...                      Tables(groups=(Group("world", (0, 1)),)))
+        >>> events = make_events(
+        ...     {"rank": [0], "op": [OP_CODES["barrier"]], "group": [0], "status": [IN_FLIGHT]},
+        ...     Tables(groups=(Group("world", (0, 1)),)),
+        ... )
         >>> find_missing(events)[0].message
         'rank 1 never took part in barrier (world), which rank 0 posted.'
     """
@@ -396,18 +615,29 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
         inside = calls.event[calls.call == call]
         first = operation_of(events, int(inside[0]))
         there = sorted(set(events.rank[inside].tolist()))
-        missing = [rank for rank in events.tables.groups[events.group[inside[0]]].ranks if rank not in there]
+        missing = [
+            rank
+            for rank in events.tables.groups[events.group[inside[0]]].ranks
+            if rank not in there
+        ]
         if not missing:
             continue
-        message = f"{name_ranks(missing)} never took part in {first}, which {name_ranks(there)} posted."
+        message = (
+            f"{name_ranks(missing)} never took part in {first}, which {name_ranks(there)} posted."
+        )
         operations = tuple(operation_of(events, event) for event in inside.tolist())
         hint = f"{first.op} needs every member of group {first.group}."
-        findings.append(Finding("missing_participant", (*sorted(missing), *there), operations, message, hint))
+        findings.append(
+            Finding("missing_participant", (*sorted(missing), *there), operations, message, hint)
+        )
     return tuple(findings)
 
 
 def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Finds groups with one name and different members, on which operations wait at the end: the ranks made groups in different order."""
+    """Finds groups with one name and different members, on which operations wait at the end.
+
+    The ranks made groups in different order.
+    """
     by_name: dict[tuple[str, int], dict[tuple[int, ...], list[Operation]]] = {}
     for view in snapshot.ranks:
         for one in view.posted:
@@ -418,24 +648,44 @@ def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
     for (name, _), members in by_name.items():
         if len(members) > 1:
             operations = tuple(some[0] for some in members.values())
-            made = ", ".join(f"{list(ranks)} on {name_ranks(sorted({one.rank for one in some}))}" for ranks, some in members.items())
+            made = ", ".join(
+                f"{list(ranks)} on {name_ranks(sorted({one.rank for one in some}))}"
+                for ranks, some in members.items()
+            )
             ranks = tuple(sorted({one.rank for some in members.values() for one in some}))
             message = f"group {name} has other members on other ranks: {made}."
-            findings.append(Finding("group_order_mismatch", ranks, operations, message, SAME_GROUPS))
+            findings.append(
+                Finding("group_order_mismatch", ranks, operations, message, SAME_GROUPS)
+            )
     return tuple(findings)
 
 
 def find_races(trace: Trace) -> tuple[Finding, ...]:
-    """Finds channels on which a thread posted while another of its rank was blocked: which message comes first there is left to chance.
+    """Finds channels on which a thread posted while another of its rank was blocked.
 
-    Whoever takes turns may do so by Python's means, which no trace shows: nothing is said of them. Recvs from any source do not count: the
+    Which message comes first there is left to chance. Whoever takes turns may do so by Python's
+    means, which no trace shows: nothing is said of them. Recvs from any source do not count: the
     trace only keeps where their messages came from. There are ``MOST_FINDINGS`` findings at most.
 
     Example:
         >>> from ringsim.traces.events import make_events
         >>> from ringsim.traces.value import Trace
-        >>> sends = {"rank": [0, 0], "thread": [0, 1], "op": [OP_CODES["send"]] * 2, "peer": [1, 1], "tag": [0, 0], "done_ns": [8, 9]}
-        >>> [len(find_races(Trace(make_events({**sends, "post_ns": [5, post]}), {"world_size": 2}))) for post in (7, 8)]
+        >>> sends = {
+        ...     "rank": [0, 0],
+        ...     "thread": [0, 1],
+        ...     "op": [OP_CODES["send"]] * 2,
+        ...     "peer": [1, 1],
+        ...     "tag": [0, 0],
+        ...     "done_ns": [8, 9],
+        ... }
+        >>> [
+        ...     len(
+        ...         find_races(
+        ...             Trace(make_events({**sends, "post_ns": [5, post]}), {"world_size": 2})
+        ...         )
+        ...     )
+        ...     for post in (7, 8)
+        ... ]
         [1, 0]
     """
     events = trace.events
@@ -444,18 +694,33 @@ def find_races(trace: Trace) -> tuple[Finding, ...]:
         return ()
     end = np.where(events.status == IN_FLIGHT, np.iinfo(np.int64).max, events.done_ns)
     send, recv = trace.messages.send, trace.messages.recv
-    end[send] = end[recv] = np.minimum(end[send], end[recv])  # what the other side sends then may let a thread go on
+    # what the other side sends then may let a thread go on
+    end[send] = end[recv] = np.minimum(end[send], end[recv])
     channel = number_channels(events, some)
     order = np.lexsort((events.post_ns[some], channel))
     channel, earlier, later = channel[order], some[order][:-1], some[order][1:]
     met = (channel[1:] == channel[:-1]) & (events.thread[earlier] != events.thread[later])
     met &= np.isin(events.op[earlier], _BLOCKING) & (events.post_ns[later] < end[earlier])
     findings = []
-    for index in np.flatnonzero(met)[np.unique(channel[1:][met], return_index=True)[1]][:MOST_FINDINGS].tolist():
-        mine, theirs = operation_of(events, int(earlier[index])), operation_of(events, int(later[index]))
+    for index in np.flatnonzero(met)[np.unique(channel[1:][met], return_index=True)[1]][
+        :MOST_FINDINGS
+    ].tolist():
+        mine, theirs = (
+            operation_of(events, int(earlier[index])),
+            operation_of(events, int(later[index])),
+        )
         message = (
-            f"two threads of rank {mine.rank} use one tag for one peer at one time: {mine} and {theirs}. "
+            f"two threads of rank {mine.rank} use one tag for one peer "
+            f"at one time: {mine} and {theirs}. "
             "Which message comes first is left to chance."
         )
-        findings.append(Finding("race", (mine.rank,), (mine, theirs), message, "Give each thread a tag, or a group, of its own."))
+        findings.append(
+            Finding(
+                "race",
+                (mine.rank,),
+                (mine, theirs),
+                message,
+                "Give each thread a tag, or a group, of its own.",
+            )
+        )
     return tuple(findings)

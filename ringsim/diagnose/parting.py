@@ -1,12 +1,16 @@
-"""Where the ranks of a group parted: a collective that is missing or too many often shows one collective later.
+"""Where the ranks of a group parted.
 
-The k-th collective of a group on one rank meets the k-th on the others, whatever their lines. A rank that left one out goes on with
-the next, until something does not fit::
+A collective that is missing or too many often shows one collective later. The k-th collective of a
+group on one rank meets the k-th on the others, whatever their lines. A rank that left one out goes
+on with the next, until something does not fit::
 
-    rank 0   all_reduce:20   all_reduce:21   all_reduce:23   barrier:30       as collective 4, rank 0 calls barrier:
-    rank 1   all_reduce:20   all_reduce:23   barrier:30                       the lines differ from collective 2 on
+    rank 0  all_reduce:20  all_reduce:21  all_reduce:23  barrier:30  as collective 4, rank 0 calls
+                                                                     barrier:
+    rank 1  all_reduce:20  all_reduce:23  barrier:30                 the lines differ from
+                                                                     collective 2 on
 
-Lines may well differ by rank, as those of ``if rank == 0: ... else: ...``. They count if one of the ranks has called the other's line, too.
+Lines may well differ by rank, as those of ``if rank == 0: ... else: ...``. They count if one of the
+ranks has called the other's line, too.
 """
 
 from __future__ import annotations
@@ -22,11 +26,14 @@ from ringsim.traces.events import COLLECTIVE, NONE, Events, Ints
 from ringsim.traces.findings import Diagnosis, Finding, Operation
 from ringsim.traces.matching import refused
 
-_AMONG: Final = ("collective_mismatch", "missing_participant", "deadlock", "stalled")  # findings of ranks out of step
+# findings of ranks out of step
+_AMONG: Final = ("collective_mismatch", "missing_participant", "deadlock", "stalled")
 
 
 def tell_partings(diagnosis: Diagnosis, events: Events) -> Diagnosis:
-    """Adds to the hints of a diagnosis in which collective the lines of the ranks first differ, if that came before what was found.
+    """Adds to a diagnosis's hints in which collective the lines of the ranks first differ.
+
+    If that came before what was found.
 
     Args:
         diagnosis: the findings.
@@ -41,7 +48,11 @@ def tell_partings(diagnosis: Diagnosis, events: Events) -> Diagnosis:
 
 
 def _find_parting(finding: Finding, events: Events) -> str:
-    groups = dict.fromkeys(one.group for one in finding.operations if one.kind == COLLECTIVE and one.op != "new_group" and one.group)
+    groups = dict.fromkeys(
+        one.group
+        for one in finding.operations
+        if one.kind == COLLECTIVE and one.op != "new_group" and one.group
+    )
     named = {one.rank: one.place for one in finding.operations}
     for name in groups:
         calls = _calls_of(events, name)
@@ -49,8 +60,11 @@ def _find_parting(finding: Finding, events: Events) -> str:
         if place is None:
             continue
         there = [operation_of(events, int(one[place])) for one in calls if len(one) > place]
-        if any(named.get(one.rank, one.place) != one.place for one in there):  # else the finding says so
-            differs = f"the first line that differs is that of collective {place + 1} of group {name}"
+        # else the finding says so
+        if any(named.get(one.rank, one.place) != one.place for one in there):
+            differs = (
+                f"the first line that differs is that of collective {place + 1} of group {name}"
+            )
             return f"The ranks took different paths before: {differs} ({_places(there)})."
     return ""
 
@@ -58,12 +72,17 @@ def _find_parting(finding: Finding, events: Events) -> str:
 def _calls_of(events: Events, group: str) -> list[Ints]:
     """Returns the places among the events of each rank's collectives on a group, in order."""
     numbers = [number for number, one in enumerate(events.tables.groups) if one.name == group]
-    some = np.flatnonzero((events.kind == COLLECTIVE) & np.isin(events.group, numbers) & ~refused(events))
+    some = np.flatnonzero(
+        (events.kind == COLLECTIVE) & np.isin(events.group, numbers) & ~refused(events)
+    )
     return np.split(some, np.flatnonzero(np.diff(events.rank[some])) + 1)
 
 
 def _first_difference(events: Events, calls: list[Ints]) -> int | None:
-    """Returns the first place at which a rank's line differs from that of the first of them, None if it is the same everywhere."""
+    """Returns the first place at which a rank's line differs from the first rank's.
+
+    None if it is the same everywhere.
+    """
     line = events.file.astype(np.int64) << 32 | events.line
     found = []
     for theirs in calls[1:]:

@@ -1,16 +1,19 @@
 """What every rank has posted at one moment and what that may meet.
 
-A snapshot is made from events, in one way for all: the whole trace of a finished run or of the virtual clock, or what a builder keeps of a
-run that is still going on. That one is fed in batches, as the parts of the ranks grow; pairs that are done on both sides are dropped and
-only counted, so what a look costs depends on what is open, not on how long the run has lasted::
+A snapshot is made from events, in one way for all: the whole trace of a finished run or of the
+virtual clock, or what a builder keeps of a run that is still going on. That one is fed in batches,
+as the parts of the ranks grow; pairs that are done on both sides are dropped and only counted, so
+what a look costs depends on what is open, not on how long the run has lasted::
 
     channel 0 -> 1      [done][done][done][open]  [open]            sends
                         [done][done][done][open]                    recvs
-                         dropped, counted  kept: the k-th meets the k-th, whatever was dropped from both sides
+                         dropped, counted  kept: the k-th meets the k-th, whatever was dropped from
+                                           both sides
 
-A recv from any source and one from a particular rank, both open under one tag, may get the same message. Which of them did is not
-recorded before the former is done. Each may hope until then, unless the snapshot is *settled*: nothing is on its way any more, so whoever
-still waits has not got it.
+A recv from any source and one from a particular rank, both open under one tag, may get the same
+message. Which of them did is not recorded before the former is done. Each may hope until then,
+unless the snapshot is *settled*: nothing is on its way any more, so whoever still waits has not got
+it.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ from ringsim.traces.matching import CollectiveCalls, number_places, number_rows,
 
 STATES: Final = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
 GONE: Final = frozenset({"exited", "failed", "killed"})  # will post nothing more
-MOST_POSTED: Final = 1000  # operations of a rank that nobody waits for: enough to find what nearly fits
+# operations of a rank that nobody waits for: enough to find what nearly fits
+MOST_POSTED: Final = 1000
 MOST_REFUSED: Final = 100  # operations of a rank that were refused
 _NO_GROUP: Final = Group("", ())
 _MARK: Final = OP_CODES["mark"]
@@ -64,17 +68,24 @@ class Posted:
     Attributes:
         operation: what it is.
         group: on which group, with its members: two groups of one name are two.
-        awaited: whether the rank is blocked in waiting for it; of a batch that is true of all its operations.
-        index: its place, from 0, among its rank's sends (or recvs) on its channel (group, source, destination, tag), or among its rank's
-            collectives on the group. 0 for a recv from any source.
-        counterparts: how many operations of the other side it, or those before it on its channel, may meet. A send may also meet the
-            recvs from any source that its peer has open; and such a recv the sends that no recv has got for certain, less one for each
-            recv from any source before it. Not for collectives.
-        contested: how many of these others may have got instead, because of a recv from any source whose message is not known.
-        taken: whether others have got so many of them that none is left for this one; only where nothing is on its way.
-        thread: number of the thread that posted it: one that waits does not keep others from continuing.
-        entered: for a collective: what members posted as their ``index``-th collective on the group; who is missing has not. Where all
-            members share one tuple, they are looked at together.
+        awaited: whether the rank is blocked in waiting for it; of a batch that is true of all its
+            operations.
+        index: its place, from 0, among its rank's sends (or recvs) on its channel (group, source,
+            destination, tag), or among its rank's collectives on the group. 0 for a recv from any
+            source.
+        counterparts: how many operations of the other side it, or those before it on its channel,
+            may meet. A send may also meet the recvs from any source that its peer has open; and
+            such a recv the sends that no recv has got for certain, less one for each recv from any
+            source before it. Not for collectives.
+        contested: how many of these others may have got instead, because of a recv from any source
+            whose message is not known.
+        taken: whether others have got so many of them that none is left for this one; only where
+            nothing is on its way.
+        thread: number of the thread that posted it: one that waits does not keep others from
+            continuing.
+        entered: for a collective: what members posted as their ``index``-th collective on the
+            group; who is missing has not. Where all members share one tuple, they are looked at
+            together.
     """
 
     operation: Operation
@@ -103,12 +114,16 @@ class RankSnapshot:
     """What is known of one rank at one moment.
 
     Attributes:
-        state: one of ``STATES``. "blocked": all its threads wait, in its ``awaited`` operations or for each other. "exited": its worker has
-            returned, or its process left with code 0. "failed": it raised. "killed": its process died. All others count as able to go on.
+        state: one of ``STATES``. "blocked": all its threads wait, in its ``awaited`` operations or
+            for each other. "exited": its worker has returned, or its process left with code 0.
+            "failed": it raised. "killed": its process died. All others count as able to go on.
         posted: its operations that are not done.
-        about: what else is known, for the message: "raised ValueError: no such layer", "ended by signal 9 (SIGKILL)".
-        ended_ns: when it failed or was killed, in ns from the start of the run; None where that is not known.
-        refused: its latest messages that raised instead of being posted, each with the ``index`` that it would have had.
+        about: what else is known, for the message: "raised ValueError: no such layer", "ended by
+            signal 9 (SIGKILL)".
+        ended_ns: when it failed or was killed, in ns from the start of the run; None where that is
+            not known.
+        refused: its latest messages that raised instead of being posted, each with the ``index``
+            that it would have had.
         last: of one that is gone, the last operation that it posted.
     """
 
@@ -126,12 +141,18 @@ class RankSnapshot:
 
     @property
     def is_out(self) -> bool:
-        """Whether it will post nothing more, and nothing that others do can change that: it is gone, or its threads wait for each other."""
+        """Whether it will post nothing more, and nothing that others do can change that.
+
+        It is gone, or its threads wait for each other.
+        """
         return self.state in GONE or (self.state == "blocked" and not self.awaited)
 
     @property
     def left_early(self) -> bool:
-        """Whether it is known to have left in the middle of its worker, with code 0, rather than to have returned."""
+        """Whether it is known to have left in the middle of its worker, with code 0.
+
+        Rather than to have returned.
+        """
         return self.state == "exited" and self.about.startswith("left with ")
 
 
@@ -144,28 +165,42 @@ class Snapshot:
     def settle(self) -> Snapshot:
         """Returns the same moment, where nothing is on its way any more.
 
-        An operation that is awaited and ``doubtful`` is then ``taken``. Of several that a rank awaits at once, as those of a batch under
-        one handle, any other may be what is missing: those keep their hope.
+        An operation that is awaited and ``doubtful`` is then ``taken``. Of several that a rank
+        awaits at once, as those of a batch under one handle, any other may be what is missing:
+        those keep their hope.
 
         Example:
             >>> from ringsim.diagnose.waitfor import analyse
             >>> operation = Operation(rank=0, op="recv", peer=1, tag=0, group="world")
-            >>> mine = Posted(operation, Group("world", (0, 1)), awaited=True, counterparts=1, contested=1)
+            >>> mine = Posted(
+            ...     operation, Group("world", (0, 1)), awaited=True, counterparts=1, contested=1
+            ... )
             >>> snapshot = Snapshot((RankSnapshot("blocked", (mine,)), RankSnapshot("exited")))
             >>> analyse(snapshot) is None, analyse(snapshot.settle()).ranks
             (True, (0,))
         """
         ranks = []
         for rank in self.ranks:
-            missing = [one for one in rank.posted if one.awaited and (one.doubtful or not one.matched)]
+            missing = [
+                one for one in rank.posted if one.awaited and (one.doubtful or not one.matched)
+            ]
             if len(missing) == 1 and missing[0].doubtful:
-                rank = replace(rank, posted=tuple(replace(one, taken=True) if one is missing[0] else one for one in rank.posted))
+                rank = replace(
+                    rank,
+                    posted=tuple(
+                        replace(one, taken=True) if one is missing[0] else one
+                        for one in rank.posted
+                    ),
+                )
             ranks.append(rank)
         return Snapshot(tuple(ranks))
 
 
 class End(NamedTuple):
-    """How a rank ended, as far as is known: one of ``STATES``, words, and when, in ns from the start of the run."""
+    """How a rank ended, as far as is known.
+
+    One of ``STATES``, words, and when, in ns from the start of the run.
+    """
 
     state: str
     about: str = ""
@@ -176,7 +211,10 @@ _UNKNOWN: Final = End("unknown")
 
 
 class Head(NamedTuple):
-    """How far a rank has come, and the slots in which it is blocked; equal heads at two looks say that nothing happened in between."""
+    """How far a rank has come, and the slots in which it is blocked.
+
+    Equal heads at two looks say that nothing happened in between.
+    """
 
     written: int
     open: int
@@ -184,7 +222,10 @@ class Head(NamedTuple):
 
 
 class _RankRecords:
-    """The operations of one rank that are kept, numbered by the builder's own tables, and what is known of its threads."""
+    """The operations of one rank that are kept, and what is known of its threads.
+
+    They are numbered by the builder's own tables.
+    """
 
     def __init__(self) -> None:
         self.slots: Ints = np.zeros(0, dtype=np.int64)
@@ -193,7 +234,8 @@ class _RankRecords:
         self.written = 0
         self.groups = 0  # how many of its groups are known
         self._last: dict[int, int] = {}  # by thread, the slot of its latest record
-        self._followed: dict[int, int] = {}  # the same as of the batch before: what an earlier slot says has been read since
+        # the same as of the batch before: what an earlier slot says has been read since
+        self._followed: dict[int, int] = {}
 
     def add(self, slots: Ints, records: Ints) -> None:
         """Takes in new records, and changed ones in the place of those that they were."""
@@ -205,7 +247,9 @@ class _RankRecords:
         slots, records = slots[~known], records[~known]
         self.written += len(slots)
         for thread in np.unique(records["thread"]).tolist():
-            self._last[thread] = max(self._last.get(thread, NONE), int(slots[records["thread"] == thread].max()))
+            self._last[thread] = max(
+                self._last.get(thread, NONE), int(slots[records["thread"] == thread].max())
+            )
         operation = OP_KINDS[records["op"]] <= COLLECTIVE
         if operation.any():
             self.latest = records[operation][-1:].copy()
@@ -221,12 +265,19 @@ class _RankRecords:
     def awaited(self) -> Ints:
         """Marks the operations in which the rank is blocked."""
         records = self.records
-        mask: Ints = (records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE) & (records["done_ns"] == NONE)
+        mask: Ints = (
+            (records["status"] == IN_FLIGHT)
+            & (records["wait_ns"] != NONE)
+            & (records["done_ns"] == NONE)
+        )
         return mask
 
     @property
     def settled(self) -> Ints:
-        """Marks the operations that cannot be refused any more: awaited, done, or followed by another of their thread."""
+        """Marks the operations that cannot be refused any more.
+
+        Awaited, done, or followed by another of their thread.
+        """
         records = self.records
         mask: Ints = (records["wait_ns"] != NONE) | (records["status"] != IN_FLIGHT)
         for thread, slot in self._followed.items():
@@ -252,10 +303,18 @@ class SnapshotBuilder:
         self.elsewhere: set[int] = set()
         self._ranks = [_RankRecords() for _ in range(world_size)]
         self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "file": {}}
-        self._dropped: dict[tuple[int, ...], int] = {}  # pairs dropped by (group, source, destination, tag), calls by (group,)
+        # pairs dropped by (group, source, destination, tag), calls by (group,)
+        self._dropped: dict[tuple[int, ...], int] = {}
 
-    def add(self, rank: int, slots: Ints, records: Ints, names: Mapping[str, Mapping[int, Any]], fresh: Collection[int]) -> None:
-        """Takes in what a rank has written since the last time, which may be nothing, and what has changed.
+    def add(
+        self,
+        rank: int,
+        slots: Ints,
+        records: Ints,
+        names: Mapping[str, Mapping[int, Any]],
+        fresh: Collection[int],
+    ) -> None:
+        """Takes in what a rank has written since the last time, if anything, and what has changed.
 
         Args:
             rank: who wrote it.
@@ -272,7 +331,9 @@ class SnapshotBuilder:
             if number not in fresh:
                 self.used_before.add(self.number_group(group))
         its.groups = len(names["group"])
-        from_any = records["group"][(records["peer"] == ANY_SOURCE) & (OP_KINDS[records["op"]] == RECV)]
+        from_any = records["group"][
+            (records["peer"] == ANY_SOURCE) & (OP_KINDS[records["op"]] == RECV)
+        ]
         self.from_any |= {(group, rank) for group in np.unique(from_any).tolist()}
         its.add(slots, records)
 
@@ -283,10 +344,17 @@ class SnapshotBuilder:
     def head(self, rank: int) -> Head:
         """Returns how far a rank has come."""
         its = self._ranks[rank]
-        return Head(its.written, int((its.records["status"] == IN_FLIGHT).sum()), tuple(its.slots[its.awaited].tolist()))
+        return Head(
+            its.written,
+            int((its.records["status"] == IN_FLIGHT).sum()),
+            tuple(its.slots[its.awaited].tolist()),
+        )
 
     def awaiting_threads(self, rank: int) -> set[int]:
-        """Returns the threads of a rank, by ``threading.get_ident()``, that are blocked in an operation."""
+        """Returns the threads of a rank that are blocked in an operation.
+
+        By ``threading.get_ident()``.
+        """
         its = self._ranks[rank]
         return set(its.records["thread"][its.awaited].tolist())
 
@@ -298,20 +366,32 @@ class SnapshotBuilder:
 
     def events(self) -> Events:
         """Returns the operations of all ranks that are kept."""
-        return self._as_events([its.records for its in self._ranks], seq=np.concatenate([its.slots for its in self._ranks]))
+        return self._as_events(
+            [its.records for its in self._ranks],
+            seq=np.concatenate([its.slots for its in self._ranks]),
+        )
 
     def _as_events(self, by_rank: list[Ints], **more: Ints) -> Events:
         records = np.concatenate(by_rank)
-        columns = {name: records[name] for name in RECORD.names or () if name not in ("thread", "label")} | more
+        columns = {
+            name: records[name] for name in RECORD.names or () if name not in ("thread", "label")
+        } | more
         columns["rank"] = np.repeat(np.arange(len(by_rank)), [len(its) for its in by_rank])
         columns["thread"] = number_rows(records["thread"])
         groups: dict[Group, int] = self._numbers["group"]
         payloads: dict[Payload, int] = self._numbers["payload"]
-        return make_events(columns, Tables(tuple(groups), tuple(payloads), (), tuple(self._numbers["file"])))
+        return make_events(
+            columns, Tables(tuple(groups), tuple(payloads), (), tuple(self._numbers["file"]))
+        )
 
     def settled(self, ended: Collection[int] = ()) -> Ints:
-        """Marks the events that cannot be refused any more: among others, all those of ranks that have ``ended``."""
-        return np.concatenate([its.settled | (rank in ended) for rank, its in enumerate(self._ranks)])
+        """Marks the events that cannot be refused any more.
+
+        Among others, all those of ranks that have ``ended``.
+        """
+        return np.concatenate(
+            [its.settled | (rank in ended) for rank, its in enumerate(self._ranks)]
+        )
 
     def build(self, states: Sequence[str], at_ns: int) -> Snapshot:
         """Returns all that is posted and not done, with what it may meet.
@@ -326,10 +406,21 @@ class SnapshotBuilder:
             for rank, (state, its) in enumerate(zip(states, awaited, strict=True))
         }
         last = _last_of_gone(self._as_events([its.latest for its in self._ranks]), ends)
-        return _make_snapshot(events, ends, events.status == IN_FLIGHT, np.concatenate(awaited), at_ns, self._dropped, last)
+        return _make_snapshot(
+            events,
+            ends,
+            events.status == IN_FLIGHT,
+            np.concatenate(awaited),
+            at_ns,
+            self._dropped,
+            last,
+        )
 
     def count_dropped(self, events: Events, event: int) -> int:
-        """Returns how many operations on the channel or group of an event have been forgotten: they stand before all that are left."""
+        """Returns how many operations on the channel or group of an event have been forgotten.
+
+        They stand before all that are left.
+        """
         return self._dropped.get(_channel_key(events, event), 0)
 
     def drop(self, events: Events, calls: CollectiveCalls, done: Ints) -> None:
@@ -338,9 +429,13 @@ class SnapshotBuilder:
         Args:
             events: those of ``events``, with nothing added since.
             calls: their collectives.
-            done: marks them. They leave in pairs of a send and its recv, or in calls with all members, the earliest of their kind.
+            done: marks them. They leave in pairs of a send and its recv, or in calls with all
+                members, the earliest of their kind.
         """
-        leaving = np.concatenate([np.flatnonzero(done & (events.kind == SEND)), calls.last[done[calls.last]]])  # one for each pair or call
+        # one for each pair or call
+        leaving = np.concatenate(
+            [np.flatnonzero(done & (events.kind == SEND)), calls.last[done[calls.last]]]
+        )
         for event, number in zip(*_count_rows(events, leaving), strict=True):
             key = _channel_key(events, event)
             self._dropped[key] = self._dropped.get(key, 0) + number
@@ -348,45 +443,73 @@ class SnapshotBuilder:
         for its in self._ranks:
             leaves = done[start : start + len(its.slots)].copy()
             start += len(its.slots)
-            turned_down = np.flatnonzero((its.records["status"] == ERROR) & (its.records["wait_ns"] == NONE))
+            turned_down = np.flatnonzero(
+                (its.records["status"] == ERROR) & (its.records["wait_ns"] == NONE)
+            )
             leaves[turned_down[:-MOST_REFUSED]] = True
             its.keep(~leaves)
 
 
 def snapshot_of_events(
-    events: Events, world_size: int, ends: Mapping[int, tuple[str, str] | End] | None = None, *, end_ns: int | None = None
+    events: Events,
+    world_size: int,
+    ends: Mapping[int, tuple[str, str] | End] | None = None,
+    *,
+    end_ns: int | None = None,
 ) -> Snapshot:
     """Makes the snapshot of the last moment of a trace, finished, failed or loaded.
 
-    An operation that ended with an error while its rank waited for it, as the last that its thread did, counts as awaited still: whoever
-    ended the wait did so because it would not end by itself.
+    An operation that ended with an error while its rank waited for it, as the last that its thread
+    did, counts as awaited still: whoever ended the wait did so because it would not end by itself.
 
     Args:
         events: what was recorded.
         world_size: number of ranks, those included that left no event.
-        ends: by rank, those that are known, as ``read_ends`` gives them; of the others, and of those that were "running", the events tell
-            whether they are blocked.
+        ends: by rank, those that are known, as ``read_ends`` gives them; of the others, and of
+            those that were "running", the events tell whether they are blocked.
         end_ns: until when ranks waited; the last moment recorded where it is not given.
 
     Example:
         >>> from ringsim.diagnose.waitfor import analyse
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["recv"]] * 2, "peer": [1, 0], "tag": [0, 0], "wait_ns": [5, 5],
-        ...                       "post_ns": [5, 5], "status": [IN_FLIGHT] * 2})
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 1],
+        ...         "op": [OP_CODES["recv"]] * 2,
+        ...         "peer": [1, 0],
+        ...         "tag": [0, 0],
+        ...         "wait_ns": [5, 5],
+        ...         "post_ns": [5, 5],
+        ...         "status": [IN_FLIGHT] * 2,
+        ...     }
+        ... )
         >>> analyse(snapshot_of_events(events, 2)).cycle
         (0, 1)
     """
-    known = dict.fromkeys(range(world_size), _UNKNOWN) | {rank: End(*end) for rank, end in (ends or {}).items()}
+    known = dict.fromkeys(range(world_size), _UNKNOWN) | {
+        rank: End(*end) for rank, end in (ends or {}).items()
+    }
     known |= _without_groups(events, known)
-    recorded_ns = max(events.post_ns.max(initial=0), events.wait_ns.max(initial=0), events.done_ns.max(initial=0))
+    recorded_ns = max(
+        events.post_ns.max(initial=0), events.wait_ns.max(initial=0), events.done_ns.max(initial=0)
+    )
     speaks = events.kind <= COLLECTIVE
     thread = events.rank.astype(np.int64) * (int(events.thread.max(initial=0)) + 1) + events.thread
     open_ops = speaks & ((events.status == IN_FLIGHT) | _broken_waits(events, speaks, thread))
     awaited = open_ops & (events.wait_ns != NONE)
-    awake = np.unique(events.rank[speaks & ~np.isin(thread, thread[awaited])])  # one of its threads that communicate does not wait
+    # one of its threads that communicate does not wait
+    awake = np.unique(events.rank[speaks & ~np.isin(thread, thread[awaited])])
     for rank in np.setdiff1d(events.rank[awaited], awake).tolist():
         if rank in known and known[rank].state in _ABLE:
             known[rank] = End("blocked")
-    return _make_snapshot(events, known, open_ops, awaited, max(int(recorded_ns), end_ns or 0), {}, _last_of_gone(events, known))
+    return _make_snapshot(
+        events,
+        known,
+        open_ops,
+        awaited,
+        max(int(recorded_ns), end_ns or 0),
+        {},
+        _last_of_gone(events, known),
+    )
 
 
 def _last_of_gone(events: Events, ends: Mapping[int, End]) -> dict[int, Operation]:
@@ -394,7 +517,9 @@ def _last_of_gone(events: Events, ends: Mapping[int, End]) -> dict[int, Operatio
     spoken = np.flatnonzero(events.kind <= COLLECTIVE)
     last = spoken[np.append(np.diff(events.rank[spoken]) != 0, True)[: len(spoken)]].tolist()
     return {
-        int(events.rank[event]): operation_of(events, event) for event in last if ends.get(int(events.rank[event]), _UNKNOWN).state in GONE
+        int(events.rank[event]): operation_of(events, event)
+        for event in last
+        if ends.get(int(events.rank[event]), _UNKNOWN).state in GONE
     }
 
 
@@ -407,14 +532,18 @@ def _make_snapshot(
     dropped: Mapping[tuple[int, ...], int],
     last: Mapping[int, Operation],
 ) -> Snapshot:
-    """Makes a snapshot of events of which some are open, and some of those awaited; ``dropped`` counts what the events lack."""
+    """Makes a snapshot of events of which some are open, and some of those awaited.
+
+    ``dropped`` counts what the events lack.
+    """
     index, counterparts, contested = _count_channels(events)
     kept = open_ops & (awaited | (counterparts <= index)) & (events.rank < len(ends))
     calls = CollectiveCalls.of(events)
     index[calls.event] = calls.place
     posted: list[list[Posted]] = [[] for _ in ends]
     idle = [0 for _ in ends]
-    entered: dict[int, tuple[Operation, ...]] = {NONE: ()}  # by call; one tuple for all who wait in it
+    # by call; one tuple for all who wait in it
+    entered: dict[int, tuple[Operation, ...]] = {NONE: ()}
     for event in np.flatnonzero(kept).tolist():
         rank = int(events.rank[event])
         idle[rank] += not awaited[event]
@@ -442,13 +571,27 @@ def _make_snapshot(
         turned_down = []
         for one in raised[events.rank[raised] == rank][-MOST_REFUSED:].tolist():
             place = _place_of_refused(events, one) + dropped.get(_channel_key(events, one), 0)
-            turned_down.append(Posted(operation_of(events, one), _group(events, one), awaited=False, index=place))
-        ranks.append(RankSnapshot(end.state, tuple(posted[rank]), end.about, end.at_ns, tuple(turned_down), last.get(rank)))
+            turned_down.append(
+                Posted(operation_of(events, one), _group(events, one), awaited=False, index=place)
+            )
+        ranks.append(
+            RankSnapshot(
+                end.state,
+                tuple(posted[rank]),
+                end.about,
+                end.at_ns,
+                tuple(turned_down),
+                last.get(rank),
+            )
+        )
     return Snapshot(tuple(ranks))
 
 
 def operation_of(events: Events, event: int, last_ns: int | None = None) -> Operation:
-    """Returns an event as an operation; with ``last_ns``, the end of the trace, also how long an unfinished one has been waited for."""
+    """Returns an event as an operation.
+
+    With ``last_ns``, the end of the trace, also how long an unfinished one has been waited for.
+    """
     tables = events.tables
     payload = tables.payloads[events.payload[event]] if events.payload[event] != NONE else None
     wait_ns, done_ns = int(events.wait_ns[event]), int(events.done_ns[event])
@@ -470,13 +613,22 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
 
 
 def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
-    """Reads how the ranks ended from a trace's metadata, which may come from anywhere: nonsense is ignored.
+    """Reads how the ranks ended from a trace's metadata, which may come from anywhere.
 
-    ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError: ...", "at_ns": 70_000}``; one that was
-    ended from outside is "running" or "stopped", with what it was doing. One whose error merely echoes another's has no entry.
+    Nonsense is ignored. ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about":
+    "raised ValueError: ...", "at_ns": 70_000}``; one that was ended from outside is "running" or
+    "stopped", with what it was doing. One whose error merely echoes another's has no entry.
 
     Example:
-        >>> read_ends({"ends": [{"rank": 1, "state": "failed", "at_ns": 70}, {"rank": 9, "state": "exited"}]}, 2)
+        >>> read_ends(
+        ...     {
+        ...         "ends": [
+        ...             {"rank": 1, "state": "failed", "at_ns": 70},
+        ...             {"rank": 9, "state": "exited"},
+        ...         ]
+        ...     },
+        ...     2,
+        ... )
         {1: End(state='failed', about='', at_ns=70)}
     """
     said = metadata.get("ends")
@@ -484,17 +636,33 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
     for entry in said if isinstance(said, list) else ():
         if not isinstance(entry, dict):
             continue
-        rank, state, about, at_ns = entry.get("rank"), entry.get("state"), entry.get("about", ""), entry.get("at_ns")
-        if type(rank) is int and 0 <= rank < world_size and state in STATES and isinstance(about, str):
+        rank, state, about, at_ns = (
+            entry.get("rank"),
+            entry.get("state"),
+            entry.get("about", ""),
+            entry.get("at_ns"),
+        )
+        if (
+            type(rank) is int
+            and 0 <= rank < world_size
+            and state in STATES
+            and isinstance(about, str)
+        ):
             ends[rank] = End(state, about, at_ns if type(at_ns) is int else None)
     return ends
 
 
 def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
-    """Reads until when ranks waited, in ns from the start of the run: until it was decided to end them, or to the end of the run.
+    """Reads until when ranks waited, in ns from the start of the run.
+
+    Until it was decided to end them, or to the end of the run.
 
     Example:
-        >>> read_end_ns({"given_up_ns": 7, "end_ns": 9}), read_end_ns({"end_ns": 9}), read_end_ns({"end_ns": "soon"})
+        >>> (
+        ...     read_end_ns({"given_up_ns": 7, "end_ns": 9}),
+        ...     read_end_ns({"end_ns": 9}),
+        ...     read_end_ns({"end_ns": "soon"}),
+        ... )
         (7, 9, None)
     """
     said = metadata.get("given_up_ns", metadata.get("end_ns"))
@@ -502,14 +670,23 @@ def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
 
 
 def until(events: Events, moment_ns: int) -> Events:
-    """Returns the events as they stood at a moment: later posts are left out, and what ended later is still in flight.
+    """Returns the events as they stood at a moment.
 
-    A rank that is woken from a wait without end may catch the error, return, or try again. None of that says why it waited.
+    Later posts are left out, and what ended later is still in flight. A rank that is woken from a
+    wait without end may catch the error, return, or try again. None of that says why it waited.
 
     Example:
         >>> from ringsim.traces.events import make_events
-        >>> events = make_events({"rank": [0, 0], "op": [OP_CODES["recv"]] * 2, "post_ns": [1, 9], "wait_ns": [2, 9], "done_ns": [8, 9],
-        ...                       "status": [ERROR, OK]})
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 0],
+        ...         "op": [OP_CODES["recv"]] * 2,
+        ...         "post_ns": [1, 9],
+        ...         "wait_ns": [2, 9],
+        ...         "done_ns": [8, 9],
+        ...         "status": [ERROR, OK],
+        ...     }
+        ... )
         >>> before = until(events, 7)
         >>> before.wait_ns.tolist(), before.done_ns.tolist(), before.status.tolist() == [IN_FLIGHT]
         ([2], [-1], True)
@@ -528,14 +705,22 @@ def until(events: Events, moment_ns: int) -> Events:
 
 
 def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
-    """Returns the ends of the ranks that have destroyed their process groups and made none since."""
-    labels = [number for number, name in enumerate(events.tables.labels) if name in (DESTROYED, MADE_ANEW)]
+    """Returns the ends of ranks that have destroyed their process groups and made none since."""
+    labels = [
+        number for number, name in enumerate(events.tables.labels) if name in (DESTROYED, MADE_ANEW)
+    ]
     marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels)).tolist()
     found = {}
-    for rank, event in {int(events.rank[event]): event for event in marks}.items():  # the last of each
-        if events.tables.labels[events.label[event]] == DESTROYED and ends.get(rank, _UNKNOWN).state in _ABLE:
+    # the last of each
+    for rank, event in {int(events.rank[event]): event for event in marks}.items():
+        if (
+            events.tables.labels[events.label[event]] == DESTROYED
+            and ends.get(rank, _UNKNOWN).state in _ABLE
+        ):
             place = operation_of(events, event).place
-            found[rank] = End("exited", f"has destroyed its process groups{f' at {place}' if place else ''}")
+            found[rank] = End(
+                "exited", f"has destroyed its process groups{f' at {place}' if place else ''}"
+            )
     return found
 
 
@@ -552,13 +737,18 @@ def _broken_waits(events: Events, speaks: Ints, thread: Ints) -> Ints:
 
 
 def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
-    """Numbers the sends and recvs of each channel, counts the other side's and how many of those are contested; as long as the events."""
+    """Numbers the sends and recvs of each channel.
+
+    Also counts the other side's and how many of those are contested; as long as the events.
+    """
     kind = events.kind
     index, counterparts, contested = np.zeros((3, len(events)), dtype=np.int64)
     sent = ~refused(events)
     sends = np.flatnonzero((kind == SEND) & (events.peer >= 0) & sent)
     recvs = np.flatnonzero((kind == RECV) & (events.peer >= 0) & sent)
-    from_any = np.flatnonzero((kind == RECV) & (events.peer == ANY_SOURCE) & sent & (events.status == IN_FLIGHT))
+    from_any = np.flatnonzero(
+        (kind == RECV) & (events.peer == ANY_SOURCE) & sent & (events.status == IN_FLIGHT)
+    )
     both = np.concatenate([sends, recvs])
     source = np.concatenate([events.rank[sends], events.peer[recvs]])
     target = np.concatenate([events.peer[sends], events.rank[recvs]])
@@ -571,21 +761,28 @@ def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
     # A later recv that is done was from any source, or nobody has waited for the earlier one.
     done = events.status[recvs] == OK
     contested[recvs] = np.minimum(_count_later(of_recv, done), counterparts[recvs])
-    # A recv from anybody may take any send that is left over, or that an open recv from one rank leaves to it; which one is not known
-    # before it is done. There must be one for each.
+    # A recv from anybody may take any send that is left over, or that an open recv from one rank
+    # leaves to it; which one is not known before it is done. There must be one for each.
     spare = np.bincount(of_recv[events.status[recvs] == IN_FLIGHT], minlength=count)
-    over = counterparts[sends] - index[sends]  # none of the recvs from this rank can be for it where that is not positive
+    # none of the recvs from this rank can be for it where that is not positive
+    over = counterparts[sends] - index[sends]
     left, over = sends[over <= spare[of_send]], over[over <= spare[of_send]]
     earlier: dict[tuple[int, int, int], int] = {}
     for event in from_any.tolist():
         rank, group, tag = int(events.rank[event]), int(events.group[event]), int(events.tag[event])
-        fitting = (events.peer[left] == rank) & (events.group[left] == group) & (events.tag[left] == tag)
+        fitting = (
+            (events.peer[left] == rank) & (events.group[left] == group) & (events.tag[left] == tag)
+        )
         fits, before = left[fitting], earlier.get((rank, group, tag), 0)
         counterparts[event] = max(len(fits) - before, 0)
         contested[event] = counterparts[event] - max(int((over[fitting] <= 0).sum()) - before, 0)
         contested[fits] += np.maximum(index[fits] + 1 - counterparts[fits], 0)
         counterparts[fits] = np.maximum(counterparts[fits], index[fits] + 1)
-        beside = recvs[(events.rank[recvs] == rank) & (events.group[recvs] == group) & (events.tag[recvs] == tag)]
+        beside = recvs[
+            (events.rank[recvs] == rank)
+            & (events.group[recvs] == group)
+            & (events.tag[recvs] == tag)
+        ]
         contested[beside] = np.minimum(contested[beside] + 1, counterparts[beside])
         earlier[rank, group, tag] = before + 1
     return index, counterparts, contested
@@ -593,7 +790,10 @@ def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
 
 def _place_of_refused(events: Events, event: int) -> int:
     """Counts what its rank had posted before on the channel of an operation that was refused."""
-    same = [column[:event] == column[event] for column in (events.rank, events.kind, events.group, events.peer, events.tag)]
+    same = [
+        column[:event] == column[event]
+        for column in (events.rank, events.kind, events.group, events.peer, events.tag)
+    ]
     return int((np.logical_and.reduce(same) & ~refused(events)[:event]).sum())
 
 
@@ -609,13 +809,20 @@ def _count_later(channel: Ints, marked: Ints) -> Ints:
 
 def _count_rows(events: Events, some: Ints) -> tuple[list[int], list[int]]:
     """Returns the first of some events on each channel or group, and how many of them are on it."""
-    _, first, count = np.unique(number_channels(events, some), return_index=True, return_counts=True)
+    _, first, count = np.unique(
+        number_channels(events, some), return_index=True, return_counts=True
+    )
     return some[first].tolist(), count.tolist()
 
 
 def number_channels(events: Events, some: Ints) -> Ints:
     """Numbers the sides of channels that some messages are on."""
-    return number_rows(*(column[some] for column in (events.kind, events.group, events.rank, events.peer, events.tag)))
+    return number_rows(
+        *(
+            column[some]
+            for column in (events.kind, events.group, events.rank, events.peer, events.tag)
+        )
+    )
 
 
 def _group(events: Events, event: int) -> Group:
@@ -628,11 +835,21 @@ def _channel_key(events: Events, event: int) -> tuple[int, ...]:
     group, rank, peer = int(events.group[event]), int(events.rank[event]), int(events.peer[event])
     if events.kind[event] == COLLECTIVE:
         return (group,)
-    return group, *((rank, peer) if events.kind[event] == SEND else (peer, rank)), int(events.tag[event])
+    return (
+        group,
+        *((rank, peer) if events.kind[event] == SEND else (peer, rank)),
+        int(events.tag[event]),
+    )
 
 
 def _renumber(numbers: Ints, names: Mapping[int, Any], merged: dict[Any, int]) -> Ints:
-    """Turns a rank's own numbers into those of a merged table; a number without a name becomes -1."""
+    """Turns a rank's own numbers into those of a merged table.
+
+    A number without a name becomes -1.
+    """
     known, places = np.unique(numbers, return_inverse=True)
-    found = [merged.setdefault(names[one], len(merged)) if one in names else NONE for one in known.tolist()]
+    found = [
+        merged.setdefault(names[one], len(merged)) if one in names else NONE
+        for one in known.tolist()
+    ]
     return np.array(found, dtype=np.int32)[places]

@@ -1,8 +1,9 @@
-"""From ranks that can never go on to findings: what kind of mistake it is, in sentences, with a hint of what to change.
+"""From ranks that can never go on to findings.
 
-Every stuck rank waits, by way of others, either for a circle of ranks that wait for each other or for a rank that is gone. Those are the
-root causes, one finding each; ranks that merely wait behind one are folded into it. A hint comes
-from an operation that nearly fits what a rank waits for in vain.
+What kind of mistake it is, in sentences, with a hint of what to change. Every stuck rank waits, by
+way of others, either for a circle of ranks that wait for each other or for a rank that is gone.
+Those are the root causes, one finding each; ranks that merely wait behind one are folded into it. A
+hint comes from an operation that nearly fits what a rank waits for in vain.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_
 from ringsim.traces.value import count
 
 IN_A_THREAD: Final = "a thread of rank"
-SAME_GROUPS: Final = "Every rank must call new_group for every group, in one order, also for groups that it is not in."
+SAME_GROUPS: Final = (
+    "Every rank must call new_group for every group, in one order, "
+    "also for groups that it is not in."
+)
 _MOST_WAITS: Final = 4  # of a circle that are spelled out
 _STATE_WORDS: Final = {
     "blocked": "waits for another of its threads",
@@ -36,26 +40,34 @@ _STATE_WORDS: Final = {
 def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
     """Says why ranks can never go on, given what ``analyse`` returns, which is asked by default.
 
-    Root causes come first: failures, earliest first, then circles, then ranks that left too early. There are no findings if all can go on
-    and none failed.
+    Root causes come first: failures, earliest first, then circles, then ranks that left too early.
+    There are no findings if all can go on and none failed.
 
     Example:
         >>> from ringsim.diagnose.snapshot import Posted, RankSnapshot
         >>> from ringsim.traces.events import Group
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0)
-        ...     return RankSnapshot("blocked", (Posted(operation, Group("world", (0, 1)), awaited=True),))
+        ...     return RankSnapshot(
+        ...         "blocked", (Posted(operation, Group("world", (0, 1)), awaited=True),)
+        ...     )
         >>> print(judge(Snapshot((receives(0, 1), receives(1, 0)))))
         deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (tag 0); rank 1 waits in recv from 0 (tag 0).
           Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
-    """
+    """  # noqa: E501
     stuck = stuck or analyse(snapshot)
     states = tuple(view.state for view in snapshot.ranks)
     if stuck is None:
         ended = [rank for rank, state in enumerate(states) if state in ("failed", "killed")]
         ended.sort(key=lambda rank: _ended(snapshot, rank))
-        return Diagnosis(tuple(_failure(snapshot, rank) for rank in ended), len(snapshot.ranks), (), states)
-    failures = [(_ended(snapshot, rank), _failure(snapshot, rank)) for rank, state in enumerate(states) if state == "failed"]
+        return Diagnosis(
+            tuple(_failure(snapshot, rank) for rank in ended), len(snapshot.ranks), (), states
+        )
+    failures = [
+        (_ended(snapshot, rank), _failure(snapshot, rank))
+        for rank, state in enumerate(states)
+        if state == "failed"
+    ]
     circles = _circles(stuck)
     roots = [_circle_finding(snapshot, stuck, circle) for circle in circles]
     in_circles = {rank for circle in circles for rank in circle}
@@ -69,28 +81,56 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
                 roots.append(found)
     roots = [*(finding for _, finding in sorted(failures, key=lambda pair: pair[0])), *roots]
     findings = _fold(stuck, [_with_threads(snapshot, root) for root in roots])
-    on_circle = {(circle[i], circle[(i + 1) % len(circle)]) for circle in circles for i in range(len(circle))}
+    on_circle = {
+        (circle[i], circle[(i + 1) % len(circle)]) for circle in circles for i in range(len(circle))
+    }
     edges = tuple(
-        Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_circle) for one in stuck.hindrances for peer in one.peers
+        Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_circle)
+        for one in stuck.hindrances
+        for peer in one.peers
     )
     return Diagnosis(findings, len(snapshot.ranks), edges, states)
 
 
 def blame_threads(findings: Sequence[Finding], failed: Mapping[int, str]) -> tuple[Finding, ...]:
-    """Puts what became of ranks under what ended a thread of one of them, given by rank: it did not do its part.
+    """Puts what became of ranks under what ended a thread of one of them, given by rank.
+
+    It did not do its part.
 
     Example:
-        >>> waits = Finding("peer_exited", (0, 1), (), "rank 1 waits in recv from 0, but rank 0 has left.")
-        >>> print(blame_threads([waits], {0: "raised ValueError: no more batches (train.py, line 7, in sends)"})[0])
+        >>> waits = Finding(
+        ...     "peer_exited", (0, 1), (), "rank 1 waits in recv from 0, but rank 0 has left."
+        ... )
+        >>> print(
+        ...     blame_threads(
+        ...         [waits], {0: "raised ValueError: no more batches (train.py, line 7, in sends)"}
+        ...     )[0]
+        ... )
         a thread of rank 0 raised ValueError: no more batches (train.py, line 7, in sends).
           Because of it: rank 1 waits in recv from 0, but rank 0 has left.
     """
     blamed, left = [], list(findings)
     for rank, about in failed.items():
-        its = [one for one in left if one.kind == "stalled" or rank in one.ranks or any(rank == each.peer for each in one.operations)]
+        its = [
+            one
+            for one in left
+            if one.kind == "stalled"
+            or rank in one.ranks
+            or any(rank == each.peer for each in one.operations)
+        ]
         if its:
-            echoes = tuple(echo for one in its for echo in (replace(one, consequences=()), *one.consequences))
-            blamed.append(Finding("rank_failed", (rank,), (), f"{IN_A_THREAD} {rank} {about}.", consequences=echoes))
+            echoes = tuple(
+                echo for one in its for echo in (replace(one, consequences=()), *one.consequences)
+            )
+            blamed.append(
+                Finding(
+                    "rank_failed",
+                    (rank,),
+                    (),
+                    f"{IN_A_THREAD} {rank} {about}.",
+                    consequences=echoes,
+                )
+            )
             left = [one for one in left if one not in its]
     return (*blamed, *left)
 
@@ -103,7 +143,9 @@ def wait_text(operation: Operation) -> str:
 def waits_text(operations: Sequence[Operation]) -> str:
     """Returns the waits of several ranks, of many the first."""
     shown = "; ".join(map(wait_text, operations[:_MOST_WAITS]))
-    return shown + (f"; and {len(operations) - _MOST_WAITS} more alike" if len(operations) > _MOST_WAITS else "")
+    return shown + (
+        f"; and {len(operations) - _MOST_WAITS} more alike" if len(operations) > _MOST_WAITS else ""
+    )
 
 
 def waiting_text(ranks: Sequence[int]) -> str:
@@ -112,7 +154,10 @@ def waiting_text(ranks: Sequence[int]) -> str:
 
 
 def _ended(snapshot: Snapshot, rank: int) -> tuple[float, bool]:
-    """Returns a key to sort ranks by when they ended; among those of unknown time, failures come first."""
+    """Returns a key to sort ranks by when they ended.
+
+    Among those of unknown time, failures come first.
+    """
     view = snapshot.ranks[rank]
     return (math.inf if view.ended_ns is None else view.ended_ns, view.state != "failed")
 
@@ -144,10 +189,20 @@ def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], l
 
 
 def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
-    """Names a circle: a mismatch if two of its ranks look for each other in vain, else a deadlock."""
+    """Names a circle.
+
+    A mismatch if two of its ranks look for each other in vain, else a deadlock.
+    """
     pairs = zip(circle, (*circle[1:], circle[0]), strict=True)
-    links = [next(one for one in stuck.hindrances if one.rank == rank and peer in one.peers) for rank, peer in pairs]
-    missed = [(link.posted.operation, found) for link in links if (found := find_counterpart(snapshot, link)) is not None]
+    links = [
+        next(one for one in stuck.hindrances if one.rank == rank and peer in one.peers)
+        for rank, peer in pairs
+    ]
+    missed = [
+        (link.posted.operation, found)
+        for link in links
+        if (found := find_counterpart(snapshot, link)) is not None
+    ]
     if missed:
         return _mismatch_finding(missed)
     operations = tuple(link.posted.operation for link in links)
@@ -156,16 +211,30 @@ def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -
         return _collective_finding(snapshot, stuck, collective, links)
     if len(circle) == 1:
         message = f"rank {circle[0]} waits for a message of its own: {operations[0]}."
-        return Finding("deadlock", circle, operations, message, "A rank cannot exchange messages with itself. Copy the tensor instead.")
+        return Finding(
+            "deadlock",
+            circle,
+            operations,
+            message,
+            "A rank cannot exchange messages with itself. Copy the tensor instead.",
+        )
     return Finding(
-        "deadlock", circle, operations, f"{name_ranks(circle)} wait for each other: {waits_text(operations)}.", advise(snapshot, links)
+        "deadlock",
+        circle,
+        operations,
+        f"{name_ranks(circle)} wait for each other: {waits_text(operations)}.",
+        advise(snapshot, links),
     )
 
 
 def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Finding:
-    """Says which operations of a circle miss each other: the plainest case, and others of its kind."""
+    """Says which operations of a circle miss each other.
+
+    The plainest case, and others of its kind.
+    """
     mine, found = min(missed, key=lambda pair: not pair[1].posted.awaited)
-    pairs: dict[tuple[int, ...], tuple[Operation, ...]] = {}  # by ranks: both sides of a pair may miss the other's
+    # by ranks: both sides of a pair may miss the other's
+    pairs: dict[tuple[int, ...], tuple[Operation, ...]] = {}
     for near, one in [(mine, found), *missed]:
         far = one.posted.operation
         if one.kind == found.kind:
@@ -174,34 +243,68 @@ def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Findin
     if len(pairs) > 1:
         message += f" The same holds for {count(len(pairs) - 1, 'more pair')} of ranks."
     ranks = tuple(sorted({rank for pair in pairs for rank in pair}))
-    return Finding(found.kind, ranks, tuple(one for pair in pairs.values() for one in pair), message, found.hint)
+    return Finding(
+        found.kind,
+        ranks,
+        tuple(one for pair in pairs.values() for one in pair),
+        message,
+        found.hint,
+    )
 
 
-def _collective_finding(snapshot: Snapshot, stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]) -> Finding:
-    """Names a circle through a collective: its members call different things, or one of them waits elsewhere."""
+def _collective_finding(
+    snapshot: Snapshot, stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]
+) -> Finding:
+    """Names a circle through a collective.
+
+    Its members call different things, or one of them waits elsewhere.
+    """
     wrong = _mismatched_call(link)
     if wrong is not None:
         return wrong
-    mine, circle, operations = link.posted.operation, tuple(one.rank for one in links), tuple(one.posted.operation for one in links)
-    kept = tuple(one.posted.operation for one in stuck.hindrances if one.rank in link.peers and one.posted.operation is not mine)
+    mine, circle, operations = (
+        link.posted.operation,
+        tuple(one.rank for one in links),
+        tuple(one.posted.operation for one in links),
+    )
+    kept = tuple(
+        one.posted.operation
+        for one in stuck.hindrances
+        if one.rank in link.peers and one.posted.operation is not mine
+    )
     ranks = tuple(sorted({mine.rank, *link.peers}))
-    elsewhere = next((one for one in kept if one.kind == COLLECTIVE and one.group != mine.group), None)
+    elsewhere = next(
+        (one for one in kept if one.kind == COLLECTIVE and one.group != mine.group), None
+    )
     kind = "deadlock" if elsewhere is not None or len(circle) > 2 else "collective_mismatch"
     waits = waits_text(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
     missing, cure = advise_in_collective(snapshot, links)
-    needs = f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call it, too, before anything that waits."
+    needs = (
+        f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call "
+        "it, too, before anything that waits."
+    )
     hint = cure or needs
-    if elsewhere is not None and elsewhere.op == mine.op == "new_group" and elsewhere.shape == mine.shape:
+    if (
+        elsewhere is not None
+        and elsewhere.op == mine.op == "new_group"
+        and elsewhere.shape == mine.shape
+    ):
         hint = (
-            "Torch names a group that its members alone make by how many groups each of them is in: let them make the same groups before "
+            "Torch names a group that its members alone make by how many groups each of them is "
+            "in: let them make the same groups before "
             "it, or leave out use_local_synchronization."
         )
-    message = f"{name_ranks(circle)} wait for each other: {waits}.{f' {missing}' if missing else ''}"
+    message = (
+        f"{name_ranks(circle)} wait for each other: {waits}.{f' {missing}' if missing else ''}"
+    )
     return Finding(kind, circle if kind == "deadlock" else ranks, operations, message, hint)
 
 
 def _mismatched_call(link: Hindrance) -> Finding | None:
-    """Says which of the missing ranks call another collective, or make another group; None if none does."""
+    """Says which of the missing ranks call another collective, or make another group.
+
+    None if none does.
+    """
     mine = link.posted.operation
     wrong = [one for one in link.posted.entered if one.rank in link.peers and not meets(mine, one)]
     if not wrong:
@@ -209,9 +312,13 @@ def _mismatched_call(link: Hindrance) -> Finding | None:
     ranks = tuple(sorted({mine.rank, *(one.rank for one in wrong)}))
     if mine.op == "new_group":
         made = ", ".join(
-            f"rank {one.rank} makes {list(one.shape)}{f' at {one.place}' if one.place else ''}" for one in (mine, *wrong[:_MOST_WAITS])
+            f"rank {one.rank} makes {list(one.shape)}{f' at {one.place}' if one.place else ''}"
+            for one in (mine, *wrong[:_MOST_WAITS])
         )
-        message = f"the ranks make their groups in different order: as number {link.posted.index + 1} {made}."
+        message = (
+            f"the ranks make their groups in different order: as number {link.posted.index + 1} "
+            f"{made}."
+        )
         return Finding("group_order_mismatch", ranks, (mine, *wrong), message, SAME_GROUPS)
     number = f"collective {link.posted.index + 1} of {_group_text(mine)}"
     message = f"the ranks call different collectives: as {number} {_calls((mine, *wrong))}."
@@ -225,7 +332,10 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
     mine = operations[0]
     ranks = tuple(dict.fromkeys([*gone, *sorted(one.rank for one in waits)]))
     views = [snapshot.ranks[rank] for rank in gone]
-    ends = "; ".join(f"rank {rank} {view.about or _STATE_WORDS[view.state]}" for rank, view in zip(gone, views, strict=True))
+    ends = "; ".join(
+        f"rank {rank} {view.about or _STATE_WORDS[view.state]}"
+        for rank, view in zip(gone, views, strict=True)
+    )
     last = _last_text(snapshot, gone)
     for one in waits:
         wrong = _mismatched_call(one)
@@ -240,15 +350,36 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
     if all(view.state == "blocked" for view in views):
         message = f"{waits_text(operations)}, but {ends}, and none of them can go on."
         return Finding(
-            "deadlock", ranks, operations, message, "Find out which thread was to wake it, and why it has ended or waits itself."
+            "deadlock",
+            ranks,
+            operations,
+            message,
+            "Find out which thread was to wake it, and why it has ended or waits itself.",
         )
-    if all(one.kind == COLLECTIVE for one in operations) and all(view.state == "exited" for view in views):
+    if all(one.kind == COLLECTIVE for one in operations) and all(
+        view.state == "exited" for view in views
+    ):
         waiting = sorted({one.rank for one in operations})
-        number = f", collective {waits[0].posted.index + 1} of {_group_text(mine)}," if mine.op != "new_group" else ""
-        message = f"{waiting_text(waiting)} in {mine}{number} for {name_ranks(gone)}, but {ends}.{last}"
-        hint = f"{mine.op} needs every member of {_group_text(mine)}: let {name_ranks(gone)} call it, or make a group without."
+        number = (
+            f", collective {waits[0].posted.index + 1} of {_group_text(mine)},"
+            if mine.op != "new_group"
+            else ""
+        )
+        message = (
+            f"{waiting_text(waiting)} in {mine}{number} for {name_ranks(gone)}, but {ends}.{last}"
+        )
+        hint = (
+            f"{mine.op} needs every member of {_group_text(mine)}: let {name_ranks(gone)} call it, "
+            "or make a group without."
+        )
         return Finding("missing_participant", ranks, operations, message, hint)
-    return Finding("peer_exited", ranks, operations, f"{waits_text(operations)}, but {ends}.{last}", advise(snapshot, waits))
+    return Finding(
+        "peer_exited",
+        ranks,
+        operations,
+        f"{waits_text(operations)}, but {ends}.{last}",
+        advise(snapshot, waits),
+    )
 
 
 def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
@@ -264,19 +395,31 @@ def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
 
 def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
     """Adds where threads of its ranks wait that are in no operation."""
-    said = [f"rank {rank} {view.about}" for rank in root.ranks if (view := snapshot.ranks[rank]).awaited and view.about]
+    said = [
+        f"rank {rank} {view.about}"
+        for rank in root.ranks
+        if (view := snapshot.ranks[rank]).awaited and view.about
+    ]
     return replace(root, message=f"{root.message} Meanwhile {'; '.join(said)}.") if said else root
 
 
 def _failure(snapshot: Snapshot, rank: int) -> Finding:
     view = snapshot.ranks[rank]
-    last = "" if "raised " in view.about or "sys.exit(" in view.about else _last_text(snapshot, [rank])  # those say where
+    # those say where
+    last = (
+        "" if "raised " in view.about or "sys.exit(" in view.about else _last_text(snapshot, [rank])
+    )
     waits = tuple(one.operation for one in view.posted if one.awaited)
-    return Finding("rank_failed", (rank,), waits, f"rank {rank} {view.about or 'has failed'}.{last}")
+    return Finding(
+        "rank_failed", (rank,), waits, f"rank {rank} {view.about or 'has failed'}.{last}"
+    )
 
 
 def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Puts each stuck rank that no root names under the root that it waits for, directly or through others."""
+    """Puts each stuck rank that no root names under the root that it waits for.
+
+    Directly or through others.
+    """
     behind: dict[int, int] = {}
     for index, root in enumerate(roots):
         for rank in root.ranks:
@@ -292,7 +435,10 @@ def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:
                 behind[one.rank] = found
                 folded[found].append(_echo(one, roots[found]))
                 moved = True
-    return tuple(replace(root, consequences=tuple(echoes)) for root, echoes in zip(roots, folded, strict=True))
+    return tuple(
+        replace(root, consequences=tuple(echoes))
+        for root, echoes in zip(roots, folded, strict=True)
+    )
 
 
 def _echo(one: Hindrance, root: Finding) -> Finding:
@@ -305,7 +451,10 @@ def _echo(one: Hindrance, root: Finding) -> Finding:
 
 
 def _calls(operations: Iterable[Operation]) -> str:
-    return ", ".join(f"rank {one.rank} calls {one.op}{f' at {one.place}' if one.place else ''}" for one in operations)
+    return ", ".join(
+        f"rank {one.rank} calls {one.op}{f' at {one.place}' if one.place else ''}"
+        for one in operations
+    )
 
 
 def _group_text(operation: Operation) -> str:
@@ -315,14 +464,22 @@ def _group_text(operation: Operation) -> str:
 
 
 _SENDS_FIRST: Final = (
-    "A send returns only once the other side has posted its recv, at any size: all of them send before they receive. Let one of them "
+    "A send returns only once the other side has posted its recv, at any size: all of them send "
+    "before they receive. Let one of them "
     "receive first, or post with isend or batch_isend_irecv."
 )
-_RECVS_FIRST: Final = "All of them receive before they send. Let one of them send first, or post with batch_isend_irecv."
-_MIXED: Final = "Post with isend and irecv, or batch_isend_irecv, before waiting for any of them; or change the order on one rank."
+_RECVS_FIRST: Final = (
+    "All of them receive before they send. Let one of them send first, or post with "
+    "batch_isend_irecv."
+)
+_MIXED: Final = (
+    "Post with isend and irecv, or batch_isend_irecv, before waiting for any of them; or change "
+    "the order on one rank."
+)
 _BLOCKING: Final = ("send", "recv")  # how blocking operations begin
 _TAKEN: Final = (
-    "A recv from any rank is open under the same tag, and what is waited for here went to it, or it got another message. Give it a tag of "
+    "A recv from any rank is open under the same tag, and what is waited for here went to it, or "
+    "it got another message. Give it a tag of "
     "its own, or post as many recvs as there are sends."
 )
 
@@ -336,10 +493,11 @@ class Counterpart(NamedTuple):
 
 
 def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | None:
-    """Looks for an unmatched operation that would be the other side, had it the same tag, or the same group.
+    """Looks for an unmatched operation that would be the other side, but for its tag or its group.
 
-    An operation that is posted but not awaited may be meant for later: it counts only if nothing has ever met under either tag and group,
-    so that neither is known to be right. The nearest is returned: awaited before merely posted, another tag before another group.
+    An operation that is posted but not awaited may be meant for later: it counts only if nothing
+    has ever met under either tag and group, so that neither is known to be right. The nearest is
+    returned: awaited before merely posted, another tag before another group.
     """
     mine = hindrance.posted
     operation = mine.operation
@@ -349,7 +507,10 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
     for peer in hindrance.peers if operation.peer == ANY_SOURCE else (operation.peer,):
         for theirs in snapshot.ranks[peer].posted:
             other = theirs.operation
-            unused = mine.index == theirs.index == 0 and ANY_SOURCE not in (operation.peer, other.peer)
+            unused = mine.index == theirs.index == 0 and ANY_SOURCE not in (
+                operation.peer,
+                other.peer,
+            )
             if theirs.matched or theirs.taken or not _faces(mine, theirs):
                 continue
             if not (theirs.awaited or unused or snapshot.ranks[peer].state in GONE):
@@ -358,21 +519,31 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
             if same_group and not same_tag:
                 hint = f"Give both the same tag: {operation.tag} or {other.tag}."
                 if _has_both_tags(snapshot, operation, other):
-                    hint = "Receive in the order in which the other side sends: a send of Gloo is not buffered, so tags cannot overtake."
+                    hint = (
+                        "Receive in the order in which the other side sends: a send of Gloo is not "
+                        "buffered, so tags cannot overtake."
+                    )
                 found.append(Counterpart(theirs, "tag_mismatch", hint + _doubt(mine, theirs)))
             elif same_tag and not same_group:
                 hint = f"Use one group on both sides: {_group_name(mine)} or {_group_name(theirs)}."
                 found.append(Counterpart(theirs, "group_mismatch", hint + _doubt(mine, theirs)))
-    return min(found, key=lambda one: (not one.posted.awaited, one.kind == "group_mismatch"), default=None)
+    return min(
+        found, key=lambda one: (not one.posted.awaited, one.kind == "group_mismatch"), default=None
+    )
 
 
 def _faces(mine: Posted, theirs: Posted) -> bool:
-    """Tells whether one is a send and the other a recv that would take it, given the same tag and group."""
+    """Tells whether one is a send and the other a recv that fits but for tag and group."""
     send, recv = (mine, theirs) if mine.operation.kind == SEND else (theirs, mine)
-    if (send.operation.kind, recv.operation.kind) != (SEND, RECV) or send.operation.peer != recv.operation.rank:
+    if (send.operation.kind, recv.operation.kind) != (
+        SEND,
+        RECV,
+    ) or send.operation.peer != recv.operation.rank:
         return False
     source = send.operation.rank
-    return recv.operation.peer == source or (recv.operation.peer == ANY_SOURCE and source in recv.group.ranks)
+    return recv.operation.peer == source or (
+        recv.operation.peer == ANY_SOURCE and source in recv.group.ranks
+    )
 
 
 def _doubt(mine: Posted, theirs: Posted) -> str:
@@ -380,13 +551,20 @@ def _doubt(mine: Posted, theirs: Posted) -> str:
     if theirs.awaited:
         return ""
     send = mine.operation if mine.operation.kind == SEND else theirs.operation
-    return f"\nIf they are not meant for each other: rank {send.peer} lacks a recv for the send, and rank {send.rank} a send for the recv."
+    return (
+        f"\nIf they are not meant for each other: rank {send.peer} lacks a recv for the send, and "
+        f"rank {send.rank} a send for the recv."
+    )
 
 
 def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
     """Says how the two sides of a message miss each other."""
     send, recv = (mine, theirs) if mine.kind == SEND else (theirs, mine)
-    differ = f"tag {send.tag} is not tag {recv.tag}" if kind == "tag_mismatch" else f"group {send.group} is not group {recv.group}"
+    differ = (
+        f"tag {send.tag} is not tag {recv.tag}"
+        if kind == "tag_mismatch"
+        else f"group {send.group} is not group {recv.group}"
+    )
     return f"rank {send.rank}'s {send} and rank {recv.rank}'s {recv} never meet: {differ}."
 
 
@@ -398,28 +576,52 @@ def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
     if tried := [line for link in links if (line := _tried(snapshot, link))]:
         return "\n".join(tried[:2])
     lines = [line for link in links[:4] if (line := _peer_hint(snapshot, link, awaited=True))]
-    gone = [link for link in links if any(snapshot.ranks[peer].state in GONE for peer in link.peers)]
+    gone = [
+        link for link in links if any(snapshot.ranks[peer].state in GONE for peer in link.peers)
+    ]
     if any(snapshot.ranks[peer].state == "killed" for link in gone for peer in link.peers):
-        lines.append("Find out what ended it: somebody's kill, too little memory, or a crash in C++; what it printed last may tell.")
-    elif early := sorted({peer for link in gone for peer in link.peers if snapshot.ranks[peer].left_early}):
-        what = "ended in the middle of its worker: let it do what the others wait for, and then return."
+        lines.append(
+            "Find out what ended it: somebody's kill, too little memory, or a crash in C++; what "
+            "it printed last may tell."
+        )
+    elif early := sorted(
+        {peer for link in gone for peer in link.peers if snapshot.ranks[peer].left_early}
+    ):
+        what = (
+            "ended in the middle of its worker: let it do what the "
+            "others wait for, and then return."
+        )
         lines += [f"Rank {rank} {what}" for rank in early[:2]]
     elif gone:
-        lines += [_counted(link) for link in gone[:2] if link.posted.operation.kind != COLLECTIVE and link.posted.operation.peer >= 0]
+        lines += [
+            _counted(link)
+            for link in gone[:2]
+            if link.posted.operation.kind != COLLECTIVE and link.posted.operation.peer >= 0
+        ]
         if any(one.peer == ANY_SOURCE for one in operations):
             lines.append("Receive as many messages as are sent: nobody is left to send another.")
     elif not lines:
-        lines = _change_order(links) + [line for link in links if (line := _peer_hint(snapshot, link, awaited=False))][:2]
+        lines = (
+            _change_order(links)
+            + [line for link in links if (line := _peer_hint(snapshot, link, awaited=False))][:2]
+        )
     return "\n".join(lines)
 
 
 def _change_order(links: Sequence[Hindrance]) -> list[str]:
-    """Returns advice for ranks that wait for each other; for those that post before they wait, what is not posted yet."""
+    """Returns advice for ranks that wait for each other.
+
+    For those that post before they wait, what is not posted yet.
+    """
     operations = [link.posted.operation for link in links]
     lacking = [link for link in links if link.posted.operation.peer >= 0]
     if lacking and not all(one.op.startswith(_BLOCKING) for one in operations):
         return [
-            f"{_counted_words(link)}: let it post the {_other_side(link)} before it waits, or leave this one out." for link in lacking[:2]
+            (
+                f"{_counted_words(link)}: let it post the {_other_side(link)} before it waits, or "
+                "leave this one out."
+            )
+            for link in lacking[:2]
         ]
     if all(one.kind == SEND for one in operations):
         return [_SENDS_FIRST]
@@ -427,7 +629,10 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
 
 
 def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tuple[str, str]:
-    """Looks for a message in a circle that passes through a collective; returns what the first one lacks, a sentence, and what to do."""
+    """Looks for a message in a circle that passes through a collective.
+
+    Returns what the first one lacks, a sentence, and what to do.
+    """
     for link, following in zip(links, [*links[1:], links[0]], strict=True):
         mine, other = link.posted.operation, following.posted.operation
         if mine.kind == COLLECTIVE or link.posted.matched:
@@ -437,27 +642,52 @@ def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tupl
         if tried := _tried(snapshot, link):
             return "", tried
         if mine.peer == ANY_SOURCE:
-            missing, who = f"Nobody has posted a send for the {mine.op} of rank {mine.rank}.", "the rank that it is for"
+            missing, who = (
+                f"Nobody has posted a send for the {mine.op} of rank {mine.rank}.",
+                "the rank that it is for",
+            )
         else:
             missing, who = f"{_counted_words(link)}.", f"rank {mine.peer}"
         before = f"{other.op}{f' at {other.place}' if other.place else ''}"
-        cure = f"Let {who} post the {_other_side(link)} before its {before}, or leave this {mine.op} of rank {mine.rank} out."
-        late = next((one.posted.operation.op for one in links if one.posted.operation.kind == COLLECTIVE and mine.rank in one.peers), "")
+        cure = (
+            f"Let {who} post the {_other_side(link)} before its {before}, or leave this {mine.op} "
+            f"of rank {mine.rank} out."
+        )
+        late = next(
+            (
+                one.posted.operation.op
+                for one in links
+                if one.posted.operation.kind == COLLECTIVE and mine.rank in one.peers
+            ),
+            "",
+        )
         if late:
-            cure += f"\nIf the {mine.op} belongs behind the {late}, let rank {mine.rank} call that first, too."
+            cure += (
+                f"\nIf the {mine.op} belongs behind the {late}, let rank {mine.rank} call that "
+                "first, too."
+            )
         return missing, cure
     return "", ""
 
 
 def _tried(snapshot: Snapshot, link: Hindrance) -> str:
-    """Says that the other side of a message was refused and its rank went on all the same; empty if it was not."""
+    """Says that the other side of a message was refused and its rank went on all the same.
+
+    Empty if it was not.
+    """
     mine = link.posted.operation
     if mine.kind == COLLECTIVE or mine.peer < 0:
         return ""
     for one in snapshot.ranks[mine.peer].refused:
-        other, same = one.operation, (one.group, one.index) == (link.posted.group, link.posted.index)
+        other, same = (
+            one.operation,
+            (one.group, one.index) == (link.posted.group, link.posted.index),
+        )
         if same and other.kind != mine.kind and (other.peer, other.tag) == (mine.rank, mine.tag):
-            return f"Rank {other.rank} tried: its {other} raised an error, so it was not posted. Mend what that says instead of going on."
+            return (
+                f"Rank {other.rank} tried: its {other} raised an error, so it was not posted. Mend "
+                "what that says instead of going on."
+            )
     return ""
 
 
@@ -472,7 +702,8 @@ def _counted_words(link: Hindrance) -> str:
     operation, posted, noun = link.posted.operation, link.posted, _other_side(link)
     times = f"no {noun}" if posted.counterparts == 0 else f"only {count(posted.counterparts, noun)}"
     return (
-        f"Rank {operation.peer} posted {times} for it ({_group_name(posted)}, tag {operation.tag}), and this is {operation.op} number "
+        f"Rank {operation.peer} posted {times} for it ({_group_name(posted)}, tag "
+        f"{operation.tag}), and this is {operation.op} number "
         f"{posted.index + 1} of rank {operation.rank}"
     )
 
@@ -484,22 +715,42 @@ def _other_side(link: Hindrance) -> str:
 def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
     """Says which other rank waits in, or has posted, what fits: the peer may be the wrong one."""
     mine = link.posted.operation
-    if mine.kind == COLLECTIVE or mine.peer == ANY_SOURCE or link.posted.matched or link.posted.taken:
+    if (
+        mine.kind == COLLECTIVE
+        or mine.peer == ANY_SOURCE
+        or link.posted.matched
+        or link.posted.taken
+    ):
         return ""
     for rank, view in enumerate(snapshot.ranks):
         for theirs in view.awaited if awaited else view.posted:
             other = theirs.operation
-            opposite = other.kind != COLLECTIVE and other.kind != mine.kind and other.peer == mine.rank
-            if rank not in (mine.rank, mine.peer) and opposite and other.tag == mine.tag and not theirs.matched:
+            opposite = (
+                other.kind != COLLECTIVE and other.kind != mine.kind and other.peer == mine.rank
+            )
+            if (
+                rank not in (mine.rank, mine.peer)
+                and opposite
+                and other.tag == mine.tag
+                and not theirs.matched
+            ):
                 words = "waits in" if awaited else "has posted"
-                return f"Rank {rank} {words} {other}: should the {mine.op} of rank {mine.rank} go there? Its peer is {mine.peer}."
+                return (
+                    f"Rank {rank} {words} {other}: should the {mine.op} of rank {mine.rank} go "
+                    f"there? Its peer is {mine.peer}."
+                )
     return ""
 
 
 def _has_both_tags(snapshot: Snapshot, mine: Operation, theirs: Operation) -> bool:
-    """Tells whether a side has posted the other tag, too, so that the order differs rather than the tag."""
+    """Tells whether a side has posted the other tag, too.
+
+    Then the order differs rather than the tag.
+    """
     return any(
-        one.operation.kind == side.kind and one.operation.peer == side.peer and one.operation.tag == wanted.tag
+        one.operation.kind == side.kind
+        and one.operation.peer == side.peer
+        and one.operation.tag == wanted.tag
         for side, wanted in ((mine, theirs), (theirs, mine))
         for one in snapshot.ranks[side.rank].posted
     )

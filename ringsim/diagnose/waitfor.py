@@ -1,19 +1,24 @@
-"""Who can never go on: the wait-for analysis, a pure function of what the ranks have posted at one moment.
+"""Who can never go on.
 
-A send of Gloo returns only when its recv was posted, at any size, so a rank that waits for an unmatched operation goes on only if its peer
-does something; the peer can do something only if it is not blocked itself. Starting from the ranks that are not blocked, whoever can still
-be helped is set free, until nobody is left to be. The rest can never go on, whatever the others do::
+The wait-for analysis, a pure function of what the ranks have posted at one moment. A send of Gloo
+returns only when its recv was posted, at any size, so a rank that waits for an unmatched operation
+goes on only if its peer does something; the peer can do something only if it is not blocked itself.
+Starting from the ranks that are not blocked, whoever can still be helped is set free, until nobody
+is left to be. The rest can never go on, whatever the others do::
 
     free      ranks that are not blocked
-    repeat    a blocked rank is set free when all that one of its threads waits for can still happen:
+    repeat    a blocked rank is set free when all that one of its threads waits for can still
+              happen:
                 a matched operation                        will finish, unless the peer was killed
                 an unmatched send, or recv from one peer   when that peer is free
                 a recv from any source                     when a member of the group is free (OR)
-                a collective                               when every member has arrived, or is free (AND)
+                a collective                               when every member has arrived, or is free
+                                                           (AND)
 
 Source:
-    The fixpoint is that of T. Hilbrich et al., "Distributed wait state tracking for runtime MPI deadlock detection", 2013 (AND/OR wait-for
-    graphs of MUST); rendezvous makes it exact here, for there is no buffering to guess.
+    The fixpoint is that of T. Hilbrich et al., "Distributed wait state tracking for runtime MPI
+    deadlock detection", 2013 (AND/OR wait-for graphs of MUST); rendezvous makes it exact here, for
+    there is no buffering to guess.
 """
 
 from __future__ import annotations
@@ -39,7 +44,8 @@ class Hindrance:
 
     rank: int
     posted: Posted
-    peers: tuple[int, ...]  # ascending. One of them would do for a recv from any source; a collective needs them all
+    # ascending. One of them would do for a recv from any source; a collective needs them all
+    peers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -47,20 +53,28 @@ class Stuck:
     """The ranks that can never go on."""
 
     ranks: tuple[int, ...]  # all of them, ascending
-    cycle: tuple[int, ...]  # a shortest cycle among them, each waiting for the next and the last for the first; empty where there is none
+    # a shortest cycle among them, each waiting for the next and the last for the first; empty where
+    # there is none
+    cycle: tuple[int, ...]
     hindrances: tuple[Hindrance, ...]  # who waits for whom, ordered by rank
 
 
 def meets(mine: Operation, theirs: Operation) -> bool:
-    """Tells whether two calls of a collective belong together; those that make groups must make the same one."""
-    return same_collective(mine.op, theirs.op) and (mine.op != "new_group" or mine.shape == theirs.shape)
+    """Tells whether two calls of a collective belong together.
+
+    Those that make groups must make the same one.
+    """
+    return same_collective(mine.op, theirs.op) and (
+        mine.op != "new_group" or mine.shape == theirs.shape
+    )
 
 
 def analyse(snapshot: Snapshot) -> Stuck | None:
     """Finds the ranks that can never go on.
 
     Args:
-        snapshot: the ranks at one moment, a consistent cut: no operation counts as matched whose other side is not posted.
+        snapshot: the ranks at one moment, a consistent cut: no operation counts as matched whose
+            other side is not posted.
 
     Returns:
         Those ranks and why; None if all can still go on.
@@ -71,7 +85,9 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         >>> both = (0, 1)
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0, group="world")
-        ...     return RankSnapshot("blocked", (Posted(operation, Group("world", both), awaited=True),))
+        ...     return RankSnapshot(
+        ...         "blocked", (Posted(operation, Group("world", both), awaited=True),)
+        ...     )
         >>> stuck = analyse(Snapshot((receives(0, 1), receives(1, 0))))
         >>> stuck.ranks, stuck.cycle
         ((0, 1), (0, 1))
@@ -92,7 +108,9 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
             needs[key].waiters.append(waiter)
             missing[waiter] = missing.get(waiter, 0) + 1
     waiting = {rank for rank, _ in missing}
-    free = deque(rank for rank, view in enumerate(snapshot.ranks) if not view.is_out and rank not in waiting)
+    free = deque(
+        rank for rank, view in enumerate(snapshot.ranks) if not view.is_out and rank not in waiting
+    )
 
     def release(waiters: Iterable[_Waiter]) -> None:
         for waiter in waiters:
@@ -120,16 +138,22 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
 
 
 def hindering(snapshot: Snapshot, rank: int, one: Posted) -> tuple[int, ...]:
-    """Returns the ranks that must do something before a rank's operation can finish, ascending; of a recv from any source, one of them."""
+    """Returns the ranks that must act before a rank's operation can finish, ascending.
+
+    Of a recv from any source, one of them.
+    """
     return _make_need(snapshot, rank, one).hindering(rank)
 
 
 class _Need:
-    """What an operation waits for. Operations that wait for the same share one: those of a collective, and recvs from any source.
+    """What an operation waits for.
+
+    Operations that wait for the same share one: those of a collective, and recvs from any source.
 
     Attributes:
         never: ranks that will not do their part, whatever happens.
-        wanted: ranks that must be able to act; a rank never waits for itself, though it may be among them.
+        wanted: ranks that must be able to act; a rank never waits for itself, though it may be
+            among them.
         any_of: whether one of ``wanted`` is enough.
         left: those of ``wanted`` that cannot act yet.
         waiters: who still waits, once for each operation.
@@ -137,7 +161,9 @@ class _Need:
 
     __slots__ = ("_peers", "any_of", "left", "never", "waiters", "wanted")
 
-    def __init__(self, never: tuple[int, ...] = (), wanted: tuple[int, ...] = (), *, any_of: bool = False) -> None:
+    def __init__(
+        self, never: tuple[int, ...] = (), wanted: tuple[int, ...] = (), *, any_of: bool = False
+    ) -> None:
         self.never, self.wanted, self.any_of = never, wanted, any_of
         self.left = set(wanted)
         self.waiters: list[_Waiter] = []
@@ -145,22 +171,35 @@ class _Need:
 
     def met(self) -> list[_Waiter]:
         """Returns the waiting threads that can finish by now."""
-        if self.never or (self.any_of and len(self.left) == len(self.wanted)) or (not self.any_of and len(self.left) > 1):
+        if (
+            self.never
+            or (self.any_of and len(self.left) == len(self.wanted))
+            or (not self.any_of and len(self.left) > 1)
+        ):
             return []
         if self.left and not self.any_of:
             (last,) = self.left  # if it waits, it waits only for itself
             found = [waiter for waiter in self.waiters if waiter[0] == last]
-            self.waiters = [waiter for waiter in self.waiters if waiter[0] != last] if found else self.waiters
+            self.waiters = (
+                [waiter for waiter in self.waiters if waiter[0] != last] if found else self.waiters
+            )
             return found
         found, self.waiters = self.waiters, []
         return found
 
     def hindering(self, rank: int) -> tuple[int, ...]:
-        """Returns who keeps an operation of a rank from finishing, ascending. No rank may be set free after the first call."""
+        """Returns who keeps an operation of a rank from finishing, ascending.
+
+        No rank may be set free after the first call.
+        """
         if self._peers is None:
             helped = self.any_of and len(self.left) < len(self.wanted)
             self._peers = () if helped else tuple(sorted({*self.never, *self.left}))
-        return tuple(peer for peer in self._peers if peer != rank) if rank in self.left else self._peers
+        return (
+            tuple(peer for peer in self._peers if peer != rank)
+            if rank in self.left
+            else self._peers
+        )
 
 
 def _need_key(one: Posted) -> Hashable:
@@ -169,7 +208,12 @@ def _need_key(one: Posted) -> Hashable:
     if operation.kind == COLLECTIVE:
         made = operation.shape if operation.op == "new_group" else ()
         return operation.op, made, one.group, one.index, id(one.entered)
-    return operation.peer, one.matched, operation.peer == operation.rank, one.group if operation.peer == ANY_SOURCE else None
+    return (
+        operation.peer,
+        one.matched,
+        operation.peer == operation.rank,
+        one.group if operation.peer == ANY_SOURCE else None,
+    )
 
 
 def _make_need(snapshot: Snapshot, rank: int, one: Posted) -> _Need:
@@ -180,7 +224,11 @@ def _make_need(snapshot: Snapshot, rank: int, one: Posted) -> _Need:
         members = one.operation.shape if one.operation.op == "new_group" else one.group.ranks
         known = [member for member in members if _known(snapshot, member)]
         differ = {other.rank for other in one.entered if not meets(one.operation, other)}
-        never = tuple(other for other in known if other in entered and (other in differ or snapshot.ranks[other].state in _DEAD))
+        never = tuple(
+            other
+            for other in known
+            if other in entered and (other in differ or snapshot.ranks[other].state in _DEAD)
+        )
         return _Need(never, tuple(other for other in known if other not in entered))
     if peer == ANY_SOURCE:
         others = [member for member in one.group.ranks if member != rank]
@@ -198,7 +246,10 @@ def _known(snapshot: Snapshot, rank: int) -> bool:
 
 
 def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
-    """Returns a shortest cycle of ranks that wait for each other, starting at its lowest rank; empty if there is none."""
+    """Returns a shortest cycle of ranks that wait for each other, starting at its lowest rank.
+
+    Empty if there is none.
+    """
     links = list(hindrances)
     ranks = {link.rank for link in links}
     alone = [link.rank for link in links if link.rank in link.peers]
@@ -220,7 +271,9 @@ def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
         if len(best) == 2:
             break
         ways = ways or _Ways(graph)
-        ways.remove(start)  # no other cycle through it is shorter, and none is left through ranks that wait for it alone
+        # no other cycle through it is shorter, and none is left through ranks that wait for it
+        # alone
+        ways.remove(start)
     if not best:
         return ()
     first = best.index(min(best))

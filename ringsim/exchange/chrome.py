@@ -1,23 +1,28 @@
-"""Traces in the Trace Event Format of Chrome (chrome://tracing, ui.perfetto.dev, Speedscope): JSON, one event a line, with flows.
+"""Traces in the Trace Event Format of Chrome (chrome://tracing, ui.perfetto.dev, Speedscope).
+
+JSON, one event a line, with flows.
 
 ::
 
-    {"ph": "X", "pid": 0, "tid": 2, "ts": 4.5, "dur": 1.5, "name": "isend to 1", "cat": "send", "args": {...}}    a slice, times in us
-    {"ph": "s", "pid": 0, "tid": 2, "ts": 4.5, "id": 1, "name": "message", "cat": "message"}                       a flow begins
-    {"ph": "f", "bp": "e", "pid": 1, "tid": 2, "ts": 7.9, "id": 1, ...}                                            and ends
+    {"ph": "X", "pid": 0, "tid": 2, "ts": 4.5, "dur": 1.5, "name": "isend to 1", "cat": "send", "args": {...}}  a slice, times in us
+    {"ph": "s", "pid": 0, "tid": 2, "ts": 4.5, "id": 1, "name": "message", "cat": "message"}                     a flow begins
+    {"ph": "f", "bp": "e", "pid": 1, "tid": 2, "ts": 7.9, "id": 1, ...}                                          and ends
 
 Source:
-    "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+    "Trace Event Format",
+    https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 Files of ``torch.profiler``, one a rank, as one trace.
 
-The profiler writes Chrome's format. Of an operation on Gloo it holds two slices, the call and the work, which need not be on one thread::
+The profiler writes Chrome's format. Of an operation on Gloo it holds two slices, the call and the
+work, which need not be on one thread::
 
     program's thread     | c10d::send |                        post: the call begins
     Gloo's, or the same       | gloo:send           |          done: the work ends
 
-Which call goes with which work is found by their order: Gloo does works of one kind in the order of the calls.
-"""
+Which call goes with which work is found by their order: Gloo does works of one kind in the order of
+the calls.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -29,8 +34,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ringsim.exchange.reading import Rows, list_files, name_missing, read_bytes, reading
-from ringsim.exchange.slices import BLOCKED, COLUMNS, RUN, Boxes, Slice, describe_row, make_lanes, make_name, pack_run, unpack_run
-from ringsim.traces.events import ANY_SOURCE, IN_FLIGHT, KIND_NAMES, MARK, NONE, OK, OPS, Group, Payload, Tables, parse_json
+from ringsim.exchange.slices import (
+    BLOCKED,
+    COLUMNS,
+    RUN,
+    Boxes,
+    Slice,
+    describe_row,
+    make_lanes,
+    make_name,
+    pack_run,
+    unpack_run,
+)
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    IN_FLIGHT,
+    KIND_NAMES,
+    MARK,
+    NONE,
+    OK,
+    OPS,
+    Group,
+    Payload,
+    Tables,
+    parse_json,
+)
 from ringsim.traces.files import write_whole
 
 if TYPE_CHECKING:
@@ -44,9 +72,9 @@ __all__ = ["read_chrome", "read_profiler", "to_chrome", "to_ns"]
 def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes a trace for Chrome and the many tools that read its format.
 
-    Ranks are processes; spans and operations stand on lanes below them, and an arrow leads from each send to its recv.
-    ``ringsim.exchange.read_chrome`` gives back the same trace, without results and output. A Perfetto file holds the same in half
-    the bytes.
+    Ranks are processes; spans and operations stand on lanes below them, and an arrow leads from
+    each send to its recv. ``ringsim.exchange.read_chrome`` gives back the same trace, without
+    results and output. A Perfetto file holds the same in half the bytes.
 
     Args:
         trace: any trace.
@@ -59,7 +87,10 @@ def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
         >>> import tempfile
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> from ringsim.traces.value import Trace
-        >>> trace = Trace(make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [5]}), {"world_size": 1})
+        >>> trace = Trace(
+        ...     make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [5]}),
+        ...     {"world_size": 1},
+        ... )
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     trace.to_chrome(f"{directory}/run.json")
         ...     read_chrome(f"{directory}/run.json") == trace
@@ -69,7 +100,9 @@ def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
         The format's document, see the module.
     """
     run = pack_run(trace, path)
-    write_whole(path, lambda file: file.writelines(line.encode("ascii") for line in _lines(trace, run)))
+    write_whole(
+        path, lambda file: file.writelines(line.encode("ascii") for line in _lines(trace, run))
+    )
 
 
 def _lines(trace: Trace, run: str) -> Iterator[str]:
@@ -85,8 +118,18 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
     for lane in make_lanes(trace):
         place = {"pid": lane.rank, "tid": lane.number}
         if lane.number == 1:
-            yield {"ph": "M", "name": "process_name", **place, "args": {"name": f"rank {lane.rank}"}}
-            yield {"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": lane.rank}}
+            yield {
+                "ph": "M",
+                "name": "process_name",
+                **place,
+                "args": {"name": f"rank {lane.rank}"},
+            }
+            yield {
+                "ph": "M",
+                "name": "process_sort_index",
+                **place,
+                "args": {"sort_index": lane.rank},
+            }
         yield {"ph": "M", "name": "thread_name", **place, "args": {"name": lane.name}}
         yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": lane.number}}
         for one in lane.slices:
@@ -96,7 +139,13 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
 def _slice(one: Slice, place: dict[str, int], tables: Tables) -> Iterator[dict[str, Any]]:
     kind = OPS[one.row.op][1]
     told = {**describe_row(one.row, tables), COLUMNS: list(one.row)}
-    event = {**place, "name": make_name(one.row, tables), "cat": KIND_NAMES[kind], "ts": one.start_ns / 1000, "args": told}
+    event = {
+        **place,
+        "name": make_name(one.row, tables),
+        "cat": KIND_NAMES[kind],
+        "ts": one.start_ns / 1000,
+        "args": told,
+    }
     if kind == MARK:
         yield {"ph": "i", "s": "t", **event}
     elif one.end_ns == math.inf:
@@ -110,7 +159,10 @@ def _slice(one: Slice, place: dict[str, int], tables: Tables) -> Iterator[dict[s
 
 
 def _flows(one: Slice, place: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yields the two ends of arrows, each within its slice: a viewer finds the slice by the time."""
+    """Yields the two ends of arrows, each within its slice.
+
+    A viewer finds the slice by the time.
+    """
     named = {**place, "name": "message", "cat": "message"}
     if one.flow_out:
         yield {"ph": "s", **named, "id": one.flow_out, "ts": one.start_ns / 1000}
@@ -122,8 +174,9 @@ def _flows(one: Slice, place: dict[str, int]) -> Iterator[dict[str, Any]]:
 def read_chrome(path: str | PathLike[str]) -> Trace:
     """Reads a file in Chrome's Trace Event Format.
 
-    What ``Trace.to_chrome`` wrote comes back as that trace. Of another program's file, each process becomes a rank, each slice a span and
-    each instant a mark; for those of ``torch.profiler`` there is ``read_profiler``, which knows messages.
+    What ``Trace.to_chrome`` wrote comes back as that trace. Of another program's file, each process
+    becomes a rank, each slice a span and each instant a mark; for those of ``torch.profiler`` there
+    is ``read_profiler``, which knows messages.
 
     Args:
         path: the file, an object with "traceEvents" or a list of events; it may be gzipped.
@@ -146,12 +199,18 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
         run = document.get("otherData") if isinstance(document, dict) else None
         if isinstance(run, dict) and RUN in run:
             notes = [event.get("args") for event in events]
-            return unpack_run(run[RUN], [told[COLUMNS] for told in notes if isinstance(told, dict) and COLUMNS in told])
+            return unpack_run(
+                run[RUN],
+                [told[COLUMNS] for told in notes if isinstance(told, dict) and COLUMNS in told],
+            )
         return _read_boxes(events)
 
 
 def _read_boxes(events: list[dict[str, Any]]) -> Trace:
-    """Reads slices of another program; begins and ends come in order of time, as the format demands."""
+    """Reads slices of another program.
+
+    Begins and ends come in order of time, as the format demands.
+    """
     boxes = Boxes("the Trace Event Format")
     processes: dict[Any, Any] = {}
     for event in events:
@@ -170,7 +229,8 @@ def _read_boxes(events: list[dict[str, Any]]) -> Trace:
             boxes.end(lane, start)
         else:
             boxes.mark(lane, name, start)
-    named = sorted(set(processes.values()), key=lambda process: (isinstance(process, str), process))  # numbers, then words
+    # numbers, then words
+    named = sorted(set(processes.values()), key=lambda process: (isinstance(process, str), process))
     numbers = {process: number for number, process in enumerate(named)}
     return boxes.trace({lane: numbers[process] for lane, process in processes.items()})
 
@@ -183,7 +243,10 @@ def to_ns(microseconds: Any) -> int:
 
 
 class _Call(NamedTuple):
-    """How to read one operator of c10d: its name here, the work that it starts, and what its inputs mean."""
+    """How to read one operator of c10d.
+
+    Its name here, the work that it starts, and what its inputs mean.
+    """
 
     op: str
     work: str
@@ -209,14 +272,18 @@ _CALLS: Final = {
     "c10d::alltoall_": _Call("all_to_all", "all_to_all", shards=True),
     "c10d::alltoall_base_": _Call("all_to_all_single", "all_to_all"),
     "c10d::barrier": _Call("barrier", "barrier"),
-    "c10d::monitored_barrier_": _Call("monitored_barrier", ""),  # waits by itself; the messages that it consists of appear as works
+    # waits by itself; the messages that it consists of appear as works
+    "c10d::monitored_barrier_": _Call("monitored_barrier", ""),
 }
 _WORK: Final = "gloo:"
 # The names that the profiler has for dtypes: torch's, and bytes an element.
 _DTYPES: Final = {
-    "float": ("float32", 4), "double": ("float64", 8), "c10::Half": ("float16", 2), "c10::BFloat16": ("bfloat16", 2),
-    "unsigned char": ("uint8", 1), "signed char": ("int8", 1), "short int": ("int16", 2), "int": ("int32", 4), "long int": ("int64", 8),
-    "bool": ("bool", 1), "c10::complex<float>": ("complex64", 8), "c10::complex<double>": ("complex128", 16),
+    "float": ("float32", 4), "double": ("float64", 8), "c10::Half": ("float16", 2),
+    "c10::BFloat16": ("bfloat16", 2),
+    "unsigned char": ("uint8", 1), "signed char": ("int8", 1), "short int": ("int16", 2),
+    "int": ("int32", 4), "long int": ("int64", 8),
+    "bool": ("bool", 1), "c10::complex<float>": ("complex64", 8),
+    "c10::complex<double>": ("complex128", 16),
 }  # fmt: skip
 
 
@@ -235,23 +302,27 @@ class _File:
 def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
     """Reads what ``torch.profiler`` recorded on the ranks of a run on Gloo.
 
-    Operations of ``torch.distributed`` become operations, and ``record_function`` blocks become spans; other operators and kernels are
-    left out. Each rank must have profiled with ``record_shapes=True``: otherwise the profiler does not write down peers and sizes. It does
-    not say when a rank began to wait (``wait_ns`` is unknown), nor on which group an operation ran: ranks are read as those of the world,
-    and the trace has a note if the run had other groups. Clocks of several hosts are not aligned.
+    Operations of ``torch.distributed`` become operations, and ``record_function`` blocks become
+    spans; other operators and kernels are left out. Each rank must have profiled with
+    ``record_shapes=True``: otherwise the profiler does not write down peers and sizes. It does not
+    say when a rank began to wait (``wait_ns`` is unknown), nor on which group an operation ran:
+    ranks are read as those of the world, and the trace has a note if the run had other groups.
+    Clocks of several hosts are not aligned.
 
     Args:
-        paths: the files that ``export_chrome_trace`` wrote, one a rank, gzipped or not; or a directory with no other files that end in
-            ``.json`` or ``.json.gz``.
+        paths: the files that ``export_chrome_trace`` wrote, one a rank, gzipped or not; or a
+            directory with no other files that end in ``.json`` or ``.json.gz``.
 
     Returns:
         The trace.
 
     Raises:
-        TraceFileError: a file is missing or something else, two are of the same rank, or the run was not on Gloo.
+        TraceFileError: a file is missing or something else, two are of the same rank, or the run
+            was not on Gloo.
 
     Source:
-        torch/csrc/distributed/c10d/Ops.cpp (operators and their arguments), ProcessGroupGloo.cpp (names of works), of torch 2.13.
+        torch/csrc/distributed/c10d/Ops.cpp (operators and their arguments), ProcessGroupGloo.cpp
+        (names of works), of torch 2.13.
     """
     rows, found_by_rank = Rows(), dict[int, _File]()
     files = list_files(paths, lambda path: path.name.endswith((".json", ".json.gz")))
@@ -264,8 +335,17 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
             found_by_rank[found.rank] = found
             _add_events(rows, found)
     size = max(found.world_size for found in found_by_rank.values())
-    with reading(", ".join(map(str, files))[:200], "traces that torch.profiler wrote on the ranks of one run"):
-        return rows.trace({"world_size": size, "source": "measured", "backend": "gloo", "notes": _make_notes(found_by_rank, size)})
+    with reading(
+        ", ".join(map(str, files))[:200], "traces that torch.profiler wrote on the ranks of one run"
+    ):
+        return rows.trace(
+            {
+                "world_size": size,
+                "source": "measured",
+                "backend": "gloo",
+                "notes": _make_notes(found_by_rank, size),
+            }
+        )
 
 
 def _make_notes(files: dict[int, _File], size: int) -> list[str]:
@@ -273,7 +353,8 @@ def _make_notes(files: dict[int, _File], size: int) -> list[str]:
     notes += name_missing("file", files, size)
     if any(len(found.groups) > 1 for found in files.values()):
         notes.append(
-            "the run had several groups, and the profiler does not say which one an operation ran on: ranks are read as the world's"
+            "the run had several groups, and the profiler does not say which one an operation "
+            "ran on: ranks are read as the world's"
         )
     return notes
 
@@ -284,49 +365,108 @@ def _read_file(document: Any) -> _File:
     if type(rank) is not int or type(size) is not int or not 0 <= rank < size <= 10**6:
         raise ValueError("it names no rank: profile within a run of torch.distributed")
     if told.get("backend") != "gloo":
-        raise ValueError(f"it is of a run on {str(told.get('backend'))[:20]!r}, and only those on Gloo can be read")
+        raise ValueError(
+            f"it is of a run on {str(told.get('backend'))[:20]!r}, and only those on Gloo can be "
+            "read"
+        )
     base = document.get("baseTimeNanoseconds", 0)
     slices = []
     for event in document["traceEvents"]:
-        if event.get("ph") == "X" and event.get("cat") in ("cpu_op", "user_annotation") and isinstance(event.get("name"), str):
+        if (
+            event.get("ph") == "X"
+            and event.get("cat") in ("cpu_op", "user_annotation")
+            and isinstance(event.get("name"), str)
+        ):
             start = base + to_ns(event["ts"])
-            slices.append({**event, "start_ns": start, "end_ns": start + to_ns(event.get("dur", 0)), "args": event.get("args", {})})
+            slices.append(
+                {
+                    **event,
+                    "start_ns": start,
+                    "end_ns": start + to_ns(event.get("dur", 0)),
+                    "args": event.get("args", {}),
+                }
+            )
     slices.sort(key=lambda event: event["start_ns"])
     calls = [event for event in slices if event["name"] in _CALLS]
     barriers = [event for event in calls if not _CALLS[event["name"]].work]
-    works = [event for event in slices if event["name"].startswith(_WORK) and not _is_within(event, barriers)]
-    spans = [event for event in slices if event["cat"] == "user_annotation" and not event["name"].startswith(_WORK)]
+    works = [
+        event
+        for event in slices
+        if event["name"].startswith(_WORK) and not _is_within(event, barriers)
+    ]
+    spans = [
+        event
+        for event in slices
+        if event["cat"] == "user_annotation" and not event["name"].startswith(_WORK)
+    ]
     groups = [tuple(one["ranks"]) for one in told.get("pg_config", [])]
     return _File(rank, size, groups, calls, works, spans)
 
 
 def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Tells whether a slice begins within one of the others, which are in order of time and do not overlap on one thread."""
+    """Tells whether a slice begins within one of the others.
+
+    These are in order of time and do not overlap on one thread.
+    """
     last = bisect_right(others, event["start_ns"], key=lambda one: one["start_ns"]) - 1
-    return last >= 0 and others[last]["tid"] == event["tid"] and event["start_ns"] <= others[last]["end_ns"]
+    return (
+        last >= 0
+        and others[last]["tid"] == event["tid"]
+        and event["start_ns"] <= others[last]["end_ns"]
+    )
 
 
 def _add_events(rows: Rows, found: _File) -> None:
     world = Group("world", tuple(range(found.world_size)))
     in_order = sorted(found.calls + found.spans, key=lambda event: event["start_ns"])
-    threads = {thread: number for number, thread in enumerate(dict.fromkeys(event["tid"] for event in in_order))}
+    threads = {
+        thread: number
+        for number, thread in enumerate(dict.fromkeys(event["tid"] for event in in_order))
+    }
     waiting: dict[str, list[dict[str, Any]]] = {}
     for work in reversed(found.works):
-        waiting.setdefault(work["name"].removeprefix(_WORK), []).append(work)  # the last is the next
+        # the last is the next
+        waiting.setdefault(work["name"].removeprefix(_WORK), []).append(work)
     for event in found.calls:
         call = _CALLS[event["name"]]
         queue = waiting.get(call.work, [])
-        works = [queue.pop() for _ in range(min(len(queue), found.world_size if call.works == "all" else 1))]
-        done = max((work["end_ns"] for work in works), default=event["end_ns"] if not call.work else NONE)
-        columns = {"done_ns": done, "status": OK if done != NONE else IN_FLIGHT, "group": world, "thread": threads[event["tid"]]}
+        works = [
+            queue.pop()
+            for _ in range(min(len(queue), found.world_size if call.works == "all" else 1))
+        ]
+        done = max(
+            (work["end_ns"] for work in works), default=event["end_ns"] if not call.work else NONE
+        )
+        columns = {
+            "done_ns": done,
+            "status": OK if done != NONE else IN_FLIGHT,
+            "group": world,
+            "thread": threads[event["tid"]],
+        }
         if call.op in ("isend", "irecv"):
             columns["tag"] = int(_input(event, call.tag))
-        peer = ANY_SOURCE if call.work == "recvAnySource" else NONE if call.peer == NONE else int(_input(event, call.peer))
-        if works and (payload := _payload(works[0], found.world_size if call.shards else 1)) is not None:
+        peer = (
+            ANY_SOURCE
+            if call.work == "recvAnySource"
+            else NONE
+            if call.peer == NONE
+            else int(_input(event, call.peer))
+        )
+        if (
+            works
+            and (payload := _payload(works[0], found.world_size if call.shards else 1)) is not None
+        ):
             columns["payload"] = payload
         rows.add(found.rank, call.op, event["start_ns"], peer=peer, **columns)
     for event in found.spans:
-        rows.add(found.rank, "span", event["start_ns"], label=event["name"], done_ns=event["end_ns"], thread=threads[event["tid"]])
+        rows.add(
+            found.rank,
+            "span",
+            event["start_ns"],
+            label=event["name"],
+            done_ns=event["end_ns"],
+            thread=threads[event["tid"]],
+        )
 
 
 def _input(event: dict[str, Any], place: int) -> str:
@@ -345,4 +485,6 @@ def _payload(work: dict[str, Any], times: int) -> Payload | None:
     shape = tuple(int(length) for length in shapes[0])
     if any(length < 0 for length in shape):
         raise ValueError(f"a shape is {shape}")
-    return Payload(dtype, (times, *shape) if times > 1 else shape, math.prod(shape) * element_bytes * times)
+    return Payload(
+        dtype, (times, *shape) if times > 1 else shape, math.prod(shape) * element_bytes * times
+    )

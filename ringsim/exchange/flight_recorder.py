@@ -1,11 +1,14 @@
-"""Dumps of torch's flight recorder: the last collectives of each rank, as torch keeps them in memory until a job hangs.
+"""Dumps of torch's flight recorder.
 
-A dump is one file a rank, ``<prefix><rank>``, in one of two forms: a pickle (what ``TORCH_FR_DUMP_TEMP_FILE`` and NCCL's watchdog write) or
-JSON (what torch's debug server answers, without the lines of the program). A pickle may call any function when it is read; here it is read
-by an unpickler that knows containers, words and numbers, and nothing to call.
+The last collectives of each rank, as torch keeps them in memory until a job hangs. A dump is one
+file a rank, ``<prefix><rank>``, in one of two forms: a pickle (what ``TORCH_FR_DUMP_TEMP_FILE`` and
+NCCL's watchdog write) or JSON (what torch's debug server answers, without the lines of the
+program). A pickle may call any function when it is read; here it is read by an unpickler that knows
+containers, words and numbers, and nothing to call.
 
-An entry has the time at which the operation was issued. When it was done is known only where torch's watchdog saw it (NCCL), and then a
-little late; of operations on Gloo it is known whether they are done. What is not done when the dump was made is what the job hangs in.
+An entry has the time at which the operation was issued. When it was done is known only where
+torch's watchdog saw it (NCCL), and then a little late; of operations on Gloo it is known whether
+they are done. What is not done when the dump was made is what the job hangs in.
 """
 
 from __future__ import annotations
@@ -32,50 +35,76 @@ if TYPE_CHECKING:
 __all__ = ["read_flight_recorder"]
 
 _DTYPES: Final = {
-    "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2), "BFloat16": ("bfloat16", 2), "Byte": ("uint8", 1),
-    "Char": ("int8", 1), "Short": ("int16", 2), "Int": ("int32", 4), "Long": ("int64", 8), "Bool": ("bool", 1),
-    "ComplexFloat": ("complex64", 8), "ComplexDouble": ("complex128", 16), "Float8_e4m3fn": ("float8_e4m3fn", 1),
+    "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2),
+    "BFloat16": ("bfloat16", 2), "Byte": ("uint8", 1),
+    "Char": ("int8", 1), "Short": ("int16", 2), "Int": ("int32", 4), "Long": ("int64", 8),
+    "Bool": ("bool", 1),
+    "ComplexFloat": ("complex64", 8), "ComplexDouble": ("complex128", 16),
+    "Float8_e4m3fn": ("float8_e4m3fn", 1),
     "Float8_e5m2": ("float8_e5m2", 1),
 }  # fmt: skip
 # As backends spell them, where torch's functions are called otherwise.
 _SPELLINGS: Final = {
-    "_all_gather_base": "all_gather_into_tensor", "all_gather_base": "all_gather_into_tensor", "_allgather_base": "all_gather_into_tensor",
-    "allgather": "all_gather", "allreduce": "all_reduce", "_reduce_scatter_base": "reduce_scatter_tensor",
-    "reduce_scatter_base": "reduce_scatter_tensor", "alltoall": "all_to_all", "alltoall_base": "all_to_all_single",
-    "all_to_all_base": "all_to_all_single", "all_barrier": "barrier", "allreduce_coalesced": "all_reduce_coalesced",
-    "allgather_into_tensor_coalesced": "all_gather_coalesced", "allgather_coalesced": "all_gather_coalesced",
+    "_all_gather_base": "all_gather_into_tensor", "all_gather_base": "all_gather_into_tensor",
+    "_allgather_base": "all_gather_into_tensor",
+    "allgather": "all_gather", "allreduce": "all_reduce",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_base": "reduce_scatter_tensor", "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "all_to_all_base": "all_to_all_single", "all_barrier": "barrier",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_coalesced",
+    "allgather_coalesced": "all_gather_coalesced",
 }  # fmt: skip
 _MESSAGE: Final = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)")
 _RANK: Final = re.compile(r"(\d+)(\.json|\.pkl|\.pickle)?(\.gz)?$")
-_LIBRARY: Final = re.compile(r"[/\\](torch|site-packages|dist-packages|lib[/\\]python[\d.]+|ringsim[/\\]comm)[/\\]|^<frozen ")
+_LIBRARY: Final = re.compile(
+    r"[/\\](torch|site-packages|dist-packages|lib[/\\]python[\d.]+|ringsim[/\\]comm)[/\\]|^<frozen "
+)
 MAX_RANKS: Final = 1 << 20
 
 
 def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
-    """Reads dumps of torch's flight recorder, of NCCL, Gloo and others, to see which ranks hang in what.
+    """Reads dumps of torch's flight recorder, to see which ranks hang in what.
 
-    Collectives of a group belong together by their sequence number. Those that some rank's dump has forgotten, because it keeps the last
-    2,000 only, are left out. ``explain()`` names the ranks that are missing in what the others wait for. Roots of collectives are not in a
-    dump, and on Gloo neither are messages between two ranks. Clocks of several hosts are not aligned.
+    Those of NCCL, Gloo and others. Collectives of a group belong together by their sequence number.
+    Those that some rank's dump has forgotten, because it keeps the last 2,000 only, are left out.
+    ``explain()`` names the ranks that are missing in what the others wait for. Roots of collectives
+    are not in a dump, and on Gloo neither are messages between two ranks. Clocks of several hosts
+    are not aligned.
 
     Args:
-        paths: the files, one a rank, whose names end in the rank's number (before ``.json`` or ``.pickle``); or a directory of such files.
+        paths: the files, one a rank, whose names end in the rank's number (before ``.json`` or
+            ``.pickle``); or a directory of such files.
 
     Returns:
-        The trace. Times are those at which operations were issued; ``wait_ns`` is known only of the first operation that a rank has not
-        finished: it counts as waiting for that since it was issued.
+        The trace. Times are those at which operations were issued; ``wait_ns`` is known only of the
+        first operation that a rank has not finished: it counts as waiting for that since it was
+        issued.
 
     Raises:
-        TraceFileError: a file is missing, is none of torch's dumps, or is of the same rank as another.
+        TraceFileError: a file is missing, is none of torch's dumps, or is of the same rank as
+            another.
 
     Example:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> entry = {"record_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 1, "profiling_name": "gloo:all_reduce",
-        ...          "time_created_ns": 500, "input_sizes": [[2]], "output_sizes": [[2]], "input_dtypes": ["Float"], "retired": True}
+        >>> entry = {
+        ...     "record_id": 0,
+        ...     "process_group": ["0", "default_pg"],
+        ...     "collective_seq_id": 1,
+        ...     "profiling_name": "gloo:all_reduce",
+        ...     "time_created_ns": 500,
+        ...     "input_sizes": [[2]],
+        ...     "output_sizes": [[2]],
+        ...     "input_dtypes": ["Float"],
+        ...     "retired": True,
+        ... }
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     for rank in range(2):
-        ...         _ = Path(directory, f"dump_{rank}").write_text(json.dumps({"version": "2.10", "entries": [entry]}))
+        ...         _ = Path(directory, f"dump_{rank}").write_text(
+        ...             json.dumps({"version": "2.10", "entries": [entry]})
+        ...         )
         ...     trace = read_flight_recorder(directory)
         >>> trace.to_pandas()[["rank", "op", "group", "size_bytes"]].to_numpy().tolist()
         [[0, 'all_reduce', 'world', 8], [1, 'all_reduce', 'world', 8]]
@@ -92,7 +121,10 @@ def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[st
             if rank in dumps:
                 raise ValueError(f"it is of rank {rank}, as another file is")
             dumps[rank] = _parse(data)
-    with reading(", ".join(map(os.fsdecode, files))[:200], "dumps of torch's flight recorder on the ranks of one run"):
+    with reading(
+        ", ".join(map(os.fsdecode, files))[:200],
+        "dumps of torch's flight recorder on the ranks of one run",
+    ):
         return _Run(dumps).trace()
 
 
@@ -104,10 +136,18 @@ def _rank_of(path: str | PathLike[str]) -> int:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads containers, words and numbers. All else in a pickle needs something to call, which must be found by name first."""
+    """Reads containers, words and numbers.
+
+    All else in a pickle needs something to call, which must be found by name first.
+    """
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
-        raise ValueError(f"it holds something else than containers, words and numbers ({module_name}.{global_name})"[:200])
+        raise ValueError(
+            (
+                "it holds something else than containers, words and numbers "
+                f"({module_name}.{global_name})"
+            )[:200]
+        )
 
     def persistent_load(self, pid: Any) -> NoReturn:
         raise ValueError("it holds something else than containers, words and numbers")
@@ -119,16 +159,24 @@ def _parse(data: bytes) -> dict[str, Any]:
             dump = parse_json(data)
         else:
             for code, value, _ in pickletools.genops(data):
-                # Python 3.11 prints a SystemError of its own where a bytearray is larger than memory: none is made. And Python keeps a
-                # place for each number under which a pickle says that it keeps something, as many as the largest one.
-                if code.name == "BYTEARRAY8" or (code.name in ("PUT", "LONG_BINPUT") and int(value or 0) > len(data)):
-                    raise ValueError(f"it holds something else than containers, words and numbers ({code.name})")
+                # Python 3.11 prints a SystemError of its own where a bytearray is larger than
+                # memory: none is made. And Python keeps a place for each number under which a
+                # pickle says that it keeps something, as many as the largest one.
+                if code.name == "BYTEARRAY8" or (
+                    code.name in ("PUT", "LONG_BINPUT") and int(value or 0) > len(data)
+                ):
+                    raise ValueError(
+                        f"it holds something else than containers, words and numbers ({code.name})"
+                    )
             dump = _Unpickler(io.BytesIO(data)).load()
     except pickle.UnpicklingError as error:
         raise ValueError(str(error)) from error
     if not isinstance(dump, dict) or not str(dump.get("version", "")).startswith("2."):
         raise ValueError("it has no version 2 of the format")
-    return {**dump, "entries": sorted(dump.get("entries") or [], key=lambda entry: entry["record_id"])}
+    return {
+        **dump,
+        "entries": sorted(dump.get("entries") or [], key=lambda entry: entry["record_id"]),
+    }
 
 
 class _Run:
@@ -141,13 +189,20 @@ class _Run:
         self.left_out: Counter[str] = Counter()
 
     def _find_groups(self) -> dict[str, Group]:
-        """Returns the groups by torch's name: their members are those that the dump tells, else those that use them."""
+        """Returns the groups by torch's name.
+
+        Their members are those that the dump tells, else those that use them.
+        """
         told: dict[str, tuple[int, ...]] = {}
         users: dict[str, set[int]] = {}
         words: dict[str, str] = {}
         for rank, dump in self.dumps.items():
             for name, about in (dump.get("pg_config") or {}).items():
-                ranks = about["ranks"] if isinstance(about["ranks"], list) else json.loads(about["ranks"])
+                ranks = (
+                    about["ranks"]
+                    if isinstance(about["ranks"], list)
+                    else json.loads(about["ranks"])
+                )
                 if ranks:
                     told[name] = tuple(ranks)
             for entry in dump["entries"]:
@@ -155,9 +210,18 @@ class _Run:
                 users.setdefault(name, set()).add(rank)
                 words[name] = word
         world = tuple(range(max(self.dumps) + 1))
-        members = {name: world if words[name] == "default_pg" else tuple(sorted(users[name])) for name in users} | told
+        members = {
+            name: world if words[name] == "default_pg" else tuple(sorted(users[name]))
+            for name in users
+        } | told
         known = {"default_pg": "world", "undefined": ""}
-        return {name: Group(known.get(words.get(name, ""), words.get(name, "")) or f"group {name}", members[name]) for name in members}
+        return {
+            name: Group(
+                known.get(words.get(name, ""), words.get(name, "")) or f"group {name}",
+                members[name],
+            )
+            for name in members
+        }
 
     def _first_known(self) -> dict[str, int]:
         """Returns the sequence number by group from which on every member's dump is whole."""
@@ -184,10 +248,16 @@ class _Run:
                     if columns["status"] == IN_FLIGHT and waits:
                         columns["wait_ns"], waits = entry["time_created_ns"], False
                     rows.add(rank, columns.pop("op"), entry["time_created_ns"], **columns)
-        notes = ["imported from torch's flight recorder: times are those at which operations were issued"]
+        notes = [
+            "imported from torch's flight recorder: times are those at which operations were issued"
+        ]
         notes += name_missing("dump", self.dumps, self.size)
         notes += [f"left out: {count} operations {why}" for why, count in self.left_out.items()]
-        backends = {str(entry["profiling_name"]).partition(":")[0] for dump in self.dumps.values() for entry in dump["entries"]}
+        backends = {
+            str(entry["profiling_name"]).partition(":")[0]
+            for dump in self.dumps.values()
+            for entry in dump["entries"]
+        }
         about = {"backend": min(backends)} if len(backends) == 1 else {}
         return rows.trace({"world_size": self.size, "source": "measured", "notes": notes, **about})
 
@@ -197,15 +267,31 @@ class _Run:
         frames = entry.get("frames") or []
         message = _MESSAGE.fullmatch(spelled)
         op = _SPELLINGS.get(spelled, spelled) if message is None else f"i{message[1]}"
-        user = next((place for place, frame in enumerate(frames) if not _LIBRARY.search(str(frame["filename"]))), len(frames))
-        called = [frame["name"] for frame in frames[:user] if frame["name"] in COLLECTIVES and frame["name"] in OP_CODES]
+        user = next(
+            (
+                place
+                for place, frame in enumerate(frames)
+                if not _LIBRARY.search(str(frame["filename"]))
+            ),
+            len(frames),
+        )
+        called = [
+            frame["name"]
+            for frame in frames[:user]
+            if frame["name"] in COLLECTIVES and frame["name"] in OP_CODES
+        ]
         op = called[-1] if called and message is None else op  # what the program called
         if op not in OP_CODES:
             self.left_out[f"of a kind that is not known ({op[:40]})"] += 1
             return None
         done_ns = entry.get("time_discovered_completed_ns") or NONE
         done = done_ns != NONE or entry.get("state") == "completed" or entry.get("retired") is True
-        columns: dict[str, Any] = {"op": op, "group": group, "done_ns": done_ns, "status": OK if done else IN_FLIGHT}
+        columns: dict[str, Any] = {
+            "op": op,
+            "group": group,
+            "done_ns": done_ns,
+            "status": OK if done else IN_FLIGHT,
+        }
         if message is not None:
             columns["peer"], columns["tag"] = group.ranks[int(message[4])], 0
         if (payload := _payload(op, entry, len(group.ranks))) is not None:
@@ -219,7 +305,10 @@ def _payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | None:
     """Returns what an operation carried: its whole buffer, as the bandwidth is computed from it."""
     family = COLLECTIVES[op].family if op in COLLECTIVES else op
     side = "output" if family in ("all_gather", "scatter", "irecv") else "input"
-    sizes, dtypes = entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes") or entry.get("input_dtypes")
+    sizes, dtypes = (
+        entry.get(f"{side}_sizes"),
+        entry.get(f"{side}_dtypes") or entry.get("input_dtypes"),
+    )
     if not sizes or not dtypes or dtypes[0] not in _DTYPES:
         return None
     dtype, element_bytes = _DTYPES[dtypes[0]]

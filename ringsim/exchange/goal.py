@@ -1,4 +1,6 @@
-"""GOAL, the input of LogGOPSim and ATLAHS: a text with a graph of calc, send and recv for each rank.
+"""GOAL, the input of LogGOPSim and ATLAHS.
+
+A text with a graph of calc, send and recv for each rank.
 
 ::
 
@@ -11,8 +13,9 @@
     }
 
 Source:
-    T. Hoefler, C. Siebert, A. Lumsdaine, "Group Operation Assembly Language - A Flexible Way to Express Collective Communication",
-    ICPP 2009; the grammar in txt2bin.re of https://github.com/spcl/LogGOPSim
+    T. Hoefler, C. Siebert, A. Lumsdaine, "Group Operation Assembly Language - A Flexible Way to
+    Express Collective Communication", ICPP 2009; the grammar in txt2bin.re of
+    https://github.com/spcl/LogGOPSim
 """
 
 from __future__ import annotations
@@ -37,21 +40,24 @@ if TYPE_CHECKING:
 __all__ = ["read_goal", "to_goal"]
 
 MAX_RANKS: Final = 10**6
-_COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)  # one without an end takes the rest: looked for once, not each time
+# one without an end takes the rest: looked for once, not each time
+_COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _RANK: Final = re.compile(r"rank\s+(\d+)\s*\{([^{}]*)\}")
 _LINE: Final = re.compile(
-    r"(?:([A-Za-z]\w*)\s*:\s*)?(?:calc\s+(\d+)|(send|recv)\s+(\d+)\s*b\s+(?:to|from)\s+(\d+)(?:\s+tag\s+(\d+))?)"
+    r"(?:([A-Za-z]\w*)\s*:\s*)?(?:calc\s+(\d+)|(send|recv)\s+(\d+)\s*b\s+(?:to|"
+    r"from)\s+(\d+)(?:\s+tag\s+(\d+))?)"
     r"(?:\s+cpu\s+(\d+))?(?:\s+nic\s+\d+)?"
 )
 _NEED: Final = re.compile(r"([A-Za-z]\w*)\s+(i?requires)\s+([A-Za-z]\w*)")
 
 
 def to_goal(trace: Trace, path: str | PathLike[str]) -> None:
-    """Writes what the ranks of a trace did as a program for LogGOPSim and ATLAHS; times of work in ns.
+    """Writes what the ranks of a trace did as a program for LogGOPSim and ATLAHS.
 
-    It does not hold the times of messages, which the simulator works out. Whatever a thread did between its operations is work, except
-    while it was blocked. Collectives are spelled out as the messages of ``ringsim.traces.collectives``. Operations without a partner are
-    left out.
+    Times of work in ns. It does not hold the times of messages, which the simulator works out.
+    Whatever a thread did between its operations is work, except while it was blocked. Collectives
+    are spelled out as the messages of ``ringsim.traces.collectives``. Operations without a partner
+    are left out.
 
     Args:
         trace: any trace.
@@ -65,8 +71,20 @@ def to_goal(trace: Trace, path: str | PathLike[str]) -> None:
         >>> from pathlib import Path
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> from ringsim.traces.value import Trace
-        >>> trace = Trace(make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "tag": [7, 7],
-        ...     "post_ns": [0, 30], "wait_ns": [0, 30], "done_ns": [60, 70]}), {"world_size": 2})
+        >>> trace = Trace(
+        ...     make_events(
+        ...         {
+        ...             "rank": [0, 1],
+        ...             "op": [OP_CODES["send"], OP_CODES["recv"]],
+        ...             "peer": [1, 0],
+        ...             "tag": [7, 7],
+        ...             "post_ns": [0, 30],
+        ...             "wait_ns": [0, 30],
+        ...             "done_ns": [60, 70],
+        ...         }
+        ...     ),
+        ...     {"world_size": 2},
+        ... )
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     trace.to_goal(f"{directory}/run.goal")
         ...     print(Path(directory, "run.goal").read_text().split("rank 1")[1].strip())
@@ -80,11 +98,15 @@ def to_goal(trace: Trace, path: str | PathLike[str]) -> None:
         The grammar of LogGOPSim, see the module.
     """
     programs = make_programs(trace)
-    write_whole(path, lambda file: file.writelines(line.encode("ascii") + b"\n" for line in _lines(programs)))
+    write_whole(
+        path,
+        lambda file: file.writelines(line.encode("ascii") + b"\n" for line in _lines(programs)),
+    )
 
 
 def _lines(programs: list[list[Step]]) -> Iterator[str]:
-    first = max((step.tag for program in programs for step in program), default=0) + 1  # from here on the tags of collectives
+    # from here on the tags of collectives
+    first = max((step.tag for program in programs for step in program), default=0) + 1
     bases: dict[Group, int] = {}
     for rank, program in enumerate(programs):
         for step in program:
@@ -98,11 +120,16 @@ def _lines(programs: list[list[Step]]) -> Iterator[str]:
         yield f"\nrank {rank} {{"
         for number, step in enumerate(_spell_out(program, rank, bases)):
             if step.kind == WORK:
-                yield f"l{number}: calc {step.work_ns}" + (f" cpu {step.thread}" if step.thread else "")
+                yield f"l{number}: calc {step.work_ns}" + (
+                    f" cpu {step.thread}" if step.thread else ""
+                )
             else:
                 way = "to" if step.kind == SEND else "from"
                 cpu = f" cpu {step.thread}" if step.thread else ""
-                yield f"l{number}: {step.kind} {max(step.size_bytes, 1)}b {way} {step.peer} tag {step.tag}{cpu}"
+                yield (
+                    f"l{number}: {step.kind} {max(step.size_bytes, 1)}b {way} {step.peer} tag "
+                    f"{step.tag}{cpu}"
+                )
             yield from (f"l{number} requires l{need}" for need in step.needs)
         yield "}"
 
@@ -127,7 +154,16 @@ def _spell_out(program: list[Step], rank: int, bases: dict[Group, int]) -> list[
             recvs = [(RECV, source, amount) for source, to, amount in messages if to == place]
             first = len(steps)
             for kind, other, amount in sends + recvs:
-                steps.append(Step(kind, needs=needs, peer=ranks[other], tag=tag, size_bytes=amount, thread=step.thread))
+                steps.append(
+                    Step(
+                        kind,
+                        needs=needs,
+                        peer=ranks[other],
+                        tag=tag,
+                        size_bytes=amount,
+                        thread=step.thread,
+                    )
+                )
             needs = tuple(range(first, len(steps))) or needs
         ends.append(needs)
     return steps
@@ -136,8 +172,9 @@ def _spell_out(program: list[Step], rank: int, bases: dict[Group, int]) -> list[
 def read_goal(path: str | PathLike[str], *, link: Link) -> Trace:
     r"""Reads a program in GOAL and runs it on the virtual clock.
 
-    Every message leaves when it is posted, over a link of its own for each pair of ranks; a rank's work on one CPU is done in
-    order. ``ringsim.exchange.programs`` says how; LogGOPSim's overheads and gaps are left out.
+    Every message leaves when it is posted, over a link of its own for each pair of ranks; a rank's
+    work on one CPU is done in order. ``ringsim.exchange.programs`` says how; LogGOPSim's overheads
+    and gaps are left out.
 
     Args:
         path: the file, text; it may be gzipped.
@@ -148,15 +185,20 @@ def read_goal(path: str | PathLike[str], *, link: Link) -> Trace:
 
     Raises:
         ArgumentError: ``link`` is no Link.
-        TraceFileError: there is no such file, it is something else, or the program cannot run to its end.
+        TraceFileError: there is no such file, it is something else, or the program cannot run to
+            its end.
 
     Example:
         >>> import tempfile
         >>> from pathlib import Path
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     path = Path(directory, "run.goal")
-        ...     _ = path.write_text("num_ranks 2\nrank 0 {\nsend 1000b to 1\n}\nrank 1 {\nrecv 1000b from 0\n}\n")
-        ...     read_goal(path, link=Link(alpha_s=1e-6, beta_s_per_byte=1e-9)).events.done_ns.tolist()
+        ...     _ = path.write_text(
+        ...         "num_ranks 2\nrank 0 {\nsend 1000b to 1\n}\nrank 1 {\nrecv 1000b from 0\n}\n"
+        ...     )
+        ...     read_goal(
+        ...         path, link=Link(alpha_s=1e-6, beta_s_per_byte=1e-9)
+        ...     ).events.done_ns.tolist()
         [1000, 2000]
 
     Source:
@@ -175,7 +217,9 @@ def _parse(text: str) -> list[list[Step]]:
     count, blocks, place = int(found[1]), dict[int, str](), found.end()
     for block in _RANK.finditer(text, place):
         if text[place : block.start()].strip():
-            raise ValueError(f"{text[place : block.start()].strip()[:40]!r} stands outside of the ranks")
+            raise ValueError(
+                f"{text[place : block.start()].strip()[:40]!r} stands outside of the ranks"
+            )
         rank = int(block[1])
         if rank >= count or rank in blocks:
             raise ValueError(f"rank {rank} is not one of {count}, or stands there twice")
@@ -202,10 +246,26 @@ def _parse_rank(text: str) -> list[Step]:
             if kind is None:
                 steps.append(Step(WORK, work_ns=int(work), label="calc", thread=int(cpu or 0)))
             else:
-                steps.append(Step(kind, peer=int(peer), tag=int(tag or 0), size_bytes=int(size), thread=int(cpu or 0)))
+                steps.append(
+                    Step(
+                        kind,
+                        peer=int(peer),
+                        tag=int(tag or 0),
+                        size_bytes=int(size),
+                        thread=int(cpu or 0),
+                    )
+                )
             continue
         wanted = _NEED.fullmatch(line)
         if wanted is None or wanted[1] not in numbers or wanted[3] not in numbers:
-            raise ValueError(f"{line[:60]!r} is no line of GOAL that can be read here, or names a label that is not there")
-        (needs if wanted[2] == "requires" else after).setdefault(numbers[wanted[1]], []).append(numbers[wanted[3]])
-    return [replace(step, needs=tuple(needs.get(i, ())), after=tuple(after.get(i, ()))) for i, step in enumerate(steps)]
+            raise ValueError(
+                f"{line[:60]!r} is no line of GOAL that can be read here, or names a label that "
+                "is not there"
+            )
+        (needs if wanted[2] == "requires" else after).setdefault(numbers[wanted[1]], []).append(
+            numbers[wanted[3]]
+        )
+    return [
+        replace(step, needs=tuple(needs.get(i, ())), after=tuple(after.get(i, ())))
+        for i, step in enumerate(steps)
+    ]

@@ -1,4 +1,6 @@
-"""Traces for Perfetto (ui.perfetto.dev and its trace processor), and from it: TrackEvent packets, with flows.
+"""Traces for Perfetto (ui.perfetto.dev and its trace processor), and from it.
+
+TrackEvent packets, with flows.
 
 ::
 
@@ -6,12 +8,13 @@
       lane  "spans"             packet: slice begin, slice end
       lane  "operations"        begin of a send: flow_ids; end of its recv: terminating_flow_ids
 
-Each slice carries what is known of it as debug annotations, and all its columns as one more, so that a file that ringsim wrote is read
-back as the same trace. Files of other programs are read as spans.
+Each slice carries what is known of it as debug annotations, and all its columns as one more, so
+that a file that ringsim wrote is read back as the same trace. Files of other programs are read as
+spans.
 
 Source:
-    protos/perfetto/trace of https://github.com/google/perfetto, and "Writing TrackEvent Protos Synthetically",
-    https://perfetto.dev/docs/reference/synthetic-track-event
+    protos/perfetto/trace of https://github.com/google/perfetto, and "Writing TrackEvent Protos
+    Synthetically", https://perfetto.dev/docs/reference/synthetic-track-event
 """
 
 from __future__ import annotations
@@ -47,17 +50,20 @@ if TYPE_CHECKING:
 __all__ = ["read_perfetto", "to_perfetto"]
 
 BEGIN, END, INSTANT = 1, 2, 3  # TrackEvent.Type
-CLEARED, NEEDED = 1, 2  # TracePacket.SequenceFlags: names interned before do not count; names interned before are needed
+# TracePacket.SequenceFlags: names interned before do not count; names interned before are needed
+CLEARED, NEEDED = 1, 2
 _SEQUENCE: Final = 1
 _RUN_TRACK: Final = 1
 _MOST_PARENTS: Final = 100  # a chain of parents that goes in a circle ends here
 
 
 def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
-    """Writes a trace for Perfetto: drop the file on ui.perfetto.dev, which opens it in the browser and sends it nowhere.
+    """Writes a trace for Perfetto.
 
-    Ranks are processes; spans and operations stand on lanes below them, and an arrow leads from each send to its recv.
-    ``ringsim.exchange.read_perfetto`` gives back the same trace, without results and output.
+    Drop the file on ui.perfetto.dev, which opens it in the browser and sends it nowhere. Ranks are
+    processes; spans and operations stand on lanes below them, and an arrow leads from each send to
+    its recv. ``ringsim.exchange.read_perfetto`` gives back the same trace, without results and
+    output.
 
     Args:
         trace: any trace.
@@ -71,7 +77,10 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
         >>> from ringsim.exchange.perfetto import read_perfetto
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> from ringsim.traces.value import Trace
-        >>> trace = Trace(make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [5]}), {"world_size": 1})
+        >>> trace = Trace(
+        ...     make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [5]}),
+        ...     {"world_size": 1},
+        ... )
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     trace.to_perfetto(f"{directory}/run.pftrace")
         ...     read_perfetto(f"{directory}/run.pftrace") == trace
@@ -85,7 +94,10 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
 
 
 class _Writer:
-    """Makes the packets of a trace. A name is written once, and referred to by its number from then on."""
+    """Makes the packets of a trace.
+
+    A name is written once, and referred to by its number from then on.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self._kinds, self._trace = perfetto_messages(), trace
@@ -96,8 +108,12 @@ class _Writer:
         self._annotations: dict[tuple[str, str | int], Any] = {}
 
     def parts(self, run: str) -> Iterator[bytes]:
-        """Yields the file in parts, lane by lane; ``run`` is what is known of the run beside its events."""
-        made = plain_text(f"{RUN}: {self._trace.metadata.get('source', 'of unknown source')}")  # measured or simulated: a viewer shows it
+        """Yields the file in parts, lane by lane.
+
+        ``run`` is what is known of the run beside its events.
+        """
+        # measured or simulated: a viewer shows it
+        made = plain_text(f"{RUN}: {self._trace.metadata.get('source', 'of unknown source')}")
         self._packet(sequence_flags=CLEARED, track_descriptor={"uuid": _RUN_TRACK, "name": made})
         about = {"name": RUN, "string_value": plain_text(run)}
         self._event(0, INSTANT, _RUN_TRACK, name=RUN, categories=[RUN], debug_annotations=[about])
@@ -105,10 +121,17 @@ class _Writer:
         for lane in make_lanes(self._trace):
             process = lane.rank + 1 << 32
             if lane.rank != last:
-                told = {"pid": lane.rank + 1, "process_name": f"rank {lane.rank}"}  # pid 0 means the idle task
+                # pid 0 means the idle task
+                told = {"pid": lane.rank + 1, "process_name": f"rank {lane.rank}"}
                 self._packet(track_descriptor={"uuid": process, "process": told})
                 last = lane.rank
-            self._packet(track_descriptor={"uuid": process + lane.number, "parent_uuid": process, "name": lane.name})
+            self._packet(
+                track_descriptor={
+                    "uuid": process + lane.number,
+                    "parent_uuid": process,
+                    "name": lane.name,
+                }
+            )
             self._lane(lane, process + lane.number)
             yield self._take()
         yield self._take()  # of a trace without events
@@ -135,19 +158,35 @@ class _Writer:
             elif slice_ is None:
                 self._event(int(end), END, track)
             elif OPS[slice_.row.op][1] != MARK:
-                self._event(int(end), END, track, terminating_flow_ids=[slice_.flow_in] if slice_.flow_in else ())
+                self._event(
+                    int(end),
+                    END,
+                    track,
+                    terminating_flow_ids=[slice_.flow_in] if slice_.flow_in else (),
+                )
 
     def _begin(self, one: Slice, track: int) -> None:
         kind = OPS[one.row.op][1]
         named = self._named(make_name(one.row, self._tables), KIND_NAMES[kind])
-        told = [self._annotation(key, value) for key, value in describe_row(one.row, self._tables).items()]
-        columns = {"name_iid": self._number("debug_annotation_names", COLUMNS), "string_value": " ".join(map(str, one.row))}
+        told = [
+            self._annotation(key, value)
+            for key, value in describe_row(one.row, self._tables).items()
+        ]
+        columns = {
+            "name_iid": self._number("debug_annotation_names", COLUMNS),
+            "string_value": " ".join(map(str, one.row)),
+        }
         flows = [one.flow_out] if one.flow_out else ()
         what = INSTANT if kind == MARK else BEGIN
-        self._event(one.start_ns, what, track, **named, flow_ids=flows, debug_annotations=[*told, columns])
+        self._event(
+            one.start_ns, what, track, **named, flow_ids=flows, debug_annotations=[*told, columns]
+        )
 
     def _named(self, name: str, category: str) -> dict[str, Any]:
-        return {"name_iid": self._number("event_names", name), "category_iids": [self._number("event_categories", category)]}
+        return {
+            "name_iid": self._number("event_names", name),
+            "category_iids": [self._number("event_categories", category)],
+        }
 
     def _number(self, table: str, name: str) -> int:
         known = self._numbers.get((table, name))
@@ -157,16 +196,29 @@ class _Writer:
         return known
 
     def _annotation(self, key: str, value: str | int) -> Any:
-        """Returns the message that says one thing of an event; there are few different ones, and each is used often."""
+        """Returns the message that says one thing of an event.
+
+        There are few different ones, and each is used often.
+        """
         known = self._annotations.get((key, value))
         if known is None:
-            said = {"int_value": value} if isinstance(value, int) else {"string_value": plain_text(value)}
+            said = (
+                {"int_value": value}
+                if isinstance(value, int)
+                else {"string_value": plain_text(value)}
+            )
             named = self._number("debug_annotation_names", key)
-            known = self._annotations[key, value] = self._kinds.DebugAnnotation(name_iid=named, **said)
+            known = self._annotations[key, value] = self._kinds.DebugAnnotation(
+                name_iid=named, **said
+            )
         return known
 
     def _event(self, time_ns: int, kind: int, track: int, **more: Any) -> None:
-        self._packet(timestamp=time_ns, sequence_flags=NEEDED, track_event={"type": kind, "track_uuid": track, **more})
+        self._packet(
+            timestamp=time_ns,
+            sequence_flags=NEEDED,
+            track_event={"type": kind, "track_uuid": track, **more},
+        )
 
     def _packet(self, **content: Any) -> None:
         packet = self._file.packet.add(trusted_packet_sequence_id=_SEQUENCE, **content)
@@ -178,8 +230,9 @@ class _Writer:
 def read_perfetto(path: str | PathLike[str]) -> Trace:
     """Reads a file of Perfetto's TrackEvent packets.
 
-    What ``Trace.to_perfetto`` wrote comes back as that trace. Of another program's file, each process becomes a rank, each slice a span
-    and each instant a mark: such a file does not say which slices are messages.
+    What ``Trace.to_perfetto`` wrote comes back as that trace. Of another program's file, each
+    process becomes a rank, each slice a span and each instant a mark: such a file does not say
+    which slices are messages.
 
     Args:
         path: the file; it may be gzipped.
@@ -200,7 +253,10 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
 
 @dataclass
 class _Sequence:
-    """What the packets of one writer have said so far: names by table and number, and the track of events that name none."""
+    """What the packets of one writer have said so far.
+
+    Names by table and number, and the track of events that name none.
+    """
 
     names: dict[tuple[str, int], str] = field(default_factory=dict)
     track: int = 0
@@ -222,7 +278,8 @@ class _Sequence:
     def notes(self, event: Any) -> dict[str, str]:
         """Returns the words that an event is annotated with, by their names."""
         return {
-            note.name or self.names.get(("debug_annotation_names", note.name_iid), ""): note.string_value
+            note.name
+            or self.names.get(("debug_annotation_names", note.name_iid), ""): note.string_value
             for note in event.debug_annotations
             if note.HasField("string_value")
         }

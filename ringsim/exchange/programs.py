@@ -1,17 +1,21 @@
-"""What each rank did, as a program without times: work, sends, recvs and collectives, and what each of them needs; and programs replayed.
+"""What each rank did, as a program without times.
 
-A trace has times; a program has reasons. Between two operations a thread worked, except while it was blocked; an operation was posted when
-what stood before it was over; and what comes after a wait needs what was waited for::
+Work, sends, recvs and collectives, and what each of them needs; and programs replayed. A trace has
+times; a program has reasons. Between two operations a thread worked, except while it was blocked;
+an operation was posted when what stood before it was over; and what comes after a wait needs what
+was waited for::
 
     thread    work | isend i | work | wait for i | work
 
     work 0 --> isend i -----.
         '----> work 1 ------+--> work 2
 
-A replay runs programs on the virtual clock. Every message leaves when its step begins and takes the link of its pair of ranks, one after
-the other: it is over for the sender when its bytes are on their way, and for the receiver when it has arrived. So a send never waits for
-its recv, as in LogGOPSim below its limit for eager messages. Each thread of a rank does its work in order. A collective begins when all
-have come to it, and takes as long as its rounds (``ringsim.traces.collectives``).
+A replay runs programs on the virtual clock. Every message leaves when its step begins and takes the
+link of its pair of ranks, one after the other: it is over for the sender when its bytes are on
+their way, and for the receiver when it has arrived. So a send never waits for its recv, as in
+LogGOPSim below its limit for eager messages. Each thread of a rank does its work in order. A
+collective begins when all have come to it, and takes as long as its rounds
+(``ringsim.traces.collectives``).
 """
 
 from __future__ import annotations
@@ -30,7 +34,17 @@ from ringsim.exchange.reading import Rows
 from ringsim.link import Link, check_link
 from ringsim.simulator.links import PrivateLinks
 from ringsim.traces.collectives import count_rounds
-from ringsim.traces.events import COLLECTIVE, IN_FLIGHT, NONE, OK, OP_NAMES, SPAN, Events, Group, Payload
+from ringsim.traces.events import (
+    COLLECTIVE,
+    IN_FLIGHT,
+    NONE,
+    OK,
+    OP_NAMES,
+    SPAN,
+    Events,
+    Group,
+    Payload,
+)
 from ringsim.traces.matching import refused
 
 if TYPE_CHECKING:
@@ -39,7 +53,9 @@ if TYPE_CHECKING:
 __all__ = ["Step", "make_programs", "replay"]
 
 WORK, SEND, RECV, TOGETHER = "work", "send", "recv", "together"
-_MOST_NEEDS: Final = 4  # more are gathered in a step without work: otherwise each of many steps could name each of many others
+# more are gathered in a step without work: otherwise each of many steps could name each of many
+# others
+_MOST_NEEDS: Final = 4
 _POST, _JOIN, _OPEN, _CLOSE = range(4)
 
 
@@ -48,11 +64,13 @@ class Step:
     """One step of a program: "work", "send", "recv", or "together" for a collective.
 
     Attributes:
-        needs: which steps of the same rank must be over before it; in programs of a trace, earlier ones.
+        needs: which steps of the same rank must be over before it; in programs of a trace, earlier
+            ones.
         peer: of a message the other side; of a collective the root, -1 for none.
         size_bytes: of what moves; of a collective the S of ``ringsim.traces.collectives``.
         op: how torch calls it; empty for work.
-        label: of work, the name of the innermost span around it, which gives stage and microbatch, too.
+        label: of work, the name of the innermost span around it, which gives stage and microbatch,
+            too.
         thread: who does it.
         after: which steps must have begun before it.
     """
@@ -75,8 +93,9 @@ class Step:
 def make_programs(trace: Trace) -> list[list[Step]]:
     """Finds the program of each rank of a trace.
 
-    Operations without a partner are left out, because no replay could get past them: unmatched sends and recvs, and collectives that not
-    all members called. The making of groups and marks are left out, too.
+    Operations without a partner are left out, because no replay could get past them: unmatched
+    sends and recvs, and collectives that not all members called. The making of groups and marks are
+    left out, too.
 
     Args:
         trace: any trace.
@@ -87,8 +106,21 @@ def make_programs(trace: Trace) -> list[list[Step]]:
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> from ringsim.traces.value import Trace
-        >>> trace = Trace(make_events({"rank": [0, 1], "op": [OP_CODES["isend"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
-        ...     "tag": [7, 7], "post_ns": [0, 30], "wait_ns": [20, 30], "done_ns": [60, 70]}), {"world_size": 2})
+        >>> trace = Trace(
+        ...     make_events(
+        ...         {
+        ...             "rank": [0, 1],
+        ...             "op": [OP_CODES["isend"], OP_CODES["recv"]],
+        ...             "group": [-1, -1],
+        ...             "peer": [1, 0],
+        ...             "tag": [7, 7],
+        ...             "post_ns": [0, 30],
+        ...             "wait_ns": [20, 30],
+        ...             "done_ns": [60, 70],
+        ...         }
+        ...     ),
+        ...     {"world_size": 2},
+        ... )
         >>> for program in make_programs(trace):
         ...     print([(step.kind, step.work_ns, step.needs) for step in program])
         [('send', 0, ()), ('work', 20, ())]
@@ -107,29 +139,57 @@ def _messages(trace: Trace) -> dict[int, Step]:
     """Returns a step for each matched send and recv, by its place among the events."""
     events, found = trace.events, trace.messages
     sizes = [payload.size_bytes for payload in events.tables.payloads]
-    columns = (found.src, found.dst, found.tag, found.group, found.payload, found.stage, found.microbatch, found.send, found.recv)
+    columns = (
+        found.src,
+        found.dst,
+        found.tag,
+        found.group,
+        found.payload,
+        found.stage,
+        found.microbatch,
+        found.send,
+        found.recv,
+    )
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    # Elsewhere the tag alone tells messages of one pair of ranks apart, here the group does, too. Where one tag is used on two groups the
-    # pairs of both are numbered.
+    # Elsewhere the tag alone tells messages of one pair of ranks apart, here the group does, too.
+    # Where one tag is used on two groups the pairs of both are numbered.
     groups = {(src, dst, tag): group for src, dst, tag, group, *_ in rows}
-    clash = any(groups[src, dst, tag] != group for src, dst, tag, group, *_ in rows) or any(not 0 <= tag < 2**30 for _, _, tag, *_ in rows)
-    numbers = {pair: number for number, pair in enumerate(dict.fromkeys((group, tag) for _, _, tag, group, *_ in rows))}
+    clash = any(groups[src, dst, tag] != group for src, dst, tag, group, *_ in rows) or any(
+        not 0 <= tag < 2**30 for _, _, tag, *_ in rows
+    )
+    numbers = {
+        pair: number
+        for number, pair in enumerate(dict.fromkeys((group, tag) for _, _, tag, group, *_ in rows))
+    }
     steps = {}
     for src, dst, tag, group, payload, stage, microbatch, send, recv in rows:
-        more: dict[str, Any] = {"tag": numbers[group, tag] if clash else tag, "stage": stage, "microbatch": microbatch}
+        more: dict[str, Any] = {
+            "tag": numbers[group, tag] if clash else tag,
+            "stage": stage,
+            "microbatch": microbatch,
+        }
         more["size_bytes"] = max(sizes[payload], 0) if payload != NONE else 0
-        steps[send] = Step(SEND, peer=dst, op=OP_NAMES[events.op[send]], thread=int(events.thread[send]), **more)
-        steps[recv] = Step(RECV, peer=src, op=OP_NAMES[events.op[recv]], thread=int(events.thread[recv]), **more)
+        steps[send] = Step(
+            SEND, peer=dst, op=OP_NAMES[events.op[send]], thread=int(events.thread[send]), **more
+        )
+        steps[recv] = Step(
+            RECV, peer=src, op=OP_NAMES[events.op[recv]], thread=int(events.thread[recv]), **more
+        )
     return steps
 
 
 def _collectives(events: Events, world_size: int) -> dict[int, Step]:
-    """Returns a step for each call of a collective that all members of its group made, by its place among the events."""
+    """Returns a step for each call of a collective that all members of its group made.
+
+    By its place among the events.
+    """
     calls: dict[int, dict[int, list[int]]] = {}
     counts = (events.kind == COLLECTIVE) & (events.group != NONE) & ~refused(events)
     for index in np.flatnonzero(counts).tolist():
         if OP_NAMES[events.op[index]] != "new_group":
-            calls.setdefault(int(events.group[index]), {}).setdefault(int(events.rank[index]), []).append(index)
+            calls.setdefault(int(events.group[index]), {}).setdefault(
+                int(events.rank[index]), []
+            ).append(index)
     sizes = events.size_bytes
     steps = {}
     for number, by_rank in calls.items():
@@ -147,11 +207,20 @@ def _collectives(events: Events, world_size: int) -> dict[int, Step]:
             size = max(int(sizes[list(same)].max()), 0)
             for index in same:
                 root, thread = int(events.peer[index]), int(events.thread[index])
-                steps[index] = Step(TOGETHER, peer=root, size_bytes=size, op=next(iter(ops)), group=group, thread=thread)
+                steps[index] = Step(
+                    TOGETHER,
+                    peer=root,
+                    size_bytes=size,
+                    op=next(iter(ops)),
+                    group=group,
+                    thread=thread,
+                )
     return steps
 
 
-def _follow(program: list[Step], events: Events, mine: list[int], operations: dict[int, Step], first: int) -> None:
+def _follow(
+    program: list[Step], events: Events, mine: list[int], operations: dict[int, Step], first: int
+) -> None:
     tables, clock, ready = events.tables, first, list[int]()
     numbers: dict[int, int] = {}  # of the events, as steps
     spans: list[int] = []
@@ -161,9 +230,24 @@ def _follow(program: list[Step], events: Events, mine: list[int], operations: di
         nonlocal clock, ready
         if until > clock:
             around = spans[-1] if spans else NONE
-            label = tables.labels[events.label[around]] if around != NONE and events.label[around] != NONE else ""
-            stage, microbatch = (int(column[around]) if around != NONE else NONE for column in (events.stage, events.microbatch))
-            step = Step(WORK, tuple(sorted(ready)), work_ns=until - clock, label=label, stage=stage, microbatch=microbatch, thread=thread)
+            label = (
+                tables.labels[events.label[around]]
+                if around != NONE and events.label[around] != NONE
+                else ""
+            )
+            stage, microbatch = (
+                int(column[around]) if around != NONE else NONE
+                for column in (events.stage, events.microbatch)
+            )
+            step = Step(
+                WORK,
+                tuple(sorted(ready)),
+                work_ns=until - clock,
+                label=label,
+                stage=stage,
+                microbatch=microbatch,
+                thread=thread,
+            )
             program.append(step)
             ready, clock = [len(program) - 1], until
 
@@ -188,10 +272,19 @@ def _follow(program: list[Step], events: Events, mine: list[int], operations: di
                 spans.remove(index)
 
 
-def _moments(events: Events, mine: list[int], operations: dict[int, Step]) -> Iterator[tuple[int, int, int, int]]:
-    """Returns the moments of a thread in order of time, (time, place among the events, kind, event); a wait counts when it is over."""
+def _moments(
+    events: Events, mine: list[int], operations: dict[int, Step]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Returns the moments of a thread in order of time.
+
+    Each is (time, place among the events, kind, event); a wait counts when it is over.
+    """
     found = []
-    times = (events.post_ns[mine].tolist(), events.wait_ns[mine].tolist(), events.done_ns[mine].tolist())
+    times = (
+        events.post_ns[mine].tolist(),
+        events.wait_ns[mine].tolist(),
+        events.done_ns[mine].tolist(),
+    )
     for index, post, wait, done in zip(mine, *times, strict=True):
         if index in operations:
             found.append((post, index, _POST, index))
@@ -224,8 +317,13 @@ def replay(programs: list[list[Step]], link: Link, source: str) -> Trace:
         ValueError: a step names a rank or a step that does not exist, or steps need each other.
 
     Example:
-        >>> programs = [[Step("work", work_ns=500), Step("send", needs=(0,), peer=1, size_bytes=1000)], [Step("recv", peer=0)]]
-        >>> replay(programs, Link(alpha_s=1e-6, beta_s_per_byte=1e-9), "nothing").events.done_ns.tolist()
+        >>> programs = [
+        ...     [Step("work", work_ns=500), Step("send", needs=(0,), peer=1, size_bytes=1000)],
+        ...     [Step("recv", peer=0)],
+        ... ]
+        >>> replay(
+        ...     programs, Link(alpha_s=1e-6, beta_s_per_byte=1e-9), "nothing"
+        ... ).events.done_ns.tolist()
         [500, 1500, 2500]
     """
     check_link("link", link)
@@ -237,7 +335,10 @@ def replay(programs: list[list[Step]], link: Link, source: str) -> Trace:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """The state of a step: how many others it waits for, from when on it can begin, when it began and when it was over."""
+    """The state of a step.
+
+    How many others it waits for, from when on it can begin, when it began and when it was over.
+    """
 
     rank: int
     step: Step
@@ -253,7 +354,10 @@ class _Replay:
     def __init__(self, programs: list[list[Step]], link: Link) -> None:
         self._link, self._carrier = link, PrivateLinks(link)
         self._world = Group("world", tuple(range(len(programs))))
-        self._nodes = [[_Node(rank, step, len(step.needs) + len(step.after)) for step in program] for rank, program in enumerate(programs)]
+        self._nodes = [
+            [_Node(rank, step, len(step.needs) + len(step.after)) for step in program]
+            for rank, program in enumerate(programs)
+        ]
         for nodes in self._nodes:
             for node in nodes:
                 for need in node.step.needs:
@@ -263,9 +367,11 @@ class _Replay:
         self._due: list[tuple[float, int, _Node]] = []
         self._count = itertools.count().__next__
         self._free: dict[tuple[int, int], float] = {}  # (rank, thread): when its work is over
-        self._arrivals: defaultdict[tuple[int, int, int], deque[float]] = defaultdict(deque)  # (from, to, tag)
+        # (from, to, tag)
+        self._arrivals: defaultdict[tuple[int, int, int], deque[float]] = defaultdict(deque)
         self._receivers: defaultdict[tuple[int, int, int], deque[_Node]] = defaultdict(deque)
-        self._gathered: defaultdict[tuple[Group, int], list[_Node]] = defaultdict(list)  # (group, which call of it)
+        # (group, which call of it)
+        self._gathered: defaultdict[tuple[Group, int], list[_Node]] = defaultdict(list)
         self._calls: defaultdict[tuple[int, Group], int] = defaultdict(int)
 
     def run(self) -> None:
@@ -331,7 +437,9 @@ class _Replay:
     def trace(self, source: str) -> Trace:
         """Returns what happened; raises ValueError where steps need each other."""
         nodes = [node for nodes in self._nodes for node in nodes]
-        if any(node.begun_s is None for node in nodes) and all(node.begun_s is None or node.done_s is not None for node in nodes):
+        if any(node.begun_s is None for node in nodes) and all(
+            node.begun_s is None or node.done_s is not None for node in nodes
+        ):
             raise ValueError("steps of it need each other")
         rows = Rows()
         for mine in self._nodes:
@@ -340,27 +448,50 @@ class _Replay:
                 if node.begun_s is not None:
                     self._add(rows, node, node.begun_s, wait_s)
         link = {"alpha_s": self._link.alpha_s, "beta_s_per_byte": self._link.beta_s_per_byte}
-        notes = [f"imported from {source} and run on the virtual clock: a message leaves when it is posted"]
-        return rows.trace({"world_size": len(self._nodes), "source": "simulated", "link": link, "notes": notes})
+        notes = [
+            (
+                f"imported from {source} and run on the virtual clock: a "
+                "message leaves when it is posted"
+            )
+        ]
+        return rows.trace(
+            {"world_size": len(self._nodes), "source": "simulated", "link": link, "notes": notes}
+        )
 
     def _add(self, rows: Rows, node: _Node, begun_s: float, wait_s: float) -> None:
         step, done_s = node.step, node.done_s
-        columns: dict[str, Any] = {"stage": step.stage, "microbatch": step.microbatch, "thread": step.thread}
-        columns |= {"done_ns": NONE if done_s is None else _ns(done_s), "status": IN_FLIGHT if done_s is None else OK}
+        columns: dict[str, Any] = {
+            "stage": step.stage,
+            "microbatch": step.microbatch,
+            "thread": step.thread,
+        }
+        columns |= {
+            "done_ns": NONE if done_s is None else _ns(done_s),
+            "status": IN_FLIGHT if done_s is None else OK,
+        }
         if step.kind == WORK:
             rows.add(node.rank, "span", _ns(begun_s), label=step.label or "work", **columns)
             return
         columns |= {"payload": Payload("", (), step.size_bytes), "peer": step.peer}
-        columns |= {"group": step.group or self._world} if step.kind == TOGETHER else {"tag": step.tag}
+        columns |= (
+            {"group": step.group or self._world} if step.kind == TOGETHER else {"tag": step.tag}
+        )
         waited_ns = _ns(min(max(wait_s, begun_s), max(done_s or 0.0, begun_s)))
-        rows.add(node.rank, step.op or _KINDS[step.kind], _ns(begun_s), wait_ns=waited_ns, **columns)
+        rows.add(
+            node.rank, step.op or _KINDS[step.kind], _ns(begun_s), wait_ns=waited_ns, **columns
+        )
 
 
 def _find_waits(nodes: list[_Node]) -> list[float]:
-    """Returns when a rank began to wait for each of its steps: when everything else that one of its followers needs was done."""
+    """Returns when a rank began to wait for each of its steps.
+
+    When everything else that one of its followers needs was done.
+    """
     waits = [math.inf] * len(nodes)
     for node in nodes:
-        ends = sorted(-1.0 if (done_s := nodes[need].done_s) is None else done_s for need in node.step.needs)
+        ends = sorted(
+            -1.0 if (done_s := nodes[need].done_s) is None else done_s for need in node.step.needs
+        )
         for need in node.step.needs:
             others = 0.0
             if len(ends) > 1:
@@ -378,9 +509,17 @@ def _check(programs: list[list[Step]]) -> None:
         for step in program:
             if not all(0 <= need < len(program) for need in step.needs + step.after):
                 raise ValueError(f"a step of rank {rank} needs one that does not exist")
-            if step.kind in (SEND, RECV) and not (0 <= step.peer < len(programs) and step.peer != rank):
-                raise ValueError(f"rank {rank} sends to or receives from rank {step.peer} of {len(programs)}")
+            if step.kind in (SEND, RECV) and not (
+                0 <= step.peer < len(programs) and step.peer != rank
+            ):
+                raise ValueError(
+                    f"rank {rank} sends to or receives from rank {step.peer} of {len(programs)}"
+                )
             if step.work_ns < 0 or step.size_bytes < 0:
-                raise ValueError(f"a step of rank {rank} takes a negative time, or moves a negative size")
+                raise ValueError(
+                    f"a step of rank {rank} takes a negative time, or moves a negative size"
+                )
             if step.group is not None and rank not in step.group.ranks:
-                raise ValueError(f"rank {rank} calls a collective of a group that it is not a member of")
+                raise ValueError(
+                    f"rank {rank} calls a collective of a group that it is not a member of"
+                )

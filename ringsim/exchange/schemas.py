@@ -1,10 +1,12 @@
 """The protocol-buffer messages of Perfetto and Chakra that ringsim writes and reads.
 
-Only the fields in use are declared; protobuf skips all others. Enumerations are declared as numbers, which look the same in a file.
+Only the fields in use are declared; protobuf skips all others. Enumerations are declared as
+numbers, which look the same in a file.
 
 Source:
-    protos/perfetto/trace of https://github.com/google/perfetto (trace_packet, track_descriptor, track_event, debug_annotation,
-    interned_data); schema/protobuf/et_def.proto of https://github.com/mlcommons/chakra
+    protos/perfetto/trace of https://github.com/google/perfetto (trace_packet, track_descriptor,
+    track_event, debug_annotation, interned_data); schema/protobuf/et_def.proto of
+    https://github.com/mlcommons/chakra
 """
 
 from __future__ import annotations
@@ -21,32 +23,81 @@ __all__ = ["chakra_messages", "perfetto_messages", "plain_text"]
 _PERFETTO: Final = {
     "Trace": ("1 packet TracePacket*",),
     "TracePacket": (
-        *("8 timestamp uint64", "10 trusted_packet_sequence_id uint32", "11 track_event TrackEvent", "12 interned_data InternedData"),
-        *("13 sequence_flags uint32", "59 trace_packet_defaults TracePacketDefaults", "60 track_descriptor TrackDescriptor"),
+        *(
+            "8 timestamp uint64",
+            "10 trusted_packet_sequence_id uint32",
+            "11 track_event TrackEvent",
+            "12 interned_data InternedData",
+        ),
+        *(
+            "13 sequence_flags uint32",
+            "59 trace_packet_defaults TracePacketDefaults",
+            "60 track_descriptor TrackDescriptor",
+        ),
     ),
     "TracePacketDefaults": ("11 track_event_defaults TrackEventDefaults",),
     "TrackEventDefaults": ("11 track_uuid uint64",),
     "TrackDescriptor": (
-        *("1 uuid uint64", "2 name string", "3 process ProcessDescriptor", "4 thread ThreadDescriptor", "5 parent_uuid uint64"),
+        *(
+            "1 uuid uint64",
+            "2 name string",
+            "3 process ProcessDescriptor",
+            "4 thread ThreadDescriptor",
+            "5 parent_uuid uint64",
+        ),
     ),
     "ProcessDescriptor": ("1 pid int32", "6 process_name string"),
     "ThreadDescriptor": ("1 pid int32",),
     "TrackEvent": (
-        *("3 category_iids uint64*", "4 debug_annotations DebugAnnotation*", "9 type int32", "10 name_iid uint64", "11 track_uuid uint64"),
-        *("22 categories string*", "23 name string", "47 flow_ids fixed64*", "48 terminating_flow_ids fixed64*"),
+        *(
+            "3 category_iids uint64*",
+            "4 debug_annotations DebugAnnotation*",
+            "9 type int32",
+            "10 name_iid uint64",
+            "11 track_uuid uint64",
+        ),
+        *(
+            "22 categories string*",
+            "23 name string",
+            "47 flow_ids fixed64*",
+            "48 terminating_flow_ids fixed64*",
+        ),
     ),
-    "DebugAnnotation": ("1 name_iid uint64", "4 int_value int64", "6 string_value string", "10 name string"),
-    "InternedData": ("1 event_categories InternedName*", "2 event_names InternedName*", "3 debug_annotation_names InternedName*"),
+    "DebugAnnotation": (
+        "1 name_iid uint64",
+        "4 int_value int64",
+        "6 string_value string",
+        "10 name string",
+    ),
+    "InternedData": (
+        "1 event_categories InternedName*",
+        "2 event_names InternedName*",
+        "3 debug_annotation_names InternedName*",
+    ),
     "InternedName": ("1 iid uint64", "2 name string"),
 }
 _CHAKRA: Final = {
     "GlobalMetadata": ("1 version string",),
     "Node": (
-        *("1 id uint64", "2 name string", "3 type int32", "4 ctrl_deps uint64*", "5 data_deps uint64*", "7 duration_micros uint64"),
+        *(
+            "1 id uint64",
+            "2 name string",
+            "3 type int32",
+            "4 ctrl_deps uint64*",
+            "5 data_deps uint64*",
+            "7 duration_micros uint64",
+        ),
         "10 attr AttributeProto*",
     ),
     "AttributeProto": (
-        *("1 name string", "7 int32_val int32", "9 int64_val int64", "13 uint64_val uint64", "27 bool_val bool", "29 string_val string"),
+        *(
+            "1 name string",
+            "7 int32_val int32",
+            "9 int64_val int64",
+            "13 uint64_val uint64",
+            "27 bool_val bool",
+            "29 string_val string",
+        ),
     ),
 }
 
@@ -63,11 +114,19 @@ def chakra_messages() -> SimpleNamespace:
     return _make_classes("ringsim.chakra", _CHAKRA, packed=True)
 
 
-def _make_classes(package: str, messages: dict[str, tuple[str, ...]], *, packed: bool) -> SimpleNamespace:
-    """Returns the classes of a schema; ``packed`` puts repeated numbers into one field, as proto3 does and proto2 does not."""
+def _make_classes(
+    package: str, messages: dict[str, tuple[str, ...]], *, packed: bool
+) -> SimpleNamespace:
+    """Returns the classes of a schema.
+
+    ``packed`` puts repeated numbers into one field, as proto3 does and proto2 does not.
+    """
     field_type, features = descriptor_pb2.FieldDescriptorProto, descriptor_pb2.FeatureSet
-    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="editions")
-    file.edition = descriptor_pb2.EDITION_2023  # of proto2 and proto3 the one whose strings are checked and whose numbers may be absent
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"{package}.proto", package=package, syntax="editions"
+    )
+    # of proto2 and proto3 the one whose strings are checked and whose numbers may be absent
+    file.edition = descriptor_pb2.EDITION_2023
     file.options.features.repeated_field_encoding = features.PACKED if packed else features.EXPANDED
     for name, fields in messages.items():
         message = file.message_type.add(name=name)
@@ -75,15 +134,20 @@ def _make_classes(package: str, messages: dict[str, tuple[str, ...]], *, packed:
             number, field, kind = text.split()
             base = kind.rstrip("*")
             added = message.field.add(name=field, number=int(number))
-            added.label = field_type.LABEL_REPEATED if kind.endswith("*") else field_type.LABEL_OPTIONAL
+            added.label = (
+                field_type.LABEL_REPEATED if kind.endswith("*") else field_type.LABEL_OPTIONAL
+            )
             if base in messages:
                 added.type, added.type_name = field_type.TYPE_MESSAGE, f".{package}.{base}"
             else:
                 added.type = field_type.Type.Value(f"TYPE_{base.upper()}")
-    pool = descriptor_pool.DescriptorPool()  # of our own: the process may hold the published schemas as well
+    # of our own: the process may hold the published schemas as well
+    pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     kinds = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in messages}
-    return SimpleNamespace(**{name: message_factory.GetMessageClass(kind) for name, kind in kinds.items()})
+    return SimpleNamespace(
+        **{name: message_factory.GetMessageClass(kind) for name, kind in kinds.items()}
+    )
 
 
 def plain_text(text: str) -> str:

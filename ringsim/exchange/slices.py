@@ -1,14 +1,17 @@
-"""A trace as what viewers of timelines draw: slices on lanes, instants, and flows between slices; and slices of other programs as a trace.
+"""A trace as what viewers of timelines draw.
 
-Each rank is a process. Spans and marks of a thread stand on one lane, for they nest; operations, which overlap, on as many as they need,
-because viewers draw a lane as a stack of boxes, none of which may cut another::
+Slices on lanes, instants, and flows between slices; and slices of other programs as a trace. Each
+rank is a process. Spans and marks of a thread stand on one lane, for they nest; operations, which
+overlap, on as many as they need, because viewers draw a lane as a stack of boxes, none of which may
+cut another::
 
     spans        | step 0                    |          lane 0: they nest
                  | forward 0 |  | forward 1  |
     operations   | irecv from 0        |  | send |      lane 0
                     | isend to 1   |                    lane 1, for it overlaps
 
-An operation lasts from post to done, and holds a slice "blocked" from wait to done. A flow leads from a send to its recv.
+An operation lasts from post to done, and holds a slice "blocked" from wait to done. A flow leads
+from a send to its recv.
 """
 
 from __future__ import annotations
@@ -70,12 +73,14 @@ def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 
 
 def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-    """Gives each slice lane 0 if it nests with those already there, and another lane if it would cut one.
+    """Gives each slice lane 0 if it nests with those there, and another lane if it would cut one.
 
     The starts ascend, and of equal ones the longest comes first.
 
     Example:
-        >>> place_nested([0, 1, 3], [4, 2, 6])  # the third begins within the first and ends after it
+        >>> place_nested(
+        ...     [0, 1, 3], [4, 2, 6]
+        ... )  # the third begins within the first and ends after it
         [0, 0, 1]
     """
     stack: list[float] = []
@@ -89,24 +94,34 @@ def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
         else:
             cutting.append(index)
             lanes.append(1)
-    for index, lane in zip(cutting, place_apart([starts[i] for i in cutting], [ends[i] for i in cutting]), strict=True):
+    for index, lane in zip(
+        cutting, place_apart([starts[i] for i in cutting], [ends[i] for i in cutting]), strict=True
+    ):
         lanes[index] += lane
     return lanes
 
 
-def on_lanes(slices: list[Any], place: Callable[[list[int], list[float]], list[int]]) -> list[tuple[int, list[Any]]]:
-    """Returns the slices of each lane by the lane's number, in order; ``place`` gives each its lane."""
+def on_lanes(
+    slices: list[Any], place: Callable[[list[int], list[float]], list[int]]
+) -> list[tuple[int, list[Any]]]:
+    """Returns the slices of each lane by the lane's number, in order.
+
+    ``place`` gives each its lane.
+    """
     slices.sort(key=lambda one: (one.start_ns, -one.end_ns))
     lanes: dict[int, list[Any]] = {}
-    for lane, one in zip(place([one.start_ns for one in slices], [one.end_ns for one in slices]), slices, strict=True):
+    for lane, one in zip(
+        place([one.start_ns for one in slices], [one.end_ns for one in slices]), slices, strict=True
+    ):
         lanes.setdefault(lane, []).append(one)
     return sorted(lanes.items())
 
 
 def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int, bool]]:
-    """Yields the begins (True) and ends of slices that nest, in order of time; at the same moment, ends come before begins.
+    """Yields the begins (True) and ends of slices that nest, in order of time.
 
-    The starts ascend, and of equal ones what lies outside comes first; an infinite end is never yielded.
+    At the same moment, ends come before begins. The starts ascend, and of equal ones what lies
+    outside comes first; an infinite end is never yielded.
 
     Example:
         >>> ["[]"[not begins] + str(index) for index, begins in unfold([0, 1, 3], [3, 3, math.inf])]
@@ -154,8 +169,8 @@ assert Row._fields == tuple(COLUMN_DTYPES)  # our own invariant: one list of col
 class Slice(NamedTuple):
     """One event on a lane.
 
-    A mark ends at its start, and what is in flight never (infinity). ``flow_out`` numbers the message that it sends, from 1, and
-    ``flow_in`` the one that it receives; 0 for none.
+    A mark ends at its start, and what is in flight never (infinity). ``flow_out`` numbers the
+    message that it sends, from 1, and ``flow_in`` the one that it receives; 0 for none.
     """
 
     row: Row
@@ -167,13 +182,20 @@ class Slice(NamedTuple):
     @property
     def blocked_ns(self) -> int | None:
         """When the rank began to wait for it; None if it never did, or has not finished."""
-        waited = self.end_ns != math.inf and self.row.wait_ns != NONE and self.start_ns <= self.row.wait_ns < self.end_ns
+        waited = (
+            self.end_ns != math.inf
+            and self.row.wait_ns != NONE
+            and self.start_ns <= self.row.wait_ns < self.end_ns
+        )
         return self.row.wait_ns if waited else None
 
 
 @dataclass(frozen=True)
 class Lane:
-    """The slices of one lane of a rank, in the order in which they begin; lanes are numbered from 1."""
+    """The slices of one lane of a rank, in the order in which they begin.
+
+    Lanes are numbered from 1.
+    """
 
     rank: int
     number: int
@@ -188,14 +210,26 @@ def make_lanes(trace: Trace) -> Iterator[Lane]:
     out, into = np.zeros(len(events), dtype=np.int64), np.zeros(len(events), dtype=np.int64)
     out[messages.send] = into[messages.recv] = np.arange(1, len(messages) + 1)
     starts, program = events.post_ns.tolist(), np.isin(events.kind, (SPAN, MARK))
-    ends = np.where(events.kind == MARK, events.post_ns, np.maximum(events.done_ns, events.post_ns)).astype(object)
+    ends = np.where(
+        events.kind == MARK, events.post_ns, np.maximum(events.done_ns, events.post_ns)
+    ).astype(object)
     ends[(events.kind != MARK) & (events.done_ns == NONE)] = math.inf
     numbers: Counter[int] = Counter()
     for rank, thread, here in events.by_thread():
-        for kind, where, place in (("spans", here[program[here]], place_nested), ("operations", here[~program[here]], place_apart)):
-            slices = [Slice(rows[i], starts[i], ends[i], int(out[i]), int(into[i])) for i in where.tolist()]
+        for kind, where, place in (
+            ("spans", here[program[here]], place_nested),
+            ("operations", here[~program[here]], place_apart),
+        ):
+            slices = [
+                Slice(rows[i], starts[i], ends[i], int(out[i]), int(into[i]))
+                for i in where.tolist()
+            ]
             for lane, placed in on_lanes(slices, place):
-                name = kind + (f" of thread {thread}" if thread else "") + (f" ({lane + 1})" if lane else "")
+                name = (
+                    kind
+                    + (f" of thread {thread}" if thread else "")
+                    + (f" ({lane + 1})" if lane else "")
+                )
                 numbers[rank] += 1
                 yield Lane(rank, numbers[rank], name, placed)
 
@@ -213,17 +247,28 @@ def make_name(row: Row, tables: Tables) -> str:
         return tables.labels[row.label] if row.label != NONE else name
     if kind not in (SEND, RECV):
         return name
-    return f"{name} {'to' if kind == SEND else 'from'} {'any rank' if row.peer == ANY_SOURCE else row.peer}"
+    return (
+        f"{name} {'to' if kind == SEND else 'from'} "
+        f"{'any rank' if row.peer == ANY_SOURCE else row.peer}"
+    )
 
 
 def describe_row(row: Row, tables: Tables) -> dict[str, str | int]:
     """Returns what is known of an event, for people to read; what does not apply is left out."""
-    told: dict[str, str | int] = {name: getattr(row, name) for name in ("tag", "stage", "microbatch") if getattr(row, name) != NONE}
+    told: dict[str, str | int] = {
+        name: getattr(row, name)
+        for name in ("tag", "stage", "microbatch")
+        if getattr(row, name) != NONE
+    }
     if row.group != NONE:
         told["group"] = tables.groups[row.group].name
     if row.payload != NONE:
         payload = tables.payloads[row.payload]
-        told |= {"size_bytes": payload.size_bytes, "dtype": payload.dtype, "shape": str(list(payload.shape))}
+        told |= {
+            "size_bytes": payload.size_bytes,
+            "dtype": payload.dtype,
+            "shape": str(list(payload.shape)),
+        }
     if row.file != NONE:
         told["source"] = f"{tables.files[row.file]}:{row.line}"
     return told | {"status": STATUS_NAMES[row.status]}
@@ -242,7 +287,10 @@ def pack_run(trace: Trace, path: str | PathLike[str]) -> str:
 
 
 def unpack_run(run: Any, rows: list[Any]) -> Trace:
-    """Returns the trace that was written as rows and by ``pack_run``; raises ValueError where they cannot belong to a run."""
+    """Returns the trace that was written as rows and by ``pack_run``.
+
+    Raises ValueError where they cannot belong to a run.
+    """
     if not isinstance(run, dict) or run.get("format") != 1:
         raise ValueError("its account of the run is not of format 1")
     events = whole_rows(rows, read_tables(run.get("tables")))
@@ -252,11 +300,15 @@ def unpack_run(run: Any, rows: list[Any]) -> Trace:
 
 
 class Boxes:
-    """Slices of another program, whose format is ``source``, lane by lane; the last one begun on a lane ends first."""
+    """Slices of another program, whose format is ``source``, lane by lane.
+
+    The last one begun on a lane ends first.
+    """
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self.lanes: dict[Hashable, list[tuple[str, str, int, int]]] = {}  # (op, name, begin, end or NONE)
+        # Each is (op, name, begin, end or NONE).
+        self.lanes: dict[Hashable, list[tuple[str, str, int, int]]] = {}
         self._open: dict[Hashable, list[int]] = {}
 
     def begin(self, lane: Hashable, name: str, start_ns: int) -> None:
@@ -266,7 +318,10 @@ class Boxes:
         slices.append(("span", name, start_ns, NONE))
 
     def end(self, lane: Hashable, end_ns: int) -> None:
-        """Ends the slice that began last; does nothing if none is open, as at the start of a truncated file."""
+        """Ends the slice that began last.
+
+        Does nothing if none is open, as at the start of a truncated file.
+        """
         if not self._open.get(lane):
             return
         slices = self.lanes[lane]
@@ -282,7 +337,10 @@ class Boxes:
         self.lanes.setdefault(lane, []).append(("mark", name, time_ns, NONE))
 
     def trace(self, processes: Mapping[Hashable, int]) -> Trace:
-        """Returns the trace, the lanes' processes in their order as ranks; raises ValueError where there is nothing."""
+        """Returns the trace, the lanes' processes in their order as ranks.
+
+        Raises ValueError where there is nothing.
+        """
         if not self.lanes:
             raise ValueError("it holds no slices")
         ranks = {process: rank for rank, process in enumerate(sorted(set(processes.values())))}
@@ -294,5 +352,10 @@ class Boxes:
             for op, name, start, end in slices:
                 status = IN_FLIGHT if op == "span" and end == NONE else OK
                 rows.add(rank, op, start, thread=thread, label=name, done_ns=end, status=status)
-        notes = [f"imported from {self._source}: each process is a rank, each slice a span; no messages are known"]
+        notes = [
+            (
+                f"imported from {self._source}: each process is a rank, each slice a span; no "
+                "messages are known"
+            )
+        ]
         return rows.trace({"world_size": len(ranks), "source": "imported", "notes": notes})

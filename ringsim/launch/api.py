@@ -58,14 +58,16 @@ def trace(
     ring: bool = True,
     check: str = "basic",
 ) -> Trace | Recording:
-    """Runs a function on real ranks and records every message; or, given a path, records the ranks that already run.
+    """Runs a function on real ranks and records every message.
 
-    With a function: starts ``world_size`` processes, joins them in a process group and a ring, calls ``worker(*args, **kwargs)`` in each
-    and returns when all have finished. The function may be defined in a notebook cell, needs no ``if __name__`` guard, and learns its place
-    from ``ringsim.current_ring()``. On Linux, processes that it starts end with their rank, unless they lead a session of their own.
+    Or, given a path, records the ranks that already run. With a function: starts ``world_size``
+    processes, joins them in a process group and a ring, calls ``worker(*args, **kwargs)`` in each
+    and returns when all have finished. The function may be defined in a notebook cell, needs no
+    ``if __name__`` guard, and learns its place from ``ringsim.current_ring()``. On Linux, processes
+    that it starts end with their rank, unless they lead a session of their own.
 
-    With a path: returns a context manager for scripts whose ranks something else started (torchrun). Every rank enters it, and rank 0
-    writes one file at the end of the block.
+    With a path: returns a context manager for scripts whose ranks something else started
+    (torchrun). Every rank enters it, and rank 0 writes one file at the end of the block.
 
     Args:
         worker_or_path: the function, or the path of the trace file to write.
@@ -74,23 +76,31 @@ def trace(
         kwargs: keyword arguments, likewise.
         comm_device: "cpu" for Gloo, "gpu" for NCCL with one rank a GPU.
         timeout_s: limit of one blocked operation, in seconds.
-        limit_s: limit of the whole run, in seconds. None for no limit; on GPUs, where stuck ranks are not looked for, for an hour.
+        limit_s: limit of the whole run, in seconds. None for no limit; on GPUs, where stuck ranks
+            are not looked for, for an hour.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
-        inject: what is to go wrong: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, as in ``ringsim.simulate``.
-        ring: whether the process group and the ring are built before the worker runs; if not, the worker does that itself.
-        check: which mistakes raise an error before torch sees them. "basic": ranks, tags, groups and tensors that cannot be right, and
-            messages and collectives whose sides disagree on size, dtype, shape, reduction or root. "full" adds buffers that are used while
-            a message is on its way and handles that are not waited for, at some cost. "off": none.
+        inject: what is to go wrong: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, as in
+            ``ringsim.simulate``.
+        ring: whether the process group and the ring are built before the worker runs; if not, the
+            worker does that itself.
+        check: which mistakes raise an error before torch sees them. "basic": ranks, tags, groups
+            and tensors that cannot be right, and messages and collectives whose sides disagree on
+            size, dtype, shape, reduction or root. "full" adds buffers that are used while a message
+            is on its way and handles that are not waited for, at some cost. "off": none.
 
     Returns:
-        The trace: ``results`` and ``output`` by rank, events, pictures. Given a path: the context manager.
+        The trace: ``results`` and ``output`` by rank, events, pictures. Given a path: the context
+        manager.
 
     Raises:
-        ArgumentError: an argument breaks its rule, or what the worker uses cannot travel to the ranks.
-        RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` is what was recorded until then.
-        Deadlock, PeerExited, MessageMismatch: ranks could never have continued; the error is raised on them where they wait, and
-            ``error.diagnosis`` says why.
-        RunTimeout, Interrupted: the run took longer than ``limit_s``, or was stopped by Ctrl-C; they carry the trace, too.
+        ArgumentError: an argument breaks its rule, or what the worker uses cannot travel to the
+            ranks.
+        RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` is
+            what was recorded until then.
+        Deadlock, PeerExited, MessageMismatch: ranks could never have continued; the error is raised
+            on them where they wait, and ``error.diagnosis`` says why.
+        RunTimeout, Interrupted: the run took longer than ``limit_s``, or was stopped by Ctrl-C;
+            they carry the trace, too.
 
     Example:
         >>> import ringsim
@@ -106,30 +116,38 @@ def trace(
         return replay(name_run(worker_or_path, world_size, args, kwargs))
     kind = make_kind(world_size, comm_device, timeout_s, ring=ring)
     if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
-        raise ArgumentError(f"limit_s must be a positive number of seconds or None, got {limit_s!r}.")
+        raise ArgumentError(
+            f"limit_s must be a positive number of seconds or None, got {limit_s!r}."
+        )
     seed = check_seed(seed, kind.world_size)
     injections = check_injections(inject, kind.world_size)
     if comm_device == "gpu" and any(isinstance(each, Degrade) for each in injections):
         raise ArgumentError(
-            f'inject must hold no Degrade where comm_device is "gpu", got {list(injections)}: a message between GPUs does not wait for a '
+            f'inject must hold no Degrade where comm_device is "gpu", got {list(injections)}: a '
+            "message between GPUs does not wait for a "
             "program that sleeps. Degrade links of Gloo, or simulate."
         )
     job = replace(pack_call(worker_or_path, args, kwargs, seed), check=check, inject=injections)
     return run(job, kind, RunOptions(limit_s=limit_s))
 
 
-def _record(path: Path, world_size: int | None, inject: Sequence[Injection], check: str) -> Recording:
+def _record(
+    path: Path, world_size: int | None, inject: Sequence[Injection], check: str
+) -> Recording:
     """Returns the recording of ranks that run already."""
     if world_size is not None:
         raise ArgumentError(
-            f"world_size must be left out when a path is given, got {world_size}: the ranks run already. "
+            f"world_size must be left out when a path is given, got {world_size}: "
+            "the ranks run already. "
             "To start ranks, give the function to run."
         )
     if inject:
         raise ArgumentError(
-            f"inject must be left out when a path is given, got {inject!r}: faults are injected only into ranks that ringsim starts."
+            f"inject must be left out when a path is given, got {inject!r}: faults are injected "
+            "only into ranks that ringsim starts."
         )
-    from ringsim.launch.recording import Recording  # needs torch, which a launcher of ranks does not load
+    # needs torch, which a launcher of ranks does not load
+    from ringsim.launch.recording import Recording
 
     return Recording(path, check=check)
 
@@ -142,10 +160,13 @@ def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, rin
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     if world_size is None or not is_integer(world_size) or not 1 <= world_size <= WORLD_SIZE_MAX:
         raise ArgumentError(
-            f"world_size must be an integer from 1 to {WORLD_SIZE_MAX}, got {world_size!r}. Say how many ranks to start: world_size=4."
+            f"world_size must be an integer from 1 to {WORLD_SIZE_MAX}, got {world_size!r}. Say "
+            "how many ranks to start: world_size=4."
         )
     if comm_device not in ("cpu", "gpu"):
-        raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
+        raise ArgumentError(
+            f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.'
+        )
     if not is_number(timeout_s) or not timeout_s > 0:
         raise ArgumentError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}.")
     return Kind(int(world_size), comm_device, float(timeout_s), ring, start_environment())
@@ -156,7 +177,8 @@ def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Call
 
     Args:
         nothing: nothing; the function is what follows.
-        options: those of ``trace``, such as ``world_size``; ``args`` and ``kwargs`` are what the function is called with.
+        options: those of ``trace``, such as ``world_size``; ``args`` and ``kwargs`` are what the
+            function is called with.
 
     Returns:
         The decorator. The decorated function returns the trace.
@@ -173,7 +195,10 @@ def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Call
         [40, 41]
     """
     if nothing:
-        raise TypeError(f"@ringsim.traced must be told how many ranks to start, got {nothing[0]!r}. Write @ringsim.traced(world_size=4).")
+        raise TypeError(
+            f"@ringsim.traced must be told how many ranks to start, got {nothing[0]!r}. Write "
+            "@ringsim.traced(world_size=4)."
+        )
 
     def decorate(worker: Callable[..., Any]) -> Callable[..., Trace]:
         check_worker(worker)

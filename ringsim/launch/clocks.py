@@ -1,4 +1,6 @@
-"""The clocks of several machines, compared over the store while a recorded block runs: one rank of each asks, rank 0 answers.
+"""The clocks of several machines, compared over the store while a recorded block runs.
+
+One rank of each asks, rank 0 answers.
 
 ::
 
@@ -8,12 +10,13 @@
     reads its clock; asked <- its number   ------->  reads its clock
     reads its clock                        <-------  told/number <- what it showed
 
-32 times at the start of the block, at its end, and every minute. Where there are very many clocks, those that ask answer others. No message
-of the program's kind is sent, nobody waits for rank 0 at the start, and no new port listens: the two ends talk through queues of torch's
-store, each on a connection of its own, since one that waits there blocks all others on it.
+32 times at the start of the block, at its end, and every minute. Where there are very many clocks,
+those that ask answer others. No message of the program's kind is sent, nobody waits for rank 0 at
+the start, and no new port listens: the two ends talk through queues of torch's store, each on a
+connection of its own, since one that waits there blocks all others on it.
 
-One asks at a time: a question that waits behind others has a longer way there than back, which moves the middle between the limits of the
-offset away from it.
+One asks at a time: a question that waits behind others has a longer way there than back, which
+moves the middle between the limits of the offset away from it.
 """
 
 from __future__ import annotations
@@ -59,18 +62,26 @@ def name_clock() -> str:
 
 
 class ClockComparison:
-    """This rank's part in comparing the clocks, from its creation to ``stop``. Every rank of the block creates one; none waits.
+    """This rank's part in comparing the clocks, from its creation to ``stop``.
+
+    Every rank of the block creates one; none waits.
 
     Args:
         store: of the block, one of torch's.
         rank: this rank.
         world_size: number of ranks.
         recorder: of this rank, into whose part the comparisons go.
-        find_rank_0: waits for rank 0 to enter the block, as long as its argument says; returns the name of its clock, None if it has none.
+        find_rank_0: waits for rank 0 to enter the block, as long as its argument says; returns the
+            name of its clock, None if it has none.
     """
 
     def __init__(
-        self, store: Any, rank: int, world_size: int, recorder: Recorder, find_rank_0: Callable[[Callable[[], bool]], str | None]
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        recorder: Recorder,
+        find_rank_0: Callable[[Callable[[], bool]], str | None],
     ) -> None:
         self._store, self._recorder, self._find_rank_0 = store, recorder, find_rank_0
         self._stopped, self._failed, self._number = threading.Event(), False, 0
@@ -85,14 +96,18 @@ class ClockComparison:
 
     def _begin(self, name: str, work: Callable[[], None]) -> None:
         def run() -> None:
-            with contextlib.suppress(RuntimeError, ValueError):  # the store has gone, or has no queues; or somebody said nonsense
+            # the store has gone, or has no queues; or somebody said nonsense
+            with contextlib.suppress(RuntimeError, ValueError):
                 work()
 
         self._threads[name] = threading.Thread(target=run, name=f"{OUR_THREADS}clock", daemon=True)
         self._threads[name].start()
 
     def stop(self, *, failed: bool) -> None:
-        """Compares a last time, unless an error has ended the block; on rank 0, after the others' ``stop``."""
+        """Compares a last time, unless an error has ended the block.
+
+        On rank 0, after the others' ``stop``.
+        """
         self._failed = failed
         self._stopped.set()
         if "answer" in self._threads:
@@ -127,7 +142,9 @@ class ClockComparison:
         for comparison in itertools.count():
             if store.check([f"clock/over/{above}"]):
                 return
-            self._recorder.set_meta(f"clock {comparison}", [above, *compare(store, self._number, above)])
+            self._recorder.set_meta(
+                f"clock {comparison}", [above, *compare(store, self._number, above)]
+            )
             if self._stopped.is_set() or (self._stopped.wait(EVERY_S) and self._failed):
                 return
 
@@ -145,8 +162,9 @@ def find_above(number: int) -> int:
 def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
     """Compares this clock with another that answers; blocks for some round trips.
 
-    The other clock was read after the question and before the answer, so each round trip gives limits to the offset. What all have in
-    common is more exact than the shortest of them: the quickest way there and the quickest way back may belong to different ones.
+    The other clock was read after the question and before the answer, so each round trip gives
+    limits to the offset. What all have in common is more exact than the shortest of them: the
+    quickest way there and the quickest way back may belong to different ones.
 
     Args:
         store: of the block, on a connection that nobody else uses.
@@ -154,8 +172,8 @@ def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
         above: of the other one.
 
     Returns:
-        The middle of the comparison on this clock, what is to be added then to get the other's time, and between which limits that must be,
-        as their distance, in ns.
+        The middle of the comparison on this clock, what is to be added then to get the other's
+        time, and between which limits that must be, as their distance, in ns.
 
     Raises:
         RuntimeError: nobody answers, or the store has gone.

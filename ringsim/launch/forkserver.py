@@ -1,17 +1,21 @@
-r"""A process that has torch loaded and never computes: it forks ranks in milliseconds, and makes sure that none outlives the launcher.
+r"""A process that has torch loaded and never computes.
 
-It differs from the fork server of ``multiprocessing`` in three ways: ranks do not import the caller's main module again; one message forks
-several ranks, also ahead of time (*parked* ranks wait for a job); and however the launcher ends, they end too::
+It forks ranks in milliseconds, and makes sure that none outlives the launcher. It differs from the
+fork server of ``multiprocessing`` in three ways: ranks do not import the caller's main module
+again; one message forks several ranks, also ahead of time (*parked* ranks wait for a job); and
+however the launcher ends, they end too::
 
     launcher ----------- control socket ----------> fork server ---- fork ----> rank 0, rank 1, ...
         \---------------- one channel for each rank ------------------------------/
 
-When the launcher ends, its end of the control socket closes. The server then kills its ranks, removes their directories and exits. If the
-server dies, the kernel ends the ranks (PR_SET_PDEATHSIG): nothing public does that.
+When the launcher ends, its end of the control socket closes. The server then kills its ranks,
+removes their directories and exits. If the server dies, the kernel ends the ranks
+(PR_SET_PDEATHSIG): nothing public does that.
 
-Each rank leads a process group. When it ends, the server ends what is left of the group, such as the workers of a ``DataLoader``, writes
-down how the rank ended, and only then closes its channel: a process that the rank forked would otherwise keep the channel open, and the
-connections to the other ranks too. A process that left the group (``start_new_session=True``) goes on.
+Each rank leads a process group. When it ends, the server ends what is left of the group, such as
+the workers of a ``DataLoader``, writes down how the rank ended, and only then closes its channel: a
+process that the rank forked would otherwise keep the channel open, and the connections to the other
+ranks too. A process that left the group (``start_new_session=True``) goes on.
 """
 
 from __future__ import annotations
@@ -85,7 +89,8 @@ class Server:
                 for family in self._sets.values():
                     if time.monotonic() > family.parked_until:
                         self._end(family)
-        for family in self._sets.values():  # the launcher is gone; a run that was given a path leaves its records there
+        # the launcher is gone; a run that was given a path leaves its records there
+        for family in self._sets.values():
             self._end(family, keep=family.config.keep)
         deadline = time.monotonic() + 5
         while self._sets and time.monotonic() < deadline:
@@ -96,7 +101,9 @@ class Server:
         """Obeys one message; False when the launcher has closed its end."""
         try:
             text, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, FDS_PER_MESSAGE)
-        except ConnectionResetError:  # the launcher has left with an answer unread: what it said before that can still be read
+        except ConnectionResetError:
+            # the launcher has left with an answer unread: what it said before that can still be
+            # read
             return True
         if not text:
             return False
@@ -104,7 +111,8 @@ class Server:
         family = self._sets.get(message["set"])
         if "number" in message:  # a question
             yes = message["do"] == "answer" or (family is not None and self._take(family))
-            with contextlib.suppress(OSError):  # the launcher has left meanwhile, which the next message tells
+            # the launcher has left meanwhile, which the next message tells
+            with contextlib.suppress(OSError):
                 self._control.send(json.dumps([message["number"], yes]).encode())
         elif message["do"] == "fork":
             self._fork(message, fds)
@@ -116,8 +124,13 @@ class Server:
         return True
 
     def _take(self, family: _Family) -> bool:
-        """Returns whether parked ranks are a call's from now on; they are not if some have ended, or are about to."""
-        taken = len(family.pids) == family.config.world_size and time.monotonic() <= family.parked_until
+        """Returns whether parked ranks are a call's from now on.
+
+        They are not if some have ended, or are about to.
+        """
+        taken = (
+            len(family.pids) == family.config.world_size and time.monotonic() <= family.parked_until
+        )
         if taken:
             family.parked_until = math.inf
         return taken
@@ -126,7 +139,9 @@ class Server:
         """Forks the ranks ``first, first + 1, ...``, one for each channel in ``fds``."""
         config = RankConfig(**message["config"])
         ranks = self._sets.setdefault(message["set"], _Family(config))
-        ranks.parked_until = math.inf if message["park_s"] is None else time.monotonic() + message["park_s"]
+        ranks.parked_until = (
+            math.inf if message["park_s"] is None else time.monotonic() + message["park_s"]
+        )
         server = os.getpid()
         for index, fd in enumerate(fds):
             rank = message["first"] + index
@@ -142,10 +157,16 @@ class Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, self._on_interrupt)
-            for other in (*others, self._control.fileno(), self._wake_read.fileno(), self._wake_write.fileno()):
+            for other in (
+                *others,
+                self._control.fileno(),
+                self._wake_read.fileno(),
+                self._wake_write.fileno(),
+            ):
                 os.close(other)
             os.setpgid(0, 0)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing in Python asks the kernel to end a child with its parent
+            # nothing in Python asks the kernel to end a child with its parent
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != server:  # it died before the line above
                 os._exit(1)
             from ringsim.launch import rank
@@ -155,18 +176,27 @@ class Server:
             os._exit(70)  # rank.main exits by itself; this is for what it could not catch
 
     def _reap(self) -> None:
-        """Cleans up after ranks that have ended: ends what they left running, writes down how they ended, closes their channels."""
+        """Cleans up after ranks that have ended.
+
+        Ends what they left running, writes down how they ended, closes their channels.
+        """
         for name, ranks in list(self._sets.items()):
             for pid, rank in list(ranks.pids.items()):
                 if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                     continue
                 with contextlib.suppress(OSError):  # no such group: the rank ended at once
-                    os.killpg(pid, signal.SIGKILL)  # before it is reaped: afterwards its number may be another's
+                    # before it is reaped: afterwards its number may be another's
+                    os.killpg(pid, signal.SIGKILL)
                 _, status = os.waitpid(pid, 0)
                 del ranks.pids[pid]
                 with contextlib.suppress(OSError):  # the launcher has removed the directory already
-                    ranks.config.for_rank(rank).exit_file.write_text(f"{os.waitstatus_to_exitcode(status)} {time.monotonic_ns()}")
-                with contextlib.suppress(OSError), socket.socket(fileno=ranks.channels.pop(pid)) as channel:
+                    ranks.config.for_rank(rank).exit_file.write_text(
+                        f"{os.waitstatus_to_exitcode(status)} {time.monotonic_ns()}"
+                    )
+                with (
+                    contextlib.suppress(OSError),
+                    socket.socket(fileno=ranks.channels.pop(pid)) as channel,
+                ):
                     channel.shutdown(socket.SHUT_RDWR)  # for all processes that have it
             if not ranks.pids:
                 del self._sets[name]

@@ -1,4 +1,6 @@
-"""The parts of ranks on other hosts come to rank 0 over the store: in chunks, a few at a time, each checked, and deleted once read.
+"""The parts of ranks on other hosts come to rank 0 over the store.
+
+In chunks, a few at a time, each checked, and deleted once read.
 
 ::
 
@@ -7,14 +9,17 @@
     soon/4                    ------------> the first rank there looks more often
     wants/4 = [4, 5, 6, 7]    ------------>
                               <------------ files/4 = [["rank-4.events", 36864], ...]
-    reads, checks, deletes    <------------ chunk/4/0 ... chunk/4/7; a further one for each that is deleted
+    reads, checks, deletes    <------------ chunk/4/0 ... chunk/4/7; a further one for each that is
+                              deleted
     receipt/4                 ------------> removes its parts
 
-A process that fails does not wait for rank 0, and one that ends not for long, for others may wait for its end: if its part fits into the
-window, it leaves it in the store, unasked. One that ends with a larger part waits longer.
-Rank 0 asks one rank of each directory for the parts of all ranks there, also of those that died, and one host after the other: never
-are more than ``WINDOW`` chunks in the store. What arrives is believed no more than a file: it is written beside rank 0's own parts, and
-read as those are. The program's process groups carry none of it, so it works on any backend, and after ranks have died.
+A process that fails does not wait for rank 0, and one that ends not for long, for others may wait
+for its end: if its part fits into the window, it leaves it in the store, unasked. One that ends
+with a larger part waits longer. Rank 0 asks one rank of each directory for the parts of all ranks
+there, also of those that died, and one host after the other: never are more than ``WINDOW`` chunks
+in the store. What arrives is believed no more than a file: it is written beside rank 0's own parts,
+and read as those are. The program's process groups carry none of it, so it works on any backend,
+and after ranks have died.
 """
 
 from __future__ import annotations
@@ -40,22 +45,43 @@ from ringsim.traces.parts import FILE_NAME, PartReader
 
 CHUNK_BYTES: Final = 1 << 18
 WINDOW: Final = 8
-AHEAD: Final = 64  # hosts that are told that their turn comes soon: till then their ranks need not look often
+# hosts that are told that their turn comes soon: till then their ranks need not look often
+AHEAD: Final = 64
 STOPPED_S: Final = 5.0  # a rank from which nothing has come for this long has stopped
-ENDING_S: Final = 2.0  # how long a process that has nothing else to do waits to be asked for its parts, if it can leave them in the store
-LATE_S: Final = 60.0  # the same if it cannot: rank 0 may leave the block later, and others may be asked before
-GATHERED_S: Final = 600.0  # how long one that has sent them waits until rank 0 has those of all others, too
+# how long a process that has nothing else to do waits to be asked for its parts, if it can leave
+# them in the store
+ENDING_S: Final = 2.0
+# the same if it cannot: rank 0 may leave the block later, and others may be asked before
+LATE_S: Final = 60.0
+# how long one that has sent them waits until rank 0 has those of all others, too
+GATHERED_S: Final = 600.0
 ANSWER_S: Final = 30.0  # how long a rank that sends waits for the next word of rank 0
 MAX_FILE_BYTES: Final = 1 << 28  # more than a recorder ever writes
 _MAX_PAUSE_S: Final = 0.01
-_EACH_PAUSE_S: Final = 3e-4  # of it for each rank that may wait: together they ask 3,300 times a second, of 44,000 that a store can answer
-_PLACE: Final = {"host": str, "clock": str, "directory": str, "id": str, "pid": int, "start_ns": int}
+# of it for each rank that may wait: together they ask 3,300 times a second, of 44,000 that a store
+# can answer
+_EACH_PAUSE_S: Final = 3e-4
+_PLACE: Final = {
+    "host": str,
+    "clock": str,
+    "directory": str,
+    "id": str,
+    "pid": int,
+    "start_ns": int,
+}
 
 
 def place_of(directory: Path) -> dict[str, Any]:
-    """Describes where a rank's part lies, as plain data for JSON; ranks with the same ``id`` see the same directory."""
+    """Describes where a rank's part lies, as plain data for JSON.
+
+    Ranks with the same ``id`` see the same directory.
+    """
     about = directory.stat()
-    place = {"host": socket.gethostname(), "directory": str(directory), "id": f"{name_boot()} {about.st_dev} {about.st_ino}"}
+    place = {
+        "host": socket.gethostname(),
+        "directory": str(directory),
+        "id": f"{name_boot()} {about.st_dev} {about.st_ino}",
+    }
     return {**place, "clock": name_clock(), "pid": os.getpid()}
 
 
@@ -68,22 +94,35 @@ class Store:
         waiting: how many ranks may wait for a key at once, of all hosts.
 
     Attributes:
-        asked_s: since when it owes an answer, on ``time.monotonic``'s clock: where the link to it is down, it comes after many minutes.
+        asked_s: since when it owes an answer, on ``time.monotonic``'s clock: where the link to it
+            is down, it comes after many minutes.
     """
 
     def __init__(self, store: Any, run_id: str, waiting: int = 1) -> None:
-        self._store, self._key, self.asked_s, self.waiting = store, zlib.crc32(run_id.encode()), math.inf, waiting
+        self._store, self._key, self.asked_s, self.waiting = (
+            store,
+            zlib.crc32(run_id.encode()),
+            math.inf,
+            waiting,
+        )
 
     def put(self, key: str, data: bytes) -> None:
         """Puts data under a key, with their checksum."""
         self._store.set(key, zlib.crc32(data, self._key).to_bytes(4, "big") + data)
 
     def read(self, key: str, patience: Callable[[], bool]) -> bytes | None:
-        """Returns what is under a key once it is there; None once ``patience()`` is over, or where it is not whole."""
+        """Returns what is under a key once it is there.
+
+        None once ``patience()`` is over, or where it is not whole.
+        """
         if not self.wait(key, patience):
             return None
         sealed: bytes = self._ask(lambda: self._store.get(key))
-        return sealed[4:] if zlib.crc32(sealed[4:], self._key).to_bytes(4, "big") == sealed[:4] else None
+        return (
+            sealed[4:]
+            if zlib.crc32(sealed[4:], self._key).to_bytes(4, "big") == sealed[:4]
+            else None
+        )
 
     def take(self, key: str, patience: Callable[[], bool]) -> bytes | None:
         """Returns what ``read`` does, and deletes it."""
@@ -102,7 +141,10 @@ class Store:
         return answer
 
     def wait(self, key: str, patience: Callable[[], bool], *, there: bool = True) -> bool:
-        """Waits until a key is there, or gone; tells whether it came to that while ``patience()`` lasted."""
+        """Waits until a key is there, or gone.
+
+        Tells whether it came to that while ``patience()`` lasted.
+        """
         pause_s = 0.0002
         while self.has(key) != there:
             if not patience():
@@ -113,7 +155,7 @@ class Store:
 
 
 def longest_pause_s(waiting: int) -> float:
-    """Returns how long a rank pauses at most between two looks for a key, where so many may wait for one.
+    """Returns how long a rank pauses at most between looks for a key that so many may wait for.
 
     Example:
         >>> [round(longest_pause_s(waiting), 3) for waiting in (1, 30, 1000)]
@@ -130,8 +172,12 @@ def _for(seconds: float) -> Callable[[], bool]:
 # -- a rank on another host
 
 
-def offer(store: Store, rank: int, directory: Path, place: Mapping[str, Any], path: Path, *, failed: bool) -> None:
-    """Gives rank 0 the parts of this host, from a thread, unless it sees them; the process lives until that is over.
+def offer(
+    store: Store, rank: int, directory: Path, place: Mapping[str, Any], path: Path, *, failed: bool
+) -> None:
+    """Gives rank 0 the parts of this host, from a thread, unless it sees them.
+
+    The process lives until that is over.
 
     Args:
         store: of the block.
@@ -139,7 +185,8 @@ def offer(store: Store, rank: int, directory: Path, place: Mapping[str, Any], pa
         directory: of the parts.
         place: of that, as ``place_of`` told it on entering: rank 0 may have removed it meanwhile.
         path: of the trace, to tell the user how to join the parts by hand.
-        failed: whether an error has ended the block here: then this process may be ended at any moment.
+        failed: whether an error has ended the block here: then this process may be ended at any
+            moment.
     """
     try:
         rank_0 = BackgroundCall(lambda: find_place(store, 0, _for(0))).result(STOPPED_S)
@@ -147,20 +194,33 @@ def offer(store: Store, rank: int, directory: Path, place: Mapping[str, Any], pa
         _tell_where(rank, directory, path)
         return
     if rank_0.get("id") != place["id"]:
-        threading.Thread(target=_give, args=(store, rank, directory, place, path, failed), name=f"{OUR_THREADS}parts").start()
+        threading.Thread(
+            target=_give,
+            args=(store, rank, directory, place, path, failed),
+            name=f"{OUR_THREADS}parts",
+        ).start()
 
 
 def find_place(store: Store, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
-    """Returns the place of a rank's part; nothing where the rank has not entered the block, or has said something else."""
+    """Returns the place of a rank's part.
+
+    Nothing where the rank has not entered the block, or has said something else.
+    """
     try:
         place: Any = json.loads(store.read(f"at/{rank}", patience) or b"{}")
     except (ValueError, RecursionError):
         return {}
-    fits = isinstance(place, dict) and place.keys() == _PLACE.keys() and all(type(place[key]) is kind for key, kind in _PLACE.items())
+    fits = (
+        isinstance(place, dict)
+        and place.keys() == _PLACE.keys()
+        and all(type(place[key]) is kind for key, kind in _PLACE.items())
+    )
     return place if fits else {}
 
 
-def _give(store: Store, rank: int, directory: Path, place: Mapping[str, Any], path: Path, failed: bool) -> None:
+def _give(
+    store: Store, rank: int, directory: Path, place: Mapping[str, Any], path: Path, failed: bool
+) -> None:
     giving = BackgroundCall(lambda: _hand_over(store, rank, directory, place, failed))
     with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0
         while time.monotonic() - store.asked_s < STOPPED_S:
@@ -171,28 +231,35 @@ def _give(store: Store, rank: int, directory: Path, place: Mapping[str, Any], pa
     _tell_where(rank, directory, path)
 
 
-def _hand_over(store: Store, rank: int, directory: Path, place: Mapping[str, Any], failed: bool) -> bool:
+def _hand_over(
+    store: Store, rank: int, directory: Path, place: Mapping[str, Any], failed: bool
+) -> bool:
     """Gives rank 0 what it asks for; tells whether it has all that it needs."""
     fits = _fits(_list(directory, [rank]))
     unasked = failed and fits
     rank_0 = find_place(store, 0, _for(0) if unasked else threading.main_thread().is_alive)
-    if rank_0.get("id") == place["id"] or not (rank_0 or unasked):  # rank 0 may enter after this rank has failed
+    # rank 0 may enter after this rank has failed
+    if rank_0.get("id") == place["id"] or not (rank_0 or unasked):
         return True
     patience = _while_at_work(ENDING_S if failed or fits else LATE_S)
     here = _ranks_in(directory)
-    if not unasked and rank == min(here, default=rank):  # is asked first, so that the others need not look often
+    # is asked first, so that the others need not look often
+    if not unasked and rank == min(here, default=rank):
         store.waiting //= len(here) or 1
         store.wait(f"soon/{rank}", patience)
         store.waiting = AHEAD
     asked = None if unasked else store.take(f"wants/{rank}", patience)
-    return asked == b"[]" or send(store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None)
+    return asked == b"[]" or send(
+        store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None
+    )
 
 
 def _tell_where(rank: int, directory: Path, path: Path) -> None:
     if rank > min(_ranks_in(directory), default=rank):
         return  # one rank of each host says it
     sys.stderr.write(
-        f"[rank {rank}] ringsim: rank 0 did not take the parts of a recording from {socket.gethostname()}. They are in {directory}: join "
+        f"[rank {rank}] ringsim: rank 0 did not take the parts of a recording from "
+        f"{socket.gethostname()}. They are in {directory}: join "
         f"them with those of the other hosts by ringsim merge {path} DIRECTORY ...\n"
     )
 
@@ -226,17 +293,25 @@ def _fits(files: Sequence[tuple[Path, int]]) -> bool:
 
 
 def send(store: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool) -> bool:
-    """Sends the parts of some ranks; tells whether rank 0 has them all, or if it has not asked, whether they are in the store."""
+    """Sends the parts of some ranks.
+
+    Tells whether rank 0 has them all, or if it has not asked, whether they are in the store.
+    """
     files = _list(directory, ranks)
     fits = asked or _fits(files)
-    store.put(f"files/{rank}", json.dumps([(path.name, size) for path, size in files] if fits else None).encode())
+    store.put(
+        f"files/{rank}",
+        json.dumps([(path.name, size) for path, size in files] if fits else None).encode(),
+    )
     if not fits:
         return False
     number = 0
     for path, size in files:
         with path.open("rb") as file:
             for at in range(0, size, CHUNK_BYTES):
-                if number >= WINDOW and not store.wait(f"chunk/{rank}/{number - WINDOW}", _for(ANSWER_S), there=False):
+                if number >= WINDOW and not store.wait(
+                    f"chunk/{rank}/{number - WINDOW}", _for(ANSWER_S), there=False
+                ):
                     return False
                 store.put(f"chunk/{rank}/{number}", file.read(min(CHUNK_BYTES, size - at)))
                 number += 1
@@ -266,7 +341,11 @@ class Gathering:
     def __init__(self, store: Store | None, directory: Path, world_size: int) -> None:
         self._store: Any = store  # not None where there is a place
         self._directory = directory
-        places = {rank: find_place(store, rank, _for(0)) for rank in range(1, world_size)} if store else {}
+        places = (
+            {rank: find_place(store, rank, _for(0)) for rank in range(1, world_size)}
+            if store
+            else {}
+        )
         self._places = {rank: place for rank, place in places.items() if place}
         self._senders: dict[int, bool] = {}  # whether what they were asked for came
         self._unread: list[str] = []
@@ -277,7 +356,8 @@ class Gathering:
         """Fetches all parts that lie elsewhere.
 
         Args:
-            left: ranks that have left the block: one of each directory is asked, and the next only for what that did not have.
+            left: ranks that have left the block: one of each directory is asked, and the next only
+                for what that did not have.
             patience: whether to go on.
         """
         here, groups = place_of(self._directory)["id"], dict[str, list[int]]()
@@ -293,7 +373,8 @@ class Gathering:
                 self._store.put(f"soon/{rank}", b"")
             wanted = {*ranks}
             there = {rank: self._store.has(f"files/{rank}") for rank in ranks if rank in left}
-            for rank in sorted(there, key=lambda rank: not there[rank]):  # first those that did not wait to be asked
+            # first those that did not wait to be asked
+            for rank in sorted(there, key=lambda rank: not there[rank]):
                 if there[rank]:
                     wanted -= self.fetch_from(rank, sorted(wanted))
                 elif not wanted or not patience():
@@ -306,14 +387,19 @@ class Gathering:
             if wanted:
                 place = self._places[ranks[0]]
                 self.missing.append(
-                    f"the parts of ranks {sorted(wanted)} did not come from host {place['host']}: they are there in "
-                    f"{place['directory']}, and ringsim merge joins them with those of the other hosts"
+                    f"the parts of ranks {sorted(wanted)} did not come from host "
+                    f"{place['host']}: they are there in "
+                    f"{place['directory']}, and ringsim merge joins them with those of the other "
+                    "hosts"
                 )
 
     def _sees(self, rank: int, place: Mapping[str, Any]) -> bool:
         part = PartReader(self._directory, rank)
         part.read_names()
-        return (part.meta.get("pid"), part.meta.get("start_ns")) == (place["pid"], place["start_ns"])
+        return (part.meta.get("pid"), part.meta.get("start_ns")) == (
+            place["pid"],
+            place["start_ns"],
+        )
 
     def fetch_from(self, rank: int, ranks: Sequence[int]) -> set[int]:
         """Receives from one rank the parts of some; returns those whose parts came."""
@@ -323,7 +409,9 @@ class Gathering:
         number = 0
         for name, size in files.items():
             arriving, path = self._directory / f"{name}.arriving", self._directory / name
-            with open(arriving, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            with open(
+                arriving, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)
+            ) as file:
                 for at in range(0, size, CHUNK_BYTES):
                     data = self._store.take(f"chunk/{rank}/{number}", _for(STOPPED_S))
                     if data is None or len(data) > CHUNK_BYTES:
@@ -331,7 +419,8 @@ class Gathering:
                     file.seek(at)
                     file.write(data)
                     number += 1
-            arriving.replace(path)  # rather than write into what may be there: somebody may still have it
+            # rather than write into what may be there: somebody may still have it
+            arriving.replace(path)
             self._fetched.append(path)
         return {one for one in ranks if {f"rank-{one}.names", f"rank-{one}.events"} <= files.keys()}
 
@@ -340,7 +429,9 @@ class Gathering:
         self._unread.append(key)
 
     def acknowledge(self, *, whole: bool, keep: bool) -> None:
-        """Tells those who sent parts that the trace is written, and waits until they know: the store may go with this process.
+        """Tells those who sent parts that the trace is written, and waits until they know.
+
+        The store may go with this process.
 
         Args:
             whole: whether nothing is missing, so that the parts may go.
@@ -359,7 +450,10 @@ class Gathering:
 
 
 def _read_list(listed: bytes | None, ranks: Sequence[int]) -> dict[str, int] | None:
-    """Returns the names and sizes of files that a rank is going to send; None where there is one that it must not send."""
+    """Returns the names and sizes of files that a rank is going to send.
+
+    None where there is one that it must not send.
+    """
     try:
         said: Any = json.loads(listed or b"0")
     except (ValueError, RecursionError):
@@ -370,7 +464,12 @@ def _read_list(listed: bytes | None, ranks: Sequence[int]) -> dict[str, int] | N
     for entry in said:
         name, size = entry if isinstance(entry, list) and len(entry) == 2 else ("", 0)
         match = FILE_NAME.fullmatch(name) if isinstance(name, str) else None
-        if match is None or int(match[1]) not in ranks or type(size) is not int or not 0 <= size <= MAX_FILE_BYTES:
+        if (
+            match is None
+            or int(match[1]) not in ranks
+            or type(size) is not int
+            or not 0 <= size <= MAX_FILE_BYTES
+        ):
             return None
         files[name] = size
     return files

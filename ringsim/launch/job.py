@@ -14,22 +14,29 @@ from typing import Any, Final
 
 from ringsim.faults import Injection
 
-Logging = tuple[str, int, list[tuple[str, int, logging.Formatter | None]]]  # a logger: name, level; stream, level and format of handlers
+# a logger: name, level; stream, level and format of handlers
+Logging = tuple[str, int, list[tuple[str, int, logging.Formatter | None]]]
 ALONE: Final = "virtual clock"  # the device of a process that runs a function alone
 INTERRUPT: Final = "interrupt"  # asks such a process for what there is so far
-CHECKS: Final = ("basic", "full", "off")  # which mistakes the ranks refuse to make, see `ringsim.trace`
-# Values that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a process starts. A rank that
-# started with other values than the caller's must not run the caller's job.
+# which mistakes the ranks refuse to make, see `ringsim.trace`
+CHECKS: Final = ("basic", "full", "off")
+# Values that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a
+# process starts. A rank that started with other values than the caller's must not run the caller's
+# job.
 START_VALUES: Final = re.compile(
-    r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|GLOO|NCCL|TORCH|PYTORCH|ATEN|C10|TP|CUDA|CUBLAS|CUDNN|NVIDIA|LD|MALLOC|GLIBC|PYTHON)(_.*)?"
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|GLOO|NCCL|TORCH|PYTORCH|ATEN|C10|TP|CUDA|CUBLAS|"
+    r"CUDNN|NVIDIA|LD|MALLOC|GLIBC|PYTHON)(_.*)?"
     r"|GLIBC_TUNABLES|TMPDIR|LANG|LC_ALL"
 )
-_CELL_LINES_BYTES: Final = 1_000_000  # limit of the source text of notebook cells that travels with a call
+# limit of the source text of notebook cells that travels with a call
+_CELL_LINES_BYTES: Final = 1_000_000
 
 
 def start_environment() -> tuple[tuple[str, str], ...]:
     """Returns the part of the environment that is read once, when a process starts."""
-    return tuple(sorted((name, value) for name, value in os.environ.items() if START_VALUES.fullmatch(name)))
+    return tuple(
+        sorted((name, value) for name, value in os.environ.items() if START_VALUES.fullmatch(name))
+    )
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ class RankConfig:
         directory: the run's private directory, for the rank's records, output and exit status.
         keep: whether the directory outlives a launcher that was killed (the run was given a path).
         ring: whether the rank joins the default group and the ring before it takes a job.
-        mark: stands in the rank's output before and after what print suppression hides; no program knows it, so none prints it.
+        mark: stands in the rank's output before and after what print suppression hides; no program
+            knows it, so none prints it.
     """
 
     directory: str
@@ -100,7 +108,8 @@ class Job:
 
     Attributes:
         call: cloudpickle bytes of (worker, args, kwargs), or None for a script.
-        script: path of a script to run as ``__main__``, or None; the name of a module where ``module`` says so.
+        script: path of a script to run as ``__main__``, or None; the name of a module where
+            ``module`` says so.
         environ, cwd, path, argv, affinity: the caller's, as they are now.
         lines: source lines of code that is in no file (notebook cells), for tracebacks.
         seed: rank r seeds torch, numpy and random with seed + r.
@@ -124,12 +133,16 @@ class Job:
     loggers: tuple[Logging, ...] = ()
 
 
-def pack_call(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, seed: int) -> Job:
-    """Packs a function (also one from a notebook cell, a closure or a lambda) and its arguments, the same on every rank.
+def pack_call(
+    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, seed: int
+) -> Job:
+    """Packs a function and its arguments, the same on every rank.
+
+    It may also be one from a notebook cell, a closure or a lambda.
 
     Raises:
-        ArgumentError: ``args`` is no list, ``kwargs`` no dict, or something that the function uses cannot be pickled; the message names it
-            and the line that uses it.
+        ArgumentError: ``args`` is no list, ``kwargs`` no dict, or something that the function uses
+            cannot be pickled; the message names it and the line that uses it.
     """
     from ringsim.ring.packing import pack_worker  # on use: cloudpickle
 
@@ -137,8 +150,14 @@ def pack_call(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 
 
 def pack_script(script: str, argv: Sequence[str], seed: int, *, module: bool = False) -> Job:
-    """Packs a script, or a module by its name, that runs as ``__main__``, with its command-line arguments."""
-    return replace(_pack(None, script if module else os.path.abspath(script), [script, *argv], seed), module=module)
+    """Packs a script, or a module by its name, with its command-line arguments.
+
+    It runs as ``__main__``.
+    """
+    return replace(
+        _pack(None, script if module else os.path.abspath(script), [script, *argv], seed),
+        module=module,
+    )
 
 
 def pack_caller() -> Job:
@@ -149,21 +168,43 @@ def pack_caller() -> Job:
 def _pack(call: bytes | None, script: str | None, argv: list[str], seed: int) -> Job:
     affinity = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
     path = [os.path.abspath(entry) if entry else os.getcwd() for entry in sys.path]
-    return Job(call, script, dict(os.environ), os.getcwd(), path, argv, affinity, _cell_lines(), seed, loggers=list_loggers())
+    return Job(
+        call,
+        script,
+        dict(os.environ),
+        os.getcwd(),
+        path,
+        argv,
+        affinity,
+        _cell_lines(),
+        seed,
+        loggers=list_loggers(),
+    )
 
 
 def list_loggers() -> tuple[Logging, ...]:
-    """Returns how this process's loggers are configured: their levels, and what they write to stdout and stderr in which format."""
+    """Returns how this process's loggers are configured.
+
+    Their levels, and what they write to stdout and stderr in which format.
+    """
     loggers = {"": logging.getLogger(), **logging.Logger.manager.loggerDict}
     found = []
     for name, logger in loggers.items():
         if isinstance(logger, logging.Logger):
             handlers = [
-                ("stdout" if handler.stream is sys.stdout else "stderr", handler.level, handler.formatter)
+                (
+                    "stdout" if handler.stream is sys.stdout else "stderr",
+                    handler.level,
+                    handler.formatter,
+                )
                 for handler in logger.handlers
-                if type(handler) is logging.StreamHandler and handler.stream in (sys.stdout, sys.stderr)
+                if type(handler) is logging.StreamHandler
+                and handler.stream in (sys.stdout, sys.stderr)
             ]
-            plain = [(stream, level, form if type(form) is logging.Formatter else None) for stream, level, form in handlers]
+            plain = [
+                (stream, level, form if type(form) is logging.Formatter else None)
+                for stream, level, form in handlers
+            ]
             if logger.level or plain:
                 found.append((name, logger.level, plain))
     return tuple(found)
@@ -182,7 +223,10 @@ def configure_loggers(loggers: tuple[Logging, ...]) -> None:
 
 
 def _cell_lines() -> dict[str, list[str]]:
-    """Returns the source lines that only this process has: those of notebook cells, the newest first, up to a limit."""
+    """Returns the source lines that only this process has.
+
+    Those of notebook cells, the newest first, up to a limit.
+    """
     lines: dict[str, list[str]] = {}
     left = _CELL_LINES_BYTES
     for name, entry in reversed(list(linecache.cache.items())):

@@ -1,8 +1,9 @@
-"""What ``with ringsim.trace(path)`` does besides recording: watches ranks that something else started, and lets them announce their ends.
+"""What ``with ringsim.trace(path)`` does besides recording.
 
-The lowest rank in the block watches the directory of the parts from a thread: rank 0, and when that has left or died the next one. Each
-rank listens on a named pipe there, which costs almost nothing while nobody writes to it. A pipe that nobody listens on means that its rank
-is gone::
+Watches ranks that something else started, and lets them announce their ends. The lowest rank in the
+block watches the directory of the parts from a thread: rank 0, and when that has left or died the
+next one. Each rank listens on a named pipe there, which costs almost nothing while nobody writes to
+it. A pipe that nobody listens on means that its rank is gone::
 
     rank 0, a thread                                    rank r, a thread
     ----------------                                    ----------------
@@ -11,11 +12,14 @@ is gone::
                              <- rank-0.answers <------  says what they do
     no doubt: verdict.json
     "wake"                   -----> rank-r.ear ------>  shuts its connections; the wait raises, or
-                                                        is still there 2 s later: then the process is ended
+                                                        is still there 2 s later: then the
+                                                        process is ended
 
-The part of a rank on another machine cannot be read here while it is written: such a rank may still do anything.
+The part of a rank on another machine cannot be read here while it is written: such a rank may still
+do anything.
 
-On leaving the block, each rank posts a text to a board, which rank 0 reads: beside the program's messages, never among them.
+On leaving the block, each rank posts a text to a board, which rank 0 reads: beside the program's
+messages, never among them.
 """
 
 from __future__ import annotations
@@ -41,11 +45,23 @@ from ringsim.comm.torch_private import default_store
 from ringsim.diagnose.failure import describe_unfinished, raise_verdict, read_verdict, write_verdict
 from ringsim.errors import RingError
 from ringsim.launch.threads import Threads, find_place, list_threads
-from ringsim.launch.watcher import ANSWER_S, ASK, SHUT, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, look_at, shut_connections
+from ringsim.launch.watcher import (
+    ANSWER_S,
+    ASK,
+    SHUT,
+    WAKE,
+    WAKE_S,
+    WHERE,
+    LiveRecords,
+    Watcher,
+    look_at,
+    shut_connections,
+)
 from ringsim.state import OUR_THREADS, get_state
 from ringsim.traces.recorder import Recorder
 
-SETTLE_S: Final = 0.5  # messages posted before the block are not in the parts: give them time to arrive
+# messages posted before the block are not in the parts: give them time to arrive
+SETTLE_S: Final = 0.5
 TAKE_OVER_S: Final = 1.0  # how often a rank checks that some rank watches
 _BYE: Final = "bye"
 _LOOK_S: Final = 0.01  # between two looks at a board, once it has taken a while
@@ -61,10 +77,13 @@ class JoinedWatch:
     Args:
         recorder: of this rank; its directory is the same on all ranks.
         world_size: number of ranks.
-        on_deaths: called on the rank that watches, from a thread, with the ranks whose processes died without leaving the block.
+        on_deaths: called on the rank that watches, from a thread, with the ranks whose processes
+            died without leaving the block.
     """
 
-    def __init__(self, recorder: Recorder, world_size: int, on_deaths: Callable[[list[int]], None]) -> None:
+    def __init__(
+        self, recorder: Recorder, world_size: int, on_deaths: Callable[[list[int]], None]
+    ) -> None:
         self._recorder, self._directory = recorder, recorder.directory
         self._rank = rank = recorder.rank
         self._world_size = world_size
@@ -74,8 +93,11 @@ class JoinedWatch:
         self._stopped = threading.Event()
         self._ear = _make_pipe(self._path(rank, "ear"))
         self._wait_broke = False
-        self._threads = [threading.Thread(target=self._listen, name=f"{OUR_THREADS}ear", daemon=True)]
-        self._answers, self._unread = -1, b""  # the pipe of the answers, on a rank that watches or did
+        self._threads = [
+            threading.Thread(target=self._listen, name=f"{OUR_THREADS}ear", daemon=True)
+        ]
+        # the pipe of the answers, on a rank that watches or did
+        self._answers, self._unread = -1, b""
         if rank == 0:
             self._begin_to_watch()
         self._threads[0].start()
@@ -85,8 +107,12 @@ class JoinedWatch:
             self._answers = _make_pipe(self._path(self._rank, "answers"))
             os.set_blocking(self._answers, False)
         records = LiveRecords(self._directory, self._world_size, strangers=True)
-        self._watcher = Watcher(records, self._world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S)
-        self._threads[1:] = [threading.Thread(target=self._watch, name=f"{OUR_THREADS}watcher", daemon=True)]
+        self._watcher = Watcher(
+            records, self._world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S
+        )
+        self._threads[1:] = [
+            threading.Thread(target=self._watch, name=f"{OUR_THREADS}watcher", daemon=True)
+        ]
         self._threads[1].start()
 
     def _path(self, rank: int, what: str) -> Path:
@@ -102,29 +128,50 @@ class JoinedWatch:
             raise
 
     def unheard(self) -> RingError | None:
-        """Returns the verdict on operations of this rank that disagree with others', where no operation of it has raised it since."""
+        """Returns the verdict on operations of this rank that disagree with others'.
+
+        Where no operation of it has raised it since.
+        """
         verdict = None if self._raised.is_set() else read_verdict(self._directory)
-        return verdict.error if verdict is not None and self._rank in verdict.ranks and self._rank not in verdict.waiting else None
+        return (
+            verdict.error
+            if verdict is not None
+            and self._rank in verdict.ranks
+            and self._rank not in verdict.waiting
+            else None
+        )
 
     def ask_others(self) -> list[dict[str, Any]]:
-        """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict; on rank 0, before ``stop``.
+        """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict.
 
-        It ends the watch, and blocks for ``ANSWER_S`` at most.
+        On rank 0, before ``stop``. It ends the watch, and blocks for ``ANSWER_S`` at most.
 
         Returns:
-            What the ranks still in the block are doing, as ``describe_unfinished`` says it; nothing where there is no reason to ask.
+            What the ranks still in the block are doing, as ``describe_unfinished`` says it; nothing
+            where there is no reason to ask.
         """
         if self._rank or not self._wait_broke or self._raised.is_set():
             return []
         self._stopped.set()
         self._threads[-1].join()
-        here = {rank: look_at(pid) for rank, (pid, ended) in enumerate(self._watcher.processes()) if rank and pid is not None and not ended}
-        doing = {rank: process.doing for rank, process in here.items() if process is not None and process.state not in "ZX"}
+        here = {
+            rank: look_at(pid)
+            for rank, (pid, ended) in enumerate(self._watcher.processes())
+            if rank and pid is not None and not ended
+        }
+        doing = {
+            rank: process.doing
+            for rank, process in here.items()
+            if process is not None and process.state not in "ZX"
+        }
         for rank in doing:
             self._tell(rank, WHERE)
         places: dict[int, tuple[str, int] | None] = {}
         deadline = time.monotonic() + ANSWER_S
-        while doing.keys() - places.keys() and select.select([self._answers], [], [], max(deadline - time.monotonic(), 0))[0]:
+        while (
+            doing.keys() - places.keys()
+            and select.select([self._answers], [], [], max(deadline - time.monotonic(), 0))[0]
+        ):
             for rank, what, *more in self._hear():
                 if what == WHERE:  # an answer to the watcher's last question may come first
                     places[rank] = more[0] and (more[0][0], more[0][1])
@@ -142,10 +189,17 @@ class JoinedWatch:
                 self._path(self._rank, what).unlink(missing_ok=True)
 
     def stands(self) -> str | None:
-        """Names the state in which all ranks of this host stand still, "" where one may go on, None where another rank watches them."""
+        """Names the state in which all ranks of this host stand still.
+
+        "" where one may go on, None where another rank watches them.
+        """
         if len(self._threads) == 1:
             return None
-        return self._watcher.stands() if self._threads[1].is_alive() and not self._stopped.is_set() else ""
+        return (
+            self._watcher.stands()
+            if self._threads[1].is_alive() and not self._stopped.is_set()
+            else ""
+        )
 
     def _listen(self) -> None:
         """Answers the watcher, and becomes the watcher where no other rank is."""
@@ -157,23 +211,38 @@ class JoinedWatch:
                 word, _, asker = line.partition(" ")
                 if word == ASK:
                     threads = list_threads(os.path.dirname(torch.__file__))
-                    self._answer(asker, [self._rank, threads.busy, [*threads.idle.items()][:_MOST_IDLE], threads.timed])
+                    self._answer(
+                        asker,
+                        [
+                            self._rank,
+                            threads.busy,
+                            [*threads.idle.items()][:_MOST_IDLE],
+                            threads.timed,
+                        ],
+                    )
                 elif word == WHERE:
-                    self._answer(asker, [self._rank, WHERE, find_place(os.path.dirname(torch.__file__))])
+                    self._answer(
+                        asker, [self._rank, WHERE, find_place(os.path.dirname(torch.__file__))]
+                    )
                 elif word in (WAKE, SHUT):
                     awaited = self._recorder.awaited()
                     shut_connections(self._keep_port)
                     if word == WAKE and not self._leaves(awaited):
                         verdict = read_verdict(self._directory)
                         why = verdict.diagnosis if verdict is not None else ""
-                        sys.stderr.write(f"[rank {self._rank}] ended, since nothing else ends its wait. {why}\n")
+                        sys.stderr.write(
+                            f"[rank {self._rank}] ended, since nothing else ends its wait. {why}\n"
+                        )
                         sys.stderr.flush()
                         os.kill(os.getpid(), signal.SIGKILL)
                 else:
                     return
 
     def _leaves(self, awaited: set[int]) -> bool:
-        """Returns whether this rank leaves what it waits for within ``WAKE_S``: by the verdict's error, or in C++ by torch's own."""
+        """Returns whether this rank leaves what it waits for within ``WAKE_S``.
+
+        By the verdict's error, or in C++ by torch's own.
+        """
         deadline = time.monotonic() + WAKE_S
         while awaited & self._recorder.awaited() and not self._raised.wait(_LOOK_S):
             if time.monotonic() > deadline:
@@ -186,7 +255,14 @@ class JoinedWatch:
         dead: list[int] = []
         while not self._stopped.wait(watcher.pause_s) and not self._others_watch():
             for rank, busy, idle, timed in self._hear():
-                watcher.hear(rank, Threads(busy, {thread: place and (place[0], place[1]) for thread, place in idle}, timed))
+                watcher.hear(
+                    rank,
+                    Threads(
+                        busy,
+                        {thread: place and (place[0], place[1]) for thread, place in idle},
+                        timed,
+                    ),
+                )
             states = [_state_of(pid, ended) for pid, ended in watcher.processes()]
             known, dead = dead, [rank for rank, state in enumerate(states) if state == "killed"]
             if dead != known:
@@ -233,7 +309,10 @@ def _state_of(pid: int | None, ended: bool) -> str:
 
 
 def _make_pipe(path: Path) -> int:
-    """Makes a named pipe, replacing one that an earlier run may have left; returns a descriptor that never reads an end of file."""
+    """Makes a named pipe, replacing one that an earlier run may have left.
+
+    Returns a descriptor that never reads an end of file.
+    """
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
     return os.open(path, os.O_RDWR)
@@ -288,14 +367,21 @@ class Board(ABC):
 
 
 class StoreBoard(Board):
-    """A board in the default store of ``torch.distributed``: the n-th block that a rank enters is the n-th of every rank."""
+    """A board in the default store of ``torch.distributed``.
+
+    The n-th block that a rank enters is the n-th of every rank.
+    """
 
     def __init__(self, rank: int) -> None:
         store = default_store()
         if store is None:
-            raise RingError("this version of torch must tell its default store, got none. Use a version that ringsim was tested with.")
+            raise RingError(
+                "this version of torch must tell its default store, got none. Use a version that "
+                "ringsim was tested with."
+            )
         entered = store.add(f"ringsim/recording/entered/{rank}", 1)
-        self.store = dist.PrefixStore(f"ringsim/recording/{entered}", store)  # type: ignore[attr-defined]  # public, though torch lists it nowhere
+        # public, though torch lists it nowhere
+        self.store = dist.PrefixStore(f"ringsim/recording/{entered}", store)  # type: ignore[attr-defined]
         # The first rank to enter names the block: rank 0 may come late, and nobody waits for it.
         self.run_id = self.store.compare_set("run_id", "", uuid.uuid4().hex[:12]).decode()
 
@@ -310,7 +396,9 @@ class StoreBoard(Board):
 
 
 class FileBoard(Board):
-    """A board of files beside the parts, for other backends; ``block`` is a name that no other block has, the same on all ranks.
+    """A board of files beside the parts, for other backends.
+
+    ``block`` is a name that no other block has, the same on all ranks.
 
     Example:
         >>> import tempfile
@@ -340,7 +428,9 @@ class FileBoard(Board):
 
 
 def make_board(directory: Path, rank: int) -> Board:
-    """Makes the board of the current backend's next block; every rank calls it, and it does not block.
+    """Makes the board of the current backend's next block.
+
+    Every rank calls it, and it does not block.
 
     Raises:
         RingError: the backend cannot tell the blocks of a job apart.
@@ -351,7 +441,8 @@ def make_board(directory: Path, rank: int) -> Board:
     name_block = getattr(backend, "name_block", None)
     if name_block is None:
         raise RingError(
-            f"a backend must have the method name_block for its ranks to be recorded, got {backend.name!r} without. Let it return a name "
+            "a backend must have the method name_block for its ranks to be recorded, got "
+            f"{backend.name!r} without. Let it return a name "
             "that is the same on all ranks, and another at each call."
         )
     return FileBoard(directory, name_block())

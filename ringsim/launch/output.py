@@ -41,7 +41,8 @@ class RankOutput:
                 with self._file.open("rb") as file:
                     file.seek(self._offset)
                     fresh = file.read()
-                cut = len(fresh) if last else fresh.rfind(b"\n") + 1  # a line may still be on its way
+                # a line may still be on its way
+                cut = len(fresh) if last else fresh.rfind(b"\n") + 1
                 self._offset += cut
                 self._take(fresh[:cut].decode("utf-8", errors="replace"))
         except FileNotFoundError:

@@ -14,7 +14,10 @@ _EVERY_S: Final = 0.5  # between two changes of the progress line
 
 
 class Progress:
-    """One line that says how a long run is doing: in a notebook below the cell, in a terminal the last line, elsewhere nowhere."""
+    """One line that says how a long run is doing.
+
+    In a notebook below the cell, in a terminal the last line, elsewhere nowhere.
+    """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -23,13 +26,19 @@ class Progress:
         self._shown: Any = None  # a notebook's display handle, or True for the terminal
 
     def update(self, done: int, doing: Callable[[], str]) -> None:
-        """Shows how many ranks are ``done``, and what they are ``doing`` in a few words or none, if a new line is due."""
+        """Shows how many ranks are ``done``, and what they are ``doing``.
+
+        That is a few words or none; only if a new line is due.
+        """
         now = time.monotonic()
         if now < self._next_s:
             return
         self._next_s = now + _EVERY_S
         words = doing()
-        self._show(f"ringsim: {self._world_size} ranks, {now - self._start_s:.0f} s, {done} done" + (f", {words}" if words else ""))
+        self._show(
+            f"ringsim: {self._world_size} ranks, {now - self._start_s:.0f} s, {done} done"
+            + (f", {words}" if words else "")
+        )
 
     def clear(self) -> None:
         """Removes the line."""
@@ -45,7 +54,8 @@ class Progress:
                 self._shown = display({"text/plain": text}, raw=True, display_id=True)
             else:
                 self._shown.update({"text/plain": text}, raw=True)
-        elif sys.stderr is not None and sys.stderr.isatty():  # None: it was closed when Python started
+        elif sys.stderr is not None and sys.stderr.isatty():
+            # None: it was closed when Python started
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
             self._shown = True

@@ -4,10 +4,12 @@
 
     join the group and the ring,
     begin to record               (both ahead of time where the rank is parked)
-    take a job                    take over environment, directory, sys.path and affinity of the caller; unpickle the function
+    take a job                    take over environment, directory, sys.path and affinity of the
+                                  caller; unpickle the function
     say "loaded", wait for "go"   so that all ranks start together
     run the function, recorded
-    send the result               and wait for "bye": if rank 0 left early, it would take the rendezvous store with it
+    send the result               and wait for "bye": if rank 0 left early, it would take the
+                                  rendezvous store with it
 
 A thread reads the channel from the start, so that a rank notices at once when its launcher is gone.
 """
@@ -40,7 +42,12 @@ import torch
 
 from ringsim.comm import bootstrap, torch_hooks
 from ringsim.comm.injecting import install_with
-from ringsim.diagnose.failure import call_to_end, note_failed_threads, read_verdict, report_exception
+from ringsim.diagnose.failure import (
+    call_to_end,
+    note_failed_threads,
+    read_verdict,
+    report_exception,
+)
 from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import process, worlds
@@ -57,7 +64,10 @@ _PORT_POLL_S: Final = 0.001
 
 
 def main(channel: Connection, config: RankConfig) -> NoReturn:
-    """Runs a rank from start to end, told by the launcher on ``channel`` what to do, and exits the process."""
+    """Runs a rank from start to end, told on ``channel`` what to do, and exits the process.
+
+    The launcher tells it.
+    """
     _name_process("ringsim-parked")
     _redirect_output(config)
     if config.comm_device == ALONE:
@@ -78,13 +88,20 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         _name_process(f"ringsim-rank{config.rank}")
         _enter(job, _launcher_variables(config, port))
         _start_computing(job, config)
-        if door is not None:  # for groups that the program makes anew; in the background, where a slow name server may keep it
-            _programs = bootstrap.BackgroundCall(functools.partial(bootstrap.host, door, config.timeout_s))
+        # for groups that the program makes anew; in the background, where a slow name server may
+        # keep it
+        if door is not None:
+            _programs = bootstrap.BackgroundCall(
+                functools.partial(bootstrap.host, door, config.timeout_s)
+            )
         recorder.set_meta("num_threads", torch.get_num_threads())
         if job.check != "basic" or job.inject:
             torch_hooks.uninstall(recorder)
             install_with(job.inject, recorder, job.check)
-            change_state(slowdown=slowed_by(job.inject, config.rank), jitter=jitter_of(job.inject, config.rank))
+            change_state(
+                slowdown=slowed_by(job.inject, config.rank),
+                jitter=jitter_of(job.inject, config.rank),
+            )
         worlds.enter_rank(Path(config.directory), functools.partial(_end, config, say))
         function = _load(job)
         recorder.on_imports()
@@ -115,8 +132,12 @@ def _end(config: RankConfig, say: Callable[[Any], None], error: Exception) -> No
 
 
 def warm_up() -> None:
-    """Does once, before ranks are forked, what each would have to do: loads the parts of numpy and torch that load on first use."""
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401  # takes 0.3 s: the first backward pass from a gradient loads it
+    """Does once, before ranks are forked, what each would have to do.
+
+    Loads the parts of numpy and torch that load on first use.
+    """
+    # takes 0.3 s: the first backward pass from a gradient loads it
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     process.preload()
     _seed(0)
@@ -133,7 +154,10 @@ def _name_process(name: str) -> None:
 
 
 def _redirect_output(config: RankConfig) -> None:
-    """Sends all output of this process, that of C++ included, to a file in the run's directory, which survives the process."""
+    """Sends all output of this process, that of C++ included, to a file.
+
+    It is in the run's directory, and survives the process.
+    """
     fd = os.open(config.output_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -150,7 +174,12 @@ def _redirect_output(config: RankConfig) -> None:
 
 
 def _line_writer(fd: int) -> TextIO:
-    return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    return io.TextIOWrapper(
+        io.FileIO(fd, "w", closefd=False),
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+    )
 
 
 def _make_say(channel: Connection) -> Callable[[Any], None]:
@@ -164,10 +193,13 @@ def _make_say(channel: Connection) -> Callable[[Any], None]:
     return say
 
 
-def _watch(channel: Connection, config: RankConfig, say: Callable[[Any], None], woken: threading.Event) -> queue.SimpleQueue[Any]:
-    """Starts the thread that reads the channel; returns the queue that it fills. When the launcher is gone, the process ends.
+def _watch(
+    channel: Connection, config: RankConfig, say: Callable[[Any], None], woken: threading.Event
+) -> queue.SimpleQueue[Any]:
+    """Starts the thread that reads the channel; returns the queue that it fills.
 
-    This thread also answers the watcher, since the main thread may be blocked.
+    When the launcher is gone, the process ends. This thread also answers the watcher, since the
+    main thread may be blocked.
     """
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -203,8 +235,8 @@ def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
     """Meets the other ranks.
 
     Returns:
-        The port of the rendezvous; on rank 0 of a ring, what holds it, since a ring of Gloo's is closed to all that come later; and the
-        object that must stay alive for it.
+        The port of the rendezvous; on rank 0 of a ring, what holds it, since a ring of Gloo's is
+        closed to all that come later; and the object that must stay alive for it.
     """
     if config.rank == 0:
         listener = bootstrap.listen(HEAD, 0)
@@ -219,9 +251,11 @@ def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
         place = config.world_size, config.rank, config.rank, config.comm_device
         descriptor = -1 if listener is None else listener.fileno()
         initialize(HEAD, port, *place, timeout_s=config.timeout_s, listen_socket=listener)
-        closes = descriptor >= 0 and config.comm_device == "cpu"  # NCCL connects to the store again for later groups
+        # NCCL connects to the store again for later groups
+        closes = descriptor >= 0 and config.comm_device == "cpu"
         return port, bootstrap.close_door(descriptor, HEAD, port) if closes else None, None
-    # The script or worker makes its own groups, on loopback and over this store, which it finds as it would find torchrun's.
+    # The script or worker makes its own groups, on loopback and over this store, which it finds as
+    # it would find torchrun's.
     if (interface := bootstrap.loopback_interface()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return port, None, bootstrap.host(listener, config.timeout_s) if listener is not None else None
@@ -238,12 +272,14 @@ def _read_port(config: RankConfig) -> int:
 
 
 def _enter(job: Job, variables: dict[str, str]) -> None:
-    """Makes this process like the caller's: environment, directory, import path, arguments, loggers."""
+    """Takes over the caller's environment, directory, import path, arguments and loggers."""
     kept = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME",) if name in os.environ}
     wanted = {**kept, **job.environ, **variables}
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
-    os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
+    os.environ.update(
+        {name: value for name, value in wanted.items() if os.environ.get(name) != value}
+    )
     os.chdir(job.cwd)
     if job.script is None:
         sys.path[:] = job.path
@@ -268,10 +304,16 @@ def _start_computing(job: Job, config: RankConfig) -> None:
 def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    if torch.version.cuda or torch.version.hip or torch.version.xpu or torch.backends.mps.is_built():
+    if (
+        torch.version.cuda
+        or torch.version.hip
+        or torch.version.xpu
+        or torch.backends.mps.is_built()
+    ):
         torch.manual_seed(seed)
     else:
-        # The same without the devices that this torch does not support: for those torch would record the call stack, 0.7 MB in every rank.
+        # The same without the devices that this torch does not support: for those torch would
+        # record the call stack, 0.7 MB in every rank.
         torch.default_generator.manual_seed(seed)
 
 
@@ -284,7 +326,8 @@ def _launcher_variables(config: RankConfig, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(config.world_size),
         "MASTER_ADDR": HEAD,
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists already: connect to it, do not open another
+        # the store exists already: connect to it, do not open another
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
 
@@ -293,7 +336,9 @@ def _load(job: Job) -> Callable[[], Any]:
     if job.call is not None:
         worker, args, kwargs = pickle.loads(job.call)
         return functools.partial(call_to_end, functools.partial(worker, *args, **kwargs))
-    run = functools.partial(runpy.run_module if job.module else runpy.run_path, str(job.script), run_name="__main__")
+    run = functools.partial(
+        runpy.run_module if job.module else runpy.run_path, str(job.script), run_name="__main__"
+    )
     return lambda: call_to_end(run) and None  # its names are no result
 
 
@@ -305,7 +350,10 @@ def _start_recording(config: RankConfig) -> Recorder:
 
 
 def _raise_verdict(recorder: Recorder, woken: threading.Event, say: Callable[[Any], None]) -> None:
-    """Raises the verdict on this rank, if there is one, after a wait has failed; the launcher hears of it."""
+    """Raises the verdict on this rank, if there is one, after a wait has failed.
+
+    The launcher hears of it.
+    """
     verdict = read_verdict(recorder.directory)
     if verdict is not None and recorder.rank in verdict.ranks:
         if recorder.rank in verdict.waiting:
@@ -331,7 +379,8 @@ def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
         return write_result(result, config.result_file)
     except OSError as error:
         raise RingError(
-            f"the directory of a run must have room for what workers return, got {error} (rank {config.rank} of {config.world_size}). "
+            f"the directory of a run must have room for what workers return, got {error} (rank "
+            f"{config.rank} of {config.world_size}). "
             "Free some space, or set TMPDIR to a directory that has some."
         ) from None
     except Exception as error:

@@ -1,4 +1,8 @@
-"""Getting ranks: parked ones, ranks forked by a server that has torch loaded, or, without such a server, fresh interpreters."""
+"""Getting ranks.
+
+Parked ones, ranks forked by a server that has torch loaded, or, without such a server, fresh
+interpreters.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +58,25 @@ class RankSet(ABC):
         if keep_at is not None:
             keep_at.mkdir(parents=True)
         # The fork server may have another working directory.
-        self.directory = Path(tempfile.mkdtemp(prefix="ringsim-")) if keep_at is None else keep_at.absolute()
+        self.directory = (
+            Path(tempfile.mkdtemp(prefix="ringsim-")) if keep_at is None else keep_at.absolute()
+        )
         self.channels: list[Connection] = []
 
     @property
     def config(self) -> RankConfig:
         """What rank 0 is told; the other ranks differ in their number."""
         kind = self.kind
-        return RankConfig(str(self.directory), 0, kind.world_size, kind.comm_device, kind.timeout_s, kind.ring, self.keep, self._mark)
+        return RankConfig(
+            str(self.directory),
+            0,
+            kind.world_size,
+            kind.comm_device,
+            kind.timeout_s,
+            kind.ring,
+            self.keep,
+            self._mark,
+        )
 
     @abstractmethod
     def kill(self) -> None:
@@ -101,8 +116,15 @@ def _at_end(channel: Connection) -> bool:
 
 
 def start_command(what: str, *arguments: object) -> list[str]:
-    """Returns the command that makes a fresh interpreter a "fork server" or a "rank", see ``start``."""
-    return [sys.executable, str(Path(__file__).with_name("start.py")), json.dumps([what, sys.path, arguments])]
+    """Returns the command that makes a fresh interpreter a "fork server" or a "rank".
+
+    See ``start``.
+    """
+    return [
+        sys.executable,
+        str(Path(__file__).with_name("start.py")),
+        json.dumps([what, sys.path, arguments]),
+    ]
 
 
 class ForkServer:
@@ -112,9 +134,12 @@ class ForkServer:
         self.environment = start_environment()
         self._lock = threading.Lock()
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-            pass  # a caller's standard stream was closed: a socket in its place would be lost where the server gets its own
+            # a caller's standard stream was closed: a socket in its place would be lost where the
+            # server gets its own
+            pass
         os.close(number)
-        self._errors: IO[bytes] = tempfile.TemporaryFile(prefix="ringsim-")  # noqa: SIM115 - open as long as the server
+        # open as long as the server
+        self._errors: IO[bytes] = tempfile.TemporaryFile(prefix="ringsim-")  # noqa: SIM115
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -125,11 +150,13 @@ class ForkServer:
                 stderr=self._errors,
                 start_new_session=True,  # Ctrl-C at the terminal is for the launcher
             )
-        os.register_at_fork(after_in_child=self._control.close)  # or the server would not see the end of this process
+        # or the server would not see the end of this process
+        os.register_at_fork(after_in_child=self._control.close)
         self._start_s, self._has_answered = time.monotonic(), False
         self._is_stuck = self._is_retired = False
         self._sets: set[str] = set()  # ranks that somebody uses, by name
-        self.directories: deque[Path] = deque(maxlen=_RECENT)  # of ranks: a server that is killed removes none
+        # of ranks: a server that is killed removes none
+        self.directories: deque[Path] = deque(maxlen=_RECENT)
         self._question = 0  # the number of the last one
         self._put("answer", "")  # answered once it has started
 
@@ -145,9 +172,14 @@ class ForkServer:
         return self._errors.read().decode(errors="replace")
 
     def answers(self) -> bool:
-        """Returns whether the server goes on: one that has answered before does so within ``ANSWER_S``; one that starts has its time."""
+        """Returns whether the server goes on.
+
+        One that has answered before does so within ``ANSWER_S``; one that starts has its time.
+        """
         with self._lock:
-            self._has_answered = self._has_answered or bool(select.select([self._control], [], [], 0)[0])
+            self._has_answered = self._has_answered or bool(
+                select.select([self._control], [], [], 0)[0]
+            )
             if self._has_answered:
                 self._is_stuck = not self._ask("answer", "")
             else:
@@ -155,16 +187,24 @@ class ForkServer:
         return not self._is_stuck
 
     def take(self, name: str) -> bool:
-        """Takes parked ranks for a call; False if the server has ended them, or does not confirm that it has not."""
+        """Takes parked ranks for a call.
+
+        False if the server has ended them, or does not confirm that it has not.
+        """
         with self._lock:
             return self._has_answered and self._ask("take", name)
 
     def _put(self, question: str, name: str) -> None:
         self._question += 1
-        self._control.send(json.dumps({"do": question, "set": name, "number": self._question}).encode())
+        self._control.send(
+            json.dumps({"do": question, "set": name, "number": self._question}).encode()
+        )
 
     def _ask(self, question: str, name: str) -> bool:
-        """Returns the answer to a question, no if none comes in time; answers to earlier ones may still be unread."""
+        """Returns the answer to a question, no if none comes in time.
+
+        Answers to earlier ones may still be unread.
+        """
         answer = [0, False]
         self._control.settimeout(ANSWER_S)
         try:
@@ -183,7 +223,10 @@ class ForkServer:
             self._sets.add(name)
 
     def release(self, name: str) -> None:
-        """Notes that nobody uses a set of ranks any more; with the last one, a server that is retired ends."""
+        """Notes that nobody uses a set of ranks any more.
+
+        With the last one, a server that is retired ends.
+        """
         with self._lock:
             self._sets.discard(name)
             over = self._is_retired and not self._sets
@@ -198,7 +241,10 @@ class ForkServer:
         self.release("")
 
     def send(self, message: dict[str, object], fds: list[int] | None = None) -> None:
-        """Sends one message; a server that is gone is no error here: the channels of its ranks are closed."""
+        """Sends one message; a server that is gone is no error here.
+
+        The channels of its ranks are closed.
+        """
         with self._lock, contextlib.suppress(OSError):
             socket.send_fds(self._control, [json.dumps(message).encode()], fds or [])
 
@@ -216,7 +262,10 @@ class ForkServer:
         self._remove_directories()
 
     def _remove_directories(self) -> None:
-        """Removes what a server that was killed has left; ranks that are dying may write once more."""
+        """Removes what a server that was killed has left.
+
+        Ranks that are dying may write once more.
+        """
         deadline = time.monotonic() + _DYING_S
         left = list(self.directories) if self._process.returncode else []
         while left and time.monotonic() < deadline:
@@ -232,11 +281,19 @@ class ForkedRanks(RankSet):
     Args:
         server: forks them.
         kind: what they must be like.
-        park_s: they are made ahead of a call, and the server ends them if none comes within this time; None for a call that waits.
+        park_s: they are made ahead of a call, and the server ends them if none comes within this
+            time; None for a call that waits.
         keep_at: directory for their files, or None for a private one.
     """
 
-    def __init__(self, server: ForkServer, kind: Kind, *, park_s: float | None = None, keep_at: Path | None = None) -> None:
+    def __init__(
+        self,
+        server: ForkServer,
+        kind: Kind,
+        *,
+        park_s: float | None = None,
+        keep_at: Path | None = None,
+    ) -> None:
         super().__init__(kind, keep_at)
         self._server = server
         if keep_at is None:
@@ -247,7 +304,13 @@ class ForkedRanks(RankSet):
         self.channels = [Connection(ours.detach()) for ours, _ in pairs]
         for first in range(0, kind.world_size, FDS_PER_MESSAGE):
             theirs = [their for _, their in pairs[first : first + FDS_PER_MESSAGE]]
-            message = {"do": "fork", "set": self._name, "first": first, "config": asdict(self.config), "park_s": park_s}
+            message = {
+                "do": "fork",
+                "set": self._name,
+                "first": first,
+                "config": asdict(self.config),
+                "park_s": park_s,
+            }
             server.send(message, [their.fileno() for their in theirs])
         for _, their in pairs:
             their.close()
@@ -284,7 +347,9 @@ class ForkedRanks(RankSet):
 
 
 class SpawnedRanks(RankSet):
-    """Ranks that are fresh interpreters, for systems without the fork server (macOS, Windows): slower to start, otherwise the same.
+    """Ranks that are fresh interpreters, for systems without the fork server (macOS, Windows).
+
+    Slower to start, otherwise the same.
 
     Args:
         kind: what they must be like.
@@ -293,15 +358,28 @@ class SpawnedRanks(RankSet):
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         super().__init__(kind, keep_at)
-        key = secrets.token_bytes(32)  # without it no other process of this machine can pass for a rank
+        # without it no other process of this machine can pass for a rank
+        key = secrets.token_bytes(32)
         self._processes: list[subprocess.Popen[str]] = []
-        with Listener(("127.0.0.1", 0), authkey=key) as listener, (self.directory / "start.log").open("w") as log:
+        with (
+            Listener(("127.0.0.1", 0), authkey=key) as listener,
+            (self.directory / "start.log").open("w") as log,
+        ):
             for rank in range(kind.world_size):
                 process = subprocess.Popen(
-                    start_command("rank"), stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, start_new_session=True
+                    start_command("rank"),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    text=True,
+                    start_new_session=True,
                 )
                 self._processes.append(process)
-                start = {"address": listener.address, "key": key.hex(), "config": asdict(self.config.for_rank(rank))}
+                start = {
+                    "address": listener.address,
+                    "key": key.hex(),
+                    "config": asdict(self.config.for_rank(rank)),
+                }
                 if process.stdin is not None:
                     process.stdin.write(json.dumps(start) + "\n")
                     process.stdin.close()
@@ -324,7 +402,9 @@ class SpawnedRanks(RankSet):
                 channel = arrived.get(timeout=0.1)
                 by_rank[channel.recv()] = channel
                 continue
-            if time.monotonic() > deadline or any(process.poll() is not None for process in self._processes):
+            if time.monotonic() > deadline or any(
+                process.poll() is not None for process in self._processes
+            ):
                 errors = (self.directory / "start.log").read_text().strip()
                 self.close()
                 raise RingError(f"ranks must be startable, got: {errors or 'no answer'}.")
@@ -353,7 +433,10 @@ class SpawnedRanks(RankSet):
 
 
 def become_rank() -> None:
-    """Makes this fresh interpreter the rank that the line on standard input describes; does not return."""
+    """Makes this fresh interpreter the rank that the line on standard input describes.
+
+    Does not return.
+    """
     start = json.loads(sys.stdin.readline())
     config = RankConfig(**start["config"])
     channel = Client(tuple(start["address"]), authkey=bytes.fromhex(start["key"]))
@@ -386,7 +469,10 @@ class Launcher:
                 return self._get_forked(kind, keep_at)
             return SpawnedRanks(kind, keep_at)
         except OSError as error:
-            raise RingError(f"ranks must be startable, got {error}. Check the limits (ulimit -a) and the space on disk.") from None
+            raise RingError(
+                f"ranks must be startable, got {error}. Check the limits (ulimit -a) and the "
+                "space on disk."
+            ) from None
 
     def get_fresh(self, kind: Kind) -> RankSet:
         """Returns ranks of a kind that nobody has parked; those that are parked stay.
@@ -407,14 +493,24 @@ class Launcher:
             if self._server is not None and self._server.alive and not self._server.answers():
                 self._retire_server()
             if parked is not None:
-                if keep_at is None and self._server is not None and parked.kind == kind and parked.take():
+                if (
+                    keep_at is None
+                    and self._server is not None
+                    and parked.kind == kind
+                    and parked.take()
+                ):
                     return parked
                 parked.close()
             return ForkedRanks(self._get_server(kind), kind, keep_at=keep_at)
 
     def park(self, kind: Kind) -> None:
         """Has fresh ranks of a kind made ahead of the next call; returns at once."""
-        if not has_fork_server() or kind.world_size > PARKED_RANKS_MAX or kind.comm_device != "cpu" or not kind.ring:
+        if (
+            not has_fork_server()
+            or kind.world_size > PARKED_RANKS_MAX
+            or kind.comm_device != "cpu"
+            or not kind.ring
+        ):
             return
         with self._lock:
             if self._parked is None:
@@ -432,7 +528,9 @@ class Launcher:
 
     def _get_server(self, kind: Kind) -> ForkServer:
         """Returns a server that started in the environment that ``kind`` asks for."""
-        if self._server is not None and (not self._server.alive or self._server.environment != kind.environment):
+        if self._server is not None and (
+            not self._server.alive or self._server.environment != kind.environment
+        ):
             self._retire_server()
         if self._server is None:
             self._server = ForkServer()

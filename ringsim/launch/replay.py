@@ -1,7 +1,9 @@
-"""Replay: where ``RINGSIM_REPLAY`` is set, a cell of a lesson shows the run that was recorded of it, and no rank is started.
+"""Replay: a cell of a lesson shows the run that was recorded of it.
 
-The records lie in one archive beside the lessons (``notebooks/data/runs.py`` makes it). A run is found by what was run: the text of the
-function or cell, the number of ranks, the arguments. Of anything else there is no record, and that is said: nothing is made up.
+That is where ``RINGSIM_REPLAY`` is set; no rank is started. The records lie in one archive beside
+the lessons (``notebooks/data/runs.py`` makes it). A run is found by what was run: the text of the
+function or cell, the number of ranks, the arguments. Of anything else there is no record, and that
+is said: nothing is made up.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from ringsim.traces.value import Trace
 
 __all__ = ["is_replaying", "name_run", "refuse", "replay", "write_run"]
 
-_NOTE: Final = "recorded on the machine that is named: RINGSIM_REPLAY is set, and nothing runs here."
+_NOTE: Final = (
+    "recorded on the machine that is named: RINGSIM_REPLAY is set, and nothing runs here."
+)
 
 
 def is_replaying() -> bool:
@@ -37,12 +41,16 @@ def is_replaying() -> bool:
 def refuse(what: str) -> NoReturn:
     """Raises RingError: in a replay, this is not to be had."""
     raise errors.RingError(
-        f"{what}, got RINGSIM_REPLAY, with which nothing runs. Unset it, have torch installed, and start the kernel anew."
+        f"{what}, got RINGSIM_REPLAY, with which nothing runs. Unset it, have torch installed, "
+        "and start the kernel anew."
     )
 
 
 def name_run(
-    what: Callable[..., Any] | str, world_size: int | None, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    what: Callable[..., Any] | str,
+    world_size: int | None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     r"""Names a run by what was run.
 
@@ -56,16 +64,30 @@ def name_run(
         A short text, the same wherever the same is run.
 
     Example:
-        >>> name_run("print(ring.rank)", 4) == name_run("print(ring.rank)\n", 4) != name_run("print(ring.rank)", 3)
+        >>> name_run("print(ring.rank)", 4) == name_run("print(ring.rank)\n", 4) != name_run(
+        ...     "print(ring.rank)", 3
+        ... )
         True
     """
     text = what if isinstance(what, str) else inspect.getsource(what)
-    return hashlib.sha256(repr((text.strip(), world_size, tuple(args), dict(kwargs or {}))).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        repr((text.strip(), world_size, tuple(args), dict(kwargs or {}))).encode()
+    ).hexdigest()[:16]
 
 
-def write_run(archive: zipfile.ZipFile, name: str, trace: Trace, shown: str, error: errors.RingError | None) -> None:
-    """Adds a run to an archive: its trace, what its ranks returned and printed, what was shown of that, and the error that ended it."""
-    failed = [type(error).__name__, str(error), getattr(error, "rank", None)] if error is not None else None
+def write_run(
+    archive: zipfile.ZipFile, name: str, trace: Trace, shown: str, error: errors.RingError | None
+) -> None:
+    """Adds a run to an archive.
+
+    Its trace, what its ranks returned and printed, what was shown of that, and the error that ended
+    it.
+    """
+    failed = (
+        [type(error).__name__, str(error), getattr(error, "rank", None)]
+        if error is not None
+        else None
+    )
     told = {"results": repr(trace.results), "output": trace.output, "shown": shown, "error": failed}
     with tempfile.TemporaryDirectory() as directory:
         trace.save(file := Path(directory, f"{name}.ringtrace"))
@@ -83,9 +105,13 @@ def replay(name: str) -> Trace:
         The trace, with results and output.
 
     Raises:
-        RingError: there is no record; or, of a run that failed, its own error, with the trace and the diagnosis.
+        RingError: there is no record; or, of a run that failed, its own error, with the trace and
+            the diagnosis.
     """
-    with as_file(files("ringsim") / "lessons" / "data" / "runs.zip") as path, zipfile.ZipFile(path) as archive:
+    with (
+        as_file(files("ringsim") / "lessons" / "data" / "runs.zip") as path,
+        zipfile.ZipFile(path) as archive,
+    ):
         if f"{name}.json" not in archive.namelist():
             refuse("the function and its arguments must be those of a lesson's cell, unchanged")
         told = json.loads(archive.read(f"{name}.json"))
@@ -94,7 +120,11 @@ def replay(name: str) -> Trace:
     trace.metadata["source"] = "replayed, measured"
     trace.metadata["notes"].append(_NOTE)
     trace.results[:], trace.output[:] = ast.literal_eval(told["results"]), told["output"]
-    warnings.warn("RINGSIM_REPLAY is set: runs are shown as they were recorded, and nothing runs.", stacklevel=1)  # shown once
+    # shown once
+    warnings.warn(
+        "RINGSIM_REPLAY is set: runs are shown as they were recorded, and nothing runs.",
+        stacklevel=1,
+    )
     sys.stdout.write(told["shown"])
     if told["error"] is not None:
         kind, message, rank = told["error"]

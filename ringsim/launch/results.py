@@ -1,4 +1,7 @@
-"""What a worker returns, from its rank to the caller: by a file that is mapped, since gigabytes take long through a pipe."""
+"""What a worker returns, from its rank to the caller.
+
+By a file that is mapped, since gigabytes take long through a pipe.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ _LARGE_BYTES: Final = 1 << 16
 
 
 def write_result(result: Any, file: Path) -> list[tuple[int, int]]:
-    """Writes a result, in a rank; returns where it lies in the file, as (start, end): the pickle, then the data of arrays and tensors."""
+    """Writes a result, in a rank.
+
+    Returns where it lies in the file, as (start, end): the pickle, then the data of arrays and
+    tensors.
+    """
     buffers: list[pickle.PickleBuffer] = []
     with file.open("wb") as out:
         _Pickler(out, protocol=5, buffer_callback=buffers.append).dump(result)
@@ -29,7 +36,10 @@ def write_result(result: Any, file: Path) -> list[tuple[int, int]]:
 
 
 def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
-    """Reads a result, once: its arrays and tensors are views of the file, which has no name any more."""
+    """Reads a result, once.
+
+    Its arrays and tensors are views of the file, which has no name any more.
+    """
     with file.open("rb") as source:
         whole = memoryview(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY))
     file.unlink()
@@ -46,13 +56,23 @@ def describe_unpicklable(result: Any, error: Exception, where: str) -> str:
 
 
 class _Pickler(Pickler):
-    """Leaves the data of large tensors out of the pickle, as numpy does with its arrays; torch would copy it several times."""
+    """Leaves the data of large tensors out of the pickle, as numpy does with its arrays.
+
+    Torch would copy it several times.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         import torch  # a rank has it; the caller loads it only if there are tensors to read
 
-        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided and obj.nbytes >= _LARGE_BYTES:
-            special = obj.requires_grad or obj.is_quantized or obj.is_conj() or obj.is_neg() or vars(obj)
+        if (
+            type(obj) is torch.Tensor
+            and obj.device.type == "cpu"
+            and obj.layout is torch.strided
+            and obj.nbytes >= _LARGE_BYTES
+        ):
+            special = (
+                obj.requires_grad or obj.is_quantized or obj.is_conj() or obj.is_neg() or vars(obj)
+            )
             if not special and obj.is_contiguous():
                 data = pickle.PickleBuffer(obj.reshape(-1).view(torch.uint8).numpy().data)
                 return _tensor, (data, obj.dtype, tuple(obj.shape))

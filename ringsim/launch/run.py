@@ -1,4 +1,4 @@
-"""One run: from ranks and a job to a trace, or to one error that carries what was recorded until then."""
+"""One run: from ranks and a job to a trace, or to one error with what was recorded until then."""
 
 from __future__ import annotations
 
@@ -45,7 +45,19 @@ from ringsim.launch.output import RankOutput
 from ringsim.launch.progress import Progress
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
-from ringsim.launch.watcher import ANSWER_S, ASK, OVER, POLL_S, WAKE, WAKE_S, WHERE, LiveRecords, Watcher, has_proc, look_at
+from ringsim.launch.watcher import (
+    ANSWER_S,
+    ASK,
+    OVER,
+    POLL_S,
+    WAKE,
+    WAKE_S,
+    WHERE,
+    LiveRecords,
+    Watcher,
+    has_proc,
+    look_at,
+)
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.parts import name_cells, read_parts, rename_file, rename_places
@@ -63,13 +75,17 @@ class RunOptions:
     """How to run.
 
     Attributes:
-        limit_s: limit of the whole run, in seconds; None for no limit, and for ``GPU_LIMIT_S`` on GPUs.
+        limit_s: limit of the whole run, in seconds; None for no limit, and for ``GPU_LIMIT_S`` on
+            GPUs.
         show: whether the ranks' output is shown as it comes.
         show_hidden: whether what print suppression hides is shown, too.
-        keep_at: where the ranks' records go, None for a private directory that is removed at the end.
-        doing: given the directory of the run, says in a few words what the ranks are doing, for the progress line; None for nothing.
+        keep_at: where the ranks' records go, None for a private directory that is removed at the
+            end.
+        doing: given the directory of the run, says in a few words what the ranks are doing, for the
+            progress line; None for nothing.
         poll_s: how often to look whether ranks are stuck, in seconds; None for never.
-        allows: given the processes of the ranks that have not finished, tells whether they may go on; None for always.
+        allows: given the processes of the ranks that have not finished, tells whether they may go
+            on; None for always.
     """
 
     limit_s: float | None = None
@@ -82,14 +98,17 @@ class RunOptions:
 
 
 def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
-    """Runs a job on ranks of a kind, and returns the trace with the results and output of every rank.
+    """Runs a job on ranks of a kind.
 
-    Blocks until all ranks have finished, one has failed, the limit is reached or the user interrupts. No rank is left afterwards, except
-    fresh ones that are parked for the next call.
+    Returns the trace with the results and output of every rank. Blocks until all ranks have
+    finished, one has failed, the limit is reached or the user interrupts. No rank is left
+    afterwards, except fresh ones that are parked for the next call.
 
     Raises:
-        RankFailed: a rank raised or died; other errors of ringsim that a rank raised come as themselves.
-        Deadlock, PeerExited, MessageMismatch: ranks could never have continued, see ``ringsim.launch.watcher``.
+        RankFailed: a rank raised or died; other errors of ringsim that a rank raised come as
+            themselves.
+        Deadlock, PeerExited, MessageMismatch: ranks could never have continued, see
+            ``ringsim.launch.watcher``.
         RunTimeout: ``options.limit_s`` has passed.
         Interrupted: the user interrupted the run.
     """
@@ -110,32 +129,50 @@ class _Supervisor:
         self._job = job
         self._options = options
         self._size = ranks.kind.world_size
-        self._limit_s = GPU_LIMIT_S if options.limit_s is None and ranks.kind.comm_device == "gpu" else options.limit_s
+        self._limit_s = (
+            GPU_LIMIT_S
+            if options.limit_s is None and ranks.kind.comm_device == "gpu"
+            else options.limit_s
+        )
         self._start_ns = time.monotonic_ns()
         self._start_unix_ns = time.time_ns()
         self._outputs = [
-            RankOutput(ranks.config.for_rank(rank), show=options.show, show_hidden=options.show_hidden) for rank in range(self._size)
+            RankOutput(
+                ranks.config.for_rank(rank), show=options.show, show_hidden=options.show_hidden
+            )
+            for rank in range(self._size)
         ]
         self._progress = Progress(self._size)
         self._loaded: dict[int, int] = {}  # rank -> its number of torch threads
-        self._results: dict[int, list[tuple[int, int]]] = {}  # rank -> where its result lies in its file
+        # rank -> where its result lies in its file
+        self._results: dict[int, list[tuple[int, int]]] = {}
         self._reports: dict[int, Report] = {}
         self._rank_of = {id(channel): rank for rank, channel in enumerate(ranks.channels)}
         self._run_id = uuid.uuid4().hex[:12]
         self._verdict: Verdict | None = None
-        self._woken: set[int] = set()  # ranks in which the verdict's error was raised, and has not ended a thread
-        self._stuck_in: list[tuple[int, ...]] = []  # by rank, the slots of what it waited for at the verdict
+        # ranks in which the verdict's error was raised, and has not ended a thread
+        self._woken: set[int] = set()
+        # by rank, the slots of what it waited for at the verdict
+        self._stuck_in: list[tuple[int, ...]] = []
         self._watcher: Watcher | None = None
         self._next_look = 0.0
         self._pids: dict[int, int] = {}
-        self._dead: set[int] = set()  # ranks that were dead at the last look, though their channels were open
+        # ranks that were dead at the last look, though their channels were open
+        self._dead: set[int] = set()
         self._places: dict[int, tuple[str, int] | None] = {}  # where ranks said they were
-        self._processes: dict[int, str] = {}  # what ranks were doing that had to be ended: "computing", "asleep", "stopped"
+        # what ranks were doing that had to be ended: "computing", "asleep", "stopped"
+        self._processes: dict[int, str] = {}
         self._given_up_ns: int | None = None  # when it was decided to end the ranks
         self._records = LiveRecords(ranks.directory, self._size)
-        self._caught = self._records.caught  # earlier verdicts, whose error the program caught: the run went on
+        # earlier verdicts, whose error the program caught: the run went on
+        self._caught = self._records.caught
         if options.poll_s is not None and ranks.kind.comm_device == "cpu" and has_proc():
-            self._watcher = Watcher(self._records, self._size, ask=lambda rank: self._say(rank, ASK), poll_s=options.poll_s)
+            self._watcher = Watcher(
+                self._records,
+                self._size,
+                ask=lambda rank: self._say(rank, ASK),
+                poll_s=options.poll_s,
+            )
         if ranks.keep:
             (ranks.directory / "run.json").write_text(json.dumps(self._metadata()))
 
@@ -146,42 +183,72 @@ class _Supervisor:
             self._send(pickle.dumps(self._job))
             self._watch(deadline)
         except KeyboardInterrupt:
-            raise self._explained(Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.")) from None
+            raise self._explained(
+                Interrupted(f"the run was interrupted after {self._elapsed_s:.1f} s.")
+            ) from None
         finally:
             self._progress.clear()
         self._settle()
         if not self._ranks.directory.is_dir():
             error = RingError(
-                f"the directory of a run must be there to its end, got {self._ranks.directory}, which is gone. Leave it there."
+                f"the directory of a run must be there to its end, got {self._ranks.directory}, "
+                "which is gone. Leave it there."
             )
             raise self._explained(error)
-        if self._verdict is not None and not any(report.waited for report in self._reports.values()):
-            first = self._verdict.diagnosis.findings[:1]  # with the user's lines where these waits ended
-            named = dict.fromkeys(rank for one in first for finding in (one, *one.consequences) for rank in finding.ranks)
+        if self._verdict is not None and not any(
+            report.waited for report in self._reports.values()
+        ):
+            # with the user's lines where these waits ended
+            first = self._verdict.diagnosis.findings[:1]
+            named = dict.fromkeys(
+                rank
+                for one in first
+                for finding in (one, *one.consequences)
+                for rank in finding.ranks
+            )
             stuck = [rank for rank in named if rank in self._reports][:_SHOWN]
-            raise self._error_of(self._verdict.diagnosis, "".join(raised_where(self._reports[rank]) for rank in stuck))
+            raise self._error_of(
+                self._verdict.diagnosis,
+                "".join(raised_where(self._reports[rank]) for rank in stuck),
+            )
         if self._verdict is None and (found := self._find_mismatch()) is not None:
-            also = f"\n  {make_error(list(self._reports.values()), self._size, [])}" if self._reports else ""
+            also = (
+                f"\n  {make_error(list(self._reports.values()), self._size, [])}"
+                if self._reports
+                else ""
+            )
             raise self._error_of(found, also)
         if self._reports:
-            stopped = [rank for rank in range(self._size) if rank not in self._results and rank not in self._reports]
-            error = self._startup_error() or make_error(list(self._reports.values()), self._size, stopped)
+            stopped = [
+                rank
+                for rank in range(self._size)
+                if rank not in self._results and rank not in self._reports
+            ]
+            error = self._startup_error() or make_error(
+                list(self._reports.values()), self._size, stopped
+            )
             raise self._explained(error)
         if len(self._results) < self._size:
             missing = [rank for rank in range(self._size) if rank not in self._results]
             if len(self._pids) < self._size and (self._limit_s is None or self._limit_s > START_S):
                 up = f"{len(self._pids)} of {self._size} by then"
                 raise self._explained(
-                    RingError(f"ranks must come up within {START_S:g} s, got {up}. Call again; look at what else runs here.")
+                    RingError(
+                        f"ranks must come up within {START_S:g} s, got {up}. Call again; look at "
+                        "what else runs here."
+                    )
                 )
             error = RunTimeout(
-                f"the run must end within limit_s={self._limit_s:g} s, got no result from ranks {missing} of {self._size} by then"
+                f"the run must end within limit_s={self._limit_s:g} s, got no result from ranks "
+                f"{missing} of {self._size} by then"
                 f"{'' if len(self._loaded) == self._size else ': they were still being started'}. "
                 "Raise limit_s, or look at error.trace for where they were."
             )
             raise self._explained(error)
         trace = self._make_trace(self._read_results(), complete=True)
-        self._send("bye")  # not before: the end of one rank breaks what a thread of another may still wait for, which the trace is to show
+        # not before: the end of one rank breaks what a thread of another may still wait for, which
+        # the trace is to show
+        self._send("bye")
         return trace
 
     @property
@@ -205,7 +272,8 @@ class _Supervisor:
         pause_s = self._watch_for_stuck_ranks(0.0)
         while open_channels and len(self._results) + len(self._reports) < self._size:
             for channel in wait(open_channels, timeout=pause_s):
-                if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
+                # wait() gives back what it was given
+                if not self._read(channel):  # type: ignore[arg-type]
                     open_channels.remove(channel)  # type: ignore[arg-type]  # likewise
             now = time.monotonic()
             if now >= next_follow:
@@ -229,24 +297,43 @@ class _Supervisor:
                 grace_ends = now + GRACE_S
             if len(self._pids) < self._size and not self._reports and now > started + START_S:
                 break
-            if (deadline is not None and now > deadline) or (grace_ends is not None and now > grace_ends):
+            if (deadline is not None and now > deadline) or (
+                grace_ends is not None and now > grace_ends
+            ):
                 break
 
     def _is_caught(self, verdict: Verdict) -> bool:
-        """Returns whether all waits of a verdict are over: by its error or, in C++, by torch's; and ended nothing as far as is known."""
+        """Returns whether all waits of a verdict are over.
+
+        By its error or, in C++, by torch's; and ended nothing as far as is known.
+        """
         left = self._find_stuck()
-        return bool(verdict.waiting) and all(rank in self._woken or not left[rank] for rank in verdict.waiting)
+        return bool(verdict.waiting) and all(
+            rank in self._woken or not left[rank] for rank in verdict.waiting
+        )
 
     def _find_stuck(self) -> list[list[int]]:
         """Returns by rank the slots of what it waited for at the verdict, and has not left."""
         heads = self._records.look(to_end=True)
-        return [[slot for slot in self._stuck_in[rank] if slot in head.awaited] for rank, head in enumerate(heads)]
+        return [
+            [slot for slot in self._stuck_in[rank] if slot in head.awaited]
+            for rank, head in enumerate(heads)
+        ]
 
     def _has_gone_on(self, verdict: Verdict) -> bool:
-        """Tells whether the program ended by itself after a verdict that it caught: all ranks returned, or got over a peer and failed."""
+        """Tells whether the program ended by itself after a verdict that it caught.
+
+        All ranks returned, or got over a peer and failed.
+        """
         survived = verdict.diagnosis.kind in LOST_PEERS
-        failed = [report for report in self._reports.values() if report.echo == OWN and report.error != "SystemExit"]
-        return len(self._results) == self._size or (survived and len(failed) == len(self._reports) > 0)
+        failed = [
+            report
+            for report in self._reports.values()
+            if report.echo == OWN and report.error != "SystemExit"
+        ]
+        return len(self._results) == self._size or (
+            survived and len(failed) == len(self._reports) > 0
+        )
 
     def _set_aside(self, verdict: Verdict) -> None:
         """Lets the run go on after a verdict whose error the program has caught."""
@@ -260,20 +347,34 @@ class _Supervisor:
 
     def _settle(self) -> None:
         """Sets aside a verdict that has ended no rank; takes one up again that did so later."""
-        if self._verdict is not None and self._is_caught(self._verdict) and self._has_gone_on(self._verdict):
+        if (
+            self._verdict is not None
+            and self._is_caught(self._verdict)
+            and self._has_gone_on(self._verdict)
+        ):
             self._set_aside(self._verdict)
-        elif self._verdict is None and self._caught and self._reports and all(report.is_consequence for report in self._reports.values()):
+        elif (
+            self._verdict is None
+            and self._caught
+            and self._reports
+            and all(report.is_consequence for report in self._reports.values())
+        ):
             self._verdict = self._caught.pop()
             self._given_up_ns = self._verdict.at_ns
 
     def _watch_for_stuck_ranks(self, now: float) -> float:
-        """Looks for ranks that can never continue, if a look is due, and wakes them; returns how long to wait before the next call."""
+        """Looks for ranks that can never continue, if a look is due, and wakes them.
+
+        Returns how long to wait before the next call.
+        """
         if self._watcher is None or self._verdict is not None or self._reports:
             return _POLL_S
         if len(self._loaded) < self._size:
             self._next_look = now + self._watcher.pause_s
         elif now >= self._next_look:
-            self._verdict = self._watcher.look(["exited" if rank in self._results else "running" for rank in range(self._size)])
+            self._verdict = self._watcher.look(
+                ["exited" if rank in self._results else "running" for rank in range(self._size)]
+            )
             self._next_look = now + self._watcher.pause_s
             if self._verdict is not None:
                 self._given_up_ns = self._verdict.at_ns
@@ -295,7 +396,7 @@ class _Supervisor:
         return error
 
     def _find_mismatch(self) -> Diagnosis | None:
-        """Returns what disagrees in all that was recorded, where nobody has ended the run for it."""
+        """Returns what disagrees in all that was recorded, if nobody has ended the run for it."""
         if self._ranks.kind.comm_device != "cpu" or len(self._loaded) < self._size:
             return None
         self._records.look(to_end=True)
@@ -303,26 +404,41 @@ class _Supervisor:
             self._records.look()  # of what was read twice it is known whether its thread went on
         found = self._records.find_mismatch({*self._results, *self._reports})
         gone = {**dict.fromkeys(self._results, "exited"), **dict.fromkeys(self._reports, "failed")}
-        return found and replace(self._records.blame(found), states=tuple(gone.get(rank, "running") for rank in range(self._size)))
+        return found and replace(
+            self._records.blame(found),
+            states=tuple(gone.get(rank, "running") for rank in range(self._size)),
+        )
 
     def _explained(self, error: _Error) -> _Error:
         """Adds to an error what was recorded until then, and what that explains."""
         error.trace = self._end_early()
         if error.trace is not None and (found := explain(error.trace)).findings:
             error.diagnosis = found
-            lost = all(report.is_consequence for report in self._reports.values()) and bool(error.diagnosis.edges)
-            if lost or not self._reports or error.diagnosis.kind == "stalled":  # no report says why, or a limit ended it
+            lost = all(report.is_consequence for report in self._reports.values()) and bool(
+                error.diagnosis.edges
+            )
+            # no report says why, or a limit ended it
+            if lost or not self._reports or error.diagnosis.kind == "stalled":
                 error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
             first = error.diagnosis.findings[0].message
-            before = f"\n  after {first.removesuffix('.')}" if first.startswith(IN_A_THREAD) and self._reports else ""
+            before = (
+                f"\n  after {first.removesuffix('.')}"
+                if first.startswith(IN_A_THREAD) and self._reports
+                else ""
+            )
             error.args = (f"{error}{before}{self._last_of_the_dead(error.trace)}",)
         return error
 
     def _last_of_the_dead(self, trace: Trace) -> str:
-        """Says what ranks that died without an exception had posted last: no traceback tells where they were."""
+        """Says what ranks that died without an exception had posted last.
+
+        No traceback tells where they were.
+        """
         events, said = trace.events, ""
         for rank in (rank for rank, report in self._reports.items() if not report.error):
-            for event in np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))[-1:].tolist():
+            for event in np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))[
+                -1:
+            ].tolist():
                 said += f"\n  the last that rank {rank} posted was {operation_of(events, event)}"
         return said
 
@@ -362,16 +478,32 @@ class _Supervisor:
         self._follow_outputs(last=True)
         crash = self._ranks.config.for_rank(rank).crash_file
         stack = crash.read_text(errors="replace") if crash.exists() else ""
-        self._reports[rank] = rename_files(report_death(rank, code, at_ns, self._outputs[rank].text, stack), name_cells(self._job.lines))
+        self._reports[rank] = rename_files(
+            report_death(rank, code, at_ns, self._outputs[rank].text, stack),
+            name_cells(self._job.lines),
+        )
 
     def _running(self) -> list[int]:
         """Returns the processes of the ranks that have neither returned nor failed."""
-        return [pid for rank, pid in self._pids.items() if rank not in self._results and rank not in self._reports]
+        return [
+            pid
+            for rank, pid in self._pids.items()
+            if rank not in self._results and rank not in self._reports
+        ]
 
     def _report_lost_ranks(self) -> None:
-        """Reports ranks that were dead at the last look already: their fork server is stopped or stuck, and does not say so."""
-        left = self._pids.keys() - self._results.keys() - self._reports.keys() if has_proc() else set()
-        dead = {rank for rank in left if (process := look_at(self._pids[rank])) is None or process.state == "Z"}
+        """Reports ranks that were dead at the last look already.
+
+        Their fork server is stopped or stuck, and does not say so.
+        """
+        left = (
+            self._pids.keys() - self._results.keys() - self._reports.keys() if has_proc() else set()
+        )
+        dead = {
+            rank
+            for rank in left
+            if (process := look_at(self._pids[rank])) is None or process.state == "Z"
+        }
         for rank in sorted(dead & self._dead):
             self._report_death(rank)
         self._dead = dead
@@ -388,7 +520,10 @@ class _Supervisor:
         return RingError(f"ranks must be startable, got:\n{text}") if text else None
 
     def _end_early(self) -> Trace | None:
-        """Ends all ranks and returns what they had recorded in their files; None where no rank had begun to."""
+        """Ends all ranks and returns what they had recorded in their files.
+
+        None where no rank had begun to.
+        """
         self._given_up_ns = self._given_up_ns or time.monotonic_ns()
         if self._verdict is None:
             self._look_at_the_rest()
@@ -402,70 +537,129 @@ class _Supervisor:
 
     def _look_at_the_rest(self) -> None:
         """Finds out what the ranks are doing that are still running."""
-        left = [rank for rank in self._pids if rank not in self._results and rank not in self._reports]
-        found = {rank: process for rank in left if (process := look_at(self._pids[rank])) is not None and process.state not in "ZX"}
+        left = [
+            rank for rank in self._pids if rank not in self._results and rank not in self._reports
+        ]
+        found = {
+            rank: process
+            for rank in left
+            if (process := look_at(self._pids[rank])) is not None and process.state not in "ZX"
+        }
         self._processes = {rank: process.doing for rank, process in found.items()}
         asked = {rank for rank, doing in self._processes.items() if doing != "stopped"}
         for rank in asked:
             self._say(rank, WHERE)
         channels = [self._ranks.channels[rank] for rank in asked]
         deadline = time.monotonic() + ANSWER_S
-        while asked - self._places.keys() and channels and (left_s := deadline - time.monotonic()) > 0:
+        while (
+            asked - self._places.keys() and channels and (left_s := deadline - time.monotonic()) > 0
+        ):
             for channel in wait(channels, timeout=left_s):
-                if not self._read(channel):  # type: ignore[arg-type]  # wait() gives back what it was given
+                # wait() gives back what it was given
+                if not self._read(channel):  # type: ignore[arg-type]
                     channels.remove(channel)  # type: ignore[arg-type]  # likewise
 
     def _read_results(self) -> list[Any]:
         """Returns what the workers returned, None for those that did not."""
         ranks = ((rank, self._results.get(rank)) for rank in range(self._size))
-        return [spans and read_result(self._ranks.config.for_rank(rank).result_file, spans) for rank, spans in ranks]
+        return [
+            spans and read_result(self._ranks.config.for_rank(rank).result_file, spans)
+            for rank, spans in ranks
+        ]
 
     def _make_trace(self, results: list[Any], *, complete: bool) -> Trace:
         self._follow_outputs(last=True)
-        events, facts = read_parts(self._ranks.directory, start_ns=self._start_ns, world_size=self._size)
+        events, facts = read_parts(
+            self._ranks.directory, start_ns=self._start_ns, world_size=self._size
+        )
         cells, tables = name_cells(events.tables.files), events.tables
-        files, labels = (rename_file(name, cells) for name in tables.files), (rename_places(label, cells) for label in tables.labels)
+        files, labels = (
+            (rename_file(name, cells) for name in tables.files),
+            (rename_places(label, cells) for label in tables.labels),
+        )
         events = replace(events, tables=tables._replace(files=tuple(files), labels=tuple(labels)))
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = list(facts.get("notes", []))
-        if set(self._loaded.values()) == {1} and self._size >= (os.cpu_count() or 1) and "OMP_NUM_THREADS" not in self._job.environ:
-            metadata["notes"].append("one torch thread per rank, since there are at least as many ranks as processors")
+        if (
+            set(self._loaded.values()) == {1}
+            and self._size >= (os.cpu_count() or 1)
+            and "OMP_NUM_THREADS" not in self._job.environ
+        ):
+            metadata["notes"].append(
+                "one torch thread per rank, since there are at least as many ranks as processors"
+            )
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - self._start_ns
-        if self._given_up_ns is not None:  # ending ranks takes time, in which nobody waits for anything
+        # ending ranks takes time, in which nobody waits for anything
+        if self._given_up_ns is not None:
             metadata["given_up_ns"] = self._given_up_ns - self._start_ns
         if self._caught:
             metadata["caught"] = [self._describe_caught(verdict) for verdict in self._caught]
         if self._verdict is not None and not self._verdict.proved:
-            metadata["at_rest"] = True  # nothing was on its way any more, as far as anybody can tell
-        return Trace(events, metadata, results=results, output=[output.text for output in self._outputs])
+            # nothing was on its way any more, as far as anybody can tell
+            metadata["at_rest"] = True
+        return Trace(
+            events, metadata, results=results, output=[output.text for output in self._outputs]
+        )
 
     def _describe_caught(self, verdict: Verdict) -> dict[str, Any]:
         """Says for ``explain`` what a verdict was whose error the program caught."""
         one = verdict.diagnosis.findings[0]
-        said = {"kind": one.kind, "ranks": list(one.ranks), "message": one.message, "hint": one.hint}
+        said = {
+            "kind": one.kind,
+            "ranks": list(one.ranks),
+            "message": one.message,
+            "hint": one.hint,
+        }
         return {**said, "at_ns": verdict.at_ns - self._start_ns}
 
     def _metadata(self) -> dict[str, Any]:
         kind = self._ranks.kind
-        pairs = [(rank, (rank + 1) % self._size) for rank in range(self._size)] if kind.ring and self._size > 1 else []
+        pairs = (
+            [(rank, (rank + 1) % self._size) for rank in range(self._size)]
+            if kind.ring and self._size > 1
+            else []
+        )
         backend = "nccl" if kind.comm_device == "gpu" else "gloo"
         return {
             **provenance.measured_run(self._size, backend, self._start_unix_ns),
             "run_id": self._run_id,
-            "ring_groups": [[f"ring:{source}>{target}", [source, target]] for source, target in pairs],
+            "ring_groups": [
+                [f"ring:{source}>{target}", [source, target]] for source, target in pairs
+            ],
         }
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Says for ``explain`` how each rank ended, or what it was doing when it was ended; after a verdict, how it stood then."""
+        """Says for ``explain`` how each rank ended, or what it was doing when it was ended.
+
+        After a verdict, how it stood then.
+        """
         gone, reports = list(self._results), list(self._reports.values())
         woken: list[dict[str, Any]] = []
-        if (verdict := self._verdict) is not None:  # what they did once they were woken does not say why
-            woken = [end for end in verdict.ends if not (end["rank"] in self._reports and self._reports[end["rank"]].waited)]
+        # what they did once they were woken does not say why
+        if (verdict := self._verdict) is not None:
+            woken = [
+                end
+                for end in verdict.ends
+                if not (end["rank"] in self._reports and self._reports[end["rank"]].waited)
+            ]
             gone = [rank for rank in gone if verdict.diagnosis.states[rank] == "exited"]
-            reports = [r for r in reports if r.waited or (r.at_ns <= verdict.at_ns and r.rank not in verdict.waiting)]
-        returned = [{"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""} for rank in gone]
-        failed = [{**describe_end(report), "at_ns": report.at_ns - self._start_ns} for report in reports]
+            reports = [
+                r
+                for r in reports
+                if r.waited or (r.at_ns <= verdict.at_ns and r.rank not in verdict.waiting)
+            ]
+        returned = [
+            {"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""}
+            for rank in gone
+        ]
+        failed = [
+            {**describe_end(report), "at_ns": report.at_ns - self._start_ns} for report in reports
+        ]
         returned += woken
         known = {end["rank"] for end in (*returned, *failed)}
-        others = [describe_unfinished(rank, doing, self._places.get(rank)) for rank, doing in self._processes.items() if rank not in known]
+        others = [
+            describe_unfinished(rank, doing, self._places.get(rank))
+            for rank, doing in self._processes.items()
+            if rank not in known
+        ]
         return sorted([*returned, *failed, *others], key=lambda end: int(end["rank"]))

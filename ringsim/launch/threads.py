@@ -1,8 +1,10 @@
-"""What the threads of a rank do: which of them only wait for another one, and at which of the user's lines.
+"""What the threads of a rank do.
 
-A rank whose threads all wait for each other, or in operations, does nothing more by itself. Python's frames tell that of the waits of its
-own modules; the system (Linux) tells it of the others, for a lock taken by ``with lock:`` has no frame of its own: a thread sleeps in a
-system call, and the arguments say what can end it.
+Which of them only wait for another one, and at which of the user's lines. A rank whose threads all
+wait for each other, or in operations, does nothing more by itself. Python's frames tell that of the
+waits of its own modules; the system (Linux) tells it of the others, for a lock taken by ``with
+lock:`` has no frame of its own: a thread sleeps in a system call, and the arguments say what can
+end it.
 """
 
 from __future__ import annotations
@@ -36,27 +38,39 @@ _CALLS: Final = {  # numbers of Linux's system calls, by machine
     "x86_64": {"202": _FUTEX, "232": _EPOLL, "281": _EPOLL, "45": _RECV},
     "aarch64": {"98": _FUTEX, "22": _EPOLL, "207": _RECV},
 }
-_PRIVATE: Final = 0x80  # FUTEX_PRIVATE_FLAG in Linux's include/uapi/linux/futex.h: no other process can end this wait
+# FUTEX_PRIVATE_FLAG in Linux's include/uapi/linux/futex.h: no other process can end this wait
+_PRIVATE: Final = 0x80
 
 
 class Threads(NamedTuple):
     """What a rank says about its threads, ringsim's own apart."""
 
-    busy: Collection[int]  # by ``threading.get_ident()``, those that do something, or wait for anything outside of this process
-    idle: Mapping[int, Place | None]  # of each other, the user's line at which it waits; None where there is none
-    timed: Collection[int] = ()  # of these, the ones that may wake without another of Python's: at a limit, or by a thread of C++
+    # by ``threading.get_ident()``, those that do something, or wait for anything outside of this
+    # process
+    busy: Collection[int]
+    # of each other, the user's line at which it waits; None where there is none
+    idle: Mapping[int, Place | None]
+    # of these, the ones that may wake without another of Python's: at a limit, or by a thread of
+    # C++
+    timed: Collection[int] = ()
 
     def besides(self, awaiting: Collection[int]) -> Threads:
         """Returns the same without threads that wait in an operation."""
         idle = {thread: place for thread, place in self.idle.items() if thread not in awaiting}
-        return Threads(set(self.busy).difference(awaiting), idle, set(self.timed).difference(awaiting))
+        return Threads(
+            set(self.busy).difference(awaiting), idle, set(self.timed).difference(awaiting)
+        )
 
 
 def list_threads(library: str) -> Threads:
-    """Returns what the threads of this process do, ringsim's own apart; ``library`` is torch's directory. It does not block."""
+    """Returns what the threads of this process do, ringsim's own apart.
+
+    ``library`` is torch's directory. It does not block.
+    """
     known = {thread.ident: thread for thread in threading.enumerate()}
     numbers = {thread.ident: thread.native_id for thread in known.values()}
-    numbers[threading.main_thread().ident] = os.getpid()  # Python still has the number from before the fork
+    # Python still has the number from before the fork
+    numbers[threading.main_thread().ident] = os.getpid()
     quiet = _is_quiet(numbers.values())
     sites = _make_sites(library)
     busy: list[int] = []
@@ -64,17 +78,24 @@ def list_threads(library: str) -> Threads:
     timed: list[int] = []
     for ident, frame in sys._current_frames().items():
         thread = known.get(ident)
-        if ident == threading.get_ident() or (thread is not None and thread.name.startswith(OUR_THREADS)):
+        if ident == threading.get_ident() or (
+            thread is not None and thread.name.startswith(OUR_THREADS)
+        ):
             continue
         file, first = frame.f_code.co_filename, thread is threading.main_thread()
         endless = _waits_without_end(numbers.get(ident))
         if first and signal.getitimer(signal.ITIMER_REAL)[0]:
             endless = False  # an alarm will end it
-        # A limit of the first thread's own is the program's, and so is a timer; others look after something every now and then.
+        # A limit of the first thread's own is the program's, and so is a timer; others look after
+        # something every now and then.
         acts = endless is False and (first or isinstance(thread, threading.Timer))
         if (file.endswith(_IDLE_FILES) and not acts) or (endless and quiet):
             user = sites.find(frame)
-            idle[ident] = None if user is None or user.f_code.co_filename.endswith(_IDLE_FILES) else _place(user)
+            idle[ident] = (
+                None
+                if user is None or user.f_code.co_filename.endswith(_IDLE_FILES)
+                else _place(user)
+            )
             if not (endless and quiet) and not file.endswith(_TQDM):
                 timed.append(ident)
         else:
@@ -83,7 +104,10 @@ def list_threads(library: str) -> Threads:
 
 
 def find_place(library: str) -> Place | None:
-    """Returns the file and line of the user's program at which the main thread is, outside of torch's directory ``library``."""
+    """Returns the file and line of the user's program at which the main thread is.
+
+    Outside of torch's directory ``library``.
+    """
     frame = _make_sites(library).find(sys._current_frames().get(threading.main_thread().ident or 0))
     return None if frame is None else _place(frame)
 
@@ -99,16 +123,29 @@ def _place(frame: FrameType) -> Place:
 
 
 def _is_quiet(of_python: Collection[int | None]) -> bool:
-    """Tells whether the threads of C++ wait, too, apart from those that only look after operations: then no other thread does anything."""
+    """Tells whether the threads of C++ wait, too, apart from those that only look after operations.
+
+    Then no other thread does anything.
+    """
     try:
-        others = [(task, (task / "comm").read_text()) for task in Path("/proc/self/task").iterdir() if int(task.name) not in of_python]
+        others = [
+            (task, (task / "comm").read_text())
+            for task in Path("/proc/self/task").iterdir()
+            if int(task.name) not in of_python
+        ]
     except OSError:  # not Linux, or one of them has just ended
         return False
-    return all(name.startswith(_LIBRARY_THREADS) or _waits_without_end(int(task.name)) for task, name in others)
+    return all(
+        name.startswith(_LIBRARY_THREADS) or _waits_without_end(int(task.name))
+        for task, name in others
+    )
 
 
 def _waits_without_end(thread: int | None) -> bool | None:
-    """Tells whether only another thread of this process can end what a thread waits for, for it set no limit; None where nobody knows."""
+    """Tells whether only another thread of this process can end what a thread waits for.
+
+    For it set no limit; None where nobody knows.
+    """
     try:
         number, *arguments = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
         if (calls := _CALLS.get(os.uname().machine)) is None:
@@ -118,7 +155,9 @@ def _waits_without_end(thread: int | None) -> bool | None:
             return bool(values[1] & _PRIVATE) and values[3] == 0
         if call == _EPOLL:
             watched = Path(f"/proc/self/fdinfo/{values[0]}").read_text().splitlines()
-            ours = all(_is_ours(int(line.split()[1])) for line in watched if line.startswith("tfd:"))
+            ours = all(
+                _is_ours(int(line.split()[1])) for line in watched if line.startswith("tfd:")
+            )
             return values[3] & 0xFFFFFFFF == 0xFFFFFFFF and ours  # an int, -1 for no limit
         return call == _RECV and _is_ours(values[0])
     except OSError:
@@ -126,8 +165,13 @@ def _waits_without_end(thread: int | None) -> bool | None:
 
 
 def _is_ours(descriptor: int) -> bool:
-    """Tells whether both ends of a connection are in this process: it made the pair, and has no child that may have got one of them."""
-    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode) or any(task.read_text() for task in Path("/proc/self/task").glob("*/children")):
+    """Tells whether both ends of a connection are in this process.
+
+    It made the pair, and has no child that may have got one of them.
+    """
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode) or any(
+        task.read_text() for task in Path("/proc/self/task").glob("*/children")
+    ):
         return False
     with socket.socket(fileno=os.dup(descriptor)) as end:
         maker = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]

@@ -1,32 +1,39 @@
-"""Watches ranks while they run: finds out when some can never go on, or disagree, and wakes those that wait in vain.
+"""Watches ranks while they run.
 
-Every now and then::
+Finds out when some can never go on, or disagree, and wakes those that wait in vain. Every now and
+then::
 
     look at the parts -> who is blocked in what -> can anybody still help them? -> if not: the same again at the next look -> a verdict
                       -> what disagrees among what cannot be refused any more -------------------------------------------> a verdict
 
-A cut through several ranks at one moment comes from looking twice: a rank that is blocked in the same operations both times, and has
-posted nothing in between, was in that state all the time between the end of the first look and the beginning of the second. So was every
-other rank of which that is true, at the same moments.
+A cut through several ranks at one moment comes from looking twice: a rank that is blocked in the
+same operations both times, and has posted nothing in between, was in that state all the time
+between the end of the first look and the beginning of the second. So was every other rank of which
+that is true, at the same moments.
 
-Nothing is decided by a time-out where it can be decided by proof. A message of Gloo needs both sides, so ranks that wait for messages that
-are not posted, from ranks that wait in their turn, wait for ever: two looks with nothing in between are enough. Patience goes with what is
-less certain:
+Nothing is decided by a time-out where it can be decided by proof. A message of Gloo needs both
+sides, so ranks that wait for messages that are not posted, from ranks that wait in their turn, wait
+for ever: two looks with nothing in between are enough. Patience goes with what is less certain:
 
-=====================================  =====================================================================================
+=====================================  ===========================================================
 what the ranks wait for                how long nothing may happen before the verdict
-=====================================  =====================================================================================
+=====================================  ===========================================================
 messages of each other                 from one look to the next
-a collective                           1 s, for some return early; none where a member is gone that did not take part
-anything, and a rank has more threads  3 s, if those wait for each other; where they do not, they might help: no verdict
-a rank that is in no operation         3.5 s, if all ranks sleep and its threads wait for each other, for its locks and queues
-nothing that could be proved           3 s and 1 s for each 50 MB under way, all ranks blocked or gone, none stopped, none
-                                       computing: then nothing is on its way any more; the verdict says that this is no proof
-=====================================  =====================================================================================
+a collective                           1 s, for some return early; none where a member is gone
+                                       that did not take part
+anything, and a rank has more threads  3 s, if those wait for each other; where they do not, they
+                                       might help: no verdict
+a rank that is in no operation         3.5 s, if all ranks sleep and its threads wait for each
+                                       other, for its locks and queues
+nothing that could be proved           3 s and 1 s for each 50 MB under way, all ranks blocked or
+                                       gone, none stopped, none computing: then nothing is on its
+                                       way any more; the verdict says that this is no proof
+=====================================  ===========================================================
 
-A rank that waits with a limit of its own counts as able to go on (``comm/torch_hooks``), and so does one whose first thread waits for
-another with a limit, or for anything outside of its process (``launch/threads``).
-"""
+A rank that waits with a limit of its own counts as able to go on (``comm/torch_hooks``), and so
+does one whose first thread waits for another with a limit, or for anything outside of its process
+(``launch/threads``).
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -53,25 +60,34 @@ from ringsim.traces.findings import Diagnosis, Finding, Operation
 from ringsim.traces.parts import PartReader
 
 POLL_S: Final = 0.02  # between two looks while ranks seem stuck
-RELAX: Final = 1.5  # each look that finds nothing makes the time until the next one longer by this factor ...
+# each look that finds nothing makes the time until the next one longer by this factor ...
+RELAX: Final = 1.5
 POLL_MAX: Final = 5  # ... up to this many times the shortest
 COMPARE_S: Final = 0.2  # between two comparisons of what the ranks have posted
-SHARE: Final = 0.05  # of its time that a watcher may look, or compare: it may live inside a rank, and hold its interpreter
+# of its time that a watcher may look, or compare: it may live inside a rank, and hold its
+# interpreter
+SHARE: Final = 0.05
 COLLECTIVE_S: Final = 1.0
 THREADS_S: Final = 3.0
 STALL_S: Final = 3.0
 _AGAIN_S: Final = 0.25  # ranks whose other threads may help are asked again after this long
-_IDLE_S, _IDLE_SHARE = 0.02, 0.015  # what an idle rank uses all the same: threads of Gloo wake every 10 ms for nothing
+# what an idle rank uses all the same: threads of Gloo wake every 10 ms for nothing
+_IDLE_S, _IDLE_SHARE = 0.02, 0.015
 _SHOWN: Final = 3  # lines of a rank's threads
-_NOT_PROVED: Final = "Not proved: what was posted leaves it open, but nothing has moved for {:.0f} s."
+_NOT_PROVED: Final = (
+    "Not proved: what was posted leaves it open, but nothing has moved for {:.0f} s."
+)
 # What a rank is asked for, or told:
 ASK: Final = "threads?"  # its threads
 WAKE: Final = "wake"  # to shut its connections, so that its wait ends
 SHUT: Final = "shut"  # the same, though it does not wait: its next operation ends it
-OVER: Final = "over"  # that these of its operations have failed: the program caught the error of the verdict on them
+# that these of its operations have failed: the program caught the error of the verdict on them
+OVER: Final = "over"
 WHERE: Final = "where?"  # at which of the user's lines it is, before it is ended
 
-ANSWER_S: Final = 1.0  # how long ranks have to say where they are: the machine may be busy, and C++ may hold the interpreter
+# how long ranks have to say where they are: the machine may be busy, and C++ may hold the
+# interpreter
+ANSWER_S: Final = 1.0
 WAKE_S: Final = 2.0  # how long a rank has to raise after its connections are shut
 _CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other state it computes
 _EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
@@ -80,7 +96,9 @@ _EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 class Process(NamedTuple):
     """A process at one moment."""
 
-    state: str  # R runs or would like to, S sleeps, D waits for a disk, T and t are stopped, Z has ended, X is about to
+    # R runs or would like to, S sleeps, D waits for a disk, T and t are stopped, Z has ended, X is
+    # about to
+    state: str
     ticks: int  # of CPU time that it has used so far
 
     @property
@@ -113,14 +131,21 @@ def has_proc() -> bool:
 
 
 def shut_connections(keep_port: int) -> int:
-    """Shuts the TCP connections of this process to others on this machine, except to the rendezvous's port; returns how many (Linux)."""
+    """Shuts the TCP connections of this process to others on this machine; returns how many.
+
+    Except to the rendezvous's port (Linux).
+    """
     count = 0
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile, or a listening socket, which has no peer
+        # closed meanwhile, or a listening socket, which has no peer
+        with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.type != socket.SOCK_STREAM or connection.family not in (socket.AF_INET, socket.AF_INET6):
+                if connection.type != socket.SOCK_STREAM or connection.family not in (
+                    socket.AF_INET,
+                    socket.AF_INET6,
+                ):
                     continue
                 mine, other = connection.getsockname(), connection.getpeername()
                 if mine[0] == other[0] and keep_port not in (mine[1], other[1]):
@@ -135,10 +160,12 @@ class LiveRecords:
     Args:
         directory: where their parts are; a rank without one counts as one that has done nothing.
         world_size: number of ranks.
-        strangers: whether a part may have been left there by an earlier run: then only those of living processes count.
+        strangers: whether a part may have been left there by an earlier run: then only those of
+            living processes count.
 
     Attributes:
-        caught: verdicts whose error has been raised already, and caught: of operations that they name no more is found.
+        caught: verdicts whose error has been raised already, and caught: of operations that they
+            name no more is found.
     """
 
     def __init__(self, directory: Path, world_size: int, *, strangers: bool = False) -> None:
@@ -152,7 +179,10 @@ class LiveRecords:
         self._known = [not self._strangers] * self._size
 
     def look(self, *, to_end: bool = False) -> list[Head]:
-        """Reads what is new of every rank, of much a part unless it is to be read ``to_end``; returns how far each has come."""
+        """Reads what is new of every rank, of much a part unless it is to be read ``to_end``.
+
+        Returns how far each has come.
+        """
         for rank, part in enumerate(self.parts):
             self._known[rank] = self._known[rank] or part.is_live()
             if not self._known[rank]:  # as far as can be told, it belongs to another run
@@ -160,49 +190,84 @@ class LiveRecords:
             unread = True
             while unread:
                 batch = part.advance()
-                if part.replaced:  # by a new run of the same rank: nothing that was counted belongs together any more
+                # by a new run of the same rank: nothing that was counted belongs together any more
+                if part.replaced:
                     self._begin()
                     return self.look(to_end=to_end)
                 self.builder.add(rank, *batch, part.names, part.fresh)
                 unread = to_end and part.more
             for number in part.meta.get("from_any", ()):
-                self.builder.from_any.add((self.builder.number_group(part.names["group"][number]), rank))
+                self.builder.from_any.add(
+                    (self.builder.number_group(part.names["group"][number]), rank)
+                )
             if part.meta.get("host", socket.gethostname()) != socket.gethostname():
                 self.builder.elsewhere.add(rank)
         return [self.builder.head(rank) for rank in range(self._size)]
 
     def state(self, rank: int, state: str) -> str:
-        """Returns the state of a rank: what is known from outside counts for more than what it wrote."""
+        """Returns the state of a rank.
+
+        What is known from outside counts for more than what it wrote.
+        """
         meta = self.parts[rank].meta
-        if state == "running" and (not self.is_here(rank) or meta.get("stopped_at_max") or "end_ns" in meta):
+        if state == "running" and (
+            not self.is_here(rank) or meta.get("stopped_at_max") or "end_ns" in meta
+        ):
             return "unknown"  # what it does now is not recorded
         return state
 
     def is_here(self, rank: int) -> bool:
-        """Returns whether a rank has begun to record, on this machine: what it writes can be read at once."""
+        """Returns whether a rank has begun to record, on this machine.
+
+        What it writes can be read at once.
+        """
         return self.parts[rank].meta.get("host") == socket.gethostname()
 
     def process(self, rank: int) -> tuple[int | None, bool]:
-        """Returns a rank's process, None where it is not known or not on this machine; and whether it has ended its recording."""
+        """Returns a rank's process, None where it is not known or not on this machine.
+
+        Also whether it has ended its recording.
+        """
         meta = self.parts[rank].meta
         return (meta.get("pid") if self.is_here(rank) else None), "end_ns" in meta
 
     def find_mismatch(self, ended: Collection[int] = ()) -> Diagnosis | None:
-        """Returns what disagrees of what was read since the last time, None where nothing does; see ``find_new_mismatches``."""
-        heard = {_name(one) for verdict in self.caught for finding in verdict.diagnosis.findings for one in finding.operations}
-        fresh = [one for one in find_new_mismatches(self.builder, ended) if not heard.issuperset(map(_name, one.operations))]
+        """Returns what disagrees of what was read since the last time, None where nothing does.
+
+        See ``find_new_mismatches``.
+        """
+        heard = {
+            _name(one)
+            for verdict in self.caught
+            for finding in verdict.diagnosis.findings
+            for one in finding.operations
+        }
+        fresh = [
+            one
+            for one in find_new_mismatches(self.builder, ended)
+            if not heard.issuperset(map(_name, one.operations))
+        ]
         return Diagnosis(tuple(fresh), self._size) if fresh else None
 
     def blame(self, diagnosis: Diagnosis) -> Diagnosis:
         """Returns a diagnosis with what ended threads of the ranks before what follows from it."""
-        notices = [(rank, read_notice(label)) for rank, part in enumerate(self.parts) for label in reversed(part.names["label"].values())]
-        failed = {rank: said[1] for rank, said in notices if said is not None and said[0] == THREAD_FAILED}
+        notices = [
+            (rank, read_notice(label))
+            for rank, part in enumerate(self.parts)
+            for label in reversed(part.names["label"].values())
+        ]
+        failed = {
+            rank: said[1] for rank, said in notices if said is not None and said[0] == THREAD_FAILED
+        }
         return replace(diagnosis, findings=blame_threads(diagnosis.findings, failed))
 
 
 @dataclass
 class _Suspicion:
-    """Ranks that seem to be stuck, since when they have been seen in the same state, and what they said of their threads when asked."""
+    """Ranks that seem to be stuck, and since when they have been seen in the same state.
+
+    Also what they said of their threads when asked.
+    """
 
     ranks: tuple[int, ...]
     heads: tuple[Head, ...]
@@ -226,7 +291,13 @@ class Watcher:
     """
 
     def __init__(
-        self, records: LiveRecords, world_size: int, *, ask: Callable[[int], None], poll_s: float = POLL_S, settle_s: float = 0.0
+        self,
+        records: LiveRecords,
+        world_size: int,
+        *,
+        ask: Callable[[int], None],
+        poll_s: float = POLL_S,
+        settle_s: float = 0.0,
     ) -> None:
         self._records, self._size, self._ask = records, world_size, ask
         self._poll_s, self._settle_s = poll_s, settle_s
@@ -235,7 +306,8 @@ class Watcher:
         self._states: list[str] = []
         self._compare_s = 0.0  # when to compare next
         self._suspicion: _Suspicion | None = None
-        self._calm: tuple[float, list[float]] | None = None  # since when all of them wait and sleep, and their CPU time then
+        # since when all of them wait and sleep, and their CPU time then
+        self._calm: tuple[float, list[float]] | None = None
 
     def hear(self, rank: int, threads: Threads) -> None:
         """Takes a rank's answer."""
@@ -243,14 +315,20 @@ class Watcher:
             self._suspicion.threads[rank] = threads
 
     def processes(self) -> list[tuple[int | None, bool]]:
-        """Returns of each rank its process, None where it is not known or not on this machine, and whether it has ended its recording."""
+        """Returns of each rank its process, and whether it has ended its recording.
+
+        The process is None where it is not known or not on this machine.
+        """
         for part in self._records.parts:
             if "pid" not in part.meta:
                 part.read_names()
         return [self._records.process(rank) for rank in range(self._size)]
 
     def stands(self) -> str:
-        """Names the state of this machine's ranks at the last look, the same while nothing happens; "" where one can go on."""
+        """Names the state of this machine's ranks at the last look, the same while nothing happens.
+
+        "" where one can go on.
+        """
         here = [rank for rank in range(len(self._heads)) if self._records.is_here(rank)]
         if any(self._states[rank] not in GONE and not self._heads[rank].awaited for rank in here):
             return ""
@@ -260,13 +338,18 @@ class Watcher:
         """Looks once; returns a verdict where there is one.
 
         Args:
-            states: of each rank, as far as it is known from elsewhere: "running", "exited", "failed" or "killed".
+            states: of each rank, as far as it is known from elsewhere: "running", "exited",
+                "failed" or "killed".
         """
         start_s = time.monotonic()
         heads = self._records.look()
-        now_s, now_ns = time.monotonic(), time.monotonic_ns()  # all that was read had happened by then
+        # all that was read had happened by then
+        now_s, now_ns = time.monotonic(), time.monotonic_ns()
         verdict = self._compare(states, now_ns)
-        if verdict is None and (stuck := self._look_for_stuck(heads, states, now_s, now_ns)) is not None:
+        if (
+            verdict is None
+            and (stuck := self._look_for_stuck(heads, states, now_s, now_ns)) is not None
+        ):
             self._compare_s = 0.0  # what disagrees may be why
             verdict = self._compare(states, now_ns) or stuck
         if self._suspicion is None or self.pause_s > self._poll_s:
@@ -278,7 +361,9 @@ class Watcher:
         start_s = time.monotonic()
         if start_s < self._compare_s:
             return None
-        found = self._records.find_mismatch([rank for rank, state in enumerate(states) if state in GONE])
+        found = self._records.find_mismatch(
+            [rank for rank, state in enumerate(states) if state in GONE]
+        )
         end_s = time.monotonic()
         self._compare_s = end_s + max(COMPARE_S, (end_s - start_s) / SHARE)
         if found is None:
@@ -287,9 +372,13 @@ class Watcher:
         return Verdict(found.findings[0].ranks, replace(found, states=known), now_ns)
 
     def _build(self, states: Sequence[str], now_ns: int) -> Snapshot:
-        return self._records.builder.build([self._records.state(rank, state) for rank, state in enumerate(states)], now_ns)
+        return self._records.builder.build(
+            [self._records.state(rank, state) for rank, state in enumerate(states)], now_ns
+        )
 
-    def _look_for_stuck(self, heads: list[Head], states: Sequence[str], now_s: float, now_ns: int) -> Verdict | None:
+    def _look_for_stuck(
+        self, heads: list[Head], states: Sequence[str], now_s: float, now_ns: int
+    ) -> Verdict | None:
         """Returns the verdict on ranks that can never go on."""
         unchanged = heads == self._heads and self._states == states
         if heads != self._heads:
@@ -302,10 +391,21 @@ class Watcher:
                 self.pause_s = self._poll_s
                 return self._suspect(snapshot, stuck, (), now_s, now_ns)
         there = [rank for rank, state in enumerate(states) if state not in GONE]
-        calm_s = self._calm_for(there, now_s) if unchanged and any(head.awaited for head in heads) else 0.0
+        calm_s = (
+            self._calm_for(there, now_s)
+            if unchanged and any(head.awaited for head in heads)
+            else 0.0
+        )
         silent = tuple(rank for rank in there if not heads[rank].awaited)
-        if calm_s >= STALL_S and silent and all(self._records.state(rank, "running") == "running" for rank in silent):
-            snapshot = self._build(["blocked" if rank in silent else state for rank, state in enumerate(states)], now_ns)
+        if (
+            calm_s >= STALL_S
+            and silent
+            and all(self._records.state(rank, "running") == "running" for rank in silent)
+        ):
+            snapshot = self._build(
+                ["blocked" if rank in silent else state for rank, state in enumerate(states)],
+                now_ns,
+            )
             stuck = analyse(snapshot)
             if stuck is not None:
                 self.pause_s = self._poll_s * POLL_MAX
@@ -314,8 +414,13 @@ class Watcher:
         self.pause_s = min(self.pause_s * RELAX, self._poll_s * POLL_MAX)
         return None if silent else self._look_for_stall(states, there, calm_s, now_ns)
 
-    def _suspect(self, snapshot: Snapshot, stuck: Stuck, silent: tuple[int, ...], now_s: float, now_ns: int) -> Verdict | None:
-        """Returns the verdict on ranks that seem stuck once there is no doubt; ``silent`` ranks wait in nothing that is recorded."""
+    def _suspect(
+        self, snapshot: Snapshot, stuck: Stuck, silent: tuple[int, ...], now_s: float, now_ns: int
+    ) -> Verdict | None:
+        """Returns the verdict on ranks that seem stuck once there is no doubt.
+
+        ``silent`` ranks wait in nothing that is recorded.
+        """
         ranks = (*stuck.ranks, *silent)
         heads = tuple(self._heads[rank] for rank in ranks)
         suspicion = self._suspicion
@@ -326,8 +431,13 @@ class Watcher:
             return None
         if any(rank not in suspicion.threads for rank in ranks):
             return None  # who is blocked answers in no time; who does not is not blocked
-        threads = {rank: suspicion.threads[rank].besides(self._records.builder.awaiting_threads(rank)) for rank in ranks}
-        busy = any(each.busy for each in threads.values()) or any(threads[rank].timed for rank in silent)
+        threads = {
+            rank: suspicion.threads[rank].besides(self._records.builder.awaiting_threads(rank))
+            for rank in ranks
+        }
+        busy = any(each.busy for each in threads.values()) or any(
+            threads[rank].timed for rank in silent
+        )
         idle = any(each.idle for each in threads.values())
         if busy:
             suspicion.since_s = now_s
@@ -337,18 +447,29 @@ class Watcher:
                 self._ask(rank)
         patience_s = max(
             self._settle_s,
-            (2 * _AGAIN_S if silent else THREADS_S) if idle else 0.0,  # of silent ones, nothing has moved for long already
+            # of silent ones, nothing has moved for long already
+            (2 * _AGAIN_S if silent else THREADS_S) if idle else 0.0,
             COLLECTIVE_S if _hangs_on_collective(snapshot, stuck) else 0.0,
         )
         if busy or now_s - suspicion.since_s < patience_s:
             return None
         about = {rank: text for rank in ranks if (text := _describe_idle(threads[rank]))}
-        views = tuple(replace(view, about=about.get(rank, view.about)) for rank, view in enumerate(snapshot.ranks))
+        views = tuple(
+            replace(view, about=about.get(rank, view.about))
+            for rank, view in enumerate(snapshot.ranks)
+        )
         return Verdict(stuck.ranks, judge(Snapshot(views), stuck), now_ns, about=about)
 
-    def _look_for_stall(self, states: Sequence[str], there: list[int], calm_s: float, now_ns: int) -> Verdict | None:
-        """Returns the verdict on ranks that all wait and that nothing reaches, though what they posted does not prove that nothing can."""
-        if calm_s < STALL_S or calm_s < (patience_s := STALL_S + self._records.builder.open_bytes / STALL_BYTES_PER_S):
+    def _look_for_stall(
+        self, states: Sequence[str], there: list[int], calm_s: float, now_ns: int
+    ) -> Verdict | None:
+        """Returns the verdict on ranks that all wait and that nothing reaches.
+
+        Though what they posted does not prove that nothing can.
+        """
+        if calm_s < STALL_S or calm_s < (
+            patience_s := STALL_S + self._records.builder.open_bytes / STALL_BYTES_PER_S
+        ):
             return None
         snapshot = self._build(states, now_ns)
         if any(snapshot.ranks[rank].state != "blocked" for rank in there):
@@ -360,24 +481,42 @@ class Watcher:
         used_s = [_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in there]
         since_s, before_s = self._calm or (now_s, used_s)
         idle_s = _IDLE_S + _IDLE_SHARE * (now_s - since_s)
-        if len(used_s) != len(before_s) or math.inf in used_s or any(new - old > idle_s for new, old in zip(used_s, before_s, strict=True)):
+        if (
+            len(used_s) != len(before_s)
+            or math.inf in used_s
+            or any(new - old > idle_s for new, old in zip(used_s, before_s, strict=True))
+        ):
             since_s, before_s = now_s, used_s
         self._calm = since_s, before_s
         return now_s - since_s
 
-    def _judge_stall(self, snapshot: Snapshot, blocked: tuple[int, ...], patience_s: float, now_ns: int) -> Verdict:
+    def _judge_stall(
+        self, snapshot: Snapshot, blocked: tuple[int, ...], patience_s: float, now_ns: int
+    ) -> Verdict:
         """Says why nothing moves, as if nothing were on its way any more."""
         stuck = analyse(snapshot)
         if stuck is not None:
             diagnosis = judge(snapshot, stuck)
             first, *others = diagnosis.findings
             first = replace(first, hint=f"{first.hint}\n{_NOT_PROVED.format(patience_s)}".strip())
-            return Verdict(stuck.ranks, replace(diagnosis, findings=(first, *others)), now_ns, proved=False)
-        operations = tuple(one.operation for rank in blocked for one in snapshot.ranks[rank].awaited)
-        message = f"{waiting_text(blocked)}, and nothing has moved for {patience_s:.0f} s: {waits_text(operations)}."
-        hint = "Both sides of these operations are there, as far as is recorded. Look for communication that ringsim does not see."
+            return Verdict(
+                stuck.ranks, replace(diagnosis, findings=(first, *others)), now_ns, proved=False
+            )
+        operations = tuple(
+            one.operation for rank in blocked for one in snapshot.ranks[rank].awaited
+        )
+        message = (
+            f"{waiting_text(blocked)}, and nothing has moved for {patience_s:.0f} s: "
+            f"{waits_text(operations)}."
+        )
+        hint = (
+            "Both sides of these operations are there, as far as is recorded. Look for "
+            "communication that ringsim does not see."
+        )
         finding = Finding("stalled", blocked, operations, message, hint)
-        diagnosis = Diagnosis((finding,), self._size, states=tuple(view.state for view in snapshot.ranks))
+        diagnosis = Diagnosis(
+            (finding,), self._size, states=tuple(view.state for view in snapshot.ranks)
+        )
         return Verdict(blocked, diagnosis, now_ns, proved=False)
 
 
@@ -386,22 +525,40 @@ def _name(operation: Operation) -> tuple[int, str]:
 
 
 def _describe_idle(threads: Threads) -> str:
-    """Returns "waits at train.py:7 (with lock:) for another of its threads", or nothing where no line of the user's is known."""
-    places = [f"{place_text(place)} ({linecache.getline(*place).strip()})" for place in dict.fromkeys(threads.idle.values()) if place]
-    return f"waits at {', and at '.join(places[:_SHOWN])} for another of its threads" if places else ""
+    """Returns "waits at train.py:7 (with lock:) for another of its threads".
+
+    Or nothing where no line of the user's is known.
+    """
+    places = [
+        f"{place_text(place)} ({linecache.getline(*place).strip()})"
+        for place in dict.fromkeys(threads.idle.values())
+        if place
+    ]
+    return (
+        f"waits at {', and at '.join(places[:_SHOWN])} for another of its threads" if places else ""
+    )
 
 
 def _idle_cpu_s(pid: int) -> float:
-    """Returns the CPU time that a sleeping process has used, without that of the thread that asks; of one that does not sleep, infinity."""
+    """Returns a sleeping process's CPU time, without that of the thread that asks.
+
+    Of one that does not sleep, infinity.
+    """
     process = look_at(pid)
     if process is None or process.state not in "SD":
         return math.inf
-    return process.ticks / os.sysconf("SC_CLK_TCK") - (time.thread_time() if pid == os.getpid() else 0.0)
+    return process.ticks / os.sysconf("SC_CLK_TCK") - (
+        time.thread_time() if pid == os.getpid() else 0.0
+    )
 
 
 def _hangs_on_collective(snapshot: Snapshot, stuck: Stuck) -> bool:
-    """Tells whether a verdict hangs on a collective that may return early: one whose missing members are all still there."""
+    """Tells whether a verdict hangs on a collective that may return early.
+
+    One whose missing members are all still there.
+    """
     return any(
-        one.posted.operation.kind == COLLECTIVE and not any(snapshot.ranks[peer].state in GONE for peer in one.peers)
+        one.posted.operation.kind == COLLECTIVE
+        and not any(snapshot.ranks[peer].state in GONE for peer in one.peers)
         for one in stuck.hindrances
     )

@@ -1,4 +1,6 @@
-"""What happens where a program makes its own world: calls ``init_process_group``, or starts processes that do.
+"""What happens where a program makes its own world.
+
+Calls ``init_process_group``, or starts processes that do.
 
 ::
 
@@ -45,7 +47,9 @@ _END_S: Final = 5.0  # a process that has told waits this long to be ended with 
 
 
 def enter_rank(directory: Path, end: Callable[[RingError], None]) -> None:
-    """Prepares a rank for a program that may make worlds of its own; called once, before the program's code is there.
+    """Prepares a rank for a program that may make worlds of its own.
+
+    Called once, before the program's code is there.
 
     Args:
         directory: of the run.
@@ -62,7 +66,9 @@ def enter_rank(directory: Path, end: Callable[[RingError], None]) -> None:
 
     def on_start() -> tuple[Any, ...]:
         if not listener:
-            listener.append(threading.Thread(target=listen, name=f"{OUR_THREADS}children", daemon=True))
+            listener.append(
+                threading.Thread(target=listen, name=f"{OUR_THREADS}children", daemon=True)
+            )
             listener[0].start()
         return _make_refusal, directory, os.getpid(), dist.is_initialized()
 
@@ -70,7 +76,7 @@ def enter_rank(directory: Path, end: Callable[[RingError], None]) -> None:
 
 
 def _join_on_init(refuse: Callable[[], None]) -> None:
-    """Lets the program's first ``init_process_group`` join the world that is there already, if there is one."""
+    """Lets the program's first ``init_process_group`` join the world that is there, if one is."""
     call = dist.init_process_group
 
     @functools.wraps(call)
@@ -79,13 +85,21 @@ def _join_on_init(refuse: Callable[[], None]) -> None:
         if not dist.is_initialized():
             return call(*args, **kwargs)
         wanted = inspect.signature(call).bind(*args, **kwargs).arguments
-        check_world(wanted, "ringsim.trace", "Leave it out, or pass ring=False to ringsim.trace, so that the worker makes its own.")
+        check_world(
+            wanted,
+            "ringsim.trace",
+            "Leave it out, or pass ring=False to ringsim.trace, so that the worker makes its own.",
+        )
         dist.init_process_group = distributed_c10d.init_process_group = call
         if wanted.get("timeout") is not None:
-            dist.group.WORLD.set_timeout(wanted["timeout"])  # type: ignore[union-attr]  # there is one
+            # there is one
+            dist.group.WORLD.set_timeout(wanted["timeout"])  # type: ignore[union-attr]
         if dist.get_rank() == 0:
             world = f"{dist.get_backend()}, {dist.get_world_size()} ranks"
-            sys.stderr.write(f"ringsim: init_process_group joined the process group that was there already ({world}).\n")
+            sys.stderr.write(
+                "ringsim: init_process_group joined the process group that was there already "
+                f"({world}).\n"
+            )
         return None
 
     dist.init_process_group = distributed_c10d.init_process_group = init_process_group
@@ -100,28 +114,37 @@ def check_world(wanted: dict[str, Any], maker: str, remedy: str) -> None:
         remedy: what to do if they do not fit.
     """
     by_variables = wanted.get("init_method") in (None, "env://") and wanted.get("store") is None
-    for name, value in (("backend", dist.get_backend()), ("world_size", dist.get_world_size()), ("rank", dist.get_rank())):
+    for name, value in (
+        ("backend", dist.get_backend()),
+        ("world_size", dist.get_world_size()),
+        ("rank", dist.get_rank()),
+    ):
         given = wanted.get(name, -1)
         if given == -1 and by_variables:
             given = os.environ.get(name.upper(), -1)
         if given in (None, -1) or re.fullmatch(f"((cpu|cuda):)?{value}", str(given).lower()):
             continue
         raise ArgumentError(
-            f"{name} must be {value!r} as in the process group that {maker} has made, got {given!r} (rank {dist.get_rank()} of "
+            f"{name} must be {value!r} as in the process group that {maker} has made, got "
+            f"{given!r} (rank {dist.get_rank()} of "
             f"{dist.get_world_size()}). {remedy}"
         )
 
 
 def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Callable[[], None]:
-    """Makes what ends the run where a process that a rank has started calls it, and puts it before torch's rendezvous.
+    """Makes what ends the run where a process that a rank has started calls it.
+
+    Puts it before torch's rendezvous.
 
     Args:
         directory: of the run.
         rank_pid: the process of the rank, which may make worlds.
-        joined: whether the rank was in a world: another of its processes may then have another, but not by the launcher's variables.
+        joined: whether the rank was in a world: another of its processes may then have another, but
+            not by the launcher's variables.
     """
     port = os.environ.get("MASTER_PORT")
-    call = distributed_c10d.rendezvous  # type: ignore[attr-defined]  # a public function, under the name that torch calls it by
+    # a public function, under the name that torch calls it by
+    call = distributed_c10d.rendezvous  # type: ignore[attr-defined]
 
     def refuse() -> None:
         if os.getpid() != rank_pid:
@@ -134,7 +157,8 @@ def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Calla
             refuse()
         where = os.environ.get("MASTER_PORT", "") if url.startswith("env://") else url
         if url.startswith(("env://", "tcp://")) and not re.search(rf"\b{port}\b", where):
-            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # the program's own port: nobody listens there before its rank 0 does
+            # the program's own port: nobody listens there before its rank 0 does
+            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         return call(url, *args, **kwargs)
 
     distributed_c10d.rendezvous = rendezvous  # type: ignore[attr-defined]
@@ -143,21 +167,29 @@ def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Calla
 
 def _two_launchers() -> StartsRanks:
     return StartsRanks(
-        "ranks must be started by ringsim or by the program, got both: a process that a rank has started calls init_process_group. "
-        "Leave -n out (ringsim trace SCRIPT); in Python, pass ringsim.trace the function that each rank runs, not the one that starts them."
+        "ranks must be started by ringsim or by the program, got both: a process that a rank has "
+        "started calls init_process_group. "
+        "Leave -n out (ringsim trace SCRIPT); in Python, pass ringsim.trace the function that "
+        "each rank runs, not the one that starts them."
     )
 
 
 # -- in a program that makes its worlds by itself
 
 _SHARED_STORE: Final = (
-    "ringsim: if ranks were restarted: torchrun's store still has the addresses of those that are gone, and torch's init_process_group "
-    "may take them. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call ringsim.initialize_distributed()."
+    "ringsim: if ranks were restarted: torchrun's store still has the addresses of those that "
+    "are gone, and torch's init_process_group "
+    "may take them. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call "
+    "ringsim.initialize_distributed()."
 )
 
 
-def record_program(script: str, arguments: Sequence[str], path: Path, *, check: str = "basic", module: bool = False) -> Path | None:
-    """Runs a script in this process, and records the world that it, or a process that it starts, makes or joins.
+def record_program(
+    script: str, arguments: Sequence[str], path: Path, *, check: str = "basic", module: bool = False
+) -> Path | None:
+    """Runs a script in this process, and records the world that is made or joined.
+
+    By it, or by a process that it starts.
 
     Args:
         script: the path of a Python file.
@@ -173,10 +205,20 @@ def record_program(script: str, arguments: Sequence[str], path: Path, *, check: 
     sys.argv[:] = [script, *arguments]
     sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
     try:
-        call_to_end(functools.partial(runpy.run_module if module else runpy.run_path, script, run_name="__main__"))
+        call_to_end(
+            functools.partial(
+                runpy.run_module if module else runpy.run_path, script, run_name="__main__"
+            )
+        )
     except RuntimeError as error:  # Gloo's own errors are plain ones
-        joining = any(frame.name == "init_process_group" for frame in traceback.extract_tb(error.__traceback__))
-        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        joining = any(
+            frame.name == "init_process_group"
+            for frame in traceback.extract_tb(error.__traceback__)
+        )
+        shared = (
+            os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        )
         if joining and shared:
             error.add_note(_SHARED_STORE)
         raise
@@ -186,7 +228,10 @@ def record_program(script: str, arguments: Sequence[str], path: Path, *, check: 
 
 
 def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
-    """Records this process, and those that it starts, each from when it has joined a world to its end; returns what ends that here."""
+    """Records this process and those that it starts.
+
+    Each from when it has joined a world to its end; returns what ends that here.
+    """
     from ringsim.comm.torch_hooks import put
     from ringsim.comm.torch_private import SET_DEFAULT, present
     from ringsim.launch.recording import Recording
@@ -209,7 +254,8 @@ def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
         result = call(group, *args, **kwargs)
         if group is not None and not recordings:
             recordings.append(Recording(path, check=check).__enter__())
-            Finalize(None, leave, exitpriority=0)  # the end of a process of multiprocessing's; that of the program comes before
+            # the end of a process of multiprocessing's; that of the program comes before
+            Finalize(None, leave, exitpriority=0)
         return result
 
     put(present({SET_DEFAULT: set_default}))
@@ -221,7 +267,10 @@ def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
 
 
 class _Arrival:
-    """Travels with a process that is started: what calls a function there, once the program's own module is there."""
+    """Travels with a process that is started.
+
+    What calls a function there, once the program's own module is there.
+    """
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._call = function, args
@@ -231,12 +280,16 @@ class _Arrival:
 
 
 def _follow_processes(on_start: Callable[[], tuple[Any, ...]]) -> None:
-    """Has processes of ``multiprocessing`` that are not forked, and so know nothing, begin by a call: what ``on_start`` returns."""
+    """Has processes of ``multiprocessing`` that are not forked begin by a call.
+
+    They know nothing; the call is what ``on_start`` returns.
+    """
     call = BaseProcess.start
 
     @functools.wraps(call)
     def start(self: BaseProcess) -> None:
-        self.ringsim = _Arrival(*on_start())  # type: ignore[attr-defined]  # whatever a process object has is pickled
+        # whatever a process object has is pickled
+        self.ringsim = _Arrival(*on_start())  # type: ignore[attr-defined]
         call(self)
 
     BaseProcess.start = start  # type: ignore[method-assign]

@@ -18,14 +18,27 @@ from ringsim.launch.api import make_kind
 from ringsim.launch.job import Kind, pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.link import Link
-from ringsim.links.plan import STEADY, STEADY_S, STEPS_MAX, STEPS_MIN, Block, Plan, Samples, join_samples, make_plan, make_rows, samples_of
+from ringsim.links.plan import (
+    STEADY,
+    STEADY_S,
+    STEPS_MAX,
+    STEPS_MIN,
+    Block,
+    Plan,
+    Samples,
+    join_samples,
+    make_plan,
+    make_rows,
+    samples_of,
+)
 from ringsim.state import get_state
 from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.units import bytes_text
 
 STEADY_RULE = (
-    f"median's 95 % interval within {STEADY:.1%} of it on either side, from {STEPS_MIN} repetitions and {STEADY_S * 1e3:g} ms on; "
+    f"median's 95 % interval within {STEADY:.1%} of it on either side, from {STEPS_MIN} "
+    f"repetitions and {STEADY_S * 1e3:g} ms on; "
     f"{STEPS_MAX} repetitions at most"
 )
 
@@ -43,38 +56,45 @@ def bandwidth(
     link: Link | Mapping[tuple[int, int], Link] | None = None,
     topology: Topology | None = None,
 ) -> Bandwidths:
-    """Measures what the links of a ring give: latency and bandwidth against message size, and the line through them.
+    """Measures what the links of a ring give.
 
-    In a notebook or a script it starts ``world_size`` ranks, as ``ringsim.trace`` does; Ctrl-C then ends the measurement, and the table has
-    what was measured so far. In ranks that already run (torchrun, or a worker of ``ringsim.trace``) every rank calls it with the same
-    arguments, blocks until all have measured, and gets the same table.
+    Latency and bandwidth against message size, and the line through them. In a notebook or a script
+    it starts ``world_size`` ranks, as ``ringsim.trace`` does; Ctrl-C then ends the measurement, and
+    the table has what was measured so far. In ranks that already run (torchrun, or a worker of
+    ``ringsim.trace``) every rank calls it with the same arguments, blocks until all have measured,
+    and gets the same table.
 
-    Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 % interval is within 2.5 % of it on
-    either side, after at least 10 repetitions and 30 ms. It ends early, after at least 3 repetitions, when its share of ``limit_s`` is
-    used up. If no time is left, larger sizes are left out, and the table says so. Edges take turns, except with "shift" and "all_reduce".
-    The times come from the record, where each step (a round trip, say) is a span.
+    Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 %
+    interval is within 2.5 % of it on either side, after at least 10 repetitions and 30 ms. It ends
+    early, after at least 3 repetitions, when its share of ``limit_s`` is used up. If no time is
+    left, larger sizes are left out, and the table says so. Edges take turns, except with "shift"
+    and "all_reduce". The times come from the record, where each step (a round trip, say) is a span.
 
-    With ``link`` or ``topology``, and in a worker of ``ringsim.simulate``, simulated ranks run the same steps on a virtual clock, one of
-    each size; ``ceilings`` and the limits are ignored.
+    With ``link`` or ``topology``, and in a worker of ``ringsim.simulate``, simulated ranks run the
+    same steps on a virtual clock, one of each size; ``ceilings`` and the limits are ignored.
 
     Args:
         world_size: number of ranks; None for 2, or for all ranks that already run.
         sizes: message sizes in bytes, 1 to 2**30; None for the powers of two from 8 B to 256 MiB.
-        pattern: "pingpong" (there and back), "oneway" (a stream), "exchange" (both ways at once), "shift" (all ranks to their successors
-            at once), "all_reduce", or a list of these.
-        comm_device: "cpu" for Gloo, "gpu" for NCCL, which needs a GPU for each rank and is timed by CUDA events.
+        pattern: "pingpong" (there and back), "oneway" (a stream), "exchange" (both ways at once),
+            "shift" (all ranks to their successors at once), "all_reduce", or a list of these.
+        comm_device: "cpu" for Gloo, "gpu" for NCCL, which needs a GPU for each rank and is timed by
+            CUDA events.
         edge: (src, dst), the one edge of the ring to measure; None for all.
-        ceilings: whether to send the same sizes over a raw TCP connection on loopback (Gloo only), and to copy them in memory.
+        ceilings: whether to send the same sizes over a raw TCP connection on loopback (Gloo only),
+            and to copy them in memory.
         limit_s: about how long it may take, in seconds.
         timeout_s: limit of one blocked operation, in seconds.
-        link: what a message costs on the virtual clock, for all pairs of ranks or for each (src, dst), as for ``ringsim.simulate``.
+        link: what a message costs on the virtual clock, for all pairs of ranks or for each (src,
+            dst), as for ``ringsim.simulate``.
         topology: instead of ``link``, which links there are, from ``ringsim.topologies``.
 
     Returns:
         The table. A single rank with a GPU measures copies within the GPU's memory.
 
     Raises:
-        ArgumentError: an argument is wrong, there are fewer GPUs than ranks, or the sizes need too much memory.
+        ArgumentError: an argument is wrong, there are fewer GPUs than ranks, or the sizes need too
+            much memory.
         RankFailed, Interrupted: as in ``ringsim.trace``, if nothing was measured.
 
     Example:
@@ -82,24 +102,37 @@ def bandwidth(
         >>> table = ringsim.bandwidth(sizes=[1024, 65536], edge=(0, 1), ceilings=False, limit_s=20)
         >>> table.fits["pingpong", "gloo", 0, 1].alpha_s > 0
         True
-        >>> table = ringsim.bandwidth(sizes=[1024, 65536], link=ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-10))
+        >>> table = ringsim.bandwidth(
+        ...     sizes=[1024, 65536], link=ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-10)
+        ... )
         >>> print(f"{table.fits['pingpong', 'link', 0, 1].alpha_s:.3g}")
         1e-05
     """
     if comm_device not in ("cpu", "gpu"):
-        raise ArgumentError(f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.')
+        raise ArgumentError(
+            f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.'
+        )
     more: dict[str, Any] = {"edge": edge, "limit_s": limit_s, "timeout_s": timeout_s}
     if link is not None or topology is not None or get_state().clock is not None:
         from ringsim.links.joined import LINK, measure_simulated  # needs torch
 
-        make = functools.partial(make_plan, sizes=sizes, pattern=pattern, backend=LINK, ceilings=False, **more)
+        make = functools.partial(
+            make_plan, sizes=sizes, pattern=pattern, backend=LINK, ceilings=False, **more
+        )
         return measure_simulated(world_size, comm_device, link, topology, make)
     backend = "nccl" if comm_device == "gpu" else "gloo"
-    make = functools.partial(make_plan, sizes=sizes, pattern=pattern, backend=backend, ceilings=ceilings, **more)
+    make = functools.partial(
+        make_plan, sizes=sizes, pattern=pattern, backend=backend, ceilings=ceilings, **more
+    )
     return _measure_links(world_size, comm_device, timeout_s, make)
 
 
-def _measure_links(world_size: int | None, comm_device: str, timeout_s: float, make: Callable[[Sequence[int]], Plan]) -> Bandwidths:
+def _measure_links(
+    world_size: int | None,
+    comm_device: str,
+    timeout_s: float,
+    make: Callable[[Sequence[int]], Plan],
+) -> Bandwidths:
     """Measures in the ranks that already run, or in ranks of its own."""
     load = _load()
     notes: list[str] = []
@@ -126,17 +159,23 @@ def _measure_links(world_size: int | None, comm_device: str, timeout_s: float, m
         "comm_device": comm_device,
         "load": [load, _load()],
         "interrupted": bool(notes),
-        "notes": notes + _what_is_missing(plan, samples, results, interrupted=bool(notes)) + _who_else_ran(load),
+        "notes": notes
+        + _what_is_missing(plan, samples, results, interrupted=bool(notes))
+        + _who_else_ran(load),
     }
     return make_bandwidths(make_rows(samples, ranks), metadata)
 
 
 def _check_memory(plan: Plan, ranks: int) -> None:
     """Checks that the buffers of all ranks fit into half of this machine's memory."""
-    largest, memory = max(block.size_bytes for block in plan.blocks), provenance.machine()["memory_bytes"]
+    largest, memory = (
+        max(block.size_bytes for block in plan.blocks),
+        provenance.machine()["memory_bytes"],
+    )
     if memory is not None and 2 * largest * ranks > memory / 2:
         raise ArgumentError(
-            f"sizes must leave half of the memory ({bytes_text(memory)}) free, got {bytes_text(largest)}, twice on each of {ranks} ranks. "
+            f"sizes must leave half of the memory ({bytes_text(memory)}) free, got "
+            f"{bytes_text(largest)}, twice on each of {ranks} ranks. "
             "Choose smaller sizes or fewer ranks."
         )
 
@@ -144,13 +183,19 @@ def _check_memory(plan: Plan, ranks: int) -> None:
 def _ranks_run_already() -> bool:
     """Tells whether this process is one of several ranks that somebody else started."""
     torch_distributed: Any = sys.modules.get("torch.distributed")
-    if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
+    if (
+        torch_distributed is not None
+        and torch_distributed.is_available()
+        and torch_distributed.is_initialized()
+    ):
         return True
     launched = find_launched()
     return launched is not None and launched.world_size > 1
 
 
-def _launch(kind: Kind, make: Callable[[Sequence[int]], Plan]) -> tuple[Plan, Samples, list[Any], list[str]]:
+def _launch(
+    kind: Kind, make: Callable[[Sequence[int]], Plan]
+) -> tuple[Plan, Samples, list[Any], list[str]]:
     """Starts ranks and measures in them; keeps what was measured before Ctrl-C."""
     if kind.comm_device == "gpu":
         from ringsim.links.worker import check_gpus  # needs torch
@@ -159,7 +204,10 @@ def _launch(kind: Kind, make: Callable[[Sequence[int]], Plan]) -> tuple[Plan, Sa
     plan = make(range(kind.world_size))
     _check_memory(plan, kind.world_size)
     job = pack_call(_measure, (plan,), {}, seed=0)
-    options = RunOptions(limit_s=2 * plan.limit_s + 4 * plan.timeout_s, doing=lambda directory: _doing(directory, len(plan.blocks)))
+    options = RunOptions(
+        limit_s=2 * plan.limit_s + 4 * plan.timeout_s,
+        doing=lambda directory: _doing(directory, len(plan.blocks)),
+    )
     try:
         trace = run(job, kind, options)
     except Interrupted as interrupt:
@@ -178,9 +226,20 @@ def _measure(plan: Plan) -> dict[str, Any]:
 
 
 def _doing(directory: Path, total: int) -> str:
-    """Says how far the ranks are, for the progress line: a label is written when its block begins."""
-    lines = [line for names in directory.glob("rank-*.names") for line in names.read_text(encoding="utf-8").splitlines()]
-    blocks = [Block.from_label(json.loads(line)["name"]) for line in lines if '"label"' in line and line.endswith("}")]
+    """Says how far the ranks are, for the progress line.
+
+    A label is written when its block begins.
+    """
+    lines = [
+        line
+        for names in directory.glob("rank-*.names")
+        for line in names.read_text(encoding="utf-8").splitlines()
+    ]
+    blocks = [
+        Block.from_label(json.loads(line)["name"])
+        for line in lines
+        if '"label"' in line and line.endswith("}")
+    ]
     known = {block for block in blocks if block is not None}
     if not known:
         return ""
@@ -198,15 +257,33 @@ def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
     return {"gpus": [place["name"] for place in places], "paths": paths_between(ranks, places)}
 
 
-def _what_is_missing(plan: Plan, samples: Samples, results: Sequence[Any], *, interrupted: bool) -> list[str]:
+def _what_is_missing(
+    plan: Plan, samples: Samples, results: Sequence[Any], *, interrupted: bool
+) -> list[str]:
     missing = [block for block in plan.blocks if block not in samples]
-    apart = [block for block in missing if block.backend == "tcp" and results and results[block.src]["host"] != results[block.dst]["host"]]
-    notes = [f"no TCP over loopback: ranks {apart[0].src} and {apart[0].dst} are on two machines."] if apart else []
+    apart = [
+        block
+        for block in missing
+        if block.backend == "tcp"
+        and results
+        and results[block.src]["host"] != results[block.dst]["host"]
+    ]
+    notes = (
+        [f"no TCP over loopback: ranks {apart[0].src} and {apart[0].dst} are on two machines."]
+        if apart
+        else []
+    )
     late = [block for block in missing if block not in apart]
     if late:
         first = bytes_text(min(block.size_bytes for block in late))
-        why = "the run was interrupted" if interrupted else f"the time (limit_s={plan.limit_s:g}) was up"
-        notes.append(f"{len(late)} of {len(plan.blocks)} measurements are not there, from {first} on: {why}.")
+        why = (
+            "the run was interrupted"
+            if interrupted
+            else f"the time (limit_s={plan.limit_s:g}) was up"
+        )
+        notes.append(
+            f"{len(late)} of {len(plan.blocks)} measurements are not there, from {first} on: {why}."
+        )
     return notes
 
 
@@ -214,11 +291,20 @@ def _who_else_ran(load: float | None) -> list[str]:
     cores = provenance.machine()["cores"]
     if load is None or load < cores:
         return []
-    return [f"other programs ran: the load average was {load:g} on {cores} cores before the start. They slow small messages too."]
+    return [
+        (
+            f"other programs ran: the load average was {load:g} on {cores} cores before the start. "
+            "They slow small messages too."
+        )
+    ]
 
 
 def _load() -> float | None:
-    """How busy the machine is: processes that ran or wanted to, averaged over the last minute; None if the system does not tell."""
+    """How busy the machine is.
+
+    Processes that ran or wanted to, averaged over the last minute; None if the system does not
+    tell.
+    """
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):

@@ -1,8 +1,10 @@
-"""``ringsim.calibration_worker``: what two ranks do so that ``ringsim.calibrate`` finds every constant in the trace of it.
+"""``ringsim.calibration_worker``.
 
-It takes a few seconds. Each constant shows where it is alone::
+What two ranks do so that ``ringsim.calibrate`` finds every constant in the trace of it. It takes a
+few seconds. Each constant shows where it is alone::
 
-    ping-pong              what a message takes of the cores: processor time is marked before and after
+    ping-pong              what a message takes of the cores: processor time is marked before and
+                           after
     both ways at once      how many messages stall, and for how long
     collectives            what Gloo takes before the first message of one
     computing and sending  links, posting, sleeping, and what the program takes around that
@@ -28,10 +30,13 @@ _MARKED: Final = 5  # ping-pongs between two marks
 _FLOAT_BYTES: Final = 4
 
 
-def calibration_worker(sizes_bytes: Sequence[int] = (256, 65536, 1048576), repeats: int = 60) -> None:
-    """Sends messages, calls collectives, and computes in between, so that ``ringsim.calibrate`` finds every constant.
+def calibration_worker(
+    sizes_bytes: Sequence[int] = (256, 65536, 1048576), repeats: int = 60
+) -> None:
+    """Sends messages, calls collectives, and computes in between.
 
-    Both ranks call it, at the same time; it blocks until it is done, which takes a few seconds. The machine should be idle.
+    So ``ringsim.calibrate`` finds every constant. Both ranks call it, at the same time; it blocks
+    until it is done, which takes a few seconds. The machine should be idle.
 
     Args:
         sizes_bytes: sizes of the messages, two or more.
@@ -42,12 +47,19 @@ def calibration_worker(sizes_bytes: Sequence[int] = (256, 65536, 1048576), repea
 
     Example:
         >>> import ringsim
-        >>> trace = ringsim.trace(ringsim.calibration_worker, world_size=2, kwargs={"sizes_bytes": (256, 65536), "repeats": 10})
+        >>> trace = ringsim.trace(
+        ...     ringsim.calibration_worker,
+        ...     world_size=2,
+        ...     kwargs={"sizes_bytes": (256, 65536), "repeats": 10},
+        ... )
         >>> ringsim.calibrate(trace).missing
         ()
     """
     if dist.get_world_size() != 2:
-        raise ArgumentError(f"world_size must be 2 for calibration_worker, got {dist.get_world_size()}. Trace it on two ranks.")
+        raise ArgumentError(
+            f"world_size must be 2 for calibration_worker, got {dist.get_world_size()}. Trace it "
+            "on two ranks."
+        )
     for size_bytes in sizes_bytes:
         _send(size_bytes, repeats)
         _call_collectives(size_bytes, repeats)
@@ -60,7 +72,11 @@ def calibration_worker(sizes_bytes: Sequence[int] = (256, 65536, 1048576), repea
 def _send(size_bytes: int, repeats: int) -> None:
     """Sends a message to the other rank and back, and then both ways at once."""
     rank = dist.get_rank()
-    peer, here, there = 1 - rank, torch.zeros(size_bytes // _FLOAT_BYTES), torch.zeros(size_bytes // _FLOAT_BYTES)
+    peer, here, there = (
+        1 - rank,
+        torch.zeros(size_bytes // _FLOAT_BYTES),
+        torch.zeros(size_bytes // _FLOAT_BYTES),
+    )
 
     def bounce() -> None:
         first, second = (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send)
@@ -79,7 +95,10 @@ def _send(size_bytes: int, repeats: int) -> None:
 
 
 def _compute_and_send(size_bytes: int, seconds: float, rounds: int) -> None:
-    """Has rank 1 wait for what rank 0 has computed, with a receive that blocks and with one that was posted before; then the other way."""
+    """Has rank 1 wait for what rank 0 has computed.
+
+    With a receive that blocks and with one that was posted before; then the other way.
+    """
     for sender in (0, 1):
         here = torch.zeros(size_bytes // _FLOAT_BYTES)
         for number in range(rounds):

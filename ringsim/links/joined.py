@@ -1,7 +1,8 @@
-"""Measuring in ranks that already run, real or simulated: every rank measures, and all learn what all have measured.
+"""Measuring in ranks that already run, real or simulated.
 
-On a virtual clock no repetition differs from the next, so one step of each block is enough. The table then shows what the patterns make of
-a link: the fit of a ping-pong returns the link's own constants, that of a stream only its occupancy.
+Every rank measures, and all learn what all have measured. On a virtual clock no repetition differs
+from the next, so one step of each block is enough. The table then shows what the patterns make of a
+link: the fit of a ping-pong returns the link's own constants, that of a stream only its occupancy.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from ringsim.topologies import Topology
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 
 
-def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring], Plan]) -> tuple[Ring, Plan, list[Any]]:
-    """Measures in ranks that already run; if they are in no ring, joins them in one and takes it down again.
+def measure_here(
+    world_size: int | None, comm_device: str, make: Callable[[Ring], Plan]
+) -> tuple[Ring, Plan, list[Any]]:
+    """Measures in ranks that already run.
 
-    Collective: every rank calls it with the same arguments, and is blocked until all have measured.
+    If they are in no ring, joins them in one and takes it down again. Collective: every rank calls
+    it with the same arguments, and is blocked until all have measured.
 
     Args:
         world_size: number of ranks that the caller expects, None for any.
@@ -61,15 +65,22 @@ def measure_here(world_size: int | None, comm_device: str, make: Callable[[Ring]
 
 
 def check_ring(ring: Ring, world_size: int | None, comm_device: str) -> None:
-    """Checks that the existing ring has all ranks, and is the one that the caller of ``bandwidth`` expects."""
+    """Checks that the existing ring has all ranks, and is the one that ``bandwidth`` expects."""
     where = f"(rank {ring.rank} of {ring.world_size})"
     if world_size not in (None, ring.world_size):
-        raise ArgumentError(f"world_size must be {ring.world_size} or left out in ranks that run already, got {world_size!r} {where}.")
+        raise ArgumentError(
+            f"world_size must be {ring.world_size} or left out in ranks that run already, got "
+            f"{world_size!r} {where}."
+        )
     if comm_device != ring.comm_device:
-        raise ArgumentError(f'comm_device must be that of the ring, "{ring.comm_device}", got {comm_device!r} {where}. Pass that.')
+        raise ArgumentError(
+            f'comm_device must be that of the ring, "{ring.comm_device}", got {comm_device!r} '
+            f"{where}. Pass that."
+        )
     if len(ring.ranks) != ring.world_size:
         raise ArgumentError(
-            f"the ring must have all ranks to be measured, got one of {len(ring.ranks)} {where}. Measure in a separate run."
+            f"the ring must have all ranks to be measured, got one of {len(ring.ranks)} {where}. "
+            "Measure in a separate run."
         )
 
 
@@ -80,12 +91,17 @@ Links = Link | Mapping[tuple[int, int], Link]
 
 
 def measure_simulated(
-    world_size: int | None, comm_device: str, link: Links | None, topology: Topology | None, make: Callable[[Sequence[int]], Plan]
+    world_size: int | None,
+    comm_device: str,
+    link: Links | None,
+    topology: Topology | None,
+    make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:
     """Measures links on a virtual clock: the given ones, or in simulated ranks those of their run.
 
-    In simulated ranks it is collective: every rank calls it with the same arguments, and is blocked until all have measured. ``make`` makes
-    the plan, given the ring's ranks. The table is the same in each run and on every rank; its rows are "simulated".
+    In simulated ranks it is collective: every rank calls it with the same arguments, and is blocked
+    until all have measured. ``make`` makes the plan, given the ring's ranks. The table is the same
+    in each run and on every rank; its rows are "simulated".
     """
     if link is None and topology is None:
         ring = current_ring()
@@ -93,14 +109,25 @@ def measure_simulated(
         plan = make(ring.ranks)
         everybody: list[Any] = [None] * ring.world_size
         dist.all_gather_object(everybody, _measure(plan))
-        about = {"source": _SIMULATED, "backend": "virtual clock", "world_size": ring.world_size, "comm_device": comm_device}
+        about = {
+            "source": _SIMULATED,
+            "backend": "virtual clock",
+            "world_size": ring.world_size,
+            "comm_device": comm_device,
+        }
         return _tabulate(everybody, {**about, "versions": {"ringsim": __version__}})
     if comm_device != "cpu":
-        raise ArgumentError(f"comm_device must be left out with link or topology, got {comm_device!r}: no device is measured.")
+        raise ArgumentError(
+            f"comm_device must be left out with link or topology, got {comm_device!r}: no device "
+            "is measured."
+        )
     count = 2 if world_size is None else world_size
-    make_kind(count, comm_device, timeout_s=1.0, ring=True)  # checks the number of ranks, before a plan is made for them
+    # checks the number of ranks, before a plan is made for them
+    make_kind(count, comm_device, timeout_s=1.0, ring=True)
     plan = make(range(count))
-    trace = simulate(_measure, world_size=count, args=(plan,), link=link, topology=topology, record=False)
+    trace = simulate(
+        _measure, world_size=count, args=(plan,), link=link, topology=topology, record=False
+    )
     told = ("source", "backend", "world_size", "comm_device", "constants", "versions")
     return _tabulate(trace.results, {name: trace.metadata[name] for name in told})
 
@@ -112,7 +139,10 @@ def _tabulate(told: Sequence[dict[Block, Floats]], about: dict[str, Any]) -> Ban
 
 
 def _measure(plan: Plan) -> dict[Block, Floats]:
-    """What each rank runs; returns the ns of a message, by block, for the blocks that this rank times."""
+    """What each rank runs.
+
+    Returns the ns of a message, by block, for the blocks that this rank times.
+    """
     ring, clock = current_ring(), get_state().clock
     assert clock is not None
     found = {}
@@ -120,7 +150,9 @@ def _measure(plan: Plan) -> dict[Block, Floats]:
         numbers = block.pattern == "all_reduce"  # tensors without data: only the size counts
         outgoing, incoming = (
             torch.empty(
-                block.size_bytes // 4 if numbers else block.size_bytes, dtype=torch.float32 if numbers else torch.uint8, device="meta"
+                block.size_bytes // 4 if numbers else block.size_bytes,
+                dtype=torch.float32 if numbers else torch.uint8,
+                device="meta",
             )
             for _ in range(2)
         )

@@ -1,13 +1,15 @@
 """What is measured, and how recorded steps become rows of the table; without torch.
 
-A measurement is a list of blocks, one for each pattern, edge and size. A block is measured in steps: one round trip, one burst of a stream,
-one exchange. Each step is a span in the record of one rank, from the call of its first operation to the end of its last, so that no two
-clocks are compared::
+A measurement is a list of blocks, one for each pattern, edge and size. A block is measured in
+steps: one round trip, one burst of a stream, one exchange. Each step is a span in the record of one
+rank, from the call of its first operation to the end of its last, so that no two clocks are
+compared::
 
     src, a span          |--- send --- recv ...............|       of a ping-pong, half of this
     dst                       recv .......... send ---
 
-The operations themselves are not recorded meanwhile, on any rank: recording them would lengthen each message (by a tenth at 4 KiB).
+The operations themselves are not recorded meanwhile, on any rank: recording them would lengthen
+each message (by a tenth at 4 KiB).
 """
 
 from __future__ import annotations
@@ -62,11 +64,16 @@ class Block(NamedTuple):
     def from_label(cls, label: str) -> Self | None:
         """Returns the block of a label, None if the label is not a block's."""
         found = _LABEL.fullmatch(label)
-        return cls(found[1], found[2], int(found[3]), int(found[4]), int(found[5])) if found else None
+        return (
+            cls(found[1], found[2], int(found[3]), int(found[4]), int(found[5])) if found else None
+        )
 
     @property
     def copies(self) -> int:
-        """How many copies one step of "memcpy" makes: a single small one is shorter than the record of it."""
+        """How many copies one step of "memcpy" makes.
+
+        A single small one is shorter than the record of it.
+        """
         return max(1, min(64, 65_536 // self.size_bytes))
 
 
@@ -75,9 +82,11 @@ class Plan:
     """A measurement.
 
     Attributes:
-        blocks: in order; sizes ascend, so that a limit or an interrupt cuts off the largest, on all edges alike.
+        blocks: in order; sizes ascend, so that a limit or an interrupt cuts off the largest, on all
+            edges alike.
         limit_s: limit of the whole measurement, in seconds.
-        timeout_s: limit of one blocked operation of the ranks, in seconds; no block may last longer.
+        timeout_s: limit of one blocked operation of the ranks, in seconds; no block may last
+            longer.
     """
 
     blocks: tuple[Block, ...]
@@ -108,7 +117,9 @@ def make_plan(
     """
     patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
     if not patterns or not set(patterns) <= set(PATTERNS):
-        raise ArgumentError(f"pattern must be one of {', '.join(PATTERNS)}, or a list of them, got {pattern!r}.")
+        raise ArgumentError(
+            f"pattern must be one of {', '.join(PATTERNS)}, or a list of them, got {pattern!r}."
+        )
     if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not limit_s > 0:
         raise ArgumentError(f"limit_s must be a positive number of seconds, got {limit_s!r}.")
     checked = _check_sizes(SIZES if sizes is None else sizes, patterns)
@@ -123,7 +134,9 @@ def make_plan(
             else:
                 blocks += [Block(backend, name, src, dst, size) for src, dst in edges]
         if ceilings:
-            blocks += [Block("tcp", "pingpong", *edges[0], size)] if edges and backend == "gloo" else []
+            blocks += (
+                [Block("tcp", "pingpong", *edges[0], size)] if edges and backend == "gloo" else []
+            )
             blocks.append(Block("memcpy", "copy", -1, -1, size))
     return Plan(tuple(blocks), float(limit_s), timeout_s)
 
@@ -136,10 +149,14 @@ def _check_sizes(sizes: Any, patterns: tuple[str, ...]) -> list[int]:
         given, known = [], False
     if not given or not known or not all(1 <= size <= MAX_SIZE_BYTES for size in given):
         raise ArgumentError(
-            f"sizes must be whole numbers of bytes from 1 to 2**30, one or more, got {sizes!r}. Try sizes=[8, 4096, 2**20]."
+            f"sizes must be whole numbers of bytes from 1 to 2**30, one or more, got {sizes!r}. "
+            "Try sizes=[8, 4096, 2**20]."
         )
     if "all_reduce" in patterns and any(size % 4 for size in given):
-        raise ArgumentError(f"sizes must be multiples of 4 for all_reduce, which adds float32 numbers, got {sizes!r}.")
+        raise ArgumentError(
+            "sizes must be multiples of 4 for all_reduce, which adds "
+            f"float32 numbers, got {sizes!r}."
+        )
     return sorted(set(given))
 
 
@@ -149,7 +166,10 @@ def _edges(ranks: Sequence[int], edge: Any) -> list[tuple[int, int]]:
         return edges
     chosen = tuple(edge) if isinstance(edge, tuple | list) else None
     if chosen not in edges:
-        raise ArgumentError(f"edge must be (src, dst), one of the ring's {edges}, got {edge!r}. Leave it out for all of them.")
+        raise ArgumentError(
+            f"edge must be (src, dst), one of the ring's {edges}, got {edge!r}. Leave it out for "
+            "all of them."
+        )
     return [chosen]
 
 
@@ -158,7 +178,8 @@ Floats = npt.NDArray[Any]
 STEADY: Final = 0.025  # half the width of the median's 95 % interval, relative to the median
 LEAST_STEPS: Final = 3  # of a block, even if they take longer than its time
 STEPS_MIN: Final = 10
-STEADY_S: Final = 0.03  # machines are slow or fast for milliseconds at a time: no block is shorter, unless its time is up
+# machines are slow or fast for milliseconds at a time: no block is shorter, unless its time is up
+STEADY_S: Final = 0.03
 STEPS_MAX: Final = 5000
 
 
@@ -172,10 +193,14 @@ def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
 
 
 def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
-    """Returns the times of a message, in ns, from the steps of a block on one rank; steps that were cut off are left out.
+    """Returns the times of a message, in ns, from the steps of a block on one rank.
+
+    Steps that were cut off are left out.
 
     Example:
-        >>> step_ns(Block("gloo", "pingpong", 0, 1, 8), np.array([0, 100, 200]), np.array([80, 180, -1]))
+        >>> step_ns(
+        ...     Block("gloo", "pingpong", 0, 1, 8), np.array([0, 100, 200]), np.array([80, 180, -1])
+        ... )
         array([40., 40.])
     """
     complete = done_ns >= 0
@@ -201,27 +226,34 @@ def combine(by_rank: list[Floats]) -> Floats:
 
 
 def is_steady(samples: Floats) -> bool:
-    """Tells whether more repetitions would hardly change the median: from 10 on, when its 95 % interval is within 2.5 % on either side.
+    """Tells whether more repetitions would hardly change the median.
+
+    From 10 on, when its 95 % interval is within 2.5 % on either side.
 
     Example:
         >>> is_steady(np.full(10, 5.0)), is_steady(np.full(9, 5.0)), is_steady(np.arange(1.0, 20.0))
         (True, False, False)
 
     Source:
-        The interval between two order statistics, from the binomial distribution (normal approximation): W. J. Conover, "Practical
-        Nonparametric Statistics", chapter 3.
+        The interval between two order statistics, from the binomial distribution (normal
+        approximation): W. J. Conover, "Practical Nonparametric Statistics", chapter 3.
     """
     n = len(samples)
     if n < STEPS_MIN:
         return False
     ordered = np.sort(samples)
     reach = 0.98 * n**0.5
-    low, high = ordered[max(0, int(n / 2 - reach))], ordered[min(n - 1, int(np.ceil(n / 2 + reach)))]
+    low, high = (
+        ordered[max(0, int(n / 2 - reach))],
+        ordered[min(n - 1, int(np.ceil(n / 2 + reach)))],
+    )
     return bool((high - low) / 2 <= STEADY * np.median(ordered))
 
 
 def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> int:
-    """Returns how many steps should follow: none when the estimate is steady, or the time of the block is up.
+    """Returns how many steps should follow.
+
+    None when the estimate is steady, or the time of the block is up.
 
     Args:
         block: what is measured.
@@ -231,12 +263,18 @@ def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> 
 
     Example:
         >>> few = np.array([50e3, 50e3, 20e6])  # the last one waited for a core
-        >>> [steps_wanted(Block("gloo", "exchange", 0, 1, 8), few, share_s, few) for share_s in (0.01, 0.05, 1.0)]
+        >>> [
+        ...     steps_wanted(Block("gloo", "exchange", 0, 1, 8), few, share_s, few)
+        ...     for share_s in (0.01, 0.05, 1.0)
+        ... ]
         [0, 4, 10]
     """
     n = len(found)
-    # By the mean, not the median: a few steps that wait for a core would otherwise take the time of the sizes that follow.
-    spent_s, step_s = (float(value) * parts_of(block) * 1e-9 for value in (found.sum(), max(fresh.mean(), 1.0)))
+    # By the mean, not the median: a few steps that wait for a core would otherwise take the time of
+    # the sizes that follow.
+    spent_s, step_s = (
+        float(value) * parts_of(block) * 1e-9 for value in (found.sum(), max(fresh.mean(), 1.0))
+    )
     if n >= STEPS_MAX or (is_steady(found) and spent_s >= STEADY_S):
         return 0
     wished = max(STEPS_MIN, n, math.ceil((STEADY_S - spent_s) / step_s))
@@ -248,7 +286,10 @@ Samples = dict[Block, dict[int, Floats]]
 
 
 def samples_of(events: Events) -> Samples:
-    """Finds the measured steps in the record of a run that was cut off: by block and rank, the time of each in ns."""
+    """Finds the measured steps in the record of a run that was cut off.
+
+    By block and rank, the time of each in ns.
+    """
     found: Samples = {}
     for number, label in enumerate(events.tables.labels):
         block = Block.from_label(label)
@@ -257,7 +298,9 @@ def samples_of(events: Events) -> Samples:
         chosen = np.flatnonzero((events.label == number) & (events.post_ns != NONE))
         for rank in np.unique(events.rank[chosen]).tolist():
             mine = chosen[events.rank[chosen] == rank]
-            found.setdefault(block, {})[rank] = step_ns(block, events.post_ns[mine], events.done_ns[mine])
+            found.setdefault(block, {})[rank] = step_ns(
+                block, events.post_ns[mine], events.done_ns[mine]
+            )
     return found
 
 
@@ -270,14 +313,22 @@ def join_samples(told: Sequence[Mapping[Block, Floats]]) -> Samples:
     return found
 
 
-def make_rows(samples: Samples, ranks: Sequence[int], *, kind: str = "measured") -> list[dict[str, Any]]:
-    """Turns the times of steps into rows for ``make_bandwidths``, ceilings last; a block needs times from all its timed ranks."""
+def make_rows(
+    samples: Samples, ranks: Sequence[int], *, kind: str = "measured"
+) -> list[dict[str, Any]]:
+    """Turns the times of steps into rows for ``make_bandwidths``, ceilings last.
+
+    A block needs times from all its timed ranks.
+    """
     rows = []
     for block in sorted(samples, key=_place):
         by_rank = samples[block]
         if block.pattern == "shift":  # each rank times the edge on which it receives
             told = [(src, dst) for src, dst in _edges(ranks, None) if len(by_rank.get(dst, ()))]
-            rows += [_row(block._replace(src=src, dst=dst), by_rank[dst], len(ranks), kind) for src, dst in told]
+            rows += [
+                _row(block._replace(src=src, dst=dst), by_rank[dst], len(ranks), kind)
+                for src, dst in told
+            ]
             continue
         tellers = timed_ranks(block, ranks)
         if all(len(by_rank.get(rank, ())) for rank in tellers):
@@ -287,11 +338,17 @@ def make_rows(samples: Samples, ranks: Sequence[int], *, kind: str = "measured")
 
 def _place(block: Block) -> tuple[int, int, int, int]:
     pattern = (*PATTERNS, "copy").index(block.pattern)
-    return (CEILINGS.index(block.backend) + 1 if block.backend in CEILINGS else 0), pattern, block.src, block.size_bytes
+    return (
+        (CEILINGS.index(block.backend) + 1 if block.backend in CEILINGS else 0),
+        pattern,
+        block.src,
+        block.size_bytes,
+    )
 
 
 def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str, Any]:
-    # The percentiles of a bandwidth are those of the time in reverse: the slowest steps have the lowest bandwidth.
+    # The percentiles of a bandwidth are those of the time in reverse: the slowest steps have the
+    # lowest bandwidth.
     p10_ns, median_ns, p90_ns = np.percentile(times_ns, [10, 50, 90]).tolist()
     factor = bus_factor("all_reduce", group_size) if block.pattern == "all_reduce" else 1.0
     return {

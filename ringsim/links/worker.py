@@ -1,12 +1,16 @@
-"""What every rank does to measure: block after block, all ranks together, until each estimate is steady or its time is up.
+"""What every rank does to measure.
+
+Block after block, all ranks together, until each estimate is steady or its time is up.
 
 ::
 
     for each block
-        all ranks         barrier, so that no other edge is busy; rank 0 says how much time the block has
+        all ranks         barrier, so that no other edge is busy; rank 0 says how much time the
+                          block has
         its ranks         warm up
-        repeat            the leader says how many steps follow: none when the estimate is steady or the time is up
-                          the steps, each a span with the block's label on the ranks that tell the time
+        repeat            the leader says how many steps follow: none when the estimate is steady or
+                          the time is up the steps, each a span with the block's label on the ranks
+                          that tell the time
 """
 
 from __future__ import annotations
@@ -27,7 +31,16 @@ import torch
 from ringsim import comm as dist
 from ringsim.comm import torch_hooks
 from ringsim.errors import ArgumentError, RingError
-from ringsim.links.plan import STREAM, Block, Floats, Plan, parts_of, step_ns, steps_wanted, timed_ranks
+from ringsim.links.plan import (
+    STREAM,
+    Block,
+    Floats,
+    Plan,
+    parts_of,
+    step_ns,
+    steps_wanted,
+    timed_ranks,
+)
 from ringsim.ring import Ring, current_ring
 from ringsim.state import get_state
 from ringsim.traces.recorder import Recorder
@@ -37,13 +50,24 @@ Step = Callable[[], None]
 
 def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
     """Returns the pair group of a block's edge, which this rank must be at an end of."""
-    group = ring.succ_group if ring.rank == block.src else ring.pred_group if ring.rank == block.dst else None
+    group = (
+        ring.succ_group
+        if ring.rank == block.src
+        else ring.pred_group
+        if ring.rank == block.dst
+        else None
+    )
     if group is None:
-        raise RingError(f"a rank must be at an end of the edge that it measures, got {block.src}->{block.dst} (rank {ring.rank}).")
+        raise RingError(
+            "a rank must be at an end of the edge that it measures, got "
+            f"{block.src}->{block.dst} (rank {ring.rank})."
+        )
     return group
 
 
-def make_step(block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor) -> Step | None:
+def make_step(
+    block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor
+) -> Step | None:
     """Returns the function that does this rank's part of one step; None where it has none.
 
     All ranks that have one call it equally often; it blocks until the step is done.
@@ -51,7 +75,8 @@ def make_step(block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.
     Args:
         block: what is measured.
         ring: this rank's ring.
-        outgoing: what is sent, uint8, shape (size_bytes,); for all_reduce float32, shape (size_bytes / 4,).
+        outgoing: what is sent, uint8, shape (size_bytes,); for all_reduce float32, shape
+            (size_bytes / 4,).
         incoming: where what is received goes, of the same shape.
     """
     if block.pattern == "all_reduce":
@@ -79,7 +104,8 @@ def make_step(block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.
         for work in works:
             _wait(work)
 
-    def exchange() -> None:  # as one batch: on NCCL two by themselves would queue up, each behind a recv that nobody answers
+    # as one batch: on NCCL two by themselves would queue up, each behind a recv that nobody answers
+    def exchange() -> None:
         recv = dist.P2POp(dist.irecv, incoming, peer, group)
         send = dist.P2POp(dist.isend, outgoing, peer, group)
         for work in dist.batch_isend_irecv([recv, send]):
@@ -91,7 +117,8 @@ def make_step(block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.
 def _shift(ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
     send = None
     if ring.comm_device == "gpu" and ring.ranks.index(ring.rank) % 2 == 0:
-        send = dist.isend(outgoing, ring.succ, group=ring.succ_group)  # NCCL's first recv of a pair blocks until the other side sends
+        # NCCL's first recv of a pair blocks until the other side sends
+        send = dist.isend(outgoing, ring.succ, group=ring.succ_group)
     recv = dist.irecv(incoming, ring.pred, group=ring.pred_group)
     send = send or dist.isend(outgoing, ring.succ, group=ring.succ_group)
     _wait(recv)
@@ -107,7 +134,10 @@ _WORD_BYTES: Final = 16
 
 
 def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
-    """Returns the function that does one step of "memcpy": copies between two buffers of one memory, on a CPU by one thread."""
+    """Returns the function that does one step of "memcpy".
+
+    Copies between two buffers of one memory, on a CPU by one thread.
+    """
     if source.is_cuda:
         one: Callable[[], object] = functools.partial(target.copy_, source)
     else:
@@ -123,31 +153,41 @@ def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Calla
 class Loopback:
     """A TCP connection over loopback between the two ranks of an edge.
 
-    Both ranks of the edge make one, at the same time; it blocks until both have. It raises OSError where they cannot connect, as on two
-    machines.
+    Both ranks of the edge make one, at the same time; it blocks until both have. It raises OSError
+    where they cannot connect, as on two machines.
     """
 
     def __init__(self, block: Block, ring: Ring, timeout_s: float, device: torch.device) -> None:
         self._first = ring.rank == block.src
         group = group_of(block, ring)
-        card = torch.zeros(2 + _WORD_BYTES, dtype=torch.uint8, device=device)  # the port, and a word that proves who comes
+        # the port, and a word that proves who comes
+        card = torch.zeros(2 + _WORD_BYTES, dtype=torch.uint8, device=device)
         if self._first:
             dist.recv(card, block.dst, group=group)
             high, low, *word = card.tolist()
-            self._connection = socket.create_connection(("127.0.0.1", high * 256 + low), timeout=timeout_s)
+            self._connection = socket.create_connection(
+                ("127.0.0.1", high * 256 + low), timeout=timeout_s
+            )
             self._connection.sendall(bytes(word))
         else:
             with socket.create_server(("127.0.0.1", 0), backlog=1) as server:
                 server.settimeout(timeout_s)
                 secret = secrets.token_bytes(_WORD_BYTES)
-                card.copy_(torch.tensor([*divmod(server.getsockname()[1], 256), *secret], dtype=torch.uint8))
+                card.copy_(
+                    torch.tensor(
+                        [*divmod(server.getsockname()[1], 256), *secret], dtype=torch.uint8
+                    )
+                )
                 dist.send(card, block.src, group=group)
                 self._connection = _accept(server, secret, timeout_s)
         self._connection.settimeout(timeout_s)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def make_step(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> Callable[[], None]:
-        """Returns the function that does this rank's part of one round trip, between buffers of uint8 in host memory."""
+        """Returns the function that does this rank's part of one round trip.
+
+        Between buffers of uint8 in host memory.
+        """
         give, take = outgoing.numpy().data, incoming.numpy().data
         connection = self._connection
 
@@ -182,15 +222,18 @@ def _receive(connection: socket.socket, target: memoryview) -> None:
     while target:
         count = connection.recv_into(target)
         if count == 0:
-            raise ConnectionError("the other rank of the edge has closed its end of the loopback connection")
+            raise ConnectionError(
+                "the other rank of the edge has closed its end of the loopback connection"
+            )
         target = target[count:]
 
 
 def time_steps(step: Callable[[], None], count: int) -> list[float]:
-    """Runs steps on the current GPU; returns the time of each in ns, from CUDA events on the current stream.
+    """Runs steps on the current GPU.
 
-    NCCL's ``wait`` returns when the work is queued, and makes the current stream wait for it: an event recorded after it has the time at
-    which the GPU was done.
+    Returns the time of each in ns, from CUDA events on the current stream. NCCL's ``wait`` returns
+    when the work is queued, and makes the current stream wait for it: an event recorded after it
+    has the time at which the GPU was done.
     """
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     events[0].record()
@@ -207,7 +250,8 @@ def check_gpus(world_size: int) -> None:
     if world_size > count:
         others = "world_size=1, which measures copies within its memory, or for " if count else ""
         raise ArgumentError(
-            f'world_size must be at most the number of GPUs with comm_device="gpu", got {world_size} with {count}: NCCL refuses two ranks '
+            'world_size must be at most the number of GPUs with comm_device="gpu", got '
+            f"{world_size} with {count}: NCCL refuses two ranks "
             f'on one GPU, and they would only take turns. Ask for {others}comm_device="cpu".'
         )
 
@@ -216,25 +260,38 @@ def place_of(local_rank: int) -> dict[str, Any]:
     """Returns where this rank's GPU is, as JSON values.
 
     Returns:
-        ``host``, the same for all ranks of a machine; ``gpu``, its number there; ``name``; ``peers``, the GPUs of the machine whose memory
-        it can read, none if the environment forbids NCCL to do so.
+        ``host``, the same for all ranks of a machine; ``gpu``, its number there; ``name``;
+        ``peers``, the GPUs of the machine whose memory it can read, none if the environment forbids
+        NCCL to do so.
     """
-    forbidden = os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0") or os.environ.get("NCCL_P2P_LEVEL") == "LOC"
+    forbidden = (
+        os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
+        or os.environ.get("NCCL_P2P_LEVEL") == "LOC"
+    )
     others = [other for other in range(torch.cuda.device_count()) if other != local_rank]
-    peers = [] if forbidden else [other for other in others if torch.cuda.can_device_access_peer(local_rank, other)]
-    return {"host": socket.gethostname(), "gpu": local_rank, "name": torch.cuda.get_device_name(local_rank), "peers": peers}
+    peers = (
+        []
+        if forbidden
+        else [other for other in others if torch.cuda.can_device_access_peer(local_rank, other)]
+    )
+    return {
+        "host": socket.gethostname(),
+        "gpu": local_rank,
+        "name": torch.cuda.get_device_name(local_rank),
+        "peers": peers,
+    }
 
 
 def paths_between(ranks: Sequence[int], places: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Returns how NCCL moves data along the edges of a ring, as far as torch and the environment tell.
+    """Returns how NCCL moves data along a ring's edges, as far as torch and the environment tell.
 
     Args:
         ranks: the ring's ranks in order.
         places: ``place_of`` of every rank, by rank.
 
     Returns:
-        By edge ("0>1"): "p2p" where one GPU can read the other's memory, "host-staged" where it goes through the machine's memory,
-        "network" where the other GPU is on another machine.
+        By edge ("0>1"): "p2p" where one GPU can read the other's memory, "host-staged" where it
+        goes through the machine's memory, "network" where the other GPU is on another machine.
     """
     paths = {}
     for number, src in enumerate(ranks if len(ranks) > 1 else ()):
@@ -252,18 +309,28 @@ _LARGE_BYTES: Final = 2**24
 def measure(plan: Plan) -> dict[str, Any]:
     """Measures the blocks of a plan; recording must be on, since it takes the times.
 
-    Collective over the default group: every rank calls it with the same plan, and is blocked until all have measured.
+    Collective over the default group: every rank calls it with the same plan, and is blocked until
+    all have measured.
 
     Returns:
-        What this rank knows: ``times_ns``, by block, the times of a message in the steps that it recorded (from CUDA events on a GPU);
-        ``host``, this machine; ``interface``, the network interface that Gloo was told to use; ``place``, where its GPU is.
+        What this rank knows: ``times_ns``, by block, the times of a message in the steps that it
+        recorded (from CUDA events on a GPU); ``host``, this machine; ``interface``, the network
+        interface that Gloo was told to use; ``place``, where its GPU is.
     """
     if get_state().recorder is None:
-        raise RingError("a measurement must be recorded, got no recorder. Call ringsim.bandwidth, which records it.")
+        raise RingError(
+            "a measurement must be recorded, got no recorder. Call ringsim.bandwidth, "
+            "which records it."
+        )
     ring = current_ring()
     times_ns = _Meter(plan, ring).run()
     place = place_of(ring.local_rank) if ring.comm_device == "gpu" else None
-    return {"times_ns": times_ns, "host": socket.gethostname(), "interface": os.environ.get("GLOO_SOCKET_IFNAME"), "place": place}
+    return {
+        "times_ns": times_ns,
+        "host": socket.gethostname(),
+        "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
+        "place": place,
+    }
 
 
 @contextmanager
@@ -310,14 +377,20 @@ class _Meter:
             return blocks
         hosts: list[Any] = [None] * self._ring.world_size
         dist.all_gather_object(hosts, socket.gethostname())
-        return [block for block in blocks if block.backend != "tcp" or hosts[block.src] == hosts[block.dst]]
+        return [
+            block
+            for block in blocks
+            if block.backend != "tcp" or hosts[block.src] == hosts[block.dst]
+        ]
 
     def _meet(self, share_s: float) -> float:
         """Waits for all ranks; returns what rank 0 says that the next block may take."""
         if self._ring.world_size == 1:
             return share_s
         dist.barrier()
-        told = torch.tensor([min(share_s, self._plan.timeout_s / 4)], dtype=torch.float64, device=self._device)
+        told = torch.tensor(
+            [min(share_s, self._plan.timeout_s / 4)], dtype=torch.float64, device=self._device
+        )
         dist.broadcast(told, src=self._ring.ranks[0])
         return float(told.item())
 
@@ -327,9 +400,18 @@ class _Meter:
             return
         tells = self._ring.rank in timed_ranks(block, self._ring.ranks)
         with not_recorded(self._recorder):
-            fresh = self._repeat(block, step, 1 if block.size_bytes >= _LARGE_BYTES else 3, WARM_UP if tells else None)
+            fresh = self._repeat(
+                block,
+                step,
+                1 if block.size_bytes >= _LARGE_BYTES else 3,
+                WARM_UP if tells else None,
+            )
             found = np.zeros(0)
-            while (count := self._agree(block, steps_wanted(block, found, share_s, fresh) if tells else 0)) > 0:
+            while (
+                count := self._agree(
+                    block, steps_wanted(block, found, share_s, fresh) if tells else 0
+                )
+            ) > 0:
                 fresh = self._repeat(block, step, count, block.label if tells else None)
                 found = np.concatenate([found, fresh])
         if tells:
@@ -338,7 +420,9 @@ class _Meter:
     def _step_of(self, block: Block) -> Step | None:
         """Returns this rank's part of a step of a block; None where it has none."""
         rank = self._ring.rank
-        if (block.src >= 0 and rank not in (block.src, block.dst)) or (block.pattern == "copy" and rank != self._ring.ranks[0]):
+        if (block.src >= 0 and rank not in (block.src, block.dst)) or (
+            block.pattern == "copy" and rank != self._ring.ranks[0]
+        ):
             return None
         outgoing, incoming = self._buffers_of(block)
         if block.backend == "memcpy":
@@ -353,8 +437,11 @@ class _Meter:
         """Returns a step's buffers to send and to receive; all their pages have been touched."""
         size = block.size_bytes
         if len(self._buffers[0]) < size:
-            self._buffers = (torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8))  # free the smaller ones first
-            first, second = (torch.empty(size, dtype=torch.uint8, device=self._device).fill_(0) for _ in range(2))
+            # free the smaller ones first
+            self._buffers = (torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8))
+            first, second = (
+                torch.empty(size, dtype=torch.uint8, device=self._device).fill_(0) for _ in range(2)
+            )
             self._buffers = first, second
         outgoing, incoming = self._buffers[0][:size], self._buffers[1][:size]
         if block.pattern == "all_reduce":
@@ -362,7 +449,10 @@ class _Meter:
         return outgoing, incoming
 
     def _repeat(self, block: Block, step: Step, count: int, name: str | None) -> Floats:
-        """Runs ``count`` steps; records each as a span if there is a name, and returns the times in ns."""
+        """Runs ``count`` steps.
+
+        Records each as a span if there is a name, and returns the times in ns.
+        """
         if self._gpu:
             return np.array(time_steps(step, count)) / parts_of(block)
         if name is None:
@@ -387,7 +477,11 @@ class _Meter:
         if block.src < 0:
             dist.broadcast(told, src=leader)
         elif self._ring.rank == leader:
-            dist.send(told, block.dst if leader == block.src else block.src, group=group_of(block, self._ring))
+            dist.send(
+                told,
+                block.dst if leader == block.src else block.src,
+                group=group_of(block, self._ring),
+            )
         else:
             dist.recv(told, leader, group=group_of(block, self._ring))
         return int(told.item())

@@ -1,7 +1,7 @@
 """Models cut into stages, trained and run on the ring.
 
-The flow of a training step: a model is cut into stages, a schedule says which stage does what when, and an executor does it, sending
-activations forward and gradients back::
+The flow of a training step: a model is cut into stages, a schedule says which stage does what when,
+and an executor does it, sending activations forward and gradients back::
 
     partition -> stages ------.
                               +---> executor, on real ranks ---> gradients in the user's own parameters
@@ -89,13 +89,14 @@ Generation::
     can_finish                whether a token ring comes to an end
     steady_use                how busy it keeps a stage
 
-Names are found on first use, so ``import ringsim.pipeline`` loads no torch, and schedules are there without it.
+Names are found on first use, so ``import ringsim.pipeline`` loads no torch, and schedules are there
+without it.
 
 Example:
     >>> from ringsim.pipeline import by_count
     >>> by_count(num_layers=5, num_stages=2)
     [range(0, 3), range(3, 5)]
-"""
+"""  # noqa: E501
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -109,11 +110,19 @@ _CONTENTS: Final = {
         "pipeline.generation": "generate",
         "pipeline.messages": "recv_activation recv_gradient send_activation send_gradient",
         "pipeline.partition": "get_stage_layers partition_model",
-        "pipeline.reports": "GradientReport boundary_shapes check_gradient_flow check_single_rank compare_gradients compare_losses "
+        "pipeline.reports": "GradientReport boundary_shapes check_gradient_flow check_single_rank "
+        "compare_gradients compare_losses "
         "gradient_report single_process_step",
-        "pipeline.sharing": "average_gradients clip_grad_norm_pipeline new_replica_group share_overflow",
-        "pipeline.stage": "Stage backward_input backward_stage backward_weight build_stages flop_costs forward_stage tied_parameters",
-        "pipeline.training": "cross_entropy eval_step_pipeline pipeline_state_dict train_step_pipeline train_step_pipeline_afab "
+        "pipeline.sharing": (
+            "average_gradients clip_grad_norm_pipeline new_replica_group share_overflow"
+        ),
+        "pipeline.stage": (
+            "Stage backward_input backward_stage backward_weight build_stages flop_costs "
+            "forward_stage tied_parameters"
+        ),
+        "pipeline.training": "cross_entropy eval_step_pipeline pipeline_state_dict "
+        "train_step_pipeline "
+        "train_step_pipeline_afab "
         "weighted_loss",
         "pipeline.transformer": "SmallTransformer",
         "plot.steps": "plot_schedule",
@@ -123,7 +132,9 @@ _CONTENTS: Final = {
         "schedules.generation": "can_finish steady_use",
         "schedules.lowering": "lower",
         "schedules.partition": "by_count by_weight",
-        "schedules.phases": "dualpipe_v gpipe interleaved_1f1b looped_bfs one_f_one_b zb_h1 zb_h2 zb_v",
+        "schedules.phases": (
+            "dualpipe_v gpipe interleaved_1f1b looped_bfs one_f_one_b zb_h1 zb_h2 zb_v"
+        ),
         "schedules.schedule": "Action Schedule from_csv from_text parse_action to_csv to_text",
     }.items()
     for name in names.split()

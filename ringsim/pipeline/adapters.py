@@ -5,13 +5,14 @@
     first stage            every stage                      last stage
     token ids --embed--> hidden --layer, layer, ...--> hidden --head--> logits
                                       ^
-                                   context: rotary tables, masks: computed on each rank from what it knows, never sent
+                                   context: rotary tables, masks: computed on each rank from
+                                   what it knows, never sent
 
-An adapter says where these parts are in one kind of model and how to call them. It has no state: the model is passed in each time. Subclass
-`Adapter` for a model of your own.
+An adapter says where these parts are in one kind of model and how to call them. It has no state:
+the model is passed in each time. Subclass `Adapter` for a model of your own.
 
-Layers are called one by one, as the model calls them. Whatever else they need (rotary tables, masks) follows from shapes and from what is
-announced, so each rank computes it for itself.
+Layers are called one by one, as the model calls them. Whatever else they need (rotary tables,
+masks) follows from shapes and from what is announced, so each rank computes it for itself.
 
 ``transformers`` is imported only where one of its models is used.
 """
@@ -50,8 +51,10 @@ class Announced:
     """What every rank knows of a microbatch without a message.
 
     Attributes:
-        attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None: no padding, and nothing came before.
-        position_ids: place of each new token in its sequence, shape (batch or 1, new tokens); None: as the model counts.
+        attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None: no
+            padding, and nothing came before.
+        position_ids: place of each new token in its sequence, shape (batch or 1, new tokens); None:
+            as the model counts.
         cache: keys and values of the tokens before, from `Adapter.cache`; None: there are none.
 
     Example:
@@ -78,7 +81,8 @@ class Announced:
             return self.attention_mask.shape[1] - new_tokens
         if self.cache is not None:
             raise ArgumentError(
-                "attention_mask must be given with a cache, got None. Pass ones of shape (batch, tokens so far, the new ones included)."
+                "attention_mask must be given with a cache, got None. Pass ones of shape (batch, "
+                "tokens so far, the new ones included)."
             )
         return 0
 
@@ -89,7 +93,11 @@ class Announced:
 
     def positions(self, new_tokens: int, device: torch.device) -> Tensor:
         """Returns ``position_ids``, or else the places; shape (batch or 1, new tokens)."""
-        return self.places(new_tokens, device)[None] if self.position_ids is None else self.position_ids
+        return (
+            self.places(new_tokens, device)[None]
+            if self.position_ids is None
+            else self.position_ids
+        )
 
 
 class Adapter(ABC):
@@ -99,24 +107,36 @@ class Adapter(ABC):
         >>> class MyModelAdapter(Adapter):
         ...     def layers(self, model):
         ...         return model.blocks
+        ...
         ...     def first_modules(self, model):
         ...         return [model.embedding]
+        ...
         ...     def last_modules(self, model):
         ...         return [model.head]
+        ...
         ...     def embed(self, model, token_ids, announced):
         ...         return model.embedding(token_ids)
     """
 
     @abstractmethod
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Returns the layers that stages are made of, in order; they are called as modules, so that users' hooks run."""
+        """Returns the layers that stages are made of, in order.
+
+        They are called as modules, so that users' hooks run.
+        """
 
     def first_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
-        """Returns the modules that only the first stage runs, those of `embed`, and parameters that are in no module of theirs."""
+        """Returns the modules that only the first stage runs, those of `embed`.
+
+        Also parameters that are in no module of theirs.
+        """
         return []
 
     def last_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
-        """Returns the modules that only the last stage runs, those of `head`, and parameters that are in no module of theirs."""
+        """Returns the modules that only the last stage runs, those of `head`.
+
+        Also parameters that are in no module of theirs.
+        """
         return []
 
     @abstractmethod
@@ -130,16 +150,21 @@ class Adapter(ABC):
         """
 
     def context(self, model: nn.Module, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns the keyword arguments of every layer (masks, rotary tables, the cache); each stage with layers calls it.
+        """Returns the keyword arguments of every layer (masks, rotary tables, the cache).
+
+        Each stage with layers calls it.
 
         Args:
             model: the whole model.
-            hidden: what enters this stage's first layer, shape (batch, tokens, hidden): its shape, dtype and device count.
+            hidden: what enters this stage's first layer, shape (batch, tokens, hidden): its shape,
+                dtype and device count.
             announced: what is known of the microbatch.
         """
         return {}
 
-    def run_layer(self, model: nn.Module, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+    def run_layer(
+        self, model: nn.Module, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]
+    ) -> Tensor:
         """Returns the hidden states after one layer.
 
         Args:
@@ -151,7 +176,9 @@ class Adapter(ABC):
         return layer(hidden, **context)
 
     def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
-        """Returns how wide the attention of a layer is, heads of queries times the size of a head; 0 for a layer without attention.
+        """Returns how wide the attention of a layer is, heads of queries times the size of a head.
+
+        0 for a layer without attention.
 
         Args:
             model: the whole model.
@@ -160,14 +187,17 @@ class Adapter(ABC):
         return 0
 
     def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
-        """Returns the logits; the last stage calls it. As it is here, it runs `last_modules` one after the other.
+        """Returns the logits; the last stage calls it.
+
+        As it is here, it runs `last_modules` one after the other.
 
         Args:
             model: the whole model.
             hidden: what left the last layer, shape (batch, tokens, hidden).
         """
         for module in self.last_modules(model):
-            hidden = module(hidden)  # type: ignore[operator]  # a model with a parameter here needs its own head
+            # a model with a parameter here needs its own head
+            hidden = module(hidden)  # type: ignore[operator]
         return hidden
 
     def cache(self, model: nn.Module) -> Any:
@@ -177,13 +207,16 @@ class Adapter(ABC):
             ArgumentError: models of this kind do not generate.
         """
         raise ArgumentError(
-            f"a model that generates must have a cache, got {type(model).__name__}, whose adapter has none. "
+            f"a model that generates must have a cache, got {type(model).__name__}, whose "
+            "adapter has none. "
             "Write the method `cache` of its adapter."
         )
 
 
 class SequentialAdapter(Adapter):
-    """An ``nn.Sequential``. Its first child takes the input, token ids or anything else; its last child makes the output.
+    """An ``nn.Sequential``.
+
+    Its first child takes the input, token ids or anything else; its last child makes the output.
 
     Example:
         >>> SequentialAdapter().layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))[1]
@@ -252,7 +285,10 @@ class SmallTransformerAdapter(_PathAdapter):
         """Returns the mask, if there is padding or a past, and the cache."""
         mask = announced.attention_mask
         announced.num_seen(hidden.shape[1])  # refuses a cache without a mask
-        return {"mask": None if mask is None else causal_mask(mask, hidden.shape[1]), "cache": announced.cache}
+        return {
+            "mask": None if mask is None else causal_mask(mask, hidden.shape[1]),
+            "cache": announced.cache,
+        }
 
     def cache(self, model: Any) -> KeyValueCache:
         """Returns an empty cache."""
@@ -271,7 +307,9 @@ class _TransformersAdapter(_PathAdapter):
             "attention_mask": _causal_masks(model, hidden, announced)["full_attention"],
         }
 
-    def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+    def run_layer(
+        self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
+    ) -> Tensor:
         """Returns the hidden states after one layer."""
         return layer(hidden, **context)[0]
 
@@ -279,13 +317,16 @@ class _TransformersAdapter(_PathAdapter):
         """Returns an empty ``DynamicCache``."""
         from transformers import DynamicCache
 
-        return DynamicCache()  # without the configuration: layers with a window keep all keys too, so that all masks have the same length
+        # without the configuration: layers with a window keep all keys too, so that all masks have
+        # the same length
+        return DynamicCache()
 
 
 class LlamaAdapter(_TransformersAdapter):
-    """``LlamaForCausalLM`` and models built like it: Mistral, Phi-3, Qwen 2 and 3, with experts or without.
+    """``LlamaForCausalLM`` and models built like it.
 
-    Rotary positions: every layer gets the tables of cosines and sines.
+    Mistral, Phi-3, Qwen 2 and 3, with experts or without. Rotary positions: every layer gets the
+    tables of cosines and sines.
     """
 
     _layers = "model.layers"
@@ -307,7 +348,9 @@ class LlamaAdapter(_TransformersAdapter):
             "position_embeddings": _rotary_tables(model.model.rotary_emb, hidden, positions),
         }
 
-    def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+    def run_layer(
+        self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
+    ) -> Tensor:
         """Returns the hidden states after one layer, with the mask of its kind."""
         mask = context["attention_mask"][getattr(layer, "attention_type", "full_attention")]
         found = layer(hidden, **{**context, "attention_mask": mask})
@@ -315,21 +358,27 @@ class LlamaAdapter(_TransformersAdapter):
 
 
 class GemmaAdapter(LlamaAdapter):
-    """``Gemma2ForCausalLM`` and ``Gemma3ForCausalLM``: capped logits; in Gemma 3, rotary tables of their own for layers with a window."""
+    """``Gemma2ForCausalLM`` and ``Gemma3ForCausalLM``.
+
+    Capped logits; in Gemma 3, rotary tables of their own for layers with a window.
+    """
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
         """Returns the embedding of the tokens, made larger."""
         hidden = super().embed(model, token_ids, announced)
         if hasattr(model.model, "rotary_emb_local"):  # Gemma 3, whose embedding does it itself
             return hidden
-        return hidden * torch.tensor(model.config.hidden_size**0.5, dtype=hidden.dtype)  # rounded, as the model does
+        # rounded, as the model does
+        return hidden * torch.tensor(model.config.hidden_size**0.5, dtype=hidden.dtype)
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
         """Returns what Llama's layers get, with Gemma 3's two rotary tables."""
         context = dict(super().context(model, hidden, announced))
         if hasattr(model.model, "rotary_emb_local"):
             context["position_embeddings_global"] = context.pop("position_embeddings")
-            context["position_embeddings_local"] = _rotary_tables(model.model.rotary_emb_local, hidden, context["position_ids"])
+            context["position_embeddings_local"] = _rotary_tables(
+                model.model.rotary_emb_local, hidden, context["position_ids"]
+            )
         return context
 
     def head(self, model: Any, hidden: Tensor) -> Tensor:
@@ -339,7 +388,10 @@ class GemmaAdapter(LlamaAdapter):
 
 
 class BertAdapter(_PathAdapter):
-    """``BertForMaskedLM``: an encoder, in which tokens attend to those ahead too. It does not generate."""
+    """``BertForMaskedLM``: an encoder, in which tokens attend to those ahead too.
+
+    It does not generate.
+    """
 
     _layers = "bert.encoder.layer"
     _first = ("bert.embeddings",)
@@ -356,10 +408,14 @@ class BertAdapter(_PathAdapter):
         if mask is None and model.config.is_decoder:
             mask = hidden.new_ones(hidden.shape[:2])  # what makes it causal
         if mask is not None:
-            mask = model.bert.get_extended_attention_mask(mask, hidden.shape[:2], dtype=hidden.dtype)
+            mask = model.bert.get_extended_attention_mask(
+                mask, hidden.shape[:2], dtype=hidden.dtype
+            )
         return {"attention_mask": mask}
 
-    def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+    def run_layer(
+        self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
+    ) -> Tensor:
         """Returns the hidden states after one layer."""
         return layer(hidden, **context)[0]
 
@@ -381,7 +437,10 @@ class GPTNeoXAdapter(_TransformersAdapter):
         context = dict(super().context(model, hidden, announced))
         context["layer_past"] = context.pop("past_key_values")
         positions = announced.positions(hidden.shape[1], hidden.device)
-        return {**context, "position_embeddings": _rotary_tables(model.gpt_neox.rotary_emb, hidden, positions)}
+        return {
+            **context,
+            "position_embeddings": _rotary_tables(model.gpt_neox.rotary_emb, hidden, positions),
+        }
 
 
 class GPT2Adapter(_TransformersAdapter):
@@ -400,10 +459,17 @@ class GPT2Adapter(_TransformersAdapter):
 
 
 class OPTAdapter(_TransformersAdapter):
-    """``OPTForCausalLM``. Learned positions that skip padding; an embedding that may be narrower than the layers."""
+    """``OPTForCausalLM``.
+
+    Learned positions that skip padding; an embedding that may be narrower than the layers.
+    """
 
     _layers = "model.decoder.layers"
-    _first = ("model.decoder.embed_tokens", "model.decoder.embed_positions", "model.decoder.project_in")
+    _first = (
+        "model.decoder.embed_tokens",
+        "model.decoder.embed_positions",
+        "model.decoder.project_in",
+    )
     _last = ("model.decoder.final_layer_norm", "model.decoder.project_out", "lm_head")
     _width = "self_attn.embed_dim"
 
@@ -419,16 +485,25 @@ class OPTAdapter(_TransformersAdapter):
             hidden = body.project_in(hidden)
         return hidden + body.embed_positions(mask, seen, position_ids=announced.position_ids)
 
-    def run_layer(self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
-        """Returns the hidden states after one layer, or as they came if training skips the layer (``layerdrop``)."""
+    def run_layer(
+        self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns the hidden states after one layer.
+
+        Or as they came if training skips the layer (``layerdrop``).
+        """
         body = model.model.decoder
-        if body.training and torch.rand([]) < body.layerdrop:  # drawn for each layer, as the model does: the same seed, the same dropout
+        # drawn for each layer, as the model does: the same seed, the same dropout
+        if body.training and torch.rand([]) < body.layerdrop:
             return hidden
         return super().run_layer(model, layer, hidden, context)
 
 
 class _Seen:
-    """Tells ``transformers`` how long the past is, in place of a cache: a later stage has none for layer 0."""
+    """Tells ``transformers`` how long the past is, in place of a cache.
+
+    A later stage has none for layer 0.
+    """
 
     def __init__(self, num_seen: int) -> None:
         self._num_seen = num_seen
@@ -438,8 +513,12 @@ class _Seen:
 
 
 def _rotary_tables(rotary: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the cosines and sines of the tokens' places, each of shape (batch or 1, tokens, rotated part of a head)."""
-    if hidden.is_meta:  # transformers asks for autocast there, which torch lacks for tensors without data
+    """Returns the cosines and sines of the tokens' places.
+
+    Each of shape (batch or 1, tokens, rotated part of a head).
+    """
+    # transformers asks for autocast there, which torch lacks for tensors without data
+    if hidden.is_meta:
         table = hidden.new_empty(*positions.shape, 2 * len(rotary.inv_freq))
         return table, table
     tables: tuple[Tensor, Tensor] = rotary(hidden, positions)
@@ -447,7 +526,10 @@ def _rotary_tables(rotary: Any, hidden: Tensor, positions: Tensor) -> tuple[Tens
 
 
 def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str, Any]:
-    """Returns the mask of each kind of layer, in the form that the model's attention takes; None if it is just causal."""
+    """Returns the mask of each kind of layer, in the form that the model's attention takes.
+
+    None if it is just causal.
+    """
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
     wanted = {
@@ -490,13 +572,15 @@ def adapter_of(model: nn.Module) -> Adapter:
     """Returns the adapter of a model, by its class or a class it is made from.
 
     Args:
-        model: an ``nn.Sequential``, a `SmallTransformer`, or a causal language model of ``transformers``.
+        model: an ``nn.Sequential``, a `SmallTransformer`, or a causal language model of
+            ``transformers``.
 
     Returns:
         Its adapter.
 
     Raises:
-        ArgumentError: there is none for this kind of model, or the model has a ``forward`` of its own.
+        ArgumentError: there is none for this kind of model, or the model has a ``forward`` of its
+            own.
 
     Example:
         >>> type(adapter_of(nn.Sequential(nn.Linear(2, 2)))).__name__
@@ -508,8 +592,10 @@ def adapter_of(model: nn.Module) -> Adapter:
         if adapter is not None:
             if getattr(model.forward, "__func__", None) is not getattr(kind, "forward", None):
                 raise ArgumentError(
-                    f"a model that is cut as a {kind.__name__} must have its forward, got {name} with another, which no stage would call. "
-                    "Write a ringsim.pipeline.Adapter whose embed, run_layer and head do what it does, and pass it as adapter=."
+                    f"a model that is cut as a {kind.__name__} must have its forward, got {name} "
+                    "with another, which no stage would call. "
+                    "Write a ringsim.pipeline.Adapter whose embed, run_layer and head do what it "
+                    "does, and pass it as adapter=."
                 )
             return adapter
     known = ", ".join(kind if isinstance(kind, str) else kind.__name__ for kind in _ADAPTERS)

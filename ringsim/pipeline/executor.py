@@ -2,24 +2,26 @@
 
 What an action does with the tensors of stage s and microbatch i, on one rank::
 
-    RECV_F   post the receive of x                              RECV_B   post the receive of the gradient of y
-    F        x -> stage -> y; keep (x, y)                       B        (x, y), gradient of y -> gradients; forget (x, y)
-    SEND_F   begin to send y                                    SEND_B   begin to send the gradient of x
+    RECV_F  post the receive of x         RECV_B  post the receive of the gradient of y
+    F       x -> stage -> y; keep (x, y)  B       (x, y), gradient of y -> gradients; forget (x, y)
+    SEND_F  begin to send y               SEND_B  begin to send the gradient of x
 
-Neither sends nor receives block: a computation waits for its receive, and the end of the step for the sends. So a message travels while the
-ranks compute. Two stages on one rank hand tensors over directly.
+Neither sends nor receives block: a computation waits for its receive, and the end of the step for
+the sends. So a message travels while the ranks compute. Two stages on one rank hand tensors over
+directly.
 
-In a trace, the step and each computation are spans, from which ``ringsim.traces.steps`` reads the step: "step 1f1b" around "forward",
-"backward", "input_grad" and "weight_grad", each with its stage and microbatch.
+In a trace, the step and each computation are spans, from which ``ringsim.traces.steps`` reads the
+step: "step 1f1b" around "forward", "backward", "input_grad" and "weight_grad", each with its stage
+and microbatch.
 
-``rehearse`` does a step without a model: computing takes the time that it is given, and messages have the size that they are given. The
-order of computations and messages is that of a real step::
+``rehearse`` does a step without a model: computing takes the time that it is given, and messages
+have the size that they are given. The order of computations and messages is that of a real step::
 
     rank 0   compute  isend ->            compute  isend ->
     rank 1   irecv, wait      compute     irecv, wait ...
 
-On real ranks this shows what messages cost on top of the schedule, because sleeping ranks do not compete for cores. The same function runs
-on the virtual clock, and the two can be compared.
+On real ranks this shows what messages cost on top of the schedule, because sleeping ranks do not
+compete for cores. The same function runs on the virtual clock, and the two can be compared.
 """
 
 from __future__ import annotations
@@ -52,9 +54,11 @@ class StageRun:
     """What the executor needs to know of a stage.
 
     Attributes:
-        run: ``run(x, microbatch) -> y``, the output of a microbatch; on the last stage the loss, as it is to be differentiated.
+        run: ``run(x, microbatch) -> y``, the output of a microbatch; on the last stage the loss, as
+            it is to be differentiated.
         parameters: what the ``W`` actions add gradients to.
-        flops: ``flops(x)``, how much arithmetic a microbatch with this input takes; asked on a virtual clock that charges for it.
+        flops: ``flops(x)``, how much arithmetic a microbatch with this input takes; asked on a
+            virtual clock that charges for it.
     """
 
     run: Callable[[Tensor, int], Tensor]
@@ -76,17 +80,35 @@ class Executor:
         Two stages on one rank:
 
         >>> from ringsim.schedules.lowering import lower
-        >>> schedule = Schedule("two on one", 1, (0, 0), (tuple(map(Action._make, [(0, "F", 0), (1, "F", 0), (1, "B", 0), (0, "B", 0)])),))
+        >>> schedule = Schedule(
+        ...     "two on one",
+        ...     1,
+        ...     (0, 0),
+        ...     (tuple(map(Action._make, [(0, "F", 0), (1, "F", 0), (1, "B", 0), (0, "B", 0)])),),
+        ... )
         >>> weight = torch.tensor(2.0, requires_grad=True)
-        >>> stage = StageRun(lambda x, microbatch: weight * x, [weight], flops=lambda x: Flops(1, 1, 1))
-        >>> executor = Executor(lower(schedule), {0: stage, 1: stage}, [torch.tensor(3.0)], None, torch.device("cpu"))
+        >>> stage = StageRun(
+        ...     lambda x, microbatch: weight * x, [weight], flops=lambda x: Flops(1, 1, 1)
+        ... )
+        >>> executor = Executor(
+        ...     lower(schedule),
+        ...     {0: stage, 1: stage},
+        ...     [torch.tensor(3.0)],
+        ...     None,
+        ...     torch.device("cpu"),
+        ... )
         >>> executor.run(rank=0)
         >>> executor.losses, weight.grad  # 2 * 2 * 3, and its derivative by the weight
         ({0: tensor(12.)}, tensor(12.))
     """
 
     def __init__(
-        self, schedule: Schedule, stages: Mapping[int, StageRun], inputs: Sequence[Tensor], mailbox: Mailbox | None, device: torch.device
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, StageRun],
+        inputs: Sequence[Tensor],
+        mailbox: Mailbox | None,
+        device: torch.device,
     ) -> None:
         self.losses: dict[int, Tensor] = {}  # of the last stage, by microbatch
         self._schedule = schedule
@@ -94,8 +116,10 @@ class Executor:
         self._inputs = inputs
         self._mailbox = mailbox
         self._device = device
-        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (stage, microbatch) -> (x, y), from F to B or W
-        self._ready: dict[Action, Tensor | None] = {}  # results to be sent, or to be taken by another stage of this rank
+        # (stage, microbatch) -> (x, y), from F to B or W
+        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        # results to be sent, or to be taken by another stage of this rank
+        self._ready: dict[Action, Tensor | None] = {}
         self._gradients: dict[tuple[int, int], Tensor | None] = {}  # of y, from I to W
         self._perform: Mapping[str, Callable[[Action], None]] = {
             "F": self._forward,
@@ -109,7 +133,10 @@ class Executor:
         }
 
     def run(self, rank: int) -> None:
-        """Performs the actions of a rank; every rank of the ring calls it, and it blocks until this rank's part is done."""
+        """Performs the actions of a rank.
+
+        Every rank of the ring calls it, and it blocks until this rank's part is done.
+        """
         with span(f"step {self._schedule.name}"):
             for action in self._schedule.actions[rank]:
                 self._perform[action.kind](action)
@@ -153,7 +180,9 @@ class Executor:
         stage, _, microbatch = action
         x, y = self._kept.pop((stage, microbatch))
         with span("weight_grad", stage=stage, microbatch=microbatch), stretched():
-            backward_weight(y, self._gradients.pop((stage, microbatch)), self._stages[stage].parameters)
+            backward_weight(
+                y, self._gradients.pop((stage, microbatch)), self._stages[stage].parameters
+            )
             charge("W", stage, microbatch, lambda: self._stages[stage].flops(x))
 
     def _send(self, action: Action) -> None:
@@ -173,17 +202,25 @@ class Executor:
         return x
 
     def _get_gradient(self, stage: int, microbatch: int) -> Tensor | None:
-        """Returns the gradient of a stage's output, from the next stage; None on the last stage, and if there is none."""
+        """Returns the gradient of a stage's output, from the next stage.
+
+        None on the last stage, and if there is none.
+        """
         if stage == self._schedule.num_stages - 1:
             return None
         answer = Action(stage + 1, "SEND_B", microbatch)
-        return self._ready.pop(answer) if answer in self._ready else self._take(Action(stage, "RECV_B", microbatch))
+        return (
+            self._ready.pop(answer)
+            if answer in self._ready
+            else self._take(Action(stage, "RECV_B", microbatch))
+        )
 
     def _pass_back(self, stage: int, microbatch: int, x: Tensor, grad: Tensor | None) -> None:
         """Makes the gradient of ``x`` ready for the previous stage."""
         if stage == 0:
             return
-        if grad is None and x.is_floating_point():  # nothing depends on x, but the previous stage waits for a gradient
+        # nothing depends on x, but the previous stage waits for a gradient
+        if grad is None and x.is_floating_point():
             grad = torch.zeros_like(x)
         self._ready[Action(stage, "SEND_B", microbatch)] = grad
 
@@ -196,19 +233,23 @@ class Executor:
 _SPANS: Final = {kind: name for name, kind in KINDS.items()}
 
 
-def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: int = 1, ahead: int = 1) -> None:
+def rehearse(
+    schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: int = 1, ahead: int = 1
+) -> None:
     """Does the steps of a pipeline without a model: sleeps instead of computing, and sends zeros.
 
-    Every rank of the ring calls it with the same arguments, and it blocks until this rank's part is done. The ring must have as many ranks
-    as the schedule. The trace is like that of a training step.
+    Every rank of the ring calls it with the same arguments, and it blocks until this rank's part is
+    done. The ring must have as many ranks as the schedule. The trace is like that of a training
+    step.
 
     Args:
         schedule: what to rehearse; one that is lowered already is taken as it is.
         costs: of the computations, in seconds; ``latency`` stays 0, because the messages are real.
         size_bytes: of each activation and each gradient; with 0 nothing is sent.
         steps: how many steps, one after the other.
-        ahead: how many computations before its use a receive is posted, as in ``lower``. It has no effect on NCCL and with the semantics
-            "grouped", where both sides need one order (``lower_in_step``).
+        ahead: how many computations before its use a receive is posted, as in ``lower``. It has no
+            effect on NCCL and with the semantics "grouped", where both sides need one order
+            (``lower_in_step``).
 
     Raises:
         ArgumentError: a value breaks its rule, or the schedule is for another number of ranks.
@@ -218,7 +259,9 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
         >>> import ringsim
         >>> from ringsim.pipeline import Costs, gpipe
         >>> costs = Costs(forward=0.001, backward=0.002)
-        >>> trace = ringsim.trace(rehearse, world_size=2, args=(gpipe(2, 4), costs), kwargs={"size_bytes": 1024})
+        >>> trace = ringsim.trace(
+        ...     rehearse, world_size=2, args=(gpipe(2, 4), costs), kwargs={"size_bytes": 1024}
+        ... )
         >>> len(trace.messages), trace.bubble().of_total > 1 / 5
         (8, True)
     """
@@ -228,12 +271,14 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
     ring = find_ring()
     if schedule.num_ranks != len(ring.ranks):
         raise ArgumentError(
-            f"schedule must be for the {len(ring.ranks)} ranks of the ring, got one for {schedule.num_ranks}. Make another one."
+            f"schedule must be for the {len(ring.ranks)} ranks of the ring, got one for "
+            f"{schedule.num_ranks}. Make another one."
         )
     lowered = lower_in_step(schedule) if ring.in_order else lower(schedule, ahead=ahead)
     place, routes = ring.ranks.index(ring.rank), find_routes(ring, lowered.stage_ranks)
     is_real = get_state().clock is None
-    payload = Payload((size_bytes,), torch.uint8, has_data=is_real)  # on a virtual clock they need not be copied
+    # on a virtual clock they need not be copied
+    payload = Payload((size_bytes,), torch.uint8, has_data=is_real)
     zeros = torch.zeros(size_bytes, dtype=torch.uint8, device="cpu" if is_real else "meta")
     for _ in range(steps):
         with span(f"{STEP}{schedule.name}"):
@@ -243,25 +288,38 @@ def rehearse(schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: in
                     recv = get_recv(action, lowered.stage_ranks)
                     if recv is not None:
                         posted.pop(recv).wait()
-                    with span(_SPANS[action.kind], stage=action.stage, microbatch=action.microbatch):
+                    with span(
+                        _SPANS[action.kind], stage=action.stage, microbatch=action.microbatch
+                    ):
                         compute(float(costs.get_duration(action)))
                 else:
                     route = routes[find_boundary(action)]
                     with about(action):
-                        posted[action] = route.isend(zeros) if action.kind.startswith("SEND") else route.irecv(payload)
+                        posted[action] = (
+                            route.isend(zeros)
+                            if action.kind.startswith("SEND")
+                            else route.irecv(payload)
+                        )
             for each in posted.values():
                 each.wait()
 
 
 def _check(schedule: Schedule, costs: Costs) -> None:
     if not isinstance(schedule, Schedule):
-        raise ArgumentError(f"schedule must be a schedule, got {say(schedule)}. Make one: make_schedule('1f1b', 4, 8).")
+        raise ArgumentError(
+            f"schedule must be a schedule, got {say(schedule)}. Make "
+            "one: make_schedule('1f1b', 4, 8)."
+        )
     if not isinstance(costs, Costs):
-        raise ArgumentError(f"costs must be Costs, got {say(costs)}. Pass Costs(forward=0.001, backward=0.002).")
+        raise ArgumentError(
+            f"costs must be Costs, got {say(costs)}. Pass Costs(forward=0.001, backward=0.002)."
+        )
     costs.check(schedule.num_stages)
     for name in (field.name for field in fields(costs)):
         given = getattr(costs, name)
         for time in given if isinstance(given, Sequence) else [given or 0]:
             check_duration(name, time)
     if costs.latency != 0:
-        raise ArgumentError(f"latency must be 0, got {costs.latency}: the messages are real. Leave it out.")
+        raise ArgumentError(
+            f"latency must be 0, got {costs.latency}: the messages are real. Leave it out."
+        )

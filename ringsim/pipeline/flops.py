@@ -1,14 +1,17 @@
-"""How much arithmetic a layer does: floating-point operations by shape, of the forward pass and of both halves of the backward pass.
+"""How much arithmetic a layer does.
 
-Only matrix products count, as two operations for each product that is added up; in a transformer they are nearly all of the work. For each
-sequence, with T new tokens out of S so far (S = T without a cache)::
+Floating-point operations by shape, of the forward pass and of both halves of the backward pass.
+Only matrix products count, as two operations for each product that is added up; in a transformer
+they are nearly all of the work. For each sequence, with T new tokens out of S so far (S = T without
+a cache)::
 
     part                            forward          gradient of input    gradient of weight
     linear, a -> b                  2 T a b          2 T a b              2 T a b
     attention, all heads together   4 T S width      8 T S width          0
 
-A linear layer thus costs as much again for each gradient. Grouped queries (GQA) make the layers for keys and values narrower, not the
-attention itself. What a causal mask hides is counted too, as torch's own counter does.
+A linear layer thus costs as much again for each gradient. Grouped queries (GQA) make the layers for
+keys and values narrower, not the attention itself. What a causal mask hides is counted too, as
+torch's own counter does.
 
 Source:
     The counts are those of ``torch.utils.flop_counter``; the tests compare the two.
@@ -21,7 +24,9 @@ from ringsim.compute_costs import Flops
 __all__ = ["Flops", "attention_flops", "linear_flops"]
 
 
-def linear_flops(tokens: int, in_features: int, out_features: int, *, trained: bool = True) -> Flops:
+def linear_flops(
+    tokens: int, in_features: int, out_features: int, *, trained: bool = True
+) -> Flops:
     """Counts a linear layer.
 
     Args:
@@ -39,7 +44,9 @@ def linear_flops(tokens: int, in_features: int, out_features: int, *, trained: b
 
 
 def attention_flops(sequences: int, new_tokens: int, tokens_so_far: int, width: int) -> Flops:
-    """Counts what attention does between its linear layers: queries times keys, and weights times values.
+    """Counts what attention does between its linear layers.
+
+    Queries times keys, and weights times values.
 
     Args:
         sequences: how many there are.

@@ -1,41 +1,46 @@
 """Generating text with a model that is cut into stages: the token ring.
 
-Each stage keeps its layers and the keys and values of what they have seen. Hidden states go forward from stage to stage; the last stage
-chooses the next token, which returns to the first over the edge that closes the ring::
+Each stage keeps its layers and the keys and values of what they have seen. Hidden states go forward
+from stage to stage; the last stage chooses the next token, which returns to the first over the edge
+that closes the ring::
 
     prompts -> stage 0 --hidden--> stage 1 --hidden--> stage 2 -> token
                   ^                                               |
                   +--------------------- token -------------------+
 
-The first job of a batch reads its prompts (*prefill*), the others one token each (*decode*). While a token goes round, the stages work on
-other batches: ``num_inner_iterations`` of them are under way at a time. ``ringsim.schedules.generation`` has the order of jobs and
-messages, and says which settings finish and how busy the stages are.
+The first job of a batch reads its prompts (*prefill*), the others one token each (*decode*). While
+a token goes round, the stages work on other batches: ``num_inner_iterations`` of them are under way
+at a time. ``ringsim.schedules.generation`` has the order of jobs and messages, and says which
+settings finish and how busy the stages are.
 
-Prompts of different length are padded on the left, because all rows then end, and go on, at the same place. Three prompts, and two tokens
-that were generated since (``seen`` = 2)::
+Prompts of different length are padded on the left, because all rows then end, and go on, at the
+same place. Three prompts, and two tokens that were generated since (``seen`` = 2)::
 
     token ids           attention mask      position ids
     . . 7 9   4 1       0 0 1 1  1 1        0 0 0 1  2 3
     3 5 2 8   6 6       1 1 1 1  1 1        0 1 2 3  4 5
     . 5 5 1   2 0       0 1 1 1  1 1        0 0 1 2  3 4
 
-Every stage knows the lengths of the prompts and computes masks and positions for itself: they are never sent.
+Every stage knows the lengths of the prompts and computes masks and positions for itself: they are
+never sent.
 
-The next token is the likeliest, or drawn at random. Each prompt has random numbers of its own, from the seed and its place in the list of
-prompts, so its tokens do not depend on batches or on the number of stages.
+The next token is the likeliest, or drawn at random. Each prompt has random numbers of its own, from
+the seed and its place in the list of prompts, so its tokens do not depend on batches or on the
+number of stages.
 
 Between one job and the next, a stage exchanges messages with its two neighbours::
 
     pred --- hidden states, (batch, tokens, width) ---> this stage --- hidden states ---> succ
-                                                        last stage --- tokens, (batch, 1) ---> stage 0
+                                                       last stage --- tokens, (batch, 1) --> stage 0
 
-All ranks have the same prompts, so each knows the shape of every message, except the width and dtype of hidden states. A header announces
-these once on each edge. It also carries a fingerprint of the arguments, and is answered with the receiver's: if they differ, both sides
-raise.
+All ranks have the same prompts, so each knows the shape of every message, except the width and
+dtype of hidden states. A header announces these once on each edge. It also carries a fingerprint of
+the arguments, and is answered with the receiver's: if they differ, both sides raise.
 
 Source:
-    FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``: the loop. Y. Sheng et al., "FlexGen:
-    High-Throughput Generative Inference of Large Language Models with a Single GPU", 2023 (arXiv:2303.06865), section 4.
+    FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``: the loop.
+    Y. Sheng et al., "FlexGen: High-Throughput Generative Inference of Large Language Models with a
+    Single GPU", 2023 (arXiv:2303.06865), section 4.
 """
 
 from __future__ import annotations
@@ -84,7 +89,9 @@ class PromptBatch:
         ([[0, 0, 1], [0, 1, 2]], [[2], [3]])
     """
 
-    def __init__(self, prompts: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+    ) -> None:
         length = max(len(prompt) for prompt in prompts)
         rows = [[_PADDING] * (length - len(prompt)) + list(prompt) for prompt in prompts]
         self.token_ids = torch.tensor(rows, device=device)
@@ -100,10 +107,13 @@ class PromptBatch:
         return (places >= self._padded[:, None]).long()
 
     def position_ids(self, seen: int) -> torch.Tensor:
-        """Returns the position of each token of the next input, int64: shape (batch, length) for the prompts, then (batch, 1).
+        """Returns the position of each token of the next input, int64.
+
+        Shape (batch, length) for the prompts, then (batch, 1).
 
         Args:
-            seen: tokens that were generated since the prompts, the one that is read next included; 0 for the prompts.
+            seen: tokens that were generated since the prompts, the one that is read next included;
+                0 for the prompts.
         """
         first = 0 if seen == 0 else self.token_ids.shape[1] + seen - 1
         places = torch.arange(first, self.token_ids.shape[1] + seen, device=self.token_ids.device)
@@ -115,22 +125,29 @@ class TokenChoice:
 
     Args:
         prompt_numbers: the place of each prompt of the batch in the list of all prompts.
-        temperature: 0 for the likeliest token; else the logits are divided by it and a token is drawn. 1 draws by the model's own
-            probabilities; less sharpens them.
+        temperature: 0 for the likeliest token; else the logits are divided by it and a token is
+            drawn. 1 draws by the model's own probabilities; less sharpens them.
         seed: what random numbers are drawn from.
 
     Example:
         >>> logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 0.0]])
         >>> TokenChoice([0, 1])(logits).tolist()
         [[1], [0]]
-        >>> both, second = TokenChoice([0, 1], temperature=1.0, seed=5), TokenChoice([1], temperature=1.0, seed=5)
+        >>> both, second = (
+        ...     TokenChoice([0, 1], temperature=1.0, seed=5),
+        ...     TokenChoice([1], temperature=1.0, seed=5),
+        ... )
         >>> all(both(logits)[1:].equal(second(logits[1:])) for _ in range(20))
         True
     """
 
-    def __init__(self, prompt_numbers: Sequence[int], temperature: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, prompt_numbers: Sequence[int], temperature: float = 0.0, seed: int = 0
+    ) -> None:
         self._temperature = temperature
-        self._generators = [torch.Generator().manual_seed(_seed_of(seed, number)) for number in prompt_numbers]
+        self._generators = [
+            torch.Generator().manual_seed(_seed_of(seed, number)) for number in prompt_numbers
+        ]
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """Returns the chosen tokens, shape (batch, 1), int64, on the device of the logits.
@@ -141,7 +158,10 @@ class TokenChoice:
         if self._temperature == 0:
             return logits.argmax(dim=-1, keepdim=True)
         chances = torch.softmax(logits.double().cpu() / self._temperature, dim=-1)
-        rows = [torch.multinomial(row, 1, generator=own) for row, own in zip(chances, self._generators, strict=True)]
+        rows = [
+            torch.multinomial(row, 1, generator=own)
+            for row, own in zip(chances, self._generators, strict=True)
+        ]
         return torch.stack(rows).to(logits.device)
 
 
@@ -151,7 +171,9 @@ def _seed_of(seed: int, number: int) -> int:
 
 
 class GenerationLink:
-    """One stage's two ends of the ring, for one call of ``generate``; in a ring of one there is nothing to exchange.
+    """One stage's two ends of the ring, for one call of ``generate``.
+
+    In a ring of one there is nothing to exchange.
 
     Args:
         ring: this rank's ring.
@@ -160,7 +182,9 @@ class GenerationLink:
         device: where received tensors go.
     """
 
-    def __init__(self, ring: Ring, fingerprint: int, *, async_comm: bool, device: torch.device) -> None:
+    def __init__(
+        self, ring: Ring, fingerprint: int, *, async_comm: bool, device: torch.device
+    ) -> None:
         here, size = ring.ranks.index(ring.rank), len(ring.ranks)
         self._rank = ring.rank
         self._is_first, self._is_last = here == 0, here == size - 1
@@ -175,11 +199,12 @@ class GenerationLink:
         self._arriving = Payload((), torch.int64) if self._is_first else None
 
     def exchange(self, output: Tensor | None, input_shape: tuple[int, int] | None) -> Tensor | None:
-        """Sends the output of the last job to the successor, and receives the input of the next one from the predecessor.
+        """Sends the output of the last job to the successor.
 
-        Every stage calls it once a step, in the order of the plan; it blocks until both messages have arrived. Returns token ids of
-        ``input_shape``, (batch, tokens), on the first stage, else hidden states; None for nothing. Raises MessageMismatch if a neighbour
-        has other arguments.
+        Receives the input of the next one from the predecessor. Every stage calls it once a step,
+        in the order of the plan; it blocks until both messages have arrived. Returns token ids of
+        ``input_shape``, (batch, tokens), on the first stage, else hidden states; None for nothing.
+        Raises MessageMismatch if a neighbour has other arguments.
         """
         if output is not None and not self._has_announced:
             self._announce(output)
@@ -191,15 +216,23 @@ class GenerationLink:
         return None if received is None else received.to(self._device)
 
     def share_results(self, tokens: Tensor) -> Tensor:
-        """Returns the last stage's tokens, shape (prompts, tokens), which go once round the ring. Every stage calls it; it blocks."""
+        """Returns the last stage's tokens, shape (prompts, tokens), which go once round the ring.
+
+        Every stage calls it; it blocks.
+        """
         if not self._is_last:
             tokens = self._from_pred.irecv(Payload.of(tokens)).wait()
         if not self._ends_at_succ:
             self._to_succ.isend(tokens).wait()
         return tokens
 
-    def _one_after_the_other(self, output: Tensor | None, expected: Payload | None) -> Tensor | None:
-        """A send ends when the other side receives. Stage 0 receives first: if all sent first, no stage would ever receive."""
+    def _one_after_the_other(
+        self, output: Tensor | None, expected: Payload | None
+    ) -> Tensor | None:
+        """A send ends when the other side receives.
+
+        Stage 0 receives first: if all sent first, no stage would ever receive.
+        """
         received = None
         for sends in (False, True) if self._is_first else (True, False):
             if sends and output is not None:
@@ -224,10 +257,15 @@ class GenerationLink:
         self._has_announced = True
 
     def _expect(self, shape: tuple[int, int]) -> Payload:
-        """Returns the shape of the next message; the first call waits for the predecessor's announcement and answers it."""
+        """Returns the shape of the next message.
+
+        The first call waits for the predecessor's announcement and answers it.
+        """
         if self._arriving is None:
             card = Header.unpack(self._from_pred.irecv_header().wait())
-            self._from_pred.isend(Header("greeting", 0, digest=self._fingerprint).pack(), HEADER_TAG).wait()
+            self._from_pred.isend(
+                Header("greeting", 0, digest=self._fingerprint).pack(), HEADER_TAG
+            ).wait()
             self._compare(card, self._from_pred.peer)
             self._arriving = card.payload._replace(shape=card.payload.shape[2:])
         return self._arriving._replace(shape=(*shape, *self._arriving.shape))
@@ -235,7 +273,8 @@ class GenerationLink:
     def _compare(self, card: Header, peer: int) -> None:
         if card.digest != self._fingerprint:
             raise MessageMismatch(
-                f"the arguments of generate must be the same on all ranks, got others on rank {peer} than on rank {self._rank}. "
+                "the arguments of generate must be the same on all ranks, got others on rank "
+                f"{peer} than on rank {self._rank}. "
                 "Pass the same prompts and settings everywhere."
             )
 
@@ -256,29 +295,38 @@ def generate(
 ) -> list[list[int]]:
     """Continues prompts, with the model cut into as many stages as the ring has ranks.
 
-    Every rank of the ring calls it with the same arguments, and blocks until all tokens are there. Without a ring and a default process
-    group, the process does it alone. The tokens are those that the model gives in one process.
+    Every rank of the ring calls it with the same arguments, and blocks until all tokens are there.
+    Without a ring and a default process group, the process does it alone. The tokens are those that
+    the model gives in one process.
 
-    A batch goes on to the last token even if all its prompts have stopped: so every rank knows which messages come.
+    A batch goes on to the last token even if all its prompts have stopped: so every rank knows
+    which messages come.
 
     Args:
         model: the whole model, the same on every rank; it is used as in ``eval`` mode.
         prompts: token ids of each prompt, of any lengths.
         max_new_tokens: tokens to generate for each prompt, 1 or more.
-        num_inner_iterations: batches under way at a time; None for as many as there are stages, which keeps all of them busy.
-        async_comm: whether a step's send and receive are posted together; else one after the other, stage 0 receiving first.
+        num_inner_iterations: batches under way at a time; None for as many as there are stages,
+            which keeps all of them busy.
+        async_comm: whether a step's send and receive are posted together; else one after the other,
+            stage 0 receiving first.
         batch_size: prompts in a batch, at most; None for all prompts in one round.
-        temperature: 0 for the likeliest token at each place; else tokens are drawn, with the logits divided by it.
-        seed: what the drawn tokens come from. Each prompt has random numbers of its own, so batches and stages do not matter.
+        temperature: 0 for the likeliest token at each place; else tokens are drawn, with the logits
+            divided by it.
+        seed: what the drawn tokens come from. Each prompt has random numbers of its own, so batches
+            and stages do not matter.
         stop_tokens: a prompt ends with the first of these.
-        partition: "count", "parameters", the number of layers of each stage, or ranges from ``partition_model``.
+        partition: "count", "parameters", the number of layers of each stage, or ranges from
+            ``partition_model``.
         adapter: how to see the model, for one that ringsim does not know.
 
     Returns:
-        The new tokens of each prompt, on every rank: ``max_new_tokens`` of them, or up to and with the first stop token.
+        The new tokens of each prompt, on every rank: ``max_new_tokens`` of them, or up to and with
+        the first stop token.
 
     Raises:
-        ScheduleError: the ring would never end with these settings; raised before anything is sent, with the nearest ones that work.
+        ScheduleError: the ring would never end with these settings; raised before anything is sent,
+            with the nearest ones that work.
         ArgumentError: an argument breaks its rule.
         MessageMismatch: the ranks were not given the same arguments.
 
@@ -305,30 +353,50 @@ def generate(
     choices = [TokenChoice(batch, temperature, seed) for batch in batches]
     cut = partition_model(model, len(ring.ranks), by=read_partition(partition), adapter=adapter)
     work = _StageWork(
-        model, cut, ring.ranks.index(ring.rank), adapter, [[prompts[i] for i in batch] for batch in batches], choices, in_turn
+        model,
+        cut,
+        ring.ranks.index(ring.rank),
+        adapter,
+        [[prompts[i] for i in batch] for batch in batches],
+        choices,
+        in_turn,
     )
     asked = [prompts, max_new_tokens, in_turn, async_comm, batch_size, cut]
-    link = GenerationLink(ring, zlib.crc32(repr(asked).encode()), async_comm=async_comm, device=work.device)
+    link = GenerationLink(
+        ring, zlib.crc32(repr(asked).encode()), async_comm=async_comm, device=work.device
+    )
     output: Tensor | None = None
     with torch.no_grad(), _evaluating(model):
-        for step in plan_steps(work.place, len(cut), plan_jobs(len(batches), in_turn, max_new_tokens), max_new_tokens):
-            received = link.exchange(output if step.send else None, work.input_shape(step.receive) if step.receive else None)
+        for step in plan_steps(
+            work.place, len(cut), plan_jobs(len(batches), in_turn, max_new_tokens), max_new_tokens
+        ):
+            received = link.exchange(
+                output if step.send else None,
+                work.input_shape(step.receive) if step.receive else None,
+            )
             output = work.compute(step.compute, received) if step.compute else None
     rows = link.share_results(work.chosen_tokens(len(prompts), max_new_tokens, batches))
     return [_until_stop(tokens, stop_tokens) for tokens in rows.tolist()]
 
 
 class _StageWork:
-    """What one stage computes: its part of the model, and for each batch the prompts, the cache and, on the last stage, the tokens."""
+    """What one stage computes.
+
+    Its part of the model, and for each batch the prompts, the cache and, on the last stage, the
+    tokens.
+    """
 
     def __init__(
-        self, model: nn.Module, cut: list[range], place: int, adapter: Adapter | None, batches: list[list[Sequence[int]]],
+        self, model: nn.Module, cut: list[range], place: int, adapter: Adapter | None,
+        batches: list[list[Sequence[int]]],
         choices: list[TokenChoice], in_turn: int,
     ) -> None:  # fmt: skip
         self.device = next(model.parameters()).device
         self.place = place
         self._model = model
-        self._stage = Stage(model, cut[place], is_first=place == 0, is_last=place == len(cut) - 1, adapter=adapter)
+        self._stage = Stage(
+            model, cut[place], is_first=place == 0, is_last=place == len(cut) - 1, adapter=adapter
+        )
         self._batches = [PromptBatch(batch, self.device) for batch in batches]
         self._choices = choices
         self._caches: list[Any] = [None] * in_turn  # of the batches under way
@@ -340,7 +408,10 @@ class _StageWork:
         return rows, length if job.token == 0 else 1
 
     def compute(self, job: Job, received: Tensor | None) -> Tensor:
-        """Does a job; returns hidden states, or on the last stage the chosen tokens, shape (batch, 1)."""
+        """Does a job.
+
+        Returns hidden states, or on the last stage the chosen tokens, shape (batch, 1).
+        """
         batch, turn = self._batches[job.batch], job.batch % len(self._caches)
         if job.token == 0:
             self._caches[turn] = self._stage.adapter.cache(self._model)
@@ -349,7 +420,12 @@ class _StageWork:
         else:  # the first stage reads prompts; and a stage that is alone keeps its tokens
             x = batch.token_ids if job.token == 0 else self._tokens[job.batch][-1]
         with span(job.name, stage=self.place, microbatch=job.batch):
-            y: Tensor = self._stage(x, batch.attention_mask(job.token), batch.position_ids(job.token), self._caches[turn])
+            y: Tensor = self._stage(
+                x,
+                batch.attention_mask(job.token),
+                batch.position_ids(job.token),
+                self._caches[turn],
+            )
             if self._stage.is_last:
                 y = self._choices[job.batch](y[:, -1])
                 self._tokens[job.batch].append(y)
@@ -358,7 +434,10 @@ class _StageWork:
         return y
 
     def chosen_tokens(self, num_prompts: int, num_tokens: int, batches: list[list[int]]) -> Tensor:
-        """Returns the tokens of all prompts in their order, shape (prompts, tokens), int64; zeros where this is not the last stage."""
+        """Returns the tokens of all prompts in their order, shape (prompts, tokens), int64.
+
+        Zeros where this is not the last stage.
+        """
         rows = torch.zeros(num_prompts, num_tokens, dtype=torch.int64)
         for prompt_numbers, tokens in zip(batches, self._tokens, strict=True):
             if tokens:
@@ -378,18 +457,36 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _check(prompts: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int | None, temperature: float) -> None:
+def _check(
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    batch_size: int | None,
+    temperature: float,
+) -> None:
     if not prompts:
-        raise ArgumentError("prompts must be one or more, got none. Pass a list of lists of token ids.")
+        raise ArgumentError(
+            "prompts must be one or more, got none. Pass a list of lists of token ids."
+        )
     for number, prompt in enumerate(prompts):
         if len(prompt) == 0:
-            raise ArgumentError(f"a prompt must have one token or more, got none (prompt {number}). Begin it with the model's first token.")
+            raise ArgumentError(
+                f"a prompt must have one token or more, got none (prompt {number}). Begin it "
+                "with the model's first token."
+            )
     if max_new_tokens < 1:
-        raise ArgumentError(f"max_new_tokens must be 1 or more, got {max_new_tokens}. Say how many tokens to generate for each prompt.")
+        raise ArgumentError(
+            f"max_new_tokens must be 1 or more, got {max_new_tokens}. Say how many tokens to "
+            "generate for each prompt."
+        )
     if batch_size is not None and batch_size < 1:
-        raise ArgumentError(f"batch_size must be 1 or more, got {batch_size}. Leave it out to have all prompts in one round.")
+        raise ArgumentError(
+            f"batch_size must be 1 or more, got {batch_size}. Leave it out to have all prompts "
+            "in one round."
+        )
     if not temperature >= 0:
-        raise ArgumentError(f"temperature must be 0 or more, got {temperature}. Use 0 for the likeliest token.")
+        raise ArgumentError(
+            f"temperature must be 0 or more, got {temperature}. Use 0 for the likeliest token."
+        )
 
 
 def _until_stop(tokens: list[int], stop_tokens: Sequence[int]) -> list[int]:

@@ -5,14 +5,16 @@
     post(1RECV_F2) --->  waiting: 1RECV_F1 1RECV_F2  -- the shape is known -->  posted: 1RECV_F0  --->  take(1RECV_F0)
     send(1SEND_B0) --->  sent: 1SEND_B0              ---------------------------------------------->  finish() waits for all
 
-A receive needs a buffer of the right size, so it is posted as soon as the shape is known. Where all microbatches of a step have one shape,
-only the first activation over a boundary carries a header, which says so; otherwise each activation carries one. A gradient never does: it
-has the shape of its activation.
+A receive needs a buffer of the right size, so it is posted as soon as the shape is known. Where all
+microbatches of a step have one shape, only the first activation over a boundary carries a header,
+which says so; otherwise each activation carries one. A gradient never does: it has the shape of its
+activation.
 
-Transports without tags match messages by order, so a rank posts its receives in the order in which the other side sends, which is how
-`lower` writes them. Transports that run all messages between two ranks one after the other need one order for both directions
-(`lower_in_step`) and every payload right behind its header; there, posting a receive waits for its header.
-"""
+Transports without tags match messages by order, so a rank posts its receives in the order in which
+the other side sends, which is how `lower` writes them. Transports that run all messages between two
+ranks one after the other need one order for both directions (`lower_in_step`) and every payload
+right behind its header; there, posting a receive waits for its header.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from ringsim.errors import MessageMismatch
-from ringsim.pipeline.messages import HEADER_TAG, SHARED_TAG, Header, Payload, Posted, Route, find_routes
+from ringsim.pipeline.messages import (
+    HEADER_TAG,
+    SHARED_TAG,
+    Header,
+    Payload,
+    Posted,
+    Route,
+    find_routes,
+)
 from ringsim.ring import Ring
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.traces.recorder import stage_and_microbatch
@@ -34,8 +44,8 @@ __all__ = ["Mailbox", "about", "find_boundary"]
 class Mailbox:
     """Sends and receives the messages of one step on one rank.
 
-    Every rank of the ring makes one for the same step and ends with `finish`. The first `send` or `post` blocks until both neighbours have
-    made theirs, to compare ``agreed``.
+    Every rank of the ring makes one for the same step and ends with `finish`. The first `send` or
+    `post` blocks until both neighbours have made theirs, to compare ``agreed``.
 
     Args:
         ring: this rank's ring, of two ranks or more.
@@ -55,11 +65,16 @@ class Mailbox:
         self._routes = find_routes(ring, schedule.stage_ranks)
         self._incoming = {route: _Incoming(route, self._shapes) for route in self._routes.values()}
         neighbours = {(here - 1) % size, (here + 1) % size}
-        ways = [Route.over_edge(ring, min(here, place), max(here, place)) for place in sorted(neighbours)]
+        ways = [
+            Route.over_edge(ring, min(here, place), max(here, place))
+            for place in sorted(neighbours)
+        ]
         self._greetings = {way.peer: way.iswap(agreed.pack(), SHARED_TAG) for way in ways}
 
     def send(self, action: Action, tensor: Tensor) -> None:
-        """Begins to send the payload of a send, which must not be changed before `finish`; does not block.
+        """Begins to send the payload of a send, which must not be changed before `finish`.
+
+        Does not block.
 
         Raises:
             MessageMismatch: a neighbour runs another step, or the tensor is not as announced.
@@ -74,7 +89,8 @@ class Mailbox:
     def post(self, action: Action) -> None:
         """Takes note of the next receive from its rank, which is posted when its shape is known.
 
-        Does not block, unless the transport runs messages one after the other: then the header is read before anything else is posted.
+        Does not block, unless the transport runs messages one after the other: then the header is
+        read before anything else is posted.
 
         Raises:
             MessageMismatch: a neighbour runs another step.
@@ -86,13 +102,16 @@ class Mailbox:
             incoming.read_headers()
 
     def take(self, action: Action) -> Tensor | None:
-        """Returns what a posted receive has received, None for a gradient that there is not; blocks until it is there.
+        """Returns what a posted receive has received, None for a gradient that there is not.
+
+        Blocks until it is there.
 
         Raises:
             MessageMismatch: another rank sends something else.
         """
         received = self._incoming[self._routes[find_boundary(action)]].take(action)
-        if action.kind == "RECV_B" and received is not None:  # the answer to an activation, so the send of that is over
+        # the answer to an activation, so the send of that is over
+        if action.kind == "RECV_B" and received is not None:
             self._sent.pop(Action(action.stage, "SEND_F", action.microbatch)).wait()
         return received
 
@@ -104,7 +123,10 @@ class Mailbox:
         self._sent.clear()
 
     def _greet(self) -> None:
-        """Compares with the neighbours what both sides must agree on, once; both raise if they differ."""
+        """Compares with the neighbours what both sides must agree on, once.
+
+        Both raise if they differ.
+        """
         theirs = {}
         for peer, (sent, received) in self._greetings.items():
             theirs[peer] = Header.unpack(received.wait())
@@ -113,8 +135,10 @@ class Mailbox:
         for peer, header in theirs.items():
             if header != self._agreed:
                 raise MessageMismatch(
-                    f"a step must be the same on every rank, got {self._tell_difference(peer, header)}. "
-                    "Call train_step_pipeline with the same schedule, partition and number of microbatches everywhere."
+                    "a step must be the same on every rank, got "
+                    f"{self._tell_difference(peer, header)}. "
+                    "Call train_step_pipeline with the same schedule, partition and number of "
+                    "microbatches everywhere."
                 )
 
     def _tell_difference(self, peer: int, theirs: Header) -> str:
@@ -122,7 +146,10 @@ class Mailbox:
         mine, here = self._agreed, self._rank
         words = []
         if theirs.microbatch != mine.microbatch:  # then the digests differ too
-            words.append(f"one of {mine.microbatch} microbatches on rank {here} and one of {theirs.microbatch} on rank {peer}")
+            words.append(
+                f"one of {mine.microbatch} microbatches on rank {here} and one of "
+                f"{theirs.microbatch} on rank {peer}"
+            )
         elif theirs.digest != mine.digest:
             words.append(f"another schedule on rank {peer} than on rank {here}")
         if theirs.payload != mine.payload:
@@ -135,18 +162,27 @@ class Mailbox:
         if announced is None:
             header = Header("activation", action.microbatch, payload, self._alike)
             # Waited for with the payload, which follows it.
-            self._sent[Action(action.stage, "header", action.microbatch)] = route.isend(header.pack(), HEADER_TAG)
+            self._sent[Action(action.stage, "header", action.microbatch)] = route.isend(
+                header.pack(), HEADER_TAG
+            )
         elif announced != payload:
             raise MessageMismatch(
-                f"the activations of a boundary must be alike if all microbatches are, {announced}, got {payload} "
-                f"({action} on rank {self._rank}). Make the shape of a stage's output depend on that of its input alone."
+                "the activations of a boundary must be alike if all microbatches are, "
+                f"{announced}, got {payload} "
+                f"({action} on rank {self._rank}). Make the shape of a stage's output depend on "
+                "that of its input alone."
             )
         self._shapes.learn(action, payload, every=self._alike)
-        self._shapes.learn(Action(action.stage, "RECV_B", action.microbatch), payload, every=self._alike)
+        self._shapes.learn(
+            Action(action.stage, "RECV_B", action.microbatch), payload, every=self._alike
+        )
 
 
 class _Shapes:
-    """What is known of the shapes of messages: of one, or of all of a kind that a stage sends or receives."""
+    """What is known of the shapes of messages.
+
+    Of one, or of all of a kind that a stage sends or receives.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Action | tuple[int, str], Payload] = {}
@@ -187,7 +223,10 @@ class _Incoming:
         return None if posted is None else posted.wait()
 
     def _advance(self) -> None:
-        """Posts what can be posted: payloads of known shape, and the header of the first one of unknown shape."""
+        """Posts what can be posted.
+
+        Payloads of known shape, and the header of the first one of unknown shape.
+        """
         while self._waiting:
             first = self._waiting[0]
             payload = self._shapes.find(first)
@@ -209,8 +248,10 @@ class _Incoming:
         header = Header.unpack(posted.wait())
         if (header.kind, header.microbatch) != ("activation", action.microbatch):
             raise MessageMismatch(
-                f"{action} must get the activation of microbatch {action.microbatch}, got the {header.kind} of microbatch "
-                f"{header.microbatch} (from rank {self._route.peer}). Send in the order in which the other side receives."
+                f"{action} must get the activation of microbatch {action.microbatch}, got the "
+                f"{header.kind} of microbatch "
+                f"{header.microbatch} (from rank {self._route.peer}). Send in the order in which "
+                "the other side receives."
             )
         self._shapes.learn(action, header.payload, every=header.alike)
 
@@ -222,7 +263,10 @@ def find_boundary(action: Action) -> int:
 
 @contextmanager
 def about(action: Action) -> Iterator[None]:
-    """Gives the operations inside their stage and microbatch in the trace, as a span does, without recording a span."""
+    """Gives the operations inside their stage and microbatch in the trace.
+
+    As a span does, without recording a span.
+    """
     outer = stage_and_microbatch.set(action.microbatch << 32 | action.stage)
     try:
         yield

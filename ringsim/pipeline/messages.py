@@ -1,19 +1,22 @@
-"""Messages between stages, one at a time: headers, the group that carries a message, activations and gradients.
+"""Messages between stages, one at a time.
 
-A header goes ahead of a message, one int64 tensor of fixed size::
+Headers, the group that carries a message, activations and gradients. A header goes ahead of a
+message, one int64 tensor of fixed size::
 
     | magic | kind | microbatch | dtype | has data | alike | digest | ndim | dim 0 ... dim 7 |
 
-The transports carry bytes and compare nothing: a receive buffer that is too small ends the process on Gloo, and one of another dtype is
-filled with nonsense. With a header, the receiver makes a buffer that fits.
+The transports carry bytes and compare nothing: a receive buffer that is too small ends the process
+on Gloo, and one of another dtype is filled with nonsense. With a header, the receiver makes a
+buffer that fits.
 
-Messages go over the ring's pair groups. A boundary between two stages on ranks 1 and 2 (the ring's edge 1 -> 2)::
+Messages go over the ring's pair groups. A boundary between two stages on ranks 1 and 2 (the ring's
+edge 1 -> 2)::
 
     rank 1  -- activations, forward ------>  rank 2
             <------- gradients, backward --             both on the group "ring:1>2"
 
-A V-shaped placement also has activations from rank 2 to rank 1. They go over the same edge, in the other direction. Two ranks that are not
-neighbours use the default group.
+A V-shaped placement also has activations from rank 2 to rank 1. They go over the same edge, in the
+other direction. Two ranks that are not neighbours use the default group.
 
 Sending and receiving one message, for a loop that one writes oneself::
 
@@ -23,8 +26,9 @@ Sending and receiving one message, for a loop that one writes oneself::
     recv_gradient(3)       <--- header, payload --   send_gradient(x.grad, 3)
                            -- answer: taken ----->
 
-All four block until the message has arrived. The receiver compares the header with what it waits for and answers: if the two disagree, both
-sides raise the same error. The executor has many messages under way at a time, and uses a `Mailbox`.
+All four block until the message has arrived. The receiver compares the header with what it waits
+for and answers: if the two disagree, both sides raise the same error. The executor has many
+messages under way at a time, and uses a `Mailbox`.
 """
 
 from __future__ import annotations
@@ -69,7 +73,17 @@ _MAGIC: Final = 0x52494E47  # "RING"
 KINDS: Final = ("greeting", "activation", "gradient")
 # The place in this list goes over the wire: append only.
 _DTYPES: Final = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    *(
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+    ),
     *(torch.bool, torch.complex64, torch.complex128),
 )
 
@@ -80,7 +94,8 @@ class Payload(NamedTuple):
     Attributes:
         shape: its dimensions.
         dtype: of its elements.
-        has_data: whether it has data; a tensor of device "meta" has none, and only simulated ranks can send one.
+        has_data: whether it has data; a tensor of device "meta" has none, and only simulated ranks
+            can send one.
     """
 
     shape: tuple[int, ...]
@@ -93,7 +108,10 @@ class Payload(NamedTuple):
         return cls(tuple(tensor.shape), tensor.dtype, not tensor.is_meta)
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} of shape {self.shape}{'' if self.has_data else ' without data'}"
+        return (
+            f"{str(self.dtype).removeprefix('torch.')} of shape "
+            f"{self.shape}{'' if self.has_data else ' without data'}"
+        )
 
 
 class Header(NamedTuple):
@@ -102,10 +120,12 @@ class Header(NamedTuple):
     Attributes:
         kind: "activation", "gradient", or "greeting", after which nothing comes.
         microbatch: index of the microbatch; in a greeting their number.
-        payload: shape and dtype of what comes; in the greeting of a step its shape is a digest of the partition.
-        alike: whether all further messages of the step on this boundary are like this one, so that they come without a header.
-        digest: a number that both sides compute from what they must agree on (in the greeting of a step, the schedule); 0 if there is
-            nothing to agree on.
+        payload: shape and dtype of what comes; in the greeting of a step its shape is a digest of
+            the partition.
+        alike: whether all further messages of the step on this boundary are like this one, so that
+            they come without a header.
+        digest: a number that both sides compute from what they must agree on (in the greeting of a
+            step, the schedule); 0 if there is nothing to agree on.
 
     Example:
         >>> header = Header("activation", 3, Payload((2, 16), torch.float32))
@@ -123,13 +143,25 @@ class Header(NamedTuple):
         """Returns the header as a tensor, shape (16,), int64.
 
         Raises:
-            ArgumentError: the payload has too many dimensions, or a dtype that a header cannot name.
+            ArgumentError: the payload has too many dimensions, or a dtype that a header cannot
+                name.
         """
         shape, dtype, has_data = self.payload
         if len(shape) > MAX_DIMS or dtype not in _DTYPES:
             names = ", ".join(str(each).removeprefix("torch.") for each in _DTYPES)
-            raise ArgumentError(f"a message must have at most {MAX_DIMS} dimensions and one of {names}, got {self.payload}. Convert it.")
-        numbers = [_MAGIC, KINDS.index(self.kind), self.microbatch, _DTYPES.index(dtype), int(has_data), int(self.alike), self.digest]
+            raise ArgumentError(
+                f"a message must have at most {MAX_DIMS} dimensions and one of {names}, got "
+                f"{self.payload}. Convert it."
+            )
+        numbers = [
+            _MAGIC,
+            KINDS.index(self.kind),
+            self.microbatch,
+            _DTYPES.index(dtype),
+            int(has_data),
+            int(self.alike),
+            self.digest,
+        ]
         numbers += [len(shape), *shape]
         return torch.tensor(numbers + [0] * (HEADER_SIZE - len(numbers)), dtype=torch.int64)
 
@@ -142,15 +174,28 @@ class Header(NamedTuple):
         """
         numbers: list[int] = tensor.tolist()
         magic, kind, microbatch, dtype, has_data, alike, digest, ndim, *dims = numbers
-        if magic != _MAGIC or not 0 <= kind < len(KINDS) or not 0 <= dtype < len(_DTYPES) or not 0 <= ndim <= MAX_DIMS:
+        if (
+            magic != _MAGIC
+            or not 0 <= kind < len(KINDS)
+            or not 0 <= dtype < len(_DTYPES)
+            or not 0 <= ndim <= MAX_DIMS
+        ):
             raise MessageMismatch(
                 f"a message must begin with a header, got the numbers {numbers[:4]}... "
-                "Send it with send_activation or send_gradient, and finish a step on every rank before the next."
+                "Send it with send_activation or send_gradient, and finish a step on every rank "
+                "before the next."
             )
-        return cls(KINDS[kind], microbatch, Payload(tuple(dims[:ndim]), _DTYPES[dtype], bool(has_data)), bool(alike), digest)
+        return cls(
+            KINDS[kind],
+            microbatch,
+            Payload(tuple(dims[:ndim]), _DTYPES[dtype], bool(has_data)),
+            bool(alike),
+            digest,
+        )
 
 
-# Tags tell messages between two ranks apart; those with one tag arrive in the order in which they were sent.
+# Tags tell messages between two ranks apart; those with one tag arrive in the order in which they
+# were sent.
 PAYLOAD_TAG: Final = 0
 HEADER_TAG: Final = 1
 ANSWER_TAG: Final = 2
@@ -170,7 +215,10 @@ class Posted:
     tensor: Tensor
 
     def wait(self) -> Tensor:
-        """Blocks until the message has arrived, or has been sent; returns the buffer. A Gloo handle can be waited for only once."""
+        """Blocks until the message has arrived, or has been sent; returns the buffer.
+
+        A Gloo handle can be waited for only once.
+        """
         work, self.work = self.work, None
         if work is not None:
             work.wait()
@@ -193,11 +241,17 @@ class Route:
 
     @classmethod
     def over_edge(cls, ring: Ring, source: int, target: int) -> Route:
-        """Returns the way to the other of two ranks, over the edge that activations from one to the other take; by places in the ring.
+        """Returns the way to the other of two ranks, by places in the ring.
+
+        Over the edge that activations from one to the other take.
 
         Example:
             >>> ring = Ring(rank=1, world_size=4, pred=0, succ=2, ranks=(0, 1, 2, 3))
-            >>> Route.over_edge(ring, 0, 1).peer, Route.over_edge(ring, 1, 2).peer, Route.over_edge(ring, 2, 1).peer
+            >>> (
+            ...     Route.over_edge(ring, 0, 1).peer,
+            ...     Route.over_edge(ring, 1, 2).peer,
+            ...     Route.over_edge(ring, 2, 1).peer,
+            ... )
             (0, 2, 2)
         """
         size, here = len(ring.ranks), ring.ranks.index(ring.rank)
@@ -218,7 +272,9 @@ class Route:
 
     def irecv(self, payload: Payload, tag: int = PAYLOAD_TAG) -> Posted:
         """Begins to receive into a new buffer; does not block."""
-        buffer = torch.empty(payload.shape, dtype=payload.dtype, device=self.device if payload.has_data else "meta")
+        buffer = torch.empty(
+            payload.shape, dtype=payload.dtype, device=self.device if payload.has_data else "meta"
+        )
         work = dist.irecv(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
         return Posted(work, buffer)
 
@@ -227,22 +283,33 @@ class Route:
         return self.irecv(Payload((HEADER_SIZE,), torch.int64), HEADER_TAG)
 
     def iswap(self, tensor: Tensor, tag: int) -> tuple[Posted, Posted]:
-        """Begins to send a tensor and to receive one like it, in one batch; the other side does the same. Does not block."""
+        """Begins to send a tensor and to receive one like it, in one batch.
+
+        The other side does the same. Does not block.
+        """
         sent = self._make_buffer(tensor)
         received = torch.empty_like(sent)
-        both: list[Any] = [dist.P2POp(op, each, self.peer, self.group, tag) for op, each in ((dist.isend, sent), (dist.irecv, received))]
+        both: list[Any] = [
+            dist.P2POp(op, each, self.peer, self.group, tag)
+            for op, each in ((dist.isend, sent), (dist.irecv, received))
+        ]
         works = dist.batch_isend_irecv(both)
         # Gloo gives one handle for each operation, NCCL one for the batch.
         return Posted(works[0], sent), Posted(works[1] if len(works) > 1 else None, received)
 
     def _make_buffer(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor as transports take it: contiguous, and on their device if it has data."""
+        """Returns the tensor as transports take it.
+
+        Contiguous, and on their device if it has data.
+        """
         plain = tensor.detach()
         return (plain if plain.is_meta else plain.to(self.device)).contiguous()
 
 
 def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
-    """Returns the way over each boundary that this rank takes part in; a boundary is numbered by the stage before it.
+    """Returns the way over each boundary that this rank takes part in.
+
+    A boundary is numbered by the stage before it.
 
     Args:
         ring: this rank's ring.
@@ -264,8 +331,9 @@ def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
 def find_ring() -> Ring:
     """Returns the ring of this rank.
 
-    If there is no ring, or the group that it was built on is gone, a ring is built over the default process group, without hiding anybody's
-    prints; then every rank must call this, and it blocks until all have. Without a default group, this process is alone.
+    If there is no ring, or the group that it was built on is gone, a ring is built over the default
+    process group, without hiding anybody's prints; then every rank must call this, and it blocks
+    until all have. Without a default group, this process is alone.
 
     Example:
         >>> find_ring().ranks
@@ -285,7 +353,10 @@ def find_ring() -> Ring:
 
 
 def _is_gone(ring: Ring) -> bool:
-    """Tells whether the script has destroyed the default group that the ring was built on, and the ring's groups with it."""
+    """Tells whether the script has destroyed the default group that the ring was built on.
+
+    And the ring's groups with it.
+    """
     if get_state().backend is not None:  # torch knows nothing of these groups
         return False
     if not torch_dist.is_initialized() or torch_dist.get_world_size() != ring.world_size:
@@ -298,7 +369,9 @@ def _is_gone(ring: Ring) -> bool:
 
 
 def send_activation(tensor: Tensor, microbatch: int) -> None:
-    """Sends a stage's output to the successor, which calls `recv_activation`. Blocks until it has arrived.
+    """Sends a stage's output to the successor, which calls `recv_activation`.
+
+    Blocks until it has arrived.
 
     Args:
         tensor: any shape of at most 8 dimensions; autograd's graph stays here.
@@ -322,7 +395,9 @@ def send_activation(tensor: Tensor, microbatch: int) -> None:
 
 
 def recv_activation(microbatch: int) -> Tensor:
-    """Receives a stage's input from the predecessor, which calls `send_activation`. Blocks until it is there.
+    """Receives a stage's input from the predecessor, which calls `send_activation`.
+
+    Blocks until it is there.
 
     Args:
         microbatch: index of the microbatch, from 0.
@@ -341,7 +416,9 @@ def recv_activation(microbatch: int) -> Tensor:
 
 
 def send_gradient(tensor: Tensor, microbatch: int) -> None:
-    """Sends the gradient of a stage's input to the predecessor, which calls `recv_gradient`. Blocks until it has arrived.
+    """Sends the gradient of a stage's input to the predecessor, which calls `recv_gradient`.
+
+    Blocks until it has arrived.
 
     Args:
         tensor: the gradient.
@@ -366,7 +443,9 @@ def send_gradient(tensor: Tensor, microbatch: int) -> None:
 
 
 def recv_gradient(microbatch: int) -> Tensor:
-    """Receives the gradient of a stage's output from the successor, which calls `send_gradient`. Blocks until it is there.
+    """Receives the gradient of a stage's output from the successor, which calls `send_gradient`.
+
+    Blocks until it is there.
 
     Args:
         microbatch: index of the microbatch, from 0.
@@ -387,8 +466,10 @@ def recv_gradient(microbatch: int) -> Tensor:
 def _send(kind: str, tensor: Tensor, microbatch: int, route: Route) -> None:
     if not isinstance(tensor, Tensor):
         raise ArgumentError(
-            f"the {kind} of microbatch {microbatch} must be a tensor, got {tensor!r} (rank {current_ring().rank} to rank {route.peer}). "
-            "A gradient is None if x was not a leaf that requires one: feed forward, and keep, x.requires_grad_(), as forward_stage does."
+            f"the {kind} of microbatch {microbatch} must be a tensor, got {tensor!r} (rank "
+            f"{current_ring().rank} to rank {route.peer}). "
+            "A gradient is None if x was not a leaf that requires one: feed forward, and keep, "
+            "x.requires_grad_(), as forward_stage does."
         )
     header = Header(kind, microbatch, Payload.of(tensor))
     parts = [route.isend(header.pack(), HEADER_TAG), route.isend(tensor)]
@@ -405,7 +486,12 @@ def _recv(kind: str, microbatch: int, route: Route) -> Tensor:
     answer = route.isend(torch.tensor([KINDS.index(kind), microbatch]), ANSWER_TAG)
     received = payload.wait()
     answer.wait()
-    _compare((header.kind, header.microbatch), (kind, microbatch), sender=route.peer, receiver=current_ring().rank)
+    _compare(
+        (header.kind, header.microbatch),
+        (kind, microbatch),
+        sender=route.peer,
+        receiver=current_ring().rank,
+    )
     return received
 
 
@@ -413,8 +499,10 @@ def _compare(sent: tuple[str, int], wanted: tuple[str, int], *, sender: int, rec
     """Raises, on both sides alike, where a message is not what its receiver waits for."""
     if sent != wanted:
         raise MessageMismatch(
-            f"a message must be what its receiver waits for, the {wanted[0]} of microbatch {wanted[1]}, "
-            f"got the {sent[0]} of microbatch {sent[1]} (rank {sender} to rank {receiver}). Send and receive in the same order."
+            f"a message must be what its receiver waits for, the {wanted[0]} of microbatch "
+            f"{wanted[1]}, "
+            f"got the {sent[0]} of microbatch {sent[1]} (rank {sender} to rank {receiver}). Send "
+            "and receive in the same order."
         )
 
 
@@ -422,5 +510,12 @@ def _route(*, to_succ: bool) -> Route:
     ring = find_ring()
     size, here = len(ring.ranks), ring.ranks.index(ring.rank)
     if size < 2:
-        raise RingError("a ring must have two ranks or more for a message, got one. Hand the tensor from stage to stage directly.")
-    return Route.over_edge(ring, here, (here + 1) % size) if to_succ else Route.over_edge(ring, (here - 1) % size, here)
+        raise RingError(
+            "a ring must have two ranks or more for a message, got one. Hand the tensor from "
+            "stage to stage directly."
+        )
+    return (
+        Route.over_edge(ring, here, (here + 1) % size)
+        if to_succ
+        else Route.over_edge(ring, (here - 1) % size, here)
+    )

@@ -2,13 +2,15 @@
 
 ::
 
-    partition_model(model, 2)                            as many layers for each stage, give or take one
-    partition_model(model, 2, by="parameters")           the largest stage has as few parameters as possible
+    partition_model(model, 2)                            as many layers for each stage, give or take
+                                                         one
+    partition_model(model, 2, by="parameters")           the largest stage has as few parameters as
+                                                         possible
     partition_model(model, 2, by="time", sample=ids)     the slowest stage is as fast as possible
     partition_model(model, 2, by=[3, 1])                 by hand
 
-"parameters" and "time" count the embedding to the first stage and the head to the last. For "time", each part of the model runs forward and
-backward on a sample::
+"parameters" and "time" count the embedding to the first stage and the head to the last. For "time",
+each part of the model runs forward and backward on a sample::
 
     embed | layer 0 | layer 1 | ... | head
 """
@@ -33,10 +35,11 @@ _REPEATS: Final = 5  # the first one also loads kernels and fills caches; the fa
 
 
 def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:
-    """Returns how many seconds the parts of a model take, one after the other, forward and backward.
+    """Returns how many seconds the parts of a model take in turn, forward and backward.
 
-    Each gets the output of the previous one; the first gets a sample as large as a microbatch in training. Gradients and random numbers are
-    left as they were. The fastest of a few runs counts, because noise only adds.
+    Each gets the output of the previous one; the first gets a sample as large as a microbatch in
+    training. Gradients and random numbers are left as they were. The fastest of a few runs counts,
+    because noise only adds.
 
     Example:
         >>> from ringsim.pipeline import build_stages
@@ -60,24 +63,34 @@ def _run(part: Stage, x: Tensor) -> tuple[float, Tensor]:
     with torch.enable_grad():
         y = part(x)
     if y.requires_grad:
-        torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True)  # unlike backward(), leaves .grad alone
+        # unlike backward(), leaves .grad alone
+        torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True)
     if y.is_cuda:
-        torch.cuda.synchronize()  # kernels run on after the call; nothing is recorded here, so waiting changes nothing
+        # kernels run on after the call; nothing is recorded here, so waiting changes nothing
+        torch.cuda.synchronize()
     return perf_counter() - start_s, y.detach()
 
 
 def partition_model(
-    model: nn.Module, num_stages: int, by: str | Sequence[int] = "count", *, sample: Tensor | None = None, adapter: Adapter | None = None
+    model: nn.Module,
+    num_stages: int,
+    by: str | Sequence[int] = "count",
+    *,
+    sample: Tensor | None = None,
+    adapter: Adapter | None = None,
 ) -> list[range]:
     """Cuts a model's layers into contiguous ranges, one for each stage.
 
-    All ranks must cut the same way. With "time", two processes measure different times: measure in one, and pass the ranges on.
+    All ranks must cut the same way. With "time", two processes measure different times: measure in
+    one, and pass the ranges on.
 
     Args:
         model: the whole model.
-        num_stages: how many stages, 1 or more. With more stages than layers some are empty: they pass on their input.
+        num_stages: how many stages, 1 or more. With more stages than layers some are empty: they
+            pass on their input.
         by: "count", "parameters", "time", or the number of layers of each stage.
-        sample: a microbatch's input, for "time": token ids of shape (batch, tokens), or whatever the model takes.
+        sample: a microbatch's input, for "time": token ids of shape (batch, tokens), or whatever
+            the model takes.
         adapter: how to see the model, for one that ringsim does not know.
 
     Returns:
@@ -87,7 +100,13 @@ def partition_model(
         ArgumentError: ``by`` is none of these, its numbers do not fit, or ``sample`` is missing.
 
     Example:
-        >>> model = nn.Sequential(nn.Linear(2, 200), nn.Linear(200, 2), nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+        >>> model = nn.Sequential(
+        ...     nn.Linear(2, 200),
+        ...     nn.Linear(200, 2),
+        ...     nn.Linear(2, 2),
+        ...     nn.Linear(2, 2),
+        ...     nn.Linear(2, 2),
+        ... )
         >>> partition_model(model, 2)
         [range(0, 3), range(3, 5)]
         >>> partition_model(model, 2, by="parameters")
@@ -99,24 +118,37 @@ def partition_model(
     num_layers = len(adapter.layers(model))
     if not isinstance(by, str):
         if len(by) != num_stages:
-            raise ArgumentError(f"by must have a number for each of {num_stages} stages, got {list(by)}. Say how many layers each holds.")
+            raise ArgumentError(
+                f"by must have a number for each of {num_stages} stages, got {list(by)}. Say how "
+                "many layers each holds."
+            )
         return by_sizes(by, num_layers)
     if by == "count":
         return by_count(num_layers, num_stages)
     layers = [range(layer, layer + 1) for layer in range(num_layers)]
-    parts = build_stages(model, [range(0), *layers, range(num_layers, num_layers)], adapter=adapter)  # the embedding, each layer, the head
+    # the embedding, each layer, the head
+    parts = build_stages(model, [range(0), *layers, range(num_layers, num_layers)], adapter=adapter)
     if by == "parameters":
-        first, *weights, last = [float(sum(parameter.numel() for parameter in part.parameters())) for part in parts]
+        first, *weights, last = [
+            float(sum(parameter.numel() for parameter in part.parameters())) for part in parts
+        ]
     elif by == "time":
         if sample is None:
-            raise ArgumentError('sample must be given with by="time", got None. Pass the input of one microbatch.')
+            raise ArgumentError(
+                'sample must be given with by="time", got None. Pass the input of one microbatch.'
+            )
         first, *weights, last = measure_times(parts, sample)
     else:
-        raise ArgumentError(f'by must be "count", "parameters", "time" or a list of layer counts, got {by!r}. Choose one.')
+        raise ArgumentError(
+            'by must be "count", "parameters", "time" or a list of layer '
+            f"counts, got {by!r}. Choose one."
+        )
     return by_weight(weights, num_stages, first=first, last=last)
 
 
-def get_stage_layers(model: nn.Module, layers: range, *, adapter: Adapter | None = None) -> list[nn.Module]:
+def get_stage_layers(
+    model: nn.Module, layers: range, *, adapter: Adapter | None = None
+) -> list[nn.Module]:
     """Returns the layers of one stage: the model's own modules, not copies.
 
     Args:
@@ -135,5 +167,12 @@ def get_stage_layers(model: nn.Module, layers: range, *, adapter: Adapter | None
 
 
 def read_partition(partition: str | Sequence[int] | Sequence[range]) -> str | list[int]:
-    """Returns the argument ``partition`` of a step as `partition_model` takes it: ranges become numbers of layers."""
-    return partition if isinstance(partition, str) else [len(each) if isinstance(each, range) else each for each in partition]
+    """Returns the argument ``partition`` of a step as `partition_model` takes it.
+
+    Ranges become numbers of layers.
+    """
+    return (
+        partition
+        if isinstance(partition, str)
+        else [len(each) if isinstance(each, range) else each for each in partition]
+    )

@@ -1,10 +1,12 @@
 """Layers without data: run once for each shape, and then replayed.
 
-On the virtual clock a model of device "meta" takes the time that its shapes say; its tensors have no values. So only the shape of a layer's
-output matters, and layers of one kind have it in common: one is run, and the others return an empty tensor, with gradients for the same
-parameters. The 80 layers of a large language model are simulated eight times faster, with the same trace.
+On the virtual clock a model of device "meta" takes the time that its shapes say; its tensors have
+no values. So only the shape of a layer's output matters, and layers of one kind have it in common:
+one is run, and the others return an empty tensor, with gradients for the same parameters. The 80
+layers of a large language model are simulated eight times faster, with the same trace.
 
-Only layers that do nothing else are replayed: modules of torch, transformers and ringsim without hooks, that draw no random numbers.
+Only layers that do nothing else are replayed: modules of torch, transformers and ringsim without
+hooks, that draw no random numbers.
 """
 
 from __future__ import annotations
@@ -25,10 +27,18 @@ class LayerReplay:
     """Runs the layers of one stage; on a virtual clock those without data once for each shape."""
 
     def __init__(self) -> None:
-        self._kinds: dict[nn.Module, Hashable] = {}  # what layers have in common that can stand for each other; None: it must be run
+        # what layers have in common that can stand for each other; None: it must be run
+        self._kinds: dict[nn.Module, Hashable] = {}
         self._outputs: dict[Hashable, tuple[torch.Size, torch.dtype] | None] = {}
 
-    def run(self, adapter: Adapter, model: nn.Module, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]) -> Tensor:
+    def run(
+        self,
+        adapter: Adapter,
+        model: nn.Module,
+        layer: nn.Module,
+        hidden: Tensor,
+        context: Mapping[str, Any],
+    ) -> Tensor:
         """Returns the hidden states after one layer, as ``adapter.run_layer`` does."""
         key = self._find_key(adapter, layer, hidden, context)
         if key is not None and key not in self._outputs:
@@ -36,17 +46,28 @@ class LayerReplay:
         output = None if key is None else self._outputs[key]
         if output is None:
             return adapter.run_layer(model, layer, hidden, context)
-        replayed: Tensor = _Replayed.apply(*output, hidden, *layer.parameters())  # type: ignore[no-untyped-call]  # torch types no apply
+        # torch types no apply
+        replayed: Tensor = _Replayed.apply(*output, hidden, *layer.parameters())  # type: ignore[no-untyped-call]
         return replayed
 
-    def _find_key(self, adapter: Adapter, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]) -> Hashable:
+    def _find_key(
+        self, adapter: Adapter, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]
+    ) -> Hashable:
         """Returns what the shape of the output depends on; None where the layer must be run."""
         if not hidden.is_meta or get_state().clock is None or torch.is_autocast_enabled("cpu"):
             return None
         if layer not in self._kinds:
-            self._kinds[layer] = (repr(layer), layer.training) if _is_known(adapter) and _does_nothing_else(layer) else None
+            self._kinds[layer] = (
+                (repr(layer), layer.training)
+                if _is_known(adapter) and _does_nothing_else(layer)
+                else None
+            )
         given = [_describe(value) for value in (hidden, *context.values())]
-        return None if self._kinds[layer] is None or None in given else (self._kinds[layer], *context, *given)
+        return (
+            None
+            if self._kinds[layer] is None or None in given
+            else (self._kinds[layer], *context, *given)
+        )
 
 
 class _Replayed(torch.autograd.Function):
@@ -60,13 +81,23 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
         needed = zip(ctx.inputs, ctx.needs_input_grad[2:], strict=True)
-        return None, None, *(torch.empty(shape, dtype=dtype, device="meta") if needs else None for (shape, dtype), needs in needed)
+        return (
+            None,
+            None,
+            *(
+                torch.empty(shape, dtype=dtype, device="meta") if needs else None
+                for (shape, dtype), needs in needed
+            ),
+        )
 
 
 def _learn_output(
     adapter: Adapter, model: nn.Module, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]
 ) -> tuple[torch.Size, torch.dtype] | None:
-    """Runs a layer to see what comes out; None if it draws random numbers, which are then as they were."""
+    """Runs a layer to see what comes out.
+
+    None if it draws random numbers, which are then as they were.
+    """
     before = torch.get_rng_state()
     with torch.no_grad():
         output = adapter.run_layer(model, layer, hidden, context)
@@ -77,20 +108,31 @@ def _learn_output(
 
 
 def _describe(value: Any) -> Hashable:
-    """Returns what a shape may depend on in an argument of a layer; None where that is not known."""
+    """Returns what a shape may depend on in an argument of a layer.
+
+    None where that is not known.
+    """
     if isinstance(value, Tensor):
         return (value.shape, value.dtype) if value.is_meta else None
     if isinstance(value, tuple | list | dict):
         parts = [_describe(each) for each in (value.items() if isinstance(value, dict) else value)]
         return None if None in parts else (type(value), *parts)
-    return (type(value), value) if value is None or isinstance(value, bool | int | float | str) else None
+    return (
+        (type(value), value)
+        if value is None or isinstance(value, bool | int | float | str)
+        else None
+    )
 
 
 def _does_nothing_else(layer: nn.Module) -> bool:
     """Tells whether a layer is made of known modules that nobody has hooked or patched."""
     for module in layer.modules():
         own = vars(module)
-        if not _is_known(module) or "forward" in own or any(value for name, value in own.items() if name.endswith("_hooks")):
+        if (
+            not _is_known(module)
+            or "forward" in own
+            or any(value for name, value in own.items() if name.endswith("_hooks"))
+        ):
             return False
     return True
 

@@ -1,22 +1,30 @@
-"""Is a pipeline the model? Its gradients beside those of one process, and four checks that need no messages.
+"""Is a pipeline the model?
 
-``single_process_step`` computes the reference without a pipeline; ``gradient_report`` compares every parameter with it::
+Its gradients beside those of one process, and four checks that need no messages.
+``single_process_step`` computes the reference without a pipeline; ``gradient_report`` compares
+every parameter with it::
 
     verdict      what was found                              a usual reason
     equal        the difference is rounding
-    scaled       the right direction, the wrong length       the loss was not divided by the number of microbatches
-    different    another direction                           microbatches mixed up, a tied weight's two parts not added
-    missing      no rank has a gradient                      the head left out, a boundary cut the graph
-    unexpected   a gradient where there should be none       a frozen parameter, a stage that ran a layer of another
+    scaled       the right direction, the wrong length       the loss was not divided by the number
+                                                             of microbatches
+    different    another direction                           microbatches mixed up, a tied weight's
+                                                             two parts not added
+    missing      no rank has a gradient                      the head left out, a boundary cut the
+                                                             graph
+    unexpected   a gradient where there should be none       a frozen parameter, a stage that ran a
+                                                             layer of another
 
 Four questions to ask before blaming the messages::
 
-    check_gradient_flow   has every parameter a gradient?                                  after a backward pass
-    boundary_shapes       what crosses each boundary, and how large is it?                 before the first step
-    check_single_rank     are the stages, one after the other in one process, the model?   before the first run with ranks
-    compare_losses        is each step's loss that of one process?                         after training
+    check_gradient_flow  has every parameter a gradient?                   after a backward pass
+    boundary_shapes      what crosses each boundary, and how large is it?  before the first step
+    check_single_rank    are the stages, one after the other in one        before the first run with
+                         process, the model?                               ranks
+    compare_losses       is each step's loss that of one process?          after training
 
-If `check_single_rank` holds and a run on ranks does not, look at the messages. If it does not hold, look at the cut or the adapter.
+If `check_single_rank` holds and a run on ranks does not, look at the messages. If it does not hold,
+look at the cut or the adapter.
 """
 
 from __future__ import annotations
@@ -59,7 +67,8 @@ class Reference(NamedTuple):
 
     Attributes:
         loss: mean of the microbatches' losses.
-        gradients: by the parameter's name; None for a parameter that is frozen, or that the loss does not reach.
+        gradients: by the parameter's name; None for a parameter that is frozen, or that the loss
+            does not reach.
     """
 
     loss: float
@@ -74,17 +83,21 @@ def single_process_step(
     loss_fn: Loss = cross_entropy,
     attention_masks: Sequence[Tensor] | None = None,
 ) -> Reference:
-    """Computes loss and gradients of a step by calling the model itself, one microbatch after the other; makes no message.
+    """Computes loss and gradients of a step by calling the model itself.
 
-    The gradients that the parameters hold are neither read nor changed, and random numbers are left as they were. A model with dropout
-    drops other values here than in a pipeline: compare in ``model.eval()``, or without dropout.
+    One microbatch after the other; makes no message. The gradients that the parameters hold are
+    neither read nor changed, and random numbers are left as they were. A model with dropout drops
+    other values here than in a pipeline: compare in ``model.eval()``, or without dropout.
 
     Args:
-        model: the whole model, a tensor in, logits out (or an object with ``logits``, as in ``transformers``).
-        inputs: one tensor for each microbatch: token ids, shape (batch, tokens), or whatever the model takes.
+        model: the whole model, a tensor in, logits out (or an object with ``logits``, as in
+            ``transformers``).
+        inputs: one tensor for each microbatch: token ids, shape (batch, tokens), or whatever the
+            model takes.
         targets: one tensor for each microbatch, already aligned.
         loss_fn: loss of a microbatch, from logits and targets.
-        attention_masks: 1 for a token, 0 for padding, one tensor for each microbatch; None: no padding.
+        attention_masks: 1 for a token, 0 for padding, one tensor for each microbatch; None: no
+            padding.
 
     Returns:
         The loss of the step, and the gradients by the names of the parameters.
@@ -94,20 +107,33 @@ def single_process_step(
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
-        >>> inputs, targets = [torch.ones(1, 2), 3 * torch.ones(1, 2)], [torch.zeros(1, 1), torch.zeros(1, 1)]
-        >>> single_process_step(model, inputs, targets, loss_fn=lambda y, target: (y - target).sum()).gradients
+        >>> inputs, targets = (
+        ...     [torch.ones(1, 2), 3 * torch.ones(1, 2)],
+        ...     [torch.zeros(1, 1), torch.zeros(1, 1)],
+        ... )
+        >>> single_process_step(
+        ...     model, inputs, targets, loss_fn=lambda y, target: (y - target).sum()
+        ... ).gradients
         {'weight': tensor([[2., 2.]])}
     """
-    masks: Sequence[Tensor | None] = [None] * len(inputs) if attention_masks is None else attention_masks
+    masks: Sequence[Tensor | None] = (
+        [None] * len(inputs) if attention_masks is None else attention_masks
+    )
     if not len(inputs) == len(targets) == len(masks) > 0:
         raise ArgumentError(
-            f"inputs, targets and attention_masks must have one tensor for each microbatch, got {len(inputs)}, {len(targets)} "
+            "inputs, targets and attention_masks must have one tensor for each microbatch, got "
+            f"{len(inputs)}, {len(targets)} "
             f"and {len(masks)}. Cut all three into the same microbatches."
         )
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     sums: dict[str, Tensor | None] = {name: None for name, _ in model.named_parameters()}
     total = 0.0
-    with torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []), torch.enable_grad():
+    with (
+        torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []),
+        torch.enable_grad(),
+    ):
         for x, target, mask in zip(inputs, targets, masks, strict=True):
             loss = loss_fn(_logits(model, x, mask), target) / len(inputs)
             total += loss.item()
@@ -116,7 +142,13 @@ def single_process_step(
             )  # unlike backward(), leaves .grad alone
             for name, gradient in zip(trained, found, strict=True):
                 before = sums[name]
-                sums[name] = gradient if before is None else before if gradient is None else before + gradient
+                sums[name] = (
+                    gradient
+                    if before is None
+                    else before
+                    if gradient is None
+                    else before + gradient
+                )
     return Reference(total, sums)
 
 
@@ -132,8 +164,10 @@ class GradientRow(NamedTuple):
     Attributes:
         parameter: its name.
         verdict: "equal", "scaled", "different", "missing" or "unexpected".
-        difference: largest absolute difference, relative to the largest value of the expected gradient; infinite if one is missing.
-        scale: the factor between the expected gradient and the one found; None unless the verdict is "scaled".
+        difference: largest absolute difference, relative to the largest value of the expected
+            gradient; infinite if one is missing.
+        scale: the factor between the expected gradient and the one found; None unless the verdict
+            is "scaled".
         ranks: the ranks that have a gradient of it.
     """
 
@@ -186,23 +220,42 @@ class GradientReport:
         """Returns the table, or where all are equal, one line."""
         if not self.wrong:
             return (
-                f"{len(self.rows)} gradients equal those of one process (largest difference {self.worst:.2g}, tolerance {self.tolerance:g})"
+                f"{len(self.rows)} gradients equal those of one process (largest difference "
+                f"{self.worst:.2g}, tolerance {self.tolerance:g})"
             )
-        head = f"{len(self.wrong)} of {len(self.rows)} gradients differ from those of one process (tolerance {self.tolerance:g})"
+        head = (
+            f"{len(self.wrong)} of {len(self.rows)} gradients differ from those of one process "
+            f"(tolerance {self.tolerance:g})"
+        )
         cells = [("parameter", "verdict", "difference", "scale", "ranks")]
         for row in self.wrong:
             scale = "" if row.scale is None else f"{row.scale:.4g}"
-            cells.append((row.parameter, row.verdict, f"{row.difference:.2g}", scale, " ".join(map(str, row.ranks))))
+            cells.append(
+                (
+                    row.parameter,
+                    row.verdict,
+                    f"{row.difference:.2g}",
+                    scale,
+                    " ".join(map(str, row.ranks)),
+                )
+            )
         widths = [max(len(line[column]) for line in cells) for column in range(5)]
         lines = [
-            f"  {name:<{widths[0]}}  {verdict:<{widths[1]}}  {difference:>{widths[2]}}  {scale:>{widths[3]}}  {ranks}".rstrip()
+            (
+                f"  {name:<{widths[0]}}  {verdict:<{widths[1]}}  {difference:>{widths[2]}}  "
+                f"{scale:>{widths[3]}}  {ranks}"
+            ).rstrip()
             for name, verdict, difference, scale, ranks in cells
         ]
         return "\n".join([head, *lines])
 
 
 def compare_gradients(
-    found: Mapping[str, Tensor | None], expected: Mapping[str, Tensor | None], *, tolerance: float, rank: int = 0
+    found: Mapping[str, Tensor | None],
+    expected: Mapping[str, Tensor | None],
+    *,
+    tolerance: float,
+    rank: int = 0,
 ) -> GradientReport:
     """Compares gradients, parameter by parameter; makes no message.
 
@@ -218,7 +271,10 @@ def compare_gradients(
     Example:
         See `GradientReport`.
     """
-    return _report([_row(name, found.get(name), expected[name], tolerance, rank) for name in expected], tolerance)
+    return _report(
+        [_row(name, found.get(name), expected[name], tolerance, rank) for name in expected],
+        tolerance,
+    )
 
 
 def gradient_report(
@@ -230,12 +286,15 @@ def gradient_report(
     attention_masks: Sequence[Tensor] | None = None,
     tolerance: float | None = None,
 ) -> GradientReport:
-    """Compares the gradients that the ranks hold after a step with those of one process, which each rank computes for itself.
+    """Compares the ranks' gradients after a step with those of one process.
 
-    Call it after the step and before the optimizer's: it needs the weights that the step was run with. Compare in ``model.eval()``, or
-    without dropout. If gradients of several steps were added up, pass the microbatches of all of them and expect their scale.
+    Each rank computes these for itself. Call it after the step and before the optimizer's: it needs
+    the weights that the step was run with. Compare in ``model.eval()``, or without dropout. If
+    gradients of several steps were added up, pass the microbatches of all of them and expect their
+    scale.
 
-    Collective over the default group, if there is one: every rank calls it with the same arguments, and it blocks until all have.
+    Collective over the default group, if there is one: every rank calls it with the same arguments,
+    and it blocks until all have.
 
     Args:
         model: the whole model; each rank holds the gradients of its stages in its own.
@@ -243,10 +302,12 @@ def gradient_report(
         targets: one tensor for each microbatch, as given to the step.
         loss_fn: loss of a microbatch, from logits and targets.
         attention_masks: one tensor for each microbatch; None: no padding.
-        tolerance: the relative difference that counts as rounding; None: 1e-10 for float64, 1e-5 for float32, 0.05 for less.
+        tolerance: the relative difference that counts as rounding; None: 1e-10 for float64, 1e-5
+            for float32, 0.05 for less.
 
     Returns:
-        The report, the same on every rank: a parameter that several ranks hold is as wrong as the worst of them.
+        The report, the same on every rank: a parameter that several ranks hold is as wrong as the
+        worst of them.
 
     Raises:
         ArgumentError: the lists have different lengths, or are empty.
@@ -255,13 +316,20 @@ def gradient_report(
         >>> model = nn.Linear(2, 3)
         >>> inputs, targets = [torch.ones(1, 4, 2)] * 2, [torch.zeros(1, 4, dtype=torch.long)] * 2
         >>> for x, target in zip(inputs, targets):
-        ...     cross_entropy(model(x), target).backward()  # not divided by the number of microbatches
-        >>> [(row.verdict, round(row.scale, 3)) for row in gradient_report(model, inputs, targets).rows]
+        ...     cross_entropy(
+        ...         model(x), target
+        ...     ).backward()  # not divided by the number of microbatches
+        >>> [
+        ...     (row.verdict, round(row.scale, 3))
+        ...     for row in gradient_report(model, inputs, targets).rows
+        ... ]
         [('scaled', 2.0), ('scaled', 2.0)]
     """
     if tolerance is None:
         tolerance = tolerance_of(model)
-    expected = single_process_step(model, inputs, targets, loss_fn=loss_fn, attention_masks=attention_masks).gradients
+    expected = single_process_step(
+        model, inputs, targets, loss_fn=loss_fn, attention_masks=attention_masks
+    ).gradients
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     if not comm.is_initialized():
         return compare_gradients(found, expected, tolerance=tolerance)
@@ -275,13 +343,17 @@ def gradient_report(
 
 
 def tolerance_of(model: nn.Module) -> float:
-    """Returns the relative difference that counts as rounding, by the least exact dtype of a model: 1e-10 (float64), 1e-5 (float32), 0.05.
+    """Returns the relative difference that counts as rounding, by the least exact dtype of a model.
+
+    1e-10 (float64), 1e-5 (float32), 0.05.
 
     Example:
         >>> tolerance_of(nn.Linear(1, 1))
         1e-05
     """
-    return max((_TOLERANCES.get(parameter.dtype, 0.05) for parameter in model.parameters()), default=0.0)
+    return max(
+        (_TOLERANCES.get(parameter.dtype, 0.05) for parameter in model.parameters()), default=0.0
+    )
 
 
 _TOLERANCES: Final = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -297,17 +369,26 @@ def _report(rows: Iterable[GradientRow], tolerance: float) -> GradientReport:
 
 
 def _merged(rows: Sequence[GradientRow]) -> GradientRow:
-    """Returns one row for what several ranks found for a parameter; ranks without a gradient do not count, unless all have none."""
+    """Returns one row for what several ranks found for a parameter.
+
+    Ranks without a gradient do not count, unless all have none.
+    """
     holders = [row for row in rows if row.ranks] or rows
-    return min(holders, key=_badness)._replace(ranks=tuple(rank for row in rows for rank in row.ranks))
+    return min(holders, key=_badness)._replace(
+        ranks=tuple(rank for row in rows for rank in row.ranks)
+    )
 
 
-def _row(name: str, found: Tensor | None, expected: Tensor | None, tolerance: float, rank: int) -> GradientRow:
+def _row(
+    name: str, found: Tensor | None, expected: Tensor | None, tolerance: float, rank: int
+) -> GradientRow:
     ranks = () if found is None else (rank,)
     if found is None and expected is None:
         return GradientRow(name, "equal", 0.0, None, ranks)
     if found is None or expected is None:
-        return GradientRow(name, "missing" if found is None else "unexpected", math.inf, None, ranks)
+        return GradientRow(
+            name, "missing" if found is None else "unexpected", math.inf, None, ranks
+        )
     found, expected = found.double(), expected.double()
     difference = _relative(found, expected)
     scale = float((found * expected).sum() / expected.square().sum())
@@ -319,7 +400,10 @@ def _row(name: str, found: Tensor | None, expected: Tensor | None, tolerance: fl
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference relative to the largest expected value; infinite if that is zero or not finite."""
+    """Returns the largest difference relative to the largest expected value.
+
+    Infinite if that is zero or not finite.
+    """
     return _ratio(float((found - expected).abs().max()), float(expected.abs().max()))
 
 
@@ -333,7 +417,8 @@ def _ratio(difference: float, expected: float) -> float:
 def check_gradient_flow(model: nn.Module) -> dict[str, str]:
     """Finds parameters that a backward pass did not reach as it should. Frozen ones are left out.
 
-    On a rank of a pipeline, pass this rank's stage: the other layers of the model should have no gradient here.
+    On a rank of a pipeline, pass this rank's stage: the other layers of the model should have no
+    gradient here.
 
     Args:
         model: a model, or a `Stage`, after a backward pass.
@@ -361,7 +446,9 @@ def check_gradient_flow(model: nn.Module) -> dict[str, str]:
 
 
 class Boundary(NamedTuple):
-    """What one microbatch sends from a stage to the next; its gradient comes back in the same shape.
+    """What one microbatch sends from a stage to the next.
+
+    Its gradient comes back in the same shape.
 
     Attributes:
         stage: the stage that sends it.
@@ -377,14 +464,20 @@ class Boundary(NamedTuple):
 
 
 def boundary_shapes(
-    model: nn.Module, partition: Sequence[range], sample: Tensor, *, attention_mask: Tensor | None = None, adapter: Adapter | None = None
+    model: nn.Module,
+    partition: Sequence[range],
+    sample: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    adapter: Adapter | None = None,
 ) -> list[Boundary]:
     """Runs the stages one after the other, and returns what passes between them.
 
     Args:
         model: the whole model.
         partition: the layers of each stage, from `partition_model`.
-        sample: the input of one microbatch: token ids, shape (batch, tokens), or whatever the model takes.
+        sample: the input of one microbatch: token ids, shape (batch, tokens), or whatever the model
+            takes.
         attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None: no padding.
         adapter: how to see the model, for one that ringsim does not know.
 
@@ -414,15 +507,17 @@ def check_single_rank(
     attention_masks: Sequence[Tensor] | None = None,
     adapter: Adapter | None = None,
 ) -> GradientReport:
-    """Trains the stages for one step, one after the other in this process, and compares their gradients with the model's.
+    """Trains the stages for one step, one after the other in this process.
 
-    The boundaries are those of a pipeline: each stage has a graph of its own, and gradients are handed back by hand. The gradients that the
-    parameters had before are restored afterwards. Check in ``model.eval()``, or without dropout.
+    Compares their gradients with the model's. The boundaries are those of a pipeline: each stage
+    has a graph of its own, and gradients are handed back by hand. The gradients that the parameters
+    had before are restored afterwards. Check in ``model.eval()``, or without dropout.
 
     Args:
         model: the whole model.
         partition: the layers of each stage, from `partition_model`.
-        inputs: one tensor for each microbatch: token ids, shape (batch, tokens), or whatever the model takes.
+        inputs: one tensor for each microbatch: token ids, shape (batch, tokens), or whatever the
+            model takes.
         targets: one tensor for each microbatch, already aligned.
         loss_fn: loss of a microbatch, from logits and targets.
         attention_masks: one tensor for each microbatch; None: no padding.
@@ -437,18 +532,31 @@ def check_single_rank(
     Example:
         >>> model = nn.Sequential(nn.Embedding(5, 4), nn.Tanh(), nn.Linear(4, 5))
         >>> ids = torch.tensor([[0, 1, 2]])
-        >>> print(bool(check_single_rank(model, [range(0, 1), range(1, 3)], [ids, ids], [ids, ids])))
+        >>> print(
+        ...     bool(check_single_rank(model, [range(0, 1), range(1, 3)], [ids, ids], [ids, ids]))
+        ... )
         True
     """
-    expected = single_process_step(model, inputs, targets, loss_fn=loss_fn, attention_masks=attention_masks).gradients
+    expected = single_process_step(
+        model, inputs, targets, loss_fn=loss_fn, attention_masks=attention_masks
+    ).gradients
     held = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
     try:
         stages = build_stages(model, partition, adapter=adapter)
-        with torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []), torch.enable_grad():
+        with (
+            torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []),
+            torch.enable_grad(),
+        ):
             for index, (x, target) in enumerate(zip(inputs, targets, strict=True)):
                 mask = None if attention_masks is None else attention_masks[index]
-                _step(stages, x, mask, lambda logits, target=target: loss_fn(logits, target) / len(inputs))  # type: ignore[misc]  # a default fixes it
+                # a default fixes it
+                _step(
+                    stages,
+                    x,
+                    mask,
+                    lambda logits, target=target: loss_fn(logits, target) / len(inputs),  # type: ignore[misc]
+                )
         found = {name: parameter.grad for name, parameter in model.named_parameters()}
     finally:
         for name, parameter in model.named_parameters():
@@ -456,7 +564,9 @@ def check_single_rank(
     return compare_gradients(found, expected, tolerance=tolerance_of(model))
 
 
-def _step(stages: Sequence[Stage], x: Tensor, mask: Tensor | None, loss_of: Callable[[Tensor], Tensor]) -> None:
+def _step(
+    stages: Sequence[Stage], x: Tensor, mask: Tensor | None, loss_of: Callable[[Tensor], Tensor]
+) -> None:
     ends: list[tuple[Tensor, Tensor]] = []  # what entered each stage, and what left it
     for stage in stages:
         entered = x.detach()
@@ -472,7 +582,8 @@ class LossComparison(NamedTuple):
     """How the losses of two trainings compare; true if they agree.
 
     Attributes:
-        first_step: the first step whose losses differ by more than the tolerance; None if none does.
+        first_step: the first step whose losses differ by more than the tolerance; None if none
+            does.
         difference: the largest relative difference of all steps.
     """
 
@@ -484,11 +595,14 @@ class LossComparison(NamedTuple):
         return self.first_step is None
 
 
-def compare_losses(found: Sequence[float], expected: Sequence[float], *, tolerance: float = 1e-5) -> LossComparison:
+def compare_losses(
+    found: Sequence[float], expected: Sequence[float], *, tolerance: float = 1e-5
+) -> LossComparison:
     """Compares the losses of a pipeline with those of one process, step by step.
 
-    The first step that differs tells where to look: step 0 means the forward pass, step 1 the gradients or the optimizer, and a later step
-    growing rounding errors, or state that is not reset.
+    The first step that differs tells where to look: step 0 means the forward pass, step 1 the
+    gradients or the optimizer, and a later step growing rounding errors, or state that is not
+    reset.
 
     Args:
         found: loss of each step.
@@ -507,8 +621,14 @@ def compare_losses(found: Sequence[float], expected: Sequence[float], *, toleran
     """
     if len(found) != len(expected):
         raise ArgumentError(
-            f"found and expected must have one loss for each step, got {len(found)} and {len(expected)}. Compare the same steps."
+            f"found and expected must have one loss for each step, got {len(found)} and "
+            f"{len(expected)}. Compare the same steps."
         )
-    differences = [0.0 if one == other else _ratio(abs(one - other), abs(other)) for one, other in zip(found, expected, strict=True)]
-    first_step = next((step for step, difference in enumerate(differences) if difference > tolerance), None)
+    differences = [
+        0.0 if one == other else _ratio(abs(one - other), abs(other))
+        for one, other in zip(found, expected, strict=True)
+    ]
+    first_step = next(
+        (step for step, difference in enumerate(differences) if difference > tolerance), None
+    )
     return LossComparison(first_step, max(differences, default=0.0))

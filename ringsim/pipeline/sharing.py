@@ -1,9 +1,10 @@
-"""What ranks share at the end of a step: the loss, gradients of tied parameters, the norm of all gradients; and replicas.
+"""What ranks share at the end of a step.
 
-Within a ring everything goes over the pair groups, so a ring needs no group of all its ranks.
+The loss, gradients of tied parameters, the norm of all gradients; and replicas. Within a ring
+everything goes over the pair groups, so a ring needs no group of all its ranks.
 
-A tied parameter, such as a weight shared by embedding and head, is used by stages on several ranks. Each of them computes the gradient of
-its own use, and the parameter's gradient is the sum::
+A tied parameter, such as a weight shared by embedding and head, is used by stages on several ranks.
+Each of them computes the gradient of its own use, and the parameter's gradient is the sum::
 
     rank 0, embedding:  g0 --.
                               +--> g0 + g1 on both; their optimizers then do the same
@@ -11,10 +12,12 @@ its own use, and the parameter's gradient is the sum::
 
 Gradients are clipped by the norm of the whole model's gradients, although no rank has them all.
 
-Data parallel around pipelines: several rings in one world, each with the whole model and its own share of the batch::
+Data parallel around pipelines: several rings in one world, each with the whole model and its own
+share of the batch::
 
-    ring 0:  rank 0 -> rank 1        each ring runs a step on its microbatches, then
-             |         |             the ranks of one column, which have the same stages, average their gradients
+    ring 0:  rank 0 -> rank 1  each ring runs a step on its microbatches, then
+             |         |       the ranks of one column, which have the same stages, average their
+                               gradients
     ring 1:  rank 2 -> rank 3
 """
 
@@ -48,15 +51,18 @@ __all__ = [
 
 
 def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
-    """Passes the value of the rank at a place in the ring to all others, whose values have the same shape and dtype.
+    """Passes the value of the rank at a place in the ring to all others.
 
-    Every rank of the ring calls it, and it blocks until the neighbours have. The value goes against the ring, like the gradients: the last
-    stage, which knows the loss, is the first to finish::
+    Their values have the same shape and dtype. Every rank of the ring calls it, and it blocks until
+    the neighbours have. The value goes against the ring, like the gradients: the last stage, which
+    knows the loss, is the first to finish::
 
         rank 0 <--- rank 1 <--- rank 2 <--- rank 3, the owner
 
     Example:
-        >>> pass_back(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), torch.tensor(2.5), owner=0)
+        >>> pass_back(
+        ...     Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), torch.tensor(2.5), owner=0
+        ... )
         tensor(2.5000)
     """
     here, size = ring.ranks.index(ring.rank), len(ring.ranks)
@@ -69,10 +75,14 @@ def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
 
 
 def pass_object_back(ring: Ring, value: Any, owner: int) -> Any:
-    """Passes an object of the rank at a place in the ring to all others, as `pass_back` does a tensor; it is pickled.
+    """Passes an object of the rank at a place in the ring to all others.
+
+    As `pass_back` does a tensor; it is pickled.
 
     Example:
-        >>> pass_object_back(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), {"steps": 3}, owner=0)
+        >>> pass_object_back(
+        ...     Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), {"steps": 3}, owner=0
+        ... )
         {'steps': 3}
     """
     here, size, passed = ring.ranks.index(ring.rank), len(ring.ranks), [value]
@@ -89,27 +99,34 @@ def pass_object_back(ring: Ring, value: Any, owner: int) -> Any:
 def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
     """Returns the values of all ranks by place in the ring; they have one shape and dtype.
 
-    Every rank of the ring calls it, and it blocks until all have. In N - 1 rounds, each rank passes on to its successor what it got in the
-    round before.
+    Every rank of the ring calls it, and it blocks until all have. In N - 1 rounds, each rank passes
+    on to its successor what it got in the round before.
 
     Example:
-        >>> gather_over_ring(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), torch.tensor(2.5))
+        >>> gather_over_ring(
+        ...     Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), torch.tensor(2.5)
+        ... )
         [tensor(2.5000)]
     """
     here, size = ring.ranks.index(ring.rank), len(ring.ranks)
     values = {here: value}
     for distance in range(1, size):
-        sent = Route.over_edge(ring, here, (here + 1) % size).isend(values[(here - distance + 1) % size], SHARED_TAG)
-        received = Route.over_edge(ring, (here - 1) % size, here).irecv(Payload.of(value), SHARED_TAG)
+        sent = Route.over_edge(ring, here, (here + 1) % size).isend(
+            values[(here - distance + 1) % size], SHARED_TAG
+        )
+        received = Route.over_edge(ring, (here - 1) % size, here).irecv(
+            Payload.of(value), SHARED_TAG
+        )
         values[(here - distance) % size] = received.wait()
         sent.wait()
     return [values[place].to(value.device) for place in range(size)]
 
 
 def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
-    """Adds up the values of the ranks at these places of the ring; each of them calls it, and it blocks until they have.
+    """Adds up the values of the ranks at these places of the ring.
 
-    The sum is the same to the last bit on each of them: all add in the order of the places.
+    Each of them calls it, and it blocks until they have. The sum is the same to the last bit on
+    each of them: all add in the order of the places.
 
     Example:
         >>> sum_over(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), [0], torch.tensor(2.5))
@@ -117,7 +134,10 @@ def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
     """
     here = ring.ranks.index(ring.rank)
     others = [place for place in places if place != here]
-    swaps = {place: Route.over_edge(ring, min(here, place), max(here, place)).iswap(value, SHARED_TAG) for place in others}
+    swaps = {
+        place: Route.over_edge(ring, min(here, place), max(here, place)).iswap(value, SHARED_TAG)
+        for place in others
+    }
     shares = {here: value}
     for place, (sent, received) in swaps.items():
         sent.wait()
@@ -131,12 +151,15 @@ def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
 class TiedGradients:
     """Adds up the gradients of tied parameters; a block around the passes of a step.
 
-    Every rank that holds such a parameter enters the block, and leaving it blocks until all of them do. Gradients from before the block are
-    put aside: they have been added up already. ``stage_ranks`` has the place in the ring of each stage's rank.
+    Every rank that holds such a parameter enters the block, and leaving it blocks until all of them
+    do. Gradients from before the block are put aside: they have been added up already.
+    ``stage_ranks`` has the place in the ring of each stage's rank.
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
-        >>> with TiedGradients(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), stages=[], stage_ranks=[]):
+        >>> with TiedGradients(
+        ...     Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), stages=[], stage_ranks=[]
+        ... ):
         ...     layer(torch.ones(1)).backward()
         >>> layer.weight.grad
         tensor([[1.]])
@@ -161,28 +184,38 @@ class TiedGradients:
                 parameter.grad = before if parameter.grad is None else before + parameter.grad
 
 
-def _find_shared(stages: Sequence[Stage], stage_ranks: Sequence[int], here: int) -> list[tuple[nn.Parameter, list[int]]]:
-    """Returns the parameters that the rank at ``here`` shares, in one order everywhere, with the places of all their holders."""
+def _find_shared(
+    stages: Sequence[Stage], stage_ranks: Sequence[int], here: int
+) -> list[tuple[nn.Parameter, list[int]]]:
+    """Returns the parameters that the rank at ``here`` shares, with the places of their holders.
+
+    In one order everywhere.
+    """
     places: dict[nn.Parameter, set[int]] = {}
     for stage, place in zip(stages, stage_ranks, strict=True):
         for parameter in stage.parameters():
             places.setdefault(parameter, set()).add(place)
-    return [(parameter, sorted(held)) for parameter, held in places.items() if len(held) > 1 and here in held and parameter.requires_grad]
+    return [
+        (parameter, sorted(held))
+        for parameter, held in places.items()
+        if len(held) > 1 and here in held and parameter.requires_grad
+    ]
 
 
 def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
     """Scales the gradients of all ranks so that their joint norm is at most ``max_norm``.
 
-    Every rank of the ring calls it after a step and before its optimizer; it blocks until all have. If gradients are averaged over several
-    rings, average them first.
+    Every rank of the ring calls it after a step and before its optimizer; it blocks until all have.
+    If gradients are averaged over several rings, average them first.
 
     Args:
         model: the whole model; parameters of other ranks have no gradient here.
         max_norm: the largest norm that is not scaled down, more than 0.
 
     Returns:
-        The norm before clipping, the same number on every rank, and that of a single process. A tied parameter counts once. If it is
-        NaN, all gradients are NaN afterwards, as torch makes them.
+        The norm before clipping, the same number on every rank, and that of a single process. A
+        tied parameter counts once. If it is NaN, all gradients are NaN afterwards, as torch makes
+        them.
 
     Raises:
         ArgumentError: ``max_norm`` is not more than 0.
@@ -190,19 +223,25 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
         >>> model.weight.grad = torch.tensor([[3.0, 4.0]])
-        >>> clip_grad_norm_pipeline(model, max_norm=1.0), [round(each, 3) for each in model.weight.grad.flatten().tolist()]
+        >>> (
+        ...     clip_grad_norm_pipeline(model, max_norm=1.0),
+        ...     [round(each, 3) for each in model.weight.grad.flatten().tolist()],
+        ... )
         (5.0, [0.6, 0.8])
 
     Source:
         ``torch.nn.utils.clip_grad_norm_``: the rule, and the 1e-6 that avoids a division by 0.
     """
     if not max_norm > 0:
-        raise ArgumentError(f"max_norm must be more than 0, got {max_norm}. Leave the call out to clip nothing.")
+        raise ArgumentError(
+            f"max_norm must be more than 0, got {max_norm}. Leave the call out to clip nothing."
+        )
     squares = torch.zeros(len(list(model.parameters())), dtype=torch.float64)
     for index, parameter in enumerate(model.parameters()):
         if parameter.grad is not None:
             squares[index] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64) ** 2
-    # All holders of a tied parameter have the same gradient of it, so the largest of their squares is the one to count.
+    # All holders of a tied parameter have the same gradient of it, so the largest of their squares
+    # is the one to count.
     squares = torch.stack(gather_over_ring(find_ring(), squares)).amax(dim=0)
     norm = float(squares.sum().sqrt())
     factor = max_norm / (norm + 1e-6)
@@ -214,10 +253,11 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
 
 
 def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
-    """Makes the ``GradScaler`` of every rank skip a step, and lower its scale, if gradients overflowed on any of them.
+    """Makes the ``GradScaler`` of every rank skip a step if gradients overflowed on any of them.
 
-    Every rank of the ring calls it after each step, before ``scaler.unscale_`` or ``scaler.step``; it blocks until all have. Scalers that
-    began alike then stay alike. If gradients are averaged over several rings, call it before.
+    It lowers its scale, too. Every rank of the ring calls it after each step, before
+    ``scaler.unscale_`` or ``scaler.step``; it blocks until all have. Scalers that began alike then
+    stay alike. If gradients are averaged over several rings, call it before.
 
     Args:
         model: the whole model; parameters of other ranks have no gradient here.
@@ -232,13 +272,16 @@ def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
         (None, None, 2.0)
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    scaler.scale(parameters[0].new_ones(()))  # a scaler gets its scale on first use, which is the last stage's alone
-    if all(parameter.grad is None for parameter in parameters):  # an empty stage: a scaler wants to see a gradient
+    # a scaler gets its scale on first use, which is the last stage's alone
+    scaler.scale(parameters[0].new_ones(()))
+    # an empty stage: a scaler wants to see a gradient
+    if all(parameter.grad is None for parameter in parameters):
         parameters[0].grad = torch.zeros_like(parameters[0])
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     overflowed = torch.tensor(not all(bool(gradient.isfinite().all()) for gradient in gradients))
     if any(gather_over_ring(find_ring(), overflowed)):
-        gradients[0].fill_(math.inf)  # the way in that a scaler leaves open; the gradients of this step are not used
+        # the way in that a scaler leaves open; the gradients of this step are not used
+        gradients[0].fill_(math.inf)
 
 
 def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
@@ -247,7 +290,8 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
     Every rank of the world calls it, with the same rings, once; it blocks as ``new_group`` does.
 
     Args:
-        rings: the global ranks of each ring in order, as in ``ring_ranks`` of ``initialize_distributed``; all of one length.
+        rings: the global ranks of each ring in order, as in ``ring_ranks`` of
+            ``initialize_distributed``; all of one length.
 
     Returns:
         The group, for `average_gradients`; None on a rank that is in no ring.
@@ -260,7 +304,10 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
         See `average_gradients`.
     """
     if len({len(ring) for ring in rings}) != 1:
-        raise ArgumentError(f"rings must have as many ranks each, got {[len(ring) for ring in rings]}. Their stages must be the same.")
+        raise ArgumentError(
+            f"rings must have as many ranks each, got {[len(ring) for ring in rings]}. Their "
+            "stages must be the same."
+        )
     mine, limit = None, timedelta(seconds=current_ring().timeout_s)
     for column in zip(*rings, strict=True):
         group = dist.new_group(list(column), timeout=limit)
@@ -272,12 +319,12 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
 def average_gradients(model: nn.Module, group: Any) -> None:
     """Averages this rank's gradients with those of the ranks that have the same stages.
 
-    Every rank of every ring calls it after a step, before gradients are clipped; it blocks until the ranks of its group have. The losses of
-    the rings are not averaged.
+    Every rank of every ring calls it after a step, before gradients are clipped; it blocks until
+    the ranks of its group have. The losses of the rings are not averaged.
 
     Args:
-        model: the whole model. A gradient that only some replicas have counts as 0 on the others; one that none of them has
-            stays None.
+        model: the whole model. A gradient that only some replicas have counts as 0 on the others;
+            one that none of them has stays None.
         group: from `new_replica_group`.
 
     Example:
@@ -307,5 +354,7 @@ def average_gradients(model: nn.Module, group: Any) -> None:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=group)
         flat /= size
-        for gradient, averaged in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        for gradient, averaged in zip(
+            gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
+        ):
             gradient.copy_(averaged.view_as(gradient))

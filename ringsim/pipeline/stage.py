@@ -1,26 +1,33 @@
-"""The part of a model that one stage runs, its forward and backward pass for one microbatch, and how much arithmetic it takes.
+"""The part of a model that one stage runs, forward and backward for one microbatch.
+
+Also how much arithmetic it takes.
 
 ::
 
     stage 0                       stage 1                     stage 2
     ids -> embed -> layer 0, 1 -> hidden -> layer 2, 3 -----> hidden -> layer 4 -> head -> logits
 
-Every rank has the whole model, and a stage refers to its modules: gradients land in the user's own parameters, and the rest of the model is
-left alone.
+Every rank has the whole model, and a stage refers to its modules: gradients land in the user's own
+parameters, and the rest of the model is left alone.
 
 At a boundary between two stages::
 
-    stage 0            y  -- sent -->  x            stage 1       x is a leaf: autograd's graph of stage 1 begins there
+    stage 0            y  -- sent -->  x            stage 1   x is a leaf: autograd's graph of stage
+                                                              1 begins there
     (graph of stage 0) ^               |  (graph of stage 1)
-                       grad <- sent -- x.grad                     its gradient is that of y, where the graph of stage 0 ends
+                       grad <- sent -- x.grad                 its gradient is that of y, where the
+                                                              graph of stage 0 ends
 
-The tensor that is kept for the backward pass must be *the very tensor that was fed forward, and a leaf*: a copy of it gets no gradient. A
-tensor that has just been received has no graph behind it, so making it a leaf cuts nothing.
+The tensor that is kept for the backward pass must be *the very tensor that was fed forward, and a
+leaf*: a copy of it gets no gradient. A tensor that has just been received has no graph behind it,
+so making it a leaf cuts nothing.
 
-Random numbers are drawn in the order of the computation, which depends on the schedule. To drop the same values on any number of ranks, in
-any schedule, and when an activation is computed again, each layer gets a seed of its own for each microbatch::
+Random numbers are drawn in the order of the computation, which depends on the schedule. To drop the
+same values on any number of ranks, in any schedule, and when an activation is computed again, each
+layer gets a seed of its own for each microbatch::
 
-    seed, microbatch 2, layer 5  -->  the masks of layer 5 for microbatch 2, wherever and whenever they are drawn
+    seed, microbatch 2, layer 5  -->  the masks of layer 5 for microbatch 2, wherever and whenever
+                                      they are drawn
 """
 
 from __future__ import annotations
@@ -73,7 +80,15 @@ class Stage(nn.Module):
         (torch.Size([4, 3]), 2)
     """
 
-    def __init__(self, model: nn.Module, layers: range, *, is_first: bool, is_last: bool, adapter: Adapter | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: range,
+        *,
+        is_first: bool,
+        is_last: bool,
+        adapter: Adapter | None = None,
+    ) -> None:
         super().__init__()
         self.adapter = adapter or adapter_of(model)
         self.is_first = is_first
@@ -81,22 +96,35 @@ class Stage(nn.Module):
         self._replay = LayerReplay()
         self._seed: tuple[int, int] | None = None
         self._before = layers.start  # how many layers earlier stages have
-        self._model = (model,)  # in a tuple, so that the whole model does not become a part of the stage
+        # in a tuple, so that the whole model does not become a part of the stage
+        self._model = (model,)
         self.layers = nn.ModuleList(self.adapter.layers(model)[layers.start : layers.stop])
         first = self.adapter.first_modules(model) if is_first else []
         last = self.adapter.last_modules(model) if is_last else []
         self.first_modules = nn.ModuleList(part for part in first if isinstance(part, nn.Module))
         self.last_modules = nn.ModuleList(part for part in last if isinstance(part, nn.Module))
-        self.lone_parameters = nn.ParameterList(part for part in (*first, *last) if isinstance(part, nn.Parameter))
+        self.lone_parameters = nn.ParameterList(
+            part for part in (*first, *last) if isinstance(part, nn.Parameter)
+        )
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None, cache: Any = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Any = None,
+    ) -> Tensor:
         """Runs this part of the model; makes no message.
 
         Args:
-            x: token ids, shape (batch, tokens), on the first stage; hidden states, shape (batch, tokens, hidden), on the others.
-            attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None: no padding, and nothing came before.
-            position_ids: place of each token in its sequence, shape (batch or 1, tokens); None: as the model counts by itself.
-            cache: this stage's cache of keys and values, from ``stage.adapter.cache(model)``; needs ``attention_mask``.
+            x: token ids, shape (batch, tokens), on the first stage; hidden states, shape (batch,
+                tokens, hidden), on the others.
+            attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None: no
+                padding, and nothing came before.
+            position_ids: place of each token in its sequence, shape (batch or 1, tokens); None: as
+                the model counts by itself.
+            cache: this stage's cache of keys and values, from ``stage.adapter.cache(model)``; needs
+                ``attention_mask``.
 
         Returns:
             Hidden states; on the last stage logits, shape (batch, tokens, vocabulary).
@@ -128,17 +156,25 @@ class Stage(nn.Module):
             yield
 
     def attention_widths(self) -> list[int]:
-        """Returns how wide the attention of each layer is, 0 for a layer without attention; see `Adapter.attention_width`."""
+        """Returns how wide the attention of each layer is, 0 for a layer without attention.
+
+        See `Adapter.attention_width`.
+        """
         (model,) = self._model
         return [self.adapter.attention_width(model, layer) for layer in self.layers]
 
 
 def seed_stage(stage: Stage, seed: int, microbatch: int) -> None:
-    """Makes the random numbers of a stage those of a microbatch, whatever was drawn before; use another seed for each step."""
+    """Makes the random numbers of a stage those of a microbatch, whatever was drawn before.
+
+    Use another seed for each step.
+    """
     stage._seed = seed, microbatch
 
 
-def build_stages(model: nn.Module, partition: Sequence[range], *, adapter: Adapter | None = None) -> list[Stage]:
+def build_stages(
+    model: nn.Module, partition: Sequence[range], *, adapter: Adapter | None = None
+) -> list[Stage]:
     """Returns all stages of a model.
 
     Args:
@@ -158,25 +194,40 @@ def build_stages(model: nn.Module, partition: Sequence[range], *, adapter: Adapt
         True
     """
     last = len(partition) - 1
-    return [Stage(model, layers, is_first=index == 0, is_last=index == last, adapter=adapter) for index, layers in enumerate(partition)]
+    return [
+        Stage(model, layers, is_first=index == 0, is_last=index == last, adapter=adapter)
+        for index, layers in enumerate(partition)
+    ]
 
 
 def check_owned(model: nn.Module, stages: Sequence[Stage]) -> None:
-    """Refuses a model with a trained parameter that no stage has: its gradient would be lost, or differ between ranks."""
+    """Refuses a model with a trained parameter that no stage has.
+
+    Its gradient would be lost, or differ between ranks.
+    """
     owned = {parameter for stage in stages for parameter in stage.parameters()}
-    lost = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in owned]
+    lost = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter not in owned
+    ]
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ArgumentError(
-            f"each trained parameter must belong to a stage, got {lost[0]!r}{more} of {type(model).__name__}, which no stage has. "
-            "Return it, or its module, from first_modules or last_modules of the adapter; if it is not used, set requires_grad to False."
+            f"each trained parameter must belong to a stage, got {lost[0]!r}{more} of "
+            f"{type(model).__name__}, which no stage has. "
+            "Return it, or its module, from first_modules or last_modules of the adapter; if it "
+            "is not used, set requires_grad to False."
         )
 
 
-def tied_parameters(model: nn.Module, partition: Sequence[range], *, adapter: Adapter | None = None) -> dict[str, list[int]]:
-    """Finds the parameters that more than one stage uses, such as a weight shared by embedding and head.
+def tied_parameters(
+    model: nn.Module, partition: Sequence[range], *, adapter: Adapter | None = None
+) -> dict[str, list[int]]:
+    """Finds parameters that more than one stage uses, as a weight shared by embedding and head.
 
-    The gradient of such a parameter is the sum of what these stages find: ranks that hold one of them must add theirs up.
+    The gradient of such a parameter is the sum of what these stages find: ranks that hold one of
+    them must add theirs up.
 
     Args:
         model: the whole model.
@@ -193,19 +244,23 @@ def tied_parameters(model: nn.Module, partition: Sequence[range], *, adapter: Ad
     """
     stages = build_stages(model, partition, adapter=adapter)
     holders = [{id(parameter) for parameter in stage.parameters()} for stage in stages]
-    found = {name: [index for index, held in enumerate(holders) if id(parameter) in held] for name, parameter in model.named_parameters()}
+    found = {
+        name: [index for index, held in enumerate(holders) if id(parameter) in held]
+        for name, parameter in model.named_parameters()
+    }
     return {name: stages for name, stages in found.items() if len(stages) > 1}
 
 
 def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Runs a stage on what came from the previous stage, and makes ``x`` ready to receive a gradient.
+    """Runs a stage on what the previous one sent, and makes ``x`` ready to receive a gradient.
 
     Keep ``x`` and the result for `backward_stage`. It sends nothing.
 
     Args:
         stage: the stage: a module, or any function of one tensor.
-        x: its input: hidden states, shape (batch, seq, hidden), or token ids, shape (batch, seq), which have no gradient. It must be a
-            leaf; ``requires_grad`` is set on it if it holds floating-point numbers.
+        x: its input: hidden states, shape (batch, seq, hidden), or token ids, shape (batch, seq),
+            which have no gradient. It must be a leaf; ``requires_grad`` is set on it if it holds
+            floating-point numbers.
 
     Returns:
         The output ``y``, hidden states or logits.
@@ -225,13 +280,17 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
             "Pass what was received, or x.detach() of what another stage of this rank computed."
         )
     if x.is_floating_point() and torch.is_grad_enabled():
-        entered: Tensor = _Entrance.apply(x.requires_grad_())  # type: ignore[no-untyped-call]  # torch types no apply
+        # torch types no apply
+        entered: Tensor = _Entrance.apply(x.requires_grad_())  # type: ignore[no-untyped-call]
         return stage(entered)
     return stage(x)
 
 
 class _Entrance(torch.autograd.Function):
-    """Leads from a leaf to a tensor with the same data that a layer may change in place, which torch forbids for a leaf."""
+    """Leads from a leaf to a tensor with the same data that a layer may change in place.
+
+    Torch forbids that for a leaf.
+    """
 
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
@@ -243,17 +302,20 @@ class _Entrance(torch.autograd.Function):
 
 
 def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
-    """Runs the backward pass of a stage: gradients are added to its parameters, that of ``x`` is returned.
+    """Runs the backward pass of a stage.
 
-    It sends nothing. Calling it frees the graph behind ``y``.
+    Gradients are added to its parameters, that of ``x`` is returned. It sends nothing. Calling it
+    frees the graph behind ``y``.
 
     Args:
         x: what was given to `forward_stage`.
         y: what that returned.
-        grad: gradient of ``y``, same shape, from the next stage; None on the last stage, where ``y`` is the loss.
+        grad: gradient of ``y``, same shape, from the next stage; None on the last stage, where
+            ``y`` is the loss.
 
     Returns:
-        Gradient of ``x``, for the previous stage; None if ``x`` has none (token ids), or nothing in the stage needs one.
+        Gradient of ``x``, for the previous stage; None if ``x`` has none (token ids), or nothing in
+        the stage needs one.
 
     Example:
         >>> weight = torch.tensor(2.0, requires_grad=True)
@@ -268,13 +330,15 @@ def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
 
 
 def backward_input(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
-    """Runs the first half of a backward pass: the gradient of ``x``, which the previous stage waits for. Parameters get nothing.
+    """Runs the first half of a backward pass.
 
-    `backward_weight` must follow at some time: until then the graph is kept, and so are the activations in it. On the first stage, where
-    ``x`` needs no gradient, this half does nothing.
+    The gradient of ``x``, which the previous stage waits for. Parameters get nothing.
+    `backward_weight` must follow at some time: until then the graph is kept, and so are the
+    activations in it. On the first stage, where ``x`` needs no gradient, this half does nothing.
 
-    The two halves together cost more than `backward_stage`: autograd keeps no gradients between the layers, so the second half walks back
-    through them once more. Schedules with split backward passes save waiting, not work.
+    The two halves together cost more than `backward_stage`: autograd keeps no gradients between the
+    layers, so the second half walks back through them once more. Schedules with split backward
+    passes save waiting, not work.
 
     Args:
         x: what was given to `forward_stage`.
@@ -299,8 +363,12 @@ def backward_input(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
     return x.grad
 
 
-def backward_weight(y: Tensor, grad: Tensor | None, parameters: Iterable[nn.Parameter | Tensor]) -> None:
-    """Runs the second half of a backward pass: adds to the gradients of the stage's parameters, and frees the graph.
+def backward_weight(
+    y: Tensor, grad: Tensor | None, parameters: Iterable[nn.Parameter | Tensor]
+) -> None:
+    """Runs the second half of a backward pass.
+
+    Adds to the gradients of the stage's parameters, and frees the graph.
 
     Args:
         y: what `forward_stage` returned.
@@ -315,31 +383,40 @@ def backward_weight(y: Tensor, grad: Tensor | None, parameters: Iterable[nn.Para
         torch.autograd.backward(y, grad, inputs=trained)
 
 
-def count_stage_flops(stage: Stage, x: Tensor, tokens_so_far: int | None = None, *, recomputed: bool = False) -> Flops:
-    """Counts the arithmetic of a stage for one microbatch: its linear layers, and the attention that its adapter describes.
+def count_stage_flops(
+    stage: Stage, x: Tensor, tokens_so_far: int | None = None, *, recomputed: bool = False
+) -> Flops:
+    """Counts the arithmetic of a stage for one microbatch.
+
+    Its linear layers, and the attention that its adapter describes.
 
     Args:
         stage: the stage; its input needs a gradient, as in the training of a language model.
-        x: its input: token ids, shape (batch, tokens), or hidden states, shape (batch, tokens, hidden) or (batch, features).
+        x: its input: token ids, shape (batch, tokens), or hidden states, shape (batch, tokens,
+            hidden) or (batch, features).
         tokens_so_far: tokens of each sequence that attention looks at; None for those of ``x``.
         recomputed: whether the backward pass does the forward pass again first.
 
     Example:
         >>> import torch
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> count_stage_flops(Stage(model, range(3), is_first=True, is_last=True), torch.zeros(10, 4))
+        >>> count_stage_flops(
+        ...     Stage(model, range(3), is_first=True, is_last=True), torch.zeros(10, 4)
+        ... )
         Flops(forward=960, input_grad=960, weight_grad=960)
     """
     vectors = x.numel() // x.shape[-1] if x.is_floating_point() else x.numel()
     new_tokens = vectors // x.shape[0]
-    total = _count(stage, x.shape[0], new_tokens, new_tokens if tokens_so_far is None else tokens_so_far)
+    total = _count(
+        stage, x.shape[0], new_tokens, new_tokens if tokens_so_far is None else tokens_so_far
+    )
     return total._replace(input_grad=total.input_grad + total.forward) if recomputed else total
 
 
 def flop_costs(stages: Sequence[Stage], table: CostTable, *, sequences: int, tokens: int) -> Costs:
-    """Returns what the computations of a training step cost, by stage, so that its schedule can be simulated alone.
+    """Returns what the computations of a training step cost, by stage.
 
-    The stages may be of device "meta": nothing is computed.
+    So its schedule can be simulated alone. The stages may be of device "meta": nothing is computed.
 
     Args:
         stages: all stages, from `build_stages`.
@@ -348,19 +425,25 @@ def flop_costs(stages: Sequence[Stage], table: CostTable, *, sequences: int, tok
         tokens: of a sequence.
 
     Returns:
-        Seconds of each kind of computation, for `ringsim.simulate_schedule` and `evaluate`; messages cost nothing.
+        Seconds of each kind of computation, for `ringsim.simulate_schedule` and `evaluate`;
+        messages cost nothing.
 
     Example:
         >>> import ringsim
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> stages = [Stage(model, range(2), is_first=True, is_last=False), Stage(model, range(2, 3), is_first=False, is_last=True)]
+        >>> stages = [
+        ...     Stage(model, range(2), is_first=True, is_last=False),
+        ...     Stage(model, range(2, 3), is_first=False, is_last=True),
+        ... ]
         >>> flop_costs(stages, ringsim.FlopCosts(flops_per_s=1e3), sequences=1, tokens=10).forward
         (0.64, 0.32)
     """
     counts = [_count(stage, sequences, tokens, tokens) for stage in stages]
 
     def times_s(kind: str) -> tuple[float, ...]:
-        return tuple(table.time_s(Work(kind, stage, 0, flops.of(kind))) for stage, flops in enumerate(counts))
+        return tuple(
+            table.time_s(Work(kind, stage, 0, flops.of(kind))) for stage, flops in enumerate(counts)
+        )
 
     return Costs(times_s("F"), times_s("I"), times_s("W"), times_s("B"))
 
@@ -369,14 +452,19 @@ def _count(stage: Stage, sequences: int, new_tokens: int, tokens_so_far: int) ->
     total = Flops(0, 0, 0)
     for part in (*stage.first_modules, *stage.layers, *stage.last_modules):
         for in_features, out_features, trained in _linear_layers(part):
-            total = total.plus(linear_flops(sequences * new_tokens, in_features, out_features, trained=trained))
+            total = total.plus(
+                linear_flops(sequences * new_tokens, in_features, out_features, trained=trained)
+            )
     for width in stage.attention_widths():
         total = total.plus(attention_flops(sequences, new_tokens, tokens_so_far, width))
     return total
 
 
 def _linear_layers(part: nn.Module) -> Sequence[tuple[int, int, bool]]:
-    """Lists (in, out, whether it is trained) of the linear layers of a module, GPT-2's ``Conv1D`` included: in x out, whatever its name."""
+    """Lists (in, out, whether it is trained) of the linear layers of a module.
+
+    GPT-2's ``Conv1D`` included: in x out, whatever its name.
+    """
     found = []
     for module in part.modules():
         if isinstance(module, nn.Linear):

@@ -1,4 +1,6 @@
-"""One training step on a ring: forward and backward passes of all microbatches, in the order of a schedule.
+"""One training step on a ring.
+
+Forward and backward passes of all microbatches, in the order of a schedule.
 
 ::
 
@@ -9,13 +11,14 @@
     then the ranks share          the gradients of tied parameters, the loss
     and its own parameters have their gradients, as in a single process
 
-And the trained pipeline as one model again: whole on every rank, or each rank's part, for a checkpoint in shards.
+And the trained pipeline as one model again: whole on every rank, or each rank's part, for a
+checkpoint in shards.
 
 ::
 
     rank 0: layers 0, 1 new, the rest as it began --.
-                                                     +--> tensor by tensor, from the rank that trains it, into every rank's own model
-    rank 1: layers 2, 3 new, the rest as it began --'
+                                                     +--> tensor by tensor, from the rank that
+    rank 1: layers 2, 3 new, the rest as it began --'     trains it, into every rank's own model
 """
 
 from __future__ import annotations
@@ -47,7 +50,14 @@ from ringsim.schedules.engine import validate
 from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.schedule import Schedule
 
-__all__ = ["cross_entropy", "eval_step_pipeline", "pipeline_state_dict", "train_step_pipeline", "train_step_pipeline_afab", "weighted_loss"]
+__all__ = [
+    "cross_entropy",
+    "eval_step_pipeline",
+    "pipeline_state_dict",
+    "train_step_pipeline",
+    "train_step_pipeline_afab",
+    "weighted_loss",
+]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -57,7 +67,8 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         logits: shape (batch, seq, vocabulary). Half-precision ones are compared in float32.
-        targets: token ids, shape (batch, seq), already aligned: the target of a position is what its logits should predict.
+        targets: token ids, shape (batch, seq), already aligned: the target of a position is what
+            its logits should predict.
 
     Returns:
         A scalar.
@@ -71,45 +82,65 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100)
 
 
-_WEIGHTS: Final[dict[str, Callable[[Tensor], int]]] = {"samples": len, "tokens": lambda target: int((target != -100).sum())}
+_WEIGHTS: Final[dict[str, Callable[[Tensor], int]]] = {
+    "samples": len,
+    "tokens": lambda target: int((target != -100).sum()),
+}
 
 
-def weighted_loss(targets: Sequence[Tensor], weights: str | Callable[[Tensor], float] = "samples", loss_fn: Loss = cross_entropy) -> Loss:
-    """Returns a loss for microbatches that differ in size, with which a step is that of the whole batch at once.
+def weighted_loss(
+    targets: Sequence[Tensor],
+    weights: str | Callable[[Tensor], float] = "samples",
+    loss_fn: Loss = cross_entropy,
+) -> Loss:
+    """Returns a loss for microbatches that differ in size.
 
-    A step gives every microbatch the same say. With this loss, a sample (or token) has the same say in whichever microbatch it stands. It
-    makes no message; pass it as ``loss_fn`` to a step and to the reports.
+    With it a step is that of the whole batch at once. A step gives every microbatch the same say.
+    With this loss, a sample (or token) has the same say in whichever microbatch it stands. It makes
+    no message; pass it as ``loss_fn`` to a step and to the reports.
 
     Args:
         targets: those of all microbatches of the step, as passed to it.
-        weights: "samples"; "tokens", which counts the targets other than -100; or a function from a microbatch's target to its weight, 0
-            or more: what ``loss_fn`` divides by when it takes its mean.
-        loss_fn: the mean loss of a microbatch, from logits and target; it is not called for a weight of 0.
+        weights: "samples"; "tokens", which counts the targets other than -100; or a function from a
+            microbatch's target to its weight, 0 or more: what ``loss_fn`` divides by when it takes
+            its mean.
+        loss_fn: the mean loss of a microbatch, from logits and target; it is not called for a
+            weight of 0.
 
     Returns:
         ``loss_fn`` times the microbatch's weight, divided by the mean weight.
 
     Raises:
-        ArgumentError: ``weights`` is another word, a weight is negative or not finite, or all are 0.
+        ArgumentError: ``weights`` is another word, a weight is negative or not finite, or all
+            are 0.
 
     Example:
         >>> model, x, y = nn.Linear(2, 3), torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1])
         >>> targets = y.split(2)  # 2, 2 and 1
-        >>> loss = train_step_pipeline(nn.Sequential(model), x.split(2), targets, loss_fn=weighted_loss(targets))
+        >>> loss = train_step_pipeline(
+        ...     nn.Sequential(model), x.split(2), targets, loss_fn=weighted_loss(targets)
+        ... )
         >>> abs(loss - cross_entropy(model(x), y).item()) < 1e-6
         True
     """
     weigh = _WEIGHTS.get(weights) if isinstance(weights, str) else weights
     if weigh is None:
-        raise ArgumentError(f'weights must be "samples", "tokens" or a function, got {weights!r}. Choose what counts the same everywhere.')
+        raise ArgumentError(
+            f'weights must be "samples", "tokens" or a function, got {weights!r}. Choose what '
+            "counts the same everywhere."
+        )
     found = [float(weigh(target)) for target in targets]
     if not all(0 <= each < math.inf for each in found) or not sum(found) > 0:
-        raise ArgumentError(f"weights must be 0 or more, and not all 0, got {found}. Leave out a step in which nothing counts.")
+        raise ArgumentError(
+            f"weights must be 0 or more, and not all 0, got {found}. Leave out a step in which "
+            "nothing counts."
+        )
     mean = sum(found) / len(found)
 
     def loss(logits: Tensor, target: Tensor) -> Tensor:
         weight = float(weigh(target))
-        return loss_fn(logits, target) * (weight / mean) if weight else (logits * 0).sum()  # the mean over nothing is NaN
+        # the mean over nothing is NaN
+        return loss_fn(logits, target) * (weight / mean) if weight else (logits * 0).sum()
 
     return loss
 
@@ -129,33 +160,43 @@ def train_step_pipeline(
 ) -> float:
     """Runs the forward and backward passes of one step over the ranks of the ring.
 
-    Every rank of the ring calls it with the same arguments, and it blocks until the step is done everywhere. Each rank computes its own
-    stages; afterwards their parameters, the user's own, have their gradients, added to what was there: the gradients of
+    Every rank of the ring calls it with the same arguments, and it blocks until the step is done
+    everywhere. Each rank computes its own stages; afterwards their parameters, the user's own, have
+    their gradients, added to what was there: the gradients of
 
         the sum over microbatches of  loss_fn(model(input), target) / number of microbatches
 
-    The optimizer is left to the caller; it may be given all parameters of the model, because those of other ranks have no gradient.
+    The optimizer is left to the caller; it may be given all parameters of the model, because those
+    of other ranks have no gradient.
 
-    If there is no ring but ``torch.distributed`` is initialised, a ring is built. Otherwise this process is the only rank.
+    If there is no ring but ``torch.distributed`` is initialised, a ring is built. Otherwise this
+    process is the only rank.
 
     Args:
         model: the whole model, the same on every rank, in training or evaluation mode.
-        inputs: one tensor a microbatch: token ids, shape (batch, seq), or whatever the first layer takes. Shapes may differ.
-        targets: one tensor a microbatch, for the loss: token ids, shape (batch, seq), already aligned; positions of -100 do not count.
-        schedule: a name that `make_schedule` knows, or a schedule. Its rank *i* is the rank at place *i* of the ring.
-        partition: "count", "parameters", the number of layers of each stage, or ranges from `partition_model`.
+        inputs: one tensor a microbatch: token ids, shape (batch, seq), or whatever the first layer
+            takes. Shapes may differ.
+        targets: one tensor a microbatch, for the loss: token ids, shape (batch, seq), already
+            aligned; positions of -100 do not count.
+        schedule: a name that `make_schedule` knows, or a schedule. Its rank *i* is the rank at
+            place *i* of the ring.
+        partition: "count", "parameters", the number of layers of each stage, or ranges from
+            `partition_model`.
         attention_masks: one tensor a microbatch: 1 for a token, 0 for padding, shape (batch, seq).
         loss_fn: ``loss_fn(logits, target)`` -> a scalar, the mean of a microbatch.
-        checkpoint: whether stages drop their inner activations and compute them again for the backward pass.
-        dropout_seed: makes dropout the same for any schedule and number of ranks; use another one for each step. None: not repeatable.
+        checkpoint: whether stages drop their inner activations and compute them again for the
+            backward pass.
+        dropout_seed: makes dropout the same for any schedule and number of ranks; use another one
+            for each step. None: not repeatable.
         adapter: how to see the model, for one that ringsim does not know.
 
     Returns:
-        The loss: the mean of the microbatches' losses, the same number on every rank; NaN for a model of device "meta", which has none.
+        The loss: the mean of the microbatches' losses, the same number on every rank; NaN for a
+        model of device "meta", which has none.
 
     Raises:
-        ArgumentError: the lists differ in length, or are empty; or the partition does not fit; or no stage has one of the model's
-            trained parameters.
+        ArgumentError: the lists differ in length, or are empty; or the partition does not fit; or
+            no stage has one of the model's trained parameters.
         ScheduleError: the schedule is not a whole step, or not for as many ranks and microbatches.
         MessageMismatch: another rank has other arguments.
 
@@ -166,11 +207,15 @@ def train_step_pipeline(
         ...     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         ...     inputs, targets = [torch.ones(2, 3)] * 4, [torch.zeros(2, dtype=torch.int64)] * 4
         ...     loss = train_step_pipeline(model, inputs, targets, schedule=schedule)
-        ...     return round(loss, 4), [parameter.grad is not None for parameter in model.parameters()]
+        ...     return round(loss, 4), [
+        ...         parameter.grad is not None for parameter in model.parameters()
+        ...     ]
         >>> ringsim.trace(worker, world_size=2, args=("1f1b",)).results
         [(0.7093, [True, True, False, False]), (0.7093, [False, False, True, True])]
     """
-    microbatches = _Microbatches(inputs, targets, attention_masks, loss_fn, checkpoint, dropout_seed)
+    microbatches = _Microbatches(
+        inputs, targets, attention_masks, loss_fn, checkpoint, dropout_seed
+    )
     with torch.enable_grad():
         return _run_step(model, microbatches, schedule, partition, adapter)
 
@@ -188,8 +233,8 @@ def eval_step_pipeline(
 ) -> float:
     """Runs the forward passes alone, without gradients, and returns the loss.
 
-    Every rank of the ring calls it with the same arguments, and it blocks until all are done. Call ``model.eval()`` first, so that nothing
-    is dropped.
+    Every rank of the ring calls it with the same arguments, and it blocks until all are done. Call
+    ``model.eval()`` first, so that nothing is dropped.
 
     Args:
         model: the whole model.
@@ -212,18 +257,30 @@ def eval_step_pipeline(
         1.386
     """
     with torch.no_grad():
-        return _run_step(model, _Microbatches(inputs, targets, attention_masks, loss_fn), schedule, partition, adapter)
+        return _run_step(
+            model,
+            _Microbatches(inputs, targets, attention_masks, loss_fn),
+            schedule,
+            partition,
+            adapter,
+        )
 
 
 def train_step_pipeline_afab(
-    model: nn.Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], device: torch.device | str, dtype: torch.dtype
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    device: torch.device | str,
+    dtype: torch.dtype,
 ) -> float:
-    """Runs one step of a causal language model with all forwards before all backwards (AFAB, also called GPipe).
+    """Runs one step of a causal language model with all forwards before all backwards.
 
-    It is `train_step_pipeline` with the schedule "afab"; every rank calls it, and it blocks until the step is done everywhere.
+    This is AFAB, also called GPipe. It is `train_step_pipeline` with the schedule "afab"; every
+    rank calls it, and it blocks until the step is done everywhere.
 
     Args:
-        model: a ``LlamaForCausalLM``, or another model that has an adapter, the whole of it on every rank.
+        model: a ``LlamaForCausalLM``, or another model that has an adapter, the whole of it on
+            every rank.
         inputs: token ids, one tensor of shape (batch, seq) a microbatch.
         targets: token ids of the same shapes, already aligned; positions of -100 do not count.
         device: where this rank computes; the model is there, and the microbatches are taken there.
@@ -241,16 +298,29 @@ def train_step_pipeline_afab(
         <torch._C.Generator object at ...>
         >>> model = SmallTransformer(vocab_size=8, hidden_size=16, num_layers=1, num_heads=2)
         >>> tokens = torch.tensor([[1, 2, 3, 4]])
-        >>> loss = train_step_pipeline_afab(model, [tokens[:, :-1]], [tokens[:, 1:]], torch.device("cpu"), torch.float32)
+        >>> loss = train_step_pipeline_afab(
+        ...     model, [tokens[:, :-1]], [tokens[:, 1:]], torch.device("cpu"), torch.float32
+        ... )
         >>> 1 < loss < 4
         True
     """
     wanted = torch.empty(0, device=device).device  # "cuda" is the current GPU
-    devices, dtypes = ({getattr(parameter, what) for parameter in model.parameters()} for what in ("device", "dtype"))
+    devices, dtypes = (
+        {getattr(parameter, what) for parameter in model.parameters()}
+        for what in ("device", "dtype")
+    )
     if devices != {wanted} or dtype not in dtypes:
         got = f"{', '.join(map(str, dtypes))} on {', '.join(map(str, devices))}"
-        raise ArgumentError(f"the model must be in {dtype} on {wanted}, got {got}. Call model.to(device, dtype) first.")
-    return train_step_pipeline(model, [each.to(device) for each in inputs], [each.to(device) for each in targets], schedule="afab")
+        raise ArgumentError(
+            f"the model must be in {dtype} on {wanted}, got {got}. Call "
+            "model.to(device, dtype) first."
+        )
+    return train_step_pipeline(
+        model,
+        [each.to(device) for each in inputs],
+        [each.to(device) for each in targets],
+        schedule="afab",
+    )
 
 
 @dataclass(frozen=True)
@@ -265,10 +335,15 @@ class _Microbatches:
     dropout_seed: int | None = None
 
     def __post_init__(self) -> None:
-        counts = {"inputs": self.inputs, "targets": self.targets} | ({} if self.masks is None else {"attention_masks": self.masks})
+        counts = {"inputs": self.inputs, "targets": self.targets} | (
+            {} if self.masks is None else {"attention_masks": self.masks}
+        )
         if len(self.inputs) < 1 or len({len(each) for each in counts.values()}) > 1:
             got = ", ".join(f"{len(each)} {name}" for name, each in counts.items())
-            raise ArgumentError(f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. Split the batch.")
+            raise ArgumentError(
+                f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. "
+                "Split the batch."
+            )
 
     @property
     def alike(self) -> bool:
@@ -276,21 +351,35 @@ class _Microbatches:
         return len({(each.shape, each.dtype) for each in self.inputs}) == 1
 
     def run_of(self, stage: Stage) -> StageRun:
-        """Returns how to run a stage on a microbatch: up to its output, or on the last stage up to the microbatch's share in the loss."""
+        """Returns how to run a stage on a microbatch.
+
+        Up to its output, or on the last stage up to the microbatch's share in the loss.
+        """
 
         def compute(x: Tensor, microbatch: int) -> Tensor:
             if self.dropout_seed is not None:
                 seed_stage(stage, self.dropout_seed, microbatch)
-            if self.checkpoint:  # a layer that changes its input in place must find it unchanged when it runs again
+            # a layer that changes its input in place must find it unchanged when it runs again
+            if self.checkpoint:
                 x = x.clone()
             return stage(x, None if self.masks is None else self.masks[microbatch])
 
         def run(x: Tensor, microbatch: int) -> Tensor:
-            y: Tensor = recompute(compute, x, microbatch, use_reentrant=False) if self.checkpoint else compute(x, microbatch)
+            y: Tensor = (
+                recompute(compute, x, microbatch, use_reentrant=False)
+                if self.checkpoint
+                else compute(x, microbatch)
+            )
             # Divided before the backward pass, so that the gradients are those of the mean.
-            return self.loss_fn(y, self.targets[microbatch]) / len(self.inputs) if stage.is_last else y
+            return (
+                self.loss_fn(y, self.targets[microbatch]) / len(self.inputs) if stage.is_last else y
+            )
 
-        return StageRun(run, list(stage.parameters()), lambda x: count_stage_flops(stage, x, recomputed=self.checkpoint))
+        return StageRun(
+            run,
+            list(stage.parameters()),
+            lambda x: count_stage_flops(stage, x, recomputed=self.checkpoint),
+        )
 
 
 def _run_step(
@@ -300,17 +389,32 @@ def _run_step(
     partition: str | Sequence[int] | Sequence[range],
     adapter: Adapter | None,
 ) -> float:
-    """Runs a step, with backward passes only if gradients are enabled; see `train_step_pipeline`."""
+    """Runs a step, with backward passes only if gradients are enabled.
+
+    See `train_step_pipeline`.
+    """
     ring = find_ring()
     here, num_ranks = ring.ranks.index(ring.rank), len(ring.ranks)
     forward_only = not torch.is_grad_enabled()
-    lowered = _prepare(schedule, num_ranks, len(microbatches.inputs), forward_only=forward_only, in_step=ring.in_order)
-    ranges = partition_model(model, lowered.num_stages, by=read_partition(partition), adapter=adapter)
+    lowered = _prepare(
+        schedule,
+        num_ranks,
+        len(microbatches.inputs),
+        forward_only=forward_only,
+        in_step=ring.in_order,
+    )
+    ranges = partition_model(
+        model, lowered.num_stages, by=read_partition(partition), adapter=adapter
+    )
     stages = build_stages(model, ranges, adapter=adapter)
     if not forward_only:
         check_owned(model, stages)
     runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
-    mailbox = None if num_ranks == 1 else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
+    mailbox = (
+        None
+        if num_ranks == 1
+        else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
+    )
     executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
     with nullcontext() if forward_only else TiedGradients(ring, stages, lowered.stage_ranks):
         executor.run(here)
@@ -318,7 +422,10 @@ def _run_step(
 
 
 def _sum_up(losses: Collection[Tensor]) -> Tensor:
-    """Returns the sum of losses, on the CPU; 0 if there are none, NaN if they are of device "meta" and have no value."""
+    """Returns the sum of losses, on the CPU.
+
+    0 if there are none, NaN if they are of device "meta" and have no value.
+    """
     if not losses:
         return torch.zeros((), dtype=torch.float64)
     total = torch.stack(list(losses)).double().sum()
@@ -328,23 +435,38 @@ def _sum_up(losses: Collection[Tensor]) -> Tensor:
 def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
     """Returns what all ranks must agree on."""
     rows = [" ".join(map(str, row)) for row in schedule.actions]
-    order, cut = (zlib.crc32(repr(part).encode()) for part in ((schedule.stage_ranks, rows), ranges))
-    return Header("greeting", schedule.num_microbatches, Payload((cut,), torch.float32), digest=order)
+    order, cut = (
+        zlib.crc32(repr(part).encode()) for part in ((schedule.stage_ranks, rows), ranges)
+    )
+    return Header(
+        "greeting", schedule.num_microbatches, Payload((cut,), torch.float32), digest=order
+    )
 
 
 @lru_cache(maxsize=16)  # a training loop asks for the same one in every step
-def _prepare(schedule: str | Schedule, num_ranks: int, num_microbatches: int, *, forward_only: bool, in_step: bool) -> Schedule:
+def _prepare(
+    schedule: str | Schedule,
+    num_ranks: int,
+    num_microbatches: int,
+    *,
+    forward_only: bool,
+    in_step: bool,
+) -> Schedule:
     """Returns the schedule, checked, with its sends and receives, or its forward passes alone."""
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, num_ranks, num_microbatches)
     if (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
         raise ScheduleError(
-            f"the schedule must be for {num_ranks} ranks and {num_microbatches} microbatches, got one ({schedule.name}) for "
-            f"{schedule.num_ranks} and {schedule.num_microbatches}. Make it for this ring and this batch."
+            f"the schedule must be for {num_ranks} ranks and {num_microbatches} microbatches, "
+            f"got one ({schedule.name}) for "
+            f"{schedule.num_ranks} and {schedule.num_microbatches}. Make it for this ring and "
+            "this batch."
         )
     validate(schedule)
     if forward_only:
-        forwards = tuple(tuple(action for action in row if action.kind == "F") for row in schedule.actions)
+        forwards = tuple(
+            tuple(action for action in row if action.kind == "F") for row in schedule.actions
+        )
         schedule = replace(schedule, actions=forwards)
     return lower_in_step(schedule) if in_step else lower(schedule)
 
@@ -357,26 +479,28 @@ def pipeline_state_dict(
     partition: str | Sequence[int] | Sequence[range] = "count",
     adapter: Adapter | None = None,
 ) -> dict[str, Any]:
-    """Returns the trained model's ``state_dict``, with the keys of the model itself, although each rank has trained only its stages.
+    """Returns the trained model's ``state_dict``, with the keys of the model itself.
 
-    Every rank of the ring calls it with the same arguments, those of its steps, and it blocks until all have. What other ranks have trained
-    is copied into this rank's model, one tensor at a time, so nothing is held twice: afterwards the model is whole everywhere, with the
-    extra states of its modules.
+    Although each rank has trained only its stages. Every rank of the ring calls it with the same
+    arguments, those of its steps, and it blocks until all have. What other ranks have trained is
+    copied into this rank's model, one tensor at a time, so nothing is held twice: afterwards the
+    model is whole everywhere, with the extra states of its modules.
 
     Args:
         model: the whole model; each rank has trained the stages that are its own.
-        gather: False makes no message and leaves the model as it is; the result has what this rank trains alone, for
-            ``torch.distributed.checkpoint``. Loading into it changes the model.
+        gather: False makes no message and leaves the model as it is; the result has what this rank
+            trains alone, for ``torch.distributed.checkpoint``. Loading into it changes the model.
         schedule: that of the steps; says which rank has which stage.
         partition: that of the steps.
         adapter: that of the steps.
 
     Returns:
-        What ``model.state_dict()`` returns, or with ``gather=False`` this rank's part of it, with every tied parameter
-        that it uses.
+        What ``model.state_dict()`` returns, or with ``gather=False`` this rank's part of it, with
+        every tied parameter that it uses.
 
     Raises:
-        ArgumentError: the partition does not fit the model, or no stage has one of its trained parameters.
+        ArgumentError: the partition does not fit the model, or no stage has one of its trained
+            parameters.
 
     Example:
         >>> import ringsim
@@ -384,7 +508,9 @@ def pipeline_state_dict(
         ...     rank = ringsim.current_ring().rank
         ...     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
         ...     nn.init.constant_(model[rank].weight, 10 + rank)  # as if it had been trained
-        ...     return list(pipeline_state_dict(model, gather=False)), [each.item() for each in pipeline_state_dict(model).values()]
+        ...     return list(pipeline_state_dict(model, gather=False)), [
+        ...         each.item() for each in pipeline_state_dict(model).values()
+        ...     ]
         >>> ringsim.trace(worker, world_size=2).results
         [(['0.weight'], [10.0, 11.0]), (['1.weight'], [10.0, 11.0])]
     """
@@ -392,7 +518,9 @@ def pipeline_state_dict(
     here = ring.ranks.index(ring.rank)
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, len(ring.ranks), 1)
-    ranges = partition_model(model, schedule.num_stages, by=read_partition(partition), adapter=adapter)
+    ranges = partition_model(
+        model, schedule.num_stages, by=read_partition(partition), adapter=adapter
+    )
     stages = build_stages(model, ranges, adapter=adapter)
     check_owned(model, stages)
     places: dict[Any, set[int]] = {}
@@ -401,16 +529,25 @@ def pipeline_state_dict(
             places.setdefault(part, set()).add(place)
     parts = _find_parts(model)
     if not gather:
-        return {key: value for key, value in model.state_dict().items() if here in places.get(parts.get(key), {here})}
+        return {
+            key: value
+            for key, value in model.state_dict().items()
+            if here in places.get(parts.get(key), {here})
+        }
     for part in dict.fromkeys(each for each in parts.values() if each in places):
         _copy_trained(ring, part, owner=min(places[part]), is_mine=here in places[part])
     return model.state_dict()
 
 
 def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
-    """Returns the tensor behind each key of the model's ``state_dict``, or the module whose extra state it is."""
+    """Returns the tensor behind each key of the model's ``state_dict``.
+
+    Or the module whose extra state it is.
+    """
     parts: dict[str, Tensor | nn.Module] = {
-        key: value for key, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)
+        key: value
+        for key, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor)
     }
     for name, module in model.named_modules(remove_duplicate=False):
         if type(module).get_extra_state is not nn.Module.get_extra_state:
@@ -419,7 +556,10 @@ def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
 
 
 def _copy_trained(ring: Ring, part: Tensor | nn.Module, owner: int, *, is_mine: bool) -> None:
-    """Takes a tensor, or a module's extra state, from the rank at a place in the ring; every rank of the ring calls it."""
+    """Takes a tensor, or a module's extra state, from the rank at a place in the ring.
+
+    Every rank of the ring calls it.
+    """
     if isinstance(part, nn.Module):
         state = pass_object_back(ring, part.get_extra_state(), owner)
         if not is_mine:

@@ -10,7 +10,8 @@
         | norm, head
     logits [batch, seq, vocabulary]
 
-Shapes in the comments: B batch, T tokens of this call, S tokens so far (S = T without a cache), C hidden size, H heads, D = C / H.
+Shapes in the comments: B batch, T tokens of this call, S tokens so far (S = T without a cache), C
+hidden size, H heads, D = C / H.
 """
 
 from __future__ import annotations
@@ -39,10 +40,16 @@ class KeyValueCache:
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds new keys and values to a layer's, each of shape (batch, heads, tokens, head size); returns those of all tokens so far."""
+        """Adds new keys and values to a layer's, each of shape (batch, heads, tokens, head size).
+
+        Returns those of all tokens so far.
+        """
         if layer in self._seen:
             old_keys, old_values = self._seen[layer]
-            keys, values = torch.cat((old_keys, keys), dim=2), torch.cat((old_values, values), dim=2)
+            keys, values = (
+                torch.cat((old_keys, keys), dim=2),
+                torch.cat((old_values, values), dim=2),
+            )
         self._seen[layer] = keys, values
         return keys, values
 
@@ -65,20 +72,28 @@ class CausalAttention(nn.Module):
         self.query_key_value = nn.Linear(hidden_size, 3 * hidden_size)
         self.out = nn.Linear(hidden_size, hidden_size)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
-        """Returns what each token takes from those that it may attend to, shape (batch, tokens, hidden).
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Returns what each token takes from those that it may attend to.
+
+        Shape (batch, tokens, hidden).
 
         Args:
             hidden: shape (batch, tokens, hidden).
-            mask: True where a token may attend, shape (batch, 1, tokens, tokens so far); None: to everything before it.
+            mask: True where a token may attend, shape (batch, 1, tokens, tokens so far); None: to
+                everything before it.
             cache: keys and values of earlier calls; the new ones are added to it.
         """
-        split = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, H, D)
+        # Shape (B, T, 3, H, D).
+        split = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, -1))
         query, keys, values = split.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
         if cache is not None:
             keys, values = cache.update(self.layer, keys, values)  # (B, H, S, D)
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
+        mixed = functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=mask is None
+        )
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
@@ -97,11 +112,20 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(hidden_size)
         self.attention = CausalAttention(hidden_size, num_heads, dropout, layer)
         self.feed_forward_norm = nn.LayerNorm(hidden_size)
-        self.feed_forward = nn.Sequential(nn.Linear(hidden_size, 4 * hidden_size), nn.GELU(), nn.Linear(4 * hidden_size, hidden_size))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(hidden_size, 4 * hidden_size),
+            nn.GELU(),
+            nn.Linear(4 * hidden_size, hidden_size),
+        )
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None, cache: KeyValueCache | None = None) -> Tensor:
-        """Returns the hidden states for the next layer, shape (batch, tokens, hidden); the arguments are those of `CausalAttention`."""
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Returns the hidden states for the next layer, shape (batch, tokens, hidden).
+
+        The arguments are those of `CausalAttention`.
+        """
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), mask, cache))
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
 
@@ -140,11 +164,16 @@ class SmallTransformer(nn.Module):
     ) -> None:
         super().__init__()
         if hidden_size % num_heads:
-            raise ArgumentError(f"num_heads must divide hidden_size, got {num_heads} heads for {hidden_size}. Change one of the two.")
+            raise ArgumentError(
+                f"num_heads must divide hidden_size, got {num_heads} heads for {hidden_size}. "
+                "Change one of the two."
+            )
         self.embedding = nn.Embedding(vocab_size, hidden_size)
         self.positions = nn.Embedding(max_length, hidden_size)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(hidden_size, num_heads, dropout, layer) for layer in range(num_layers))
+        self.blocks = nn.ModuleList(
+            Block(hidden_size, num_heads, dropout, layer) for layer in range(num_layers)
+        )
         self.norm = nn.LayerNorm(hidden_size)
         self.head = nn.Linear(hidden_size, vocab_size, bias=False)
         if tied:
@@ -160,7 +189,10 @@ class SmallTransformer(nn.Module):
         return self.dropout(self.embedding(token_ids) + self.positions(position_ids))
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """Returns the logits, shape (batch, tokens, vocabulary), for what leaves the last block, shape (batch, tokens, hidden)."""
+        """Returns the logits for what leaves the last block.
+
+        Shape (batch, tokens, vocabulary), for (batch, tokens, hidden).
+        """
         return self.head(self.norm(hidden))
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -179,15 +211,17 @@ class SmallTransformer(nn.Module):
 
 
 def causal_mask(attention_mask: Tensor, tokens: int) -> Tensor:
-    """Returns which tokens the last ones of each sequence may attend to: none ahead, and no padding.
+    """Returns which tokens the last ones of each sequence may attend to.
+
+    None ahead, and no padding.
 
     Args:
         attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far).
         tokens: how many of them are new.
 
     Returns:
-        True where a new token may attend, shape (batch, 1, tokens, tokens so far). Padding attends to itself, so that its softmax is not
-        over nothing.
+        True where a new token may attend, shape (batch, 1, tokens, tokens so far). Padding attends
+        to itself, so that its softmax is not over nothing.
 
     Example:
         >>> causal_mask(torch.tensor([[0, 1, 1]]), tokens=3).int().tolist()

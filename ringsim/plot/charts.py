@@ -1,10 +1,13 @@
-"""Charts: bandwidth and time of messages by their size, and how busy the stages of a generation ring are.
+"""Charts.
 
-A chart of bandwidths has a curve for each pattern, backend and edge, interrupted where one alpha-beta line does not hold. Of a trace,
-every message is a point. On machines without a GPU, what others measured with NCCL and published stands beside: every figure has its
-source, a public discussion that anybody can open. Most sources give the bandwidth that large messages reach, few the times of single
-sizes, and nothing in between is filled in. ``sendrecv_perf`` of nccl-tests sends and receives at once on every rank, so its figures compare
-with the pattern "exchange" rather than with "pingpong".
+Bandwidth and time of messages by their size, and how busy the stages of a generation ring are. A
+chart of bandwidths has a curve for each pattern, backend and edge, interrupted where one alpha-beta
+line does not hold. Of a trace, every message is a point. On machines without a GPU, what others
+measured with NCCL and published stands beside: every figure has its source, a public discussion
+that anybody can open. Most sources give the bandwidth that large messages reach, few the times of
+single sizes, and nothing in between is filled in. ``sendrecv_perf`` of nccl-tests sends and
+receives at once on every rank, so its figures compare with the pattern "exchange" rather than with
+"pingpong".
 """
 
 from __future__ import annotations
@@ -19,7 +22,14 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MultipleLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MultipleLocator,
+    NullLocator,
+    PercentFormatter,
+)
 
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
@@ -36,24 +46,39 @@ from ringsim.traces.value import Trace, count
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["FIGURES", "LINE_RATES", "LineRate", "MeasuredUse", "PublishedFigure", "achieved", "plot_bandwidth", "plot_inner_iterations"]
+__all__ = [
+    "FIGURES",
+    "LINE_RATES",
+    "LineRate",
+    "MeasuredUse",
+    "PublishedFigure",
+    "achieved",
+    "plot_bandwidth",
+    "plot_inner_iterations",
+]
 
 SIZE_INCHES: Final = (6.6, 3.6)  # of the upper panel
 MOST_NAMED: Final = 3  # measurements that the title names
 
 
 def plot_bandwidth(
-    trace: Trace | Bandwidths, *, curve: Bandwidths | None = None, published: bool = True, ax: Axes | None = None, **look: Unpack[Style]
+    trace: Trace | Bandwidths,
+    *,
+    curve: Bandwidths | None = None,
+    published: bool = True,
+    ax: Axes | None = None,
+    **look: Unpack[Style],
 ) -> Axes:
     """Draws bandwidth and, below, time against message size.
 
-    A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through them, and the ceilings of the machine.
-    A curve is interrupted where one line does not hold (``ringsim.traces.bandwidths`` has the rule). Where the table has messages and no
-    NCCL, the published figures of NCCL stand beside, dashed, with their source.
+    A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through
+    them, and the ceilings of the machine. A curve is interrupted where one line does not hold
+    (``ringsim.traces.bandwidths`` has the rule). Where the table has messages and no NCCL, the
+    published figures of NCCL stand beside, dashed, with their source.
 
-    Of a trace, every message is a point: its size, and the time from when both sides had posted it until it had arrived. Open points are
-    lower bounds: the receiver began to wait only later. Of more than 12 messages of a size, the median is drawn, and
-    a line from p10 to p90.
+    Of a trace, every message is a point: its size, and the time from when both sides had posted it
+    until it had arrived. Open points are lower bounds: the receiver began to wait only later. Of
+    more than 12 messages of a size, the median is drawn, and a line from p10 to p90.
 
     Args:
         trace: a trace, or a table of bandwidths.
@@ -69,43 +94,98 @@ def plot_bandwidth(
         ArgumentError: a curve is given for a table, which has its own.
 
     Example:
-        >>> import matplotlib; matplotlib.use("Agg")
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
         >>> from ringsim.traces.bandwidths import make_bandwidths
-        >>> row = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
+        >>> row = {
+        ...     "pattern": "pingpong",
+        ...     "src": 0,
+        ...     "dst": 1,
+        ...     "backend": "gloo",
+        ...     "kind": "measured",
+        ...     "n": 30,
+        ... }
         >>> times_us = {2**k: 40 + 2**k / 4e3 for k in range(3, 28)}
         >>> rows = [{**row, "size_bytes": size, "latency_us": t} for size, t in times_us.items()]
         >>> plot_bandwidth(make_bandwidths(rows, {})).get_title(loc="left")
         'Gloo: 8 B take 40 µs, 128 MiB go at 4 GB/s'
     """
     if not isinstance(trace, Bandwidths):
-        return style.show([Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES)], ax, **look)
+        return style.show(
+            [Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES)], ax, **look
+        )
     if curve is not None:
-        raise ArgumentError("curve must be left out for a table of bandwidths, got one. Pass a trace, to be drawn over the curve.")
+        raise ArgumentError(
+            "curve must be left out for a table of bandwidths, got one. Pass a trace, to be "
+            "drawn over the curve."
+        )
     return style.show(
-        [Picture(lambda ax: _draw_table(trace, ax, published=published and not look.get("compact")), *SIZE_INCHES)], ax, **look
+        [
+            Picture(
+                lambda ax: _draw_table(trace, ax, published=published and not look.get("compact")),
+                *SIZE_INCHES,
+            )
+        ],
+        ax,
+        **look,
     )
 
 
 def bandwidth_png(table: Bandwidths) -> bytes:
-    """Draws a table's chart for a notebook: a PNG, 100 pixels an inch, with the table's description in the file."""
-    return style.picture_png([Picture(lambda ax: _draw_table(table, ax, published=True), *SIZE_INCHES)], table.describe())
+    """Draws a table's chart for a notebook.
+
+    A PNG, 100 pixels an inch, with the table's description in the file.
+    """
+    return style.picture_png(
+        [Picture(lambda ax: _draw_table(table, ax, published=True), *SIZE_INCHES)], table.describe()
+    )
 
 
 def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> None:
     curves = make_curves(table)
-    panels = _add_panels(ax, np.concatenate([one.size_bytes for one in curves] or [np.array([1, 2**20])]))
+    panels = _add_panels(
+        ax, np.concatenate([one.size_bytes for one in curves] or [np.array([1, 2**20])])
+    )
     labels, handles = _draw_curves(curves, panels), _curve_legend(curves)
     notes = _fit_notes(curves) + _counts(curves)
-    if published and curves and all(one.backend != "nccl" and one.bus_factor == 1 for one in curves):
+    if (
+        published
+        and curves
+        and all(one.backend != "nccl" and one.bus_factor == 1 for one in curves)
+    ):
         labels += _draw_published(panels)
-        points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}  # the dashes have theirs beside them
-        notes.append(f"Published times: {'; '.join(f'{link} ({source})' for link, source in points.items())}.")
-        handles.append(Line2D([], [], label="NCCL, published by others (not measured here)", linewidth=1.2, **PUBLISHED_LOOK))
+        # the dashes have theirs beside them
+        points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}
+        notes.append(
+            "Published times: "
+            f"{'; '.join(f'{link} ({source})' for link, source in points.items())}."
+        )
+        handles.append(
+            Line2D(
+                [],
+                [],
+                label="NCCL, published by others (not measured here)",
+                linewidth=1.2,
+                **PUBLISHED_LOOK,
+            )
+        )
     _write_labels(ax, labels)
-    ax.set_ylabel("bandwidth, GB/s (algbw = busbw)" if {one.bus_factor for one in curves} <= {1.0} else "bus bandwidth, GB/s")
+    ax.set_ylabel(
+        "bandwidth, GB/s (algbw = busbw)"
+        if {one.bus_factor for one in curves} <= {1.0}
+        else "bus bandwidth, GB/s"
+    )
     title, subtitle = _message(curves)
     notes += [*_circumstances(table.metadata), *map(str, table.metadata.get("notes", ()))]
-    style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=table.metadata, columns=3)
+    style.dress(
+        ax,
+        title,
+        subtitle=subtitle,
+        notes=notes,
+        handles=handles,
+        metadata=table.metadata,
+        columns=3,
+    )
 
 
 def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
@@ -114,18 +194,34 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
     sizes = np.concatenate([found.size_bytes, *(one.size_bytes for one in curves)])
     panels = _add_panels(ax, sizes if len(sizes) else np.array([2**10, 2**20]))
     labels, handles = _draw_curves(curves, panels, name_half=False), _curve_legend(curves)
-    for is_bound, words in ((False, "watched from the start"), (True, "waited for later: a lower bound")):
-        handles += _draw_messages(found, is_bound, words, pen(str(trace.metadata.get("backend") or "")).colour, panels)
+    for is_bound, words in (
+        (False, "watched from the start"),
+        (True, "waited for later: a lower bound"),
+    ):
+        handles += _draw_messages(
+            found, is_bound, words, pen(str(trace.metadata.get("backend") or "")).colour, panels
+        )
     _write_labels(ax, labels)
     notes = [f"Lines: {footer(table.metadata)}.", *_fit_notes(curves)] if table is not None else []
     title, subtitle = _trace_message(found, trace)
-    style.dress(ax, title, subtitle=subtitle, notes=notes + _left_out(found), handles=handles, metadata=trace.metadata, columns=3)
+    style.dress(
+        ax,
+        title,
+        subtitle=subtitle,
+        notes=notes + _left_out(found),
+        handles=handles,
+        metadata=trace.metadata,
+        columns=3,
+    )
 
 
-def _draw_messages(found: Achieved, is_bound: bool, words: str, colour: str, panels: _Panels) -> list[Line2D]:
+def _draw_messages(
+    found: Achieved, is_bound: bool, words: str, colour: str, panels: _Panels
+) -> list[Line2D]:
     """Draws the messages of one kind, as dots or as quantiles; returns the legend's entries."""
     look: dict[str, Any] = {
-        "color": colour, "markerfacecolor": "none" if is_bound else colour, "marker": "o", "markersize": 5,
+        "color": colour, "markerfacecolor": "none" if is_bound else colour, "marker": "o",
+        "markersize": 5,
         "linestyle": "none", "zorder": 6,
     }  # fmt: skip
     gid = f"messages {'bound' if is_bound else 'exact'}"
@@ -135,30 +231,65 @@ def _draw_messages(found: Achieved, is_bound: bool, words: str, colour: str, pan
         dots = found.size_bytes[few], found.gb_per_s[few], found.time_us[few]
         handles.append(panels.plot(*dots, label=f"a message, {words}", gid=gid, **look))
     for some in many:
-        size = float(np.median(found.size_bytes[some])) * (1.05 if is_bound else 0.95)  # beside those of the other kind
-        rates, times = (np.quantile(values[some], (0.1, 0.5, 0.9)) for values in (found.gb_per_s, found.time_us))
-        panels.plot([size, size], rates[[0, 2]], times[[0, 2]], color=colour, linewidth=1.6, zorder=5, gid=f"{gid} p10-p90")
+        # beside those of the other kind
+        size = float(np.median(found.size_bytes[some])) * (1.05 if is_bound else 0.95)
+        rates, times = (
+            np.quantile(values[some], (0.1, 0.5, 0.9)) for values in (found.gb_per_s, found.time_us)
+        )
+        panels.plot(
+            [size, size],
+            rates[[0, 2]],
+            times[[0, 2]],
+            color=colour,
+            linewidth=1.6,
+            zorder=5,
+            gid=f"{gid} p10-p90",
+        )
         label = f"more than {MOST_DOTS} messages of a size, {words}: median, p10 to p90"
-        handles[bool(len(few)) :] = [panels.plot(size, rates[1], times[1], label=label, gid=f"{gid} median", **look)]
+        handles[bool(len(few)) :] = [
+            panels.plot(size, rates[1], times[1], label=label, gid=f"{gid} median", **look)
+        ]
     return handles
 
 
 def _message(curves: Sequence[Curve]) -> tuple[str, str]:
     """The chart's message in one line, and what follows from it in another."""
-    slowest = [max(edges, key=lambda curve: float(curve.latency_us[-1])) for edges in _group(curves).values()]
+    slowest = [
+        max(edges, key=lambda curve: float(curve.latency_us[-1]))
+        for edges in _group(curves).values()
+    ]
     if not slowest:
         return "No backend was measured", ""
     curve = slowest[0]
     first, last = bytes_text(curve.size_bytes[0]), bytes_text(curve.size_bytes[-1])
     if len(slowest) > 1:
         rates = ", ".join(f"{one.label} {one.gb_per_s[-1]:.3g}" for one in slowest[:MOST_NAMED])
-        times = ", ".join(f"{one.label} {time_text(one.latency_us[0] * 1e3)}" for one in slowest[:MOST_NAMED])
+        times = ", ".join(
+            f"{one.label} {time_text(one.latency_us[0] * 1e3)}" for one in slowest[:MOST_NAMED]
+        )
         return f"{last}: {rates} GB/s", f"{first}: {times}"
-    title = f"{curve.label}: {first} take {time_text(curve.latency_us[0] * 1e3)}, {last} go at {curve.gb_per_s[-1]:.3g} GB/s"
+    title = (
+        f"{curve.label}: {first} take {time_text(curve.latency_us[0] * 1e3)}, {last} go at "
+        f"{curve.gb_per_s[-1]:.3g} GB/s"
+    )
     link = curve.regimes[-1].link
-    if len(curve.regimes) > 1 or link is None or not _is_sure(link) or not curve.size_bytes[0] < link.n_half_bytes < curve.size_bytes[-1]:
-        return title, "each point is a median; the line is what two numbers, alpha and beta, make of them"
-    return title, f"below n½ = {bytes_text(round(link.n_half_bytes))} most of the time is the fixed cost of a message, alpha"
+    if (
+        len(curve.regimes) > 1
+        or link is None
+        or not _is_sure(link)
+        or not curve.size_bytes[0] < link.n_half_bytes < curve.size_bytes[-1]
+    ):
+        return (
+            title,
+            "each point is a median; the line is what two numbers, alpha and beta, make of them",
+        )
+    return (
+        title,
+        (
+            f"below n½ = {bytes_text(round(link.n_half_bytes))} most of the time is the fixed cost "
+            "of a message, alpha"
+        ),
+    )
 
 
 def _counts(curves: Sequence[Curve]) -> list[str]:
@@ -168,16 +299,24 @@ def _counts(curves: Sequence[Curve]) -> list[str]:
     low, high = int(counts.min()), int(counts.max())
     if all(curve.kind == "simulated" for curve in curves):
         return ["Each size once: on a virtual clock no repetition differs."]
-    return [f"Medians of n = {f'{low:,}' if low == high else f'{low:,} to {high:,}'} repetitions of each size, warm-up left out."]
+    return [
+        (
+            f"Medians of n = {f'{low:,}' if low == high else f'{low:,} to {high:,}'} repetitions "
+            "of each size, warm-up left out."
+        )
+    ]
 
 
 def _circumstances(metadata: dict[str, Any]) -> list[str]:
-    """Says what carried the messages and what else the machine was doing, as far as that is known."""
+    """Says what carried the messages and what else the machine did, as far as is known."""
     parts = []
     if metadata.get("interface"):
         parts.append(f"sockets over {metadata['interface']}")
     if metadata.get("paths"):
-        parts.append("between the GPUs " + ", ".join(f"{edge}: {path}" for edge, path in metadata["paths"].items()))
+        parts.append(
+            "between the GPUs "
+            + ", ".join(f"{edge}: {path}" for edge, path in metadata["paths"].items())
+        )
     if len(metadata.get("load") or ()) == 2:
         parts.append("load average {:.1f} before and {:.1f} after".format(*metadata["load"]))
     text = "; ".join(parts)
@@ -186,10 +325,15 @@ def _circumstances(metadata: dict[str, Any]) -> list[str]:
 
 def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
     if not len(found):
-        return ("NCCL's messages have no times of their own" if found.queued else "No message arrived"), ""
+        return (
+            "NCCL's messages have no times of their own" if found.queued else "No message arrived"
+        ), ""
     best = int(np.argmax(found.gb_per_s))
     bounds = int(np.count_nonzero(found.is_bound))
-    title = f"{count(len(found), 'message')}: at best {found.gb_per_s[best]:.3g} GB/s, with {bytes_text(found.size_bytes[best])}"
+    title = (
+        f"{count(len(found), 'message')}: at best {found.gb_per_s[best]:.3g} GB/s, with "
+        f"{bytes_text(found.size_bytes[best])}"
+    )
     moved = f"{bytes_text(int(found.size_bytes.sum()))} among {count(trace.world_size, 'rank')}"
     return title, f"{moved}; {bounds:,} of the bandwidths are lower bounds" if bounds else moved
 
@@ -197,7 +341,10 @@ def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
 def _left_out(found: Achieved) -> list[str]:
     notes = []
     if found.queued:
-        notes.append(f"Not drawn: {count(found.queued, 'message')}: on NCCL the record has the end of queueing, not of the transfer.")
+        notes.append(
+            f"Not drawn: {count(found.queued, 'message')}: on NCCL the record has the end of "
+            "queueing, not of the transfer."
+        )
     if found.empty:
         notes.append(f"Not drawn: {count(found.empty, 'message')} of 0 bytes.")
     if found.unfinished:
@@ -210,7 +357,10 @@ def _left_out(found: Achieved) -> list[str]:
 
 @dataclass(frozen=True)
 class Pen:
-    """How a backend is drawn in every chart: its name, the colours of lines and of words, the lines' style."""
+    """How a backend is drawn in every chart.
+
+    Its name, the colours of lines and of words, the lines' style.
+    """
 
     name: str
     colour: str
@@ -234,9 +384,11 @@ def pen(backend: str) -> Pen:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What one link gave, over ascending sizes of messages: numpy arrays of one length, the bands of shape (2, n) with p10 and p90.
+    """What one link gave, over ascending sizes of messages.
 
-    ``src`` and ``dst`` are global ranks, -1 where all ranks take part; ``gb_per_s`` is the bus bandwidth; ``n`` messages make a median.
+    Numpy arrays of one length, the bands of shape (2, n) with p10 and p90. ``src`` and ``dst`` are
+    global ranks, -1 where all ranks take part; ``gb_per_s`` is the bus bandwidth; ``n`` messages
+    make a median.
     """
 
     pattern: str
@@ -260,17 +412,26 @@ class Curve:
     def name(self) -> str:
         """Backend, pattern and edge, for notes."""
         edge = f" {self.src} -> {self.dst}" if self.src >= 0 and self.dst >= 0 else ""
-        return f"{pen(self.backend).name} {self.pattern}{edge}{'' if self.kind == 'measured' else f', {self.kind}'}"
+        return (
+            f"{pen(self.backend).name} {self.pattern}{edge}"
+            f"{'' if self.kind == 'measured' else f', {self.kind}'}"
+        )
 
     @property
     def label(self) -> str:
         """The backend, and the pattern unless it is the usual one, for titles."""
-        return pen(self.backend).name if self.pattern == "pingpong" else f"{pen(self.backend).name} {self.pattern}"
+        return (
+            pen(self.backend).name
+            if self.pattern == "pingpong"
+            else f"{pen(self.backend).name} {self.pattern}"
+        )
 
     @property
     def bus_factor(self) -> float:
         """Bus bandwidth by algorithm bandwidth; 1 for a message."""
-        return float(np.round(np.median(self.gb_per_s * self.latency_us / self.size_bytes * 1e3), 4))
+        return float(
+            np.round(np.median(self.gb_per_s * self.latency_us / self.size_bytes * 1e3), 4)
+        )
 
     @property
     def parts(self) -> list[slice]:
@@ -280,14 +441,23 @@ class Curve:
     @cached_property
     def regimes(self) -> list[Regime]:
         """Ranges of sizes with one line each; the lines give seconds."""
-        low, high = np.where(np.isnan(self.latency_band_us), self.latency_us, self.latency_band_us) * 1e-6
+        low, high = (
+            np.where(np.isnan(self.latency_band_us), self.latency_us, self.latency_band_us) * 1e-6
+        )
         return find_regimes(self.size_bytes, self.latency_us * 1e-6, p10_s=low, p90_s=high)
 
 
 def make_curves(table: Bandwidths) -> list[Curve]:
-    """Makes the curves of a table, in its order; zeros are left out, because a logarithmic axis cannot show them."""
+    """Makes the curves of a table, in its order.
+
+    Zeros are left out, because a logarithmic axis cannot show them.
+    """
     curves = []
-    drawable = (table.columns["size_bytes"] > 0) & (table.columns["latency_us"] > 0) & (table.columns["algbw_gb_per_s"] != 0)
+    drawable = (
+        (table.columns["size_bytes"] > 0)
+        & (table.columns["latency_us"] > 0)
+        & (table.columns["algbw_gb_per_s"] != 0)
+    )
     for key in table.series():
         mine = table.select(drawable & table.where(*key)).columns
         for kind in dict.fromkeys(mine["kind"].tolist()):
@@ -300,9 +470,11 @@ def make_curves(table: Bandwidths) -> list[Curve]:
             factor = column["busbw_gb_per_s"] / column["algbw_gb_per_s"]
             curves.append(
                 Curve(
-                    pattern, backend, kind, src, dst, column["size_bytes"], column["latency_us"], column["busbw_gb_per_s"],
+                    pattern, backend, kind, src, dst, column["size_bytes"], column["latency_us"],
+                    column["busbw_gb_per_s"],
                     np.stack([column["p10_latency_us"], column["p90_latency_us"]]),
-                    np.stack([column["p10_algbw_gb_per_s"], column["p90_algbw_gb_per_s"]]) * factor, column["n"],
+                    np.stack([column["p10_algbw_gb_per_s"], column["p90_algbw_gb_per_s"]]) * factor,
+                    column["n"],
                 )
             )  # fmt: skip
     return curves
@@ -318,7 +490,10 @@ Groups = dict[tuple[str, str, str], list[Curve]]
 
 
 def _group(curves: Sequence[Curve]) -> Groups:
-    """Returns the curves other than ceilings by (backend, pattern, kind): the edges of one measurement."""
+    """Returns the curves other than ceilings by (backend, pattern, kind).
+
+    The edges of one measurement.
+    """
     groups: Groups = {}
     for curve in curves:
         if not curve.is_ceiling:
@@ -326,16 +501,23 @@ def _group(curves: Sequence[Curve]) -> Groups:
     return groups
 
 
-def _draw_curves(curves: Sequence[Curve], panels: _Panels, *, name_half: bool = True) -> list[Label]:
-    """Draws ceilings and other curves, n½ with its name where there is a single measurement; returns labels for the right edge."""
+def _draw_curves(
+    curves: Sequence[Curve], panels: _Panels, *, name_half: bool = True
+) -> list[Label]:
+    """Draws ceilings and other curves, n½ with its name where there is a single measurement.
+
+    Returns labels for the right edge.
+    """
     labels: list[Label] = []
     for curve in curves:
         if curve.is_ceiling:
             look = pen(curve.backend)
             for part in curve.parts:
                 panels.plot(
-                    curve.size_bytes[part], curve.gb_per_s[part], curve.latency_us[part], color=look.colour, linestyle=look.line,
-                    linewidth=1.5, marker="." if part.stop - part.start == 1 else "", gid=f"ceiling {curve.backend}",
+                    curve.size_bytes[part], curve.gb_per_s[part], curve.latency_us[part],
+                    color=look.colour, linestyle=look.line,
+                    linewidth=1.5, marker="." if part.stop - part.start == 1 else "",
+                    gid=f"ceiling {curve.backend}",
                 )  # fmt: skip
             labels.append((float(curve.gb_per_s[-1]), look.name, look.ink))
     groups = _group(curves)
@@ -343,10 +525,20 @@ def _draw_curves(curves: Sequence[Curve], panels: _Panels, *, name_half: bool = 
         for curve in edges:
             _draw_edge(curve, panels, alone=len(edges) == 1)
         look = pen(backend)
-        words = look.name if len({other for other in groups if other[0] == backend}) == 1 else f"{look.name} {pattern}"
-        several = (f", {len(edges)} edges" if len(edges) > 1 else "") + (f", {kind}" if kind != "measured" else "")
-        labels.append((float(np.median([curve.gb_per_s[-1] for curve in edges])), words + several, look.ink))
-    slowest = [max(edges, key=lambda curve: float(curve.latency_us[-1])) for edges in groups.values()]
+        words = (
+            look.name
+            if len({other for other in groups if other[0] == backend}) == 1
+            else f"{look.name} {pattern}"
+        )
+        several = (f", {len(edges)} edges" if len(edges) > 1 else "") + (
+            f", {kind}" if kind != "measured" else ""
+        )
+        labels.append(
+            (float(np.median([curve.gb_per_s[-1] for curve in edges])), words + several, look.ink)
+        )
+    slowest = [
+        max(edges, key=lambda curve: float(curve.latency_us[-1])) for edges in groups.values()
+    ]
     for curve in slowest:
         _draw_fit(curve, panels, name=name_half and len(slowest) == 1)
     return labels
@@ -357,33 +549,64 @@ def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
     groups = _group(curves)
     if not groups:
         return []
-    colour = pen(next(iter(groups))[0]).colour if len({backend for backend, _, _ in groups}) == 1 else style.INK
+    colour = (
+        pen(next(iter(groups))[0]).colour
+        if len({backend for backend, _, _ in groups}) == 1
+        else style.INK
+    )
     entries: list[Any] = [
-        Line2D([], [], color=colour, marker=MARKERS.get(pattern, OTHER_MARKER), markersize=5, label=f"{pattern}: median")
+        Line2D(
+            [],
+            [],
+            color=colour,
+            marker=MARKERS.get(pattern, OTHER_MARKER),
+            markersize=5,
+            label=f"{pattern}: median",
+        )
         for pattern in dict.fromkeys(pattern for _, pattern, _ in groups)
     ]
     if any(len(edges) == 1 for edges in groups.values()):
         entries.append(Patch(facecolor=colour, alpha=0.22, linewidth=0, label="p10 to p90"))
-    entries.append(Line2D([], [], color=style.INK, linestyle=FIT_LINE, linewidth=1.1, label="fit: time = alpha + beta · size"))
+    entries.append(
+        Line2D(
+            [],
+            [],
+            color=style.INK,
+            linestyle=FIT_LINE,
+            linewidth=1.1,
+            label="fit: time = alpha + beta · size",
+        )
+    )
     return entries
 
 
 def _fit_notes(curves: Sequence[Curve]) -> list[str]:
-    """Returns the numbers of the fits in sentences, of the slowest edge where there are several; and what a break means."""
+    """Returns the numbers of the fits in sentences, of the slowest edge where there are several.
+
+    Also what a break means.
+    """
     groups = list(_group(curves).values())
     notes = []
     for edges in groups[:MOST_NOTES]:
         curve = max(edges, key=lambda curve: float(curve.latency_us[-1]))
         which = f"{curve.name}, the slowest of {len(edges)} edges" if len(edges) > 1 else curve.name
-        fitted = [(curve.size_bytes[regime.last], regime.link) for regime in curve.regimes if regime.link is not None]
+        fitted = [
+            (curve.size_bytes[regime.last], regime.link)
+            for regime in curve.regimes
+            if regime.link is not None
+        ]
         if len(curve.regimes) == 1 and fitted:
             notes.append(f"{which}: {link_text(fitted[0][1])}.")
         elif fitted:
             notes.append(f"{which}:")
-            notes += [f"    up to {bytes_text(last)}: {link_text(link)};" for last, link in fitted[:-1]]
+            notes += [
+                f"    up to {bytes_text(last)}: {link_text(link)};" for last, link in fitted[:-1]
+            ]
             notes.append(f"    beyond: {link_text(fitted[-1][1])}.")
     if any(len(curve.regimes) > 1 for curve in curves):
-        notes.append("Interrupted where the time jumps by more than the fits of both sides explain.")
+        notes.append(
+            "Interrupted where the time jumps by more than the fits of both sides explain."
+        )
     return notes
 
 
@@ -398,7 +621,9 @@ def link_text(link: Link) -> str:
     if not link.beta_s_per_byte:
         return f"{alpha}, no cost that grows with the size"
     relative = link.beta_error_s_per_byte / link.beta_s_per_byte
-    rate = f"1/beta = {_with_error(link.bandwidth_gb_per_s, link.bandwidth_gb_per_s * relative)} GB/s"
+    rate = (
+        f"1/beta = {_with_error(link.bandwidth_gb_per_s, link.bandwidth_gb_per_s * relative)} GB/s"
+    )
     return f"{alpha}, {rate}, n½ = {bytes_text(round(link.n_half_bytes))}"
 
 
@@ -411,23 +636,37 @@ def _with_error(value: float, error: float) -> str:
 
 
 def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
-    """Draws the medians of one edge, each regime by itself, and the band where the edge stands alone."""
+    """Draws the medians of one edge, each regime by itself.
+
+    Also the band where the edge stands alone.
+    """
     look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
     for part in curve.parts:
         panels.plot(
             curve.size_bytes[part], curve.gb_per_s[part], curve.latency_us[part], color=look.colour,
-            linestyle=look.line if curve.kind == "measured" else NOT_MEASURED_LINE, linewidth=1.6 if alone else 0.8,
-            marker=MARKERS.get(curve.pattern, OTHER_MARKER), markersize=4 if alone else 2, gid=f"median {name}", zorder=4,
+            linestyle=look.line if curve.kind == "measured" else NOT_MEASURED_LINE,
+            linewidth=1.6 if alone else 0.8,
+            marker=MARKERS.get(curve.pattern, OTHER_MARKER), markersize=4 if alone else 2,
+            gid=f"median {name}", zorder=4,
         )  # fmt: skip
         for panel, band in zip(panels, (curve.band_gb_per_s, curve.latency_band_us), strict=True):
             if alone and np.isfinite(band[:, part]).all():
                 panel.fill_between(
-                    curve.size_bytes[part], *band[:, part], color=look.colour, alpha=0.22, linewidth=0, gid=f"band {name}", zorder=2
+                    curve.size_bytes[part],
+                    *band[:, part],
+                    color=look.colour,
+                    alpha=0.22,
+                    linewidth=0,
+                    gid=f"band {name}",
+                    zorder=2,
                 )
 
 
 def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
-    """Draws the line of each regime, and marks n½ where it lies among the regime's sizes; with its name if asked to."""
+    """Draws the line of each regime, and marks n½ where it lies among the regime's sizes.
+
+    With its name if asked to.
+    """
     for regime in curve.regimes:
         link = regime.link
         if link is None:
@@ -436,16 +675,34 @@ def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
         sizes = np.geomspace(low, high, 100)
         times_s = link.alpha_s + link.beta_s_per_byte * sizes
         rates = curve.bus_factor * sizes / times_s * 1e-9
-        panels.plot(sizes, rates, times_s * 1e6, color=style.INK, linestyle=FIT_LINE, linewidth=1.1, gid=f"fit {curve.name}", zorder=5)
+        panels.plot(
+            sizes,
+            rates,
+            times_s * 1e6,
+            color=style.INK,
+            linestyle=FIT_LINE,
+            linewidth=1.1,
+            gid=f"fit {curve.name}",
+            zorder=5,
+        )
         half, rate = link.n_half_bytes, curve.bus_factor * link.bandwidth_gb_per_s / 2
         if low <= half <= high and _is_sure(link):
             panels.plot(
-                half, rate, 2e6 * link.alpha_s, marker="D", linestyle="none", color=style.INK, markerfacecolor="white", markersize=6,
+                half, rate, 2e6 * link.alpha_s, marker="D", linestyle="none", color=style.INK,
+                markerfacecolor="white", markersize=6,
                 gid="n half", zorder=7,
             )  # fmt: skip
             if name:
-                text, halo = f"n½ = {bytes_text(round(half))}\nhalf of 1/beta", withStroke(linewidth=2.5, foreground="white")
-                look: dict[str, Any] = {"va": "top", "fontsize": style.letters(9), "zorder": 7, "path_effects": [halo]}
+                text, halo = (
+                    f"n½ = {bytes_text(round(half))}\nhalf of 1/beta",
+                    withStroke(linewidth=2.5, foreground="white"),
+                )
+                look: dict[str, Any] = {
+                    "va": "top",
+                    "fontsize": style.letters(9),
+                    "zorder": 7,
+                    "path_effects": [halo],
+                }
                 style.write_beside(panels.rates, text, (half, rate), (9, -6), where="data", **look)
 
 
@@ -473,10 +730,15 @@ class _Panels(NamedTuple):
 
 
 def _add_panels(ax: Axes, sizes: Any) -> _Panels:
-    """Adds the panel of times under axes, outside of their frame; a mark at every power of two, or at every second, third and so on."""
+    """Adds the panel of times under axes, outside of their frame.
+
+    A mark at every power of two, or at every second, third and so on.
+    """
     below = ax.inset_axes((0, -BELOW, 1, BELOW - GAP), sharex=ax)
     low, high = math.floor(math.log2(sizes.min())), math.ceil(math.log2(sizes.max()))
-    step = max(1, -(-(high - low + 1) // min(MOST_TICKS, int(style.points(ax)[0] // TICK_POINTS) + 1)))
+    step = max(
+        1, -(-(high - low + 1) // min(MOST_TICKS, int(style.points(ax)[0] // TICK_POINTS) + 1))
+    )
     for panel, label in ((ax, "bandwidth, GB/s"), (below, "time of a message")):
         panel.set_ylabel(label)
         panel.set_xscale("log", base=2)
@@ -485,11 +747,15 @@ def _add_panels(ax: Axes, sizes: Any) -> _Panels:
         panel.set_axisbelow(True)
         panel.yaxis.set_major_locator(LogLocator(base=10, numticks=7))
         panel.yaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_locator(FixedLocator([2.0**power for power in range(low, high + 1, step)]))
+        panel.xaxis.set_major_locator(
+            FixedLocator([2.0**power for power in range(low, high + 1, step)])
+        )
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
     ax.set_xlim(2 ** (low - 0.5), 2 ** (high + 0.5))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip(".")))
+    ax.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip("."))
+    )
     below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value * 1e3)))
     ax.tick_params(labelbottom=False)
     below.set_xlabel("size of a message")
@@ -504,7 +770,8 @@ def spread(heights: Sequence[float], least: float) -> list[float]:
     """Moves heights apart until neighbours are at least ``least`` apart, in the same order."""
     order = np.argsort(heights, kind="stable")
     steps = least * np.arange(len(order))
-    apart = np.asarray(heights, dtype=np.float64)[order] - steps  # these must not fall: they are pushed up and down, and meet in the middle
+    # these must not fall: they are pushed up and down, and meet in the middle
+    apart = np.asarray(heights, dtype=np.float64)[order] - steps
     pushed = np.maximum.accumulate(apart) + np.minimum.accumulate(apart[::-1])[::-1]
     places = np.empty(len(order))
     places[order] = pushed / 2 + steps
@@ -514,19 +781,28 @@ def spread(heights: Sequence[float], least: float) -> list[float]:
 def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
     """Writes labels to the right of axes that have their size and range already."""
     to_points = 72 / ax.figure.dpi
-    heights = [float(ax.transData.transform((ax.get_xlim()[1], height))[1]) * to_points for height, _, _ in labels]
-    for (height, text, colour), own, place in zip(labels, heights, spread(heights, LINE_POINTS), strict=True):
+    heights = [
+        float(ax.transData.transform((ax.get_xlim()[1], height))[1]) * to_points
+        for height, _, _ in labels
+    ]
+    for (height, text, colour), own, place in zip(
+        labels, heights, spread(heights, LINE_POINTS), strict=True
+    ):
         style.write_beside(
-            ax, text, (1, height), (OFFSET_POINTS, place - own), where=ax.get_yaxis_transform(), va="center", color=colour,
+            ax, text, (1, height), (OFFSET_POINTS, place - own), where=ax.get_yaxis_transform(),
+            va="center", color=colour,
             fontsize=style.letters(8.5),
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1,
+                        "shrinkB": 0, "relpos": (0, 0.5)},
         )  # fmt: skip
 
 
 # -- what the messages of a trace achieved
 
-LATE: Final = 0.05  # of a message's time: with so much of it unwatched, the bandwidth may be that much higher
-MOST_DOTS: Final = 12  # messages of a size that are drawn one by one; of more, quantiles: dots would run into a column
+# of a message's time: with so much of it unwatched, the bandwidth may be that much higher
+LATE: Final = 0.05
+# messages of a size that are drawn one by one; of more, quantiles: dots would run into a column
+MOST_DOTS: Final = 12
 MOST_SIZES: Final = 64
 
 
@@ -534,10 +810,12 @@ MOST_SIZES: Final = 64
 class Achieved:
     """What messages achieved: numpy arrays of one length, a row for each message that arrived.
 
-    A message's time is from the moment at which both sides have posted it to the moment at which the receiver knows that it is there. Where
-    the receiver began to wait only later, the message may have arrived in between: its bandwidth ``is_bound``, a lower bound. Left out are
-    messages of 0 bytes, which have no bandwidth (``empty``), those that never arrived (``unfinished``), and those of NCCL (``queued``): a
-    wait on them ends when the GPU has been told, and says nothing of the bytes.
+    A message's time is from the moment at which both sides have posted it to the moment at which
+    the receiver knows that it is there. Where the receiver began to wait only later, the message
+    may have arrived in between: its bandwidth ``is_bound``, a lower bound. Left out are messages of
+    0 bytes, which have no bandwidth (``empty``), those that never arrived (``unfinished``), and
+    those of NCCL (``queued``): a wait on them ends when the GPU has been told, and says nothing of
+    the bytes.
     """
 
     size_bytes: Any
@@ -553,15 +831,19 @@ class Achieved:
         return len(self.size_bytes)
 
     def split(self, is_bound: bool) -> tuple[Ints, list[Ints]]:
-        """Splits the rows of one kind into those of sizes with few messages and, of each size with many, its rows.
+        """Splits the rows of one kind.
 
-        Of many sizes, those within a quarter of a factor of two count as one.
+        Into those of sizes with few messages and, of each size with many, its rows. Of many sizes,
+        those within a quarter of a factor of two count as one.
         """
         here = np.flatnonzero(self.is_bound == is_bound)
         sizes = self.size_bytes[here]
         if len(np.unique(sizes)) > MOST_SIZES:
             sizes = np.round(4 * np.log2(sizes))
-        of_size = np.split(here[np.argsort(sizes, kind="stable")], np.cumsum(np.unique(sizes, return_counts=True)[1])[:-1])
+        of_size = np.split(
+            here[np.argsort(sizes, kind="stable")],
+            np.cumsum(np.unique(sizes, return_counts=True)[1])[:-1],
+        )
         few = [rows for rows in of_size if len(rows) <= MOST_DOTS]
         return np.concatenate([*few, here[:0]]), [rows for rows in of_size if len(rows) > MOST_DOTS]
 
@@ -570,7 +852,11 @@ def achieved(trace: Trace) -> Achieved:
     """Computes what the messages of a trace achieved."""
     events, messages = trace.events, trace.messages
     send, recv = messages.send, messages.recv
-    start, end, watched = np.maximum(events.post_ns[send], events.post_ns[recv]), events.done_ns[recv], events.wait_ns[recv]
+    start, end, watched = (
+        np.maximum(events.post_ns[send], events.post_ns[recv]),
+        events.done_ns[recv],
+        events.wait_ns[recv],
+    )
     sizes = events.size_bytes[send]
     queued = trace.metadata.get("backend") == "nccl"
     arrived = (events.status[recv] == OK) & (end != NONE) & (watched != NONE) & (end > start)
@@ -579,7 +865,8 @@ def achieved(trace: Trace) -> Achieved:
     unwatched_ns = np.maximum(watched - start, 0)[drawn]
     return Achieved(
         sizes[drawn], time_ns * 1e-3, sizes[drawn] / time_ns, unwatched_ns > LATE * time_ns,
-        0 if queued else int(np.count_nonzero(arrived & (sizes <= 0))), 0 if queued else int(np.count_nonzero(~arrived)),
+        0 if queued else int(np.count_nonzero(arrived & (sizes <= 0))),
+        0 if queued else int(np.count_nonzero(~arrived)),
         len(messages) if queued else 0,
     )  # fmt: skip
 
@@ -589,9 +876,11 @@ def achieved(trace: Trace) -> Achieved:
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """One number that somebody published: the time of a size, or the bandwidth (one way, 10**9 bytes/s) that large messages reach.
+    """One number that somebody published.
 
-    ``link`` says what connected which GPUs, ``date`` is "YYYY-MM-DD"; ``size_bytes`` is None where the source says "large", or nothing.
+    The time of a size, or the bandwidth (one way, 10**9 bytes/s) that large messages reach.
+    ``link`` says what connected which GPUs, ``date`` is "YYYY-MM-DD"; ``size_bytes`` is None where
+    the source says "large", or nothing.
     """
 
     link: str
@@ -606,7 +895,10 @@ class PublishedFigure:
 
 @dataclass(frozen=True)
 class LineRate:
-    """What the wires of a link can carry by specification, in one direction and in both together: a limit that no program reaches."""
+    """What the wires of a link can carry by specification, in one direction and in both together.
+
+    A limit that no program reaches.
+    """
 
     link: str
     one_way_gb_per_s: float
@@ -622,53 +914,130 @@ _A40_TIMES_US: Final = {256: 34.24, 512: 34.24, 1024: 34.24, 2048: 31.58, 4096: 
 LINE_RATES: Final = tuple(
     LineRate(link, one_way, 2 * one_way, f"{project} #{number}", _ISSUES.format(project, number))
     for link, one_way, project, number in (
-        (_H100, 450.0, "nccl", 1264), (_A100, 300.0, "nccl-tests", 149), (_A100_4, 100.0, "nccl-tests", 331),
+        (_H100, 450.0, "nccl", 1264), (_A100, 300.0, "nccl-tests", 149),
+        (_A100_4, 100.0, "nccl-tests", 331),
     )
 )  # fmt: skip
 
-# Link, where and when it was published, the bandwidth of large messages or the times of single sizes, remark.
+# Link, where and when it was published, the bandwidth of large messages or the times of single
+# sizes, remark.
 _PUBLISHED: Final[tuple[tuple[str, str, int, str, float | dict[int, float], str], ...]] = (
-    (_H100, "nccl-tests", 212, "2024-05-06", 370.0, "what NCCL's maintainer says is to be expected of 450 GB/s"),
+    (
+        _H100,
+        "nccl-tests",
+        212,
+        "2024-05-06",
+        370.0,
+        "what NCCL's maintainer says is to be expected of 450 GB/s",
+    ),
     (_H100, "nccl-tests", 268, "2024-11-19", 180.0, "two GPUs, to 4 GiB"),
     (_H100, "nccl", 1487, "2024-10-18", {1000: 3.0}, "about, by nccl-tests"),
-    (_A100, "nccl-tests", 149, "2023-07-05", 230.0, "what NCCL's maintainer says is to be expected beyond 1 GiB"),
+    (
+        _A100,
+        "nccl-tests",
+        149,
+        "2023-07-05",
+        230.0,
+        "what NCCL's maintainer says is to be expected beyond 1 GiB",
+    ),
     (_A100_4, "nccl-tests", 331, "2025-07-14", {8: 9.85, 16: 9.76}, "sendrecv_perf, NCCL 2.22.3"),
     (_A100_4, "nccl-tests", 331, "2025-07-14", 72.0, "sendrecv_perf, NCCL 2.22.3; 71 to 73"),
-    ("InfiniBand HDR, 200 Gbit/s", "nccl-tests", 119, "2022-11-17", 24.0, "what NCCL's maintainer takes for the peak of one adapter"),
-    ("network, A40", "nccl-tests", 214, "2024-11-21", _A40_TIMES_US, "sendrecv_perf between two machines"),
+    (
+        "InfiniBand HDR, 200 Gbit/s",
+        "nccl-tests",
+        119,
+        "2022-11-17",
+        24.0,
+        "what NCCL's maintainer takes for the peak of one adapter",
+    ),
+    (
+        "network, A40",
+        "nccl-tests",
+        214,
+        "2024-11-21",
+        _A40_TIMES_US,
+        "sendrecv_perf between two machines",
+    ),
 )
 
 FIGURES: Final = tuple(
-    PublishedFigure(link, date, f"{project} #{number}", _ISSUES.format(project, number), size, time_us, rate, remark)
+    PublishedFigure(
+        link,
+        date,
+        f"{project} #{number}",
+        _ISSUES.format(project, number),
+        size,
+        time_us,
+        rate,
+        remark,
+    )
     for link, project, number, date, said, remark in _PUBLISHED
-    for size, time_us, rate in ([(*time, None) for time in said.items()] if isinstance(said, dict) else [(None, None, said)])
+    for size, time_us, rate in (
+        [(*time, None) for time in said.items()] if isinstance(said, dict) else [(None, None, said)]
+    )
 )
 
-PUBLISHED_SHARE: Final = 0.12  # of the chart's width, at the right: where figures for "large" messages stand
+# of the chart's width, at the right: where figures for "large" messages stand
+PUBLISHED_SHARE: Final = 0.12
 PUBLISHED_LOOK: Final[dict[str, Any]] = {
-    "color": PENS["nccl"].colour, "linestyle": (0, (3, 2)), "marker": "s", "markersize": 4.5, "markerfacecolor": "white",
+    "color": PENS["nccl"].colour, "linestyle": (0, (3, 2)), "marker": "s", "markersize": 4.5,
+    "markerfacecolor": "white",
 }  # fmt: skip
 
 
 def _draw_published(panels: _Panels) -> list[Label]:
-    """Draws the published figures: times as points, bandwidths of large messages as dashes at the right edge; returns labels for those."""
+    """Draws the published figures.
+
+    Times as points, bandwidths of large messages as dashes at the right edge; returns labels for
+    those.
+    """
     ax, below = panels
     ink, labels = pen("nccl").ink, []
     times: dict[tuple[str, str], list[tuple[int, float]]] = {}
     low, high = ax.get_xlim()
     for figure in FIGURES:
         if figure.bandwidth_gb_per_s is not None:
-            look = PUBLISHED_LOOK | {"marker": "", "linewidth": 1.6, "zorder": 3, "gid": f"published {figure.source}"}
-            ax.plot((1 - PUBLISHED_SHARE, 1), [figure.bandwidth_gb_per_s] * 2, transform=ax.get_yaxis_transform(), **look)
-            labels.append((figure.bandwidth_gb_per_s, f"{figure.bandwidth_gb_per_s:g}: {figure.link} ({figure.source})", ink))
-        elif figure.latency_us is not None and figure.size_bytes is not None and low <= figure.size_bytes <= high:
-            times.setdefault((figure.link, figure.source), []).append((figure.size_bytes, figure.latency_us))
+            look = PUBLISHED_LOOK | {
+                "marker": "",
+                "linewidth": 1.6,
+                "zorder": 3,
+                "gid": f"published {figure.source}",
+            }
+            ax.plot(
+                (1 - PUBLISHED_SHARE, 1),
+                [figure.bandwidth_gb_per_s] * 2,
+                transform=ax.get_yaxis_transform(),
+                **look,
+            )
+            labels.append(
+                (
+                    figure.bandwidth_gb_per_s,
+                    f"{figure.bandwidth_gb_per_s:g}: {figure.link} ({figure.source})",
+                    ink,
+                )
+            )
+        elif (
+            figure.latency_us is not None
+            and figure.size_bytes is not None
+            and low <= figure.size_bytes <= high
+        ):
+            times.setdefault((figure.link, figure.source), []).append(
+                (figure.size_bytes, figure.latency_us)
+            )
     for (link, source), shown in times.items():
-        below.plot(*zip(*shown, strict=True), linewidth=1.2, gid=f"published {link} ({source})", zorder=3, **PUBLISHED_LOOK)
+        below.plot(
+            *zip(*shown, strict=True),
+            linewidth=1.2,
+            gid=f"published {link} ({source})",
+            zorder=3,
+            **PUBLISHED_LOOK,
+        )
         beside = len(shown) == 1  # a row has its name below it
         style.write_beside(
-            below, link, shown[0], (7, 0) if beside else (-3, -6), where="data", va="center" if beside else "top", color=ink,
-            fontsize=style.letters(8), zorder=8, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
+            below, link, shown[0], (7, 0) if beside else (-3, -6), where="data",
+            va="center" if beside else "top", color=ink,
+            fontsize=style.letters(8), zorder=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
         )  # fmt: skip
     return labels
 
@@ -676,14 +1045,19 @@ def _draw_published(panels: _Panels) -> list[Label]:
 # -- how busy the stages of a generation ring are
 
 USE_INCHES: Final = (7.2, 3.8)
-_LINES: Final[tuple[tuple[bool, str, str, str, Any], ...]] = (  # matplotlib types its line styles as literals
+# matplotlib types its line styles as literals
+_LINES: Final[tuple[tuple[bool, str, str, str, Any], ...]] = (
     (False, "synchronous", style.BLUE, "o", "-"),
     (True, "asynchronous", style.VERMILLION, "s", "--"),
 )
 
 
 class MeasuredUse(NamedTuple):
-    """A measured point: how many inner iterations, whether messages were asynchronous, and the share of time in which stages worked."""
+    """A measured point.
+
+    How many inner iterations, whether messages were asynchronous, and the share of time in which
+    stages worked.
+    """
 
     num_inner_iterations: int
     async_comm: bool
@@ -698,10 +1072,10 @@ def plot_inner_iterations(
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
-    """Draws the share of the time in which a stage works while decoding, by the number of inner iterations.
+    """Draws the share of time that a stage works while decoding, by number of inner iterations.
 
-    Lines are the closed forms (``steady_use``), filled points what was measured. Where a line is at 0, marked by
-    a cross, the ring never finishes.
+    Lines are the closed forms (``steady_use``), filled points what was measured. Where a line is at
+    0, marked by a cross, the ring never finishes.
 
     Args:
         num_stages: N, 2 or more.
@@ -714,22 +1088,57 @@ def plot_inner_iterations(
         The axes. ``ax.figure.savefig(...)`` writes them.
 
     Example:
-        >>> import matplotlib; matplotlib.use("Agg")
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
         >>> plot_inner_iterations(4).get_title(loc="left")
         'With 4 stages, 4 batches on their way keep all of them busy'
     """
-    return style.show([Picture(lambda ax: _draw_use(num_stages, measured, metadata, ax), *USE_INCHES)], ax, **look)
+    return style.show(
+        [Picture(lambda ax: _draw_use(num_stages, measured, metadata, ax), *USE_INCHES)], ax, **look
+    )
 
 
-def _draw_use(num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[str, Any] | None, ax: Axes) -> None:
+def _draw_use(
+    num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[str, Any] | None, ax: Axes
+) -> None:
     turns = range(1, 2 * num_stages + 1)
     for async_comm, _, colour, marker, line in _LINES:
         uses = [float(steady_use(num_stages, number, async_comm)) for number in turns]
-        ax.plot(turns, uses, line, color=colour, linewidth=1.6, marker=marker, markersize=7, markerfacecolor="white", zorder=3)
+        ax.plot(
+            turns,
+            uses,
+            line,
+            color=colour,
+            linewidth=1.6,
+            marker=marker,
+            markersize=7,
+            markerfacecolor="white",
+            zorder=3,
+        )
         stuck = [number for number, use in zip(turns, uses, strict=True) if use == 0]
-        ax.scatter(stuck, [0.0] * len(stuck), s=110 if async_comm else 60, marker="x", color=colour, linewidths=1.8, zorder=5)
-        points = [(point.num_inner_iterations, point.use) for point in measured if point.async_comm is async_comm]
-        ax.scatter([x for x, _ in points], [y for _, y in points], s=26, marker=marker, color=colour, linewidths=0, zorder=4)
+        ax.scatter(
+            stuck,
+            [0.0] * len(stuck),
+            s=110 if async_comm else 60,
+            marker="x",
+            color=colour,
+            linewidths=1.8,
+            zorder=5,
+        )
+        points = [
+            (point.num_inner_iterations, point.use)
+            for point in measured
+            if point.async_comm is async_comm
+        ]
+        ax.scatter(
+            [x for x, _ in points],
+            [y for _, y in points],
+            s=26,
+            marker=marker,
+            color=colour,
+            linewidths=0,
+            zorder=4,
+        )
     ax.set(xlabel="inner iterations: batches on their way at a time", ylabel="a stage works")
     ax.set_xlim(0.6, 2 * num_stages + 0.4)
     ax.set_ylim(-0.04, 1.06)
@@ -738,16 +1147,42 @@ def _draw_use(num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[s
     ax.grid(axis="y", color=style.GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     handles = [
-        Line2D([], [], color=colour, linestyle=line, marker=marker, markersize=7, markerfacecolor="white", label=f"{name}, closed form")
+        Line2D(
+            [],
+            [],
+            color=colour,
+            linestyle=line,
+            marker=marker,
+            markersize=7,
+            markerfacecolor="white",
+            label=f"{name}, closed form",
+        )
         for _, name, colour, marker, line in _LINES
     ]
     if measured:
-        handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="o", markersize=5, label="filled: measured"))
-    handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="x", markersize=7, label="never ends"))
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color=style.INK,
+                linestyle="none",
+                marker="o",
+                markersize=5,
+                label="filled: measured",
+            )
+        )
+    handles.append(
+        Line2D(
+            [], [], color=style.INK, linestyle="none", marker="x", markersize=7, label="never ends"
+        )
+    )
     style.dress(
         ax,
         f"With {num_stages} stages, {num_stages} batches on their way keep all of them busy",
-        subtitle=f"fewer starve the stages; more jam the ring: synchronous from {num_stages + 1}, asynchronous from {2 * num_stages} on",
+        subtitle=(
+            f"fewer starve the stages; more jam the ring: synchronous from {num_stages + 1}, "
+            f"asynchronous from {2 * num_stages} on"
+        ),
         metadata=metadata or {"source": "closed forms; nothing was run"},
         handles=handles,
     )

@@ -1,7 +1,8 @@
-"""What pictures of time are made of: rows of ranks with lanes in them, the time axis, bars with level of detail, and arrows.
+"""What pictures of time are made of.
 
-A bar is a stretch of time that an event spent in one way. It lies in a lane of its rank's row: marks at the top, then spans, one lane for
-each depth of nesting, then sends and recvs::
+Rows of ranks with lanes in them, the time axis, bars with level of detail, and arrows. A bar is a
+stretch of time that an event spent in one way. It lies in a lane of its rank's row: marks at the
+top, then spans, one lane for each depth of nesting, then sends and recvs::
 
     rank 0   | forward                |        span, depth 0
              | attention | | mlp |             span, depth 1
@@ -10,8 +11,9 @@ each depth of nesting, then sends and recvs::
 
 A collective takes both lanes of sends and recvs: while it lasts, its rank does neither.
 
-Bars that are too short for a pixel are added up, never left out. Time is cut into slots one pixel wide, and a slot is drawn as small
-stacked bars, whose height is the share of its time that they take::
+Bars that are too short for a pixel are added up, never left out. Time is cut into slots one pixel
+wide, and a slot is drawn as small stacked bars, whose height is the share of its time that they
+take::
 
     100 % |                        lane
           |     _                  in slot 2, transfers take 60 % of the time and late senders 30 %
@@ -41,7 +43,17 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE_BLOCKED, UNWAITED, UNFINISHED, FAILED = range(9)
+(
+    POSTED,
+    TRANSFER,
+    LATE_SENDER,
+    LATE_RECEIVER,
+    BLOCKED,
+    COLLECTIVE_BLOCKED,
+    UNWAITED,
+    UNFINISHED,
+    FAILED,
+) = range(9)
 OPERATION_LOOKS: Final = (
     Look("posted, not waited for yet", "#E4E4E4", "", MUTED),
     Look("transfer", BLUE),
@@ -71,9 +83,10 @@ SPAN_LOOKS: Final = (
 class Bars:
     """Bars as columns: numpy arrays of one length.
 
-    The first ``depths`` lanes are for spans, and sends, recvs and collectives have one each after them. ``look`` is a number in
-    ``OPERATION_LOOKS``; a span has their number plus the place of its label in ``labels``, which are ascending, -1 for none. What never
-    ended ``is_open`` and lasts to the end of the trace.
+    The first ``depths`` lanes are for spans, and sends, recvs and collectives have one each after
+    them. ``look`` is a number in ``OPERATION_LOOKS``; a span has their number plus the place of its
+    label in ``labels``, which are ascending, -1 for none. What never ended ``is_open`` and lasts to
+    the end of the trace.
     """
 
     rank: Ints
@@ -95,11 +108,16 @@ def time_range(events: Events) -> tuple[int, int]:
     """First and last moment of a trace in ns; (0, 0) where there is nothing."""
     if len(events) == 0:
         return 0, 0
-    return int(events.post_ns.min()), int(max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max()))
+    return int(events.post_ns.min()), int(
+        max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
+    )
 
 
 def make_bars(trace: Trace) -> Bars:
-    """Cuts the events of a trace into bars; every event but a mark has at least one, be it of no length."""
+    """Cuts the events of a trace into bars.
+
+    Every event but a mark has at least one, be it of no length.
+    """
     events = trace.events
     first, last = time_range(events)
     depth, depths = _depths(events, last)
@@ -111,13 +129,24 @@ def make_bars(trace: Trace) -> Bars:
 
     event = np.concatenate([piece[0] for piece in pieces])
     kind = events.kind[event]
-    look = np.concatenate([np.broadcast_to(piece[3], piece[0].shape) for piece in pieces]).astype(np.int64)
-    lane = np.select([kind == SPAN, kind == SEND, kind == RECV], [depth[event], depths, depths + 1], depths + 2)
-    # In a file that no run has left, something may end before it began: it takes no time, and nothing lies before the first moment.
+    look = np.concatenate([np.broadcast_to(piece[3], piece[0].shape) for piece in pieces]).astype(
+        np.int64
+    )
+    lane = np.select(
+        [kind == SPAN, kind == SEND, kind == RECV], [depth[event], depths, depths + 1], depths + 2
+    )
+    # In a file that no run has left, something may end before it began: it takes no time, and
+    # nothing lies before the first moment.
     start = np.maximum(np.concatenate([piece[1] for piece in pieces]), first)
     end = np.maximum(np.concatenate([piece[2] for piece in pieces]), start)
-    is_open = (look == UNFINISHED) | (look == UNWAITED) | ((kind == SPAN) & (events.done_ns[event] == NONE))
-    return Bars(events.rank[event], lane, start, end, look, event, is_open, depths, tuple(labels.tolist()))
+    is_open = (
+        (look == UNFINISHED)
+        | (look == UNWAITED)
+        | ((kind == SPAN) & (events.done_ns[event] == NONE))
+    )
+    return Bars(
+        events.rank[event], lane, start, end, look, event, is_open, depths, tuple(labels.tolist())
+    )
 
 
 def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
@@ -129,7 +158,8 @@ def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, i
     going = communicates & ~failed
     waited, finished = wait != NONE, done != NONE
     begin, end = np.where(waited, wait, post), np.where(finished, done, last)
-    until = np.where(waited, wait, end)  # an operation that is finished and was not waited for is posted all along
+    # an operation that is finished and was not waited for is posted all along
+    until = np.where(waited, wait, end)
     blocked = going & waited & finished
     matched = np.zeros(len(events), dtype=bool)
     matched[trace.messages.send] = matched[trace.messages.recv] = True
@@ -145,15 +175,20 @@ def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, i
         (blocked & matched & message, late, done, TRANSFER),
         (blocked & ~matched & message, wait, done, BLOCKED),
         (blocked & ~message, wait, done, COLLECTIVE_BLOCKED),
-        (going & finished & ~waited & (until <= post), post, done, POSTED),  # done as it was posted: no length, so that it is counted
+        # done as it was posted: no length, so that it is counted
+        (going & finished & ~waited & (until <= post), post, done, POSTED),
     )
-    return [(np.flatnonzero(which), starts[which], ends[which], look) for which, starts, ends, look in pieces]
+    return [
+        (np.flatnonzero(which), starts[which], ends[which], look)
+        for which, starts, ends, look in pieces
+    ]
 
 
 def _depths(events: Events, last: int) -> tuple[Ints, int]:
     """Returns the lane of each span, and the number of lanes.
 
-    The lane is the number of spans of the same thread that are open when it starts; threads lie below each other.
+    The lane is the number of spans of the same thread that are open when it starts; threads lie
+    below each other.
     """
     depth, spans = np.zeros(len(events), dtype=np.int64), np.flatnonzero(events.kind == SPAN)
     if len(spans) == 0:
@@ -161,25 +196,35 @@ def _depths(events: Events, last: int) -> tuple[Ints, int]:
     ends = np.where(events.done_ns[spans] == NONE, last, events.done_ns[spans])
     both = events.thread[spans].astype(np.int64) + (events.rank[spans].astype(np.int64) << 32)
     threads, thread = np.unique(both, return_inverse=True)
-    coarser = max((len(threads) * (last + 1)).bit_length() - 62, 0)  # of a trace that lasts for centuries, lest it overflows
+    # of a trace that lasts for centuries, lest it overflows
+    coarser = max((len(threads) * (last + 1)).bit_length() - 62, 0)
     # Each thread after the one before: all counts in one go.
-    start, end = (np.stack([events.post_ns[spans], ends]) >> coarser) + thread * ((last >> coarser) + 1)
+    start, end = (np.stack([events.post_ns[spans], ends]) >> coarser) + thread * (
+        (last >> coarser) + 1
+    )
     order = np.lexsort((-end, start))
     start, end, thread = start[order], end[order], thread[order]
-    lasting = end > start  # spans of no length open nothing: on a virtual clock many may share a moment
-    opened, closed = np.cumsum(lasting) - lasting, np.searchsorted(np.sort(end[lasting]), start, side="right")
+    # spans of no length open nothing: on a virtual clock many may share a moment
+    lasting = end > start
+    opened, closed = (
+        np.cumsum(lasting) - lasting,
+        np.searchsorted(np.sort(end[lasting]), start, side="right"),
+    )
     own = np.maximum(opened - closed, 0)
     lanes = np.zeros(len(threads), dtype=np.int64)
     np.maximum.at(lanes, thread, own + 1)
     above = np.cumsum(lanes) - lanes
-    above -= above[np.searchsorted(threads >> 32, threads >> 32)]  # from the first thread of its rank on
+    # from the first thread of its rank on
+    above -= above[np.searchsorted(threads >> 32, threads >> 32)]
     depth[spans[order]] = above[thread] + own
     return depth, int((above + lanes).max())
 
 
-EDGE: Final = 0.42  # from the middle of a row, which is 1 high, to the first and the last thing in it
+# from the middle of a row, which is 1 high, to the first and the last thing in it
+EDGE: Final = 0.42
 MARKS: Final = 0.17  # height of the strip for marks
-OPERATIONS: Final = 0.32  # height of the two lanes for sends and recvs, where there are spans above them
+# height of the two lanes for sends and recvs, where there are spans above them
+OPERATIONS: Final = 0.32
 GAP: Final = 0.03
 LEAST_ROW_POINTS: Final = 4.0  # a row a rank is at least so high
 MERGED_ROW_POINTS: Final = 12.0  # and one of several ranks
@@ -187,9 +232,10 @@ MERGED_ROW_POINTS: Final = 12.0  # and one of several ranks
 
 @dataclass(frozen=True)
 class Rows:
-    """The lanes of a row, as distances of their edges from its middle; y grows downwards, rank 0 has its middle at 0.
+    """The lanes of a row, as distances of their edges from its middle.
 
-    ``marks`` has the upper and lower edge of the strip for marks. ``ranks`` is how many ranks share a row.
+    Y grows downwards, rank 0 has its middle at 0. ``marks`` has the upper and lower edge of the
+    strip for marks. ``ranks`` is how many ranks share a row.
     """
 
     top: Ints
@@ -199,26 +245,49 @@ class Rows:
 
     @classmethod
     def of(cls, trace: Trace, bars: Bars, ax: Axes) -> Rows:
-        """Divides a row among what occurs in the trace; rows too low to be read are merged, 2, 4, 8 ... ranks in one."""
+        """Divides a row among what occurs in the trace.
+
+        Rows too low to be read are merged, 2, 4, 8 ... ranks in one.
+        """
         has_marks = bool((trace.events.kind == MARK).any())
         has_operations = bool((bars.lane >= bars.depths).any())
         top = -EDGE + (MARKS + GAP if has_marks else 0)
-        split = EDGE - OPERATIONS if has_operations and bars.depths else top if has_operations else EDGE
+        split = (
+            EDGE - OPERATIONS if has_operations and bars.depths else top if has_operations else EDGE
+        )
         span_edges = np.linspace(top, split - GAP if has_operations else split, bars.depths + 1)
         middle, height = (split + EDGE) / 2, row_points(ax, trace.world_size)
         return cls(
             top=np.concatenate([span_edges[:-1], [split, middle + GAP / 2, split]]),
             bottom=np.concatenate([span_edges[1:], [middle - GAP / 2, EDGE, EDGE]]),
             marks=(-EDGE, -EDGE + MARKS),
-            ranks=1 if height >= LEAST_ROW_POINTS else 2 ** math.ceil(math.log2(MERGED_ROW_POINTS / height)),
+            ranks=1
+            if height >= LEAST_ROW_POINTS
+            else 2 ** math.ceil(math.log2(MERGED_ROW_POINTS / height)),
         )
 
-    def boxes(self, rank: Ints, lane: Ints | int, start: Ints, end: Ints, low: Ints | float = 0.0, high: Ints | float = 1.0) -> Ints:
-        """Corners of boxes, shape (boxes, 4, 2); ``low`` and ``high`` are shares of the lane's height, counted from its lower edge."""
+    def boxes(
+        self,
+        rank: Ints,
+        lane: Ints | int,
+        start: Ints,
+        end: Ints,
+        low: Ints | float = 0.0,
+        high: Ints | float = 1.0,
+    ) -> Ints:
+        """Corners of boxes, shape (boxes, 4, 2).
+
+        ``low`` and ``high`` are shares of the lane's height, counted from its lower edge.
+        """
         height = self.bottom[lane] - self.top[lane]
         row = rank // self.ranks
-        lower, upper = row + self.bottom[lane] - low * height, row + self.bottom[lane] - high * height
-        return np.stack([start, lower, start, upper, end, upper, end, lower], axis=-1).reshape(-1, 4, 2)
+        lower, upper = (
+            row + self.bottom[lane] - low * height,
+            row + self.bottom[lane] - high * height,
+        )
+        return np.stack([start, lower, start, upper, end, upper, end, lower], axis=-1).reshape(
+            -1, 4, 2
+        )
 
     def middle(self, rank: Ints, lane: Ints | int) -> Ints:
         """Heights of the middle of a lane, in the rows of the ranks."""
@@ -226,14 +295,17 @@ class Rows:
         return height
 
 
-LEAST_HEIGHT: Final = 0.2  # share of a lane that a slot with anything in it takes, so that it can be seen
+# share of a lane that a slot with anything in it takes, so that it can be seen
+LEAST_HEIGHT: Final = 0.2
 
 
 @dataclass(frozen=True, eq=False)
 class Density:
-    """What bars add up to: columns, one row for each (rank, lane, slot, look) that occurs; of ranks in one row, the first stands for all.
+    """What bars add up to.
 
-    Together they take ``share`` of the slot; drawn from ``bottom`` to ``top``, as shares of the lane's height.
+    Columns, one row for each (rank, lane, slot, look) that occurs; of ranks in one row, the first
+    stands for all. Together they take ``share`` of the slot; drawn from ``bottom`` to ``top``, as
+    shares of the lane's height.
     """
 
     rank: Ints
@@ -246,31 +318,45 @@ class Density:
 
 
 def merge_short(bars: Bars, first_ns: int, slot_ns: float) -> tuple[Ints, Density]:
-    """Separates long bars from short ones, and adds up the short ones in slots of ``slot_ns``, the first from ``first_ns`` on.
+    """Separates long bars from short ones.
+
+    Adds up the short ones in slots of ``slot_ns``, the first from ``first_ns`` on.
 
     Returns:
-        A mask of the bars at least a slot long, and what the others add up to: their time is the sum of ``share`` times ``slot_ns``.
+        A mask of the bars at least a slot long, and what the others add up to: their time is the
+        sum of ``share`` times ``slot_ns``.
     """
     long = bars.end_ns - bars.start_ns >= slot_ns
     return long, _stack(*_add_up(bars, ~long, first_ns, slot_ns), LEAST_HEIGHT)
 
 
 def merge_ranks(bars: Bars, first_ns: int, slot_ns: float, ranks: int, world_size: int) -> Density:
-    """Adds up all bars of ``ranks`` ranks at a time: ``share`` is that of the time of all of them."""
+    """Adds up all bars of ``ranks`` ranks at a time.
+
+    ``share`` is that of the time of all of them.
+    """
     together = replace(bars, rank=bars.rank // ranks * ranks)
     columns, share = _add_up(together, np.ones(len(bars), dtype=bool), first_ns, slot_ns)
     return _stack(columns, share / np.minimum(ranks, world_size - columns[0]), 0.0)
 
 
 def _add_up(bars: Bars, which: Ints, first_ns: int, slot_ns: float) -> tuple[Ints, Ints]:
-    """Cuts bars at the edges of slots; returns (rank, lane, slot, look) in ascending order, and the share of the slot that each takes."""
-    start, end = (bars.start_ns[which] - first_ns) / slot_ns, (bars.end_ns[which] - first_ns) / slot_ns
+    """Cuts bars at the edges of slots.
+
+    Returns (rank, lane, slot, look) in ascending order, and the share of the slot that each takes.
+    """
+    start, end = (
+        (bars.start_ns[which] - first_ns) / slot_ns,
+        (bars.end_ns[which] - first_ns) / slot_ns,
+    )
     first = np.floor(start).astype(np.int64)
     pieces = np.maximum(np.ceil(end).astype(np.int64) - first, 1)
     bar = np.repeat(np.arange(len(first)), pieces)
     slot = first[bar] + np.arange(len(bar)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     part = np.minimum(end[bar], slot + 1) - np.maximum(start[bar], slot)
-    columns = np.stack([bars.rank[which][bar], bars.lane[which][bar], slot, bars.look[which][bar]]).astype(np.int64)
+    columns = np.stack(
+        [bars.rank[which][bar], bars.lane[which][bar], slot, bars.look[which][bar]]
+    ).astype(np.int64)
     if not len(bar):
         return columns, part
     sizes = tuple(columns.max(axis=1) + 1)
@@ -279,9 +365,14 @@ def _add_up(bars: Bars, which: Ints, first_ns: int, slot_ns: float) -> tuple[Int
 
 
 def _stack(columns: Ints, share: Ints, least: float) -> Density:
-    """Stacks what shares a slot, each at least ``least`` high; stacks higher than the lane are shrunk."""
+    """Stacks what shares a slot, each at least ``least`` high.
+
+    Stacks higher than the lane are shrunk.
+    """
     rank, lane, slot, look = columns
-    begins = np.append(True, (np.diff(rank) != 0) | (np.diff(lane) != 0) | (np.diff(slot) != 0))[: len(rank)]
+    begins = np.append(True, (np.diff(rank) != 0) | (np.diff(lane) != 0) | (np.diff(slot) != 0))[
+        : len(rank)
+    ]
     stack = np.cumsum(begins) - 1
     height = np.maximum(share, least)
     height /= np.maximum(np.bincount(stack, weights=height), 1.0)[stack]
@@ -292,12 +383,16 @@ def _stack(columns: Ints, share: Ints, least: float) -> Density:
 
 SLOTS: Final = 1600  # pixels, about: what is shorter is merged with its neighbours
 MERGED_SLOTS: Final = 400  # the same where ranks are merged
-LATE_START: Final = 0.15  # share of the time before the first event from which on the axis begins there
+# share of the time before the first event from which on the axis begins there
+LATE_START: Final = 0.15
 
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """Turns times of a trace into places on the axis, which calls ``first_ns`` 0 and ends at ``last_ns``; its unit has ``unit_ns``."""
+    """Turns times of a trace into places on the axis.
+
+    It calls ``first_ns`` 0 and ends at ``last_ns``; its unit has ``unit_ns``.
+    """
 
     first_ns: int
     last_ns: int
@@ -306,7 +401,10 @@ class TimeAxis:
 
     @classmethod
     def of(cls, events: Events) -> TimeAxis:
-        """Counts from the start of the run, or, where ranks took long to get going, from the first event."""
+        """Counts from the start of the run.
+
+        Or, where ranks took long to get going, from the first event.
+        """
         first, last = time_range(events)
         first = 0 if first < LATE_START * last else first
         unit_ns, unit = time_unit(max(last - first, 1))
@@ -322,14 +420,18 @@ class TimeAxis:
         """What stands under the axis."""
         if self.first_ns == 0:
             return f"time since the start of the run ({self.unit})"
-        return f"time since the first event ({self.unit}), which came {time_text(self.first_ns)} after the start of the run"
+        return (
+            f"time since the first event ({self.unit}), which came {time_text(self.first_ns)} "
+            "after the start of the run"
+        )
 
     def at(self, time_ns: Ints | float) -> Ints:
         """Place of a time, or of many, on the axis."""
         return np.asarray((time_ns - self.first_ns) / self.unit_ns)
 
 
-LEAST_TEXTURED: Final = 8 / SLOTS  # of the axis: in a narrower box neither texture nor outline can be seen
+# of the axis: in a narrower box neither texture nor outline can be seen
+LEAST_TEXTURED: Final = 8 / SLOTS
 LEAST_TEXTURED_POINTS: Final = 3.0  # high, at least
 MOST_NAMES: Final = 500  # words in boxes
 LETTER: Final = 0.62  # width of a letter, as a share of the font's size
@@ -338,8 +440,13 @@ LEAST_SIZE: Final = 5.0  # points: smaller words cannot be read
 ROW_NAME_POINTS: Final = 18.0  # from one row's name to the next, at least
 
 
-def prepare_rows(ax: Axes, names: Sequence[str], length: float, time: str, *, above: float = 0.0) -> None:
-    """Gives axes of their final size a row for each name, ``above`` points over the first, and a time axis to ``length``."""
+def prepare_rows(
+    ax: Axes, names: Sequence[str], length: float, time: str, *, above: float = 0.0
+) -> None:
+    """Gives axes of their final size a row for each name, and a time axis to ``length``.
+
+    There are ``above`` points over the first row.
+    """
     ax.set_xlim(-0.004 * length, 1.012 * length)
     ax.set_ylim(len(names) - 0.5, -0.5 - above / row_points(ax, len(names)))
     every = math.ceil(ROW_NAME_POINTS / row_points(ax, len(names)))
@@ -372,22 +479,48 @@ def look_of(number: int) -> Look:
 
 
 def draw_boxes(
-    ax: Axes, corners: Any, look: Look, *, gid: str, linewidth: float = 0.0, zorder: float = 3.0, outlined: bool = False
+    ax: Axes,
+    corners: Any,
+    look: Look,
+    *,
+    gid: str,
+    linewidth: float = 0.0,
+    zorder: float = 3.0,
+    outlined: bool = False,
 ) -> None:
-    """Draws boxes of one look, with corners as ``Rows.boxes`` returns them; texture and outlines only where they can be seen."""
+    """Draws boxes of one look, with corners as ``Rows.boxes`` returns them.
+
+    Texture and outlines only where they can be seen.
+    """
     left, right = ax.get_xlim()
     bottom, top = ax.get_ylim()
     points = abs(corners[:, 0, 1] - corners[:, 1, 1]) / abs(top - bottom) * style.points(ax)[1]
-    wide = (corners[:, 2, 0] - corners[:, 0, 0] >= LEAST_TEXTURED * (right - left)) & (points >= LEAST_TEXTURED_POINTS)
+    wide = (corners[:, 2, 0] - corners[:, 0, 0] >= LEAST_TEXTURED * (right - left)) & (
+        points >= LEAST_TEXTURED_POINTS
+    )
     plain = look.ink if look.colour == "#FFFFFF" else look.colour  # a white box is its outline
     more: Any = {"facecolors": plain, "linewidths": 0, "zorder": zorder, "gid": gid}
     # Smoothed edges of boxes as low as a pixel would beat with the rows.
-    boxes = [PolyCollection(corners[~wide], antialiaseds=points[~wide] >= 1, **more)] if not wide.all() else []
+    boxes = (
+        [PolyCollection(corners[~wide], antialiaseds=points[~wide] >= 1, **more)]
+        if not wide.all()
+        else []
+    )
     if wide.any():
         more = {"edgecolors": look.ink, "hatch": look.hatch or None, "linewidths": linewidth}
-        boxes.append(PolyCollection(corners[wide], facecolors=look.colour, zorder=zorder, gid=gid, **more))
+        boxes.append(
+            PolyCollection(corners[wide], facecolors=look.colour, zorder=zorder, gid=gid, **more)
+        )
         if outlined:  # by itself: a pattern takes the colour of the edge, and this is to be white
-            boxes.append(PolyCollection(corners[wide], facecolors="none", edgecolors="white", linewidths=0.6, zorder=zorder + 0.1))
+            boxes.append(
+                PolyCollection(
+                    corners[wide],
+                    facecolors="none",
+                    edgecolors="white",
+                    linewidths=0.6,
+                    zorder=zorder + 0.1,
+                )
+            )
     for each in boxes:
         ax.add_collection(each, autolim=False)
 
@@ -396,9 +529,21 @@ def draw_bars(ax: Axes, bars: Bars, which: Ints, rows: Rows, axis: TimeAxis) -> 
     """Draws the bars numbered ``which``, to scale."""
     for number in np.unique(bars.look[which]).tolist():
         look, some = look_of(number), which[bars.look[which] == number]
-        corners = rows.boxes(bars.rank[some], bars.lane[some], axis.at(bars.start_ns[some]), axis.at(bars.end_ns[some]))
+        corners = rows.boxes(
+            bars.rank[some],
+            bars.lane[some],
+            axis.at(bars.start_ns[some]),
+            axis.at(bars.end_ns[some]),
+        )
         linewidth = 0.8 if look.colour == "#FFFFFF" else 0.0 if look.hatch else 0.5
-        draw_boxes(ax, corners, look, gid=f"boxes-{number}", linewidth=linewidth, zorder=2 if number in (POSTED, UNWAITED) else 3)
+        draw_boxes(
+            ax,
+            corners,
+            look,
+            gid=f"boxes-{number}",
+            linewidth=linewidth,
+            zorder=2 if number in (POSTED, UNWAITED) else 3,
+        )
 
 
 def draw_density(ax: Axes, density: Density, rows: Rows, slot: float) -> None:
@@ -406,17 +551,37 @@ def draw_density(ax: Axes, density: Density, rows: Rows, slot: float) -> None:
     for number in np.unique(density.look).tolist():
         some = density.look == number
         start = density.slot[some] * slot
-        corners = rows.boxes(density.rank[some], density.lane[some], start, start + slot, density.bottom[some], density.top[some])
+        corners = rows.boxes(
+            density.rank[some],
+            density.lane[some],
+            start,
+            start + slot,
+            density.bottom[some],
+            density.top[some],
+        )
         draw_boxes(ax, corners, look_of(number), gid=f"density-{number}", zorder=2.5)
 
 
 def draw_open_ends(ax: Axes, bars: Bars, rows: Rows, axis: TimeAxis) -> None:
-    """Puts an arrowhead at the end of each bar that never ended: there the trace ends, not the operation."""
+    """Puts an arrowhead at the end of each bar that never ended.
+
+    There the trace ends, not the operation.
+    """
     some = np.flatnonzero(bars.is_open)
     if len(some):
         height = rows.middle(bars.rank[some], bars.lane[some])
         colours = np.where(bars.look[some] == UNFINISHED, VERMILLION, MUTED)
-        ax.scatter(axis.at(bars.end_ns[some]), height, s=26, marker=">", c=colours, linewidths=0, zorder=6, clip_on=False, gid="open-ends")
+        ax.scatter(
+            axis.at(bars.end_ns[some]),
+            height,
+            s=26,
+            marker=">",
+            c=colours,
+            linewidths=0,
+            zorder=6,
+            clip_on=False,
+            gid="open-ends",
+        )
 
 
 def draw_span_names(ax: Axes, trace: Trace, bars: Bars, rows: Rows, axis: TimeAxis) -> None:
@@ -425,23 +590,47 @@ def draw_span_names(ax: Axes, trace: Trace, bars: Bars, rows: Rows, axis: TimeAx
     if len(spans) == 0:
         return
     room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / style.per_point(ax) - 4
-    lane_points = row_points(ax, trace.world_size) * float(np.min((rows.bottom - rows.top)[: bars.depths]))
+    lane_points = row_points(ax, trace.world_size) * float(
+        np.min((rows.bottom - rows.top)[: bars.depths])
+    )
     size = min(style.letters(NAME_SIZE), lane_points * 0.85)
     if size < style.least(LEAST_SIZE, NAME_SIZE):
         return
     widest = np.argsort(-room, kind="stable")[:MOST_NAMES]
     for bar, space in zip(spans[widest].tolist(), room[widest].tolist(), strict=True):
-        fitting = [text for text in span_texts(trace, int(bars.event[bar])) if len(text) * LETTER * size <= space]
+        fitting = [
+            text
+            for text in span_texts(trace, int(bars.event[bar]))
+            if len(text) * LETTER * size <= space
+        ]
         if fitting:
             middle = float(axis.at(bars.start_ns[bar] / 2 + bars.end_ns[bar] / 2))
             height = float(rows.middle(bars.rank[bar], bars.lane[bar]))
-            write_inside(ax, middle, height, fitting[0], size=size, colour=look_of(int(bars.look[bar])).colour)
+            write_inside(
+                ax,
+                middle,
+                height,
+                fitting[0],
+                size=size,
+                colour=look_of(int(bars.look[bar])).colour,
+            )
 
 
 def write_inside(ax: Axes, x: float, y: float, text: str, *, size: float, colour: str) -> None:
-    """Writes words into a box, on a patch of its plain colour that keeps texture and arrows off the letters."""
+    """Writes words into a box, on a patch of its plain colour without texture and arrows."""
     patch = {"boxstyle": "square,pad=0.1", "facecolor": colour, "edgecolor": "none"}
-    ax.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=style.BLACK, zorder=7, clip_on=True, bbox=patch)
+    ax.text(
+        x,
+        y,
+        text,
+        ha="center",
+        va="center_baseline",
+        fontsize=size,
+        color=style.BLACK,
+        zorder=7,
+        clip_on=True,
+        bbox=patch,
+    )
 
 
 def span_texts(trace: Trace, event: int) -> list[str]:
@@ -451,9 +640,17 @@ def span_texts(trace: Trace, event: int) -> list[str]:
     name = span_text(events.tables.labels[label]) if label != NONE else ""
     stage, microbatch = int(events.stage[event]), int(events.microbatch[event])
     number = str(microbatch) if microbatch != NONE else ""
-    full = [name, f"stage {stage}" if stage != NONE else "", f"microbatch {microbatch}" if number else ""]
+    full = [
+        name,
+        f"stage {stage}" if stage != NONE else "",
+        f"microbatch {microbatch}" if number else "",
+    ]
     short = [name, number]
-    return [text for text in (", ".join(filter(None, full)), " ".join(filter(None, short)), number) if text]
+    return [
+        text
+        for text in (", ".join(filter(None, full)), " ".join(filter(None, short)), number)
+        if text
+    ]
 
 
 MOST_ARROWS: Final = 160
@@ -461,9 +658,10 @@ HEAD_POINTS: Final = 1.0  # width of the shaft, by which matplotlib measures the
 
 
 def choose_messages(trace: Trace, most: int = MOST_ARROWS, ranks: int = 1) -> Ints:
-    """Picks the messages that get an arrow: all whose recv is done, or at most ``most``, evenly in time, of each way as many.
+    """Picks the messages that get an arrow.
 
-    A way leads from one row to another, and a row has ``ranks`` ranks; what stays in one gets no arrow.
+    All whose recv is done, or at most ``most``, evenly in time, of each way as many. A way leads
+    from one row to another, and a row has ``ranks`` ranks; what stays in one gets no arrow.
     """
     messages, events = trace.messages, trace.events
     src, dst = messages.src.astype(np.int64) // ranks, messages.dst // ranks
@@ -476,12 +674,18 @@ def choose_messages(trace: Trace, most: int = MOST_ARROWS, ranks: int = 1) -> In
     each = max(most // len(sizes), 1)
     # Ways take turns: arrows at one moment would stand in a line.
     turns = np.arange(each) + (np.arange(len(sizes)) * 0.618 % 1)[:, None]
-    chosen = np.unique((turns * sizes[:, None] / each).astype(np.int64) + (np.cumsum(sizes) - sizes)[:, None])
-    return np.sort(in_time[chosen[:: -(-len(chosen) // most)]])  # of more ways than arrows every n-th
+    chosen = np.unique(
+        (turns * sizes[:, None] / each).astype(np.int64) + (np.cumsum(sizes) - sizes)[:, None]
+    )
+    # of more ways than arrows every n-th
+    return np.sort(in_time[chosen[:: -(-len(chosen) // most)]])
 
 
 def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAxis) -> int:
-    """Draws arrows from where sends were posted to where their recvs were done; returns how many."""
+    """Draws arrows from where sends were posted to where their recvs were done.
+
+    Returns how many.
+    """
     messages, events = trace.messages, trace.events
     chosen = choose_messages(trace, ranks=rows.ranks)
     if len(chosen) == 0:
@@ -489,7 +693,8 @@ def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAx
     src, dst = messages.src[chosen], messages.dst[chosen]
     x, y = axis.at(events.post_ns[messages.send[chosen]]), rows.middle(src, send_lane)
     to_x, to_y = axis.at(events.done_ns[messages.recv[chosen]]), rows.middle(dst, send_lane + 1)
-    far, across = abs(dst // rows.ranks - src // rows.ranks) > 1, trace.crosses(src, dst)  # an arrow across many rows steps back
+    # an arrow across many rows steps back
+    far, across = abs(dst // rows.ranks - src // rows.ranks) > 1, trace.crosses(src, dst)
     looks = (
         (far & ~across, "#8C8C8C", 4.0, "arrows-far"),
         (across, VERMILLION, 4.4, "arrows-across"),
@@ -498,7 +703,9 @@ def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAx
     for some, colour, zorder, gid in looks:
         if some.any():
             ax.quiver(
-                x[some], y[some], (to_x - x)[some], (to_y - y)[some], angles="xy", scale_units="xy", scale=1, units="inches",
-                width=HEAD_POINTS / 72, headwidth=6, headlength=7, headaxislength=6.5, minlength=0, color=colour, zorder=zorder, gid=gid,
+                x[some], y[some], (to_x - x)[some], (to_y - y)[some], angles="xy", scale_units="xy",
+                scale=1, units="inches",
+                width=HEAD_POINTS / 72, headwidth=6, headlength=7, headaxislength=6.5, minlength=0,
+                color=colour, zorder=zorder, gid=gid,
             )  # fmt: skip
     return len(chosen)

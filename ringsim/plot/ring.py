@@ -1,12 +1,14 @@
-r"""The ring: which process groups were built, and what was really sent on them. As a circle of ranks, or, of many, as a matrix.
+r"""The ring: which process groups were built, and what was really sent on them.
 
-A trace becomes a graph. A group that was built is an edge, whether or not anything was sent on it; so are messages that went elsewhere::
+As a circle of ranks, or, of many, as a matrix. A trace becomes a graph. A group that was built is
+an edge, whether or not anything was sent on it; so are messages that went elsewhere::
 
     rank 0 --ring:0>1--> rank 1        lane "forward": along the group, activations
     rank 0 <--ring:0>1-- rank 1        lane "backward": against it, gradients
     rank 0 ---world----> rank 2        lane "outside": on none of the ring's groups
 
-In the circle, whose first rank is at the top, a process group is a tube between two ranks, and its messages are the arrows inside::
+In the circle, whose first rank is at the top, a process group is a tube between two ranks, and its
+messages are the arrows inside::
 
     (0)                  tube, solid outline: a group with messages
   //   \\                tube, dashed outline: built, nothing sent
@@ -47,13 +49,15 @@ __all__ = ["communication_graph", "plot_ring"]
 
 MOST_NODES: Final = 16
 SIZE_INCHES: Final = (7.2, 6.2)
-RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")  # a name is anybody's: int() refuses thousands of digits
+# a name is anybody's: int() refuses thousands of digits
+RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")
 
 
 def plot_ring(trace: Trace, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws who sent to whom: the ring's groups as tubes, the messages as arrows as wide as their bytes.
+    """Draws who sent to whom.
 
-    Ranks go clockwise from the top. Up to 16 ranks are nodes; more are drawn as a matrix of bytes.
+    The ring's groups as tubes, the messages as arrows as wide as their bytes. Ranks go clockwise
+    from the top. Up to 16 ranks are nodes; more are drawn as a matrix of bytes.
 
     Args:
         trace: any trace; one without messages shows the groups alone.
@@ -64,7 +68,8 @@ def plot_ring(trace: Trace, *, ax: Axes | None = None, **look: Unpack[Style]) ->
         The axes. ``ax.figure.savefig(...)`` writes them.
 
     Example:
-        >>> import matplotlib; matplotlib.use("Agg")
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
         >>> from ringsim.traces.events import make_events
         >>> from ringsim.traces.value import Trace
         >>> trace = Trace(make_events({"rank": [], "op": []}), {"world_size": 1})
@@ -85,7 +90,15 @@ def _draw(trace: Trace, ax: Axes) -> None:
     is_matrix = len(graph) > MOST_NODES
     notes = (_draw_matrix if is_matrix else _draw_circle)(graph, ax) + _left_out(graph)
     handles = () if is_matrix else _circle_legend(graph)
-    style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=trace.metadata, columns=2)
+    style.dress(
+        ax,
+        title,
+        subtitle=subtitle,
+        notes=notes,
+        handles=handles,
+        metadata=trace.metadata,
+        columns=2,
+    )
 
 
 def _message(graph: nx.MultiDiGraph) -> tuple[str, str]:
@@ -97,7 +110,9 @@ def _message(graph: nx.MultiDiGraph) -> tuple[str, str]:
     ring = graph.graph["ring"]
     if len(graph) == 1 and not sent:
         return "A ring of one rank has no edges", "nobody to send to: everything stays on rank 0"
-    used = {key for _, _, key, data in graph.edges(keys=True, data=True) if data["messages"]} & set(ring)
+    used = {key for _, _, key, data in graph.edges(keys=True, data=True) if data["messages"]} & set(
+        ring
+    )
     built = count(len(ring), "pair group") + " built" if ring else "no ring was built"
     ranks = count(len(graph), "rank")
     if not sent:
@@ -109,13 +124,18 @@ def _message(graph: nx.MultiDiGraph) -> tuple[str, str]:
         return f"{ranks}: {amount}; {outside:,} outside the ring", f"{built}, {len(used)} used"
     lanes = {data["lane"] for data in edges if data["messages"]}
     way = "both ways" if len(lanes) == 2 else "clockwise" if "forward" in lanes else "anticlockwise"
-    return f"{ranks} sent {amount}", f"{way} round the ring; {built}, {'all' if len(used) == len(ring) else len(used)} used"
+    return (
+        f"{ranks} sent {amount}",
+        f"{way} round the ring; {built}, {'all' if len(used) == len(ring) else len(used)} used",
+    )
 
 
 def _left_out(graph: nx.MultiDiGraph) -> list[str]:
     sentences = []
     if graph.graph["unfinished"]:
-        sentences.append(f"Not drawn: {count(graph.graph['unfinished'], 'send')} that never finished.")
+        sentences.append(
+            f"Not drawn: {count(graph.graph['unfinished'], 'send')} that never finished."
+        )
     if graph.graph["collectives"]:
         sentences.append(f"Not drawn: {count(graph.graph['collectives'], 'collective operation')}.")
     return sentences
@@ -127,23 +147,32 @@ def _left_out(graph: nx.MultiDiGraph) -> list[str]:
 def communication_graph(trace: Trace) -> nx.MultiDiGraph:
     """Counts the messages between each pair of ranks, apart for each process group.
 
-    A message counts where it was sent, once the send or its recv is done: a sender that never waits does not learn that it arrived.
-    What the collectives carried is not counted.
+    A message counts where it was sent, once the send or its recv is done: a sender that never waits
+    does not learn that it arrived. What the collectives carried is not counted.
 
     Args:
         trace: any trace.
 
     Returns:
-        A graph with a node for each rank (``pid`` and ``host`` where known). The key of an edge is the name of its group; an edge has
-        ``lane`` ("forward", "backward" or "outside"), ``messages`` and ``size_bytes``. The graph itself has ``ring`` (name of a built ring
-        group to its pred and succ), ``unfinished`` (sends of which neither side got done) and ``collectives`` (collective operations
-        posted).
+        A graph with a node for each rank (``pid`` and ``host`` where known). The key of an edge is
+        the name of its group; an edge has ``lane`` ("forward", "backward" or "outside"),
+        ``messages`` and ``size_bytes``. The graph itself has ``ring`` (name of a built ring group
+        to its pred and succ), ``unfinished`` (sends of which neither side got done) and
+        ``collectives`` (collective operations posted).
 
     Example:
         >>> from ringsim.traces.events import Group, OP_CODES, Payload, Tables, make_events
         >>> from ringsim.traces.value import Trace
-        >>> tables = Tables(groups=(Group("ring:0>1", (0, 1)),), payloads=(Payload("float32", (2,), 8),))
-        >>> send = {"rank": [0, 0], "op": [OP_CODES["send"]] * 2, "peer": [1, 1], "group": [0, 0], "payload": [0, 0]}
+        >>> tables = Tables(
+        ...     groups=(Group("ring:0>1", (0, 1)),), payloads=(Payload("float32", (2,), 8),)
+        ... )
+        >>> send = {
+        ...     "rank": [0, 0],
+        ...     "op": [OP_CODES["send"]] * 2,
+        ...     "peer": [1, 1],
+        ...     "group": [0, 0],
+        ...     "payload": [0, 0],
+        ... }
         >>> graph = communication_graph(Trace(make_events(send, tables), {"world_size": 2}))
         >>> graph.edges[0, 1, "ring:0>1"]
         {'lane': 'forward', 'messages': 2, 'size_bytes': 16}
@@ -153,7 +182,11 @@ def communication_graph(trace: Trace) -> nx.MultiDiGraph:
     sends = events.kind == SEND
     sent = sends & (events.status == OK)
     sent[trace.messages.send[events.status[trace.messages.recv] == OK]] = True
-    graph = nx.MultiDiGraph(ring=ring, unfinished=int((sends & ~sent).sum()), collectives=int((events.kind == COLLECTIVE).sum()))
+    graph = nx.MultiDiGraph(
+        ring=ring,
+        unfinished=int((sends & ~sent).sum()),
+        collectives=int((events.kind == COLLECTIVE).sum()),
+    )
     known = {piece.get("rank"): piece for piece in trace.metadata.get("ranks", [])}
     for rank in range(trace.world_size):
         graph.add_node(rank, pid=known.get(rank, {}).get("pid"), host=trace.hosts[rank])
@@ -161,24 +194,43 @@ def communication_graph(trace: Trace) -> nx.MultiDiGraph:
         graph.add_edge(pred, succ, key=name, lane="forward", messages=0, size_bytes=0)
 
     done = np.flatnonzero(sent & (events.peer >= 0))
-    keys, which = np.unique(np.stack([events.group[done], events.rank[done], events.peer[done]]), axis=1, return_inverse=True)
+    keys, which = np.unique(
+        np.stack([events.group[done], events.rank[done], events.peer[done]]),
+        axis=1,
+        return_inverse=True,
+    )
     messages = np.bincount(which, minlength=keys.shape[1])
     size_bytes = np.zeros(keys.shape[1], dtype=np.int64)
     np.add.at(size_bytes, which, np.maximum(events.size_bytes[done], 0))
-    for (group, src, dst), number, total in zip(keys.T.tolist(), messages.tolist(), size_bytes.tolist(), strict=True):
+    for (group, src, dst), number, total in zip(
+        keys.T.tolist(), messages.tolist(), size_bytes.tolist(), strict=True
+    ):
         name = events.tables.groups[group].name if group != NONE else "no group"
-        lane = "forward" if ring.get(name) == (src, dst) else "backward" if ring.get(name) == (dst, src) else "outside"
+        lane = (
+            "forward"
+            if ring.get(name) == (src, dst)
+            else "backward"
+            if ring.get(name) == (dst, src)
+            else "outside"
+        )
         graph.add_edge(src, dst, key=name, lane=lane, messages=number, size_bytes=total)
     return graph
 
 
 def _ring_groups(trace: Trace) -> dict[str, tuple[int, int]]:
-    """Groups of the ring that were built, by name: (pred, succ). Torch sorts a group's ranks, so the direction is in the name alone."""
+    """Groups of the ring that were built, by name: (pred, succ).
+
+    Torch sorts a group's ranks, so the direction is in the name alone.
+    """
     listed: list[Any] = trace.metadata.get("ring_groups", [])
     names = [name for name, _ in listed] or [group.name for group in trace.events.tables.groups]
     found = {name: RING_NAME.fullmatch(name) for name in names}
     ring = {name: (int(match[1]), int(match[2])) for name, match in found.items() if match}
-    return {name: ends for name, ends in ring.items() if max(ends) < trace.world_size and ends[0] != ends[1]}
+    return {
+        name: ends
+        for name, ends in ring.items()
+        if max(ends) < trace.world_size and ends[0] != ends[1]
+    }
 
 
 # -- paths: arrays of points, shape (points, 2), in the coordinates of the axes
@@ -204,19 +256,25 @@ def arc(start: float, end: float, radius: float = 1.0) -> Points:
 
 
 def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Points:
-    """Path from one point to another that bows towards a third: a quadratic Bezier curve; shape (steps, 2)."""
+    """Path from one point to another that bows towards a third.
+
+    A quadratic Bezier curve; shape (steps, 2).
+    """
     t = np.linspace(0, 1, steps)[:, None]
     path: Points = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
     return path
 
 
 def _chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
-    """Path between two nodes that bows towards the centre, and a little to the left of its way, so that the way back lies apart.
+    """Path between two nodes that bows towards the centre.
 
-    ``pull`` says how far: 0 not at all, 1 all the way to the centre; it stays ``gap`` away from both nodes.
+    Also a little to the left of its way, so that the way back lies apart. ``pull`` says how far: 0
+    not at all, 1 all the way to the centre; it stays ``gap`` away from both nodes.
     """
     way = end - start
-    path = bow(start, end, (start + end) / 2 * (1 - pull) + 0.12 * np.array([-way[1], way[0]]), 4 * STEPS)
+    path = bow(
+        start, end, (start + end) / 2 * (1 - pull) + 0.12 * np.array([-way[1], way[0]]), 4 * STEPS
+    )
     clear = (np.hypot(*(path - start).T) >= gap) & (np.hypot(*(path - end).T) >= gap)
     return path[clear] if clear.sum() >= 2 else path
 
@@ -227,9 +285,10 @@ def ribbon(path: Points, width: float) -> Points:
 
 
 def arrow(path: Points, width: float, *, head: float) -> Points:
-    """Outline of an arrow along a path, a closed polygon whose point ``len // 2`` is the tip, the path's last point.
+    """Outline of an arrow along a path.
 
-    The head is ``head`` long and about as wide; at most half the path is head.
+    A closed polygon whose point ``len // 2`` is the tip, the path's last point. The head is
+    ``head`` long and about as wide; at most half the path is head.
     """
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
     neck = along[-1] - min(head, along[-1] / 2)
@@ -238,7 +297,9 @@ def arrow(path: Points, width: float, *, head: float) -> Points:
     normals = _normals(np.concatenate([shaft, path[-1:]]))[:-1]
     side = normals * width / 2
     wing = normals[-1] * max(head * 0.45, width * 0.75)
-    return np.concatenate([shaft + side, [neck_point + wing, path[-1], neck_point - wing], (shaft - side)[::-1]])
+    return np.concatenate(
+        [shaft + side, [neck_point + wing, path[-1], neck_point - wing], (shaft - side)[::-1]]
+    )
 
 
 def beside(path: Points, distance: float) -> Points:
@@ -256,14 +317,18 @@ def _normals(path: Points) -> Points:
     return unit
 
 
-# -- labels beside arrows: they cover neither a node nor another label, nor, where there is room elsewhere, an arrow
+# -- labels beside arrows: they cover neither a node nor another label, nor, where there is room
+# elsewhere, an arrow
 
 LABEL_SIZE: Final = 8.5
-ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)  # where beside the arrow a label may stand, as shares of its length
+# where beside the arrow a label may stand, as shares of its length
+ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)
 AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and how far from it
-RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)  # and then how far up or down, as shares of its height
+# and then how far up or down, as shares of its height
+RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)
 CLEAR: Final = 0.03  # between two boxes, or a box and an arrow, at least
-# The cost of a place, by how far it is from the arrow's middle: away from it, up or down, towards the centre, each point covered.
+# The cost of a place, by how far it is from the arrow's middle: away from it, up or down, towards
+# the centre, each point covered.
 FAR_AWAY: Final = 3.0
 OFF: Final = 0.3
 INSIDE: Final = 0.2
@@ -273,32 +338,58 @@ ON_ANOTHER: Final = 0.15
 
 def words_box(ax: Axes, x: float, y: float, text: str) -> Bbox:
     """Writes words at a place, centred; returns the room that they take, in the axes' data."""
-    written = ax.text(x, y, text, ha="center", va="center", fontsize=style.letters(LABEL_SIZE), zorder=7)
+    written = ax.text(
+        x, y, text, ha="center", va="center", fontsize=style.letters(LABEL_SIZE), zorder=7
+    )
     return Bbox(written.get_window_extent().transformed(ax.transData.inverted()))
 
 
-def label_edges(ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[Points], taken: Sequence[Bbox]) -> int:
-    """Writes a label beside each of some arrows, the most important first; returns how many found no room, and are not written.
+def label_edges(
+    ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[Points], taken: Sequence[Bbox]
+) -> int:
+    """Writes a label beside each of some arrows, the most important first.
 
-    A label, given by its words and the path of its arrow, never covers what is ``taken`` by nodes and other words, and covers one of the
-    ``paths`` of all arrows only where there is no other room. The axes have their size and range already.
+    Returns how many found no room, and are not written. A label, given by its words and the path of
+    its arrow, never covers what is ``taken`` by nodes and other words, and covers one of the
+    ``paths`` of all arrows only where there is no other room. The axes have their size and range
+    already.
     """
     low, high = np.sort([ax.get_xlim(), ax.get_ylim()]).T
     boxes = [np.array(box.extents) for box in taken]
     points, missing = np.concatenate([np.empty((0, 2)), *paths]), 0
     for text, path in labels:
-        written = ax.text(0, 0, text, ha="center", va="center", fontsize=style.letters(LABEL_SIZE), zorder=5, linespacing=0.95)
+        written = ax.text(
+            0,
+            0,
+            text,
+            ha="center",
+            va="center",
+            fontsize=style.letters(LABEL_SIZE),
+            zorder=5,
+            linespacing=0.95,
+        )
         half = np.array(written.get_window_extent().transformed(ax.transData.inverted()).size) / 2
         cost, x, y = np.array(list(_places(path, *(2 * half).tolist()))).T
         middle, others = np.stack([x, y], axis=1), np.array(boxes).reshape(-1, 4)
-        between = abs(middle[:, None] - (others[:, :2] + others[:, 2:]) / 2) - half - (others[:, 2:] - others[:, :2]) / 2
-        fits = ((middle - half >= low) & (middle + half <= high)).all(axis=1) & (between >= CLEAR).any(axis=2).all(axis=1)
-        weights = np.concatenate([np.full(len(other), ON_ITS_ARROW if other is path else ON_ANOTHER) for other in paths])
+        between = (
+            abs(middle[:, None] - (others[:, :2] + others[:, 2:]) / 2)
+            - half
+            - (others[:, 2:] - others[:, :2]) / 2
+        )
+        fits = ((middle - half >= low) & (middle + half <= high)).all(axis=1) & (
+            between >= CLEAR
+        ).any(axis=2).all(axis=1)
+        weights = np.concatenate(
+            [np.full(len(other), ON_ITS_ARROW if other is path else ON_ANOTHER) for other in paths]
+        )
         least, best = np.inf, None
         for index in np.flatnonzero(fits)[np.argsort(cost[fits], kind="stable")]:
             if cost[index] >= least:
                 break  # the next ones cost more, even if they cover nothing
-            found = cost[index] + weights[(abs(points - middle[index]) <= half + CLEAR).all(axis=1)].sum()
+            found = (
+                cost[index]
+                + weights[(abs(points - middle[index]) <= half + CLEAR).all(axis=1)].sum()
+            )
             if found < least:
                 least, best = found, middle[index]
         if best is None:
@@ -316,18 +407,24 @@ def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, 
         index = round(share * (len(path) - 1))
         point, way = path[index], path[min(index + 1, len(path) - 1)] - path[max(index - 1, 0)]
         normal = np.array([way[1], -way[0]]) / max(float(np.hypot(*way)), 1e-9)
-        reach = (abs(normal[0]) * width + abs(normal[1]) * height) / 2  # from the middle of the box to its side, along the normal
+        # from the middle of the box to its side, along the normal
+        reach = (abs(normal[0]) * width + abs(normal[1]) * height) / 2
         off_middle = abs(share - 0.5)
         yield off_middle + FAR_AWAY * AWAY[0], float(point[0]), float(point[1])
         for side, away, raised in itertools.product((normal, -normal), AWAY, RAISED):
             x, y = point + side * (away + reach)
             towards_centre = INSIDE if float(side @ point) < 0 else 0.0
-            yield off_middle + FAR_AWAY * away + towards_centre + OFF * abs(raised), float(x), float(y + raised * height)
+            yield (
+                off_middle + FAR_AWAY * away + towards_centre + OFF * abs(raised),
+                float(x),
+                float(y + raised * height),
+            )
 
 
 # -- the circle
 
-MOST_DETAILED: Final = 8  # nodes up to which the label of a group has room for its name and for each way
+# nodes up to which the label of a group has room for its name and for each way
+MOST_DETAILED: Final = 8
 MOST_CHORD_LABELS: Final = 12
 LIMITS: Final = (1.8, 1.55)  # of the axes, to each side
 LETTER: Final = 0.58  # width of a letter, as a share of the font's size
@@ -338,7 +435,8 @@ UNUSED: Final = (0, (4, 3))  # outline of a tube on which nothing was sent
 WIDEST: Final = 0.054  # the arrow of the edge with most bytes
 THINNEST: Final = 0.008  # an arrow that is narrower to scale is drawn so, to be seen at all
 
-# One look for each pair group, repeated: neighbours always differ. The texture is a line along the arrow's middle.
+# One look for each pair group, repeated: neighbours always differ. The texture is a line along the
+# arrow's middle.
 PAIR_COLOURS: Final = (style.BLUE, style.VERMILLION, style.GREEN)
 PAIR_TEXTURES: Final[tuple[Any, ...]] = (None, "solid", (0, (3, 2)))
 CLOSING_COLOUR: Final = style.PURPLE  # the edge from the last rank back to the first
@@ -346,7 +444,10 @@ CLOSING_TEXTURE: Final = (0, (0.5, 1.8))
 
 
 def _draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
-    """Draws ranks, groups and messages on axes that have their size already; returns notes on what is not drawn, or not labelled."""
+    """Draws ranks, groups and messages on axes that have their size already.
+
+    Returns notes on what is not drawn, or not labelled.
+    """
     world_size = len(graph)
     radius = min(0.24, 0.22 * 2 * np.pi / max(world_size, 4))
     ax.set(xlim=(-LIMITS[0], LIMITS[0]), ylim=(-LIMITS[1], LIMITS[1]), aspect="equal")
@@ -357,15 +458,35 @@ def _draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     several = len(set(nx.get_node_attributes(graph, "host").values())) > 1
     for rank, data in graph.nodes(data=True):
         x, y = _node(graph, rank).tolist()
-        ax.add_patch(Circle((x, y), radius, facecolor="white", edgecolor=style.INK, linewidth=1.6, zorder=6, gid=f"rank-{rank}"))
+        ax.add_patch(
+            Circle(
+                (x, y),
+                radius,
+                facecolor="white",
+                edgecolor=style.INK,
+                linewidth=1.6,
+                zorder=6,
+                gid=f"rank-{rank}",
+            )
+        )
         pid = data["host"] if several else f"pid {data['pid']}" if data["pid"] is not None else ""
         small = pid and len(pid) * LETTER * PID_SIZE * style.per_point(ax) < 1.5 * radius
         ax.text(
-            x, y + (0.05 if small else 0), str(rank), ha="center", va="center", zorder=7, weight="bold",
+            x, y + (0.05 if small else 0), str(rank), ha="center", va="center", zorder=7,
+            weight="bold",
             fontsize=style.letters(18 if world_size <= 6 else 15 if world_size <= 10 else 11),
         )  # fmt: skip
         if small:
-            ax.text(x, y - 0.1, pid, ha="center", va="center", zorder=7, fontsize=style.letters(PID_SIZE), color=style.MUTED)
+            ax.text(
+                x,
+                y - 0.1,
+                pid,
+                ha="center",
+                va="center",
+                zorder=7,
+                fontsize=style.letters(PID_SIZE),
+                color=style.MUTED,
+            )
     return notes
 
 
@@ -374,17 +495,34 @@ def _draw_groups(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> None:
     detailed = len(graph) <= MOST_DETAILED
     both_ways = _goes_backward(graph)
     for name, (pred, succ) in graph.graph["ring"].items():
-        lanes = [(src, dst, graph.edges[src, dst, name]) for src, dst in ((pred, succ), (succ, pred)) if graph.has_edge(src, dst, name)]
+        lanes = [
+            (src, dst, graph.edges[src, dst, name])
+            for src, dst in ((pred, succ), (succ, pred))
+            if graph.has_edge(src, dst, name)
+        ]
         lanes = [lane for lane in lanes if lane[2]["messages"]]
-        words = [f"{src}>{dst}: {_amount(data)}" if both_ways else _amount(data) for src, dst, data in lanes]
+        words = [
+            f"{src}>{dst}: {_amount(data)}" if both_ways else _amount(data)
+            for src, dst, data in lanes
+        ]
         if len(lanes) == 2 and not detailed:
-            words = [_amount({what: sum(data[what] for *_, data in lanes) for what in ("messages", "size_bytes")})]
+            words = [
+                _amount(
+                    {
+                        what: sum(data[what] for *_, data in lanes)
+                        for what in ("messages", "size_bytes")
+                    }
+                )
+            ]
         across = _crosses(graph, pred, succ)
-        outline = style.VERMILLION if across else CLOSING_COLOUR if _closes(pred, succ) else style.MUTED
+        outline = (
+            style.VERMILLION if across else CLOSING_COLOUR if _closes(pred, succ) else style.MUTED
+        )
         tube = ribbon(_centre_line(graph, pred, succ, radius * 0.7), TUBE)
         ax.add_patch(
             Polygon(
-                tube, facecolor=TUBE_COLOUR, edgecolor=outline, linewidth=2.0 if across else 1.0, linestyle="solid" if lanes else UNUSED,
+                tube, facecolor=TUBE_COLOUR, edgecolor=outline, linewidth=2.0 if across else 1.0,
+                linestyle="solid" if lanes else UNUSED,
                 zorder=1,
                 gid=f"group-{name}",
             )
@@ -392,16 +530,28 @@ def _draw_groups(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> None:
         middle = _middle(_centre_line(graph, pred, succ, 0))
         heading = [name] if detailed or not words else []
         _write(
-            ax, middle, middle, TUBE / 2, "\n".join(heading + (words or ["nothing sent"])), style.INK if words else style.MUTED, len(graph)
+            ax,
+            middle,
+            middle,
+            TUBE / 2,
+            "\n".join(heading + (words or ["nothing sent"])),
+            style.INK if words else style.MUTED,
+            len(graph),
         )
 
 
 def _draw_messages(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> list[str]:
     """Draws the arrows; returns notes for below."""
-    edges = [(src, dst, key, data) for src, dst, key, data in graph.edges(keys=True, data=True) if data["messages"]]
+    edges = [
+        (src, dst, key, data)
+        for src, dst, key, data in graph.edges(keys=True, data=True)
+        if data["messages"]
+    ]
     most = max((data["size_bytes"] for *_, data in edges), default=0)
     lane_width = TUBE / 4 if _goes_backward(graph) else 0.0
-    chords = sorted((data["size_bytes"] for *_, data in edges if data["lane"] == "outside"), reverse=True)
+    chords = sorted(
+        (data["size_bytes"] for *_, data in edges if data["lane"] == "outside"), reverse=True
+    )
     least_named = chords[min(len(chords), MOST_CHORD_LABELS) - 1] if chords else 0
     gap = radius + 0.025
     to_itself = 0
@@ -411,47 +561,89 @@ def _draw_messages(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> list[str]
             to_itself += data["messages"]
         elif data["lane"] == "outside":
             clockwise = (dst - src) % len(graph) <= len(graph) // 2  # the way back bows further in
-            path = _chord(_node(graph, src), _node(graph, dst), pull=0.4 if clockwise else 1.0, gap=gap)
+            path = _chord(
+                _node(graph, src), _node(graph, dst), pull=0.4 if clockwise else 1.0, gap=gap
+            )
             colour = style.VERMILLION if _crosses(graph, src, dst) else style.MUTED
             _draw_arrow(ax, path, width, colour, (0, (2, 2)), 3, f"outside-{src}-{dst}-{key}")
             if data["size_bytes"] >= least_named:
-                text = f"{key}\n{_amount(data).replace('message', 'msg')}"  # the middle of a small ring has little room
+                # the middle of a small ring has little room
+                text = f"{key}\n{_amount(data).replace('message', 'msg')}"
                 at = _middle(path)
-                # Beside the arrow: towards the centre, or, near it, on the side to which the arrow bows.
-                away = -at if np.hypot(*at) > 0.3 else np.array([path[0][1] - path[-1][1], path[-1][0] - path[0][0]])
+                # Beside the arrow: towards the centre, or, near it, on the side to which the arrow
+                # bows.
+                away = (
+                    -at
+                    if np.hypot(*at) > 0.3
+                    else np.array([path[0][1] - path[-1][1], path[-1][0] - path[0][0]])
+                )
                 _write(ax, at, away, width / 2, text, style.INK, MOST_DETAILED + 1)
         else:
             pred, succ = graph.graph["ring"][key]
             forward = data["lane"] == "forward"
             path = _centre_line(graph, pred, succ, gap, lane_width if forward else -lane_width)
             colour, texture = _look(pred, succ)
-            _draw_arrow(ax, path if forward else path[::-1], width, colour, texture, 4, f"{data['lane']}-{key}")
-    notes = ["The label of a pair group adds up both ways."] if lane_width and len(graph) > MOST_DETAILED else []
+            _draw_arrow(
+                ax,
+                path if forward else path[::-1],
+                width,
+                colour,
+                texture,
+                4,
+                f"{data['lane']}-{key}",
+            )
+    notes = (
+        ["The label of a pair group adds up both ways."]
+        if lane_width and len(graph) > MOST_DETAILED
+        else []
+    )
     if len(chords) > MOST_CHORD_LABELS:
-        notes.append(f"Arrows across: all {len(chords)} are drawn, the {MOST_CHORD_LABELS} widest are labelled.")
+        notes.append(
+            f"Arrows across: all {len(chords)} are drawn, the {MOST_CHORD_LABELS} widest are "
+            "labelled."
+        )
     if to_itself:
         notes.append(f"Not drawn: {count(to_itself, 'message')} of a rank to itself.")
     return notes
 
 
-def _draw_arrow(ax: Axes, path: Points, width: float, colour: str, texture: Any, zorder: int, gid: str) -> None:
+def _draw_arrow(
+    ax: Axes, path: Points, width: float, colour: str, texture: Any, zorder: int, gid: str
+) -> None:
     """Draws one arrow, with its texture along the middle where there is room."""
-    ax.add_patch(Polygon(arrow(path, width, head=0.085), facecolor=colour, edgecolor="none", zorder=zorder, gid=gid))
+    ax.add_patch(
+        Polygon(
+            arrow(path, width, head=0.085),
+            facecolor=colour,
+            edgecolor="none",
+            zorder=zorder,
+            gid=gid,
+        )
+    )
     if texture is not None and width > 2.5 * THINNEST:
         inner = path[np.hypot(*(path - path[-1]).T) > 0.12]
         ax.plot(*inner.T, color="white", linewidth=1.2, linestyle=texture, zorder=zorder + 0.5)
 
 
-def _write(ax: Axes, at: Points, away: Points, distance: float, text: str, colour: str, world_size: int) -> None:
+def _write(
+    ax: Axes, at: Points, away: Points, distance: float, text: str, colour: str, world_size: int
+) -> None:
     """Writes beside a path: ``distance`` and the text's own extent away from the point ``at``."""
     fontsize = style.letters(9 if world_size <= MOST_DETAILED else 8)
     lines = text.split("\n")
-    extent = np.array([max(map(len, lines)) * LETTER, len(lines) * 1.25]) * fontsize / 2 * style.per_point(ax)
+    extent = (
+        np.array([max(map(len, lines)) * LETTER, len(lines) * 1.25])
+        * fontsize
+        / 2
+        * style.per_point(ax)
+    )
     away = away / np.hypot(*away)
     x, y = at + away * (distance + 0.03 + float(extent @ np.abs(away)))
     side = "left" if away[0] > 0.3 else "right" if away[0] < -0.3 else "center"
     x += {"left": -1, "right": 1, "center": 0}[side] * extent[0]
-    ax.text(x, y, text, ha=side, va="center", fontsize=fontsize, color=colour, linespacing=1.2, zorder=8)
+    ax.text(
+        x, y, text, ha=side, va="center", fontsize=fontsize, color=colour, linespacing=1.2, zorder=8
+    )
 
 
 def _middle(path: Points) -> Points:
@@ -464,9 +656,18 @@ def _circle_legend(graph: nx.MultiDiGraph) -> list[Artist]:
     busy = {key for _, _, key, data in graph.edges(keys=True, data=True) if data["messages"]}
     handles: list[Artist] = []
     if any(name in busy for name in graph.graph["ring"]):
-        handles.append(Patch(facecolor=TUBE_COLOUR, edgecolor=style.MUTED, label="pair group with messages"))
+        handles.append(
+            Patch(facecolor=TUBE_COLOUR, edgecolor=style.MUTED, label="pair group with messages")
+        )
     if any(name not in busy for name in graph.graph["ring"]):
-        handles.append(Patch(facecolor=TUBE_COLOUR, edgecolor=style.MUTED, linestyle=UNUSED, label="pair group, nothing sent"))
+        handles.append(
+            Patch(
+                facecolor=TUBE_COLOUR,
+                edgecolor=style.MUTED,
+                linestyle=UNUSED,
+                label="pair group, nothing sent",
+            )
+        )
     if any(data["messages"] and data["lane"] != "outside" for data in edges):
         handles.append(Patch(facecolor=PAIR_COLOURS[0], label="messages on it, width = bytes"))
     if any(data["lane"] == "outside" for data in edges):
@@ -474,7 +675,14 @@ def _circle_legend(graph: nx.MultiDiGraph) -> list[Artist]:
     if any(_closes(*ends) for ends in graph.graph["ring"].values()):
         handles.append(Patch(facecolor=CLOSING_COLOUR, label="the edge that closes the ring"))
     if any(_crosses(graph, src, dst) for src, dst in graph.edges()):
-        handles.append(Patch(facecolor=TUBE_COLOUR, edgecolor=style.VERMILLION, linewidth=2, label="from host to host"))
+        handles.append(
+            Patch(
+                facecolor=TUBE_COLOUR,
+                edgecolor=style.VERMILLION,
+                linewidth=2,
+                label="from host to host",
+            )
+        )
     return handles
 
 
@@ -509,8 +717,13 @@ def _node(graph: nx.MultiDiGraph, rank: int) -> Points:
     return place(node_angle(rank, len(graph)), 1.0 if len(graph) > 1 else 0.0)
 
 
-def _centre_line(graph: nx.MultiDiGraph, pred: int, succ: int, gap: float, lane: float = 0.0) -> Points:
-    """Path of a ring edge from pred to succ, ``lane`` outside its middle: along the circle to the next node, else across."""
+def _centre_line(
+    graph: nx.MultiDiGraph, pred: int, succ: int, gap: float, lane: float = 0.0
+) -> Points:
+    """Path of a ring edge from pred to succ, ``lane`` outside its middle.
+
+    Along the circle to the next node, else across.
+    """
     world_size = len(graph)
     if (pred + 1) % world_size == succ:
         start = node_angle(pred, world_size)
@@ -525,11 +738,16 @@ MOST_CELLS: Final = 256  # a side; more would be less than a pixel each
 MOST_OUTLINES: Final = 64  # ranks up to which an unused group's cell can be seen
 
 
-def bytes_matrix(graph: nx.MultiDiGraph, most_cells: int = MOST_CELLS) -> tuple[npt.NDArray[np.int64], int]:
-    """Sums the bytes from each rank to each rank, in at most ``most_cells`` cells a side, which several ranks may share.
+def bytes_matrix(
+    graph: nx.MultiDiGraph, most_cells: int = MOST_CELLS
+) -> tuple[npt.NDArray[np.int64], int]:
+    """Sums the bytes from each rank to each rank.
+
+    In at most ``most_cells`` cells a side, which several ranks may share.
 
     Returns:
-        The matrix, shape (sender, receiver), and how many ranks a cell's side stands for. A cell without messages is -1.
+        The matrix, shape (sender, receiver), and how many ranks a cell's side stands for. A cell
+        without messages is -1.
     """
     shared = -(-len(graph) // most_cells)
     side = -(-len(graph) // shared)
@@ -542,27 +760,42 @@ def bytes_matrix(graph: nx.MultiDiGraph, most_cells: int = MOST_CELLS) -> tuple[
 
 
 def _draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
-    """Draws the bytes sent between each pair of ranks, on a logarithmic colour scale; returns notes for below."""
+    """Draws the bytes sent between each pair of ranks, on a logarithmic colour scale.
+
+    Returns notes for below.
+    """
     cells, shared = bytes_matrix(graph)
     if shared > 1:
-        ranks = np.diff(np.append(np.arange(0, len(graph), shared), len(graph)))  # the last cell stands for fewer
+        # the last cell stands for fewer
+        ranks = np.diff(np.append(np.arange(0, len(graph), shared), len(graph)))
         cells = np.where(cells < 0, -1, cells / np.outer(ranks, ranks))
     ax.set(xlabel="receiving rank", ylabel="sending rank")
     ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(9, integer=True))
     ax.yaxis.set_major_locator(mpl.ticker.MaxNLocator(9, integer=True))
     ax.spines[["top", "right"]].set_visible(True)
     edge = len(cells) * shared - 0.5
-    sent = np.ma.masked_less(np.maximum(cells, np.where(cells == 0, 1, cells)), 0)  # messages of 0 bytes: the scale's low end
+    # messages of 0 bytes: the scale's low end
+    sent = np.ma.masked_less(np.maximum(cells, np.where(cells == 0, 1, cells)), 0)
     low, high = (float(sent.min()), float(sent.max())) if sent.count() else (1.0, 2.0)
     colours = mpl.colormaps["cividis_r"].with_extremes(bad="white")
     picture = ax.imshow(
-        sent, cmap=colours, norm=LogNorm(low if low < high else low / 2, high if low < high else high * 2),
+        sent, cmap=colours,
+        norm=LogNorm(low if low < high else low / 2, high if low < high else high * 2),
         extent=(-0.5, edge, edge, -0.5), interpolation="antialiased", interpolation_stage="rgba",
     )  # fmt: skip
-    notes = [f"One cell stands for {shared} x {shared} ranks: the mean of their pairs."] if shared > 1 else []
+    notes = (
+        [f"One cell stands for {shared} x {shared} ranks: the mean of their pairs."]
+        if shared > 1
+        else []
+    )
     if sent.count():
         beside = ax.inset_axes((1.04, 0.1, 0.04, 0.8))
-        bar = ax.figure.colorbar(picture, cax=beside, label="bytes sent", format=FuncFormatter(lambda value, _: bytes_text(value)))
+        bar = ax.figure.colorbar(
+            picture,
+            cax=beside,
+            label="bytes sent",
+            format=FuncFormatter(lambda value, _: bytes_text(value)),
+        )
         bar.locator = LogLocator(base=2, numticks=8) if low < high else FixedLocator([low])
         bar.minorticks_off()
     borders = [rank - 0.5 for rank in range(1, len(graph)) if _crosses(graph, rank - 1, rank)]
@@ -571,11 +804,27 @@ def _draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
             ax.axhline(border, color=style.VERMILLION, linewidth=0.8, gid="hosts")
             ax.axvline(border, color=style.VERMILLION, linewidth=0.8, gid="hosts")
         notes.append("Orange lines: from one host to the next.")
-    unused = [ends for name, ends in graph.graph["ring"].items() if graph.edges[(*ends, name)]["messages"] == 0]
+    unused = [
+        ends
+        for name, ends in graph.graph["ring"].items()
+        if graph.edges[(*ends, name)]["messages"] == 0
+    ]
     if unused and len(graph) <= MOST_OUTLINES:
         for pred, succ in unused:
-            ax.add_patch(Rectangle((succ - 0.5, pred - 0.5), 1, 1, fill=False, edgecolor=style.MUTED, linestyle=(0, (2, 2)), linewidth=0.8))
+            ax.add_patch(
+                Rectangle(
+                    (succ - 0.5, pred - 0.5),
+                    1,
+                    1,
+                    fill=False,
+                    edgecolor=style.MUTED,
+                    linestyle=(0, (2, 2)),
+                    linewidth=0.8,
+                )
+            )
         notes.append("Dashed cells: pair groups that were built; nothing was sent along them.")
     elif unused:
-        notes.append(f"{len(unused):,} of {len(graph.graph['ring']):,} pair groups were built and not used.")
+        notes.append(
+            f"{len(unused):,} of {len(graph.graph['ring']):,} pair groups were built and not used."
+        )
     return notes

@@ -1,11 +1,14 @@
-"""Simulated schedules as pictures, with their critical path; and one run over another, such as a prediction over what was measured.
+"""Simulated schedules as pictures, with their critical path.
 
-A small schedule is drawn as a recorded step is. One with more computations than pixels is drawn as a map: for each rank and stretch of
-time, how much of it was spent on what. The critical path runs along a rank while it computes, and from rank to rank while a message
-travels. A prediction stands in each rank's row under what was measured::
+Also one run over another, such as a prediction over what was measured. A small schedule is drawn as
+a recorded step is. One with more computations than pixels is drawn as a map: for each rank and
+stretch of time, how much of it was spent on what. The critical path runs along a rank while it
+computes, and from rank to rank while a message travels. A prediction stands in each rank's row
+under what was measured::
 
-    rank 0   [F0 ][F1 ]xxxx[B0     ][B1     ]      measured, by kind
-             [   ][   ]    [       ][       ]      predicted, coloured by how much too early or too late each one ends
+    rank 0  [F0 ][F1 ]xxxx[B0  ][B1  ]  measured, by kind
+            [   ][   ]    [    ][    ]  predicted, coloured by how much too early or too late each
+                                        one ends
 """
 
 from __future__ import annotations
@@ -36,7 +39,14 @@ from ringsim.plot.steps import (
 from ringsim.plot.style import Look, Picture, percent
 from ringsim.provenance import footer
 from ringsim.schedules.schedule import COMPUTE_KINDS
-from ringsim.simulator.critical_path import DATA, LINK_BUSY, PROGRAM, RECEIVER_LATE, START, CriticalPath
+from ringsim.simulator.critical_path import (
+    DATA,
+    LINK_BUSY,
+    PROGRAM,
+    RECEIVER_LATE,
+    START,
+    CriticalPath,
+)
 from ringsim.traces.events import NONE, SPAN, Events, Ints
 from ringsim.traces.lazy import Style
 from ringsim.traces.steps import StageActions, count_steps, find_step, is_action
@@ -50,7 +60,14 @@ if TYPE_CHECKING:
     from ringsim.prediction.comparison import Comparison
     from ringsim.simulator.schedules import ScheduleRun
 
-__all__ = ["draw_path", "measure_shares", "overlay_png", "plot_overlay", "plot_schedule_run", "schedule_run_png"]
+__all__ = [
+    "draw_path",
+    "measure_shares",
+    "overlay_png",
+    "plot_overlay",
+    "plot_schedule_run",
+    "schedule_run_png",
+]
 
 MOST_BOXES: Final = 20_000  # computations; more are drawn as a map
 MOST_ROWS: Final = 64  # ranks, likewise
@@ -58,31 +75,47 @@ MAP_INCHES: Final = (9.6, 4.6)
 MAP_COLUMNS: Final = 960
 MAP_ROWS: Final = 512
 IDLE: Final = "#FFFFFF"
-PATH_COLOURS: Final = {PROGRAM: style.INK, DATA: style.BLUE, LINK_BUSY: style.VERMILLION, RECEIVER_LATE: style.PURPLE}
-PATH_DASHES: Final[dict[str, Any]] = {PROGRAM: "solid", DATA: "solid", LINK_BUSY: (0, (1, 0.7)), RECEIVER_LATE: (0, (3, 1))}
+PATH_COLOURS: Final = {
+    PROGRAM: style.INK,
+    DATA: style.BLUE,
+    LINK_BUSY: style.VERMILLION,
+    RECEIVER_LATE: style.PURPLE,
+}
+PATH_DASHES: Final[dict[str, Any]] = {
+    PROGRAM: "solid",
+    DATA: "solid",
+    LINK_BUSY: (0, (1, 0.7)),
+    RECEIVER_LATE: (0, (3, 1)),
+}
 PATH_WIDTH: Final = 2.2  # points
 THIN: Final = 1.2  # points: the path over a map
-HALO: Final = 0.7  # white on either side of the path, in widths of the line, so that it stands out from any box
+# white on either side of the path, in widths of the line, so that it stands out from any box
+HALO: Final = 0.7
 
 
 def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws a simulated schedule with its critical path.
 
-    A small one is drawn as ``plot_timeline`` draws a recorded step. A large one, which has more computations than pixels, is drawn as a
-    map: ranks from top to bottom, time to the right, each point in the colour of what was computed there, and the paler the less.
+    A small one is drawn as ``plot_timeline`` draws a recorded step. A large one, which has more
+    computations than pixels, is drawn as a map: ranks from top to bottom, time to the right, each
+    point in the colour of what was computed there, and the paler the less.
 
     Args:
         run: from ``ringsim.simulate_schedule``.
-        ax: where to draw; a new figure by default, which also has the live activations of a small one.
+        ax: where to draw; a new figure by default, which also has the live activations of a small
+            one.
         **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
     Returns:
         The axes of the rows. ``ax.figure.savefig(...)`` writes them.
 
     Example:
-        >>> import matplotlib; matplotlib.use("Agg")
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
         >>> from ringsim.simulator.schedules import simulate_schedule
-        >>> plot_schedule_run(simulate_schedule("1f1b", num_ranks=4, num_microbatches=8)).get_title(loc="left")
+        >>> plot_schedule_run(simulate_schedule("1f1b", num_ranks=4, num_microbatches=8)).get_title(
+        ...     loc="left"
+        ... )
         '1F1B, 4 ranks, 8 microbatches: bubble 27 %, closed form 27 %'
     """
     if _is_small(run):
@@ -91,13 +124,22 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpac
 
 
 def schedule_run_png(run: ScheduleRun) -> bytes:
-    """Draws a simulated schedule for a notebook: a PNG, the same bytes for the same schedule and costs."""
-    picture = step_picture(_describe_step(run)) if _is_small(run) else Picture(lambda ax: _draw_map(run, ax), *MAP_INCHES)
+    """Draws a simulated schedule for a notebook.
+
+    A PNG, the same bytes for the same schedule and costs.
+    """
+    picture = (
+        step_picture(_describe_step(run))
+        if _is_small(run)
+        else Picture(lambda ax: _draw_map(run, ax), *MAP_INCHES)
+    )
     return style.picture_png([picture], repr(run))
 
 
 def _is_small(run: ScheduleRun) -> bool:
-    return run.num_ranks <= MOST_ROWS and len(run.operations) <= MOST_BOXES and float(run.makespan) > 0
+    return (
+        run.num_ranks <= MOST_ROWS and len(run.operations) <= MOST_BOXES and float(run.makespan) > 0
+    )
 
 
 def _unit(run: ScheduleRun) -> tuple[float, str]:
@@ -141,7 +183,10 @@ def _constants(run: ScheduleRun) -> str:
             parts.append(f"messages {span(latency, length)}")
         else:
             sizes = span(np.array(setting.sizes), bytes_text)
-            parts.append(f"messages of {sizes}: on the link {span(occupancy, length)}, latency {span(latency, length)}")
+            parts.append(
+                f"messages of {sizes}: on the link {span(occupancy, length)}, latency "
+                f"{span(latency, length)}"
+            )
     return f"Simulated with: {'; '.join(parts)}."
 
 
@@ -167,8 +212,14 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
         time=f"time ({name})",
         metadata=run.setting.metadata,
         about=_about(run),
-        draw_messages=(lambda ax, rows: draw_flights(ax, rows, sources, targets, start, start + travel / unit)) if travel.any() else None,
-        draw_over=lambda ax, rows: draw_path(ax, run.critical_path, unit=unit, at=float(rows.bottom[0]) - 0.07),
+        draw_messages=(
+            lambda ax, rows: draw_flights(ax, rows, sources, targets, start, start + travel / unit)
+        )
+        if travel.any()
+        else None,
+        draw_over=lambda ax, rows: draw_path(
+            ax, run.critical_path, unit=unit, at=float(rows.bottom[0]) - 0.07
+        ),
         notes=(_constants(run),),
     )
 
@@ -176,26 +227,44 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
 # -- the critical path
 
 
-def draw_path(ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, width: float = PATH_WIDTH) -> list[Artist]:
+def draw_path(
+    ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, width: float = PATH_WIDTH
+) -> list[Artist]:
     """Draws the critical path; the colour of each stretch says why it did not begin earlier.
 
-    A ``unit`` of the path's time is one on the axis. The line, ``width`` points wide, runs ``at`` below the middle of its rank's row while
-    the rank computes. Returns the legend's entries: one for each reason that occurs, with how often.
+    A ``unit`` of the path's time is one on the axis. The line, ``width`` points wide, runs ``at``
+    below the middle of its rank's row while the rank computes. Returns the legend's entries: one
+    for each reason that occurs, with how often.
     """
     if not path.hops:
         return []
     start, end = (
-        np.array([float(time) for time in times]) / unit for times in ([hop.start for hop in path.hops], [hop.end for hop in path.hops])
+        np.array([float(time) for time in times]) / unit
+        for times in ([hop.start for hop in path.hops], [hop.end for hop in path.hops])
     )
     rank = np.array([hop.rank for hop in path.hops])
     source = np.array([hop.source if hop.source >= 0 else hop.rank for hop in path.hops])
-    # A message that another one waits for leaves the link where it is: the line goes on from the sender's row.
-    stays = np.array([after.source >= 0 and hop.source >= 0 for hop, after in zip(path.hops, path.hops[1:], strict=False)] + [False])
+    # A message that another one waits for leaves the link where it is: the line goes on from the
+    # sender's row.
+    stays = np.array(
+        [
+            after.source >= 0 and hop.source >= 0
+            for hop, after in zip(path.hops, path.hops[1:], strict=False)
+        ]
+        + [False]
+    )
     below = np.where(stays, source, rank)
-    lines = np.stack([np.stack([start, source + at], axis=-1), np.stack([end, below + at], axis=-1)], axis=1)
+    lines = np.stack(
+        [np.stack([start, source + at], axis=-1), np.stack([end, below + at], axis=-1)], axis=1
+    )
     reasons = np.array([PROGRAM if hop.reason == START else hop.reason for hop in path.hops])
     halo = LineCollection(
-        list(lines), colors="white", linewidths=width * (1 + 2 * HALO), zorder=7.9, capstyle="round", gid="critical-path-halo"
+        list(lines),
+        colors="white",
+        linewidths=width * (1 + 2 * HALO),
+        zorder=7.9,
+        capstyle="round",
+        gid="critical-path-halo",
     )
     ax.add_collection(halo, autolim=False)
     handles: list[Artist] = []
@@ -203,12 +272,22 @@ def draw_path(ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, wid
         some = np.flatnonzero(reasons == reason)
         if len(some):
             drawn = LineCollection(
-                list(lines[some]), colors=colour, linewidths=width, linestyles=[PATH_DASHES[reason]], zorder=8, capstyle="butt",
+                list(lines[some]), colors=colour, linewidths=width,
+                linestyles=[PATH_DASHES[reason]], zorder=8, capstyle="butt",
                 gid=f"critical-path-{reason.replace(' ', '-')}",
             )  # fmt: skip
             ax.add_collection(drawn, autolim=False)
             label = f"critical path: {reason}, {len(some):,} times"
-            handles.append(Line2D([], [], color=colour, linewidth=width, linestyle=PATH_DASHES[reason], label=label))
+            handles.append(
+                Line2D(
+                    [],
+                    [],
+                    color=colour,
+                    linewidth=width,
+                    linestyle=PATH_DASHES[reason],
+                    label=label,
+                )
+            )
     return handles
 
 
@@ -218,17 +297,34 @@ def draw_path(ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, wid
 def _draw_map(run: ScheduleRun, ax: Axes) -> None:
     unit, name = _unit(run)
     length = float(run.makespan) / unit
-    prepare_rows(ax, [f"rank {rank}" for rank in range(run.num_ranks)], length or 1.0, f"time ({name})")
+    prepare_rows(
+        ax, [f"rank {rank}" for rank in range(run.num_ranks)], length or 1.0, f"time ({name})"
+    )
     ax.grid(visible=False)
     handles: list[Artist] = []
     if length:
-        handles = _draw_shares(ax, measure_shares(run, min(run.num_ranks, MAP_ROWS), MAP_COLUMNS), length, run.num_ranks)
+        handles = _draw_shares(
+            ax,
+            measure_shares(run, min(run.num_ranks, MAP_ROWS), MAP_COLUMNS),
+            length,
+            run.num_ranks,
+        )
         handles += draw_path(ax, run.critical_path, unit=unit, width=THIN)
-    title = f"{SCHEDULE_NAMES.get(run.name, run.name)}, {count(run.num_ranks, 'rank')}, {count(run.num_microbatches, 'microbatch')}"
+    title = (
+        f"{SCHEDULE_NAMES.get(run.name, run.name)}, {count(run.num_ranks, 'rank')}, "
+        f"{count(run.num_microbatches, 'microbatch')}"
+    )
     known = "" if run.closed_form is None else f"; closed form {float(run.closed_form):,.6g}"
-    notes = ["Each point: the share of the time in which its ranks compute, coloured by what; the paler, the less.", _constants(run)]
+    notes = [
+        (
+            "Each point: the share of the time in which its ranks compute, coloured by what; the "
+            "paler, the less."
+        ),
+        _constants(run),
+    ]
     style.dress(
-        ax, f"{title}: bubble {percent(run.bubble)}", subtitle=_about(run) + known, handles=handles, metadata=run.setting.metadata,
+        ax, f"{title}: bubble {percent(run.bubble)}", subtitle=_about(run) + known, handles=handles,
+        metadata=run.setting.metadata,
         notes=notes,
     )  # fmt: skip
 
@@ -236,7 +332,8 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
 def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
     """Measures which part of each stretch of time ranks spend on each kind of computation.
 
-    Neighbours are put into ``rows`` groups, at most as many as ranks, and the step is cut into ``columns`` equal stretches.
+    Neighbours are put into ``rows`` groups, at most as many as ranks, and the step is cut into
+    ``columns`` equal stretches.
 
     Returns:
         Shares from 0 to 1, shape (rows, columns, 4): by the kind's place in ``COMPUTE_KINDS``.
@@ -256,7 +353,8 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
             until, long = ends[own][some], lasts[some]
             begins = until - long
             done = np.concatenate([[0.0], np.cumsum(long)])
-            before = np.searchsorted(begins, edges, side="right")  # how many have begun; all but the last of them have ended
+            # how many have begun; all but the last of them have ended
+            before = np.searchsorted(begins, edges, side="right")
             within = np.clip(edges - begins[before - 1], 0.0, long[before - 1])
             spent = np.where(before > 0, done[before - 1] + within, 0.0)
             shares[row_of[rank], :, code] += np.diff(spent)
@@ -269,10 +367,20 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
     busy = shares.sum(axis=-1, keepdims=True)
     image = np.clip(shares @ colours + (1 - busy) * np.array(to_rgb(IDLE)), 0.0, 1.0)
     limits = ax.get_xlim(), ax.get_ylim()
-    ax.imshow(image, aspect="auto", interpolation="nearest", extent=(0.0, length, ranks - 0.5, -0.5), zorder=1, gid="busy-map")
+    ax.imshow(
+        image,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0.0, length, ranks - 0.5, -0.5),
+        zorder=1,
+        gid="busy-map",
+    )
     ax.set(xlim=limits[0], ylim=limits[1])
     drawn = [letter for code, letter in enumerate(COMPUTE_KINDS) if shares[..., code].any()]
-    handles: list[Artist] = [Patch(facecolor=ACTION_LOOKS[letter].colour, label=ACTION_LOOKS[letter].name) for letter in drawn]
+    handles: list[Artist] = [
+        Patch(facecolor=ACTION_LOOKS[letter].colour, label=ACTION_LOOKS[letter].name)
+        for letter in drawn
+    ]
     return [*handles, Patch(facecolor=IDLE, edgecolor="#B0B0B0", linewidth=0.5, label="bubble")]
 
 
@@ -296,8 +404,16 @@ LOOKS: Final = (
 )
 
 
-def plot_overlay(comparison: Comparison, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws a step of the second run (the prediction) under that of the first, and how much earlier or later each computation ends.
+def plot_overlay(
+    comparison: Comparison,
+    *,
+    step: int | None = None,
+    ax: Axes | None = None,
+    **look: Unpack[Style],
+) -> Axes:
+    """Draws a step of the second run (the prediction) under that of the first.
+
+    Also how much earlier or later each computation ends.
 
     Args:
         comparison: of ``ringsim.compare``.
@@ -312,13 +428,22 @@ def plot_overlay(comparison: Comparison, *, step: int | None = None, ax: Axes | 
         ArgumentError: there is no such step, or nothing was compared but messages.
 
     Example:
-        >>> import matplotlib; matplotlib.use("Agg")
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
         >>> from ringsim.prediction.comparison import compare
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
         >>> from ringsim.traces.value import Trace
         >>> def run(end_ns):
-        ...     events = make_events({"rank": [0], "op": [OP_CODES["span"]], "label": [0], "post_ns": [0], "done_ns": [end_ns]},
-        ...                          Tables(labels=("work",)))
+        ...     events = make_events(
+        ...         {
+        ...             "rank": [0],
+        ...             "op": [OP_CODES["span"]],
+        ...             "label": [0],
+        ...             "post_ns": [0],
+        ...             "done_ns": [end_ns],
+        ...         },
+        ...         Tables(labels=("work",)),
+        ...     )
         ...     return Trace(events, {"world_size": 1})
         >>> plot_overlay(compare(run(2_000_000), run(1_900_000))).get_title(loc="left")
         'Second 1.9 ms, first 2 ms: 5.0 % shorter'
@@ -327,7 +452,10 @@ def plot_overlay(comparison: Comparison, *, step: int | None = None, ax: Axes | 
 
 
 def overlay_png(comparison: Comparison) -> bytes:
-    """Draws the step of median length, for a notebook: a PNG, the same bytes for the same comparison."""
+    """Draws the step of median length, for a notebook.
+
+    A PNG, the same bytes for the same comparison.
+    """
     return style.picture_png([_overlay(comparison, None)], comparison.describe())
 
 
@@ -336,13 +464,19 @@ def _overlay(comparison: Comparison, step: int | None) -> Picture:
     if step is None:
         step = int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
     if not 0 <= step < len(lengths):
-        raise ArgumentError(f"step must be from 0 to {len(lengths) - 1}, got {step}. Leave it out for the one of median length.")
+        raise ArgumentError(
+            f"step must be from 0 to {len(lengths) - 1}, got {step}. Leave it out for the one of "
+            "median length."
+        )
     height = float(np.clip(ROW_INCHES * comparison.real.world_size + 0.15, 1.2, 8.5))
     return Picture(lambda ax: _draw_overlay(comparison, step, ax), WIDTH_INCHES, height)
 
 
 def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
-    real_s, virtual_s = float(comparison.real_steps_s[step]), float(comparison.virtual_steps_s[step])
+    real_s, virtual_s = (
+        float(comparison.real_steps_s[step]),
+        float(comparison.virtual_steps_s[step]),
+    )
     unit_ns, unit = time_unit(round(max(real_s, virtual_s) * 1e9))
     steps = count_steps(comparison.real.events)
     names = [f"rank {rank}" for rank in range(comparison.real.world_size)]
@@ -357,75 +491,149 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
         handles = _draw_measured(ax, comparison, step, chosen, unit_ns)
     handles += _draw_predicted(ax, comparison, step, chosen, unit_ns)
     first, second = comparison.names
-    for length_s, dash, name in ((real_s, (0, ()), f"end, {first}"), (virtual_s, (0, (4, 2)), f"end, {second}")):
-        ax.axvline(length_s * 1e9 / unit_ns, color=style.INK, linewidth=1.2, linestyle=dash, zorder=8)
+    for length_s, dash, name in (
+        (real_s, (0, ()), f"end, {first}"),
+        (virtual_s, (0, (4, 2)), f"end, {second}"),
+    ):
+        ax.axvline(
+            length_s * 1e9 / unit_ns, color=style.INK, linewidth=1.2, linestyle=dash, zorder=8
+        )
         handles.append(Line2D([], [], color=style.INK, linewidth=1.2, linestyle=dash, label=name))
     title, subtitle = _words(comparison, step, steps)
-    above, below = ("what was measured", "what was predicted") if comparison.predicts else ("the first run", "the second")
+    above, below = (
+        ("what was measured", "what was predicted")
+        if comparison.predicts
+        else ("the first run", "the second")
+    )
     if comparison.called is not None:
         above, below = comparison.called
-    notes = [f"In each row: above {above}, below {below}. Colours: how much earlier or later it ends, as a part of the step."]
+    notes = [
+        (
+            f"In each row: above {above}, below {below}. Colours: how much earlier or later it "
+            "ends, as a part of the step."
+        )
+    ]
     source = "The second" if comparison.called is None else below
     source = "Prediction" if comparison.predicts else source
     notes.append(f"{source}: {footer(comparison.virtual.metadata)}.")
-    style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=comparison.real.metadata)
+    style.dress(
+        ax,
+        title,
+        subtitle=subtitle,
+        notes=notes,
+        handles=handles,
+        metadata=comparison.real.metadata,
+    )
 
 
 def _choose(comparison: Comparison, step: int) -> Ints:
-    """Returns the computations of a step, by their place in the comparison; of a run without steps all spans, else what it waited in."""
+    """Returns the computations of a step, by their place in the comparison.
+
+    Of a run without steps all spans, else what it waited in.
+    """
     events = comparison.real.events
     drawn = is_action(events) if count_steps(events) else events.kind == SPAN
-    spans = (events.kind[comparison.real_index] == SPAN) & (events.label[comparison.real_index] != NONE)
+    spans = (events.kind[comparison.real_index] == SPAN) & (
+        events.label[comparison.real_index] != NONE
+    )
     waited = events.wait_ns[comparison.real_index] != NONE
     waited &= comparison.virtual.events.wait_ns[comparison.virtual_index] != NONE
     which = spans & drawn[comparison.real_index] if spans.any() else waited
     chosen: Ints = np.flatnonzero((comparison.step == step) & which)
     if len(chosen) == 0:
-        raise ArgumentError("a comparison must have spans or waits to be drawn, got none. Put the work of the ranks into ringsim.span.")
+        raise ArgumentError(
+            "a comparison must have spans or waits to be drawn, got none. Put the work of the "
+            "ranks into ringsim.span."
+        )
     return chosen
 
 
-def _draw_measured(ax: Axes, comparison: Comparison, step: int, chosen: Ints, unit_ns: float) -> list[Artist]:
-    events, index, begin = comparison.real.events, comparison.real_index[chosen], comparison.real_begin_ns[step]
-    start, end = (_begins(events, index) - begin) / unit_ns, (events.done_ns[index] - begin) / unit_ns
+def _draw_measured(
+    ax: Axes, comparison: Comparison, step: int, chosen: Ints, unit_ns: float
+) -> list[Artist]:
+    events, index, begin = (
+        comparison.real.events,
+        comparison.real_index[chosen],
+        comparison.real_begin_ns[step],
+    )
+    start, end = (
+        (_begins(events, index) - begin) / unit_ns,
+        (events.done_ns[index] - begin) / unit_ns,
+    )
     look = replace(MEASURED_LOOK, name=comparison.names[0])
-    draw_boxes(ax, ROWS.boxes(events.rank[index], MEASURED_LANE, start, end), look, gid="measured", linewidth=0.6)
+    draw_boxes(
+        ax,
+        ROWS.boxes(events.rank[index], MEASURED_LANE, start, end),
+        look,
+        gid="measured",
+        linewidth=0.6,
+    )
     return [style.swatch(look)]
 
 
 def _begins(events: Events, index: Ints) -> Ints:
-    begins: Ints = np.where(events.kind[index] == SPAN, events.post_ns[index], events.wait_ns[index])
+    begins: Ints = np.where(
+        events.kind[index] == SPAN, events.post_ns[index], events.wait_ns[index]
+    )
     return begins
 
 
-def _draw_predicted(ax: Axes, comparison: Comparison, step: int, chosen: Ints, unit_ns: float) -> list[Artist]:
+def _draw_predicted(
+    ax: Axes, comparison: Comparison, step: int, chosen: Ints, unit_ns: float
+) -> list[Artist]:
     """Draws the predicted computations, each in the look for how far off its end is."""
-    events, index, begin = comparison.virtual.events, comparison.virtual_index[chosen], comparison.virtual_begin_ns[step]
-    start, end = (_begins(events, index) - begin) / unit_ns, (events.done_ns[index] - begin) / unit_ns
+    events, index, begin = (
+        comparison.virtual.events,
+        comparison.virtual_index[chosen],
+        comparison.virtual_begin_ns[step],
+    )
+    start, end = (
+        (_begins(events, index) - begin) / unit_ns,
+        (events.done_ns[index] - begin) / unit_ns,
+    )
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / comparison.real_steps_s[step])
     for number in np.unique(off).tolist():
         some = off == number
         corners = ROWS.boxes(events.rank[index][some], PREDICTED_LANE, start[some], end[some])
         draw_boxes(ax, corners, LOOKS[number], gid=f"predicted-{number}", linewidth=0.6)
     early, *others = LOOKS
-    return [style.swatch(look) for look in (replace(early, name=f"{comparison.names[1]}, {early.name}"), *others)]
+    return [
+        style.swatch(look)
+        for look in (replace(early, name=f"{comparison.names[1]}, {early.name}"), *others)
+    ]
 
 
 def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
-    real_s, virtual_s = float(comparison.real_steps_s[step]), float(comparison.virtual_steps_s[step])
+    real_s, virtual_s = (
+        float(comparison.real_steps_s[step]),
+        float(comparison.virtual_steps_s[step]),
+    )
     off = virtual_s / real_s - 1
     short, long = ("too short", "too long") if comparison.predicts else ("shorter", "longer")
-    how = f"{abs(off):.1%} {short if off < 0 else long}" if abs(off) >= 0.0005 else "off by less than 0.1 %"
+    how = (
+        f"{abs(off):.1%} {short if off < 0 else long}"
+        if abs(off) >= 0.0005
+        else "off by less than 0.1 %"
+    )
     first, second = comparison.names
     named = second if comparison.called else second.capitalize()
-    title = f"{named} {time_text(virtual_s * 1e9)}, {first} {time_text(real_s * 1e9)}: {how}".replace("%", " %").replace("  %", " %")
+    title = (
+        f"{named} {time_text(virtual_s * 1e9)}, {first} {time_text(real_s * 1e9)}: {how}".replace(
+            "%", " %"
+        ).replace("  %", " %")
+    )
     said = [count(comparison.real.world_size, "rank")]
     if steps:
         schedule = find_step(comparison.real, step).schedule
         said = [f"{SCHEDULE_NAMES.get(schedule, schedule)}, {said[0]}"]
     if steps > 1:
         errors = comparison.steps
-        said.append(f"step {step + 1} of {steps}: all of them off by {errors.mean:.1%} on average, {errors.worst:.1%} at most")
+        said.append(
+            f"step {step + 1} of {steps}: all of them off by {errors.mean:.1%} on average, "
+            f"{errors.worst:.1%} at most"
+        )
     if comparison.predicts and comparison.no_communication_s is not None:
-        said.append(f"without communication it would be {comparison.no_communication_s / real_s - 1:+.1%}")
+        said.append(
+            f"without communication it would be {comparison.no_communication_s / real_s - 1:+.1%}"
+        )
     return title, "; ".join(said).replace("%", " %")

@@ -1,12 +1,14 @@
 """A step of a pipeline as papers draw it, recorded, timed by the evaluator or simulated.
 
-Boxes have the number of their microbatch, gaps are shaded, and the phases of a rank stand above its row. From top to bottom::
+Boxes have the number of their microbatch, gaps are shaded, and the phases of a rank stand above its
+row. From top to bottom::
 
     |-- warm-up --|------- steady -------|-- cool-down --|
     [F0 ][F1 ]xxxx[B0     ][F2 ][B1     ]xxxx[B2     ]      xxx: nothing was computed, the bubble
      ..====   ..====                                         sends, then recvs
 
-Under the rows, a curve for each of a few ranks: the activations that it holds, with the bound of the closed form dashed.
+Under the rows, a curve for each of a few ranks: the activations that it holds, with the bound of
+the closed form dashed.
 """
 
 from __future__ import annotations
@@ -41,7 +43,16 @@ from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN, Ints
 from ringsim.traces.lazy import Style
-from ringsim.traces.steps import Bubble, StageActions, count_steps, find_step, in_step, list_live, measure_bubble, measure_peaks
+from ringsim.traces.steps import (
+    Bubble,
+    StageActions,
+    count_steps,
+    find_step,
+    in_step,
+    list_live,
+    measure_bubble,
+    measure_peaks,
+)
 from ringsim.traces.units import time_text, time_unit
 from ringsim.traces.value import Trace, count
 
@@ -89,10 +100,12 @@ PALEST_CURVE: Final = 0.6
 
 @dataclass(frozen=True)
 class StepPicture:
-    """What a picture of a step shows: the computations, in the unit of the time axis, the step from 0, and words.
+    """What a picture of a step shows.
 
-    ``time`` stands under the time axis, ``about`` in the line under the title, ``notes`` below. ``draw_messages`` draws sends and recvs
-    into their lanes, and ``draw_over`` draws over the rows; both return their entries for the legend.
+    The computations, in the unit of the time axis, the step from 0, and words. ``time`` stands
+    under the time axis, ``about`` in the line under the title, ``notes`` below. ``draw_messages``
+    draws sends and recvs into their lanes, and ``draw_over`` draws over the rows; both return their
+    entries for the legend.
     """
 
     actions: StageActions
@@ -105,56 +118,98 @@ class StepPicture:
 
 
 def plot_step(picture: StepPicture, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws a step on the given axes, or on a new figure with the live activations under the rows; returns the axes of the rows."""
+    """Draws a step on the given axes, or on a new figure with the live activations under the rows.
+
+    Returns the axes of the rows.
+    """
     return style.show([step_picture(picture, with_curve=ax is None)], ax, **look)
 
 
 def step_picture(picture: StepPicture, *, with_curve: bool = False) -> Picture:
     """Returns a step as a picture."""
     height = float(np.clip(0.62 * len(picture.actions.ranks) + 0.15, 1.0, 8.5))
-    return Picture(lambda ax: _draw_step(picture, ax, height if with_curve else None), WIDTH_INCHES, height)
+    return Picture(
+        lambda ax: _draw_step(picture, ax, height if with_curve else None), WIDTH_INCHES, height
+    )
 
 
 def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
-    """Draws the rows, and under them, where their height in inches is given, the live activations."""
+    """Draws the rows, and under them the live activations.
+
+    These where their height in inches is given.
+    """
     actions = picture.actions
     compute = 0.19 if picture.draw_messages is not None else 0.42
     # Lanes of computations, sends, recvs and collectives.
-    rows = Rows(top=np.array([-0.33, 0.23, 0.34, 0.23]), bottom=np.array([compute, 0.32, 0.43, 0.43]), marks=(-0.44, -0.37))
-    if row_points(ax, len(actions.ranks)) < LEAST_ROW_POINTS:  # no room for messages, and none to be left between the rows
+    rows = Rows(
+        top=np.array([-0.33, 0.23, 0.34, 0.23]),
+        bottom=np.array([compute, 0.32, 0.43, 0.43]),
+        marks=(-0.44, -0.37),
+    )
+    # no room for messages, and none to be left between the rows
+    if row_points(ax, len(actions.ranks)) < LEAST_ROW_POINTS:
         rows = Rows(top=np.full(4, -0.5), bottom=np.full(4, 0.5), marks=(-0.5, -0.5))
-    prepare_rows(ax, _name_rows(actions), float(actions.end.max()), picture.time, above=PHASE_NAME_POINTS)
+    prepare_rows(
+        ax, _name_rows(actions), float(actions.end.max()), picture.time, above=PHASE_NAME_POINTS
+    )
     handles = draw_actions(ax, actions, rows)
     for draw in (picture.draw_messages, picture.draw_over):
         handles += draw(ax, rows) if draw is not None else []
     bubble = measure_bubble(actions)
     if len(bubble.ranks) <= MOST_IDLE_SHARES:
-        look: dict[str, Any] = {"va": "center_baseline", "fontsize": style.letters(9), "color": style.MUTED}
+        look: dict[str, Any] = {
+            "va": "center_baseline",
+            "fontsize": style.letters(9),
+            "color": style.MUTED,
+        }
         for place, share in enumerate(bubble.of_total_by_rank):
-            style.write_beside(ax, f"idle {percent(share)}", (1, place), (5, 0), where=("axes fraction", "data"), **look)
+            style.write_beside(
+                ax,
+                f"idle {percent(share)}",
+                (1, place),
+                (5, 0),
+                where=("axes fraction", "data"),
+                **look,
+            )
     if inches is not None:
-        under = ax.inset_axes((0, -(GAP_INCHES + CURVE_INCHES) / inches, 1, CURVE_INCHES / inches), sharex=ax)
+        under = ax.inset_axes(
+            (0, -(GAP_INCHES + CURVE_INCHES) / inches, 1, CURVE_INCHES / inches), sharex=ax
+        )
         _draw_live_curve(under, actions)
         label_time(under, picture.time)
         ax.set_xlabel("")
         ax.tick_params(axis="x", length=0, labelbottom=False)
     title, subtitle, notes = _words(picture, bubble)
-    style.dress(ax, title, subtitle=subtitle, notes=[*notes, *picture.notes], handles=handles, metadata=picture.metadata)
+    style.dress(
+        ax,
+        title,
+        subtitle=subtitle,
+        notes=[*notes, *picture.notes],
+        handles=handles,
+        metadata=picture.metadata,
+    )
 
 
 def _name_rows(actions: StageActions) -> list[str]:
     names, ranks = [], actions.ranks
     for rank in ranks:
         stages = actions.stages_of(rank)
-        several = f"stages {', '.join(map(str, stages))}" if len(stages) > 1 else f"stage {stages[0]}"
-        names.append(f"rank {rank}\n{several}" if len(ranks) <= MOST_STAGE_NAMES else f"rank {rank}")
+        several = (
+            f"stages {', '.join(map(str, stages))}" if len(stages) > 1 else f"stage {stages[0]}"
+        )
+        names.append(
+            f"rank {rank}\n{several}" if len(ranks) <= MOST_STAGE_NAMES else f"rank {rank}"
+        )
     return names
 
 
 def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
     known, actions = bubble.closed_form, picture.actions
     microbatches = count(actions.num_microbatches, "microbatch")
-    title = f"{SCHEDULE_NAMES.get(actions.schedule, actions.schedule)}, {count(len(bubble.ranks), 'rank')}, {microbatches}"
+    title = (
+        f"{SCHEDULE_NAMES.get(actions.schedule, actions.schedule)}, "
+        f"{count(len(bubble.ranks), 'rank')}, {microbatches}"
+    )
     title += f": bubble {percent(bubble.of_total)}"
     notes = ["Bubble: the part of the step in which ranks do not compute."]
     if known is None:
@@ -162,7 +217,10 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
         said = [f"by span {percent(bubble.of_span)}, to the work {percent(bubble.of_ideal)}"]
     else:
         title += f", closed form {percent(known.of_total)}"
-        notes.append("Closed form: all stages alike, backward twice as long as forward, messages that take no time.")
+        notes.append(
+            "Closed form: all stages alike, backward twice as long as forward, messages that "
+            "take no time."
+        )
         by_span = f"by span {percent(bubble.of_span)} (closed form {percent(known.of_span)})"
         said = [f"{by_span}, to the work {percent(bubble.of_ideal)} ({percent(known.of_ideal)})"]
     return title, "; ".join([*said, picture.about]), notes
@@ -172,9 +230,13 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
 
 
 def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
-    """Draws the boxes of a step, the gaps between them and the phases on axes with a row a rank; returns the legend's entries."""
+    """Draws the boxes of a step, the gaps between them and the phases on axes with a row a rank.
+
+    Returns the legend's entries.
+    """
     place = np.searchsorted(actions.ranks, actions.rank)
-    chunk = np.zeros(len(actions), dtype=np.int64)  # which of its rank's stages, in the model's order
+    # which of its rank's stages, in the model's order
+    chunk = np.zeros(len(actions), dtype=np.int64)
     for rank in actions.ranks:
         own = actions.rank == rank
         chunk[own] = np.searchsorted(actions.stages_of(rank), actions.stage[own])
@@ -190,12 +252,21 @@ def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
         _draw_phases(ax, actions, rows)
     numbers = _draw_numbers(ax, actions, rows, place, chunk, chunks)
 
-    handles: list[Artist] = [style.swatch(look) for kind, look in ACTION_LOOKS.items() if (actions.kind == kind).any()]
+    handles: list[Artist] = [
+        style.swatch(look) for kind, look in ACTION_LOOKS.items() if (actions.kind == kind).any()
+    ]
     if numbers:
         handles.append(microbatch_entry())
     if chunks > 1:
         pale = _shade(ACTION_LOOKS["F"], 1, 2)
-        handles.append(Patch(facecolor=pale.colour, edgecolor="white", linewidth=0.5, label="paler: later stage of the rank"))
+        handles.append(
+            Patch(
+                facecolor=pale.colour,
+                edgecolor="white",
+                linewidth=0.5,
+                label="paler: later stage of the rank",
+            )
+        )
     if gaps:
         handles.append(style.swatch(BUBBLE_LOOK))
     return handles
@@ -204,7 +275,15 @@ def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
 def microbatch_entry() -> Artist:
     """Returns the legend's entry for the numbers in boxes."""
     with mpl.rc_context({"text.parse_math": True}):  # how a marker says that it is a letter
-        return Line2D([], [], color=style.INK, linestyle="none", marker="$0$", markersize=6, label="number: microbatch")
+        return Line2D(
+            [],
+            [],
+            color=style.INK,
+            linestyle="none",
+            marker="$0$",
+            markersize=6,
+            label="number: microbatch",
+        )
 
 
 def _shade(look: Look, chunk: int, chunks: int) -> Look:
@@ -214,15 +293,29 @@ def _shade(look: Look, chunk: int, chunks: int) -> Look:
 
 
 def _draw_gaps(ax: Axes, actions: StageActions, rows: Rows) -> int:
-    """Shades the time in which a rank computes nothing, from the start of the step to its end; returns how many gaps there are."""
+    """Shades the time in which a rank computes nothing, from the start of the step to its end.
+
+    Returns how many gaps there are.
+    """
     first, last = float(actions.start.min()), float(actions.end.max())
     gaps = []
     for place, rank in enumerate(actions.ranks):
         own = actions.of(rank)
         begin, end = np.append(first, own.end), np.append(own.start, last)
-        gaps.append(np.stack([np.full(len(begin), place), begin, end])[:, end - begin >= LEAST_GAP * (last - first)])
+        gaps.append(
+            np.stack([np.full(len(begin), place), begin, end])[
+                :, end - begin >= LEAST_GAP * (last - first)
+            ]
+        )
     places, starts, ends = np.concatenate(gaps, axis=1)
-    draw_boxes(ax, rows.boxes(places, COMPUTE_LANE, starts, ends), BUBBLE_LOOK, gid="bubbles", zorder=2, outlined=True)
+    draw_boxes(
+        ax,
+        rows.boxes(places, COMPUTE_LANE, starts, ends),
+        BUBBLE_LOOK,
+        gid="bubbles",
+        zorder=2,
+        outlined=True,
+    )
     return len(places)
 
 
@@ -240,31 +333,74 @@ def _draw_phases(ax: Axes, actions: StageActions, rows: Rows) -> None:
             inset = min(1.2 * per_point, (end - start) / 3)
             y = place + (top + bottom) / 2
             colour = style.INK if name == "steady" else style.MUTED
-            ax.hlines(y, start + inset, end - inset, colors=colour, linewidths=width, zorder=4, gid=f"phase-{name}")
-            ax.vlines([start + inset, end - inset], y, place + bottom + 0.02, colors=colour, linewidths=1.0, zorder=4)
+            ax.hlines(
+                y,
+                start + inset,
+                end - inset,
+                colors=colour,
+                linewidths=width,
+                zorder=4,
+                gid=f"phase-{name}",
+            )
+            ax.vlines(
+                [start + inset, end - inset],
+                y,
+                place + bottom + 0.02,
+                colors=colour,
+                linewidths=1.0,
+                zorder=4,
+            )
             if place == 0 and len(name) * LETTER * NUMBER_SIZE * per_point <= end - start:
-                look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": style.letters(NUMBER_SIZE), "color": colour}
+                look: dict[str, Any] = {
+                    "ha": "center",
+                    "va": "bottom",
+                    "fontsize": style.letters(NUMBER_SIZE),
+                    "color": colour,
+                }
                 style.write_beside(ax, name, ((start + end) / 2, y), (0, 3), where="data", **look)
 
 
-def _draw_numbers(ax: Axes, actions: StageActions, rows: Rows, place: Ints, chunk: Ints, chunks: int) -> int:
-    """Writes the number of the microbatch into the boxes that have room for the highest one, widest first; returns how many."""
-    lane = float(rows.bottom[COMPUTE_LANE] - rows.top[COMPUTE_LANE]) * style.points(ax)[1] / abs(float(np.diff(ax.get_ylim())[0]))
+def _draw_numbers(
+    ax: Axes, actions: StageActions, rows: Rows, place: Ints, chunk: Ints, chunks: int
+) -> int:
+    """Writes the number of the microbatch into the boxes that have room for the highest one.
+
+    Widest first; returns how many.
+    """
+    lane = (
+        float(rows.bottom[COMPUTE_LANE] - rows.top[COMPUTE_LANE])
+        * style.points(ax)[1]
+        / abs(float(np.diff(ax.get_ylim())[0]))
+    )
     room = (actions.end - actions.start) / style.per_point(ax) - 1.5
     largest = style.letters(NUMBER_SIZE)
-    size = np.minimum(min(largest, lane * 0.85), room / (LETTER * len(str(actions.num_microbatches - 1))))
+    size = np.minimum(
+        min(largest, lane * 0.85), room / (LETTER * len(str(actions.num_microbatches - 1)))
+    )
     widest = np.argsort(-room, kind="stable")[:MOST_NUMBERS]
     chosen = widest[size[widest] >= style.least(LEAST_SIZE, largest)].tolist()
     middle = (actions.start + actions.end) / 2
     for index in chosen:
         height = float(rows.middle(place[index], COMPUTE_LANE))
         colour = _shade(ACTION_LOOKS[str(actions.kind[index])], int(chunk[index]), chunks).colour
-        write_inside(ax, float(middle[index]), height, str(int(actions.microbatch[index])), size=size[index], colour=colour)
+        write_inside(
+            ax,
+            float(middle[index]),
+            height,
+            str(int(actions.microbatch[index])),
+            size=size[index],
+            colour=colour,
+        )
     return len(chosen)
 
 
-def draw_flights(ax: Axes, rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Ints) -> list[Artist]:
-    """Draws messages on their way, each twice: in the row of its sender and in that of its receiver; returns the legend's entry."""
+def draw_flights(
+    ax: Axes, rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Ints
+) -> list[Artist]:
+    """Draws messages on their way, each twice.
+
+    In the row of its sender and in that of its receiver; returns the legend's entry.
+    """
     for lane, places in ((SEND_LANE, sources), (RECV_LANE, targets)):
         draw_boxes(ax, rows.boxes(places, lane, start, end), MESSAGE_LOOK, gid=f"messages-{lane}")
     return [style.swatch(MESSAGE_LOOK)]
@@ -274,18 +410,43 @@ def draw_flights(ax: Axes, rows: Rows, sources: Ints, targets: Ints, start: Ints
 
 
 def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
-    """Draws the curves of up to four ranks, evenly chosen, named at the right with their peaks; the caller sets the time axis."""
+    """Draws the curves of up to four ranks, evenly chosen, named at the right with their peaks.
+
+    The caller sets the time axis.
+    """
     peaks = measure_peaks(actions)
-    chosen = np.unique(np.linspace(0, len(peaks.ranks) - 1, min(MOST_CURVES, len(peaks.ranks))).round().astype(int)).tolist()
+    chosen = np.unique(
+        np.linspace(0, len(peaks.ranks) - 1, min(MOST_CURVES, len(peaks.ranks))).round().astype(int)
+    ).tolist()
     highest = max(*peaks.peaks, *(peaks.bounds or (0,)), 1)
     end = float(actions.end.max())
-    colours = [style.fade(style.BLUE, PALEST_CURVE * number / max(len(chosen) - 1, 1)) for number in range(len(chosen))]
+    colours = [
+        style.fade(style.BLUE, PALEST_CURVE * number / max(len(chosen) - 1, 1))
+        for number in range(len(chosen))
+    ]
     for number, place in enumerate(chosen):
         times, live = list_live(actions, peaks.ranks[place])
         x, y = np.concatenate([[0.0], times, [end]]), np.concatenate([[0], live, live[-1:]])
-        ax.step(x, y, where="post", color=colours[number], linewidth=1.6, zorder=4 - number / 10, gid=f"live-{peaks.ranks[place]}")
-    for bound in sorted({peaks.bounds[place] for place in chosen} if peaks.bounds is not None else ()):
-        ax.axhline(bound, color=style.VERMILLION, linewidth=0.9, linestyle=(0, (4, 3)), zorder=2, gid="bound")
+        ax.step(
+            x,
+            y,
+            where="post",
+            color=colours[number],
+            linewidth=1.6,
+            zorder=4 - number / 10,
+            gid=f"live-{peaks.ranks[place]}",
+        )
+    for bound in sorted(
+        {peaks.bounds[place] for place in chosen} if peaks.bounds is not None else ()
+    ):
+        ax.axhline(
+            bound,
+            color=style.VERMILLION,
+            linewidth=0.9,
+            linestyle=(0, (4, 3)),
+            zorder=2,
+            gid="bound",
+        )
     ax.set_ylim(0, highest * 1.12)
     ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     ax.set_ylabel("live activations", fontsize=style.letters(9))
@@ -295,7 +456,12 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
         bound = "" if peaks.bounds is None else f" of {peaks.bounds[place]}"
         offset = (5, -CURVE_NAME_POINTS * (number + 1))
         style.write_beside(
-            ax, f"rank {peaks.ranks[place]}: {peaks.peaks[place]}{bound}", (1, 1), offset, fontsize=style.letters(8.5), color=style.INK
+            ax,
+            f"rank {peaks.ranks[place]}: {peaks.peaks[place]}{bound}",
+            (1, 1),
+            offset,
+            fontsize=style.letters(8.5),
+            color=style.INK,
         )
 
 
@@ -303,10 +469,15 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
 
 
 def shows_step(trace: Trace) -> bool:
-    """Tells whether a trace is best drawn as a step of a pipeline: it has one, and nothing in it is stuck or has failed."""
+    """Tells whether a trace is best drawn as a step of a pipeline.
+
+    It has one, and nothing in it is stuck or has failed.
+    """
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK)
-    stuck = operations & (((events.wait_ns != NONE) & (events.done_ns == NONE)) | (events.status == ERROR))
+    stuck = operations & (
+        ((events.wait_ns != NONE) & (events.done_ns == NONE)) | (events.status == ERROR)
+    )
     return not stuck.any() and count_steps(events) > 0
 
 
@@ -325,7 +496,9 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
         time=f"time since the step began ({unit})",
         metadata=trace.metadata,
         about=f"step {number + 1} of {steps}, {length}" if steps > 1 else length,
-        draw_messages=(lambda ax, rows: _draw_recorded(ax, rows, trace, number, measured, axis)) if len(measured.ranks) > 1 else None,
+        draw_messages=(lambda ax, rows: _draw_recorded(ax, rows, trace, number, measured, axis))
+        if len(measured.ranks) > 1
+        else None,
         notes=_list_notes(trace),
     )
 
@@ -338,12 +511,20 @@ def _list_notes(trace: Trace) -> tuple[str, ...]:
     if about.get("comm_device") != "cpu" or not cores or not one_host or trace.world_size <= cores:
         return ()
     return (
-        f"{trace.world_size} ranks shared {count(cores, 'core')}: what had to wait for a core is drawn as computing, or makes others wait.",
+        (
+            f"{trace.world_size} ranks shared {count(cores, 'core')}: what had to wait for a core "
+            "is drawn as computing, or makes others wait."
+        ),
     )
 
 
-def _draw_recorded(ax: Axes, rows: Rows, trace: Trace, step: int, actions: StageActions, axis: TimeAxis) -> list[Artist]:
-    """Draws the sends and recvs of a step by what their time was spent on; returns the legend's entries."""
+def _draw_recorded(
+    ax: Axes, rows: Rows, trace: Trace, step: int, actions: StageActions, axis: TimeAxis
+) -> list[Artist]:
+    """Draws the sends and recvs of a step by what their time was spent on.
+
+    Returns the legend's entries.
+    """
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)
     own = Trace(events.select(operations & in_step(events, step)), trace.metadata)
@@ -353,12 +534,15 @@ def _draw_recorded(ax: Axes, rows: Rows, trace: Trace, step: int, actions: Stage
     return [style.swatch(OPERATION_LOOKS[number]) for number in np.unique(bars.look).tolist()]
 
 
-def plot_schedule(schedule: Schedule | Evaluation, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
+def plot_schedule(
+    schedule: Schedule | Evaluation, *, ax: Axes | None = None, **look: Unpack[Style]
+) -> Axes:
     """Draws a schedule as ``plot_timeline`` draws a recorded step, in units of time.
 
     Args:
-        schedule: what to draw. A ``Schedule`` is timed first: forward 1, backward 2 or 1 for each of its halves, messages take no time.
-            For other costs pass what ``evaluate(schedule, costs)`` returns.
+        schedule: what to draw. A ``Schedule`` is timed first: forward 1, backward 2 or 1 for each
+            of its halves, messages take no time. For other costs pass what ``evaluate(schedule,
+            costs)`` returns.
         ax: where to draw; a new figure by default, which also has the live activations.
         **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
@@ -370,7 +554,8 @@ def plot_schedule(schedule: Schedule | Evaluation, *, ax: Axes | None = None, **
         Deadlock: its ranks would wait for each other.
 
     Example:
-        >>> import matplotlib; matplotlib.use("Agg")
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
         >>> from ringsim.pipeline import make_schedule
         >>> plot_schedule(make_schedule("1f1b", 4, 8)).get_title(loc="left")
         '1F1B, 4 ranks, 8 microbatches: bubble 27 %, closed form 27 %'
@@ -379,9 +564,16 @@ def plot_schedule(schedule: Schedule | Evaluation, *, ax: Axes | None = None, **
         evaluation, source = schedule, "simulated, with costs of one's own"
         has_messages = any(each.arrived > each.posted for each in schedule.messages)
     else:
-        evaluation, source = evaluate(schedule), "simulated: forward 1, backward 2 or 1 for each half, messages take no time"
+        evaluation, source = (
+            evaluate(schedule),
+            "simulated: forward 1, backward 2 or 1 for each half, messages take no time",
+        )
         has_messages = False
-    timed = [(rank, *each) for rank in range(evaluation.schedule.num_ranks) for each in evaluation.get_computations(rank)]
+    timed = [
+        (rank, *each)
+        for rank in range(evaluation.schedule.num_ranks)
+        for each in evaluation.get_computations(rank)
+    ]
     actions = StageActions(
         schedule=evaluation.schedule.name,
         rank=np.array([rank for rank, *_ in timed]),
@@ -392,13 +584,18 @@ def plot_schedule(schedule: Schedule | Evaluation, *, ax: Axes | None = None, **
         end=np.array([float(end) for _, _, _, end in timed]),
     )
     messages = evaluation.messages
-    posted, arrived = (np.array([float(time) for time in times]) for times in ([m.posted for m in messages], [m.arrived for m in messages]))
+    posted, arrived = (
+        np.array([float(time) for time in times])
+        for times in ([m.posted for m in messages], [m.arrived for m in messages])
+    )
     sources, targets = np.array([m.source for m in messages]), np.array([m.rank for m in messages])
     picture = StepPicture(
         actions=actions,
         time="time (units)",
         metadata={"source": source},
         about=f"{float(evaluation.makespan):,.6g} units",
-        draw_messages=(lambda ax, rows: draw_flights(ax, rows, sources, targets, posted, arrived)) if has_messages else None,
+        draw_messages=(lambda ax, rows: draw_flights(ax, rows, sources, targets, posted, arrived))
+        if has_messages
+        else None,
     )
     return plot_step(picture, ax, **look)

@@ -1,7 +1,8 @@
-"""How ringsim's pictures look: colours, textures, fonts, the words around the axes, and files that are the same byte for byte.
+"""How ringsim's pictures look.
 
-The colours are those of Okabe and Ito, which can be told apart with every common colour blindness. Each goes with a texture, so that a
-picture also works in grey. A hue means the same in all pictures.
+Colours, textures, fonts, the words around the axes, and files that are the same byte for byte. The
+colours are those of Okabe and Ito, which can be told apart with every common colour blindness. Each
+goes with a texture, so that a picture also works in grey. A hue means the same in all pictures.
 
 Source:
     M. Okabe and K. Ito, "Color Universal Design", 2008: the eight colours.
@@ -88,14 +89,19 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
     "legend.fontsize": LEGEND_SIZE,
     "legend.frameon": False,
     "svg.hashsalt": "ringsim",  # ids in the file come from this, not from a random number
-    "text.parse_math": False,  # names are anybody's: a dollar sign is one, and no formula, which may be wrong
+    # names are anybody's: a dollar sign is one, and no formula, which may be wrong
+    "text.parse_math": False,
     "svg.fonttype": "path",  # glyphs as shapes: no reader's font can move a label
 }
 
 
 @dataclass(frozen=True)
 class Look:
-    """How one kind of thing is drawn: its name, its fill, and for those who cannot tell colours apart a texture, in the colour ``ink``."""
+    """How one kind of thing is drawn.
+
+    Its name, its fill, and for those who cannot tell colours apart a texture, in the colour
+    ``ink``.
+    """
 
     name: str
     colour: str
@@ -106,20 +112,26 @@ class Look:
 THEMES: Final = {"light": ("#FFFFFF", INK), "dark": ("#15181C", "#E6E6E6")}  # ground, ink
 SMALL: Final = 6.5  # points
 COMPACT: Final[dict[Any, Any]] = {
-    "font.size": 8, "axes.labelsize": 8, **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), SMALL)
+    "font.size": 8, "axes.labelsize": 8,
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), SMALL)
 }  # fmt: skip
 _compact: ContextVar[bool] = ContextVar("compact", default=False)
 
 
 @contextlib.contextmanager
 def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
-    """Sets ringsim's fonts and colours within a block, whatever the user's style, which is restored.
+    """Sets ringsim's fonts and colours within a block.
 
-    With ``users``, what the user has changed in matplotlib's settings of fonts, lines and sizes holds.
+    Whatever the user's style, which is restored. With ``users``, what the user has changed in
+    matplotlib's settings of fonts, lines and sizes holds.
     """
-    changed = {name for name in SETTINGS if users and mpl.rcParams[name] != mpl.rcParamsDefault[name]}
+    changed = {
+        name for name in SETTINGS if users and mpl.rcParams[name] != mpl.rcParamsDefault[name]
+    }
     settings = {
-        name: value for name, value in SETTINGS.items() if name not in changed or "color" in name or name.startswith(("svg.", "text."))
+        name: value
+        for name, value in SETTINGS.items()
+        if name not in changed or "color" in name or name.startswith(("svg.", "text."))
     }
     token = _compact.set(compact)
     try:
@@ -130,17 +142,26 @@ def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
 
 
 def letters(points: float) -> float:
-    """Returns the size of letters that are to be so large: in a compact picture there are two sizes."""
+    """Returns the size of letters that are to be so large.
+
+    In a compact picture there are two sizes.
+    """
     return points if not _compact.get() else 8.0 if points >= TITLE_SIZE else SMALL
 
 
 def least(points: float, wanted: float) -> float:
-    """Returns the size to which letters may shrink where room is short: in a compact picture they do not."""
+    """Returns the size to which letters may shrink where room is short.
+
+    In a compact picture they do not.
+    """
     return letters(wanted) if _compact.get() else points
 
 
 class Picture(NamedTuple):
-    """A picture that any axes can hold: the function that draws it on axes of their final size, and the size in inches that suits it."""
+    """A picture that any axes can hold.
+
+    The function that draws it on axes of their final size, and the size in inches that suits it.
+    """
 
     draw: Callable[[Axes], None]
     width: float
@@ -148,7 +169,10 @@ class Picture(NamedTuple):
 
 
 def show(pictures: Sequence[Picture], ax: Axes | None = None, **style: Unpack[Style]) -> Axes:
-    """Draws pictures on a new figure, by default as large as they need, or the first on given axes; returns the axes of the first."""
+    """Draws pictures on a new figure, by default as large as they need, or the first on given axes.
+
+    Returns the axes of the first.
+    """
     _check(style, ax)
     theme = style.get("theme")
     ground, ink = _users_theme() if theme is None else THEMES[theme]
@@ -166,28 +190,44 @@ def show(pictures: Sequence[Picture], ax: Axes | None = None, **style: Unpack[St
 
 def _check(style: Style, ax: Axes | None) -> None:
     if unknown := sorted(style.keys() - Style.__annotations__.keys()):
-        raise ArgumentError(f"a style must be made of {', '.join(Style.__annotations__)}, got {', '.join(unknown)}. Leave it out.")
+        raise ArgumentError(
+            f"a style must be made of {', '.join(Style.__annotations__)}, got "
+            f"{', '.join(unknown)}. Leave it out."
+        )
     if style.get("theme") not in (None, *THEMES):
         raise ArgumentError(
-            f"theme must be {' or '.join(map(repr, THEMES))}, got {say(style['theme'])}. Leave it out to follow matplotlib's."
+            f"theme must be {' or '.join(map(repr, THEMES))}, got {say(style['theme'])}. Leave "
+            "it out to follow matplotlib's."
         )
     size = style.get("figsize")
     if size is not None and not (1 <= (size[0] or 0) <= 200 and 1 <= (size[1] or 1) <= 200):
-        raise ArgumentError(f"figsize must be a width and a height from 1 to 200 inches, got {say(size)}. Write figsize=(3.3, 2.4).")
+        raise ArgumentError(
+            f"figsize must be a width and a height from 1 to 200 inches, got {say(size)}. Write "
+            "figsize=(3.3, 2.4)."
+        )
     if ax is not None and (size is not None or style.get("dpi") is not None):
-        raise ArgumentError("figsize and dpi must be left out where ax is given, got both. Set them on the figure that the axes are of.")
+        raise ArgumentError(
+            "figsize and dpi must be left out where ax is given, got both. Set them on the "
+            "figure that the axes are of."
+        )
 
 
 def _users_theme() -> tuple[str, str]:
     """Returns ground and ink that the user has set for matplotlib; else the light ones."""
     known, default = mpl.rcParams, mpl.rcParamsDefault
-    ground, ink = ((known[name] if known[name] != default[name] else None) for name in ("figure.facecolor", "text.color"))
+    ground, ink = (
+        (known[name] if known[name] != default[name] else None)
+        for name in ("figure.facecolor", "text.color")
+    )
     light = THEMES["light"]
     return to_hex(ground or light[0]), to_hex(ink or light[1])
 
 
 def tint(part: Figure | Axes, ground: str, ink: str) -> None:
-    """Turns the greys of a picture that was drawn for white paper: white becomes the ground, black the ink; hues and words on them stay."""
+    """Turns the greys of a picture that was drawn for white paper.
+
+    White becomes the ground, black the ink; hues and words on them stay.
+    """
     if (ground.lower(), ink.lower()) == ("#ffffff", INK):
         return
 
@@ -198,21 +238,32 @@ def tint(part: Figure | Axes, ground: str, ink: str) -> None:
     patches = [patch for text in words if (patch := text.get_bbox_patch()) is not None]
     for text in words:
         patch = text.get_bbox_patch()
-        if patch is None or text.get_color() != BLACK or _is_grey(to_rgba_array(patch.get_facecolor())).all():
+        if (
+            patch is None
+            or text.get_color() != BLACK
+            or _is_grey(to_rgba_array(patch.get_facecolor())).all()
+        ):
             text.set_color(turn(text.get_color())[0])
     for shape in (*part.findobj(Patch), *patches):
-        shape.set(facecolor=turn(shape.get_facecolor())[0], edgecolor=turn(shape.get_edgecolor())[0])
+        shape.set(
+            facecolor=turn(shape.get_facecolor())[0], edgecolor=turn(shape.get_edgecolor())[0]
+        )
     for many in part.findobj(Collection):
         many.set(facecolor=turn(many.get_facecolor()), edgecolor=turn(many.get_edgecolor()))
     for line in part.findobj(Line2D):
         for name in ("color", "markerfacecolor", "markeredgecolor"):
-            if not isinstance(colour := getattr(line, f"get_{name}")(), str) or colour not in ("none", "auto"):
+            if not isinstance(colour := getattr(line, f"get_{name}")(), str) or colour not in (
+                "none",
+                "auto",
+            ):
                 getattr(line, f"set_{name}")(turn(colour)[0])
     for ax in part.get_axes() if isinstance(part, Figure) else [part, *part.child_axes]:
         ax.tick_params(which="both", color=ink, labelcolor=ink, grid_color=turn(GRID)[0])
         for image in ax.get_images():
             if (pixels := np.asarray(image.get_array())).ndim == 3:
-                image.set_data(turn(pixels.reshape(-1, pixels.shape[2])).reshape(*pixels.shape[:2], 4))
+                image.set_data(
+                    turn(pixels.reshape(-1, pixels.shape[2])).reshape(*pixels.shape[:2], 4)
+                )
 
 
 def _is_grey(colours: Any) -> Any:
@@ -220,7 +271,10 @@ def _is_grey(colours: Any) -> Any:
 
 
 def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
-    """Returns colours, shape (n, 4), with each grey as far on the way from ink to ground as it was from the light theme's."""
+    """Returns colours, shape (n, 4), with greys placed between ink and ground.
+
+    Each grey is as far on the way as it was from the light theme's.
+    """
     dark = to_rgb(INK)[0]
     share = np.clip((colours[:, :3].mean(axis=1, keepdims=True) - dark) / (1 - dark), 0, 1)
     turned = share * np.array(ground) + (1 - share) * np.array(ink)
@@ -228,32 +282,51 @@ def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
 
 
 def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
-    """Draws pictures side by side for a notebook: a PNG, 100 pixels an inch; the same bytes for the same pictures."""
+    """Draws pictures side by side for a notebook.
+
+    A PNG, 100 pixels an inch; the same bytes for the same pictures.
+    """
     figure = Figure()
     with drawing():
         _lay_out(figure, pictures)
     return figure_png(figure, description=description)
 
 
-def _lay_out(figure: Figure, pictures: Sequence[Picture], size: tuple[float, float | None] | None = None) -> list[Axes]:
-    """Draws pictures from left to right, their tops in line, and gives the figure the size that they and the words around them need.
+def _lay_out(
+    figure: Figure, pictures: Sequence[Picture], size: tuple[float, float | None] | None = None
+) -> list[Axes]:
+    """Draws pictures from left to right, their tops in line.
 
-    Where the size is given, in inches, the pictures are scaled until it is met: words take what they take.
+    Gives the figure the size that they and the words around them need. Where the size is given, in
+    inches, the pictures are scaled until it is met: words take what they take.
     """
     if size is None:
         return _draw_all(figure, pictures)
-    wide, high = sum(picture.width for picture in pictures), max(picture.height for picture in pictures)
-    power = 1 if wide < 1.2 * high else 0.5  # where any height will do: rows shrink less than the time axis, to stay legible
+    wide, high = (
+        sum(picture.width for picture in pictures),
+        max(picture.height for picture in pictures),
+    )
+    # where any height will do: rows shrink less than the time axis, to stay legible
+    power = 1 if wide < 1.2 * high else 0.5
     across, down = 1.0, 1.0
     for _ in range(5):
-        for ax in figure.axes:  # one by one: where two share a logarithmic axis, matplotlib before 3.11 warns as it clears the figure
+        # one by one: where two share a logarithmic axis, matplotlib before 3.11 warns as it clears
+        # the figure
+        for ax in figure.axes:
             ax.remove()
         figure.clear()
-        fitted = [picture._replace(width=picture.width * across, height=picture.height * down) for picture in pictures]
+        fitted = [
+            picture._replace(width=picture.width * across, height=picture.height * down)
+            for picture in pictures
+        ]
         axes = _draw_all(figure, fitted)
         across = max(across + (size[0] - figure.get_figwidth()) / wide, LEAST_INCHES / wide)
         # What hangs under a picture grows with it: half of what is missing is enough.
-        down = across**power if size[1] is None else max(down + (size[1] - figure.get_figheight()) / 2 / high, LEAST_INCHES / high)
+        down = (
+            across**power
+            if size[1] is None
+            else max(down + (size[1] - figure.get_figheight()) / 2 / high, LEAST_INCHES / high)
+        )
     figure.set_size_inches(size[0], size[1] or figure.get_figheight())
     return axes
 
@@ -261,7 +334,8 @@ def _lay_out(figure: Figure, pictures: Sequence[Picture], size: tuple[float, flo
 def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
     """Draws pictures, and gives the figure its size; returns the axes."""
     axes = [figure.add_axes((0, 0, 1, 1), label=str(number)) for number in range(len(pictures))]
-    _place(figure, axes, pictures, np.zeros((len(axes), 4)))  # sizes first: what is written into a picture depends on the room there is
+    # sizes first: what is written into a picture depends on the room there is
+    _place(figure, axes, pictures, np.zeros((len(axes), 4)))
     around = []
     for ax, picture in zip(axes, pictures, strict=True):
         picture.draw(ax)
@@ -271,18 +345,28 @@ def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
 
 
 def _place(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], around: Any) -> None:
-    """Gives a figure the size of its pictures with the room around each (left, below, right, above, in inches), and places their axes."""
+    """Gives a figure the size of its pictures with the room around each, and places their axes.
+
+    Left, below, right, above, in inches.
+    """
     left, below, right, above = around.T
-    widths, heights = (np.array([getattr(picture, side) for picture in pictures]) for side in ("width", "height"))
+    widths, heights = (
+        np.array([getattr(picture, side) for picture in pictures]) for side in ("width", "height")
+    )
     width, height = (left + widths + right).sum(), above.max() + (heights + below).max()
     figure.set_size_inches(width, height)
     starts = np.cumsum(left + widths + right) - widths - right
     for ax, start, wide, high in zip(axes, starts, widths, heights, strict=True):
-        ax.set_position((start / width, (height - above.max() - high) / height, wide / width, high / height))
+        ax.set_position(
+            (start / width, (height - above.max() - high) / height, wide / width, high / height)
+        )
 
 
 def _reach(ax: Axes) -> Any:
-    """Returns how far axes and all that is written around them reach, in pixels: left, below, right, above."""
+    """Returns how far axes and all that is written around them reach, in pixels.
+
+    Left, below, right, above.
+    """
     return np.array((ax.get_tightbbox() or ax.bbox).extents)
 
 
@@ -300,7 +384,13 @@ def per_point(ax: Axes) -> float:
 def swatch(look: Look, label: str | None = None) -> Patch:
     """Returns the legend's entry for a look, under its own name by default."""
     hatch = look.hatch or None
-    return Patch(facecolor=look.colour, edgecolor=look.ink, hatch=hatch, linewidth=0.5, label=look.name if label is None else label)
+    return Patch(
+        facecolor=look.colour,
+        edgecolor=look.ink,
+        hatch=hatch,
+        linewidth=0.5,
+        label=look.name if label is None else label,
+    )
 
 
 def fade(colour: str, share: float) -> str:
@@ -322,10 +412,27 @@ def percent(share: float) -> str:
 
 
 def write_beside(
-    ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], *, where: Any = "axes fraction", **look: Any
+    ax: Axes,
+    text: str,
+    at: tuple[float, float],
+    offset: tuple[float, float],
+    *,
+    where: Any = "axes fraction",
+    **look: Any,
 ) -> Text:
-    """Writes words a fixed distance in points from a place, also outside of the axes; ``where`` says what the place is measured in."""
-    return ax.annotate(text, at, xycoords=where, xytext=offset, textcoords="offset points", annotation_clip=False, **look)
+    """Writes words a fixed distance in points from a place, also outside of the axes.
+
+    ``where`` says what the place is measured in.
+    """
+    return ax.annotate(
+        text,
+        at,
+        xycoords=where,
+        xytext=offset,
+        textcoords="offset points",
+        annotation_clip=False,
+        **look,
+    )
 
 
 def dress(
@@ -338,7 +445,9 @@ def dress(
     handles: Sequence[Artist] = (),
     columns: int = 4,
 ) -> None:
-    """Puts the words around a picture: above it what it says; below it the legend, notes, and where the numbers come from.
+    """Puts the words around a picture.
+
+    Above it what it says; below it the legend, notes, and where the numbers come from.
 
     Args:
         ax: the axes, which are drawn already.
@@ -352,20 +461,38 @@ def dress(
     to_points, compact = 72 / ax.figure.dpi, _compact.get()
     if compact:
         for lowest in (ax, *ax.child_axes):
-            lowest.set_xlabel(textwrap.fill(lowest.get_xlabel(), int(ax.bbox.width * to_points / (8 * LETTER))))
+            lowest.set_xlabel(
+                textwrap.fill(lowest.get_xlabel(), int(ax.bbox.width * to_points / (8 * LETTER)))
+            )
     left, bottom, right, _ = _reach(ax)
     start, end = (left, ax.bbox.x1) if compact else (ax.bbox.x0, max(right, ax.bbox.x1))
     room, below = end - start, (ax.bbox.y0 - min(bottom, ax.bbox.y0)) * to_points + GAP_POINTS
     indent = (start - ax.bbox.x0) * to_points
     heading = [] if compact else [ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0)]
     if subtitle and not compact:
-        heading.append(write_beside(ax, subtitle, (0, 1), (0, 7), ha="left", va="bottom", fontsize=SUBTITLE_SIZE, color=MUTED))
+        heading.append(
+            write_beside(
+                ax,
+                subtitle,
+                (0, 1),
+                (0, 7),
+                ha="left",
+                va="bottom",
+                fontsize=SUBTITLE_SIZE,
+                color=MUTED,
+            )
+        )
     for text in heading:
-        text.set_fontsize(text.get_fontsize() * min(1.0, max(room / text.get_window_extent().width, LEAST_SHRUNK)))
+        text.set_fontsize(
+            text.get_fontsize() * min(1.0, max(room / text.get_window_extent().width, LEAST_SHRUNK))
+        )
     for number in range(min(columns, len(handles)), 0, -1):
         legend = ax.legend(
-            handles=list(handles), loc="upper left", ncols=number, borderaxespad=0, borderpad=0, handlelength=1.8, columnspacing=1.4,
-            bbox_to_anchor=(0, 0), bbox_transform=ax.transAxes + ScaledTranslation(indent / 72, -below / 72, ax.figure.dpi_scale_trans),
+            handles=list(handles), loc="upper left", ncols=number, borderaxespad=0, borderpad=0,
+            handlelength=1.8, columnspacing=1.4,
+            bbox_to_anchor=(0, 0),
+            bbox_transform=ax.transAxes + ScaledTranslation(indent / 72, -below / 72,
+                                                            ax.figure.dpi_scale_trans),
         )  # fmt: skip
         legend.set_zorder(20)
         extent = legend.get_window_extent()
@@ -375,23 +502,48 @@ def dress(
     last = footer(metadata)
     if compact:
         letters_in_line = int(room * to_points / (SMALL * LETTER))
-        *notes, last = [part for line in (*notes, last) for part in textwrap.wrap(line, letters_in_line)]
+        *notes, last = [
+            part for line in (*notes, last) for part in textwrap.wrap(line, letters_in_line)
+        ]
     for line in notes:
-        write_beside(ax, line, (0, 0), (indent, -below), ha="left", va="top", fontsize=letters(9), color=INK)
+        write_beside(
+            ax, line, (0, 0), (indent, -below), ha="left", va="top", fontsize=letters(9), color=INK
+        )
         below += LINE_POINTS * letters(9) / 9
-    write_beside(ax, last, (0, 0), (indent, -below - 2), ha="left", va="top", fontsize=letters(8.5), color=MUTED)
+    write_beside(
+        ax,
+        last,
+        (0, 0),
+        (indent, -below - 2),
+        ha="left",
+        va="top",
+        fontsize=letters(8.5),
+        color=MUTED,
+    )
 
 
 def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> bytes:
-    """Draws a figure to PNG, the same bytes for the same figure; the description is for those who cannot see the picture."""
+    """Draws a figure to PNG, the same bytes for the same figure.
+
+    The description is for those who cannot see the picture.
+    """
     file = io.BytesIO()
     with drawing():
-        figure.savefig(file, format="png", dpi=dpi, metadata={"Software": None, "Description": description or None})
+        figure.savefig(
+            file,
+            format="png",
+            dpi=dpi,
+            metadata={"Software": None, "Description": description or None},
+        )
     return file.getvalue()
 
 
-def save_figure(figure: Figure, path: str | Path, *, dpi: float = 150, title: str = "", description: str = "") -> None:
-    """Writes a figure as PNG, SVG or PDF, by the ending of the path; the same bytes for the same figure.
+def save_figure(
+    figure: Figure, path: str | Path, *, dpi: float = 150, title: str = "", description: str = ""
+) -> None:
+    """Writes a figure as PNG, SVG or PDF, by the ending of the path.
+
+    The same bytes for the same figure.
 
     Args:
         figure: the figure.
@@ -405,23 +557,39 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: float = 150, title: st
     """
     path = Path(path)
     if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ArgumentError(f"a picture's file must end in .png, .svg or .pdf, got {say(str(path))}. Choose one.")
+        raise ArgumentError(
+            f"a picture's file must end in .png, .svg or .pdf, got {say(str(path))}. Choose one."
+        )
     if path.suffix == ".png":
         path.write_bytes(figure_png(figure, dpi=dpi, description=description))
         return
     if path.suffix == ".pdf":
         with drawing():
-            figure.savefig(path, metadata={"CreationDate": None, "Creator": None, "Producer": None, "Title": title or None})
+            figure.savefig(
+                path,
+                metadata={
+                    "CreationDate": None,
+                    "Creator": None,
+                    "Producer": None,
+                    "Title": title or None,
+                },
+            )
         return
     path.write_text(figure_svg(figure, title=title, description=description), encoding="utf-8")
 
 
 def figure_svg(figure: Figure, *, title: str = "", description: str = "") -> str:
-    """Draws a figure to SVG, the same text for the same figure; title and description are for those who cannot see it."""
+    """Draws a figure to SVG, the same text for the same figure.
+
+    Title and description are for those who cannot see it.
+    """
     file = io.StringIO()
     with drawing():
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    words = f'\n <title id="title">{escape(title)}</title>\n <desc id="desc">{escape(description)}</desc>'
+    words = (
+        f'\n <title id="title">{escape(title)}</title>\n <desc '
+        f'id="desc">{escape(description)}</desc>'
+    )
     start, end = file.getvalue().split("<svg", 1)
     attributes, rest = end.split(">", 1)
     return f'{start}<svg role="img" aria-labelledby="title desc"{attributes}>{words}{rest}'

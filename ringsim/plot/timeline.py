@@ -1,4 +1,7 @@
-"""The timeline: what each rank did when, and who waited for whom; and what a notebook shows of a trace, ring and timeline in one."""
+"""The timeline: what each rank did when, and who waited for whom.
+
+Also what a notebook shows of a trace, ring and timeline in one.
+"""
 
 from __future__ import annotations
 
@@ -50,24 +53,37 @@ MOST_STRIPES: Final = 64  # ranks up to which every other row has a background
 MOST_SPAN_NAMES: Final = 8  # in the legend: as many as have a look of their own
 MOST_MARK_NAMES: Final = 100
 MARK_NAME_SIZE: Final = 7.5  # points
-SMALLER: Final = 0.68  # of the pictures' own sizes, in a notebook: the words stay as large, and can be read when the picture is shrunk
+# of the pictures' own sizes, in a notebook: the words stay as large, and can be read when the
+# picture is shrunk
+SMALLER: Final = 0.68
 
 
-def plot_timeline(trace: Trace, *, step: int | None = None, align: bool = True, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws what each rank did when: spans, and under them sends and recvs, with arrows from send to recv.
+def plot_timeline(
+    trace: Trace,
+    *,
+    step: int | None = None,
+    align: bool = True,
+    ax: Axes | None = None,
+    **look: Unpack[Style],
+) -> Axes:
+    """Draws what each rank did when.
 
-    Ranks are rows, rank 0 on top; time runs to the right, to scale, from the start of the run. The time for which an operation was
-    blocked is split into waiting for a late partner and transfer. What is shorter than a pixel is merged, and the picture says so.
+    Spans, and under them sends and recvs, with arrows from send to recv. Ranks are rows, rank 0 on
+    top; time runs to the right, to scale, from the start of the run. The time for which an
+    operation was blocked is split into waiting for a late partner and transfer. What is shorter
+    than a pixel is merged, and the picture says so.
 
-    A trace of ``train_step_pipeline`` is drawn as papers draw it, one step at a time: forwards and backwards with the number of their
-    microbatch, the bubbles shaded, and warm-up, steady phase and cool-down marked; on a new figure, the live activations stand below.
-    A trace in which something is stuck or has failed is drawn like any other. Of several hosts, the first row of each has its name, and
-    arrows from one to another have a colour of their own.
+    A trace of ``train_step_pipeline`` is drawn as papers draw it, one step at a time: forwards and
+    backwards with the number of their microbatch, the bubbles shaded, and warm-up, steady phase and
+    cool-down marked; on a new figure, the live activations stand below. A trace in which something
+    is stuck or has failed is drawn like any other. Of several hosts, the first row of each has its
+    name, and arrows from one to another have a colour of their own.
 
     Args:
         trace: any trace, with any number of events.
         step: of a pipeline's trace, which step, from 0; None for the last one.
-        align: whether times of several hosts are aligned; False draws what each host's own clock showed.
+        align: whether times of several hosts are aligned; False draws what each host's own clock
+            showed.
         ax: where to draw; a new figure by default.
         **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
 
@@ -78,25 +94,41 @@ def plot_timeline(trace: Trace, *, step: int | None = None, align: bool = True, 
         ArgumentError: the trace has no such step.
 
     Example:
-        >>> import matplotlib; matplotlib.use("Agg")
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
         >>> from ringsim.traces.events import make_events
         >>> from ringsim.traces.value import Trace
-        >>> plot_timeline(Trace(make_events({"rank": [], "op": []}), {"world_size": 4})).get_title(loc="left")
+        >>> plot_timeline(Trace(make_events({"rank": [], "op": []}), {"world_size": 4})).get_title(
+        ...     loc="left"
+        ... )
         'Nothing was recorded on 4 ranks'
     """
     if not align:
         shown = unalign(trace.events, trace.metadata.get("clocks", []))
-        trace = replace(trace, events=shown, metadata={key: value for key, value in trace.metadata.items() if key != "clocks"})
+        trace = replace(
+            trace,
+            events=shown,
+            metadata={key: value for key, value in trace.metadata.items() if key != "clocks"},
+        )
     if step is not None or shows_step(trace):
         return plot_step(picture_step(trace, step), ax, **look)
     return style.show([timeline_picture(trace)], ax, **look)
 
 
 def trace_png(trace: Trace) -> bytes:
-    """Draws ring and timeline side by side, for a notebook; the ring alone where nothing happened. The same bytes for the same trace."""
+    """Draws ring and timeline side by side, for a notebook; the ring alone where nothing happened.
+
+    The same bytes for the same trace.
+    """
     pictures = [ring_picture(trace)] + ([timeline_picture(trace)] if len(trace.events) else [])
-    small = [picture._replace(width=picture.width * SMALLER, height=picture.height * SMALLER) for picture in pictures[:1]]
-    small += [picture._replace(width=picture.width * SMALLER, height=max(picture.height, 2.6)) for picture in pictures[1:]]
+    small = [
+        picture._replace(width=picture.width * SMALLER, height=picture.height * SMALLER)
+        for picture in pictures[:1]
+    ]
+    small += [
+        picture._replace(width=picture.width * SMALLER, height=max(picture.height, 2.6))
+        for picture in pictures[1:]
+    ]
     return style.picture_png(small, trace.describe())
 
 
@@ -105,8 +137,14 @@ def timeline_picture(trace: Trace) -> style.Picture:
     if shows_step(trace):
         return step_picture(picture_step(trace))
     events = trace.events
-    row = 0.62 + (0.22 if (events.kind == SPAN).any() else 0) + (0.14 if (events.kind == MARK).any() else 0)
-    return style.Picture(lambda ax: _draw(trace, ax), WIDTH_INCHES, float(np.clip(row * trace.world_size, 1.2, 8.5)))
+    row = (
+        0.62
+        + (0.22 if (events.kind == SPAN).any() else 0)
+        + (0.14 if (events.kind == MARK).any() else 0)
+    )
+    return style.Picture(
+        lambda ax: _draw(trace, ax), WIDTH_INCHES, float(np.clip(row * trace.world_size, 1.2, 8.5))
+    )
 
 
 def _draw(trace: Trace, ax: Axes) -> None:
@@ -116,16 +154,28 @@ def _draw(trace: Trace, ax: Axes) -> None:
     length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
     firsts = range(0, trace.world_size, rows.ranks)
     lasts = [min(first + rows.ranks, trace.world_size) - 1 for first in firsts]
-    names = [f"rank {first}" if first == last else f"ranks {first}–{last}" for first, last in zip(firsts, lasts, strict=True)]
+    names = [
+        f"rank {first}" if first == last else f"ranks {first}–{last}"
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
     if len({*trace.hosts} - {""}) > 1:
         names = [
-            name if first and trace.hosts[first] == trace.hosts[first - 1] else f"{trace.hosts[first]}  {name}"
+            name
+            if first and trace.hosts[first] == trace.hosts[first - 1]
+            else f"{trace.hosts[first]}  {name}"
             for first, name in zip(firsts, names, strict=True)
         ]
     prepare_rows(ax, names, length, axis.label)
     borders = [row for row in range(1, len(firsts)) if trace.crosses(lasts[row - 1], firsts[row])]
     if borders:
-        ax.hlines(np.array(borders) - 0.5, *ax.get_xlim(), color=style.MUTED, linewidth=0.8, zorder=1, gid="hosts")
+        ax.hlines(
+            np.array(borders) - 0.5,
+            *ax.get_xlim(),
+            color=style.MUTED,
+            linewidth=0.8,
+            zorder=1,
+            gid="hosts",
+        )
     for row in range(0, len(names) if len(names) <= MOST_STRIPES else 0, 2):
         ax.axhspan(row - 0.5, row + 0.5, color="#F7F7F7", linewidth=0, zorder=0)
 
@@ -149,7 +199,9 @@ def _draw(trace: Trace, ax: Axes) -> None:
     elif len(density.rank):
         pixel = f"a pixel ({time_text(axis.slot_ns)})" if axis.slot_ns >= 1 else "a pixel"
         merged = f"{int((~long).sum()):,} of {count(len(bars), 'bar')}"
-        notes.append(f"Shorter than {pixel} and merged: {merged}; the height is the share of the time.")
+        notes.append(
+            f"Shorter than {pixel} and merged: {merged}; the height is the share of the time."
+        )
     arrived = int((trace.events.done_ns[trace.messages.recv] != NONE).sum())
     if arrived < len(trace.messages):
         notes.append(f"{count(len(trace.messages) - arrived, 'message')} never arrived: no arrow.")
@@ -184,15 +236,23 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
     time = trace.makespan_s * 1e9 * trace.world_size
     blocked = np.maximum(trace.waits.blocked_ns, 0)
     late_sender, late_receiver = trace.waits.late_sender_ns, trace.waits.late_receiver_ns
-    title = f"{ranks}, {length}: {style.percent(blocked.sum() / time)} of it blocked in communication"
+    title = (
+        f"{ranks}, {length}: {style.percent(blocked.sum() / time)} of it blocked in communication"
+    )
     parts = {
         "late senders": late_sender.sum(),
         "late receivers": late_receiver.sum(),
         "transfers": trace.waits.transfer_ns.sum(),
         "collectives": blocked[events.kind == COLLECTIVE].sum(),
     }
-    said = [f"{name} {style.percent(part / time)}" for name, part in sorted(parts.items(), key=lambda item: -item[1]) if part > 0][:3]
-    by_rank = np.bincount(events.rank, weights=late_sender + late_receiver, minlength=trace.world_size)
+    said = [
+        f"{name} {style.percent(part / time)}"
+        for name, part in sorted(parts.items(), key=lambda item: -item[1])
+        if part > 0
+    ][:3]
+    by_rank = np.bincount(
+        events.rank, weights=late_sender + late_receiver, minlength=trace.world_size
+    )
     if by_rank.max() > 0:
         worst = int(by_rank.argmax())
         said.append(f"rank {worst} waited longest, {time_text(by_rank[worst])}")
@@ -213,13 +273,17 @@ def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
     ax.scatter(x, rank + bottom, s=12, marker="v", c=style.INK, linewidths=0, zorder=5)
     right, per_point = ax.get_xlim()[1], style.per_point(ax)
     until = np.append(np.where(rank[1:] == rank[:-1], x[1:], right), right)
-    size = min(style.letters(MARK_NAME_SIZE), (bottom - top) * row_points(ax, -(-trace.world_size // rows.ranks)) * 0.95)
+    size = min(
+        style.letters(MARK_NAME_SIZE),
+        (bottom - top) * row_points(ax, -(-trace.world_size // rows.ranks)) * 0.95,
+    )
     named = 0
     for index, at, end in zip(marks.tolist(), x.tolist(), until.tolist(), strict=True):
         label = int(events.label[index])
         name = events.tables.labels[label] if label != NONE else ""
         notice = read_notice(name)
-        name = notice[0] if notice is not None else name  # the kind; the sentence would run across the picture
+        # the kind; the sentence would run across the picture
+        name = notice[0] if notice is not None else name
         if not name or size < style.least(5, MARK_NAME_SIZE) or named == MOST_MARK_NAMES:
             continue
         width = (len(name) * 0.6 * size + 5) * per_point
@@ -228,7 +292,15 @@ def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
             ax.text(at + 4 * per_point, row, name, fontsize=size, va="center_baseline", zorder=7)
             named += 1
         elif end == right:  # the last of its row, at the right edge: to the left of its tick
-            ax.text(at - 4 * per_point, row, name, fontsize=size, va="center_baseline", ha="right", zorder=7)
+            ax.text(
+                at - 4 * per_point,
+                row,
+                name,
+                fontsize=size,
+                va="center_baseline",
+                ha="right",
+                zorder=7,
+            )
             named += 1
 
 
@@ -239,18 +311,47 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
         name = span_text(trace.events.tables.labels[label]) if label != NONE else "span"
         handles.append(style.swatch(look_of(number), name))
     if len(bars.labels) > MOST_SPAN_NAMES:
-        handles.append(Line2D([], [], linestyle="none", label=f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans"))
+        handles.append(
+            Line2D(
+                [],
+                [],
+                linestyle="none",
+                label=f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans",
+            )
+        )
     if (trace.events.microbatch[bars.event[bars.look >= len(OPERATION_LOOKS)]] != NONE).any():
         handles.append(microbatch_entry())
     handles += [style.swatch(look_of(number)) for number in looks if number < len(OPERATION_LOOKS)]
     if arrows:
         handles.append(
-            Line2D([], [], color=style.INK, linewidth=1, marker=">", markersize=5, markevery=[1], label="send posted → recv done")
+            Line2D(
+                [],
+                [],
+                color=style.INK,
+                linewidth=1,
+                marker=">",
+                markersize=5,
+                markevery=[1],
+                label="send posted → recv done",
+            )
         )
         if trace.crosses(trace.messages.src, trace.messages.dst).any():
             handles.append(
-                Line2D([], [], color=style.VERMILLION, linewidth=1, marker=">", markersize=5, markevery=[1], label="from host to host")
+                Line2D(
+                    [],
+                    [],
+                    color=style.VERMILLION,
+                    linewidth=1,
+                    marker=">",
+                    markersize=5,
+                    markevery=[1],
+                    label="from host to host",
+                )
             )
     if (trace.events.kind == MARK).any():
-        handles.append(Line2D([], [], color=style.INK, linestyle="none", marker="v", markersize=4, label="mark"))
+        handles.append(
+            Line2D(
+                [], [], color=style.INK, linestyle="none", marker="v", markersize=4, label="mark"
+            )
+        )
     return handles

@@ -1,4 +1,7 @@
-"""Who waits for whom, with the cycle that no rank can leave, beside the last moments of the timeline."""
+"""Who waits for whom, with the cycle that no rank can leave.
+
+Beside the last moments of the timeline.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ HALF: Final = (2.0, 1.44)  # of the graph's width and height, in units of its ci
 GRAPH_INCHES: Final = (5.0, 3.6)
 TIMELINE_SHARE: Final = 0.6  # of the timeline's own width
 BOW: Final = 0.18  # how far an arrow bows to the right of its way, as a share of its length
-BEFORE: Final = 0.5  # of the time for which ranks have been stuck, that much before it is shown, too
+# of the time for which ranks have been stuck, that much before it is shown, too
+BEFORE: Final = 0.5
 BEFORE_NS: Final = 20_000_000  # at least this
 RADIUS: Final = 0.2
 CROWDED: Final = 0.32  # of the distance between two neighbours: a node's radius at most
@@ -56,10 +60,11 @@ _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {  # state: its words, fil
 
 
 def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws who waits for whom: ranks in a circle, an arrow from each that waits to the one it waits for.
+    """Draws who waits for whom.
 
-    The arrows of a cycle that no rank can leave are wide and red. Where the diagnosis has a trace, the last moments of the timeline stand
-    beside the graph.
+    Ranks in a circle, an arrow from each that waits to the one it waits for. The arrows of a cycle
+    that no rank can leave are wide and red. Where the diagnosis has a trace, the last moments of
+    the timeline stand beside the graph.
 
     Args:
         diagnosis: any diagnosis; one without findings shows the ranks alone.
@@ -70,7 +75,8 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
         The axes of the graph. ``ax.figure.savefig(...)`` writes them.
 
     Example:
-        >>> import matplotlib; matplotlib.use("Agg")
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
         >>> edges = (Edge(0, 1, None, in_cycle=True), Edge(1, 0, None, in_cycle=True))
         >>> finding = Finding("deadlock", (0, 1), (), "ranks 0 and 1 wait for each other.")
         >>> plot_waitfor(Diagnosis((finding,), 2, edges)).get_title(loc="left")
@@ -90,27 +96,48 @@ def _pictures(diagnosis: Diagnosis) -> list[Picture]:
     moments = _last_moments(diagnosis)
     if moments is not None:
         timeline = timeline_picture(moments)
-        pictures.append(timeline._replace(width=timeline.width * TIMELINE_SHARE, height=max(timeline.height, 2.2)))
+        pictures.append(
+            timeline._replace(
+                width=timeline.width * TIMELINE_SHARE, height=max(timeline.height, 2.2)
+            )
+        )
     return pictures
 
 
 def _last_moments(diagnosis: Diagnosis) -> Trace | None:
-    """Returns the part of the trace that the findings are about: its end where ranks are stuck, all of it where it finished."""
+    """Returns the part of the trace that the findings are about.
+
+    Its end where ranks are stuck, all of it where it finished.
+    """
     trace: Trace | None = diagnosis.trace
     if trace is None or len(trace.events) == 0 or trace.world_size > MOST_TIMELINE_RANKS:
         return None
     events = trace.events
     last = int(max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max()))
-    waited_ns = max((edge.operation.waited_s for edge in diagnosis.edges if edge.operation is not None), default=0.0) * 1e9
+    waited_ns = (
+        max(
+            (edge.operation.waited_s for edge in diagnosis.edges if edge.operation is not None),
+            default=0.0,
+        )
+        * 1e9
+    )
     if waited_ns == 0:
         return trace
     waiting = events.wait_ns[(events.done_ns == NONE) & (events.wait_ns != NONE)]
     stuck_since = int(waiting.min()) if len(waiting) else last - int(waited_ns)
     start = stuck_since - max(int(BEFORE * (last - stuck_since)), BEFORE_NS)
-    recent = ((events.done_ns == NONE) & (events.wait_ns != NONE)) | (np.maximum(events.done_ns, events.post_ns) >= start)
+    recent = ((events.done_ns == NONE) & (events.wait_ns != NONE)) | (
+        np.maximum(events.done_ns, events.post_ns) >= start
+    )
     end = Tables(labels=("end of the run",))
     at_end = make_events(
-        {"rank": [int(events.rank.min())], "op": [OP_CODES["mark"]], "label": [0], "post_ns": [stuck_since + int(waited_ns)]}, end
+        {
+            "rank": [int(events.rank.min())],
+            "op": [OP_CODES["mark"]],
+            "label": [0],
+            "post_ns": [stuck_since + int(waited_ns)],
+        },
+        end,
     )
     return replace(trace, events=join_events([events.select(recent), at_end]))
 
@@ -118,12 +145,18 @@ def _last_moments(diagnosis: Diagnosis) -> Trace | None:
 def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
     edges = diagnosis.edges or _edges_of(diagnosis.findings)
     ranks = _shown_ranks(diagnosis, edges)
-    states = diagnosis.states if set(diagnosis.states) != {"exited"} else ()  # of a run that finished: nothing to say
+    # of a run that finished: nothing to say
+    states = diagnosis.states if set(diagnosis.states) != {"exited"} else ()
     ax.set(xlim=(-HALF[0], HALF[0]), ylim=(-HALF[1], HALF[1]), aspect="equal")
     ax.set_axis_off()
     ax.apply_aspect()  # labels are placed by the size that the axes will have
-    at = {rank: place(node_angle(index, len(ranks))) * (1.0 if len(ranks) > 1 else 0.0) for index, rank in enumerate(ranks)}
-    radius = min(RADIUS, CROWDED * 2 * float(np.sin(np.pi / len(ranks)))) if len(ranks) > 1 else RADIUS
+    at = {
+        rank: place(node_angle(index, len(ranks))) * (1.0 if len(ranks) > 1 else 0.0)
+        for index, rank in enumerate(ranks)
+    }
+    radius = (
+        min(RADIUS, CROWDED * 2 * float(np.sin(np.pi / len(ranks)))) if len(ranks) > 1 else RADIUS
+    )
     shown = [edge for edge in edges if edge.rank in at and edge.peer in at]
     taken: list[Bbox] = []
     for rank, (x, y) in at.items():
@@ -146,8 +179,16 @@ def _title(diagnosis: Diagnosis) -> str:
         return f"Nothing wrong was found on {count(diagnosis.world_size, 'rank')}"
     first = diagnosis.findings[0]
     who = ", ".join(map(str, first.ranks[:6])) + (" …" if len(first.ranks) > 6 else "")
-    ranks = f"rank {who}" if len(first.ranks) == 1 else f"ranks {' and '.join(who.rsplit(', ', 1)) if len(first.ranks) <= 6 else who}"
-    more = f" (and {count(len(diagnosis.findings) - 1, 'finding')} more)" if len(diagnosis.findings) > 1 else ""
+    ranks = (
+        f"rank {who}"
+        if len(first.ranks) == 1
+        else f"ranks {' and '.join(who.rsplit(', ', 1)) if len(first.ranks) <= 6 else who}"
+    )
+    more = (
+        f" (and {count(len(diagnosis.findings) - 1, 'finding')} more)"
+        if len(diagnosis.findings) > 1
+        else ""
+    )
     return f"{kind_text(first.kind).capitalize()}: {ranks}{more}"
 
 
@@ -156,18 +197,27 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
         return []
     message = diagnosis.findings[0].message
     lines = textwrap.wrap(message[:1].upper() + message[1:], NOTE_LETTERS)
-    return lines if len(lines) <= MOST_NOTES else [*lines[: MOST_NOTES - 1], f"{lines[MOST_NOTES - 1]} …"]
+    return (
+        lines
+        if len(lines) <= MOST_NOTES
+        else [*lines[: MOST_NOTES - 1], f"{lines[MOST_NOTES - 1]} …"]
+    )
 
 
 def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
     """Returns who waited for whom in findings about runs in which no rank is stuck."""
     every = [one for finding in findings for one in (finding, *finding.consequences)]
     pairs = [one.operations[:2] for one in every if len(one.operations) > 1]
-    return tuple(Edge(mine.rank, theirs.rank, mine) for mine, theirs in pairs if mine.rank != theirs.rank)
+    return tuple(
+        Edge(mine.rank, theirs.rank, mine) for mine, theirs in pairs if mine.rank != theirs.rank
+    )
 
 
 def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
-    """Picks the ranks to draw: all if they are few, else those of the findings and those that they wait for."""
+    """Picks the ranks to draw.
+
+    All if they are few, else those of the findings and those that they wait for.
+    """
     if diagnosis.world_size <= MOST_RANKS:
         return list(range(diagnosis.world_size))
     wanted = [rank for edge in edges if edge.in_cycle for rank in (edge.rank, edge.peer)]
@@ -176,10 +226,13 @@ def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
     return sorted(list(dict.fromkeys([*wanted, *range(diagnosis.world_size)]))[:MOST_RANKS])
 
 
-def _draw_edges(ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, taken: list[Bbox]) -> int:
-    """Draws an arrow from each rank to each that it waits for, and writes the operation beside it; returns how many have no words.
+def _draw_edges(
+    ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, taken: list[Bbox]
+) -> int:
+    """Draws an arrow from each rank to each that it waits for, and writes the operation beside it.
 
-    The arrow bows to the right of its way, so that the way back lies apart.
+    Returns how many have no words. The arrow bows to the right of its way, so that the way back
+    lies apart.
     """
     pairs: dict[tuple[int, int], list[Edge]] = {}
     for edge in sorted(edges, key=lambda one: not one.in_cycle):
@@ -190,18 +243,31 @@ def _draw_edges(ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, 
         start, end = at[rank], at[peer]
         colour = style.VERMILLION if waits[0].in_cycle else style.MUTED
         if rank == peer:
-            ax.add_patch(Circle((start[0], start[1] + radius), radius * 0.8, fill=False, edgecolor=colour, linewidth=2, zorder=2))
+            ax.add_patch(
+                Circle(
+                    (start[0], start[1] + radius),
+                    radius * 0.8,
+                    fill=False,
+                    edgecolor=colour,
+                    linewidth=2,
+                    zorder=2,
+                )
+            )
             continue
         in_cycle = waits[0].in_cycle
         ax.add_patch(
             FancyArrowPatch(
-                tuple(start), tuple(end), connectionstyle=f"arc3,rad={BOW}", arrowstyle="-|>,head_length=7,head_width=4",
-                shrinkA=points + 1, shrinkB=points + 2, color=colour, linewidth=2.6 if in_cycle else 1.2,
-                linestyle="solid" if in_cycle else (0, (4, 2)), zorder=3 if in_cycle else 2, gid=f"waits-{rank}-{peer}",
+                tuple(start), tuple(end), connectionstyle=f"arc3,rad={BOW}",
+                arrowstyle="-|>,head_length=7,head_width=4",
+                shrinkA=points + 1, shrinkB=points + 2, color=colour,
+                linewidth=2.6 if in_cycle else 1.2,
+                linestyle="solid" if in_cycle else (0, (4, 2)), zorder=3 if in_cycle else 2,
+                gid=f"waits-{rank}-{peer}",
             )
         )  # fmt: skip
         way = end - start
-        paths.append(bow(start, end, (start + end) / 2 + BOW * np.array([way[1], -way[0]])))  # as matplotlib draws "arc3"
+        # as matplotlib draws "arc3"
+        paths.append(bow(start, end, (start + end) / 2 + BOW * np.array([way[1], -way[0]])))
         said = [edge.operation for edge in waits if edge.operation is not None]
         if said:
             labels.append((f"{rank} → {peer}: {_label(said)}", paths[-1]))
@@ -215,16 +281,34 @@ def _label(operations: list[Operation]) -> str:
     name, _, line = one.place.rpartition(":")
     if len(name) > FILE_LETTERS:
         name = f"{name[: FILE_LETTERS // 2]}…{name[-(FILE_LETTERS // 2 - 1) :]}"
-    return f"{text}{f' and {more} more' if more else ''}\n{f'{name}:{line}' if name else ''}".strip()
+    return (
+        f"{text}{f' and {more} more' if more else ''}\n{f'{name}:{line}' if name else ''}".strip()
+    )
 
 
 def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Bbox]:
-    """Draws a node, with its state beside it unless it is just blocked; returns the room that both take."""
+    """Draws a node, with its state beside it unless it is just blocked.
+
+    Returns the room that both take.
+    """
     words, fill, outline, dashes = _LOOKS.get(state, ("", "white", style.INK, "solid"))
-    ax.add_patch(Circle((x, y), radius, facecolor=fill, edgecolor=outline, linewidth=2.0, linestyle=dashes, zorder=6, gid=f"rank-{rank}"))
+    ax.add_patch(
+        Circle(
+            (x, y),
+            radius,
+            facecolor=fill,
+            edgecolor=outline,
+            linewidth=2.0,
+            linestyle=dashes,
+            zorder=6,
+            gid=f"rank-{rank}",
+        )
+    )
     ink = "white" if fill == style.INK else style.INK
     size = style.letters(13 * min(1.0, radius / 0.17))
-    ax.text(x, y, str(rank), ha="center", va="center", weight="bold", fontsize=size, color=ink, zorder=7)
+    ax.text(
+        x, y, str(rank), ha="center", va="center", weight="bold", fontsize=size, color=ink, zorder=7
+    )
     taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius)]
     if words and state != "blocked":
         side = 1 if y >= -0.01 else -1
@@ -235,12 +319,27 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
 def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[Artist]:
     handles: list[Artist] = []
     if any(edge.in_cycle for edge in edges):
-        handles.append(Line2D([], [], color=style.VERMILLION, linewidth=2.6, label="waits for, in a circle"))
+        handles.append(
+            Line2D([], [], color=style.VERMILLION, linewidth=2.6, label="waits for, in a circle")
+        )
     if not all(edge.in_cycle for edge in edges):
-        handles.append(Line2D([], [], color=style.MUTED, linewidth=1.2, linestyle=(0, (4, 2)), label="waits for"))
+        handles.append(
+            Line2D(
+                [], [], color=style.MUTED, linewidth=1.2, linestyle=(0, (4, 2)), label="waits for"
+            )
+        )
     if any(diagnosis.states[rank] == "blocked" for rank in ranks if diagnosis.states):
         colour = style.VERMILLION
         handles.append(
-            Line2D([], [], linestyle="none", marker="o", markersize=9, markerfacecolor="white", markeredgecolor=colour, label="blocked")
+            Line2D(
+                [],
+                [],
+                linestyle="none",
+                marker="o",
+                markersize=9,
+                markerfacecolor="white",
+                markeredgecolor=colour,
+                label="blocked",
+            )
         )
     return handles

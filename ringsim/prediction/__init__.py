@@ -1,1 +1,4 @@
-"""Predicting runs: constants from a trace, a prediction beside its run, and from few ranks to many."""
+"""Predicting runs.
+
+Constants from a trace, a prediction beside its run, and from few ranks to many.
+"""

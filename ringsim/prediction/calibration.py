@@ -1,12 +1,14 @@
-"""``ringsim.calibrate``: what computing and messages cost on a machine, from traces of real ranks, for the virtual clock.
+"""``ringsim.calibrate``.
 
-The time of one rank, from its trace, splits into these parts::
+What computing and messages cost on a machine, from traces of real ranks, for the virtual clock. The
+time of one rank, from its trace, splits into these parts::
 
     | posting |  around  | compute ......... overshoot |  around  | posting | blocked ...... |
     ^ isend                ^ compute(0.005) begins      ^ ends               ^ wait          ^ done
 
-Posting and blocking belong to messages, the overshoot is how much longer a sleep lasts than was asked, and "around" is the program itself
-between recorded events. Each is a mean without the extremes: the steps of a chain add up, and so do their means.
+Posting and blocking belong to messages, the overshoot is how much longer a sleep lasts than was
+asked, and "around" is the program itself between recorded events. Each is a mean without the
+extremes: the steps of a chain add up, and so do their means.
 """
 
 from __future__ import annotations
@@ -36,18 +38,28 @@ if TYPE_CHECKING:
 __all__ = ["Calibration", "Moment", "calibrate", "list_moments", "median_costs"]
 
 LEAST_MESSAGES: Final = 3  # of one size, seen from beginning to end
-WIDEST_SLEEP_S: Final = 1e-3  # nine in ten sleeps end within this much of one in ten, where the machine is idle
-SLOWEST_POST_S: Final = 0.5e-3  # nine in ten receives are posted within this, where the rank has a core
-LONGEST_BETWEEN_S: Final = 1e-3  # that ranks without anything to compute take between two operations
+# nine in ten sleeps end within this much of one in ten, where the machine is idle
+WIDEST_SLEEP_S: Final = 1e-3
+# nine in ten receives are posted within this, where the rank has a core
+SLOWEST_POST_S: Final = 0.5e-3
+# that ranks without anything to compute take between two operations
+LONGEST_BETWEEN_S: Final = 1e-3
 TAIL: Final = 0.02  # of the times, at both ends: rare events do not count
-_FIND_ALL: Final = "ringsim.trace(ringsim.calibration_worker, world_size=2) takes a few seconds and shows everything."
-LATEST_WAIT_S: Final = 1e-3  # after both sides are posted: of programs that let no receiver wait from the beginning
+_FIND_ALL: Final = (
+    "ringsim.trace(ringsim.calibration_worker, world_size=2) takes "
+    "a few seconds and shows everything."
+)
+# after both sides are posted: of programs that let no receiver wait from the beginning
+LATEST_WAIT_S: Final = 1e-3
 PARTS: Final = 5  # of the traces, whose differences say how far constants may be trusted
 FEW: Final = 5  # from this many times on, at least one at both ends
 
 
 class Moment(IntEnum):
-    """What happens at a moment of a rank. Of those at the same time, which only a virtual clock has, ends come first."""
+    """What happens at a moment of a rank.
+
+    Of those at the same time, which only a virtual clock has, ends come first.
+    """
 
     DONE = 0
     END = 1
@@ -66,24 +78,32 @@ _AROUND: Final = (Moment.DONE, Moment.BEGIN, Moment.END)
 
 @dataclass(frozen=True)
 class Calibration:
-    """Constants of a machine: give it to ``ringsim.simulate`` as ``compute``, with its ``topology`` (``ringsim.predict`` does both).
+    """Constants of a machine.
+
+    Give it to ``ringsim.simulate`` as ``compute``, with its ``topology`` (``ringsim.predict`` does
+    both).
 
     Attributes:
         link: what a message takes, from when both sides are posted until the receiver goes on.
-        sending: what posting a send takes of its rank's time if its receive is posted: Gloo copies at once, as much as the connection
-            takes. It is part of ``link``, not in addition.
+        sending: what posting a send takes of its rank's time if its receive is posted: Gloo copies
+            at once, as much as the connection takes. It is part of ``link``, not in addition.
         sending_early_s: the same if it is not: the bytes are copied later, without the rank.
         receiving_s: what posting a receive takes.
-        sleep_s: how much longer ``ringsim.compute`` lasts than it is asked to; 0 if no trace has any.
+        sleep_s: how much longer ``ringsim.compute`` lasts than it is asked to; 0 if no trace has
+            any.
         around_s: what the program takes around each computation, seconds.
         cores: how many the machine has; 0 if a trace does not say.
-        costs: the measured times of the stages by kind, in seconds; None if no trace has a step of a pipeline.
+        costs: the measured times of the stages by kind, in seconds; None if no trace has a step of
+            a pipeline.
         num_messages: how many messages ``link`` is from.
         sizes_bytes: their sizes.
         notes: what makes the constants doubtful, a sentence each; empty if nothing does.
-        gloo: what Gloo costs besides, on cores that ranks share; None if the traces show nothing of it.
-        missing: what the traces do not show, in a few words each: it takes no time, or what is said instead.
-        spread: how far fifths of the traces are from the whole: the standard deviation of what messages took, relative.
+        gloo: what Gloo costs besides, on cores that ranks share; None if the traces show nothing of
+            it.
+        missing: what the traces do not show, in a few words each: it takes no time, or what is said
+            instead.
+        spread: how far fifths of the traces are from the whole: the standard deviation of what
+            messages took, relative.
     """
 
     link: Link
@@ -103,17 +123,24 @@ class Calibration:
 
     @property
     def topology(self) -> OneMachine:
-        """The links of this machine, whose ranks share its cores: give it to ``simulate`` instead of ``link``.
+        """The links of this machine, whose ranks share its cores.
+
+        Give it to ``simulate`` instead of ``link``.
 
         Raises:
             ArgumentError: a trace does not say how many cores there are.
         """
         if not self.cores:
-            raise ArgumentError("a calibration must know how many cores there are, got a trace that does not say. Use its link instead.")
+            raise ArgumentError(
+                "a calibration must know how many cores there are, got a trace that does not "
+                "say. Use its link instead."
+            )
         return OneMachine(self.link, self.cores, self.gloo)
 
     def scaled(self, factor: float) -> Calibration:
-        """Returns the constants, each ``factor`` times as long: how often something stalls, and computing itself, stay.
+        """Returns the constants, each ``factor`` times as long.
+
+        How often something stalls, and computing itself, stay.
 
         Args:
             factor: from 0.
@@ -121,10 +148,22 @@ class Calibration:
         gloo = self.gloo
         if gloo is not None:
             awake = None if gloo.awake is None else _scale(gloo.awake, factor)
-            times = {name: getattr(gloo, name) * factor for name in ("collective_s", "first_use_s", "stall_s")}
+            times = {
+                name: getattr(gloo, name) * factor
+                for name in ("collective_s", "first_use_s", "stall_s")
+            }
             gloo = replace(gloo, carrying=_scale(gloo.carrying, factor), awake=awake, **times)
-        seconds = {name: getattr(self, name) * factor for name in ("sending_early_s", "receiving_s", "sleep_s", "around_s")}
-        return replace(self, link=_scale(self.link, factor), sending=_scale(self.sending, factor), gloo=gloo, **seconds)
+        seconds = {
+            name: getattr(self, name) * factor
+            for name in ("sending_early_s", "receiving_s", "sleep_s", "around_s")
+        }
+        return replace(
+            self,
+            link=_scale(self.link, factor),
+            sending=_scale(self.sending, factor),
+            gloo=gloo,
+            **seconds,
+        )
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
         """Returns what posting a message takes of its rank's time, in seconds.
@@ -139,7 +178,9 @@ class Calibration:
         return self.sending.time_s(size_bytes) if met else self.sending_early_s
 
     def time_s(self, work: Work) -> float:
-        """Returns the seconds that a computation of a pipeline's stage took where it was measured, for ``compute`` of ``simulate``.
+        """Returns the seconds that a pipeline stage's computation took where it was measured.
+
+        For ``compute`` of ``simulate``.
 
         Args:
             work: what is computed, and on which stage.
@@ -149,7 +190,8 @@ class Calibration:
         """
         if self.costs is None:
             raise ArgumentError(
-                "a calibration must be from a step of a pipeline to charge for stages, got one without. Record such a step."
+                "a calibration must be from a step of a pipeline to charge for stages, got one "
+                "without. Record such a step."
             )
         return float(self.costs.get_duration(Action(work.stage, work.kind, work.microbatch)))
 
@@ -157,9 +199,13 @@ class Calibration:
         """Returns the constants in a few lines."""
         lines = [
             f"link      {_say(self.link)}, from {self.num_messages} messages, +-{self.spread:.0%}",
-            f"posting   a send {_say(self.sending)}, before its receive {self.sending_early_s * 1e6:.1f} us, "
+            f"posting   a send {_say(self.sending)}, before its receive "
+            f"{self.sending_early_s * 1e6:.1f} us, "
             f"a receive {self.receiving_s * 1e6:.1f} us",
-            f"compute   {self.sleep_s * 1e6:.1f} us longer than asked, and {self.around_s * 1e6:.1f} us around it",
+            (
+                f"compute   {self.sleep_s * 1e6:.1f} us longer than asked, and "
+                f"{self.around_s * 1e6:.1f} us around it"
+            ),
         ]
         if self.gloo is not None:
             gloo = self.gloo
@@ -167,7 +213,8 @@ class Calibration:
             if gloo.awake is not None:
                 lines.append(f"awake     {_say(gloo.awake)}, while the cores are at work")
             lines.append(
-                f"gloo      a message {_say(gloo.carrying)} of the cores, a collective {gloo.collective_s * 1e6:.1f} us, a first "
+                f"gloo      a message {_say(gloo.carrying)} of the cores, a collective "
+                f"{gloo.collective_s * 1e6:.1f} us, a first "
                 f"operation {first_ms:.1f} ms; {gloo.stall_share:.1%} stall for {stall_ms:.1f} ms"
             )
         if self.missing:
@@ -178,15 +225,17 @@ class Calibration:
 def calibrate(*traces: Trace) -> Calibration:
     """Finds the constants of a machine in traces of real ranks on it.
 
-    Two ranks are enough, and better than many: more ranks than cores wait for cores. Messages should have two sizes or more, because one
-    size does not tell latency from bandwidth. Only messages that were seen from beginning to end count: those whose receiver was waiting
-    when both sides were posted, or did nothing between its post and its wait.
+    Two ranks are enough, and better than many: more ranks than cores wait for cores. Messages
+    should have two sizes or more, because one size does not tell latency from bandwidth. Only
+    messages that were seen from beginning to end count: those whose receiver was waiting when both
+    sides were posted, or did nothing between its post and its wait.
 
     Args:
         traces: one or more, measured on one machine.
 
     Returns:
-        The constants. ``notes`` says what makes them doubtful: a machine that was busy with other things, messages of one size.
+        The constants. ``notes`` says what makes them doubtful: a machine that was busy with other
+        things, messages of one size.
 
     Raises:
         ArgumentError: there is no trace, one is simulated, or none has enough messages.
@@ -196,45 +245,84 @@ def calibrate(*traces: Trace) -> Calibration:
         >>> from ringsim.pipeline import Costs, gpipe, rehearse
         >>> def worker():
         ...     for size_bytes in (1024, 262144):
-        ...         rehearse(gpipe(2, 8), Costs(forward=0.002, backward=0.004), size_bytes=size_bytes, ahead=0)
+        ...         rehearse(
+        ...             gpipe(2, 8),
+        ...             Costs(forward=0.002, backward=0.004),
+        ...             size_bytes=size_bytes,
+        ...             ahead=0,
+        ...         )
         >>> calibration = calibrate(ringsim.trace(worker, world_size=2))
         >>> calibration.sizes_bytes, calibration.link.alpha_s > 0, calibration.sleep_s > 0
         ((1024, 262144), True, True)
     """
     if not traces:
-        raise ArgumentError("calibrate must be given a trace, got none. Record one: ringsim.trace(worker, world_size=2).")
+        raise ArgumentError(
+            "calibrate must be given a trace, got none. Record one: ringsim.trace(worker, "
+            "world_size=2)."
+        )
     for trace in traces:
         check_trace("a trace to calibrate from", trace)
         if trace.metadata.get("source") == "simulated":
-            raise ArgumentError("a trace to calibrate from must be measured, got a simulated one. Record real ranks: ringsim.trace.")
-    sizes, times, awake = (np.concatenate(columns) for columns in zip(*map(_sample_messages, traces), strict=True))
+            raise ArgumentError(
+                "a trace to calibrate from must be measured, got a simulated one. Record real "
+                "ranks: ringsim.trace."
+            )
+    sizes, times, awake = (
+        np.concatenate(columns) for columns in zip(*map(_sample_messages, traces), strict=True)
+    )
     asleep = ~awake if _count(sizes[~awake]) else np.ones_like(awake)
     link, counts, spread = _fit_messages(sizes[asleep], times[asleep])
     gloo, missing = find_gloo_costs(traces, link)
     if gloo is not None and _count(sizes[awake]):
         gloo = replace(gloo, awake=_fit_messages(sizes[awake], times[awake])[0])
-    moments = [(kind, gap, trace.events.size_bytes[event]) for trace in traces for event, kind, gap in [list_moments(trace)]]
+    moments = [
+        (kind, gap, trace.events.size_bytes[event])
+        for trace in traces
+        for event, kind, gap in [list_moments(trace)]
+    ]
     kinds, gaps, sizes = (np.concatenate(columns) for columns in zip(*moments, strict=True))
     overshoots = np.concatenate([_sample_overshoots(trace) for trace in traces])
     beside = _find_beside(kinds)
-    around = sum(_typical(gaps[beside & (kinds == kind)]) * int((beside & (kinds == kind)).sum()) for kind in _AROUND)
+    around = sum(
+        _typical(gaps[beside & (kinds == kind)]) * int((beside & (kinds == kind)).sum())
+        for kind in _AROUND
+    )
     met = kinds == Moment.POST_SEND
     if not met.any():
         met = kinds == Moment.POST_EARLY
     sending = _fit_sizes(sizes[met], gaps[met])
     cores = min(int((trace.metadata.get("machine") or {}).get("cores") or 0) for trace in traces)
     notes = (
-        [] if len(counts) > 1 else ["messages had one size only: all of their time counts as latency, and other sizes are not predicted"]
+        []
+        if len(counts) > 1
+        else [
+            (
+                "messages had one size only: all of their time counts as latency, and other sizes "
+                "are not predicted"
+            )
+        ]
     )
-    if len(overshoots) and (apart := float(np.subtract(*np.quantile(overshoots, [0.9, 0.1])))) > WIDEST_SLEEP_S:
-        notes.append(f"the machine was busy with other things: sleeps ended up to {apart * 1e3:.1f} ms apart, less than 1 ms is usual")
+    if (
+        len(overshoots)
+        and (apart := float(np.subtract(*np.quantile(overshoots, [0.9, 0.1])))) > WIDEST_SLEEP_S
+    ):
+        notes.append(
+            f"the machine was busy with other things: sleeps ended up to {apart * 1e3:.1f} ms "
+            "apart, less than 1 ms is usual"
+        )
     between = _typical(gaps[np.isin(kinds, _AROUND)])
     costs = _find_costs(traces)
     if not len(overshoots) and costs is None and between > LONGEST_BETWEEN_S:
-        notes.append(f"ranks computed for {between * 1e3:.1f} ms at a time without ringsim.compute: that will take no time")
+        notes.append(
+            f"ranks computed for {between * 1e3:.1f} ms at a time without ringsim.compute: that "
+            "will take no time"
+        )
     posts = gaps[kinds == Moment.POST_RECV]
     if len(posts) and (slow := float(np.quantile(posts, 0.9))) > SLOWEST_POST_S:
-        notes.append(f"the machine was busy with other things: posting a receive took up to {slow * 1e3:.1f} ms, less than 0.5 ms is usual")
+        notes.append(
+            "the machine was busy with other things: posting a receive took up to "
+            f"{slow * 1e3:.1f} ms, less than 0.5 ms is usual"
+        )
     return Calibration(
         link=link,
         sending=sending,
@@ -262,14 +350,20 @@ def _say(link: Link) -> str:
 
 
 def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Messages that were seen from beginning to end (all, if those are too few): bytes, seconds, and if others had just been under way."""
+    """Messages that were seen from beginning to end (all, if those are too few).
+
+    Bytes, seconds, and if others had just been under way.
+    """
     events, messages = trace.events, trace.messages
     ready = np.maximum(events.post_ns[messages.send], events.post_ns[messages.recv])
     wait, done = events.wait_ns[messages.recv], events.done_ns[messages.recv]
-    at_once = np.zeros(len(events), dtype=bool)  # nothing happened on the rank between post and wait
+    # nothing happened on the rank between post and wait
+    at_once = np.zeros(len(events), dtype=bool)
     for rank in np.unique(events.rank).tolist():
         own = np.flatnonzero(events.rank == rank)
-        moments = np.sort(np.concatenate([events.post_ns[own], events.wait_ns[own], events.done_ns[own]]))
+        moments = np.sort(
+            np.concatenate([events.post_ns[own], events.wait_ns[own], events.done_ns[own]])
+        )
         following = np.searchsorted(moments, events.post_ns[own], "right")
         at_once[own] = moments[np.minimum(following, len(moments) - 1)] == events.wait_ns[own]
         at_once[own[:-1]] &= events.post_ns[own[1:]] >= events.wait_ns[own[:-1]]
@@ -283,7 +377,10 @@ def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _counts(events: Events) -> Ints:
-    """Which events tell what messages and computing take: where messages are sent in steps of a pipeline, those of steps."""
+    """Which events tell what messages and computing take.
+
+    Where messages are sent in steps of a pipeline, those of steps.
+    """
     steps: Ints = number_steps(events) != NONE
     return steps if (steps & (events.kind == SEND)).any() else np.ones_like(steps)
 
@@ -291,16 +388,25 @@ def _counts(events: Events) -> Ints:
 def _count(sizes: Ints) -> dict[int, int]:
     """Counts the messages of each size that there are enough of."""
     found, counts = np.unique(sizes, return_counts=True)
-    return {int(size): int(count) for size, count in zip(found, counts, strict=True) if count >= LEAST_MESSAGES}
+    return {
+        int(size): int(count)
+        for size, count in zip(found, counts, strict=True)
+        if count >= LEAST_MESSAGES
+    }
 
 
 def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float]:
-    """The link, how many messages of each size it is from, and how far parts of them are from the whole."""
+    """The link, and how many messages of each size it is from.
+
+    Also how far parts of them are from the whole.
+    """
     enough = _count(sizes)
     if not enough:
         raise ArgumentError(
-            f"a trace to calibrate from must have {LEAST_MESSAGES} messages of a size whose receiver waited for them, got {len(sizes)} of "
-            f"any size. Let the receiver wait: a receive that blocks, and a sender that computes before it sends. {_FIND_ALL}"
+            f"a trace to calibrate from must have {LEAST_MESSAGES} messages of a size whose "
+            f"receiver waited for them, got {len(sizes)} of "
+            "any size. Let the receiver wait: a receive that blocks, and a sender that computes "
+            f"before it sends. {_FIND_ALL}"
         )
     chosen = np.isin(sizes, list(enough))
     usual = {size: _typical(times[sizes == size]) for size in enough}
@@ -317,22 +423,28 @@ def _fit_sizes(sizes: Ints, times: Ints) -> Link:
 
 
 def _typical(times: Ints) -> float:
-    """The mean of all but the longest and the shortest fiftieth, at least one of each from five on, without what stalled; 0 for none."""
+    """The mean of all but the longest and the shortest fiftieth, without what stalled.
+
+    At least one of each from five on; 0 for none.
+    """
     ordered = np.sort(times[times <= np.median(times) + STALLED_S]) if len(times) else times
     cut = max(round(len(ordered) * TAIL), int(len(ordered) >= FEW))
     return float(ordered[cut : len(ordered) - cut].mean()) if len(ordered) else 0.0
 
 
 def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns, for each moment of a rank, the event to which something happens, what, and how many seconds until the next of its thread.
+    """Returns, for each moment of a rank, the event to which something happens, and what.
 
-    Where messages are sent in steps of a pipeline, only moments of steps count; of ``calibration_worker`` those of its computing.
+    Also how many seconds until the next of its thread. Where messages are sent in steps of a
+    pipeline, only moments of steps count; of ``calibration_worker`` those of its computing.
 
     Args:
         trace: measured or simulated.
     """
     events = trace.events
-    spans, sends, recvs, collectives = (events.kind == kind for kind in (SPAN, SEND, RECV, COLLECTIVE))
+    spans, sends, recvs, collectives = (
+        events.kind == kind for kind in (SPAN, SEND, RECV, COLLECTIVE)
+    )
     asleep = events.spans(lambda label: read_label(label) is not None)
     steps = is_step(events)  # what comes after one is not part of it
     both = sends | recvs | collectives
@@ -346,7 +458,8 @@ def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
         (sends & known & early, events.post_ns, Moment.POST_EARLY),
         (recvs & known, events.post_ns, Moment.POST_RECV),
         (collectives & known, events.post_ns, Moment.POST_COLLECTIVE),
-        (both & known & (events.done_ns > events.wait_ns), events.wait_ns, Moment.WAIT),  # else it did not wait
+        # else it did not wait
+        (both & known & (events.done_ns > events.wait_ns), events.wait_ns, Moment.WAIT),
         (both & known, events.done_ns, Moment.DONE),
         (spans & ~asleep & known, events.post_ns, Moment.BEGIN),
         (asleep & known, events.post_ns, Moment.COMPUTE),
@@ -363,18 +476,42 @@ def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _find_beside(kinds: Ints) -> Ints:
-    """Returns the mask of the moments between the last operation before a computation and the first one after it."""
-    operations = (Moment.POST_SEND, Moment.POST_EARLY, Moment.POST_RECV, Moment.POST_COLLECTIVE, Moment.WAIT)
+    """Returns the mask of the moments between two operations around a computation.
+
+    The last one before it and the first one after it.
+    """
+    operations = (
+        Moment.POST_SEND,
+        Moment.POST_EARLY,
+        Moment.POST_RECV,
+        Moment.POST_COLLECTIVE,
+        Moment.WAIT,
+    )
     stretch = np.cumsum(np.isin(kinds, operations))
-    where: Ints = np.bincount(stretch, weights=kinds == Moment.COMPUTE)[stretch] > 0 if len(kinds) else np.zeros(0, dtype=bool)
+    where: Ints = (
+        np.bincount(stretch, weights=kinds == Moment.COMPUTE)[stretch] > 0
+        if len(kinds)
+        else np.zeros(0, dtype=bool)
+    )
     return where
 
 
 def _sample_overshoots(trace: Trace) -> Ints:
     """How much longer each ``ringsim.compute`` lasted than it was asked to, in seconds."""
     events = trace.events
-    asked = np.array([read_label(label) if read_label(label) is not None else np.nan for label in events.tables.labels] or [np.nan], float)
-    seconds = np.where((events.kind == SPAN) & (events.label != NONE) & (events.status == OK), asked[events.label], np.nan)
+    asked = np.array(
+        [
+            read_label(label) if read_label(label) is not None else np.nan
+            for label in events.tables.labels
+        ]
+        or [np.nan],
+        float,
+    )
+    seconds = np.where(
+        (events.kind == SPAN) & (events.label != NONE) & (events.status == OK),
+        asked[events.label],
+        np.nan,
+    )
     found: Ints = ((events.done_ns - events.post_ns) * 1e-9 - seconds)[np.isfinite(seconds)]
     return found
 
@@ -384,7 +521,10 @@ def _find_costs(traces: Sequence[Trace]) -> Costs | None:
     for trace in traces:
         steps = [find_step(trace, step) for step in range(count_steps(trace.events))]
         if steps:
-            columns = zip(*((each.stage, each.kind, (each.end - each.start) * 1e-9) for each in steps), strict=True)
+            columns = zip(
+                *((each.stage, each.kind, (each.end - each.start) * 1e-9) for each in steps),
+                strict=True,
+            )
             return median_costs(*(np.concatenate(column) for column in columns))
     return None
 
@@ -398,12 +538,23 @@ def median_costs(stage: Ints, kind: Ints, took: Ints) -> Costs:
         took: how long it took, in any unit.
 
     Example:
-        >>> median_costs(np.array([0, 0, 0, 1]), np.array(["F", "F", "F", "F"]), np.array([1.0, 2.0, 9.0, 4.0])).forward
+        >>> median_costs(
+        ...     np.array([0, 0, 0, 1]),
+        ...     np.array(["F", "F", "F", "F"]),
+        ...     np.array([1.0, 2.0, 9.0, 4.0]),
+        ... ).forward
         (2.0, 4.0)
     """
 
     def times(letter: str) -> tuple[float, ...]:
-        chosen = [took[(stage == number) & (kind == letter)] for number in range(int(stage.max()) + 1)]
+        chosen = [
+            took[(stage == number) & (kind == letter)] for number in range(int(stage.max()) + 1)
+        ]
         return tuple(float(np.median(some)) if len(some) else 0.0 for some in chosen)
 
-    return Costs(forward=times("F"), input=times("I"), weight=times("W"), backward=times("B") if (kind == "B").any() else None)
+    return Costs(
+        forward=times("F"),
+        input=times("I"),
+        weight=times("W"),
+        backward=times("B") if (kind == "B").any() else None,
+    )

@@ -1,8 +1,10 @@
-"""``ringsim.compare``: two runs of a program side by side, and where they differ; or a run beside its prediction, and how far off that was.
+"""``ringsim.compare``.
 
-Errors are signed and relative to the first run, ``second / first - 1``: -0.1 is a prediction that is 10 % too short. Two baselines show
-what a prediction is worth: *nominal* has only what the program asked of ``ringsim.compute``, *no communication* has the predicted
-computations. In both, messages take no time.
+Two runs of a program side by side, and where they differ; or a run beside its prediction, and how
+far off that was. Errors are signed and relative to the first run, ``second / first - 1``: -0.1 is a
+prediction that is 10 % too short. Two baselines show what a prediction is worth: *nominal* has only
+what the program asked of ``ringsim.compute``, *no communication* has the predicted computations. In
+both, messages take no time.
 """
 
 from __future__ import annotations
@@ -61,32 +63,44 @@ class Errors:
         values = np.asarray(errors, dtype=np.float64)
         if len(values) == 0:
             return cls(np.nan, np.nan, np.nan, 0)
-        return cls(float(np.abs(values).mean()), float(np.abs(values).max()), float(values.mean()), len(values))
+        return cls(
+            float(np.abs(values).mean()),
+            float(np.abs(values).max()),
+            float(values.mean()),
+            len(values),
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Two runs, from ``compare``. Printing it says how they differ and where that began, ``plot()`` shows it.
+    """Two runs, from ``compare``.
 
-    The first one is called *real* and the second *virtual*, for a run and its prediction; they may be any two.
+    Printing it says how they differ and where that began, ``plot()`` shows it. The first one is
+    called *real* and the second *virtual*, for a run and its prediction; they may be any two.
 
     Attributes:
         real: the first run: what was measured, where the other predicts it.
         virtual: the second.
-        real_steps_s: how long each step took, in seconds; the whole run if it has no steps of a pipeline.
+        real_steps_s: how long each step took, in seconds; the whole run if it has no steps of a
+            pipeline.
         virtual_steps_s: the same in the second run.
-        nominal_s: what a step would take if each computation took what it was asked to, and messages nothing; None if none was asked to.
+        nominal_s: what a step would take if each computation took what it was asked to, and
+            messages nothing; None if none was asked to.
         no_communication_s: the same with the second run's computations; None if there is no step.
         real_index: the operations and spans that are alike, by their place in ``real.events``.
         virtual_index: the same in ``virtual.events``.
         real_begin_ns: when each step began to compute, in the time of ``real``.
         virtual_begin_ns: the same in that of ``virtual``.
         step: the step of each compared event.
-        lag_s: how much later each of them ends in the second run, counted from the start of the step.
+        lag_s: how much later each of them ends in the second run, counted from the start of the
+            step.
         unpaired: how many operations and spans only the first run has, and only the second.
-        differences: the table: for each step, rank, stage and operation how much longer it took, and how much later it ended.
-        parts: the table of where the time goes: first use, posting, waiting, transfer, computing, program; by step and operation.
-        called: names of the two runs, such as those of their files; None for measured and predicted, or first and second.
+        differences: the table: for each step, rank, stage and operation how much longer it took,
+            and how much later it ended.
+        parts: the table of where the time goes: first use, posting, waiting, transfer, computing,
+            program; by step and operation.
+        called: names of the two runs, such as those of their files; None for measured and
+            predicted, or first and second.
     """
 
     real: Trace
@@ -109,11 +123,16 @@ class Comparison:
     @property
     def predicts(self) -> bool:
         """Whether the second run is a simulation of a first that is none."""
-        return self.virtual.metadata.get("source") == "simulated" != self.real.metadata.get("source")
+        return (
+            self.virtual.metadata.get("source") == "simulated" != self.real.metadata.get("source")
+        )
 
     @property
     def names(self) -> tuple[str, str]:
-        """What to call the two: as they are ``called``, or measured and predicted, or first and second."""
+        """What to call the two.
+
+        As they are ``called``, or measured and predicted, or first and second.
+        """
         if self.called is not None:
             return self.called
         return ("measured", "predicted") if self.predicts else ("first", "second")
@@ -130,7 +149,10 @@ class Comparison:
 
     @cached_property
     def operations(self) -> Errors:
-        """How far off the ends of operations are, as parts of their step's length: 0.02 for one that ends 2 % of the step too late."""
+        """How far off the ends of operations are, as parts of their step's length.
+
+        0.02 for one that ends 2 % of the step too late.
+        """
         return Errors.of(self.lag_s / self.real_steps_s[self.step])
 
     def baseline(self, name: str) -> Errors:
@@ -146,10 +168,15 @@ class Comparison:
         predicted = known.get(name)
         if predicted is None:
             there_are = [other for other, value in known.items() if value is not None]
-            raise ArgumentError(f"name must be one of the baselines {there_are}, got {name!r}. Compare steps of a pipeline to have them.")
+            raise ArgumentError(
+                f"name must be one of the baselines {there_are}, got {name!r}. Compare steps of "
+                "a pipeline to have them."
+            )
         return Errors.of(predicted / self.real_steps_s - 1)
 
-    def plot(self, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
+    def plot(
+        self, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]
+    ) -> Axes:
         """Draws the prediction over the measurement, for one step, on ``ax`` or on a new figure.
 
         Args:
@@ -168,9 +195,11 @@ class Comparison:
         resolve("to_html")([self.real, self.virtual], path, self.names)
 
     def where_it_began(self) -> str:
-        """Says in which step and operation the runs began to differ; empty if none took longer itself in a run that became longer.
+        """Says in which step and operation the runs began to differ.
 
-        Of all operations of a stage it is those that changed most, in the direction in which the run did, and waiting does not count.
+        Empty if none took longer itself in a run that became longer. Of all operations of a stage
+        it is those that changed most, in the direction in which the run did, and waiting does not
+        count.
         """
         table = self.differences
         grown_s = float(np.sum(self.virtual_steps_s - self.real_steps_s))
@@ -180,7 +209,11 @@ class Comparison:
         change = float(table.longer_s[row])
         stage = "" if table.stage[row] == NONE else f" of stage {table.stage[row]}"
         which = [f"step {table.step[row]}, "] if count_steps(self.real.events) else [""]
-        began = "" if table.began[row] == NONE else f" It began with {self.virtual[int(table.began[row])]!r}."
+        began = (
+            ""
+            if table.began[row] == NONE
+            else f" It began with {self.virtual[int(table.began[row])]!r}."
+        )
         how = f"{time_text(abs(change) * 1e9)} {'longer' if change > 0 else 'less'}"
         return f"{which[0]}rank {table.rank[row]}: {table.operation[row]}{stage} took {how}.{began}"
 
@@ -189,7 +222,11 @@ class Comparison:
         table: list[str] = []
         if self.differences.longer_s.any():
             table = self.differences.to_text(self.names).splitlines()
-        notes = [f"note on the prediction: {note}" for note in self.virtual.metadata.get("notes", ()) if self.predicts]
+        notes = [
+            f"note on the prediction: {note}"
+            for note in self.virtual.metadata.get("notes", ())
+            if self.predicts
+        ]
         return "\n".join([*self._tell(), *table, *notes])
 
     def describe(self) -> str:
@@ -199,15 +236,32 @@ class Comparison:
 
     def _tell(self) -> list[str]:
         first, second = self.names
-        real_ms, virtual_ms = np.median(self.real_steps_s) * 1e3, np.median(self.virtual_steps_s) * 1e3
+        real_ms, virtual_ms = (
+            np.median(self.real_steps_s) * 1e3,
+            np.median(self.virtual_steps_s) * 1e3,
+        )
         what = "median step" if count_steps(self.real.events) else "run"
-        lines = [f"{what}: {first} {real_ms:.3f} ms, {second} {virtual_ms:.3f} ms ({self.median_error:+.1%})"]
+        lines = [
+            (
+                f"{what}: {first} {real_ms:.3f} ms, {second} {virtual_ms:.3f} ms "
+                f"({self.median_error:+.1%})"
+            )
+        ]
         lines.append(f"steps: {self._words(self.steps)}")
-        for name, value in (("nominal", self.nominal_s), ("no communication", self.no_communication_s)):
+        for name, value in (
+            ("nominal", self.nominal_s),
+            ("no communication", self.no_communication_s),
+        ):
             if value is not None and self.predicts:
-                lines.append(f"  baseline {name}: {value * 1e3:.3f} ms, {self._words(self.baseline(name))}")
+                lines.append(
+                    f"  baseline {name}: {value * 1e3:.3f} ms, {self._words(self.baseline(name))}"
+                )
         lines.append(f"ends of operations, of the step: {self._words(self.operations)}")
-        lines += [f"only {name}: {count(number, 'event')}" for name, number in zip(self.names, self.unpaired, strict=True) if number]
+        lines += [
+            f"only {name}: {count(number, 'event')}"
+            for name, number in zip(self.names, self.unpaired, strict=True)
+            if number
+        ]
         if parts := f"{self.parts}":
             lines.append(f"all ranks: {parts}")
         began = self.where_it_began()
@@ -215,25 +269,37 @@ class Comparison:
 
     def _words(self, errors: Errors) -> str:
         if self.predicts:
-            return f"error {errors.mean:.1%} on average, {errors.worst:.1%} at most, bias {errors.bias:+.1%}, n {errors.count}"
-        return f"{errors.bias:+.1%} on average, off by {errors.mean:.1%} on average and {errors.worst:.1%} at most, n {errors.count}"
+            return (
+                f"error {errors.mean:.1%} on average, {errors.worst:.1%} at most, bias "
+                f"{errors.bias:+.1%}, n {errors.count}"
+            )
+        return (
+            f"{errors.bias:+.1%} on average, off by {errors.mean:.1%} on average and "
+            f"{errors.worst:.1%} at most, n {errors.count}"
+        )
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         return bundle(self, repr(self), "overlay_png", self.describe())
 
 
 def compare(real: Trace, virtual: Trace) -> Comparison:
-    """Compares two runs: before and after, two schedules, two machines; or a run on real ranks and the same run on a virtual clock.
+    """Compares two runs.
 
-    Operations are compared that both have: in the same step of the same rank, of the same name, with the same peer or of the same stage
-    and microbatch. Steps that one run has more are left out.
+    Before and after, two schedules, two machines; or a run on real ranks and the same run on a
+    virtual clock. Operations are compared that both have: in the same step of the same rank, of the
+    same name, with the same peer or of the same stage and microbatch. Steps that one run has more
+    are left out.
 
     Args:
         real: the first run.
-        virtual: the second; where it is simulated and the first is not, it is called a prediction of that.
+        virtual: the second; where it is simulated and the first is not, it is called a prediction
+            of that.
 
     Returns:
-        What took longer and where that began, the errors by step and by operation, and those of the baselines.
+        What took longer and where that began, the errors by step and by operation, and those of the
+        baselines.
 
     Raises:
         ArgumentError: the two have nothing in common.
@@ -242,8 +308,18 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> from ringsim.traces.value import Trace
         >>> def run(arrives_ns):
-        ...     events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [0, 0], "peer": [1, 0],
-        ...                           "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [arrives_ns, arrives_ns]})
+        ...     events = make_events(
+        ...         {
+        ...             "rank": [0, 1],
+        ...             "op": [OP_CODES["send"], OP_CODES["recv"]],
+        ...             "group": [0, 0],
+        ...             "peer": [1, 0],
+        ...             "tag": [0, 0],
+        ...             "post_ns": [0, 0],
+        ...             "wait_ns": [0, 0],
+        ...             "done_ns": [arrives_ns, arrives_ns],
+        ...         }
+        ...     )
         ...     return Trace(events, {"world_size": 2})
         >>> comparison = compare(run(2_000_000), run(1_500_000))
         >>> comparison.steps.bias, len(comparison.lag_s)
@@ -257,22 +333,41 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
     check_trace("virtual", virtual)
     num_steps = min(count_steps(real.events), count_steps(virtual.events))
     numbers = [_number_steps(trace.events, num_steps) for trace in (real, virtual)]
-    alike = [np.where(is_step(trace.events) & (num_steps > 0), NONE, of) for trace, of in zip((real, virtual), numbers, strict=True)]
+    alike = [
+        np.where(is_step(trace.events) & (num_steps > 0), NONE, of)
+        for trace, of in zip((real, virtual), numbers, strict=True)
+    ]
     real_index, virtual_index = pair(real, virtual, alike)
-    unpaired = [_count_others(*one) for one in zip((real, virtual), alike, (real_index, virtual_index), strict=True)]
-    numbers[1][virtual_index] = numbers[0][real_index]  # a pair is in the step that the first run has it in
+    unpaired = [
+        _count_others(*one)
+        for one in zip((real, virtual), alike, (real_index, virtual_index), strict=True)
+    ]
+    # a pair is in the step that the first run has it in
+    numbers[1][virtual_index] = numbers[0][real_index]
     number = alike[0][real_index]
-    done = (number != NONE) & (real.events.done_ns[real_index] != NONE) & (virtual.events.done_ns[virtual_index] != NONE)
+    done = (
+        (number != NONE)
+        & (real.events.done_ns[real_index] != NONE)
+        & (virtual.events.done_ns[virtual_index] != NONE)
+    )
     real_index, virtual_index, number = real_index[done], virtual_index[done], number[done]
     if len(real_index) == 0:
         raise ArgumentError(
-            "the two runs must have something to compare, got no operation that both have done. Record the same worker twice."
+            "the two runs must have something to compare, got no operation that both have done. "
+            "Record the same worker twice."
         )
     (real_begin, real_end), (virtual_begin, virtual_end) = (
-        _find_extents(trace, index, num_steps) for trace, index in ((real, real_index), (virtual, virtual_index))
+        _find_extents(trace, index, num_steps)
+        for trace, index in ((real, real_index), (virtual, virtual_index))
     )
-    lag_ns = (virtual.events.done_ns[virtual_index] - virtual_begin[number]) - (real.events.done_ns[real_index] - real_begin[number])
-    nominal, no_communication = _find_baselines(find_step(virtual, num_steps - 1), virtual.events) if num_steps else (None, None)
+    lag_ns = (virtual.events.done_ns[virtual_index] - virtual_begin[number]) - (
+        real.events.done_ns[real_index] - real_begin[number]
+    )
+    nominal, no_communication = (
+        _find_baselines(find_step(virtual, num_steps - 1), virtual.events)
+        if num_steps
+        else (None, None)
+    )
     return Comparison(
         real=real,
         virtual=virtual,
@@ -287,7 +382,9 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         step=number,
         lag_s=lag_ns * 1e-9,
         unpaired=(unpaired[0], unpaired[1]),
-        differences=differ(real, virtual, numbers, (real_begin, virtual_begin), (real_index, virtual_index)),
+        differences=differ(
+            real, virtual, numbers, (real_begin, virtual_begin), (real_index, virtual_index)
+        ),
         parts=share_out((real, virtual), numbers),
     )
 
@@ -300,7 +397,10 @@ def _count_others(trace: Trace, step: Ints, index: Ints) -> int:
 
 
 def _number_steps(events: Events, num_steps: int) -> Ints:
-    """Returns the step of each event, -1 outside of the first ``num_steps``; of a run without steps, all is one."""
+    """Returns the step of each event, -1 outside of the first ``num_steps``.
+
+    Of a run without steps, all is one.
+    """
     if num_steps == 0:
         return np.zeros(len(events), dtype=np.int64)
     numbers = number_steps(events)
@@ -309,20 +409,39 @@ def _number_steps(events: Events, num_steps: int) -> Ints:
 
 
 def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints]:
-    """Returns when each step began to compute and ended, in ns; in a run without steps, the operations at ``index`` are one."""
+    """Returns when each step began to compute and ended, in ns.
+
+    In a run without steps, the operations at ``index`` are one.
+    """
     if num_steps == 0:
-        return trace.events.post_ns[index].min(keepdims=True), trace.events.done_ns[index].max(keepdims=True)
+        return trace.events.post_ns[index].min(keepdims=True), trace.events.done_ns[index].max(
+            keepdims=True
+        )
     steps = [find_step(trace, step) for step in range(num_steps)]
-    return np.array([int(each.start.min()) for each in steps]), np.array([int(each.end.max()) for each in steps])
+    return np.array([int(each.start.min()) for each in steps]), np.array(
+        [int(each.end.max()) for each in steps]
+    )
 
 
 def _find_baselines(actions: StageActions, events: Events) -> tuple[float | None, float | None]:
-    """Returns the makespan without communication: from what was asked of ``ringsim.compute``, and from the times of the computations."""
-    placed = {int(stage): int(rank) for stage, rank in zip(actions.stage, actions.rank, strict=True)}
-    if sorted(placed) != list(range(len(placed))) or sorted(set(placed.values())) != list(range(len(actions.ranks))):
+    """Returns the makespan without communication.
+
+    From what was asked of ``ringsim.compute``, and from the times of the computations.
+    """
+    placed = {
+        int(stage): int(rank) for stage, rank in zip(actions.stage, actions.rank, strict=True)
+    }
+    if sorted(placed) != list(range(len(placed))) or sorted(set(placed.values())) != list(
+        range(len(actions.ranks))
+    ):
         return None, None  # several pipelines side by side, or part of one
     rows = tuple(actions.list_actions(rank) for rank in actions.ranks)
-    schedule = Schedule(actions.schedule, actions.num_microbatches, tuple(placed[stage] for stage in range(len(placed))), rows)
+    schedule = Schedule(
+        actions.schedule,
+        actions.num_microbatches,
+        tuple(placed[stage] for stage in range(len(placed))),
+        rows,
+    )
     asked_s = np.array([read_label(label) or 0.0 for label in events.tables.labels] or [0.0])
     seconds = np.where((events.kind == SPAN) & (events.label != NONE), asked_s[events.label], 0.0)
     asked = np.zeros(len(actions))
@@ -330,12 +449,17 @@ def _find_baselines(actions: StageActions, events: Events) -> tuple[float | None
         own, mine = np.flatnonzero(actions.rank == rank), (events.rank == rank) & (seconds > 0)
         until = np.concatenate([[0.0], np.cumsum(seconds[mine])])
         begun = events.post_ns[mine]
-        asked[own] = until[np.searchsorted(begun, actions.end[own])] - until[np.searchsorted(begun, actions.start[own])]
+        asked[own] = (
+            until[np.searchsorted(begun, actions.end[own])]
+            - until[np.searchsorted(begun, actions.start[own])]
+        )
 
     def time_step(took_s: Ints) -> float:
         return float(evaluate(schedule, median_costs(actions.stage, actions.kind, took_s)).makespan)
 
     try:
-        return (time_step(asked) if asked.any() else None), time_step((actions.end - actions.start) * 1e-9)
+        return (time_step(asked) if asked.any() else None), time_step(
+            (actions.end - actions.start) * 1e-9
+        )
     except RingError:
         return None, None  # not a schedule that can be timed

@@ -1,7 +1,9 @@
-"""Where two runs differ: what each operation of each stage took itself, and how much of it was waiting for others.
+"""Where two runs differ.
 
-On every rank, the time of a step is shared out: each moment belongs to the innermost span or blocked operation at that moment, and else to
-the program. A wait for a rank that is late is set apart, so that a delay is charged to whoever began it and not to those that it reached::
+What each operation of each stage took itself, and how much of it was waiting for others. On every
+rank, the time of a step is shared out: each moment belongs to the innermost span or blocked
+operation at that moment, and else to the program. A wait for a rank that is late is set apart, so
+that a delay is charged to whoever began it and not to those that it reached::
 
     rank 0   [forward .......... 2 ms longer ]         itself +2 ms
     rank 1   recv ====================== | forward     waited +2 ms
@@ -38,7 +40,10 @@ _SHOWN: Final = 8
 
 
 class _Spent(NamedTuple):
-    """What one run spent its time on: columns of one length; ``event`` is -1 for the program of a run without steps."""
+    """What one run spent its time on.
+
+    Columns of one length; ``event`` is -1 for the program of a run without steps.
+    """
 
     event: Ints
     step: Ints
@@ -53,19 +58,26 @@ class _Spent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Differences:
-    """The table of a comparison: columns of one length, a row for each step, rank, stage and operation; what differs most comes first.
+    """The table of a comparison.
+
+    Columns of one length, a row for each step, rank, stage and operation; what differs most comes
+    first.
 
     Attributes:
         step: index of the step.
         rank: which rank.
         stage: of the pipeline, also that of the span around it; -1 for none.
-        operation: name of the span, operation as torch spells it, or "(program)" for what lies outside of them.
+        operation: name of the span, operation as torch spells it, or "(program)" for what lies
+            outside of them.
         counts: how many there were, in the first and in the second run; shape (rows, 2).
         own_s: what they took themselves, likewise.
         waited_s: how long they waited for others, likewise.
-        later_s: how much later the last of them ends in the second run, from the beginning of the step on; NaN where one run has none.
-        began: place in the second run's events of the first that took longer (or shorter); -1 where none is alike in the first run.
-        line: file and line of that event, or of the first event of a row that only one run has; "" if unknown.
+        later_s: how much later the last of them ends in the second run, from the beginning of the
+            step on; NaN where one run has none.
+        began: place in the second run's events of the first that took longer (or shorter); -1 where
+            none is alike in the first run.
+        line: file and line of that event, or of the first event of a row that only one run has; ""
+            if unknown.
     """
 
     step: Ints
@@ -90,15 +102,20 @@ class Differences:
         return longer
 
     def find_beginning(self, grown_s: float = 0.0) -> int | None:
-        """Returns the row where it began: of what changed most in all steps, the first step with half of its largest change.
+        """Returns the row where it began.
+
+        Of what changed most in all steps, the first step with half of its largest change.
 
         Args:
-            grown_s: how much longer all steps took, since what became quicker does not explain that; below 0 if they were quicker. If
-                it is 0, the rows together give the direction.
+            grown_s: how much longer all steps took, since what became quicker does not explain
+                that; below 0 if they were quicker. If it is 0, the rows together give the
+                direction.
         """
         if not len(self) or not self.longer_s.any():
             return None
-        which = number_rows(self.rank, self.stage, np.unique(self.operation, return_inverse=True)[1])
+        which = number_rows(
+            self.rank, self.stage, np.unique(self.operation, return_inverse=True)[1]
+        )
         total = np.bincount(which, weights=self.longer_s)
         sign = np.sign(grown_s) or np.sign(self.longer_s.sum()) or 1.0
         change = np.where(which == np.argmax(sign * total), sign * self.longer_s, 0.0)
@@ -111,9 +128,21 @@ class Differences:
 
         took, waited = self.own_s + self.waited_s, self.waited_s
         columns: dict[str, Any] = {"step": self.step, "rank": self.rank}
-        columns |= {"stage": pd.arrays.IntegerArray(self.stage.copy(), self.stage == NONE), "operation": list(self.operation)}
-        columns |= {"first_count": self.counts[:, 0], "second_count": self.counts[:, 1], "first_s": took[:, 0], "second_s": took[:, 1]}
-        columns |= {"longer_s": self.longer_s, "waited_longer_s": waited[:, 1] - waited[:, 0], "later_s": self.later_s}
+        columns |= {
+            "stage": pd.arrays.IntegerArray(self.stage.copy(), self.stage == NONE),
+            "operation": list(self.operation),
+        }
+        columns |= {
+            "first_count": self.counts[:, 0],
+            "second_count": self.counts[:, 1],
+            "first_s": took[:, 0],
+            "second_s": took[:, 1],
+        }
+        columns |= {
+            "longer_s": self.longer_s,
+            "waited_longer_s": waited[:, 1] - waited[:, 0],
+            "later_s": self.later_s,
+        }
         columns["began"] = pd.arrays.IntegerArray(self.began.copy(), self.began == NONE)
         return pd.DataFrame(columns | {"line": list(self.line)})
 
@@ -126,13 +155,17 @@ class Differences:
         took, waited = self.own_s + self.waited_s, self.waited_s[:, 1] - self.waited_s[:, 0]
         for row in range(min(len(self), _SHOWN)):
             stage = "-" if self.stage[row] == NONE else self.stage[row]
-            changes = "".join(f"{_signed(value):>10}" for value in (self.longer_s[row], waited[row]))
+            changes = "".join(
+                f"{_signed(value):>10}" for value in (self.longer_s[row], waited[row])
+            )
             lines.append(
                 f"{self.step[row]:>4}{self.rank[row]:>6}{stage:>7}  {self.operation[row]:{wide}}"
                 f"{time_text(took[row, 0] * 1e9):>{first}}{time_text(took[row, 1] * 1e9):>{second}}"
                 f"{changes}{_signed(self.later_s[row]):>12}  {self.line[row]}".rstrip()
             )
-        return "\n".join([*lines, *([f"... and {len(self) - _SHOWN:,} more rows"] if len(self) > _SHOWN else [])])
+        return "\n".join(
+            [*lines, *([f"... and {len(self) - _SHOWN:,} more rows"] if len(self) > _SHOWN else [])]
+        )
 
     def __repr__(self) -> str:
         """Returns the first rows as text."""
@@ -142,22 +175,35 @@ class Differences:
 def _signed(time_s: float) -> str:
     if time_s != time_s:
         return "-"
-    return "0" if abs(time_s) < 5e-10 else f"{'+' if time_s > 0 else '-'}{time_text(abs(time_s) * 1e9)}"
+    return (
+        "0"
+        if abs(time_s) < 5e-10
+        else f"{'+' if time_s > 0 else '-'}{time_text(abs(time_s) * 1e9)}"
+    )
 
 
 def name_operations(*several: Events) -> tuple[list[Ints], list[str]]:
-    """Numbers what events do in the same way for several runs: a span by its name, an operation as torch spells it.
+    """Numbers what events do in the same way for several runs.
 
-    What ``ringsim.compute`` was asked for does not count: a computation that became longer is the same one.
+    A span by its name, an operation as torch spells it. What ``ringsim.compute`` was asked for does
+    not count: a computation that became longer is the same one.
 
     Returns:
         The number of each event of each run, and what the numbers mean.
     """
-    numbers = {(False, name): number for number, name in enumerate(OP_NAMES)} | {(True, _COMPUTE): _SPAN_OF_COMPUTE}
+    numbers = {(False, name): number for number, name in enumerate(OP_NAMES)} | {
+        (True, _COMPUTE): _SPAN_OF_COMPUTE
+    }
     found = []
     for events in several:
-        spans = [(True, _COMPUTE if read_label(label) is not None else label) for label in events.tables.labels]
-        of_label = np.array([numbers.setdefault(span, len(numbers)) for span in spans] + [_SPAN_WITHOUT_NAME], dtype=np.int64)
+        spans = [
+            (True, _COMPUTE if read_label(label) is not None else label)
+            for label in events.tables.labels
+        ]
+        of_label = np.array(
+            [numbers.setdefault(span, len(numbers)) for span in spans] + [_SPAN_WITHOUT_NAME],
+            dtype=np.int64,
+        )
         found.append(np.where(events.kind == SPAN, of_label[events.label], events.op))
     return found, [name for _, name in numbers]
 
@@ -165,8 +211,9 @@ def name_operations(*several: Events) -> tuple[list[Ints], list[str]]:
 def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints]:
     """Pairs what two runs have in common.
 
-    Of two runs in which every rank did the same, the n-th event of a rank is paired with its n-th. Of others, in a step of a rank, the k-th
-    operation of a name with a peer, or span of a stage and microbatch.
+    Of two runs in which every rank did the same, the n-th event of a rank is paired with its n-th.
+    Of others, in a step of a rank, the k-th operation of a name with a peer, or span of a stage and
+    microbatch.
 
     Args:
         first: one run.
@@ -177,48 +224,80 @@ def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints
         The places of the pairs in either, by those in the first.
     """
     all_columns, chosen = [], []
-    for trace, name in zip((first, second), name_operations(first.events, second.events)[0], strict=True):
+    for trace, name in zip(
+        (first, second), name_operations(first.events, second.events)[0], strict=True
+    ):
         events, span = trace.events, trace.events.kind == SPAN
         which = [np.where(span, column, NONE) for column in (events.stage, events.microbatch)]
-        all_columns.append(np.stack([events.rank, name, np.where(span, NONE, events.peer), *which])[:, events.kind != MARK])
+        all_columns.append(
+            np.stack([events.rank, name, np.where(span, NONE, events.peer), *which])[
+                :, events.kind != MARK
+            ]
+        )
         chosen.append(np.flatnonzero(events.kind != MARK))
-    if np.array_equal(all_columns[0], all_columns[1]):  # on a virtual clock, which step it is in may not show where a step begins or ends
+    # on a virtual clock, which step it is in may not show where a step begins or ends
+    if np.array_equal(all_columns[0], all_columns[1]):
         return chosen[0], chosen[1]
     counted = [step[index] != NONE for step, index in zip(steps, chosen, strict=True)]
     chosen = [index[some] for index, some in zip(chosen, counted, strict=True)]
-    rows = np.concatenate([columns[:, some] for columns, some in zip(all_columns, counted, strict=True)], axis=1)
+    rows = np.concatenate(
+        [columns[:, some] for columns, some in zip(all_columns, counted, strict=True)], axis=1
+    )
     step = np.concatenate([step[index] for step, index in zip(steps, chosen, strict=True)])
     key, split = number_rows(step, *rows), len(chosen[0])
-    alike = key * (len(key) + 1) + np.concatenate([number_places(key[:split]), number_places(key[split:])])
-    _, at_first, at_second = np.intersect1d(alike[:split], alike[split:], assume_unique=True, return_indices=True)
+    alike = key * (len(key) + 1) + np.concatenate(
+        [number_places(key[:split]), number_places(key[split:])]
+    )
+    _, at_first, at_second = np.intersect1d(
+        alike[:split], alike[split:], assume_unique=True, return_indices=True
+    )
     order = np.argsort(at_first)
     return chosen[0][at_first[order]], chosen[1][at_second[order]]
 
 
-def differ(first: Trace, second: Trace, steps: Sequence[Ints], begins_ns: Sequence[Ints], pairs: Sequence[Ints]) -> Differences:
+def differ(
+    first: Trace,
+    second: Trace,
+    steps: Sequence[Ints],
+    begins_ns: Sequence[Ints],
+    pairs: Sequence[Ints],
+) -> Differences:
     """Makes the table.
 
     Args:
         first: one run.
         second: the other.
-        steps: for each of them the step of each event, with the spans of the steps; -1 for what does not count.
+        steps: for each of them the step of each event, with the spans of the steps; -1 for what
+            does not count.
         begins_ns: for each of them, when each step begins.
         pairs: the places in either of the events that are alike.
     """
     names, words = name_operations(first.events, second.events)
-    spent = [_share_out(trace, name, step, len(words)) for trace, name, step in zip((first, second), names, steps, strict=True)]
+    spent = [
+        _share_out(trace, name, step, len(words))
+        for trace, name, step in zip((first, second), names, steps, strict=True)
+    ]
     both = _Spent(*(np.concatenate(columns) for columns in zip(*spent, strict=True)))
-    row, run = number_rows(both.step, both.rank, both.stage, both.name), np.repeat([0, 1], [len(one.event) for one in spent])
+    row, run = (
+        number_rows(both.step, both.rank, both.stage, both.name),
+        np.repeat([0, 1], [len(one.event) for one in spent]),
+    )
     number = int(row.max(initial=-1)) + 1
     some = np.zeros(number, dtype=np.int64)
     some[row] = np.arange(len(row))
 
     def add(values: Ints) -> Ints:
-        added: Ints = np.bincount(2 * row + run, weights=values, minlength=2 * number).reshape(-1, 2)
+        added: Ints = np.bincount(2 * row + run, weights=values, minlength=2 * number).reshape(
+            -1, 2
+        )
         return added
 
     ends = np.full((number, 2), np.nan)
-    np.fmax.at(ends, (row, run), both.end_ns - np.where(run == 0, *(begins[both.step] for begins in begins_ns)))
+    np.fmax.at(
+        ends,
+        (row, run),
+        both.end_ns - np.where(run == 0, *(begins[both.step] for begins in begins_ns)),
+    )
     own = add(both.own_ns) * 1e-9
     longer = own[:, 1] - own[:, 0]
     began = _find_first(spent, row[run == 1], pairs, longer)
@@ -255,13 +334,25 @@ def _line_of(events: Events, index: int) -> str:
 
 
 def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
-    """Gives each moment of a rank to the innermost span or blocked operation; ``program`` is the name of what lies outside of them."""
+    """Gives each moment of a rank to the innermost span or blocked operation.
+
+    ``program`` is the name of what lies outside of them.
+    """
     events = trace.events
     begin = np.where(events.kind == SPAN, events.post_ns, events.wait_ns)
-    own = np.flatnonzero((step != NONE) & (events.kind != MARK) & (begin != NONE) & (events.done_ns != NONE))
+    own = np.flatnonzero(
+        (step != NONE) & (events.kind != MARK) & (begin != NONE) & (events.done_ns != NONE)
+    )
     waits = trace.waits
-    waited = (waits.late_sender_ns + waits.late_receiver_ns + wait_for_last(events, trace.apart))[own]
-    rank, thread, start, end = events.rank[own], events.thread[own], begin[own], np.maximum(events.done_ns[own], begin[own])
+    waited = (waits.late_sender_ns + waits.late_receiver_ns + wait_for_last(events, trace.apart))[
+        own
+    ]
+    rank, thread, start, end = (
+        events.rank[own],
+        events.thread[own],
+        begin[own],
+        np.maximum(events.done_ns[own], begin[own]),
+    )
     columns = [own, step[own], rank, thread, start, end, events.stage[own], name[own], waited]
     steps = is_step(events)[own] & (count_steps(events) > 0)
     if steps.any():
@@ -271,20 +362,36 @@ def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
         until = np.maximum.reduceat(end, at)
         none, zero = np.full(len(ranks), NONE), np.zeros(len(ranks), dtype=np.int64)
         posted = np.minimum.reduceat(events.post_ns[own], at)
-        runs = [none, zero, ranks, np.minimum.reduceat(thread, at), posted, until, none, zero + program, zero]
+        runs = [
+            none,
+            zero,
+            ranks,
+            np.minimum.reduceat(thread, at),
+            posted,
+            until,
+            none,
+            zero + program,
+            zero,
+        ]
         columns = [np.concatenate(both) for both in zip(runs, columns, strict=True)]
     order = np.lexsort((-columns[5], columns[4], columns[3], columns[2]))
-    event, step, rank, thread, start, end, stage, name, waited = (column[order] for column in columns)
-    took, stage, name, counts = _nest(rank.astype(np.int64) << 32 | thread, start, end, stage, name, program)
+    event, step, rank, thread, start, end, stage, name, waited = (
+        column[order] for column in columns
+    )
+    took, stage, name, counts = _nest(
+        rank.astype(np.int64) << 32 | thread, start, end, stage, name, program
+    )
     waited = np.clip(waited, 0, took)
     return _Spent(event, step, rank, stage, name, counts, end, took - waited, waited)
 
 
-def _nest(lane: Ints, start: Ints, end: Ints, stage: Ints, name: Ints, program: int) -> Iterator[Ints]:
-    """Returns how long each stretch of time was the innermost of its lane, its stage and name, and whether it counts.
+def _nest(
+    lane: Ints, start: Ints, end: Ints, stage: Ints, name: Ints, program: int
+) -> Iterator[Ints]:
+    """Returns how long each stretch was the innermost of its lane, its stage and name.
 
-    They are ordered by lane, then by start. A stage is also that of what begins in its spans; a call of ``ringsim.compute`` is part of the
-    span around it.
+    Also whether it counts. They are ordered by lane, then by start. A stage is also that of what
+    begins in its spans; a call of ``ringsim.compute`` is part of the span around it.
     """
     lanes, starts, ends, took = lane.tolist(), start.tolist(), end.tolist(), (end - start).tolist()
     stages, names, counts, stack = stage.tolist(), name.tolist(), [1] * len(start), list[int]()
@@ -309,7 +416,10 @@ def _nest(lane: Ints, start: Ints, end: Ints, stage: Ints, name: Ints, program: 
 
 
 def _find_first(spent: Sequence[_Spent], row: Ints, pairs: Sequence[Ints], longer: Ints) -> Ints:
-    """Returns for each row, of which ``row`` has those of the second run, its first event with at least half of the largest change."""
+    """Returns for each row its first event with at least half of the largest change.
+
+    Of the second run's rows, which are ``row``.
+    """
     changed = np.zeros(len(pairs[0]))
     for one, index, sign in zip(spent, pairs, (-1, 1), strict=True):
         own = np.zeros(int(max(index.max(initial=0), one.event.max(initial=0))) + 2)
@@ -322,7 +432,8 @@ def _find_first(spent: Sequence[_Spent], row: Ints, pairs: Sequence[Ints], longe
     change = changed[there] * np.sign(longer)[of_pair]
     most = np.zeros(len(longer))
     np.maximum.at(most, of_pair, change)
-    large = np.flatnonzero((change > 0) & (change >= most[of_pair] / 2))[::-1]  # the first one is written last
+    # the first one is written last
+    large = np.flatnonzero((change > 0) & (change >= most[of_pair] / 2))[::-1]
     began = np.full(len(longer), NONE)
     began[of_pair[large]] = index[large]
     return began

@@ -1,6 +1,7 @@
-"""The ring: a rank, its two neighbours, the group that it shares with each, and how these groups are built.
+"""The ring: a rank, its two neighbours, the group that it shares with each.
 
-Names are found on first use: what packs a worker for the ranks is in this package too, and must not load torch into a program without it.
+Also how these groups are built. Names are found on first use: what packs a worker for the ranks is
+in this package too, and must not load torch into a program without it.
 """
 
 from importlib import import_module
@@ -13,8 +14,12 @@ if TYPE_CHECKING:
     from ringsim.ring.ring import current_ring as current_ring
     from ringsim.ring.ring import destroy_distributed as destroy_distributed
     from ringsim.ring.ring import get_comm_device as get_comm_device
-    from ringsim.ring.ring import get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group
-    from ringsim.ring.ring import get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group
+    from ringsim.ring.ring import (
+        get_pipeline_parallel_pred_group as get_pipeline_parallel_pred_group,
+    )
+    from ringsim.ring.ring import (
+        get_pipeline_parallel_succ_group as get_pipeline_parallel_succ_group,
+    )
     from ringsim.ring.ring import initialize as initialize
     from ringsim.ring.ring import initialize_distributed as initialize_distributed
 else:

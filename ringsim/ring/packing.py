@@ -1,4 +1,7 @@
-"""A worker and its arguments as bytes, for ranks of both kinds, each of which gets a copy; what to say of a value that cannot travel."""
+"""A worker and its arguments as bytes, for ranks of both kinds, each of which gets a copy.
+
+What to say of a value that cannot travel.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,18 @@ _HERE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle's, for modules of a class of their own, too: ``torch.ops`` and ``torch.backends.cudnn`` travel by their names."""
+    """cloudpickle's, for modules of a class of their own, too.
+
+    ``torch.ops`` and ``torch.backends.cudnn`` travel by their names.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         """Returns how to make ``obj`` again; cloudpickle's own way for all but such modules."""
-        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType and sys.modules.get(obj.__name__) is obj:
+        if (
+            isinstance(obj, types.ModuleType)
+            and type(obj) is not types.ModuleType
+            and sys.modules.get(obj.__name__) is obj
+        ):
             return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
 
@@ -42,12 +52,16 @@ def dumps(value: object) -> bytes:
         return packed.getvalue()
 
 
-def pack_worker(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """Packs a function (also one from a notebook cell, a closure or a lambda) and its arguments: pickled, as ``(worker, args, kwargs)``.
+def pack_worker(
+    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> bytes:
+    """Packs a function (also one from a notebook cell, a closure or a lambda) and its arguments.
+
+    Pickled, as ``(worker, args, kwargs)``.
 
     Raises:
-        ArgumentError: ``args`` is no list, ``kwargs`` no dict, or something that the function uses cannot be pickled; the message names it
-            and the line that uses it.
+        ArgumentError: ``args`` is no list, ``kwargs`` no dict, or something that the function uses
+            cannot be pickled; the message names it and the line that uses it.
     """
     values, named = check_call(args, kwargs)
     _add_strangers(getattr(worker, "__module__", None) or "__main__")
@@ -61,27 +75,43 @@ def pack_worker(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
 
 
 def _add_strangers(name: str) -> None:
-    """Lets a module travel that ranks could not import, with those beside it: pytest loads files by path (``--import-mode=importlib``)."""
+    """Lets a module travel that ranks could not import, with those beside it.
+
+    Pytest loads files by path (``--import-mode=importlib``).
+    """
     if name == "__main__" or _can_be_imported(name):
         return
     package = name.partition(".")[0]
     loaded: dict[str, object] = dict(sys.modules)  # anything can be put there
     for other, module in loaded.items():
-        if other.partition(".")[0] == package and isinstance(module, types.ModuleType) and not _can_be_imported(other):
+        if (
+            other.partition(".")[0] == package
+            and isinstance(module, types.ModuleType)
+            and not _can_be_imported(other)
+        ):
             cloudpickle.register_pickle_by_value(module)
 
 
 def _can_be_imported(name: str) -> bool:
     places = None
     for part in itertools.accumulate(name.split("."), "{}.{}".format):
-        spec = next((spec for finder in sys.meta_path if (spec := finder.find_spec(part, places)) is not None), None)
+        spec = next(
+            (
+                spec
+                for finder in sys.meta_path
+                if (spec := finder.find_spec(part, places)) is not None
+            ),
+            None,
+        )
         if spec is None:
             return False
         places = spec.submodule_search_locations
     return True
 
 
-def _captures(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any, int | None]]:
+def _captures(
+    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, int | None]]:
     """Yields (what it is, value, line that uses it) for everything that travels with ``worker``."""
     yield from ((f"argument {index} of args", value, None) for index, value in enumerate(args))
     yield from ((f"argument {name!r} of kwargs", value, None) for name, value in kwargs.items())
@@ -106,21 +136,35 @@ def _line_of(function: types.FunctionType, name: str) -> int | None:
     return None
 
 
-def _explain_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> str:
+def _explain_unpicklable(
+    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+) -> str:
     name = getattr(worker, "__name__", "worker")
     culprit = _find_unpicklable(worker, args, kwargs, depth=3)
     if culprit is None:
-        return f"what {name} uses must be picklable, got {type(error).__name__}: {error}. Create it inside {name} instead."
+        return (
+            f"what {name} uses must be picklable, got {type(error).__name__}: {error}. Create it "
+            f"inside {name} instead."
+        )
     return f"{culprit}. Create it inside {name}, or pass what it is made from."
 
 
-def _find_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int) -> str | None:
-    """Names the first value that cannot be pickled, and where it is used: also one that a used function uses."""
+def _find_unpicklable(
+    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int
+) -> str | None:
+    """Names the first value that cannot be pickled, and where it is used.
+
+    Also one that a used function uses.
+    """
     for what, value, line in _captures(worker, args, kwargs):
         try:
             dumps(value)
         except Exception:
-            if isinstance(value, types.FunctionType) and depth > 0 and (inner := _find_unpicklable(value, (), {}, depth - 1)):
+            if (
+                isinstance(value, types.FunctionType)
+                and depth > 0
+                and (inner := _find_unpicklable(value, (), {}, depth - 1))
+            ):
                 return inner
             kind, where = f"{type(value).__module__}.{type(value).__qualname__}", ""
             code = getattr(inspect.unwrap(worker), "__code__", None)
@@ -131,7 +175,9 @@ def _find_unpicklable(worker: Callable[..., Any], args: Sequence[Any], kwargs: M
     return None
 
 
-def _warn_large(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], total_bytes: int) -> None:
+def _warn_large(
+    worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], total_bytes: int
+) -> None:
     """Warns that a lot of data travels to each rank, and names the largest piece."""
     sizes = {what: len(dumps(value)) for what, value, _ in _captures(worker, args, kwargs)}
     largest = max(sizes, key=lambda what: sizes[what], default="the worker")
@@ -140,7 +186,8 @@ def _warn_large(worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame, level = frame.f_back, level + 1
     warnings.warn(
-        f"{total_bytes / 1e6:.1f} MB travel to every rank, most of it in {largest} ({sizes.get(largest, total_bytes) / 1e6:.1f} MB). "
+        f"{total_bytes / 1e6:.1f} MB travel to every rank, most of it in {largest} "
+        f"({sizes.get(largest, total_bytes) / 1e6:.1f} MB). "
         "Create large data inside the worker, or load it there from a file.",
         stacklevel=level,
     )

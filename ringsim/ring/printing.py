@@ -1,7 +1,8 @@
 """Whose prints are shown: those of rank 0, and those with ``force=True``.
 
-When several ranks print to one terminal, nobody can read it. ``suppress_output`` replaces ``print`` by one that shows the lines of rank 0
-and passes those of the others to ``RankState.hidden_output``; ``restore_output`` puts the built-in ``print`` back.
+When several ranks print to one terminal, nobody can read it. ``suppress_output`` replaces ``print``
+by one that shows the lines of rank 0 and passes those of the others to ``RankState.hidden_output``;
+``restore_output`` puts the built-in ``print`` back.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from ringsim.state import change_state, get_state
 
 
 def suppress_output(rank: int) -> None:
-    """Replaces ``print`` in this process, so that only the lines of rank 0 and forced ones are shown.
+    """Replaces ``print`` in this process: only the lines of rank 0 and forced ones are shown.
 
-    The new ``print`` takes every argument of the built-in one, and ``force`` on every rank. It writes its text at once, so that lines of
-    several ranks do not mix. Only stdout and stderr are affected: what is printed to another file always gets
-    there. Calling it again is harmless; the last ``rank`` counts. ``destroy_distributed`` and
-    ``restore_output`` undo it. Each rank calls it for itself; it does not block.
+    The new ``print`` takes every argument of the built-in one, and ``force`` on every rank. It
+    writes its text at once, so that lines of several ranks do not mix. Only stdout and stderr are
+    affected: what is printed to another file always gets there. Calling it again is harmless; the
+    last ``rank`` counts. ``destroy_distributed`` and ``restore_output`` undo it. Each rank calls it
+    for itself; it does not block.
 
     Args:
         rank: the global rank of this process, 0 or more.
@@ -58,20 +60,30 @@ def suppress_output(rank: int) -> None:
 
 
 def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Callable[..., None]:
-    """Makes a ``print`` that takes ``force`` and passes text to ``RankState.hidden_output`` where ``hides()`` says that it is not shown."""
+    """Makes a ``print`` that takes ``force``.
+
+    It passes text to ``RankState.hidden_output`` where ``hides()`` says that it is not shown.
+    """
 
     def print_of_rank(
-        *values: object, sep: str | None = " ", end: str | None = "\n", file: Any = None, flush: bool = False, force: bool = False
+        *values: object,
+        sep: str | None = " ",
+        end: str | None = "\n",
+        file: Any = None,
+        flush: bool = False,
+        force: bool = False,
     ) -> None:
         stream = sys.stdout if file is None else file
         if stream is None or not (stream is sys.stdout or stream is sys.stderr):
             original(*values, sep=sep, end=end, file=file, flush=flush)
             return
         text = io.StringIO()
-        original(*values, sep=sep, end=end, file=text)  # even if nobody keeps it: a bad argument must fail on every rank
+        # even if nobody keeps it: a bad argument must fail on every rank
+        original(*values, sep=sep, end=end, file=text)
         keep = get_state().hidden_output
         if force or not hides():
-            stream.write(text.getvalue())  # at once: launchers unbuffer their ranks, and each part would be a write of its own
+            # at once: launchers unbuffer their ranks, and each part would be a write of its own
+            stream.write(text.getvalue())
             if flush:
                 stream.flush()
         elif keep is not None:
@@ -82,7 +94,10 @@ def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Call
 
 @dataclass(frozen=True)
 class Quiet:
-    """Marks a simulated rank's prints as suppressed: all share one ``print``, which looks at the state of the rank that calls it."""
+    """Marks a simulated rank's prints as suppressed.
+
+    All share one ``print``, which looks at the state of the rank that calls it.
+    """
 
     rank: int
 
@@ -91,7 +106,10 @@ class Quiet:
 
 
 def restore_output() -> None:
-    """Restores ``print`` as it was before ``suppress_output``; harmless if nothing is suppressed."""
+    """Restores ``print`` as it was before ``suppress_output``.
+
+    Harmless if nothing is suppressed.
+    """
     undo = get_state().undo_print
     if undo is not None:
         undo()

@@ -7,8 +7,8 @@ Group *i* joins rank *i* and rank (*i* + 1) mod N. A rank is in two of them::
 
          rank 1 ----- ring:1>2 -----> rank 2 ----- ring:2>3 -----> rank 3
 
-Activations go forward on a group and their gradients come back on the same one. A ring of one has no groups; a ring of two has two
-distinct groups over the same two ranks, one for each direction.
+Activations go forward on a group and their gradients come back on the same one. A ring of one has
+no groups; a ring of two has two distinct groups over the same two ranks, one for each direction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ import torch.distributed as dist
 from ringsim.comm.backend import TORCH, Backend, get_backend_object
 from ringsim.environment import HERE, discover
 from ringsim.errors import ArgumentError, RingError
-from ringsim.ring.groups import RingArguments, all_pairs, build_on_backend, build_on_torch, check_ring_arguments, pair_name
+from ringsim.ring.groups import (
+    RingArguments,
+    all_pairs,
+    build_on_backend,
+    build_on_torch,
+    check_ring_arguments,
+    pair_name,
+)
 from ringsim.ring.printing import restore_output, suppress_output
 from ringsim.state import change_state, get_state
 
@@ -82,14 +89,29 @@ class Ring:
         """Where this rank's tensors belong: its GPU with "gpu", else the CPU.
 
         Example:
-            >>> Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,), comm_device="gpu", local_rank=3).device
+            >>> Ring(
+            ...     rank=0,
+            ...     world_size=1,
+            ...     pred=0,
+            ...     succ=0,
+            ...     ranks=(0,),
+            ...     comm_device="gpu",
+            ...     local_rank=3,
+            ... ).device
             device(type='cuda', index=3)
         """
-        return torch.device("cuda", self.local_rank) if self.comm_device == "gpu" else torch.device("cpu")
+        return (
+            torch.device("cuda", self.local_rank)
+            if self.comm_device == "gpu"
+            else torch.device("cpu")
+        )
 
     @property
     def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
-        """Name and (predecessor, successor) of every group of this ring, in order; this rank has only two of them."""
+        """Name and (predecessor, successor) of every group of this ring, in order.
+
+        This rank has only two of them.
+        """
         return [(pair_name(pair), pair) for pair in all_pairs(self.ranks)]
 
 
@@ -105,20 +127,22 @@ def initialize_distributed(
     ring_ranks: Sequence[int] | None = None,
     ring_order: str = "ranks",
 ) -> None:
-    """Joins this process to the others: default process group, ring, and the two pair groups of this rank.
+    """Joins this process to the others.
 
-    Every process calls it once, in any order, and blocks until all have; a wrong start raises the same error on every rank. Rank 0 listens
-    at ``head_ip`` and ``port`` (only on loopback if ``head_ip`` is loopback), and the others connect to it. If the script has already
-    called ``init_process_group``, the ring is built on that group, and ``head_ip`` and ``port`` are only stored. Afterwards only rank 0's
-    prints are shown (``suppress_output``). A second call with the values in force returns at once; arguments that it leaves out, and the
-    default ``timeout_s``, fit any values.
+    Default process group, ring, and the two pair groups of this rank. Every process calls it once,
+    in any order, and blocks until all have; a wrong start raises the same error on every rank. Rank
+    0 listens at ``head_ip`` and ``port`` (only on loopback if ``head_ip`` is loopback), and the
+    others connect to it. If the script has already called ``init_process_group``, the ring is built
+    on that group, and ``head_ip`` and ``port`` are only stored. Afterwards only rank 0's prints are
+    shown (``suppress_output``). A second call with the values in force returns at once; arguments
+    that it leaves out, and the default ``timeout_s``, fit any values.
 
-    On a backend other than torch (``ringsim.comm.set_backend`` before this), that backend joins the ranks and makes the groups, and its
-    errors are raised; ``head_ip`` and ``port`` are only stored.
+    On a backend other than torch (``ringsim.comm.set_backend`` before this), that backend joins the
+    ranks and makes the groups, and its errors are raised; ``head_ip`` and ``port`` are only stored.
 
-    Arguments that are left out are found: in the default process group if there is one, then in what the launcher says
-    (``ringsim.environment``: torchrun, ``srun``, ``mpirun`` and others). A process without a launcher must pass them; ``world_size=1`` is a
-    world of one.
+    Arguments that are left out are found: in the default process group if there is one, then in
+    what the launcher says (``ringsim.environment``: torchrun, ``srun``, ``mpirun`` and others). A
+    process without a launcher must pass them; ``world_size=1`` is a world of one.
 
     Args:
         head_ip: address or name of rank 0's machine.
@@ -126,18 +150,23 @@ def initialize_distributed(
         world_size: how many processes there are.
         rank: this process's number among them, from 0.
         local_rank: its number on its machine, from 0; with "gpu" the number of its GPU.
-        comm_device: "cpu" for Gloo, which never touches CUDA; "gpu" for NCCL, with ``cuda:local_rank`` as the current device. If left out,
-            "cpu", even on machines with GPUs, so that a script does the same everywhere.
+        comm_device: "cpu" for Gloo, which never touches CUDA; "gpu" for NCCL, with
+            ``cuda:local_rank`` as the current device. If left out, "cpu", even on machines with
+            GPUs, so that a script does the same everywhere.
         timeout_s: limit for finding each other, and of every operation on the groups, in seconds.
-        ring_ranks: the global ranks of this rank's ring in order, the same on each of them; None for all ranks. This is how several rings
-            share one world. A rank that is in no ring passes ``[rank]``.
-        ring_order: "hosts" puts the ranks of each host next to each other in a ring of all ranks, so that it changes hosts as rarely as can
-            be; the same on every rank. The default keeps the order of the ranks, and so does ``ring_ranks``.
+        ring_ranks: the global ranks of this rank's ring in order, the same on each of them; None
+            for all ranks. This is how several rings share one world. A rank that is in no ring
+            passes ``[rank]``.
+        ring_order: "hosts" puts the ranks of each host next to each other in a ring of all ranks,
+            so that it changes hosts as rarely as can be; the same on every rank. The default keeps
+            the order of the ranks, and so does ``ring_ranks``.
 
     Raises:
         ArgumentError: an argument breaks its rule, or differs from the existing ring.
-        RingError: an argument that was left out cannot be found, or variables contradict each other; the message lists them.
-        RendezvousFailed: the ranks did not find each other; the message names those present and those missing.
+        RingError: an argument that was left out cannot be found, or variables contradict each
+            other; the message lists them.
+        RendezvousFailed: the ranks did not find each other; the message names those present and
+            those missing.
 
     Example:
         >>> initialize_distributed(world_size=1)
@@ -145,13 +174,28 @@ def initialize_distributed(
         ((0,), 'cpu', None)
         >>> destroy_distributed()
     """
-    given = {"head_ip": head_ip, "port": port, "world_size": world_size, "rank": rank, "local_rank": local_rank, "comm_device": comm_device}
+    given = {
+        "head_ip": head_ip,
+        "port": port,
+        "world_size": world_size,
+        "rank": rank,
+        "local_rank": local_rank,
+        "comm_device": comm_device,
+    }
     known = _known()
-    values: dict[str, Any] = {name: known.get(name) if value is None else value for name, value in given.items()}
+    values: dict[str, Any] = {
+        name: known.get(name) if value is None else value for name, value in given.items()
+    }
     device = values.pop("comm_device")
     if None in values.values():
         values |= _discover(values, known)
-    initialize(**values, comm_device="cpu" if device is None else device, timeout_s=timeout_s, ring_ranks=ring_ranks, ring_order=ring_order)
+    initialize(
+        **values,
+        comm_device="cpu" if device is None else device,
+        timeout_s=timeout_s,
+        ring_ranks=ring_ranks,
+        ring_order=ring_order,
+    )
 
 
 def initialize(
@@ -167,11 +211,14 @@ def initialize(
     ring_order: str = "ranks",
     listen_socket: socket.socket | None = None,
 ) -> Ring:
-    """Does what ``initialize_distributed`` does, all arguments given, and returns the ring; see there for the rest.
+    """Does what ``initialize_distributed`` does, all arguments given, and returns the ring.
 
-    ``listen_socket`` is a socket from ``listen`` for rank 0, which takes it over: so a launcher reserves the port before any rank runs.
+    See there for the rest. ``listen_socket`` is a socket from ``listen`` for rank 0, which takes it
+    over: so a launcher reserves the port before any rank runs.
     """
-    wanted = check_ring_arguments(head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks, ring_order)
+    wanted = check_ring_arguments(
+        head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks, ring_order
+    )
     ring: Ring | None = get_state().ring
     backend = get_backend_object()
     if ring is not None and not ring.backend.is_initialized():
@@ -186,7 +233,11 @@ def initialize(
             groups, ranks = build_on_backend(backend, wanted, undo)
         place = ranks.index(wanted.rank)
         ring = Ring(
-            **{name: value for name, value in vars(wanted).items() if name not in ("ranks", "by_hosts")},
+            **{
+                name: value
+                for name, value in vars(wanted).items()
+                if name not in ("ranks", "by_hosts")
+            },
             ranks=ranks,
             pred=ranks[place - 1],
             succ=ranks[(place + 1) % len(ranks)],
@@ -214,17 +265,21 @@ def current_ring() -> Ring:
         Traceback (most recent call last):
         ...
         ringsim.errors.RingError: the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.
-    """
+    """  # noqa: E501
     ring: Ring | None = get_state().ring
     if ring is None:
-        raise RingError("the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.")
+        raise RingError(
+            "the ring must exist before it is used, got none. Call initialize_distributed, or "
+            "use ringsim.trace."
+        )
     return ring
 
 
 def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
-    """Returns the predecessor group: the group in which this rank is the successor, and on which it receives.
+    """Returns the predecessor group.
 
-    Any rank calls it at any time after ``initialize_distributed``; it does not block.
+    The group in which this rank is the successor, and on which it receives. Any rank calls it at
+    any time after ``initialize_distributed``; it does not block.
 
     Returns:
         The group, None in a ring of one.
@@ -246,9 +301,10 @@ def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
 
 
 def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
-    """Returns the successor group: the group in which this rank is the predecessor, and on which it sends.
+    """Returns the successor group.
 
-    Any rank calls it at any time after ``initialize_distributed``; it does not block.
+    The group in which this rank is the predecessor, and on which it sends. Any rank calls it at any
+    time after ``initialize_distributed``; it does not block.
 
     Returns:
         The group, None in a ring of one.
@@ -270,7 +326,7 @@ def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
 
 
 def get_comm_device() -> str:
-    """Returns "gpu" where the ring's messages go by NCCL, "cpu" where they go by Gloo or another backend.
+    """Returns "gpu" where the ring's messages go by NCCL, "cpu" where by Gloo or another backend.
 
     Any rank calls it at any time after ``initialize_distributed``; it does not block.
 
@@ -282,15 +338,17 @@ def get_comm_device() -> str:
         Traceback (most recent call last):
         ...
         ringsim.errors.RingError: the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.
-    """
+    """  # noqa: E501
     return current_ring().comm_device
 
 
 def destroy_distributed() -> None:
-    """Undoes ``initialize_distributed``: prints are shown again, and the groups that it built are gone.
+    """Undoes ``initialize_distributed``.
 
-    Every rank calls it when its messages are done. On torch, rank 0 waits until the others have called it too, for a few seconds at most,
-    since it holds the store that they share. A default process group that the script made itself stays. Harmless if there is no ring.
+    Prints are shown again, and the groups that it built are gone. Every rank calls it when its
+    messages are done. On torch, rank 0 waits until the others have called it too, for a few seconds
+    at most, since it holds the store that they share. A default process group that the script made
+    itself stays. Harmless if there is no ring.
 
     Example:
         >>> destroy_distributed()
@@ -304,7 +362,7 @@ def destroy_distributed() -> None:
 
 
 def _is_virtually_in_order() -> bool:
-    """Returns whether this is a simulated rank whose operations on a group are executed one by one."""
+    """Returns whether this is a simulated rank whose operations on a group go one by one."""
     clock = get_state().clock
     return clock is not None and clock.in_order
 
@@ -315,11 +373,18 @@ def _known() -> dict[str, Any]:
     backend = ring.backend if ring is not None else get_backend_object()
     if not backend.is_initialized():
         return {}
-    return vars(ring) if ring is not None else {"world_size": backend.get_world_size(), "rank": backend.get_rank()}
+    return (
+        vars(ring)
+        if ring is not None
+        else {"world_size": backend.get_world_size(), "rank": backend.get_rank()}
+    )
 
 
 def _discover(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values, those that are None found; in a world that is there already, made up where no launcher says them."""
+    """Returns the values, those that are None found.
+
+    In a world that is there already, made up where no launcher says them.
+    """
     try:
         found = discover(**values, ask_mpi=not known)
     except RingError:
@@ -334,8 +399,10 @@ def _check_same(ring: Ring, wanted: RingArguments, backend: Backend) -> None:
     """Raises unless a second call asks for the existing ring."""
     if backend is not ring.backend:
         raise ArgumentError(
-            f"the backend must be {ring.backend.name!r} as in the ring that exists, got {backend.name!r} (rank {ring.rank} of "
-            f"{ring.world_size}). Call set_backend before initialize_distributed, or destroy_distributed on every rank first."
+            f"the backend must be {ring.backend.name!r} as in the ring that exists, got "
+            f"{backend.name!r} (rank {ring.rank} of "
+            f"{ring.world_size}). Call set_backend before initialize_distributed, or "
+            "destroy_distributed on every rank first."
         )
     if wanted.by_hosts and sorted(ring.ranks) == sorted(wanted.ranks):
         wanted = replace(wanted, ranks=ring.ranks)  # in the order of the hosts, which do not change
@@ -343,9 +410,12 @@ def _check_same(ring: Ring, wanted: RingArguments, backend: Backend) -> None:
         if each.name == "by_hosts":
             continue
         is_value, wanted_value = getattr(ring, each.name), getattr(wanted, each.name)
-        if wanted_value != is_value and not (each.name == "timeout_s" and wanted_value == _DEFAULT_TIMEOUT_S):
+        if wanted_value != is_value and not (
+            each.name == "timeout_s" and wanted_value == _DEFAULT_TIMEOUT_S
+        ):
             name = "ring_ranks" if each.name == "ranks" else each.name
             raise ArgumentError(
-                f"{name} must be {is_value!r} as in the ring that exists, got {wanted_value!r} (rank {ring.rank} of {ring.world_size}). "
+                f"{name} must be {is_value!r} as in the ring that exists, got {wanted_value!r} "
+                f"(rank {ring.rank} of {ring.world_size}). "
                 "Use that ring (current_ring), or call destroy_distributed on every rank first."
             )

@@ -1,10 +1,14 @@
-"""Schedules of pipelines, as plain data: those of the papers, each made by a function; ``make_schedule`` finds them by name.
+"""Schedules of pipelines, as plain data.
+
+Those of the papers, each made by a function; ``make_schedule`` finds them by name.
 
 ::
 
     name              function          stages a rank     purpose
-    gpipe, afab       gpipe             1                 the simplest; memory grows with the microbatches
-    1f1b              one_f_one_b       1                 the same time, with memory that does not grow
+    gpipe, afab       gpipe             1                 the simplest; memory grows with the
+                                                          microbatches
+    1f1b              one_f_one_b       1                 the same time, with memory that does not
+                                                          grow
     interleaved_1f1b  interleaved_1f1b  num_chunks        a smaller bubble for more messages
     looped_bfs        looped_bfs        num_chunks        the same, breadth first
     zb_h1             zb_h1             1                 a smaller bubble by splitting the backward
@@ -19,7 +23,16 @@ from collections.abc import Callable
 from typing import Final
 
 from ringsim.errors import ScheduleError, is_integer, is_one_of, say
-from ringsim.schedules.phases import dualpipe_v, gpipe, interleaved_1f1b, looped_bfs, one_f_one_b, zb_h1, zb_h2, zb_v
+from ringsim.schedules.phases import (
+    dualpipe_v,
+    gpipe,
+    interleaved_1f1b,
+    looped_bfs,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
 from ringsim.schedules.schedule import Schedule, check_size
 
 __all__ = [
@@ -36,7 +49,8 @@ __all__ = [
     "zb_v",
 ]
 
-_OF_RANKS: Final[dict[str, tuple[Callable[[int, int], Schedule], int]]] = {  # and how many stages each rank has
+# and how many stages each rank has
+_OF_RANKS: Final[dict[str, tuple[Callable[[int, int], Schedule], int]]] = {
     "gpipe": (gpipe, 1),
     "afab": (gpipe, 1),
     "1f1b": (one_f_one_b, 1),
@@ -45,31 +59,40 @@ _OF_RANKS: Final[dict[str, tuple[Callable[[int, int], Schedule], int]]] = {  # a
     "zb_v": (zb_v, 2),
     "dualpipe_v": (dualpipe_v, 2),
 }
-_OF_CHUNKS: Final[dict[str, Callable[[int, int, int], Schedule]]] = {"interleaved_1f1b": interleaved_1f1b, "looped_bfs": looped_bfs}
+_OF_CHUNKS: Final[dict[str, Callable[[int, int, int], Schedule]]] = {
+    "interleaved_1f1b": interleaved_1f1b,
+    "looped_bfs": looped_bfs,
+}
 SCHEDULE_NAMES: Final = (*_OF_RANKS, *_OF_CHUNKS)
 
 
-def make_schedule(name: str, num_ranks: int, num_microbatches: int, num_chunks: int | None = None) -> Schedule:
+def make_schedule(
+    name: str, num_ranks: int, num_microbatches: int, num_chunks: int | None = None
+) -> Schedule:
     """Makes a schedule by its name.
 
     Args:
-        name: one of ``SCHEDULE_NAMES``: ``gpipe`` (or ``afab``), ``1f1b``, ``interleaved_1f1b``, ``looped_bfs``, ``zb_h1``, ``zb_h2``,
-            ``zb_v``, ``dualpipe_v``.
+        name: one of ``SCHEDULE_NAMES``: ``gpipe`` (or ``afab``), ``1f1b``, ``interleaved_1f1b``,
+            ``looped_bfs``, ``zb_h1``, ``zb_h2``, ``zb_v``, ``dualpipe_v``.
         num_ranks: how many ranks.
         num_microbatches: how many microbatches.
-        num_chunks: how many stages each rank has, for the two schedules that leave the choice; 2 when not said.
+        num_chunks: how many stages each rank has, for the two schedules that leave the choice; 2
+            when not said.
 
     Returns:
         The schedule, without sends and recvs: ``lower`` puts them in.
 
     Raises:
-        ArgumentError: a count is less than 1, or the step would have more than 100 million forward passes.
+        ArgumentError: a count is less than 1, or the step would have more than 100 million forward
+            passes.
         ScheduleError: no schedule has that name, or the schedule is for another number of chunks.
 
     Example:
         >>> make_schedule("1f1b", num_ranks=2, num_microbatches=4).stage_ranks
         (0, 1)
-        >>> make_schedule("interleaved_1f1b", num_ranks=2, num_microbatches=4, num_chunks=3).stage_ranks
+        >>> make_schedule(
+        ...     "interleaved_1f1b", num_ranks=2, num_microbatches=4, num_chunks=3
+        ... ).stage_ranks
         (0, 1, 0, 1, 0, 1)
     """
     chunks = find_num_chunks(name, num_chunks)
@@ -97,10 +120,16 @@ def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
         (1, 2, 3)
     """
     if not is_one_of(name, SCHEDULE_NAMES):
-        raise ScheduleError(f"a schedule must be one of {', '.join(SCHEDULE_NAMES)}, got {say(name)}. Take one of these names.")
+        raise ScheduleError(
+            f"a schedule must be one of {', '.join(SCHEDULE_NAMES)}, got {say(name)}. Take one "
+            "of these names."
+        )
     if name in _OF_CHUNKS:
         return 2 if num_chunks is None else num_chunks
     chunks, others = _OF_RANKS[name][1], " or ".join(_OF_CHUNKS)
     if num_chunks is not None and not (is_integer(num_chunks) and num_chunks == chunks):
-        raise ScheduleError(f"num_chunks of {name} must be {chunks}, got {say(num_chunks)}. Leave it out, or take {others}.")
+        raise ScheduleError(
+            f"num_chunks of {name} must be {chunks}, got {say(num_chunks)}. Leave it out, or "
+            f"take {others}."
+        )
     return chunks

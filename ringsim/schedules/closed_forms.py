@@ -1,9 +1,11 @@
 """What a step of a known schedule costs, as formulas.
 
-p ranks, m microbatches, v stages a rank; f, b = i + w: the times of one stage's forward, backward, and of the backward's two halves. Every
-rank computes for m v (f + b). Its idle time besides, the bubble, is counted in two ways::
+p ranks, m microbatches, v stages a rank; f, b = i + w: the times of one stage's forward, backward,
+and of the backward's two halves. Every rank computes for m v (f + b). Its idle time besides, the
+bubble, is counted in two ways::
 
-                       by makespan: while the step lasts   by span: between a rank's first and last action
+                       by makespan: while the step lasts   by span: between a rank's first and last
+                                                           action
     gpipe, 1f1b        (p-1) (f+b)                         the same
     interleaved_1f1b   (p-1) (f+b), and                    the same
     looped_bfs         (v-1) (p-m) (f+b) more if m < p     the same
@@ -12,15 +14,18 @@ rank computes for m v (f + b). Its idle time besides, the bubble, is counted in 
     zb_v    m >= 2p-1  (p-1) f             if f = i = w    0
     dualpipe_v m >= 2p (p-1) f             if f = i = w    the same
 
-Chunks look as if they gained nothing, but with v stages a rank each stage is v times shorter: the bubble is too.
+Chunks look as if they gained nothing, but with v stages a rank each stage is v times shorter: the
+bubble is too.
 
-"Zero bubble" means by span. By makespan every schedule has a bubble: the last rank has nothing to do until the first microbatch has passed
-p - 1 forwards. The bubble is compared either with the work, ``bubble_of_ideal``, or with the whole step, ``bubble_of_total``.
+"Zero bubble" means by span. By makespan every schedule has a bubble: the last rank has nothing to
+do until the first microbatch has passed p - 1 forwards. The bubble is compared either with the
+work, ``bubble_of_ideal``, or with the whole step, ``bubble_of_total``.
 
 ``evaluate`` finds the same times by running the schedule, and others for which no formula is known.
 
-If stages differ, with one stage a rank, the slowest stage sets the pace: all microbatches queue before it, and the other stages are passed
-once each way (``gpipe_makespan``, ``one_f_one_b_bound``). GPipe, with a second stage that takes twice as long::
+If stages differ, with one stage a rank, the slowest stage sets the pace: all microbatches queue
+before it, and the other stages are passed once each way (``gpipe_makespan``,
+``one_f_one_b_bound``). GPipe, with a second stage that takes twice as long::
 
     rank 0   F0 F1 F2                   B0    B1    B2
     rank 1      F0--- F1--- F2--- B0--- B1--- B2---
@@ -100,33 +105,45 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
 
     Args:
         step: which schedule, for how many.
-        costs: what the actions cost, the same for all stages. ``latency`` may be more than 0 for ``gpipe`` and ``1f1b``.
-        semantics: when a message travels, if that takes time. ``buffered``: as soon as it is sent. ``rendezvous``: when the receiver has
-            nothing else to do, as in ``lower(schedule, ahead=0)``.
+        costs: what the actions cost, the same for all stages. ``latency`` may be more than 0 for
+            ``gpipe`` and ``1f1b``.
+        semantics: when a message travels, if that takes time. ``buffered``: as soon as it is sent.
+            ``rendezvous``: when the receiver has nothing else to do, as in ``lower(schedule,
+            ahead=0)``.
 
     Returns:
-        The time from the start of the first action to the end of the last; exact if the costs are ints or Fractions.
+        The time from the start of the first action to the end of the last; exact if the costs are
+        ints or Fractions.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
         ArgumentError: the semantics is unknown.
 
     Example:
-        >>> [makespan(Step(name, 4, 8)) for name in ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")]
+        >>> [
+        ...     makespan(Step(name, 4, 8))
+        ...     for name in ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v")
+        ... ]
         [33, 33, 57, 27, 27, 51]
         >>> [makespan(Step(name, 4, 8), Costs(latency=1)) for name in ("gpipe", "1f1b")]
         [39, 49]
 
     Source:
-        See ``idle``. The terms with latency were found by fitting, and are checked against the evaluator.
+        See ``idle``. The terms with latency were found by fitting, and are checked against the
+        evaluator.
     """
     if semantics not in SEMANTICS:
-        raise ArgumentError(f"semantics must be one of {', '.join(SEMANTICS)}, got {semantics!r}. Take one of these.")
+        raise ArgumentError(
+            f"semantics must be one of {', '.join(SEMANTICS)}, got {semantics!r}. Take one of "
+            "these."
+        )
     return _work(step, costs) + idle(step, costs) + _latency(step, costs.latency, semantics)
 
 
 def idle(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan: how long a rank is idle during the step, with messages that take no time.
+    """Returns the bubble by makespan.
+
+    How long a rank is idle during the step, with messages that take no time.
 
     Args:
         step: which schedule, for how many.
@@ -143,9 +160,10 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
         [9, 9, 3, 3]
 
     Source:
-        GPipe: arXiv 1811.06965. 1F1B, interleaved: arXiv 2104.04473. Breadth first: arXiv 2211.05953. Zero bubble: arXiv 2401.10241, with
-        (p-1) (f+i-w) and (p-1) (f+i-2w); the other terms of the maxima are for costs with which the first gradient comes back later than
-        a rank can fill the time (w > f in ZB-H1, i > f in ZB-H2).
+        GPipe: arXiv 1811.06965. 1F1B, interleaved: arXiv 2104.04473. Breadth first: arXiv
+        2211.05953. Zero bubble: arXiv 2401.10241, with (p-1) (f+i-w) and (p-1) (f+i-2w); the other
+        terms of the maxima are for costs with which the first gradient comes back later than a rank
+        can fill the time (w > f in ZB-H1, i > f in ZB-H2).
     """
     f, i, w = _check_formula(step, costs)
     p, m = step.num_ranks, step.num_microbatches
@@ -155,12 +173,15 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
         return (p - 1) * max(f, i - f, f + i - 2 * w)
     if step.name in _VEE:
         return (p - 1) * f
-    gaps = (step.stages_a_rank - 1) * max(0, p - m)  # the first microbatch comes round the ring after the last one has left
+    # the first microbatch comes round the ring after the last one has left
+    gaps = (step.stages_a_rank - 1) * max(0, p - m)
     return (p - 1 + gaps) * _forward_and_backward(step, costs)
 
 
 def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by span: how long a rank is idle between its first and last action, on the rank where that is longest.
+    """Returns the bubble by span.
+
+    How long a rank is idle between its first and last action, on the rank where that is longest.
 
     Args:
         step: which schedule, for how many.
@@ -177,7 +198,8 @@ def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
         [9, 3, 0, 0]
 
     Source:
-        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241: this way of counting; see ``idle``.
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241: this way of counting;
+        see ``idle``.
     """
     f, i, w = _check_formula(step, costs)
     if step.name == "zb_h1":
@@ -188,7 +210,9 @@ def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def bubble_of_total(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan as a part of the whole step, as the papers on GPipe and zero bubbles do.
+    """Returns the bubble by makespan as a part of the whole step.
+
+    As the papers on GPipe and zero bubbles do.
 
     Args:
         step: which schedule, for how many.
@@ -225,7 +249,10 @@ def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
         ScheduleError: no formula is known for this step with these costs.
 
     Example:
-        >>> bubble_of_ideal(Step("1f1b", 4, 8)), bubble_of_ideal(Step("interleaved_1f1b", 4, 8, num_chunks=2))  # (p-1) / (m v)
+        >>> (
+        ...     bubble_of_ideal(Step("1f1b", 4, 8)),
+        ...     bubble_of_ideal(Step("interleaved_1f1b", 4, 8, num_chunks=2)),
+        ... )  # (p-1) / (m v)
         (Fraction(3, 8), Fraction(3, 16))
 
     Source:
@@ -235,11 +262,14 @@ def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weight: Time) -> Time:
-    """Returns the bubble by makespan of DualPipeV on hardware that runs a forward and a backward at once, as one block.
+    """Returns the bubble by makespan of DualPipeV.
+
+    On hardware that runs a forward and a backward at once, as one block.
 
     Args:
         num_ranks: how many ranks.
-        pair: the time of a forward and a backward together; their messages leave when both are done.
+        pair: the time of a forward and a backward together; their messages leave when both are
+            done.
         backward: the time of a whole backward of one stage.
         weight: the time of its second half; forward and first half must take as long.
 
@@ -257,13 +287,16 @@ def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weigh
 
 
 def peak_live(step: Step) -> tuple[int, ...]:
-    """Returns the most live activations at a time: forwards that have begun and whose backward is not done.
+    """Returns the most live activations at a time.
+
+    Forwards that have begun and whose backward is not done.
 
     Args:
         step: which schedule, for how many.
 
     Returns:
-        For each rank, how many activations of a stage. If a rank has v stages, each is v times smaller.
+        For each rank, how many activations of a stage. If a rank has v stages, each is v times
+        smaller.
 
     Raises:
         ScheduleError: no formula is known for this step.
@@ -275,14 +308,17 @@ def peak_live(step: Step) -> tuple[int, ...]:
         ((11, 9, 7, 5), (8, 8, 8, 8))
 
     Source:
-        1F1B, interleaved: arXiv 2104.04473, section 2.2. Zero bubble: arXiv 2401.10241. DualPipeV: the README of DualPipe.
+        1F1B, interleaved: arXiv 2104.04473, section 2.2. Zero bubble: arXiv 2401.10241. DualPipeV:
+        the README of DualPipe.
     """
     p, m, v = step.num_ranks, step.num_microbatches, step.stages_a_rank
     if step.name == "1f1b":
         return tuple(min(p - rank, m) for rank in range(p))
     if step.name == "interleaved_1f1b":
         first_round = -(-m // max(1, m // p))
-        return tuple(min(2 * (p - 1 - rank) + (v - 1) * first_round + 1, m * v) for rank in range(p))
+        return tuple(
+            min(2 * (p - 1 - rank) + (v - 1) * first_round + 1, m * v) for rank in range(p)
+        )
     if step.name in _VEE:
         _check_enough(step)
     peaks = {"zb_h1": min(p, m), "zb_h2": min(2 * p - 1, m), "zb_v": 2 * p, "dualpipe_v": 2 * p + 1}
@@ -299,16 +335,22 @@ def messages(step: Step) -> tuple[int, ...]:
         For each rank, its sends; stages on the same rank send each other nothing.
 
     Example:
-        >>> messages(Step("1f1b", 4, 8)), messages(Step("interleaved_1f1b", 4, 8)), messages(Step("zb_v", 4, 8))
+        >>> (
+        ...     messages(Step("1f1b", 4, 8)),
+        ...     messages(Step("interleaved_1f1b", 4, 8)),
+        ...     messages(Step("zb_v", 4, 8)),
+        ... )
         ((8, 16, 16, 8), (24, 32, 32, 24), (16, 32, 32, 16))
 
     Source:
-        Counted: one activation up and one gradient down each boundary between stages of different ranks.
+        Counted: one activation up and one gradient down each boundary between stages of different
+        ranks.
     """
     p, m, v = step.num_ranks, step.num_microbatches, step.stages_a_rank
     if p == 1:
         return (0,)
-    saved = v if step.name in _VEE else 1  # the ends of the model send one way only, and the turn of a V not at all
+    # the ends of the model send one way only, and the turn of a V not at all
+    saved = v if step.name in _VEE else 1
     return tuple(m * (2 * v - (saved if rank in (0, p - 1) else 0)) for rank in range(p))
 
 
@@ -319,7 +361,9 @@ def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
     if step.name in ("gpipe", "afab"):
         return 2 * (p - 1 if semantics == "buffered" else m + p - 2) * latency
     if step.name != "1f1b":
-        raise ScheduleError(f"latency of {step.name} must be 0 for its closed form, got {latency}. Ask evaluate.")
+        raise ScheduleError(
+            f"latency of {step.name} must be 0 for its closed form, got {latency}. Ask evaluate."
+        )
     if semantics == "buffered":
         return 2 * (m + p - 3 - (m - 2) // p) * latency
     if p == 2:
@@ -332,25 +376,39 @@ def _check_formula(step: Step, costs: Costs) -> tuple[Time, Time, Time]:
     _check_enough(step)
     f, i, w, b = _times(costs)
     if step.name in _VEE and not (f == i == w and b == i + w):
-        raise ScheduleError(f"f, i, w of {step.name} must be equal for its closed form, got {f}, {i}, {w} (and b = {b}). Ask evaluate.")
+        raise ScheduleError(
+            f"f, i, w of {step.name} must be equal for its closed form, got {f}, {i}, {w} (and b "
+            f"= {b}). Ask evaluate."
+        )
     return f, i, w
 
 
 def _check_enough(step: Step) -> None:
     """Raises if there are too few microbatches to fill the pipeline as the formula assumes."""
     p = step.num_ranks
-    least = {"zb_h1": p, "zb_h2": 2 * p - 1, "zb_v": 2 * p - 1, "dualpipe_v": 2 * p}.get(step.name, 1)
+    least = {"zb_h1": p, "zb_h2": 2 * p - 1, "zb_v": 2 * p - 1, "dualpipe_v": 2 * p}.get(
+        step.name, 1
+    )
     if step.num_microbatches < least:
         raise ScheduleError(
-            f"num_microbatches of {step.name} on {p} ranks must be {least} or more for its closed form, got {step.num_microbatches}. "
+            f"num_microbatches of {step.name} on {p} ranks must be {least} or more for its "
+            f"closed form, got {step.num_microbatches}. "
             "Ask evaluate, or take more."
         )
 
 
 def _times(costs: Costs) -> tuple[Time, Time, Time, Time]:
     f, i, w, b = costs.forward, costs.input, costs.weight, costs.backward
-    if isinstance(f, Sequence) or isinstance(i, Sequence) or isinstance(w, Sequence) or isinstance(b, Sequence):
-        raise ScheduleError(f"costs must be the same for all stages, got {costs}. Ask evaluate, gpipe_makespan or one_f_one_b_bound.")
+    if (
+        isinstance(f, Sequence)
+        or isinstance(i, Sequence)
+        or isinstance(w, Sequence)
+        or isinstance(b, Sequence)
+    ):
+        raise ScheduleError(
+            f"costs must be the same for all stages, got {costs}. Ask evaluate, gpipe_makespan "
+            "or one_f_one_b_bound."
+        )
     return f, i, w, i + w if b is None else b
 
 
@@ -368,11 +426,19 @@ def _divide(part: Time, whole: Time) -> Time:
     """Returns the ratio, exact if both are; 0 of 0 is 0."""
     if part == 0:
         return 0
-    return part / whole if isinstance(part, float) or isinstance(whole, float) else Fraction(part, whole)
+    return (
+        part / whole
+        if isinstance(part, float) or isinstance(whole, float)
+        else Fraction(part, whole)
+    )
 
 
-def gpipe_makespan(num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time], latency: Time = 0) -> Time:
-    """Returns how long GPipe takes with stages that differ: the slowest stage sets the pace, the others are passed once.
+def gpipe_makespan(
+    num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time], latency: Time = 0
+) -> Time:
+    """Returns how long GPipe takes with stages that differ.
+
+    The slowest stage sets the pace, the others are passed once.
 
     Args:
         num_microbatches: how many microbatches.
@@ -391,15 +457,25 @@ def gpipe_makespan(num_microbatches: int, forward: Sequence[Time], backward: Seq
         24
 
     Source:
-        GPipe is a row of machines that each microbatch passes in the same order; checked against the evaluator.
+        GPipe is a row of machines that each microbatch passes in the same order; checked against
+        the evaluator.
     """
     _check(num_microbatches, forward, backward)
     pace = max(forward) + max(backward)
-    return sum(forward) + sum(backward) + (num_microbatches - 1) * pace + 2 * (len(forward) - 1) * latency
+    return (
+        sum(forward)
+        + sum(backward)
+        + (num_microbatches - 1) * pace
+        + 2 * (len(forward) - 1) * latency
+    )
 
 
-def one_f_one_b_bound(num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time]) -> Time:
-    """Returns a lower bound for the time of 1F1B with stages that differ; there is no simple formula for the time itself.
+def one_f_one_b_bound(
+    num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time]
+) -> Time:
+    """Returns a lower bound for the time of 1F1B with stages that differ.
+
+    There is no simple formula for the time itself.
 
     Args:
         num_microbatches: how many microbatches.
@@ -407,7 +483,8 @@ def one_f_one_b_bound(num_microbatches: int, forward: Sequence[Time], backward: 
         backward: the time of each stage's backward.
 
     Returns:
-        For the worst stage: its whole work, and the way of one microbatch from the start to it and back.
+        For the worst stage: its whole work, and the way of one microbatch from the start to it and
+        back.
 
     Raises:
         ArgumentError: there is no stage or no microbatch, or a stage has one time only.
@@ -417,7 +494,8 @@ def one_f_one_b_bound(num_microbatches: int, forward: Sequence[Time], backward: 
         21
 
     Source:
-        No stage can begin before the first microbatch reaches it, nor end later than the last one's gradient leaves it.
+        No stage can begin before the first microbatch reaches it, nor end later than the last one's
+        gradient leaves it.
     """
     _check(num_microbatches, forward, backward)
     both = [f + b for f, b in zip(forward, backward, strict=True)]
@@ -428,5 +506,6 @@ def _check(num_microbatches: int, forward: Sequence[Time], backward: Sequence[Ti
     check_counts(len(forward), num_microbatches)
     if len(forward) != len(backward):
         raise ArgumentError(
-            f"forward and backward must have one time a stage each, got {len(forward)} and {len(backward)}. Add the missing."
+            f"forward and backward must have one time a stage each, got {len(forward)} and "
+            f"{len(backward)}. Add the missing."
         )

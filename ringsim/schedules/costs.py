@@ -19,9 +19,10 @@ _LONGEST: Final = 1e100  # in any unit: a hundred million of them added up are s
 
 @dataclass(frozen=True)
 class Costs:
-    """The time of one action of each kind; one number for all stages, or a sequence with one number a stage.
+    """The time of one action of each kind.
 
-    The times are those of a stage, not of a rank: a rank with two stages does each action twice.
+    One number for all stages, or a sequence with one number a stage. The times are those of a
+    stage, not of a rank: a rank with two stages does each action twice.
 
     Attributes:
         forward: of ``F``.
@@ -58,15 +59,22 @@ class Costs:
             by_stage = is_list(given) and name != "latency"
             if by_stage and len(given) != num_stages:
                 raise ArgumentError(
-                    f"{name} must have one time for each stage, got {len(given)} for {num_stages}. Pass one number, or one a stage."
+                    f"{name} must have one time for each stage, got {len(given)} for "
+                    f"{num_stages}. Pass one number, or one a stage."
                 )
             for stage, time in enumerate(given if by_stage else [given]):
                 which = f"stage {stage}" if by_stage else "every stage"
                 where = name if name == "latency" else f"{_KINDS[name]} of {which}"
                 if not is_number(time) or time < 0:
-                    raise ArgumentError(f"a time must be a number from 0, got {say(time)} ({where}). Say how long it takes.")
+                    raise ArgumentError(
+                        f"a time must be a number from 0, got {say(time)} ({where}). Say how "
+                        "long it takes."
+                    )
                 if time > _LONGEST:
-                    raise ArgumentError(f"a time must be {_LONGEST:g} or less, got {say(time)} ({where}). Say how long it takes.")
+                    raise ArgumentError(
+                        f"a time must be {_LONGEST:g} or less, got {say(time)} ({where}). Say "
+                        "how long it takes."
+                    )
 
     def get_duration(self, action: Action) -> Time:
         """Returns how long a computation takes.
@@ -78,17 +86,26 @@ class Costs:
             Its time.
 
         Raises:
-            ArgumentError: the times are given by stage and this stage has none, or the action is not a computation.
+            ArgumentError: the times are given by stage and this stage has none, or the action is
+                not a computation.
         """
         if not action.is_compute:
-            raise ArgumentError(f"an action with a duration must be a computation, got {action}. Look at is_compute first.")
+            raise ArgumentError(
+                f"an action with a duration must be a computation, got {action}. Look at "
+                "is_compute first."
+            )
         if action.kind == "B" and self.backward is None:
-            return self.get_duration(action._replace(kind="I")) + self.get_duration(action._replace(kind="W"))
+            return self.get_duration(action._replace(kind="I")) + self.get_duration(
+                action._replace(kind="W")
+            )
         name = next(name for name, kind in _KINDS.items() if kind == action.kind)
         cost: Time | Sequence[Time] = getattr(self, name)
         if not isinstance(cost, Sequence):
             return cost
         if action.stage >= len(cost):
             where = f"(stage {action.stage})"
-            raise ArgumentError(f"{name} must have one time for each stage, got {len(cost)} {where}. Pass one number, or one a stage.")
+            raise ArgumentError(
+                f"{name} must have one time for each stage, got {len(cost)} {where}. Pass one "
+                "number, or one a stage."
+            )
         return cost[action.stage]

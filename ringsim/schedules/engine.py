@@ -1,26 +1,31 @@
-"""Runs programs of sends and receives on a clock, without ranks: exact times, and who would wait for whom for ever.
+"""Runs programs of sends and receives on a clock, without ranks.
 
-Any point-to-point program is a list of operations for each rank. There are four: computing, posting a send, posting a receive, and waiting
+Exact times, and who would wait for whom for ever. Any point-to-point program is a list of
+operations for each rank. There are four: computing, posting a send, posting a receive, and waiting
 for a post. A blocking send is a post and its wait::
 
     send(1); recv(1)          Send(1) Wait(0) Receive(1) Wait(2)
     isend(1); recv(1); wait   Send(1) Receive(1) Wait(1) Wait(0)
 
-The k-th send from one rank to another with a tag meets the k-th receive there; with several groups, a pair (group, tag) serves as the tag.
-Only a receive from any rank cannot be written like this: whom it meets depends on who comes first.
+The k-th send from one rank to another with a tag meets the k-th receive there; with several groups,
+a pair (group, tag) serves as the tag. Only a receive from any rank cannot be written like this:
+whom it meets depends on who comes first.
 
-The result does not depend on the order in which ranks really run: each rank does its list in order, so a rank that can go on now can also
-go on later. It is enough to let each rank run until it waits for something that has not been posted, and to come back when it has. When no
-rank can run, either all have ended or those that are left wait for ever: each waits for one other, and following them leads into a circle,
-or to a rank that has ended.
+The result does not depend on the order in which ranks really run: each rank does its list in order,
+so a rank that can go on now can also go on later. It is enough to let each rank run until it waits
+for something that has not been posted, and to come back when it has. When no rank can run, either
+all have ended or those that are left wait for ever: each waits for one other, and following them
+leads into a circle, or to a rank that has ended.
 
-``evaluate`` runs a schedule like this. 1F1B over two ranks, backward twice as long as forward, ``.`` a unit of waiting::
+``evaluate`` runs a schedule like this. 1F1B over two ranks, backward twice as long as forward,
+``.`` a unit of waiting::
 
     rank 0   0F0 0F1  .  0B0 ---  .  0B1 ---
     rank 1    .  1F0 1B0 --- 1F1 1B1 ---
 
-A schedule without sends and receives is lowered first, so this times what the executor runs. A message takes ``Costs.latency`` and none of
-the ranks' time. ``semantics`` says when it may start; the ``ahead`` of ``lower`` says where its receive stands.
+A schedule without sends and receives is lowered first, so this times what the executor runs. A
+message takes ``Costs.latency`` and none of the ranks' time. ``semantics`` says when it may start;
+the ``ahead`` of ``lower`` says where its receive stands.
 """
 
 from __future__ import annotations
@@ -132,7 +137,8 @@ class Run:
     """What became of the programs.
 
     Attributes:
-        times: for each rank, (start, end) of each operation that it reached; a post takes no time, a wait ends when the rank goes on.
+        times: for each rank, (start, end) of each operation that it reached; a post takes no time,
+            a wait ends when the rank goes on.
         messages: those that arrived, by receiver.
         blocked: the ranks that wait for ever, by rank; empty when all have ended.
     """
@@ -143,7 +149,10 @@ class Run:
 
     @property
     def cycle(self) -> tuple[Blocked, ...]:
-        """The ranks that wait for each other in a circle, each for the next; empty if all wait, in the end, for one that has ended."""
+        """The ranks that wait for each other in a circle, each for the next.
+
+        Empty if all wait, in the end, for one that has ended.
+        """
         waiting = {blocked.rank: blocked for blocked in self.blocked}
         for first in waiting:
             path: list[int] = []
@@ -156,40 +165,61 @@ class Run:
         return ()
 
 
-def run_programs(programs: Sequence[Sequence[Operation]], *, latency: Time = 0, semantics: Semantics = "rendezvous") -> Run:
+def run_programs(
+    programs: Sequence[Sequence[Operation]],
+    *,
+    latency: Time = 0,
+    semantics: Semantics = "rendezvous",
+) -> Run:
     """Runs one list of operations a rank, in order, on a clock that starts at 0.
 
     Args:
         programs: for each rank, its operations.
         latency: how long a message travels, in the unit of the computations' durations.
-        semantics: ``rendezvous``: a message starts to travel when both sides are posted, and the send ends with it (Gloo, at every size);
-            ``buffered``: it travels as soon as it is sent, and the send is done at once (MPI's small messages).
+        semantics: ``rendezvous``: a message starts to travel when both sides are posted, and the
+            send ends with it (Gloo, at every size); ``buffered``: it travels as soon as it is sent,
+            and the send is done at once (MPI's small messages).
 
     Returns:
-        The times of everything that happened, and who is left waiting. Exact for ints and Fractions.
+        The times of everything that happened, and who is left waiting. Exact for ints and
+        Fractions.
 
     Raises:
-        ArgumentError: an unknown semantics, a peer that is no other rank, a wait for something that is no earlier post.
+        ArgumentError: an unknown semantics, a peer that is no other rank, a wait for something that
+            is no earlier post.
 
     Example:
-        >>> both_send_first = [[Send(1), Wait(0), Receive(1), Wait(2)], [Send(0), Wait(0), Receive(0), Wait(2)]]
-        >>> [f"rank {stuck.rank} waits for rank {stuck.peer}" for stuck in run_programs(both_send_first).cycle]
+        >>> both_send_first = [
+        ...     [Send(1), Wait(0), Receive(1), Wait(2)],
+        ...     [Send(0), Wait(0), Receive(0), Wait(2)],
+        ... ]
+        >>> [
+        ...     f"rank {stuck.rank} waits for rank {stuck.peer}"
+        ...     for stuck in run_programs(both_send_first).cycle
+        ... ]
         ['rank 0 waits for rank 1', 'rank 1 waits for rank 0']
         >>> run_programs(both_send_first, semantics="buffered").cycle
         ()
     """
     if semantics not in SEMANTICS:
-        raise ArgumentError(f"semantics must be one of {', '.join(SEMANTICS)}, got {semantics!r}. Take one of these.")
+        raise ArgumentError(
+            f"semantics must be one of {', '.join(SEMANTICS)}, got {semantics!r}. Take one of "
+            "these."
+        )
     _check(programs)
     runner = _Runner(programs, latency, semantics)
     runner.run()
-    return Run(tuple(map(tuple, runner.times)), tuple(runner.list_messages()), tuple(runner.list_blocked()))
+    return Run(
+        tuple(map(tuple, runner.times)), tuple(runner.list_messages()), tuple(runner.list_blocked())
+    )
 
 
 class _Runner:
-    """The programs, how far each rank has come, and which rank waits for which place to be reached."""
+    """The programs, how far each rank has come, and which rank waits for which place."""
 
-    def __init__(self, programs: Sequence[Sequence[Operation]], latency: Time, semantics: Semantics) -> None:
+    def __init__(
+        self, programs: Sequence[Sequence[Operation]], latency: Time, semantics: Semantics
+    ) -> None:
         self.programs = programs
         self.latency = latency
         self.semantics = semantics
@@ -204,7 +234,7 @@ class _Runner:
             self._advance(self.runnable.pop())
 
     def _advance(self, rank: int) -> None:
-        """Runs one rank until its end, or until it waits for a place that another rank has not reached."""
+        """Runs one rank to its end, or until it waits for a place that another has not reached."""
         times = self.times[rank]
         clock = times[-1][1] if times else 0
         for position in range(len(times), len(self.programs[rank])):
@@ -224,7 +254,10 @@ class _Runner:
                 self.runnable.append(self.sleepers.pop((rank, position)))
 
     def _done_at(self, place: _Place) -> Time | None:
-        """Says when a post is done; None while that depends on the other side, and it is not posted."""
+        """Says when a post is done.
+
+        None while that depends on the other side, and it is not posted.
+        """
         posted = self.times[place[0]][place[1]][0]
         if self.semantics == "buffered" and isinstance(self.programs[place[0]][place[1]], Send):
             return posted
@@ -232,16 +265,26 @@ class _Runner:
         if partner is None or partner[1] >= len(self.times[partner[0]]):
             return None
         other = self.times[partner[0]][partner[1]][0]
-        return max(posted, other) + self.latency if self.semantics == "rendezvous" else max(posted, other + self.latency)
+        return (
+            max(posted, other) + self.latency
+            if self.semantics == "rendezvous"
+            else max(posted, other + self.latency)
+        )
 
     def list_messages(self) -> Iterator[Message]:
         """Yields the messages that arrived, by receiver."""
         for rank, times in enumerate(self.times):
             for position in range(len(times)):
-                arrived = self._done_at((rank, position)) if isinstance(self.programs[rank][position], Receive) else None
+                arrived = (
+                    self._done_at((rank, position))
+                    if isinstance(self.programs[rank][position], Receive)
+                    else None
+                )
                 if arrived is not None:
                     source, send = self.partners[rank, position]
-                    yield Message(source, send, rank, position, self.times[source][send][0], arrived)
+                    yield Message(
+                        source, send, rank, position, self.times[source][send][0], arrived
+                    )
 
     def list_blocked(self) -> Iterator[Blocked]:
         """Yields the ranks that did not reach their end: each stands at a wait."""
@@ -259,16 +302,28 @@ def _check(programs: Sequence[Sequence[Operation]]) -> None:
     for rank, program in enumerate(programs):
         for position, operation in enumerate(program):
             where = f"(rank {rank}, position {position})"
-            if isinstance(operation, Send | Receive) and (operation.peer == rank or not 0 <= operation.peer < len(programs)):
-                raise ArgumentError(f"peer must be another rank below {len(programs)}, got {operation.peer} {where}. Name the other side.")
-            if isinstance(operation, Wait) and (
-                not 0 <= operation.position < position or not isinstance(program[operation.position], Send | Receive)
+            if isinstance(operation, Send | Receive) and (
+                operation.peer == rank or not 0 <= operation.peer < len(programs)
             ):
-                raise ArgumentError(f"a wait must be for an earlier post, got position {operation.position} {where}. Say where it stands.")
+                raise ArgumentError(
+                    f"peer must be another rank below {len(programs)}, got {operation.peer} "
+                    f"{where}. Name the other side."
+                )
+            if isinstance(operation, Wait) and (
+                not 0 <= operation.position < position
+                or not isinstance(program[operation.position], Send | Receive)
+            ):
+                raise ArgumentError(
+                    f"a wait must be for an earlier post, got position {operation.position} "
+                    f"{where}. Say where it stands."
+                )
 
 
 def _match(programs: Sequence[Sequence[Operation]]) -> dict[_Place, _Place]:
-    """Finds the other side of each post: the k-th send of a channel meets its k-th receive. Posts without one are left out."""
+    """Finds the other side of each post: the k-th send of a channel meets its k-th receive.
+
+    Posts without one are left out.
+    """
     sends: dict[Hashable, list[_Place]] = {}
     receives: dict[Hashable, list[_Place]] = {}
     for rank, program in enumerate(programs):
@@ -276,10 +331,13 @@ def _match(programs: Sequence[Sequence[Operation]]) -> dict[_Place, _Place]:
             if isinstance(operation, Send):
                 sends.setdefault((rank, operation.peer, operation.tag), []).append((rank, position))
             elif isinstance(operation, Receive):
-                receives.setdefault((operation.peer, rank, operation.tag), []).append((rank, position))
+                receives.setdefault((operation.peer, rank, operation.tag), []).append(
+                    (rank, position)
+                )
     partners: dict[_Place, _Place] = {}
     for channel, places in sends.items():
-        for send, receive in zip(places, receives.get(channel, []), strict=False):  # the rest of the longer side meets nothing
+        # the rest of the longer side meets nothing
+        for send, receive in zip(places, receives.get(channel, []), strict=False):
             partners[send], partners[receive] = receive, send
     return partners
 
@@ -341,7 +399,10 @@ class Evaluation:
     @property
     def busy(self) -> tuple[Time, ...]:
         """For each rank, how long it computes."""
-        return tuple(sum(timed.end - timed.start for timed in self.get_computations(rank)) for rank in range(self.schedule.num_ranks))
+        return tuple(
+            sum(timed.end - timed.start for timed in self.get_computations(rank))
+            for rank in range(self.schedule.num_ranks)
+        )
 
     @property
     def idle(self) -> tuple[Time, ...]:
@@ -350,16 +411,22 @@ class Evaluation:
 
     @property
     def span_idle(self) -> tuple[Time, ...]:
-        """For each rank, its bubble by span: how long it is idle between the start of its first and the end of its last action.
+        """For each rank, its bubble by span.
 
-        The papers on zero bubbles count like this: consecutive steps fill the idle time at both ends.
+        How long it is idle between the start of its first and the end of its last action. The
+        papers on zero bubbles count like this: consecutive steps fill the idle time at both ends.
         """
-        return tuple(end - start - busy for (start, end), busy in zip(self._spans, self.busy, strict=True))
+        return tuple(
+            end - start - busy for (start, end), busy in zip(self._spans, self.busy, strict=True)
+        )
 
     @property
     def peak_live(self) -> tuple[int, ...]:
         """For each rank, the most live activations at a time; see ``list_live``."""
-        return tuple(max((live for _, live in self.list_live(rank)), default=0) for rank in range(self.schedule.num_ranks))
+        return tuple(
+            max((live for _, live in self.list_live(rank)), default=0)
+            for rank in range(self.schedule.num_ranks)
+        )
 
     def get_computations(self, rank: int) -> tuple[TimedAction, ...]:
         """Returns a rank's computations with their times, without its sends and receives."""
@@ -368,14 +435,15 @@ class Evaluation:
     def list_live(self, rank: int) -> list[tuple[Time, int]]:
         """Lists how many activations a rank holds, each time the number changes.
 
-        An activation is what one forward pass of one stage keeps for the backward. It lives from the start of ``F`` to the end of ``B`` or
-        ``W``.
+        An activation is what one forward pass of one stage keeps for the backward. It lives from
+        the start of ``F`` to the end of ``B`` or ``W``.
 
         Args:
             rank: which rank.
 
         Returns:
-            Pairs of a time and the number from then on, in order; if one ends when the next starts, there are two pairs.
+            Pairs of a time and the number from then on, in order; if one ends when the next starts,
+            there are two pairs.
         """
         live = 0
         curve = []
@@ -392,23 +460,35 @@ class Evaluation:
     def _spans(self) -> list[tuple[Time, Time]]:
         """For each rank, when its first computation starts and its last one ends."""
         rows = [self.get_computations(rank) for rank in range(self.schedule.num_ranks)]
-        return [(min((timed.start for timed in row), default=0), max((timed.end for timed in row), default=0)) for row in rows]
+        return [
+            (
+                min((timed.start for timed in row), default=0),
+                max((timed.end for timed in row), default=0),
+            )
+            for row in rows
+        ]
 
 
-def evaluate(schedule: Schedule, costs: Costs | None = None, semantics: Semantics = "rendezvous") -> Evaluation:
+def evaluate(
+    schedule: Schedule, costs: Costs | None = None, semantics: Semantics = "rendezvous"
+) -> Evaluation:
     """Times every action and message of a schedule.
 
     Args:
         schedule: any schedule, lowered or not; it need not be a whole step.
-        costs: what the actions cost; None: forward, input and weight 1 each, backward 2, messages nothing.
-        semantics: ``rendezvous``: a message starts to travel when its send and its receive are posted; ``buffered``: when its send is.
+        costs: what the actions cost; None: forward, input and weight 1 each, backward 2, messages
+            nothing.
+        semantics: ``rendezvous``: a message starts to travel when its send and its receive are
+            posted; ``buffered``: when its send is.
 
     Returns:
         The times; exact if the costs are ints or Fractions.
 
     Raises:
-        ScheduleError: an action is not its rank's, comes twice, before what it needs, or without the other side of its message.
-        Deadlock: ranks wait for each other in a circle; ``diagnosis`` is the circle, a tuple of (rank, the action that it waits in).
+        ScheduleError: an action is not its rank's, comes twice, before what it needs, or without
+            the other side of its message.
+        Deadlock: ranks wait for each other in a circle; ``diagnosis`` is the circle, a tuple of
+            (rank, the action that it waits in).
         ArgumentError: the costs do not fit the stages, or the semantics is unknown.
 
     Example:
@@ -416,7 +496,10 @@ def evaluate(schedule: Schedule, costs: Costs | None = None, semantics: Semantic
         >>> evaluation = evaluate(one_f_one_b(num_ranks=2, num_microbatches=2), Costs(latency=0))
         >>> evaluation.makespan, evaluation.idle, evaluation.peak_live, len(evaluation.messages)
         (9, (3, 3), (2, 1), 4)
-        >>> [f"{action} {start}-{end}" for action, start, end in evaluation.get_computations(rank=1)]
+        >>> [
+        ...     f"{action} {start}-{end}"
+        ...     for action, start, end in evaluation.get_computations(rank=1)
+        ... ]
         ['1F0 1-2', '1B0 2-4', '1F1 4-5', '1B1 5-7']
     """
     check_places(schedule)
@@ -424,14 +507,20 @@ def evaluate(schedule: Schedule, costs: Costs | None = None, semantics: Semantic
     lowered = lower(schedule)
     check_messages(lowered)
     translated = [_translate(row, lowered, costs or Costs()) for row in lowered.actions]
-    run = run_programs([program for program, _ in translated], latency=(costs or Costs()).latency, semantics=semantics)
+    run = run_programs(
+        [program for program, _ in translated],
+        latency=(costs or Costs()).latency,
+        semantics=semantics,
+    )
     owners = [owners for _, owners in translated]
     if run.blocked:
         raise _describe_deadlock(run, lowered, owners)
     return _collect(run, lowered, owners)
 
 
-def _translate(row: tuple[Action, ...], schedule: Schedule, costs: Costs) -> tuple[list[Operation], list[int]]:
+def _translate(
+    row: tuple[Action, ...], schedule: Schedule, costs: Costs
+) -> tuple[list[Operation], list[int]]:
     """Writes a rank's actions as operations, each with the position of its action.
 
     A computation first waits for its receive; the sends are waited for at the end.
@@ -447,8 +536,19 @@ def _translate(row: tuple[Action, ...], schedule: Schedule, costs: Costs) -> tup
         else:
             posts[action] = len(operations)
             peer = schedule.stage_ranks[action.other_side.stage]
-            operations.append((Send(peer, action) if action.kind.startswith("SEND") else Receive(peer, action.other_side), owner))
-    operations += [(Wait(position), operations[position][1]) for action, position in posts.items() if action.kind.startswith("SEND")]
+            operations.append(
+                (
+                    Send(peer, action)
+                    if action.kind.startswith("SEND")
+                    else Receive(peer, action.other_side),
+                    owner,
+                )
+            )
+    operations += [
+        (Wait(position), operations[position][1])
+        for action, position in posts.items()
+        if action.kind.startswith("SEND")
+    ]
     return [operation for operation, _ in operations], [owner for _, owner in operations]
 
 
@@ -461,7 +561,9 @@ def _collect(run: Run, schedule: Schedule, owners: list[list[int]]) -> Evaluatio
     for message in run.messages:
         send, receive = owners[message.source][message.send], owners[message.rank][message.receive]
         action = schedule.actions[message.source][send]
-        messages.append(TimedMessage(action, message.source, message.rank, message.posted, message.arrived))
+        messages.append(
+            TimedMessage(action, message.source, message.rank, message.posted, message.arrived)
+        )
         rows[message.source][send] = TimedAction(action, message.posted, message.arrived)
         rows[message.rank][receive] = rows[message.rank][receive]._replace(end=message.arrived)
     return Evaluation(schedule, tuple(map(tuple, rows)), tuple(messages))
@@ -476,29 +578,39 @@ def _describe_deadlock(run: Run, schedule: Schedule, owners: list[list[int]]) ->
         cycle.append((stuck.rank, action))
         waits.append(f"rank {stuck.rank} waits in {action} for {awaited} of rank {stuck.peer}")
     rule = "a schedule must let every rank go on, got a circle"
-    return Deadlock(f"{rule}: {'; '.join(waits)}. Do what one of them waits for earlier.", diagnosis=tuple(cycle))
+    return Deadlock(
+        f"{rule}: {'; '.join(waits)}. Do what one of them waits for earlier.",
+        diagnosis=tuple(cycle),
+    )
 
 
 def validate(schedule: Schedule) -> None:
     """Refuses a schedule that is not complete, not in order, or cannot finish.
 
-    * Complete: each stage does ``F`` of each microbatch once, and ``B``, or ``I`` and ``W``, once; on its own rank.
-    * In order: what an action needs from its own rank comes before it; in a lowered schedule sends and receives meet in order.
+    * Complete: each stage does ``F`` of each microbatch once, and ``B``, or ``I`` and ``W``, once;
+      on its own rank.
+    * In order: what an action needs from its own rank comes before it; in a lowered schedule sends
+      and receives meet in order.
     * Free of deadlock if a send ends only when it is received, whatever the actions cost.
 
     Args:
         schedule: any schedule, lowered or not.
 
     Raises:
-        ScheduleError: with the first action that breaks a rule, its rank and its position in the rank's row, from 0.
+        ScheduleError: with the first action that breaks a rule, its rank and its position in the
+            rank's row, from 0.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
         >>> validate(one_f_one_b(num_ranks=2, num_microbatches=4))
-        >>> validate(Schedule("mine", 2, (0,), ((Action(0, "F", 0), Action(0, "B", 0), Action(0, "F", 1)),)))
+        >>> validate(
+        ...     Schedule(
+        ...         "mine", 2, (0,), ((Action(0, "F", 0), Action(0, "B", 0), Action(0, "F", 1)),)
+        ...     )
+        ... )
         Traceback (most recent call last):
         ringsim.errors.ScheduleError: stage 0 must do the backward pass of microbatch 1, got none (rank 0). Add 0B1, or 0I1 and 0W1.
-    """
+    """  # noqa: E501
     check_places(schedule)
     _check_complete(schedule)
     try:
@@ -506,7 +618,10 @@ def validate(schedule: Schedule) -> None:
     except Deadlock as stuck:
         rank, action = stuck.diagnosis[0]
         position = schedule.actions[rank].index(action)
-        raise ScheduleError(f"{stuck} The first is {action} (rank {rank}, position {position}).", diagnosis=stuck.diagnosis) from stuck
+        raise ScheduleError(
+            f"{stuck} The first is {action} (rank {rank}, position {position}).",
+            diagnosis=stuck.diagnosis,
+        ) from stuck
 
 
 def _check_complete(schedule: Schedule) -> None:
@@ -514,11 +629,21 @@ def _check_complete(schedule: Schedule) -> None:
     for stage, rank in enumerate(schedule.stage_ranks):
         done = set(schedule.actions[rank])
         for microbatch in range(schedule.num_microbatches):
-            forward, backward, gradient, weights = (Action(stage, kind, microbatch) for kind in "FBIW")
+            forward, backward, gradient, weights = (
+                Action(stage, kind, microbatch) for kind in "FBIW"
+            )
             where = f"of microbatch {microbatch}, got none (rank {rank})"
             if forward not in done:
-                raise ScheduleError(f"stage {stage} must do the forward pass {where}. Add {forward}.")
+                raise ScheduleError(
+                    f"stage {stage} must do the forward pass {where}. Add {forward}."
+                )
             if backward not in done and gradient not in done:
-                raise ScheduleError(f"stage {stage} must do the backward pass {where}. Add {backward}, or {gradient} and {weights}.")
+                raise ScheduleError(
+                    f"stage {stage} must do the backward pass {where}. Add {backward}, or "
+                    f"{gradient} and {weights}."
+                )
             if gradient in done and weights not in done:
-                raise ScheduleError(f"stage {stage} must make the weights' gradients {where}. Add {weights} after {gradient}.")
+                raise ScheduleError(
+                    f"stage {stage} must make the weights' gradients {where}. Add {weights} "
+                    f"after {gradient}."
+                )

@@ -1,19 +1,23 @@
-"""The token ring: what each stage does step by step, how long it takes, and which settings finish. Plain data, no ranks.
+"""The token ring: what each stage does step by step, how long it takes, and which settings finish.
 
-A *job* is one token of one batch of prompts at one stage. All stages take the jobs in the same order: in each round T batches take turns,
-token by token. With N = 2 stages, T = 2 batches a and b, and n = 3 tokens::
+Plain data, no ranks. A *job* is one token of one batch of prompts at one stage. All stages take the
+jobs in the same order: in each round T batches take turns, token by token. With N = 2 stages, T = 2
+batches a and b, and n = 3 tokens::
 
     job              a0   b0   a1   b1   a2   b2
-    rank 0 receives   -    -   a0   b0   a1   b1      the last stage's token, over the edge that closes the ring
-    rank 0 sends      -   a0   b0   a1   b1   a2  b2  its hidden state; the last one in a step of its own
+    rank 0 receives   -    -   a0   b0   a1   b1      the last stage's token, over the edge that
+                                                      closes the ring
+    rank 0 sends      -   a0   b0   a1   b1   a2  b2  its hidden state; the last one in a step of
+                                                      its own
     rank 1 receives  a0   b0   a1   b1   a2   b2
     rank 1 sends      -   a0   b0   a1   b1    -   -  the token; the last token of a batch stays
 
-The output of a job is sent when the next job starts. With synchronous messages, rank 0 receives before it sends, and all others send before
-they receive: if all sent first, no stage would ever receive. ``pipeline.generation`` executes this plan, and ``time_generation`` times it.
+The output of a job is sent when the next job starts. With synchronous messages, rank 0 receives
+before it sends, and all others send before they receive: if all sent first, no stage would ever
+receive. ``pipeline.generation`` executes this plan, and ``time_generation`` times it.
 
-The closed form: N stages share the layers of a model. T groups of prompts (*inner iterations*) are under way at a time, so that a stage
-has something to do while a token goes round::
+The closed form: N stages share the layers of a model. T groups of prompts (*inner iterations*) are
+under way at a time, so that a stage has something to do while a token goes round::
 
     T = 1    stage 0  a . . a . .          one group: a stage works 1/N of the time
              stage 1  . a . . a .
@@ -22,16 +26,18 @@ has something to do while a token goes round::
              stage 1  . a b c a b
              stage 2  . . a b c a
 
-A send ends when the other side receives (as on Gloo, at every size), so a ring can also be too full: then every stage holds an output that
-no other stage takes. The share of the time in which a stage works, once the prompts are read, shows both; where it is 0, nothing moves::
+A send ends when the other side receives (as on Gloo, at every size), so a ring can also be too
+full: then every stage holds an output that no other stage takes. The share of the time in which a
+stage works, once the prompts are read, shows both; where it is 0, nothing moves::
 
     N = 4, T     1    2    3    4    5    6    7    8
     synchronous  0   1/3  2/3   1    0    0    0    0
     asynchronous 1/4 1/2  3/4   1   3/4  1/2  1/4   0
 
 Source:
-    FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``, ``generation_loop_normal``: the order of jobs
-    and messages. The closed form was found for ringsim by playing that loop, and its tests compare the two.
+    FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``,
+    ``generation_loop_normal``: the order of jobs and messages. The closed form was found for
+    ringsim by playing that loop, and its tests compare the two.
 """
 
 from __future__ import annotations
@@ -72,15 +78,22 @@ class Job(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a rank does next: send the output of a job, receive the input of a job, compute a job; each may be None."""
+    """What a rank does next.
+
+    Send the output of a job, receive the input of a job, compute a job; each may be None.
+    """
 
     send: Job | None
     receive: Job | None
     compute: Job | None
 
 
-def plan_batches(num_prompts: int, num_inner_iterations: int, batch_size: int | None = None) -> list[list[int]]:
-    """Shares prompts out into batches as evenly as possible: T for each round, and as many rounds as needed.
+def plan_batches(
+    num_prompts: int, num_inner_iterations: int, batch_size: int | None = None
+) -> list[list[int]]:
+    """Shares prompts out into batches as evenly as possible.
+
+    T for each round, and as many rounds as needed.
 
     Args:
         num_prompts: how many there are, 1 or more.
@@ -88,8 +101,8 @@ def plan_batches(num_prompts: int, num_inner_iterations: int, batch_size: int | 
         batch_size: prompts in a batch, at most; None for one round, however large its batches are.
 
     Returns:
-        The numbers of the prompts in each batch. The number of batches is a multiple of T, so that every round is full; if there are
-        too few prompts, the first one is repeated.
+        The numbers of the prompts in each batch. The number of batches is a multiple of T, so that
+        every round is full; if there are too few prompts, the first one is repeated.
 
     Example:
         >>> plan_batches(5, num_inner_iterations=2)
@@ -105,18 +118,30 @@ def plan_batches(num_prompts: int, num_inner_iterations: int, batch_size: int | 
 
 
 def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> list[Job]:
-    """Lists the jobs in the order in which every stage takes them; the number of batches is a multiple of T, which take turns in a round.
+    """Lists the jobs in the order in which every stage takes them.
+
+    The number of batches is a multiple of T, which take turns in a round.
 
     Example:
-        >>> [f"{'abcd'[job.batch]}{job.token}" for job in plan_jobs(num_batches=4, num_inner_iterations=2, num_tokens=2)]
+        >>> [
+        ...     f"{'abcd'[job.batch]}{job.token}"
+        ...     for job in plan_jobs(num_batches=4, num_inner_iterations=2, num_tokens=2)
+        ... ]
         ['a0', 'b0', 'a1', 'b1', 'c0', 'd0', 'c1', 'd1']
     """
-    rounds = [range(first, first + num_inner_iterations) for first in range(0, num_batches, num_inner_iterations)]
-    return [Job(batch, token) for batches in rounds for token in range(num_tokens) for batch in batches]
+    rounds = [
+        range(first, first + num_inner_iterations)
+        for first in range(0, num_batches, num_inner_iterations)
+    ]
+    return [
+        Job(batch, token) for batches in rounds for token in range(num_tokens) for batch in batches
+    ]
 
 
 def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) -> Iterator[Step]:
-    """Yields what a stage does, one step a job and a last one that sends what is left; the jobs are those of `plan_jobs`.
+    """Yields what a stage does, one step a job and a last one that sends what is left.
+
+    The jobs are those of `plan_jobs`.
 
     Example:
         >>> jobs = plan_jobs(num_batches=2, num_inner_iterations=2, num_tokens=2)
@@ -130,7 +155,11 @@ def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) ->
     """
     before: Job | None = None
     for job in (*jobs, None):
-        sends = before is not None and num_stages > 1 and not (stage == num_stages - 1 and before.token == num_tokens - 1)
+        sends = (
+            before is not None
+            and num_stages > 1
+            and not (stage == num_stages - 1 and before.token == num_tokens - 1)
+        )
         receives = job is not None and num_stages > 1 and not (stage == 0 and job.token == 0)
         yield Step(before if sends else None, job if receives else None, job)
         before = job
@@ -160,13 +189,17 @@ def time_generation(
         latency: how long a message takes, in the same unit.
 
     Returns:
-        When each operation of each stage began and ended, and which stages wait for ever if it never ends.
+        When each operation of each stage began and ended, and which stages wait for ever if it
+        never ends.
 
     Example:
         >>> run = time_generation(4, 4, num_rounds=1, num_tokens=16, prefill=5, decode=1)
         >>> max(times[-1][1] for times in run.times)
         95
-        >>> [f"stage {stuck.rank} waits for {stuck.peer}" for stuck in time_generation(2, 3, 1, 2, 1, 1).cycle]
+        >>> [
+        ...     f"stage {stuck.rank} waits for {stuck.peer}"
+        ...     for stuck in time_generation(2, 3, 1, 2, 1, 1).cycle
+        ... ]
         ['stage 0 waits for 1', 'stage 1 waits for 0']
     """
     jobs = plan_jobs(num_rounds * num_inner_iterations, num_inner_iterations, num_tokens)
@@ -181,8 +214,13 @@ def time_generation(
     return run_programs(programs, latency=latency)
 
 
-def _list_messages(step: Step, stage: int, num_stages: int, position: int, async_comm: bool) -> list[Operation]:
-    """Returns the posts and waits of a step; ``position`` is where they begin in the stage's list."""
+def _list_messages(
+    step: Step, stage: int, num_stages: int, position: int, async_comm: bool
+) -> list[Operation]:
+    """Returns the posts and waits of a step.
+
+    ``position`` is where they begin in the stage's list.
+    """
     posts: list[Operation] = []
     if step.send is not None:
         posts.append(Send((stage + 1) % num_stages))
@@ -192,26 +230,41 @@ def _list_messages(step: Step, stage: int, num_stages: int, position: int, async
         return [*posts, *(Wait(position + index) for index in range(len(posts)))]
     if stage == 0:
         posts.reverse()  # stage 0 receives first
-    return [operation for index, post in enumerate(posts) for operation in (post, Wait(position + 2 * index))]
+    return [
+        operation
+        for index, post in enumerate(posts)
+        for operation in (post, Wait(position + 2 * index))
+    ]
 
 
-_STARVED: Final = "stage 0 receives before it sends, and waits for a token that depends on what it has not sent yet"
-_FULL: Final = "a stage holds one job, so that stage 0 waits to send the next one while the last stage waits to send it a token"
-_FULLER: Final = "a stage holds two jobs at most, one done and one on its way in, and then each waits for space at the next"
+_STARVED: Final = (
+    "stage 0 receives before it sends, and waits for a token that "
+    "depends on what it has not sent yet"
+)
+_FULL: Final = (
+    "a stage holds one job, so that stage 0 waits to send the next one while the last stage waits "
+    "to send it a token"
+)
+_FULLER: Final = (
+    "a stage holds two jobs at most, one done and one on its way in, and "
+    "then each waits for space at the next"
+)
 
 
 def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> Fraction:
-    """Returns the share of the time in which a stage computes while tokens are decoded, once the ring is full.
+    """Returns the share of time in which a stage computes while decoding, once the ring is full.
 
     It holds if all stages are equally fast and messages take no time. A measured share is lower.
 
     Args:
         num_stages: N, 1 or more.
         num_inner_iterations: T, the groups of prompts under way, 1 or more.
-        async_comm: whether the sends and receives of a step are posted together; else one after the other.
+        async_comm: whether the sends and receives of a step are posted together; else one after the
+            other.
 
     Returns:
-        Synchronous (T - 1) / (N - 1) for T <= N, else 0; asynchronous T / N for T <= N, then (2N - T) / N, down to 0. One stage alone: 1.
+        Synchronous (T - 1) / (N - 1) for T <= N, else 0; asynchronous T / N for T <= N, then (2N -
+        T) / N, down to 0. One stage alone: 1.
 
     Raises:
         ArgumentError: a number is less than 1.
@@ -226,12 +279,20 @@ def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
     if num_stages == 1:
         return Fraction(1)
     if async_comm:
-        return Fraction(max(min(num_inner_iterations, 2 * num_stages - num_inner_iterations), 0), num_stages)
-    return Fraction(num_inner_iterations - 1, num_stages - 1) if num_inner_iterations <= num_stages else Fraction(0)
+        return Fraction(
+            max(min(num_inner_iterations, 2 * num_stages - num_inner_iterations), 0), num_stages
+        )
+    return (
+        Fraction(num_inner_iterations - 1, num_stages - 1)
+        if num_inner_iterations <= num_stages
+        else Fraction(0)
+    )
 
 
 def can_finish(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> bool:
-    """Tells whether the ring finishes when more than one token is generated. With a single token, every setting does.
+    """Tells whether the ring finishes when more than one token is generated.
+
+    With a single token, every setting does.
 
     Args:
         num_stages: N, 1 or more.
@@ -253,8 +314,12 @@ def can_finish(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
     return steady_use(num_stages, num_inner_iterations, async_comm) > 0
 
 
-def check_can_finish(num_stages: int, num_inner_iterations: int, num_tokens: int, async_comm: bool = False) -> None:
-    """Refuses a ring that would never end, before any rank has sent anything; the arguments are those of `time_generation`.
+def check_can_finish(
+    num_stages: int, num_inner_iterations: int, num_tokens: int, async_comm: bool = False
+) -> None:
+    """Refuses a ring that would never end, before any rank has sent anything.
+
+    The arguments are those of `time_generation`.
 
     Raises:
         ScheduleError: it would never end; the message says why, and which settings would.
@@ -267,24 +332,35 @@ def check_can_finish(num_stages: int, num_inner_iterations: int, num_tokens: int
         ...
         ringsim.errors.ScheduleError: num_inner_iterations must be 2 to 4 with 4 stages and synchronous messages, got 5: a stage holds \
 one job, so that stage 0 waits to send the next one while the last stage waits to send it a token. Use 4, or async_comm=True.
-    """
+    """  # noqa: E501
     _check_positive(num_tokens=num_tokens)
     if can_finish(num_stages, num_inner_iterations, async_comm) or num_tokens == 1:
         return
     least, most = (1, 2 * num_stages - 1) if async_comm else (2, num_stages)
-    kind, reason = ("asynchronous", _FULLER) if async_comm else ("synchronous", _STARVED if num_inner_iterations == 1 else _FULL)
-    other = ", or async_comm=True" if not async_comm and can_finish(num_stages, num_inner_iterations, async_comm=True) else ""
+    kind, reason = (
+        ("asynchronous", _FULLER)
+        if async_comm
+        else ("synchronous", _STARVED if num_inner_iterations == 1 else _FULL)
+    )
+    other = (
+        ", or async_comm=True"
+        if not async_comm and can_finish(num_stages, num_inner_iterations, async_comm=True)
+        else ""
+    )
     raise ScheduleError(
-        f"num_inner_iterations must be {f'{least} to {most}' if least < most else most} with {num_stages} stages and {kind} messages, "
-        f"got {num_inner_iterations}: {reason}. Use {min(max(num_inner_iterations, least), most)}{other}."
+        f"num_inner_iterations must be {f'{least} to {most}' if least < most else most} with "
+        f"{num_stages} stages and {kind} messages, "
+        f"got {num_inner_iterations}: {reason}. Use "
+        f"{min(max(num_inner_iterations, least), most)}{other}."
     )
 
 
 def count_messages(num_stages: int, num_batches: int, num_tokens: int) -> int:
-    """Returns how many hidden states and tokens travel in all: for batches of prompts, num_batches (n N - 1); 0 for one stage.
+    """Returns how many hidden states and tokens travel in all.
 
-    For each token of a batch its hidden state crosses N - 1 edges and the token comes back over the edge that closes the ring; the last
-    token of a batch stays where it was made.
+    For batches of prompts, num_batches (n N - 1); 0 for one stage. For each token of a batch its
+    hidden state crosses N - 1 edges and the token comes back over the edge that closes the ring;
+    the last token of a batch stays where it was made.
 
     Raises:
         ArgumentError: a number is less than 1.
@@ -294,7 +370,8 @@ def count_messages(num_stages: int, num_batches: int, num_tokens: int) -> int:
         504
 
     Source:
-        FlexLLMGen's loop: G T k (n N - 1) messages for G rounds of T inner iterations with k GPU batches each.
+        FlexLLMGen's loop: G T k (n N - 1) messages for G rounds of T inner iterations with k GPU
+        batches each.
     """
     _check_positive(num_stages=num_stages, num_batches=num_batches, num_tokens=num_tokens)
     return num_batches * (num_tokens * num_stages - 1) if num_stages > 1 else 0

@@ -2,10 +2,13 @@
 
 ::
 
-    by_count(10, 4)          0 1 2 | 3 4 5 | 6 7 | 8 9         the remainder goes to the first stages, one layer each
-    by_count(2, 4)           0 | 1 | - | -                     more stages than layers: the last ones are empty
-    by_weight([5,1,1,1], 2)  0 | 1 2 3                         5 against 3; by count it would be 6 against 2
-    by_sizes([1, 3], 4)      0 | 1 2 3                         by hand
+    by_count(10, 4)          0 1 2 | 3 4 5 | 6 7 | 8 9  the remainder goes to the first stages,
+                                                        one layer each
+    by_count(2, 4)           0 | 1 | - | -              more stages than layers: the last ones
+                                                        are empty
+    by_weight([5,1,1,1], 2)  0 | 1 2 3                  5 against 3; by count it would be
+                                                        6 against 2
+    by_sizes([1, 3], 4)      0 | 1 2 3                  by hand
 
 An empty stage passes on its input.
 """
@@ -30,7 +33,8 @@ def by_count(num_layers: int, num_stages: int) -> list[range]:
         num_stages: how many stages there are, 1 or more.
 
     Returns:
-        A range of layer numbers for each stage. The first ``num_layers % num_stages`` stages hold one layer more than the others.
+        A range of layer numbers for each stage. The first ``num_layers % num_stages`` stages hold
+        one layer more than the others.
 
     Raises:
         ArgumentError: a number is too small.
@@ -41,13 +45,16 @@ def by_count(num_layers: int, num_stages: int) -> list[range]:
     """
     _check_num_stages(num_stages)
     if num_layers < 0:
-        raise ArgumentError(f"num_layers must be 0 or more, got {num_layers}. Pass the number of the model's layers.")
+        raise ArgumentError(
+            f"num_layers must be 0 or more, got {num_layers}. Pass the "
+            "number of the model's layers."
+        )
     share, remainder = divmod(num_layers, num_stages)
     return _ranges([share + (stage < remainder) for stage in range(num_stages)])
 
 
 def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
-    """Gives each stage the number of layers that it is to have, in all ``num_layers``, so that no layer is lost.
+    """Gives each stage its number of layers, in all ``num_layers``, so that no layer is lost.
 
     Raises:
         ArgumentError: a size is negative, or they do not add up.
@@ -58,16 +65,25 @@ def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
     """
     _check_num_stages(len(sizes))
     if min(sizes) < 0:
-        raise ArgumentError(f"sizes must be 0 or more each, got {list(sizes)}. Say how many layers each stage holds.")
+        raise ArgumentError(
+            f"sizes must be 0 or more each, got {list(sizes)}. Say how "
+            "many layers each stage holds."
+        )
     if sum(sizes) != num_layers:
-        raise ArgumentError(f"sizes must add up to {num_layers} layers, got {list(sizes)} = {sum(sizes)}. Give each layer to one stage.")
+        raise ArgumentError(
+            f"sizes must add up to {num_layers} layers, got {list(sizes)} = {sum(sizes)}. Give "
+            "each layer to one stage."
+        )
     return _ranges(sizes)
 
 
-def by_weight(weights: Sequence[float], num_stages: int, *, first: float = 0, last: float = 0) -> list[range]:
-    """Shares out layers so that the heaviest stage is as light as possible, and the others as even as that allows.
+def by_weight(
+    weights: Sequence[float], num_stages: int, *, first: float = 0, last: float = 0
+) -> list[range]:
+    """Shares out layers so that the heaviest stage is as light as possible.
 
-    A pipeline is as fast as its slowest stage, so this is the cut to take if layers differ, with their times as weights.
+    The others are as even as that allows. A pipeline is as fast as its slowest stage, so this is
+    the cut to take if layers differ, with their times as weights.
 
     Args:
         weights: what each layer weighs (parameters, bytes, seconds), 0 or more each.
@@ -79,7 +95,8 @@ def by_weight(weights: Sequence[float], num_stages: int, *, first: float = 0, la
         A range of layer numbers for each stage.
 
     Raises:
-        ArgumentError: a weight is negative or not a finite number, or ``num_stages`` is less than 1.
+        ArgumentError: a weight is negative or not a finite number, or ``num_stages`` is less
+            than 1.
 
     Example:
         >>> by_weight([5, 1, 1, 1], 2)
@@ -88,13 +105,25 @@ def by_weight(weights: Sequence[float], num_stages: int, *, first: float = 0, la
         [range(0, 3), range(3, 4)]
     """
     _check_num_stages(num_stages)
-    for what, weight in (*((f"layer {layer}", weight) for layer, weight in enumerate(weights)), ("first", first), ("last", last)):
+    for what, weight in (
+        *((f"layer {layer}", weight) for layer, weight in enumerate(weights)),
+        ("first", first),
+        ("last", last),
+    ):
         if not 0 <= weight < math.inf:
-            raise ArgumentError(f"a weight must be a finite number, 0 or more, got {weight} ({what}). Pass what it weighs.")
+            raise ArgumentError(
+                f"a weight must be a finite number, 0 or more, got {weight} "
+                f"({what}). Pass what it weighs."
+            )
     up_to = [0, *accumulate(weights)]
 
     def weight_of(stage: int, start: int, stop: int) -> float:
-        return up_to[stop] - up_to[start] + (first if stage == 0 else 0) + (last if stage == num_stages - 1 else 0)
+        return (
+            up_to[stop]
+            - up_to[start]
+            + (first if stage == 0 else 0)
+            + (last if stage == num_stages - 1 else 0)
+        )
 
     heaviest, _ = _best_cuts(len(weights), num_stages, weight_of, max)
 
@@ -107,17 +136,25 @@ def by_weight(weights: Sequence[float], num_stages: int, *, first: float = 0, la
 
 
 def _best_cuts(
-    num_layers: int, num_stages: int, cost_of: Callable[[int, int, int], float], join: Callable[[float, float], float]
+    num_layers: int,
+    num_stages: int,
+    cost_of: Callable[[int, int, int], float],
+    join: Callable[[float, float], float],
 ) -> tuple[float, list[int]]:
-    """Returns the lowest joined cost of all stages, and the cuts that have it: stage s holds the layers from cut s to cut s + 1.
+    """Returns the lowest joined cost of all stages, and the cuts that have it.
 
-    Dynamic programming: ``best[n]`` is the lowest cost of sharing out the first n layers over the stages seen so far. One more stage takes
-    the layers from k to n, on top of the best for the first k. Of equal ones the largest k is taken: early stages get more.
+    Stage s holds the layers from cut s to cut s + 1. Dynamic programming: ``best[n]`` is the lowest
+    cost of sharing out the first n layers over the stages seen so far. One more stage takes the
+    layers from k to n, on top of the best for the first k. Of equal ones the largest k is taken:
+    early stages get more.
     """
     best: list[float] = [0.0] + [math.inf] * num_layers
     starts_of_stages = []
     for stage in range(num_stages):
-        candidates = [[(join(best[k], cost_of(stage, k, n)), -k) for k in range(n + 1)] for n in range(num_layers + 1)]
+        candidates = [
+            [(join(best[k], cost_of(stage, k, n)), -k) for k in range(n + 1)]
+            for n in range(num_layers + 1)
+        ]
         starts_of_stages.append([-min(row)[1] for row in candidates])
         best = [min(row)[0] for row in candidates]
     cuts = [num_layers]
@@ -132,4 +169,7 @@ def _ranges(sizes: Sequence[int]) -> list[range]:
 
 def _check_num_stages(num_stages: int) -> None:
     if num_stages < 1:
-        raise ArgumentError(f"num_stages must be 1 or more, got {num_stages}. Say how many stages the model is cut into.")
+        raise ArgumentError(
+            f"num_stages must be 1 or more, got {num_stages}. Say how "
+            "many stages the model is cut into."
+        )

@@ -1,6 +1,7 @@
-"""The schedules by name, each as the phases of every rank: one stage a rank, several round the ring, and two that make a V.
+"""The schedules by name, each as the phases of every rank.
 
-F is a forward, B a backward; p is the number of ranks, m the number of microbatches. First those with stage s on rank s.
+One stage a rank, several round the ring, and two that make a V. F is a forward, B a backward; p is
+the number of ranks, m the number of microbatches. First those with stage s on rank s.
 
 GPipe does all forwards, then all backwards (p = 3, m = 4; B drawn as long as F)::
 
@@ -16,48 +17,74 @@ GPipe does all forwards, then all backwards (p = 3, m = 4; B drawn as long as F)
 
 Both end at the same time when messages cost nothing: 1F1B saves memory, not time.
 
-Zero bubble schedules split the backward, B = I + W, and fill the gaps with its second half. The previous rank waits for the input's
-gradient I. Nobody waits for the weights' gradients W, so a rank that would be idle does one that it has put off (ZB-H1, p = 3, m = 4, all
-actions of the same length)::
+Zero bubble schedules split the backward, B = I + W, and fill the gaps with its second half. The
+previous rank waits for the input's gradient I. Nobody waits for the weights' gradients W, so a rank
+that would be idle does one that it has put off (ZB-H1, p = 3, m = 4, all actions of the same
+length)::
 
     rank 0   F0 F1 F2       I0 W0 F3 I1 W1 I2 W2 I3 W3
     rank 1      F0 F1    I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
     rank 2         F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 
-ZB-H2 also fills the gap at the start, with more forwards: no rank is ever idle between its first and its last action, for about twice the
-memory.
+ZB-H2 also fills the gap at the start, with more forwards: no rank is ever idle between its first
+and its last action, for about twice the memory.
 
-Then schedules that go round the ring several times: with p ranks, rank r has the stages r, p + r, 2p + r and so on, its v chunks.
+Then schedules that go round the ring several times: with p ranks, rank r has the stages r, p + r,
+2p + r and so on, its v chunks.
 
-At the start a rank waits until the stages before its first one have passed a microbatch on. Stages are v times smaller here, so the bubble
-is too. The price is about v times as many messages, including those over the wrap-around edge.
+At the start a rank waits until the stages before its first one have passed a microbatch on. Stages
+are v times smaller here, so the bubble is too. The price is about v times as many messages,
+including those over the wrap-around edge.
 
 Two orders of a rank's forwards (p = 2, v = 2, m = 4; numbers are microbatches)::
 
-                          chunk 0    chunk 1    chunk 0    chunk 1
-    interleaved 1F1B      F0 F1      F0 F1      F2 F3      F2 F3       depth first: a round of microbatches through all chunks
-    looped BFS            F0 F1 F2 F3           F0 F1 F2 F3            breadth first: all microbatches through a chunk
+                      chunk 0    chunk 1  chunk 0    chunk 1
+    interleaved 1F1B  F0 F1      F0 F1    F2 F3      F2 F3    depth first: a round of microbatches
+                                                              through all chunks
+    looped BFS        F0 F1 F2 F3         F0 F1 F2 F3         breadth first: all microbatches
+                                                              through a chunk
 
-Last, schedules in which the model goes down the ranks and comes back up, like a V: rank r has stage r and stage 2p - 1 - r.
+Last, schedules in which the model goes down the ranks and comes back up, like a V: rank r has stage
+r and stage 2p - 1 - r.
 
 ::
 
-    rank 0    stage 0                 stage 7     the loss is computed on rank 0, where the microbatch came in
+    rank 0    stage 0                 stage 7     the loss is computed on rank 0, where the
+                                                  microbatch came in
     rank 1        stage 1         stage 6
     rank 2            stage 2 stage 5
-    rank 3            stage 3 stage 4             both stages of the turn are here: no message between them
+    rank 3            stage 3 stage 4             both stages of the turn are here: no message
+                                                  between them
 
-Each rank has one stage near the start, whose activations live long, and one near the end, whose activations do not: all ranks need the same
-memory. In the phases below, chunk 0 is the one on the way down, chunk 1 the one on the way up.
+Each rank has one stage near the start, whose activations live long, and one near the end, whose
+activations do not: all ranks need the same memory. In the phases below, chunk 0 is the one on the
+way down, chunk 1 the one on the way up.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from ringsim.schedules.schedule import Order, Phase, PhasedRow, PhasedRows, Schedule, check_counts, phased
+from ringsim.schedules.schedule import (
+    Order,
+    Phase,
+    PhasedRow,
+    PhasedRows,
+    Schedule,
+    check_counts,
+    phased,
+)
 
-__all__ = ["dualpipe_v", "gpipe", "interleaved_1f1b", "looped_bfs", "one_f_one_b", "zb_h1", "zb_h2", "zb_v"]
+__all__ = [
+    "dualpipe_v",
+    "gpipe",
+    "interleaved_1f1b",
+    "looped_bfs",
+    "one_f_one_b",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+]
 
 
 def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
@@ -78,19 +105,23 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
         ['0F0 0F1 0F2 0B0 0B1 0B2', '1F0 1F1 1F2 1B0 1B1 1B2']
 
     Source:
-        Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism, 2018, arXiv 1811.06965, figure 2.
-        The backwards there run from the last microbatch to the first; here from the first, as in torch: the times are the same.
+        Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism,
+        2018, arXiv 1811.06965, figure 2. The backwards there run from the last microbatch to the
+        first; here from the first, as in torch: the times are the same.
     """
     check_counts(num_ranks, num_microbatches)
     m = num_microbatches
-    return phased("gpipe", m, [[(m, "F"), (m, "B")]] * num_ranks, [[rank] for rank in range(num_ranks)])
+    return phased(
+        "gpipe", m, [[(m, "F"), (m, "B")]] * num_ranks, [[rank] for rank in range(num_ranks)]
+    )
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns 1F1B: after a warm-up, one forward and one backward in turn.
 
-    Rank s starts with p - 1 - s forwards, its distance to the last rank. When the first gradient comes back, p - s of its microbatches are
-    under way; from then on each forward waits until a backward has freed a place.
+    Rank s starts with p - 1 - s forwards, its distance to the last rank. When the first gradient
+    comes back, p - s of its microbatches are under way; from then on each forward waits until a
+    backward has freed a place.
 
     Args:
         num_ranks: how many ranks, each with one stage.
@@ -107,8 +138,8 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
         ['0F0 0F1 0B0 0F2 0B1 0B2', '1F0 1B0 1F1 1B1 1F2 1B2']
 
     Source:
-        Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, 2021, arXiv 2104.04473,
-        section 2.2.1; first in PipeDream, arXiv 1806.03377.
+        Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using
+        Megatron-LM, 2021, arXiv 2104.04473, section 2.2.1; first in PipeDream, arXiv 1806.03377.
     """
     check_counts(num_ranks, num_microbatches)
     p, m = num_ranks, num_microbatches
@@ -120,7 +151,9 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns ZB-H1: 1F1B's order with the backward split; a smaller bubble for the memory of 1F1B's first rank on every rank.
+    """Returns ZB-H1: 1F1B's order with the backward split.
+
+    A smaller bubble for the memory of 1F1B's first rank on every rank.
 
     Args:
         num_ranks: how many ranks, each with one stage.
@@ -137,7 +170,8 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
         ['0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2', '1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2']
 
     Source:
-        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, section 2.1 and figure 3.
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, section 2.1 and
+        figure 3.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, num_ranks)
@@ -146,7 +180,9 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns ZB-H2: no gap between a rank's first and last action, for about twice the memory of 1F1B.
+    """Returns ZB-H2.
+
+    No gap between a rank's first and last action, for about twice the memory of 1F1B.
 
     Args:
         num_ranks: how many ranks, each with one stage.
@@ -163,24 +199,38 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
         ['0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2', '1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2']
 
     Source:
-        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, section 2.2 and figure 3.
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, section 2.2 and
+        figure 3.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
-    rows = [_row(warm_up=2 * (p - 1 - rank), put_off=2 * rank, num_microbatches=played) for rank in range(p)]
+    rows = [
+        _row(warm_up=2 * (p - 1 - rank), put_off=2 * rank, num_microbatches=played)
+        for rank in range(p)
+    ]
     return phased("zb_h2", num_microbatches, rows, [[rank] for rank in range(p)], played)
 
 
 def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:
-    """Phases of a rank: ``warm_up`` forwards first, and the weights' gradients always ``put_off`` microbatches late."""
-    return [(warm_up, "F"), (put_off, "F I"), (num_microbatches - warm_up - put_off, "F I W"), (warm_up, "I W"), (put_off, "W")]
+    """Phases of a rank.
+
+    ``warm_up`` forwards first, and the weights' gradients always ``put_off`` microbatches late.
+    """
+    return [
+        (warm_up, "F"),
+        (put_off, "F I"),
+        (num_microbatches - warm_up - put_off, "F I W"),
+        (warm_up, "I W"),
+        (put_off, "W"),
+    ]
 
 
 def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
     """Returns interleaved 1F1B: 1F1B over several chunks a rank, depth first.
 
-    Microbatches go in rounds of as many as there are ranks, or a few more. A round passes a rank's first chunk, then its second, and so
-    on: it comes round the ring just when the rank is done with the previous chunk.
+    Microbatches go in rounds of as many as there are ranks, or a few more. A round passes a rank's
+    first chunk, then its second, and so on: it comes round the ring just when the rank is done with
+    the previous chunk.
 
     Args:
         num_ranks: how many ranks.
@@ -188,7 +238,8 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
         num_chunks: how many stages each rank has.
 
     Returns:
-        The schedule; if the rounds cannot be equal, the first and some others have one microbatch more.
+        The schedule; if the rounds cannot be equal, the first and some others have one microbatch
+        more.
 
     Raises:
         ArgumentError: a count is less than 1.
@@ -198,13 +249,14 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
         1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
 
     Source:
-        Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, 2021, arXiv 2104.04473,
-        section 2.2.2.
+        Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using
+        Megatron-LM, 2021, arXiv 2104.04473, section 2.2.2.
     """
     check_counts(num_ranks, num_microbatches, num_chunks)
     p, m, v = num_ranks, num_microbatches, num_chunks
     num_rounds = max(1, m // p)
-    firsts = [-(-m * index // num_rounds) for index in range(num_rounds + 1)]  # the first microbatch of each round, and m
+    # the first microbatch of each round, and m
+    firsts = [-(-m * index // num_rounds) for index in range(num_rounds + 1)]
     rounds = [range(first, end) for first, end in pairwise(firsts)]
     warm_ups = [min((v - 1) * len(rounds[0]) + 2 * (p - 1 - rank), m * v) for rank in range(p)]
     rows = []
@@ -242,12 +294,17 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
     for rank in range(p):
         stages = range(rank, v * p, p)
         backwards = Order(stages[::-1], (range(m)[::-1],))
-        rows.append(PhasedRow(((m * v, "F"), (m * v, "B")), (Order(stages, (range(m),)),), (backwards,), m))
+        rows.append(
+            PhasedRow(((m * v, "F"), (m * v, "B")), (Order(stages, (range(m),)),), (backwards,), m)
+        )
     return Schedule("looped_bfs", m, tuple(range(p)) * v, PhasedRows(rows))
 
 
 def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns ZB-V: no gap between a rank's first and last action where F, I and W take the same time, for the memory of 1F1B.
+    """Returns ZB-V.
+
+    No gap between a rank's first and last action where F, I and W take the same time, for the
+    memory of 1F1B.
 
     Args:
         num_ranks: how many ranks, each with two stages.
@@ -264,8 +321,8 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
         ['0F0 3F0 3I0 3W0 0I0 0W0', '1F0 2F0 2I0 2W0 1I0 1W0']
 
     Source:
-        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241: ZB-V. The phases are those of torch's
-        ScheduleZBVZeroBubble.
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241: ZB-V. The phases are
+        those of torch's ScheduleZBVZeroBubble.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
@@ -284,18 +341,23 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
             (rank, "W0"),
         ]
         rows.append(phases)
-    return phased("zb_v", num_microbatches, rows, [(rank, 2 * p - 1 - rank) for rank in range(p)], played)
+    return phased(
+        "zb_v", num_microbatches, rows, [(rank, 2 * p - 1 - rank) for rank in range(p)], played
+    )
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns DualPipeV: forwards of one chunk beside backwards of the other, made for hardware that can do both at once.
+    """Returns DualPipeV.
 
-    The pairs ``F0 B1`` and ``F1 B0`` of the middle phases are what the paper computes at the same time, hiding the messages of one behind
-    the computing of the other. Here they run one after the other.
+    Forwards of one chunk beside backwards of the other, made for hardware that can do both at once.
+    The pairs ``F0 B1`` and ``F1 B0`` of the middle phases are what the paper computes at the same
+    time, hiding the messages of one behind the computing of the other. Here they run one after the
+    other.
 
     Args:
         num_ranks: how many ranks, each with two stages.
-        num_microbatches: how many microbatches; with fewer than 2 ``num_ranks`` most of the overlap is lost.
+        num_microbatches: how many microbatches; with fewer than 2 ``num_ranks`` most of the overlap
+            is lost.
 
     Returns:
         The schedule.
@@ -308,8 +370,9 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
         ['0F0 3F0 3I0 3W0 0B0', '1F0 2F0 2B0 1B0']
 
     Source:
-        DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437, section 3.2.1: DualPipe; cut in half to a V in its repository,
-        github.com/deepseek-ai/DualPipe. The phases are its steps, as in torch's ScheduleDualPipeV.
+        DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437, section 3.2.1: DualPipe;
+        cut in half to a V in its repository, github.com/deepseek-ai/DualPipe. The phases are its
+        steps, as in torch's ScheduleDualPipeV.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks)
@@ -322,7 +385,8 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
             (after, "I1 W F1"),
             (played - p - after, "F0 B1 F1 B0"),
             (after, "B1 F1 B0"),
-            # rank + 1 times B1 B0; the second half of these backwards is split, because earlier ranks wait for the gradients
+            # rank + 1 times B1 B0; the second half of these backwards is split, because earlier
+            # ranks wait for the gradients
             ((rank + 1) // 2, "B1 B0"),
             ((rank + 1) % 2, "B1 I0"),
             ((rank + 1) // 2, "I1 I0"),
@@ -330,4 +394,10 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
             (rank + 1, "W"),
         ]
         rows.append(phases)
-    return phased("dualpipe_v", num_microbatches, rows, [(rank, 2 * p - 1 - rank) for rank in range(p)], played)
+    return phased(
+        "dualpipe_v",
+        num_microbatches,
+        rows,
+        [(rank, 2 * p - 1 - rank) for rank in range(p)],
+        played,
+    )

@@ -6,29 +6,34 @@
     rank 1       1F0 1F1     1B0 1F2 1B1 1F3 1B2     1B3
     rank 2           2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
 
-One item is an *action*, in torch's text form: ``2F0`` is the forward pass of microbatch 0 on stage 2. The kinds::
+One item is an *action*, in torch's text form: ``2F0`` is the forward pass of microbatch 0 on
+stage 2. The kinds::
 
-    F   forward                            SEND_F, RECV_F   the output goes to the next stage; the input comes from the previous one
-    B   backward, all of it                SEND_B, RECV_B   the gradient goes to the previous stage; it comes from the next one
-    I   backward, the input's gradient     B = I + W: the previous stage waits for the input's gradient only; the weights' gradients
-    W   backward, the weights' gradients   can be computed later, when the rank would be idle
+    F  forward                           SEND_F, RECV_F   the output goes to the next stage; the
+                                                          input comes from the previous one
+    B  backward, all of it               SEND_B, RECV_B   the gradient goes to the previous stage;
+                                                          it comes from the next one
+    I  backward, the input's gradient    B = I + W: the previous stage waits for the input's
+                                         gradient only; the weights' gradients
+    W  backward, the weights' gradients  can be computed later, when the rank would be idle
 
 An action names its own stage only; the other side follows from the kind::
 
     stage 0         0F0 0SEND_F0 ------->                                ------> 0RECV_B0 0B0
     stage 1                     1RECV_F0 1F0 1SEND_F0 ...  1B0 1SEND_B0 /
 
-The schedules of the papers are written as *phases*: how often, and what each time. Rank 0 of 1F1B with 4 ranks and 8 microbatches is
-``(3, "F"), (5, "F B"), (3, "B")``::
+The schedules of the papers are written as *phases*: how often, and what each time. Rank 0 of 1F1B
+with 4 ranks and 8 microbatches is ``(3, "F"), (5, "F B"), (3, "B")``::
 
     3 times F       5 times F B                                            3 times B
     0F0 0F1 0F2     0F3 0B0  0F4 0B1  0F5 0B2  0F6 0B3  0F7 0B4            0B5 0B6 0B7
 
-A word does not name its microbatch: it takes the next one, in the rank's order of forwards or of backwards. The actions are written out
-when somebody looks at them, so a schedule of a thousand ranks and thousands of microbatches costs nothing to make.
+A word does not name its microbatch: it takes the next one, in the rank's order of forwards or of
+backwards. The actions are written out when somebody looks at them, so a schedule of a thousand
+ranks and thousands of microbatches costs nothing to make.
 
-A schedule holds the order alone. When something happens follows from what it costs: the executor runs a schedule, ``evaluate`` and
-``simulate_schedule`` time it, ``plot_schedule`` draws it.
+A schedule holds the order alone. When something happens follows from what it costs: the executor
+runs a schedule, ``evaluate`` and ``simulate_schedule`` time it, ``plot_schedule`` draws it.
 """
 
 from __future__ import annotations
@@ -69,9 +74,16 @@ COMPUTE_KINDS: Final = ("F", "B", "I", "W")
 SEND_KINDS: Final = ("SEND_F", "SEND_B")
 RECV_KINDS: Final = ("RECV_F", "RECV_B")
 
-_TEXT: Final = re.compile(rf"(\d{{1,9}})({'|'.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))})(\d{{1,9}})", re.ASCII)
+_TEXT: Final = re.compile(
+    rf"(\d{{1,9}})({'|'.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))})(\d{{1,9}})", re.ASCII
+)
 # Of a message: the kind of the other side, and how many stages away that is.
-_OTHER_SIDE: Final = {"SEND_F": ("RECV_F", 1), "RECV_F": ("SEND_F", -1), "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", 1)}
+_OTHER_SIDE: Final = {
+    "SEND_F": ("RECV_F", 1),
+    "RECV_F": ("SEND_F", -1),
+    "SEND_B": ("RECV_B", -1),
+    "RECV_B": ("SEND_B", 1),
+}
 
 
 class Action(NamedTuple):
@@ -108,7 +120,10 @@ class Action(NamedTuple):
             ArgumentError: this action is no message.
         """
         if self.kind not in _OTHER_SIDE:
-            raise ArgumentError(f"an action with another side must be a send or a recv, got {self}. Look at is_compute first.")
+            raise ArgumentError(
+                f"an action with another side must be a send or a recv, got {self}. Look at "
+                "is_compute first."
+            )
         kind, distance = _OTHER_SIDE[self.kind]
         return Action(self.stage + distance, kind, self.microbatch)
 
@@ -135,19 +150,25 @@ def parse_action(text: str) -> Action:
     found = _TEXT.fullmatch(text)
     if found is None:
         raise ScheduleError(
-            f"an action must be a stage, one of {', '.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))}, and a microbatch, got "
+            "an action must be a stage, one of "
+            f"{', '.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))}, and a microbatch, got "
             f"{say(text)}. Write for example 2F0 or 1SEND_F0."
         )
     stage, kind, microbatch = found.groups()
     return Action(int(stage), kind, int(microbatch))
 
 
-Phase = tuple[int, str]  # how often, and the words: a kind, followed by a chunk (0, 1, ...) where the rank has several orders
-Columns = tuple[Any, Any, Any]  # arrays of one length: stages, kinds (places in COMPUTE_KINDS), microbatches
+# how often, and the words: a kind, followed by a chunk (0, 1, ...) where the rank has several
+# orders
+Phase = tuple[int, str]
+# arrays of one length: stages, kinds (places in COMPUTE_KINDS), microbatches
+Columns = tuple[Any, Any, Any]
 
 
 class Order(NamedTuple):
-    """In which order a rank takes the microbatches of some stages: each round of microbatches goes through all stages.
+    """In which order a rank takes the microbatches of some stages.
+
+    Each round of microbatches goes through all stages.
 
     Attributes:
         stages: the stages.
@@ -168,8 +189,13 @@ class Order(NamedTuple):
 
     def list_places(self) -> tuple[Any, Any]:
         """Returns the stages and the microbatches, int32 arrays of one length."""
-        stage = [np.repeat(np.asarray(self.stages, dtype=np.int32), len(each)) for each in self.rounds]
-        microbatch = [np.tile(np.arange(each.start, each.stop, each.step, dtype=np.int32), len(self.stages)) for each in self.rounds]
+        stage = [
+            np.repeat(np.asarray(self.stages, dtype=np.int32), len(each)) for each in self.rounds
+        ]
+        microbatch = [
+            np.tile(np.arange(each.start, each.stop, each.step, dtype=np.int32), len(self.stages))
+            for each in self.rounds
+        ]
         return np.concatenate(stage), np.concatenate(microbatch)
 
 
@@ -177,18 +203,25 @@ class Order(NamedTuple):
 class PhasedRow:
     """What one rank does, written as phases.
 
-    ``F`` takes the next forward; ``B`` and ``I`` take the next backward, whole or the input's half; ``W`` takes the weights' half of the
-    oldest ``I`` that has none yet. A digit after the kind names the chunk; a ``W`` without one takes the oldest ``I`` of any chunk.
+    ``F`` takes the next forward; ``B`` and ``I`` take the next backward, whole or the input's half;
+    ``W`` takes the weights' half of the oldest ``I`` that has none yet. A digit after the kind
+    names the chunk; a ``W`` without one takes the oldest ``I`` of any chunk.
 
     Attributes:
         phases: how often, and what.
         forwards: for each chunk, its forwards in order.
         backwards: for each chunk, its backwards in order.
-        num_microbatches: actions of microbatches from this one on are left out. A schedule whose phases need many microbatches is made for
-            that many and cut: what is left cannot get stuck, because microbatches do not wait for each other.
+        num_microbatches: actions of microbatches from this one on are left out. A schedule whose
+            phases need many microbatches is made for that many and cut: what is left cannot get
+            stuck, because microbatches do not wait for each other.
 
     Example:
-        >>> row = PhasedRow(((1, "F"), (1, "F I W"), (1, "I W")), (Order.of_stage(0, 2),), (Order.of_stage(0, 2),), 2)
+        >>> row = PhasedRow(
+        ...     ((1, "F"), (1, "F I W"), (1, "I W")),
+        ...     (Order.of_stage(0, 2),),
+        ...     (Order.of_stage(0, 2),),
+        ...     2,
+        ... )
         >>> print(*row.actions)
         0F0 0F1 0I0 0W0 0I1 0W1
     """
@@ -207,16 +240,26 @@ class PhasedRow:
     def columns(self) -> Columns:
         """Returns the actions as arrays."""
         names = sorted({word for _, words in self.phases for word in words.split()})
-        coded = [(times, np.array([names.index(each) for each in words.split()], dtype=np.int8)) for times, words in self.phases]
+        coded = [
+            (times, np.array([names.index(each) for each in words.split()], dtype=np.int8))
+            for times, words in self.phases
+        ]
         word = np.concatenate([np.tile(codes, times) for times, codes in coded])
         stage, microbatch = np.zeros((2, len(word)), dtype=np.int32)
         for orders, kinds in ((self.forwards, "F"), (self.backwards, "BI")):
             for chunk, order in enumerate(orders):
-                some = np.array([name[0] in kinds and int(name[1:] or 0) == chunk for name in names])[word]
+                some = np.array(
+                    [name[0] in kinds and int(name[1:] or 0) == chunk for name in names]
+                )[word]
                 stage[some], microbatch[some] = order.list_places()
         for code, name in enumerate(names):
             if name[0] == "W":
-                some, first = word == code, np.array([other[0] == "I" and name[1:] in ("", other[1:]) for other in names])[word]
+                some, first = (
+                    word == code,
+                    np.array([other[0] == "I" and name[1:] in ("", other[1:]) for other in names])[
+                        word
+                    ],
+                )
                 stage[some], microbatch[some] = stage[first], microbatch[first]
         kind = np.array([COMPUTE_KINDS.index(name[0]) for name in names], dtype=np.int8)[word]
         kept = microbatch < self.num_microbatches
@@ -224,7 +267,9 @@ class PhasedRow:
 
 
 class PhasedRows(Sequence[tuple["Action", ...]]):
-    """The rows of all ranks, written as phases; a row's actions are written out when it is looked at.
+    """The rows of all ranks, written as phases.
+
+    A row's actions are written out when it is looked at.
 
     Example:
         >>> orders = (Order.of_stage(0, 2),)
@@ -242,13 +287,19 @@ class PhasedRows(Sequence[tuple["Action", ...]]):
 
     def __getitem__(self, rank: Any) -> Any:
         """Returns a rank's actions, or for a slice those of several."""
-        return tuple(row.actions for row in self.rows[rank]) if isinstance(rank, slice) else self.rows[rank].actions
+        return (
+            tuple(row.actions for row in self.rows[rank])
+            if isinstance(rank, slice)
+            else self.rows[rank].actions
+        )
 
     def __eq__(self, other: object) -> bool:
         """Two schedules are the same when their actions are, however they are written."""
         if isinstance(other, PhasedRows) and self.rows == other.rows:
             return True
-        return tuple(self) == tuple(other) if isinstance(other, PhasedRows | tuple) else NotImplemented
+        return (
+            tuple(self) == tuple(other) if isinstance(other, PhasedRows | tuple) else NotImplemented
+        )
 
     def __hash__(self) -> int:
         return hash(tuple(self))
@@ -296,7 +347,9 @@ class Schedule:
     @property
     def lowered(self) -> bool:
         """Whether the sends and recvs are among the actions."""
-        return not isinstance(self.actions, PhasedRows) and any(not action.is_compute for row in self.actions for action in row)
+        return not isinstance(self.actions, PhasedRows) and any(
+            not action.is_compute for row in self.actions for action in row
+        )
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Returns the stages that a rank has, in the order of the model."""
@@ -304,23 +357,35 @@ class Schedule:
 
 
 def phased(
-    name: str, num_microbatches: int, phases: Sequence[Sequence[Phase]], stages: Sequence[Sequence[int]], num_played: int | None = None
+    name: str,
+    num_microbatches: int,
+    phases: Sequence[Sequence[Phase]],
+    stages: Sequence[Sequence[int]],
+    num_played: int | None = None,
 ) -> Schedule:
-    """Returns the schedule whose ranks do these phases, each stage taking microbatch after microbatch.
+    """Returns the schedule whose ranks do these phases.
+
+    Each stage takes microbatch after microbatch.
 
     Args:
         name: what to call it.
         num_microbatches: how many microbatches it is for.
         phases: those of each rank.
         stages: those of each rank, by chunk.
-        num_played: for how many microbatches the phases are written, if for more; those beyond ``num_microbatches`` are cut.
+        num_played: for how many microbatches the phases are written, if for more; those beyond
+            ``num_microbatches`` are cut.
     """
     rows = []
     for each, own in zip(phases, stages, strict=True):
         orders = tuple(Order.of_stage(stage, num_played or num_microbatches) for stage in own)
         rows.append(PhasedRow(tuple(each), orders, orders, num_microbatches))
     owners = {stage: rank for rank, own in enumerate(stages) for stage in own}
-    return Schedule(name, num_microbatches, tuple(owners[stage] for stage in range(len(owners))), PhasedRows(rows))
+    return Schedule(
+        name,
+        num_microbatches,
+        tuple(owners[stage] for stage in range(len(owners))),
+        PhasedRows(rows),
+    )
 
 
 _LINE: Final = re.compile(r"rank (\d{1,9}):(.*)", re.ASCII)
@@ -342,7 +407,10 @@ def to_text(schedule: Schedule) -> str:
         rank 0: 0F0 0F1 0B0 0B1
         rank 1: 1F0 1B0 1F1 1B1
     """
-    return "".join(" ".join([f"rank {rank}:", *map(str, row)]) + "\n" for rank, row in enumerate(schedule.actions))
+    return "".join(
+        " ".join([f"rank {rank}:", *map(str, row)]) + "\n"
+        for rank, row in enumerate(schedule.actions)
+    )
 
 
 def from_text(text: str, *, name: str = "own") -> Schedule:
@@ -356,7 +424,8 @@ def from_text(text: str, *, name: str = "own") -> Schedule:
         The schedule. Whether it can work, ``validate`` says.
 
     Raises:
-        ScheduleError: a line or an action is none, or a stage is on two ranks or missing; the message says in which row and column.
+        ScheduleError: a line or an action is none, or a stage is on two ranks or missing; the
+            message says in which row and column.
 
     Example:
         >>> from_text("rank 0: 0F0 0B0").actions
@@ -369,7 +438,8 @@ def from_text(text: str, *, name: str = "own") -> Schedule:
         found = _LINE.fullmatch(line.strip())
         if found is None or int(found[1]) != len(rows):
             raise ScheduleError(
-                f"a line must begin with 'rank {len(rows)}:', got {line.strip()[:40]!r} (line {number}). Write one line a rank."
+                f"a line must begin with 'rank {len(rows)}:', got {line.strip()[:40]!r} (line "
+                f"{number}). Write one line a rank."
             )
         rows.append(found[2].split())
     return _from_cells(rows, name)
@@ -379,7 +449,8 @@ def to_csv(schedule: Schedule) -> str:
     """Writes a schedule as CSV, in the form that ``torch.distributed.pipelining`` loads.
 
     Args:
-        schedule: the schedule, lowered or not; torch reads one with sends and recvs as ``compute_comms``, else as ``compute_only``.
+        schedule: the schedule, lowered or not; torch reads one with sends and recvs as
+            ``compute_comms``, else as ``compute_only``.
 
     Returns:
         One row a rank, one cell an action.
@@ -398,15 +469,17 @@ def from_csv(text: str, *, name: str = "own") -> Schedule:
     r"""Reads a schedule from CSV, in the form that ``torch.distributed.pipelining`` dumps.
 
     Args:
-        text: one row a rank, one cell an action. ``0UNSHARD``, ``0RESHARD`` and ``0REDUCE_GRAD``, what torch does around a pipeline with
-            sharded parameters, are passed over; ``(0F7;7B3)OVERLAP_F_B``, two actions at once, is refused.
+        text: one row a rank, one cell an action. ``0UNSHARD``, ``0RESHARD`` and ``0REDUCE_GRAD``,
+            what torch does around a pipeline with sharded parameters, are passed over;
+            ``(0F7;7B3)OVERLAP_F_B``, two actions at once, is refused.
         name: what to call the schedule.
 
     Returns:
         The schedule. Whether it can work, ``validate`` says.
 
     Raises:
-        ScheduleError: a cell is no action, or a stage is on two ranks or missing; the message says in which row and column.
+        ScheduleError: a cell is no action, or a stage is on two ranks or missing; the message says
+            in which row and column.
 
     Example:
         >>> [" ".join(map(str, row)) for row in from_csv("0F0,,0B0\n,1F0,1B0").actions]
@@ -418,7 +491,10 @@ def from_csv(text: str, *, name: str = "own") -> Schedule:
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
-        raise ScheduleError(f"a schedule must be CSV, got text that is not ({error}). Write one row a rank, one cell an action.") from None
+        raise ScheduleError(
+            f"a schedule must be CSV, got text that is not ({error}). Write one row a rank, one "
+            "cell an action."
+        ) from None
     return _from_cells(rows, name)
 
 
@@ -432,15 +508,22 @@ def _from_cells(rows: Iterable[list[str]], name: str) -> Schedule:
             for action in _read_cell(cell.strip(), where):
                 if owners.setdefault(action.stage, rank) != rank:
                     raise ScheduleError(
-                        f"a stage must be on one rank, got {action} on rank {rank} where stage {action.stage} is on rank "
+                        f"a stage must be on one rank, got {action} on rank {rank} where stage "
+                        f"{action.stage} is on rank "
                         f"{owners[action.stage]} ({where}). Move the action to that row."
                     )
                 actions[rank].append(action)
     if not owners:
-        raise ScheduleError("a schedule must have at least one action, got none. Write one row a rank, for example 0F0,0B0.")
+        raise ScheduleError(
+            "a schedule must have at least one action, got none. Write one row a rank, for "
+            "example 0F0,0B0."
+        )
     missing = next((stage for stage in range(len(owners)) if stage not in owners), None)
     if missing is not None:
-        raise ScheduleError(f"stages must be numbered from 0 without gaps, got {max(owners)} and no stage {missing}. Number them again.")
+        raise ScheduleError(
+            f"stages must be numbered from 0 without gaps, got {max(owners)} and no stage "
+            f"{missing}. Number them again."
+        )
     return Schedule(
         name=name,
         num_microbatches=1 + max(action.microbatch for row in actions for action in row),
@@ -455,7 +538,8 @@ def _read_cell(cell: str, where: str) -> list[Action]:
         return []
     if cell.endswith("OVERLAP_F_B"):
         raise ScheduleError(
-            f"an action must be one that a rank does alone, got {say(cell)} ({where}). Write the two in sequence, as torch "
+            f"an action must be one that a rank does alone, got {say(cell)} ({where}). Write the "
+            "two in sequence, as torch "
             "does them where no function is registered for OVERLAP_F_B."
         )
     try:
@@ -469,17 +553,22 @@ _MOST_FORWARDS: Final = 10**8  # of all microbatches on all stages: what a machi
 
 def check_counts(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> None:
     """Raises ArgumentError for a count that is no whole number, or less than 1."""
-    counts = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_chunks": num_chunks}
+    counts = {
+        "num_ranks": num_ranks,
+        "num_microbatches": num_microbatches,
+        "num_chunks": num_chunks,
+    }
     for name, value in counts.items():
         check_integer(name, value, 1, "Say how many the pipeline has.")
 
 
 def check_size(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> None:
-    """Raises ArgumentError for a count that breaks its rule, or a step that is too large to be held."""
+    """Raises ArgumentError for a count that breaks its rule, or a step too large to be held."""
     check_counts(num_ranks, num_microbatches, num_chunks)
     size = num_ranks * num_microbatches * num_chunks
     if size > _MOST_FORWARDS:
         raise ArgumentError(
-            f"num_ranks and num_microbatches must make a step of {_MOST_FORWARDS:,} forward passes or fewer, got {num_ranks} and "
+            f"num_ranks and num_microbatches must make a step of {_MOST_FORWARDS:,} forward "
+            f"passes or fewer, got {num_ranks} and "
             f"{num_microbatches}. Take fewer."
         )

@@ -150,7 +150,7 @@ class Clock:
         self.now_ns = round(time_s * 1e9)
 
     def at(self, time_s: float, *due: Due) -> None:
-        """Lets ranks go on, or calls functions that must not wait, at a time; now at the earliest."""
+        """Lets ranks go on, or calls functions that must not wait, at a time or now."""
         if time_s <= self.now:
             self._ready += due
             return
@@ -185,7 +185,7 @@ class Clock:
         self.sleep_until(self.book(seconds))
 
     def book(self, seconds: float) -> float:
-        """Takes a core for the calling rank as soon as one is free; returns when it is done with it."""
+        """Takes a core for the calling rank; returns when it is done with it."""
         if self.cores is None:
             return self.now + seconds
         return self.cores.book(self.now, seconds)
@@ -265,7 +265,7 @@ class Clock:
         self._give_way_to_all()
 
     def throw(self, rank: Rank, error: BaseException) -> None:
-        """Raises an error in a rank that has given way, and lets it run until it gives way again."""
+        """Raises an error in a rank, and lets it run until it gives way again."""
         if rank.ended:
             return
         self._stands = True
@@ -287,7 +287,7 @@ class Clock:
             self._go_on(self._outside)
 
     def _next(self) -> Rank:
-        """Calls whatever is due; returns the first rank that is, ``_outside`` if none ever will be."""
+        """Calls what is due; returns the first rank that is, or ``_outside`` if none ever is."""
         if self._stands:
             return self._outside
         ready, times, later = self._ready, self._times, self._later

@@ -1,30 +1,36 @@
 """The collectives of simulated ranks: who gives and takes what, and when they are done.
 
-The n-th collective of a group on one rank belongs to the n-th on every other. The last rank to come moves the data and says when all are
-done, by what a common algorithm takes over the links that there are; S is the size in the trace, and N the number of ranks:
+The n-th collective of a group on one rank belongs to the n-th on every other. The last rank to come
+moves the data and says when all are done, by what a common algorithm takes over the links that
+there are; S is the size in the trace, and N the number of ranks:
 
 | collective | how |
 |---|---|
-| all_reduce | a ring, 2 (N - 1) steps of S / N, each rank to the next one; or, if that takes less time, a tree: a reduce and a broadcast |
+| all_reduce | a ring, 2 (N - 1) steps of S / N, each rank to the next one; or, if that takes less
+time, a tree: a reduce and a broadcast |
 | reduce_scatter, all_gather | N - 1 such steps |
 | all_to_all | N - 1 steps of S / N; in step k each rank to the one k places on |
 | broadcast, reduce | log2 N steps of S, as in a tree |
 | gather, scatter | the bytes of N - 1 parts of S / N, one after the other, and one latency |
 | barrier | log2 N steps of 0 bytes |
 
-So a small all_reduce of many ranks goes through a tree, whose latencies are few, and a large one round the ring, which moves least. The
-trace counts both under ``algorithms`` in its metadata.
+So a small all_reduce of many ranks goes through a tree, whose latencies are few, and a large one
+round the ring, which moves least. The trace counts both under ``algorithms`` in its metadata.
 
-Where each pair of ranks has a link of its own, a collective meets only others of its group, which wait for its last byte. The time is
-then a formula: a step takes as long as the slowest link from a member to the next one.
+Where each pair of ranks has a link of its own, a collective meets only others of its group, which
+wait for its last byte. The time is then a formula: a step takes as long as the slowest link from a
+member to the next one.
 
-On shared links the bytes are flows among those of messages and other collectives. Steps that take the same ways each time are one flow for
-each way, so that a ring of N ranks costs N flows, not 2 N (N - 1); where no link is shared, that takes the same time.
+On shared links the bytes are flows among those of messages and other collectives. Steps that take
+the same ways each time are one flow for each way, so that a ring of N ranks costs N flows, not 2 N
+(N - 1); where no link is shared, that takes the same time.
 
-Where ranks share cores, and the costs of Gloo are known, all of this is as Gloo does it: see `ringsim.simulator.gloo`.
+Where ranks share cores, and the costs of Gloo are known, all of this is as Gloo does it: see
+`ringsim.simulator.gloo`.
 
 Source:
-    R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005): the algorithms.
+    R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in
+    MPICH", IJHPCA 19 (2005): the algorithms.
 """
 
 from __future__ import annotations
@@ -89,10 +95,14 @@ class Meetings:
 
     def __init__(self, size: int) -> None:
         self.calls = [0] * size  # how many collectives each member has called, by place
-        self.open: dict[int, list[Part]] = {}  # by the number of the collective: the parts of those that have come, in order
-        self.free_s = 0.0  # when the bytes of the last one have left, where the links are the group's own
-        self.links: tuple[Link, ...] = ()  # the different links from each member to the next one, once somebody has asked
-        self.algorithms: Counter[str] = Counter()  # how often each was chosen, where there is a choice
+        # by the number of the collective: the parts of those that have come, in order
+        self.open: dict[int, list[Part]] = {}
+        # when the bytes of the last one have left, where the links are the group's own
+        self.free_s = 0.0
+        # the different links from each member to the next one, once somebody has asked
+        self.links: tuple[Link, ...] = ()
+        # how often each was chosen, where there is a choice
+        self.algorithms: Counter[str] = Counter()
 
 
 def meet(part: Part, links: Links) -> None:
@@ -124,14 +134,21 @@ def meet(part: Part, links: Links) -> None:
         return
     kind, words, advice = fault
     for each in met:  # it takes no time, and their waits raise
-        each.error = kind(f"{words} ({each.rank.here()}, {each.name}, group {group.group_name}). {advice}.")
+        each.error = kind(
+            f"{words} ({each.rank.here()}, {each.name}, group {group.group_name}). {advice}."
+        )
         each.complete(each.rank.clock.now)
 
 
 def _compare(mine: Part, theirs: Part) -> None:
     """Raises MessageMismatch where what two ranks call does not belong together."""
     uneven = mine.name in _UNEVEN
-    if mine.name == theirs.name and mine.kind is theirs.kind and mine.root == theirs.root and not uneven:
+    if (
+        mine.name == theirs.name
+        and mine.kind is theirs.kind
+        and mine.root == theirs.root
+        and not uneven
+    ):
         return
     if not same_collective(mine.name, theirs.name):
         words = f"one operation, got {mine.name} here and {theirs.name}"
@@ -146,30 +163,44 @@ def _compare(mine: Part, theirs: Part) -> None:
         what = disagreement(*payloads)
         if not what or (what == "shape" and mine.name != theirs.name):
             return
-        words = f"one {what}, got {describe_payload(payloads[0])} here and {describe_payload(payloads[1])}"
+        words = (
+            f"one {what}, got {describe_payload(payloads[0])} here and "
+            f"{describe_payload(payloads[1])}"
+        )
     message = (
-        f"all ranks of a group must call the same collectives in the same order, with {words} in rank {theirs.rank.number}'s "
-        f"{theirs.name}{theirs.place_of_call()} ({mine.rank.here()}, {mine.name}, group {mine.group.group_name}). Make the calls alike."
+        f"all ranks of a group must call the same collectives in the same order, with {words} in "
+        f"rank {theirs.rank.number}'s "
+        f"{theirs.name}{theirs.place_of_call()} ({mine.rank.here()}, {mine.name}, group "
+        f"{mine.group.group_name}). Make the calls alike."
     )
     mine.refuse("collective_mismatch", message)
     raise MessageMismatch(message)
 
 
 def _unfit(one: Part, other: Part) -> str:
-    """Says what is wrong with what a rank gives another in an all_to_all, which may differ from pair to pair; empty where nothing is."""
+    """Says what is wrong with what a rank gives another in an all_to_all.
+
+    That may differ from pair to pair; empty where nothing is.
+    """
     given, taken = one.call.inputs[other.place], other.call.outputs[one.place]
     if given.nbytes != taken.nbytes:
         numbers = one.rank.number, other.rank.number
-        return "as many bytes given as taken, got {:,} that rank {} gives rank {}, which takes {:,}".format(
-            given.nbytes, *numbers, taken.nbytes
-        )
-    return "" if given.dtype == taken.dtype or not given.nbytes else f"one dtype, got {given.dtype} given and {taken.dtype} taken"
+        return (
+            "as many bytes given as taken, got {:,} that rank {} gives rank {}, which takes {:,}"
+        ).format(given.nbytes, *numbers, taken.nbytes)
+    return (
+        ""
+        if given.dtype == taken.dtype or not given.nbytes
+        else f"one dtype, got {given.dtype} given and {taken.dtype} taken"
+    )
 
 
 def _find_fault(parts: Sequence[Part]) -> _Fault | None:
     """Returns what is wrong with a reduction, None where nothing is."""
     payload = parts[0].kind.payload
-    refusal = find_refusal(parts[0].call.given[0].dtype, payload.reduction) if payload.reduction else ""
+    refusal = (
+        find_refusal(parts[0].call.given[0].dtype, payload.reduction) if payload.reduction else ""
+    )
     if not refusal:
         return None
     words = f"op must be one that torch has for {payload.dtype}, got {payload.reduction}: {refusal}"
@@ -177,29 +208,56 @@ def _find_fault(parts: Sequence[Part]) -> _Fault | None:
 
 
 def _move(parts: Sequence[Part]) -> _Fault | None:
-    """Moves the data, where there is any; returns what is wrong with the tensors, None where nothing is."""
-    has_data = [[not tensor.is_meta for tensor in (*part.call.given, *part.call.taken)] for part in parts]
+    """Moves the data, where there is any.
+
+    Returns what is wrong with the tensors, None where nothing is.
+    """
+    has_data = [
+        [not tensor.is_meta for tensor in (*part.call.given, *part.call.taken)] for part in parts
+    ]
     if not any(map(any, has_data)):
         return None
     if not all(map(all, has_data)):
-        without = name_ranks([part.rank.number for part, has in zip(parts, has_data, strict=True) if not all(has)])
-        others = name_ranks([part.rank.number for part, has in zip(parts, has_data, strict=True) if any(has)])
+        without = name_ranks(
+            [part.rank.number for part, has in zip(parts, has_data, strict=True) if not all(has)]
+        )
+        others = name_ranks(
+            [part.rank.number for part, has in zip(parts, has_data, strict=True) if any(has)]
+        )
         rule = "the tensors of a collective must have data on all ranks, or on none"
-        return ArgumentError, f"{rule}, got meta tensors on {without} and others on {others}", "Use one device"
+        return (
+            ArgumentError,
+            f"{rule}, got meta tensors on {without} and others on {others}",
+            "Use one device",
+        )
     try:
         for part in parts:
-            for tensor in part.call.given if part.call.given is part.call.taken else (*part.call.given, *part.call.taken):
+            for tensor in (
+                part.call.given
+                if part.call.given is part.call.taken
+                else (*part.call.given, *part.call.taken)
+            ):
                 check_storage(tensor)
-        with torch.inference_mode(), without_modes():  # tensors that were made in it may be changed nowhere else
+        # tensors that were made in it may be changed nowhere else
+        with torch.inference_mode(), without_modes():
             _PERFORM[parts[0].call.collective.family]([part.call for part in parts])
     except ArgumentError as error:
-        return ArgumentError, str(error).removesuffix(". Resize it after wait()."), "Resize it after wait()"
+        return (
+            ArgumentError,
+            str(error).removesuffix(". Resize it after wait()."),
+            "Resize it after wait()",
+        )
     except RuntimeError as error:
-        return ArgumentError, f"the tensors of a collective must be some that torch can write into, got: {error}", "Use tensor.clone()"
+        return (
+            ArgumentError,
+            f"the tensors of a collective must be some that torch can write into, got: {error}",
+            "Use tensor.clone()",
+        )
     return None
 
 
-# -- moving the data, given the calls by place. What is given is read before anything is written: the tensors of a rank may share memory.
+# -- moving the data, given the calls by place. What is given is read before anything is written:
+# the tensors of a rank may share memory.
 
 
 def _broadcast(calls: Sequence[Call]) -> None:
@@ -210,21 +268,31 @@ def _broadcast(calls: Sequence[Call]) -> None:
 
 
 def _all_reduce(calls: Sequence[Call]) -> None:
-    totals = [reduce_parts(list(column), calls[0].op) for column in zip(*(call.given for call in calls), strict=True)]
+    totals = [
+        reduce_parts(list(column), calls[0].op)
+        for column in zip(*(call.given for call in calls), strict=True)
+    ]
     for call in calls:
         for output, total in zip(call.taken, totals, strict=True):
             output.copy_(total)
 
 
 def _reduce(calls: Sequence[Call]) -> None:
-    calls[calls[0].root].taken[0].copy_(reduce_parts([call.given[0] for call in calls], calls[0].op))
+    calls[calls[0].root].taken[0].copy_(
+        reduce_parts([call.given[0] for call in calls], calls[0].op)
+    )
 
 
 def _reduce_scatter(calls: Sequence[Call]) -> None:
     if all(call.cut_given for call in calls):  # at once, and not part by part
-        totals = reduce_parts([call.given[0].reshape(-1) for call in calls], calls[0].op).chunk(len(calls))
+        totals = reduce_parts([call.given[0].reshape(-1) for call in calls], calls[0].op).chunk(
+            len(calls)
+        )
     else:
-        totals = tuple(reduce_parts([each.inputs[place].reshape(-1) for each in calls], calls[0].op) for place in range(len(calls)))
+        totals = tuple(
+            reduce_parts([each.inputs[place].reshape(-1) for each in calls], calls[0].op)
+            for place in range(len(calls))
+        )
     for call, total in zip(calls, totals, strict=True):
         call.taken[0].copy_(total.view_as(call.taken[0]))
 
@@ -289,7 +357,15 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
         return
     if isinstance(links, SharedCores) and links.gloo is not None:
         root, clock = max(first.root, 0), first.rank.clock
-        GlooCollective(first.name, first.group.ranks, root, size_bytes, links, clock, lambda place, time_s: parts[place].complete(time_s))
+        GlooCollective(
+            first.name,
+            first.group.ranks,
+            root,
+            size_bytes,
+            links,
+            clock,
+            lambda place, time_s: parts[place].complete(time_s),
+        )
         return
     how = _choose(first.name, size_bytes, first.group, links)
     if isinstance(links, SharedLinks) and size_bytes > 0:
@@ -313,14 +389,18 @@ def _complete(parts: Sequence[Part], time_s: float) -> None:
 
 
 def _choose(name: str, size_bytes: int, group: Team, links: Links) -> str:
-    """Returns by what algorithm a collective goes: an all_reduce by the quicker one, which is counted, any other by its name."""
+    """Returns by what algorithm a collective goes.
+
+    An all_reduce by the quicker one, which is counted, any other by its name.
+    """
     ranks, meetings = group.ranks, group.meetings
     if not meetings.links:
         pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
         meetings.links = tuple(dict.fromkeys(links.link_of(rank, succ) for rank, succ in pairs))
     if COLLECTIVES[name].family != "all_reduce":
         return name
-    how = min((_RING, _TREE), key=lambda one: _alone_s(one, size_bytes, group))  # of equals the ring
+    # of equals the ring
+    how = min((_RING, _TREE), key=lambda one: _alone_s(one, size_bytes, group))
     meetings.algorithms[how] += 1
     return how
 
@@ -373,7 +453,9 @@ def _go_through(parts: Sequence[Part], links: SharedLinks, rounds: Iterator[_Rou
         ways, latencies = next(rounds, ([], 0))
         under_way = len(ways)
         for source, to, amount in ways:
-            links.carry_part(group.number, group.ranks[source], group.ranks[to], amount, latencies, arrive)
+            links.carry_part(
+                group.number, group.ranks[source], group.ranks[to], amount, latencies, arrive
+            )
         if not ways:
             _complete(parts, time_s)
 
@@ -388,12 +470,18 @@ def _list_rounds(parts: Sequence[Part], how: str, size_bytes: int) -> Iterator[_
         yield [(place, (place + 1) % count, moved_bytes) for place in range(count)], latencies
         return
     one_by_one = how in ("gather", "scatter")
-    rounds = (make_rounds(name, count, max(root, 0), size_bytes) for name in (("reduce", "broadcast") if how == _TREE else (how,)))
+    rounds = (
+        make_rounds(name, count, max(root, 0), size_bytes)
+        for name in (("reduce", "broadcast") if how == _TREE else (how,))
+    )
     for number, messages in enumerate(itertools.chain.from_iterable(rounds)):
         ways = [(source, to, _amount(parts, source, to, amount)) for source, to, amount in messages]
         yield ways, int(not one_by_one or number == count - 2)
 
 
 def _amount(parts: Sequence[Part], source: int, to: int, amount: int) -> float:
-    """Returns how many bytes go from one member to another: in an all_to_all the piece, where pieces may differ."""
+    """Returns how many bytes go from one member to another.
+
+    In an all_to_all the piece, where pieces may differ.
+    """
     return parts[source].call.inputs[to].nbytes if parts[source].name in _UNEVEN else amount

@@ -1,20 +1,22 @@
 """A schedule as columns, and what its computations and messages cost, as arrays by stage.
 
-With the order of every rank fixed, a step is a graph, and its time the longest way through it. A computation starts when the previous one
-on its rank has ended and its message has arrived. A message starts when three things have happened::
+With the order of every rank fixed, a step is a graph, and its time the longest way through it. A
+computation starts when the previous one on its rank has ended and its message has arrived. A
+message starts when three things have happened::
 
     sender    ..[ made ]--post--.
-                                 >-- start --- occupancy ---|-- latency --> arrives      [ the computation ] on the receiver
+                                 >-- start --- occupancy ---|-- latency --> arrives   [ the computation ] on the receiver
     link      ..the previous message has left               ^ the link is free again
     receiver  ..[ posted_after ]--post (rendezvous only)
 
-A computation needs at most one message, so a message has no row of its own: it goes by the number of the computation that waits for it.
+A computation needs at most one message, so a message has no row of its own: it goes by the number
+of the computation that waits for it.
 
 What a message costs::
 
     Costs.latency        arrives after latency; the link is never busy
     link=, size_bytes=   keeps the link busy for size * beta and arrives alpha later; seconds
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -31,10 +33,26 @@ from ringsim.errors import ArgumentError, ScheduleError, is_integer, is_list, sa
 from ringsim.link import Link, check_links
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import check_ahead, check_messages, check_order, check_places, lower
-from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, PhasedRows, Schedule
+from ringsim.schedules.schedule import (
+    COMPUTE_KINDS,
+    RECV_KINDS,
+    SEND_KINDS,
+    Action,
+    PhasedRows,
+    Schedule,
+)
 from ringsim.traces.events import Ints
 
-__all__ = ["FORWARD", "Columns", "Links", "Prices", "Sizes", "columns_of", "make_prices", "spread_sizes"]
+__all__ = [
+    "FORWARD",
+    "Columns",
+    "Links",
+    "Prices",
+    "Sizes",
+    "columns_of",
+    "make_prices",
+    "spread_sizes",
+]
 
 _KINDS: Final = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
 FORWARD: Final = 0  # the place of F in COMPUTE_KINDS
@@ -44,7 +62,9 @@ _CODES: Final = {kind: code for code, kind in enumerate(_KINDS)}
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The computations of a schedule, rank after rank, each rank's in its order: numpy arrays of one length n.
+    """The computations of a schedule, rank after rank, each rank's in its order.
+
+    Numpy arrays of one length n.
 
     Attributes:
         name: what the schedule is called.
@@ -54,9 +74,12 @@ class Columns:
         stage: of which stage.
         kind: its place in ``COMPUTE_KINDS``.
         microbatch: on which microbatch.
-        sent_after: the computation, on the sender, after which its message is sent; -1 for a computation without a message.
-        posted_after: the computation, on its own rank, after which its receive is posted; -1: before the first.
-        queued_after: whose message has the link before this one's; -1 for a link's first message, and without a message.
+        sent_after: the computation, on the sender, after which its message is sent; -1 for a
+            computation without a message.
+        posted_after: the computation, on its own rank, after which its receive is posted; -1:
+            before the first.
+        queued_after: whose message has the link before this one's; -1 for a link's first message,
+            and without a message.
     """
 
     name: str
@@ -98,7 +121,10 @@ class Columns:
 
     @cached_property
     def direction(self) -> Ints:
-        """Which way the message of each computation goes: 0 an activation, 1 a gradient; int8, shape (n,)."""
+        """Which way the message of each computation goes.
+
+        0 an activation, 1 a gradient; int8, shape (n,).
+        """
         direction: Ints = (self.kind != FORWARD).astype(np.int8)
         return direction
 
@@ -108,13 +134,19 @@ class Columns:
 
     def action(self, operation: int) -> Action:
         """Returns a computation as an action."""
-        return Action(int(self.stage[operation]), COMPUTE_KINDS[self.kind[operation]], int(self.microbatch[operation]))
+        return Action(
+            int(self.stage[operation]),
+            COMPUTE_KINDS[self.kind[operation]],
+            int(self.microbatch[operation]),
+        )
 
     def sources(self, operations: Ints) -> Ints:
         """Returns the ranks that send the messages of computations, -1 without a message."""
         owner = np.array([*self.stage_ranks, -1])
         step = np.where(self.kind[operations] == FORWARD, -1, 1)
-        sources: Ints = owner[np.where(self.sent_after[operations] >= 0, self.stage[operations] + step, -1)]
+        sources: Ints = owner[
+            np.where(self.sent_after[operations] >= 0, self.stage[operations] + step, -1)
+        ]
         return sources
 
 
@@ -123,13 +155,15 @@ def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
 
     Args:
         schedule: any schedule, lowered or not; it need not be a whole step.
-        ahead: as in `lower`: how many computations before its use a receive is posted. A lowered schedule says that itself.
+        ahead: as in `lower`: how many computations before its use a receive is posted. A lowered
+            schedule says that itself.
 
     Returns:
         Its computations, with the places of their messages.
 
     Raises:
-        ScheduleError: an action is not its rank's, comes twice, before what it needs, or without the other side of its message.
+        ScheduleError: an action is not its rank's, comes twice, before what it needs, or without
+            the other side of its message.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -140,7 +174,8 @@ def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
         ([-1, -1, 5, 7, 0, -1, 1, -1], [-1, -1, 0, 1, -1, -1, 4, -1])
     """
     check_ahead(ahead)
-    if not isinstance(schedule.actions, PhasedRows):  # the phases of ringsim's own schedules keep the rules
+    # the phases of ringsim's own schedules keep the rules
+    if not isinstance(schedule.actions, PhasedRows):
         check_places(schedule)
         check_order(schedule)
         check_messages(lower(schedule))
@@ -154,7 +189,9 @@ def _read_actions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:
         columns = [row.columns() for row in schedule.actions.rows]
         stage, kind, microbatch = (np.concatenate(each) for each in zip(*columns, strict=True))
         return stage, kind, microbatch, np.array([len(column[0]) for column in columns])
-    stages, kinds, microbatches = list(zip(*chain.from_iterable(schedule.actions), strict=True)) or [(), (), ()]
+    stages, kinds, microbatches = list(
+        zip(*chain.from_iterable(schedule.actions), strict=True)
+    ) or [(), (), ()]
     codes = np.array([_CODES[kind] for kind in kinds], dtype=np.int8)
     counts = np.array([len(row) for row in schedule.actions], dtype=np.int64)
     return np.array(stages, dtype=np.int64), codes, np.array(microbatches, dtype=np.int64), counts
@@ -168,9 +205,14 @@ class _Reader:
         self.stage, self.kind, self.microbatch, counts = _read_actions(schedule)
         self.rank = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self.computes = self.kind <= _W
-        # Where each action stands, -1 where it is missing; two stages more, so that -1 and S find nothing.
-        self.place = np.full((len(_KINDS), schedule.num_stages + 2, schedule.num_microbatches), -1, dtype=np.int32)
-        self.place[self.kind, self.stage, self.microbatch] = np.arange(len(self.stage), dtype=np.int32)
+        # Where each action stands, -1 where it is missing; two stages more, so that -1 and S find
+        # nothing.
+        self.place = np.full(
+            (len(_KINDS), schedule.num_stages + 2, schedule.num_microbatches), -1, dtype=np.int32
+        )
+        self.place[self.kind, self.stage, self.microbatch] = np.arange(
+            len(self.stage), dtype=np.int32
+        )
         owner = np.array([*schedule.stage_ranks, -1, -1], dtype=np.int32)
         forward, gradient = self.kind == _F, (self.kind == _B) | (self.kind == _I)
         source = self.stage - forward + gradient  # itself for what needs no other stage
@@ -179,52 +221,78 @@ class _Reader:
     def read(self, ahead: int) -> Columns:
         """Returns the columns of the computations."""
         needing, rank = self.needing, self.rank[self.needing]
-        number = np.cumsum(self.computes, dtype=np.int32) - np.int32(1)  # for each action: the last computation up to it
+        # for each action: the last computation up to it
+        number = np.cumsum(self.computes, dtype=np.int32) - np.int32(1)
         begins = np.searchsorted(self.rank[self.computes], np.arange(self.schedule.num_ranks + 1))
         send, receive = self._find_messages()
         order, new = self._sort_by_channel(send)
         if receive is None:
             posted = number[needing]
-            for some in np.split(order, np.flatnonzero(new)[1:]):  # a receive goes before the later ones of its channel
+            # a receive goes before the later ones of its channel
+            for some in np.split(order, np.flatnonzero(new)[1:]):
                 posted[some] = np.minimum.accumulate(posted[some][::-1])[::-1]
             posted -= ahead + 1
         else:
             posted = number[receive]
-        sent_after, posted_after, queued_after = np.full((3, int(self.computes.sum())), -1, dtype=np.int32)
+        sent_after, posted_after, queued_after = np.full(
+            (3, int(self.computes.sum())), -1, dtype=np.int32
+        )
         of = number[needing]
         sent_after[of] = number[send]
         posted_after[of] = np.where(posted >= begins[rank], posted, -1)
         queued_after[of[order[1:][~new[1:]]]] = of[order[:-1][~new[1:]]]
-        stage, microbatch = (column[self.computes].astype(np.int32) for column in (self.stage, self.microbatch))
+        stage, microbatch = (
+            column[self.computes].astype(np.int32) for column in (self.stage, self.microbatch)
+        )
         schedule = self.schedule
         return Columns(
-            schedule.name, schedule.num_microbatches, schedule.stage_ranks, begins, stage, self.kind[self.computes], microbatch,
+            schedule.name, schedule.num_microbatches, schedule.stage_ranks, begins, stage,
+            self.kind[self.computes], microbatch,
             sent_after, posted_after, queued_after,
         )  # fmt: skip
 
     def _find_messages(self) -> tuple[Ints, Ints | None]:
-        """Returns, for each computation that needs a message, where it is sent and where received; None: not written down."""
-        forward, stage, microbatch = self.kind[self.needing] == _F, self.stage[self.needing], self.microbatch[self.needing]
+        """Returns, for each computation that needs a message, where it is sent and where received.
+
+        None: not written down.
+        """
+        forward, stage, microbatch = (
+            self.kind[self.needing] == _F,
+            self.stage[self.needing],
+            self.microbatch[self.needing],
+        )
         source = stage + np.where(forward, -1, 1)
         if not self.schedule.lowered:
-            made = np.where(forward, self.place[_F, source, microbatch], self.place[_B, source, microbatch])
-            return np.maximum(made, np.where(forward, -1, self.place[_I, source, microbatch])), None  # a gradient is made by B or I
+            made = np.where(
+                forward, self.place[_F, source, microbatch], self.place[_B, source, microbatch]
+            )
+            # a gradient is made by B or I
+            return np.maximum(made, np.where(forward, -1, self.place[_I, source, microbatch])), None
         receive = self.place[np.where(forward, _RECV_F, _RECV_B), stage, microbatch]
         unneeded = np.setdiff1d(np.flatnonzero(self.kind > _SEND_B), receive)
         if len(unneeded):
             index = int(unneeded[0])
-            action = Action(int(self.stage[index]), _KINDS[self.kind[index]], int(self.microbatch[index]))
+            action = Action(
+                int(self.stage[index]), _KINDS[self.kind[index]], int(self.microbatch[index])
+            )
             where = f"(rank {self.rank[index]})"
-            raise ScheduleError(f"{action} must be for a computation, got none that needs it {where}. Take both sides out.")
+            raise ScheduleError(
+                f"{action} must be for a computation, got none that needs "
+                f"it {where}. Take both sides out."
+            )
         return self.place[np.where(forward, _SEND_F, _SEND_B), source, microbatch], receive
 
     def _sort_by_channel(self, send: Ints) -> tuple[Ints, Ints]:
-        """Sorts messages by channel (from rank, to rank) and, in each, as they are sent; returns the order, and where a channel begins."""
+        """Sorts messages by channel (from rank, to rank) and, in each, as they are sent.
+
+        Returns the order, and where a channel begins.
+        """
         sent = np.full(len(self.stage), -1, dtype=np.int32)
         sent[send] = np.arange(len(send), dtype=np.int32)
         order = sent[sent >= 0]  # by sender and in its order, for actions stand rank after rank
         receiver = self.rank[self.needing]
-        narrow = receiver.astype(np.min_scalar_type(self.schedule.num_ranks))  # numpy sorts short integers in one pass
+        # numpy sorts short integers in one pass
+        narrow = receiver.astype(np.min_scalar_type(self.schedule.num_ranks))
         order = order[np.argsort(narrow[order], kind="stable")]
         new = np.ones(len(order), dtype=bool)
         new[1:] = (np.diff(receiver[order]) != 0) | (np.diff(self.rank[send[order]]) != 0)
@@ -238,12 +306,16 @@ _MOST_BYTES: Final = 2**53  # up to here each size is a number of its own as a f
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Times by stage S, with a last axis of K for several sets of costs. Fractions if a cost is one, else float64.
+    """Times by stage S, with a last axis of K for several sets of costs.
+
+    Fractions if a cost is one, else float64.
 
     Attributes:
         duration: of a computation, shape (4, S): by its place in ``COMPUTE_KINDS`` and its stage.
-        occupancy: how long the message that a stage receives keeps its link, shape (2, S): activations, gradients.
-        latency: how long it then travels, likewise. -inf where a stage receives no message from another rank.
+        occupancy: how long the message that a stage receives keeps its link, shape (2, S):
+            activations, gradients.
+        latency: how long it then travels, likewise. -inf where a stage receives no message from
+            another rank.
     """
 
     duration: Ints
@@ -260,8 +332,12 @@ class Prices:
         return Prices(change(self.duration), change(self.occupancy), change(self.latency))
 
 
-def make_prices(stage_ranks: Sequence[int], costs: Costs, link: Links | None, size_bytes: Sizes) -> Prices:
-    """Returns one set of costs as arrays by stage, checked; the arguments are those of `simulate_schedule`.
+def make_prices(
+    stage_ranks: Sequence[int], costs: Costs, link: Links | None, size_bytes: Sizes
+) -> Prices:
+    """Returns one set of costs as arrays by stage, checked.
+
+    The arguments are those of `simulate_schedule`.
 
     Example:
         >>> prices = make_prices((0, 1), Costs(), Link(alpha_s=0.5, beta_s_per_byte=0.25), 8)
@@ -273,44 +349,81 @@ def make_prices(stage_ranks: Sequence[int], costs: Costs, link: Links | None, si
     if link is not None:
         check_links(link)
         if costs.latency != 0:
-            raise ArgumentError(f"latency must be 0 where link is given, got {costs.latency}. Say it once: as the link's alpha_s.")
-    durations = [[costs.get_duration(Action(stage, kind, 0)) for stage in range(num_stages)] for kind in COMPUTE_KINDS]
+            raise ArgumentError(
+                f"latency must be 0 where link is given, got {costs.latency}. Say it once: as "
+                "the link's alpha_s."
+            )
+    durations = [
+        [costs.get_duration(Action(stage, kind, 0)) for stage in range(num_stages)]
+        for kind in COMPUTE_KINDS
+    ]
     exact = any(isinstance(time, Fraction) for time in chain(*durations, [costs.latency]))
     dtype: Any = object if exact else np.float64
-    sizes = np.array(spread_sizes(size_bytes, num_stages, has_link=link is not None), dtype=np.int64)
-    occupancy, latency = np.zeros((2, num_stages), dtype=dtype), np.full((2, num_stages), -np.inf, dtype=dtype)
+    sizes = np.array(
+        spread_sizes(size_bytes, num_stages, has_link=link is not None), dtype=np.int64
+    )
+    occupancy, latency = (
+        np.zeros((2, num_stages), dtype=dtype),
+        np.full((2, num_stages), -np.inf, dtype=dtype),
+    )
     owner = np.asarray(stage_ranks)
     met = np.flatnonzero(owner[1:] != owner[:-1])  # the boundaries between ranks
     for direction, (source, stage) in enumerate(((met, met + 1), (met + 1, met))):
         if link is None:
             latency[direction, stage] = costs.latency
         elif isinstance(link, Link):
-            occupancy[direction, stage], latency[direction, stage] = sizes[met] * link.beta_s_per_byte, link.alpha_s
+            occupancy[direction, stage], latency[direction, stage] = (
+                sizes[met] * link.beta_s_per_byte,
+                link.alpha_s,
+            )
         else:
-            used = [_find_link(link, *pair) for pair in zip(owner[source].tolist(), owner[stage].tolist(), strict=True)]
-            occupancy[direction, stage] = sizes[met] * np.array([each.beta_s_per_byte for each in used])
+            used = [
+                _find_link(link, *pair)
+                for pair in zip(owner[source].tolist(), owner[stage].tolist(), strict=True)
+            ]
+            occupancy[direction, stage] = sizes[met] * np.array(
+                [each.beta_s_per_byte for each in used]
+            )
             latency[direction, stage] = [each.alpha_s for each in used]
-    return Prices(np.array(durations, dtype=dtype).reshape(len(COMPUTE_KINDS), num_stages), occupancy, latency)
+    return Prices(
+        np.array(durations, dtype=dtype).reshape(len(COMPUTE_KINDS), num_stages), occupancy, latency
+    )
 
 
 def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[int]:
-    """Returns the size in bytes for each boundary between two stages, checked; a link says what a byte costs."""
+    """Returns the size in bytes for each boundary between two stages, checked.
+
+    A link says what a byte costs.
+    """
     given: Any = [size_bytes] * max(num_stages - 1, 0) if is_integer(size_bytes) else size_bytes
     if not (is_list(given) or isinstance(given, np.ndarray)):
-        raise ArgumentError(f"size_bytes must be an integer, or a list of them, got {say(given)}. Say how many bytes a stage hands on.")
+        raise ArgumentError(
+            f"size_bytes must be an integer, or a list of them, got {say(given)}. Say how many "
+            "bytes a stage hands on."
+        )
     sizes = list(given)
     if len(sizes) != num_stages - 1:
-        raise ArgumentError(f"size_bytes must be one number, or one for each of {num_stages - 1} boundaries, got {len(sizes)}. Count them.")
+        raise ArgumentError(
+            f"size_bytes must be one number, or one for each of {num_stages - 1} boundaries, got "
+            f"{len(sizes)}. Count them."
+        )
     if not all(is_integer(size) and 0 <= size <= _MOST_BYTES for size in sizes):
-        raise ArgumentError(f"size_bytes must be from 0 to 2**53, got {say(size_bytes)}. Say how many bytes a stage hands on.")
+        raise ArgumentError(
+            f"size_bytes must be from 0 to 2**53, got {say(size_bytes)}. Say how many bytes a "
+            "stage hands on."
+        )
     if any(sizes) and not has_link:
-        raise ArgumentError(f"size_bytes must be left out where no link is given, got {say(size_bytes)}. Add link=Link(...).")
+        raise ArgumentError(
+            f"size_bytes must be left out where no link is given, got {say(size_bytes)}. Add "
+            "link=Link(...)."
+        )
     return [int(size) for size in sizes]
 
 
 def _find_link(link: Mapping[tuple[int, int], Link], source: int, rank: int) -> Link:
     if (source, rank) not in link:
         raise ArgumentError(
-            f"link must have one for every pair of ranks that talk, got none for {source} -> {rank}. Add link[{source}, {rank}]."
+            f"link must have one for every pair of ranks that talk, got none for {source} -> "
+            f"{rank}. Add link[{source}, {rank}]."
         )
     return link[source, rank]

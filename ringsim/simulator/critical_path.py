@@ -1,6 +1,8 @@
-"""What follows from a simulated step: its critical path, what improving a part would gain, and the step as a trace.
+"""What follows from a simulated step.
 
-The critical path is a chain of computations and messages, each of which begins when the previous one ends. Why it did not begin earlier::
+Its critical path, what improving a part would gain, and the step as a trace. The critical path is a
+chain of computations and messages, each of which begins when the previous one ends. Why it did not
+begin earlier::
 
     program order    the rank was busy with the previous computation
     data             a computation waited for its message, or a message for its payload
@@ -8,11 +10,12 @@ The critical path is a chain of computations and messages, each of which begins 
     receiver late    the receive was not posted
     start            nothing came before
 
-A step is as long as the longest of many ways through it. So improving a stage, a link or the size of messages gains no more than what the
-critical path spends on it, and less once another way is the longest: how much is found by simulating again.
+A step is as long as the longest of many ways through it. So improving a stage, a link or the size
+of messages gains no more than what the critical path spends on it, and less once another way is the
+longest: how much is found by simulating again.
 
-The trace holds the spans and messages that ranks would record. A step of a thousand ranks has fifty million events, so a trace can be made
-of some ranks and some time only.
+The trace holds the spans and messages that ranks would record. A step of a thousand ranks has fifty
+million events, so a trace can be made of some ranks and some time only.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The chain that takes as long as the step: anything that is not on it may be a little slower at no cost.
+    """The chain that takes as long as the step.
+
+    Anything that is not on it may be a little slower at no cost.
 
     Attributes:
         hops: from the start of the step to its end.
@@ -91,19 +96,26 @@ class CriticalPath:
 
     @property
     def travelling(self) -> Time:
-        """How much of the step the path spends on links; together with ``computing`` it is the whole step."""
+        """How much of the step the path spends on links.
+
+        Together with ``computing`` it is the whole step.
+        """
         return sum(hop.end - hop.start for hop in self.hops if hop.source >= 0)
 
     def __repr__(self) -> str:
         """Returns its length and its parts."""
         why = ", ".join(f"{reason} {number:,}" for reason, number in self.by_reason.items())
-        return f"Critical path of {len(self):,} hops: computing {float(self.computing):.6g}, on links {float(self.travelling):.6g}; {why}"
+        return (
+            f"Critical path of {len(self):,} hops: computing {float(self.computing):.6g}, on links "
+            f"{float(self.travelling):.6g}; {why}"
+        )
 
 
 def find_critical_path(times: Times) -> CriticalPath:
-    """Walks from the last computation back to the start of the step, each time to what was waited for longest.
+    """Walks from the last computation back to the step's start.
 
-    If two ends coincide, the rank's own order counts first, then the data.
+    Each time to what was waited for longest. If two ends coincide, the rank's own order counts
+    first, then the data.
     """
     operations, ends, hops = times.columns, times.ends, list[Hop]()
     zero: Any = ends[:0].sum()
@@ -114,16 +126,30 @@ def find_critical_path(times: Times) -> CriticalPath:
         waited = arrived > own
         reason = DATA if waited else PROGRAM if before >= 0 else START
         hops.append(
-            Hop(operations.action(here), operations.rank_of(here), -1, _plain(arrived if waited else own), _plain(ends[here]), reason)
+            Hop(
+                operations.action(here),
+                operations.rank_of(here),
+                -1,
+                _plain(arrived if waited else own),
+                _plain(ends[here]),
+                reason,
+            )
         )
         here = _walk_messages(hops, times, here) if waited else before
     return CriticalPath(tuple(reversed(hops)))
 
 
 def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
-    """Adds the message of a computation, and those it queued behind; returns the computation that the first of them waited for."""
+    """Adds the message of a computation, and those it queued behind.
+
+    Returns the computation that the first of them waited for.
+    """
     operations, ends = times.columns, times.ends
-    rank, source, until = operations.rank_of(here), int(operations.sources(np.array([here]))[0]), times.arrivals[here]
+    rank, source, until = (
+        operations.rank_of(here),
+        int(operations.sources(np.array([here]))[0]),
+        times.arrivals[here],
+    )
     while True:
         start, queued = times.message_starts[here], int(operations.queued_after[here])
         made, posted = int(operations.sent_after[here]), int(operations.posted_after[here])
@@ -180,13 +206,19 @@ class Sensitivity:
         lines = [f"Improved by {self.by:.0%}:    gain    of the step   at most"]
         for lever in self.levers:
             share = lever.gain / self.makespan if self.makespan else 0.0
-            lines.append(f"  {lever.what:<16} {lever.gain:>9.4g} {share:>12.2%} {lever.bound:>9.4g}")
+            lines.append(
+                f"  {lever.what:<16} {lever.gain:>9.4g} {share:>12.2%} {lever.bound:>9.4g}"
+            )
         return "\n".join(lines)
 
 
 def list_levers(path: CriticalPath, prices: Prices) -> dict[str, float]:
-    """Returns how long the critical path spends on each stage, each link and on the size of messages, the longest first."""
-    spent: defaultdict[str, Any] = defaultdict(int)  # numbers of the costs' kind: whole, float or Fraction
+    """Returns how long the critical path spends on each stage, link and size of messages.
+
+    The longest first.
+    """
+    # numbers of the costs' kind: whole, float or Fraction
+    spent: defaultdict[str, Any] = defaultdict(int)
     for (stage, kind, _), rank, source, start, end, _ in path.hops:
         spent[f"stage {stage}" if source < 0 else f"link {source}>{rank}"] += end - start
         if source >= 0:
@@ -197,7 +229,10 @@ def list_levers(path: CriticalPath, prices: Prices) -> dict[str, float]:
 
 
 def improve(what: str, by: float, stage_ranks: Sequence[int], prices: Prices) -> Prices:
-    """Returns prices with one thing cheaper, by a part of its cost; ``what`` is as in `Lever.what`."""
+    """Returns prices with one thing cheaper, by a part of its cost.
+
+    ``what`` is as in `Lever.what`.
+    """
     factor = 1 - by
     better = prices.map(lambda table: table.astype(float))
     noun, _, name = what.partition(" ")
@@ -221,7 +256,11 @@ MOST_EVENTS: Final = 20_000_000  # in one trace: two gigabytes
 
 
 def make_trace(
-    times: Times, sizes: list[int] | None, metadata: dict[str, Any], ranks: Sequence[int] | None, between: tuple[float, float] | None
+    times: Times,
+    sizes: list[int] | None,
+    metadata: dict[str, Any],
+    ranks: Sequence[int] | None,
+    between: tuple[float, float] | None,
 ) -> Trace:
     """Makes the trace of a simulated step; a unit of the costs is a second.
 
@@ -230,38 +269,51 @@ def make_trace(
         sizes: bytes of a message, for each boundary between stages; None where they are unknown.
         metadata: of the trace.
         ranks: whose events; None for all. The trace has the messages whose two ranks it has.
-        between: of which time, from and until; None for all. Events that reach into it are complete.
+        between: of which time, from and until; None for all. Events that reach into it are
+            complete.
 
     Raises:
         ArgumentError: there are more events, or the step takes longer, than a trace can hold.
     """
     if len(times.ends) and times.ends.max() > LONGEST_S:
         raise ArgumentError(
-            f"costs must make a step of {LONGEST_S:g} or less for a trace of it, got {float(times.ends.max()):g}: a unit is a second, and "
+            f"costs must make a step of {LONGEST_S:g} or less for a trace of it, got "
+            f"{float(times.ends.max()):g}: a unit is a second, and "
             "285 years are what fits. Give the costs in seconds."
         )
     from_s, until_s = between or (-np.inf, np.inf)
     part = _Part(times, ranks)
     some = np.flatnonzero((part.done >= from_s) & (part.begins <= until_s))
-    met = np.flatnonzero(part.is_met & (part.arrived >= from_s) & (np.minimum(part.sent, part.posted) <= until_s))
+    met = np.flatnonzero(
+        part.is_met & (part.arrived >= from_s) & (np.minimum(part.sent, part.posted) <= until_s)
+    )
     if len(some) + 2 * len(met) > MOST_EVENTS:
         raise ArgumentError(
-            f"a trace must have {MOST_EVENTS:,} events or fewer, got {len(some) + 2 * len(met):,}. Ask for a part: trace(ranks=range(8)), "
+            f"a trace must have {MOST_EVENTS:,} events or fewer, got "
+            f"{len(some) + 2 * len(met):,}. Ask for a part: trace(ranks=range(8)), "
             "or trace(between=(0, 10))."
         )
     operations = times.columns
     groups, group = _groups(operations, part.place[met], part.source[met])
     payloads, payload = _payloads(operations, part.place[met], sizes)
-    columns = [*part.list_spans(some), *part.list_messages(met, {"group": group, "payload": payload})]
+    columns = [
+        *part.list_spans(some),
+        *part.list_messages(met, {"group": group, "payload": payload}),
+    ]
     joined = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
     order = np.lexsort((joined.pop("turn"), joined.pop("slot"), joined["rank"]))
     name = operations.name if ranks is None and between is None else f"part of {operations.name}"
     tables = Tables(groups=groups, payloads=payloads, labels=(STEP + name, *KINDS))
-    return Trace(make_events({name: column[order] for name, column in joined.items()}, tables), metadata)
+    return Trace(
+        make_events({name: column[order] for name, column in joined.items()}, tables), metadata
+    )
 
 
 class _Part:
-    """The computations of some ranks, which may be few of many, and when everything about them happens, in seconds."""
+    """The computations of some ranks, and when everything about them happens, in seconds.
+
+    The ranks may be few of many.
+    """
 
     def __init__(self, times: Times, ranks: Sequence[int] | None) -> None:
         self.operations = operations = times.columns
@@ -269,10 +321,20 @@ class _Part:
         wanted = np.full(operations.num_ranks, ranks is None)
         wanted[list(ranks or ())] = True
         self.place = place = np.flatnonzero(np.repeat(wanted, np.diff(operations.first)))
-        lasts = np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1)  # of each rank
-        before, made, posted = operations.before[place], operations.sent_after[place], operations.posted_after[place]
-        self.own, self.sent, self.posted, self.last = (times.ends_of(each).astype(np.float64) for each in (before, made, posted, lasts))
-        self.arrived, self.done = times.arrivals[place].astype(np.float64), times.ends[place].astype(np.float64)
+        # of each rank
+        lasts = np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1)
+        before, made, posted = (
+            operations.before[place],
+            operations.sent_after[place],
+            operations.posted_after[place],
+        )
+        self.own, self.sent, self.posted, self.last = (
+            times.ends_of(each).astype(np.float64) for each in (before, made, posted, lasts)
+        )
+        self.arrived, self.done = (
+            times.arrivals[place].astype(np.float64),
+            times.ends[place].astype(np.float64),
+        )
         self.begins = np.maximum(self.own, self.arrived)
         self.source = operations.sources(place)
         self.is_met = (self.source >= 0) & wanted[self.source]
@@ -282,9 +344,18 @@ class _Part:
         operations, place = self.operations, self.place[some]
         rank, label = operations.rank[place], operations.kind[place] + 1  # behind the step's
         of = {"stage": operations.stage[place], "microbatch": operations.microbatch[place]}
-        spans = _rows(rank, "span", 2 * place, post=self.begins[some], done=self.done[some], label=label, **of)
+        spans = _rows(
+            rank, "span", 2 * place, post=self.begins[some], done=self.done[some], label=label, **of
+        )
         shown = np.unique(rank)
-        steps = _rows(shown, "span", 2 * operations.first[shown] - 2, post=np.zeros(len(shown)), done=self.last[shown], label=0 * shown)
+        steps = _rows(
+            shown,
+            "span",
+            2 * operations.first[shown] - 2,
+            post=np.zeros(len(shown)),
+            done=self.last[shown],
+            label=0 * shown,
+        )
         return [spans, steps]
 
     def list_messages(self, met: Ints, same: dict[str, Any]) -> list[dict[str, Ints]]:
@@ -293,10 +364,29 @@ class _Part:
         rank, sent, arrived = operations.rank[place], self.sent[met], self.arrived[met]
         made, after = operations.sent_after[place], operations.posted_after[place]
         over = np.maximum(self.last[sender], arrived if self.rendezvous else sent)
-        sends = _rows(sender, "isend", 2 * made + 1, post=sent, wait=self.last[sender], done=over, peer=rank, **same)
+        sends = _rows(
+            sender,
+            "isend",
+            2 * made + 1,
+            post=sent,
+            wait=self.last[sender],
+            done=over,
+            peer=rank,
+            **same,
+        )
         slot = 2 * np.where(after >= 0, after, operations.first[rank] - 1) + 1
         own, over = self.own[met], np.maximum(self.own[met], arrived)
-        receives = _rows(rank, "irecv", slot, post=self.posted[met], wait=own, done=over, peer=sender, turn=1 + made, **same)
+        receives = _rows(
+            rank,
+            "irecv",
+            slot,
+            post=self.posted[met],
+            wait=own,
+            done=over,
+            peer=sender,
+            turn=1 + made,
+            **same,
+        )
         return [sends, receives]
 
 
@@ -305,10 +395,14 @@ def check_ranks(ranks: Iterable[int], num_ranks: int) -> list[int]:
     try:
         chosen = list(ranks)
     except TypeError:
-        raise ArgumentError(f"ranks must be a list of them, got {say(ranks)}. Write ranks=[0].") from None
+        raise ArgumentError(
+            f"ranks must be a list of them, got {say(ranks)}. Write ranks=[0]."
+        ) from None
     for rank in chosen:
         if not is_integer(rank) or not 0 <= rank < num_ranks:
-            raise ArgumentError(f"ranks must be from 0 to {num_ranks - 1}, got {say(rank)}. Name those to look at.")
+            raise ArgumentError(
+                f"ranks must be from 0 to {num_ranks - 1}, got {say(rank)}. Name those to look at."
+            )
     return chosen
 
 
@@ -317,15 +411,29 @@ def check_between(between: object) -> None:
     times = between if isinstance(between, tuple | list) and len(between) == 2 else [None]
     known = all(is_number(time) or (isinstance(time, float) and np.isinf(time)) for time in times)
     if between is not None and not known:
-        raise ArgumentError(f"between must be two times, from and until, got {say(between)}. Write between=(0, 10).")
+        raise ArgumentError(
+            f"between must be two times, from and until, got {say(between)}. Write between=(0, 10)."
+        )
 
 
-def _rows(rank: Ints, op: str, slot: Ints, *, turn: Ints | int = 0, **given: Ints) -> dict[str, Ints]:
-    """Returns the columns of some events; ``slot`` and ``turn`` order them on their rank, times are in seconds."""
-    rows: dict[str, Ints] = {"rank": rank, "op": np.full(len(rank), OP_CODES[op]), "slot": slot, "turn": np.zeros(len(rank)) + turn}
+def _rows(
+    rank: Ints, op: str, slot: Ints, *, turn: Ints | int = 0, **given: Ints
+) -> dict[str, Ints]:
+    """Returns the columns of some events.
+
+    ``slot`` and ``turn`` order them on their rank, times are in seconds.
+    """
+    rows: dict[str, Ints] = {
+        "rank": rank,
+        "op": np.full(len(rank), OP_CODES[op]),
+        "slot": slot,
+        "turn": np.zeros(len(rank)) + turn,
+    }
     nothing = np.full(len(rank), NONE)
     for name in ("post", "wait", "done"):
-        rows[f"{name}_ns"] = np.rint(given[name] * _NS).astype(np.int64) if name in given else nothing
+        rows[f"{name}_ns"] = (
+            np.rint(given[name] * _NS).astype(np.int64) if name in given else nothing
+        )
     for name in ("stage", "microbatch", "label", "peer", "group", "payload"):
         rows[name] = given.get(name, nothing)
     rows["tag"] = 0 * nothing if "peer" in given else nothing
@@ -333,22 +441,35 @@ def _rows(rank: Ints, op: str, slot: Ints, *, turn: Ints | int = 0, **given: Int
 
 
 def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group, ...], Ints]:
-    """Returns the groups that messages go over, and the number of each message's: the edge that its activations take."""
+    """Returns the groups that messages go over, and the number of each message's.
+
+    The edge that its activations take.
+    """
     size = operations.num_ranks
     forward = operations.kind[some] == FORWARD
     rank = operations.rank[some]
     begin, end = np.where(forward, source, rank), np.where(forward, rank, source)
-    edge = np.where(end == (begin + 1) % size, begin, np.where(begin == (end + 1) % size, end, size))
+    edge = np.where(
+        end == (begin + 1) % size, begin, np.where(begin == (end + 1) % size, end, size)
+    )
     used, number = np.unique(edge, return_inverse=True)
     world = Group(_WORLD, tuple(range(size)))
     named = (
-        world if first == size else Group(f"ring:{first}>{(first + 1) % size}", (first, (first + 1) % size)) for first in used.tolist()
+        world
+        if first == size
+        else Group(f"ring:{first}>{(first + 1) % size}", (first, (first + 1) % size))
+        for first in used.tolist()
     )
     return tuple(named), number
 
 
-def _payloads(operations: Columns, some: Ints, sizes: list[int] | None) -> tuple[tuple[Payload, ...], Ints]:
-    """Returns what messages carry, and the number of each one's; nothing if the sizes are unknown."""
+def _payloads(
+    operations: Columns, some: Ints, sizes: list[int] | None
+) -> tuple[tuple[Payload, ...], Ints]:
+    """Returns what messages carry, and the number of each one's.
+
+    Nothing if the sizes are unknown.
+    """
     if sizes is None:
         return (), np.full(len(some), NONE)
     forward = operations.kind[some] == FORWARD

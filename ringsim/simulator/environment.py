@@ -83,7 +83,8 @@ class _Handlers(threading.local):
 class RankSignals:
     """Lets simulated ranks set signal handlers, which Python allows in the main thread only.
 
-    No signal reaches a simulated rank, so a handler is kept, returned to who asks, and never called.
+    No signal reaches a simulated rank, so a handler is kept, returned to who asks, and never
+    called.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,9 @@
-"""How Gloo carries out collectives: what each member sends and receives, in which order, and what it waits for before it goes on.
+"""How Gloo carries out collectives.
 
-A member posts one step after the other: what it sends and receives together. It has one or two steps under way, and posts the next one
-when the oldest of them is complete. Pieces of a ring are halved, so that one half is under way while the other is added up::
+What each member sends and receives, in which order, and what it waits for before it goes on. A
+member posts one step after the other: what it sends and receives together. It has one or two steps
+under way, and posts the next one when the oldest of them is complete. Pieces of a ring are halved,
+so that one half is under way while the other is added up::
 
     all_reduce, 2 ranks     step 0 |=====|
                             step 1    |=====|            posted at once: two steps may be under way
@@ -9,19 +11,20 @@ when the oldest of them is complete. Pieces of a ring are halved, so that one ha
 
 | collective | steps of each member, S bytes, N ranks | under way |
 |---|---|---|
-| all_reduce, reduce_scatter | 4 (N - 1) to the rank before, of S / 2N: once round to add up, once to hand out | 2 |
+| all_reduce, reduce_scatter | 4 (N - 1) to the rank before, of S / 2N: once round to add up, once
+to hand out | 2 |
 | all_gather | 2 (N - 1) to the next rank, of S / 2N | 2 |
 | reduce | 2 (N - 1) to the rank before, then S / N to the root | 2 |
 | broadcast | a binomial tree: receive S, then send S to all children | 1 |
 | gather, scatter, all_to_all | everything at once | 1 |
 | barrier | log2 N exchanges, with ranks 1, 2, 4, ... places on | 1 |
 
-Pieces of a ring have at most 1 MiB; where S is larger there are more of them. torch carries out a reduce_scatter as an all_reduce, and
-keeps a part.
+Pieces of a ring have at most 1 MiB; where S is larger there are more of them. torch carries out a
+reduce_scatter as an all_reduce, and keeps a part.
 
 Source:
-    Gloo, ``allreduce.cc``, ``reduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``scatter.cc``, ``alltoall.cc``, ``barrier.cc``; torch,
-    ``ProcessGroupGloo.cpp``.
+    Gloo, ``allreduce.cc``, ``reduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``scatter.cc``,
+    ``alltoall.cc``, ``barrier.cc``; torch, ``ProcessGroupGloo.cpp``.
 """
 
 from __future__ import annotations
@@ -40,14 +43,19 @@ _LARGEST_BYTES: Final = 1 << 20  # of a piece of a ring
 
 
 class Step(NamedTuple):
-    """What a member posts together: the places that it sends to and receives from, and how many bytes each message has."""
+    """What a member posts together.
+
+    The places that it sends to and receives from, and how many bytes each message has.
+    """
 
     to: tuple[int, ...]
     source: tuple[int, ...]
     size_bytes: float
 
 
-def list_steps(name: str, place: int, count: int, root: int, size_bytes: int) -> tuple[list[Step], int]:
+def list_steps(
+    name: str, place: int, count: int, root: int, size_bytes: int
+) -> tuple[list[Step], int]:
     """Returns the steps of a member, and how many of them may be under way.
 
     Args:
@@ -73,14 +81,26 @@ def list_steps(name: str, place: int, count: int, root: int, size_bytes: int) ->
         case "all_gather":
             return [Step((after,), (before,), size_bytes / count / 2)] * (2 * (count - 1)), 2
         case "reduce":
-            last = Step((), others, size_bytes / count) if place == root else Step((root,), (), size_bytes / count)
+            last = (
+                Step((), others, size_bytes / count)
+                if place == root
+                else Step((root,), (), size_bytes / count)
+            )
             return [*[Step((before,), (after,), size_bytes / pieces)] * (pieces - 2), last], 2
         case "broadcast":
             return _spread(place, count, root, size_bytes), 1
         case "gather":
-            return [Step((), others, size_bytes / count) if place == root else Step((root,), (), size_bytes / count)], 1
+            return [
+                Step((), others, size_bytes / count)
+                if place == root
+                else Step((root,), (), size_bytes / count)
+            ], 1
         case "scatter":
-            return [Step(others, (), size_bytes / count) if place == root else Step((), (root,), size_bytes / count)], 1
+            return [
+                Step(others, (), size_bytes / count)
+                if place == root
+                else Step((), (root,), size_bytes / count)
+            ], 1
         case "all_to_all":
             return [Step(others, tuple(reversed(others)), size_bytes / count)], 1
         case _:
@@ -94,7 +114,11 @@ def _spread(place: int, count: int, root: int, size_bytes: int) -> list[Step]:
     level = number.bit_length()
     hops = [1 << bit for bit in range(level, (count - 1).bit_length())]
     children = tuple((number + hop + root) % count for hop in hops if number + hop < count)
-    steps = [] if number == 0 else [Step((), ((number - (1 << (level - 1)) + root) % count,), size_bytes)]
+    steps = (
+        []
+        if number == 0
+        else [Step((), ((number - (1 << (level - 1)) + root) % count,), size_bytes)]
+    )
     return [*steps, Step(children, (), size_bytes)] if children else steps
 
 
@@ -104,7 +128,8 @@ class _Member:
     def __init__(self, steps: Sequence[Step], most: int) -> None:
         self.steps, self.most = steps, most
         self.posted = self.complete = 0  # how many
-        self.missing: deque[int] = deque()  # of the steps under way: how many messages have not arrived
+        # of the steps under way: how many messages have not arrived
+        self.missing: deque[int] = deque()
 
 
 class GlooCollective:
@@ -121,16 +146,31 @@ class GlooCollective:
     """
 
     def __init__(
-        self, name: str, ranks: Sequence[int], root: int, size_bytes: int, links: SharedCores, clock: Timer,
+        self, name: str, ranks: Sequence[int], root: int, size_bytes: int, links: SharedCores,
+        clock: Timer,
         done: Callable[[int, float], None],
     ) -> None:  # fmt: skip
         assert links.gloo is not None  # whoever asks knows
-        self._ranks, self._links, self._gloo, self._clock, self._done = ranks, links, links.gloo, clock, done
-        self._members = [_Member(*list_steps(name, place, len(ranks), root, size_bytes)) for place in range(len(ranks))]
-        # The messages of which one side is posted, by source and destination: whether it is the send, its step, and when.
-        self._waiting: defaultdict[tuple[int, int], deque[tuple[bool, int, float]]] = defaultdict(deque)
+        self._ranks, self._links, self._gloo, self._clock, self._done = (
+            ranks,
+            links,
+            links.gloo,
+            clock,
+            done,
+        )
+        self._members = [
+            _Member(*list_steps(name, place, len(ranks), root, size_bytes))
+            for place in range(len(ranks))
+        ]
+        # The messages of which one side is posted, by source and destination: whether it is the
+        # send, its step, and when.
+        self._waiting: defaultdict[tuple[int, int], deque[tuple[bool, int, float]]] = defaultdict(
+            deque
+        )
         for place in range(len(ranks)):
-            clock.at(links.cores.book(clock.now_s(), self._gloo.collective_s), partial(self._post, place))
+            clock.at(
+                links.cores.book(clock.now_s(), self._gloo.collective_s), partial(self._post, place)
+            )
 
     def _post(self, place: int) -> None:
         """Posts as many steps of a member as may be under way."""
@@ -153,12 +193,19 @@ class GlooCollective:
             queue.append((sends, number, now_s))
             return
         _, other_number, posted_s = queue.popleft()
-        arrives_s = self._links.carry_piece(self._gloo, self._ranks[to], size_bytes, now_s, now_s - posted_s)
+        arrives_s = self._links.carry_piece(
+            self._gloo, self._ranks[to], size_bytes, now_s, now_s - posted_s
+        )
         sent, received = (number, other_number) if sends else (other_number, number)
-        self._clock.at(arrives_s, partial(self._arrive, source, sent), partial(self._arrive, to, received))
+        self._clock.at(
+            arrives_s, partial(self._arrive, source, sent), partial(self._arrive, to, received)
+        )
 
     def _arrive(self, place: int, number: int) -> None:
-        """Takes note that a message of a member's step has arrived; the member goes on where it waited for that."""
+        """Takes note that a message of a member's step has arrived.
+
+        The member goes on where it waited for that.
+        """
         member = self._members[place]
         member.missing[number - member.complete] -= 1
         before = member.complete

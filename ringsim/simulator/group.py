@@ -111,7 +111,7 @@ class SimulatedGroup(ProcessGroup):
     abort = shutdown
 
     def new_group(self, ranks: Sequence[int], **options: Any) -> Any:
-        """Creates a group of some ranks; ``torch.distributed.new_group`` calls it on all of them."""
+        """Creates a group of some ranks; ``dist.new_group`` calls it on all of them."""
         return self._make_group(ranks, **options)
 
     # -- messages

@@ -126,7 +126,9 @@ def _list_functions() -> list[tuple[Any, str, str]]:
         (np.random, "sample", "random_sample"),
     ]
     for module, kind in ((random, random.Random), (np.random, np.random.RandomState)):
-        owners = ((name, getattr(getattr(module, name), "__self__", None)) for name in module.__all__)
+        owners = (
+            (name, getattr(getattr(module, name), "__self__", None)) for name in module.__all__
+        )
         found += [(module, name, name) for name, owner in owners if isinstance(owner, kind)]
     return found
 

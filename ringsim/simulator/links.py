@@ -1,40 +1,49 @@
 """The links between simulated ranks: who carries a message, and when it arrives.
 
-**Private links**: each ordered pair of ranks has a link of its own, which takes one message after the other. A message holds the link while
-its bytes go in, and arrives one latency after the last of them::
+**Private links**: each ordered pair of ranks has a link of its own, which takes one message after
+the other. A message holds the link while its bytes go in, and arrives one latency after the last of
+them::
 
     ready    start             free       arrive
       |--------|=================|----------|
         busy     size * beta       alpha              start = max(ready, free of the message before)
 
-**Shared cores**: the same, on one machine with fewer cores than ranks. A message needs a core while it is carried, as posting it does::
+**Shared cores**: the same, on one machine with fewer cores than ranks. A message needs a core while
+it is carried, as posting it does::
 
-    core 0   |== rank 0 posts ==|== rank 2 posts ==|          rank 2 asked last, and waits for the first core that is free
-    core 1   |== rank 1 posts ==|== 0 -> 1 is carried ====|
+    core 0  |== rank 0 posts ==|== rank 2 posts ==|          rank 2 asked last, and waits for the
+    core 1  |== rank 1 posts ==|== 0 -> 1 is carried ====|  first core that is free
 
-With the costs of Gloo (`ringsim.topologies.GlooCosts`) it needs a core on each side, for half of what carrying it takes. Where both ranks
-are at work on their connection at one time, some messages, drawn from the run's seed, stall: they arrive so much later, as does whatever
-else comes to that rank meanwhile, and a core is busy until then. Cores that have had nothing to do for a while must be woken first::
+With the costs of Gloo (`ringsim.topologies.GlooCosts`) it needs a core on each side, for half of
+what carrying it takes. Where both ranks are at work on their connection at one time, some messages,
+drawn from the run's seed, stall: they arrive so much later, as does whatever else comes to that
+rank meanwhile, and a core is busy until then. Cores that have had nothing to do for a while must be
+woken first::
 
     rank 0    |= posts =|                             |= goes on
     rank 1       |= posts =|......... stall ..........|= goes on
 
-**Shared links**: messages that are under way together share the links of a topology fairly. A message is a flow, which passes all links of
-its route at once; when a flow begins or ends, those that it met get new paces. Messages from one rank to another go one after the other, as
-so do the flows of one group's collectives, beside them::
+**Shared links**: messages that are under way together share the links of a topology fairly. A
+message is a flow, which passes all links of its route at once; when a flow begins or ends, those
+that it met get new paces. Messages from one rank to another go one after the other, as so do the
+flows of one group's collectives, beside them::
 
-    0 -> 2, 8 bytes    |==== half the link ====|== alone ==|           arrives one latency after its last byte
-    1 -> 2, 4 bytes    |==== half the link ====|                       so does this one
+    0 -> 2, 8 bytes  |==== half the link ====|== alone ==|  arrives one latency after its last byte
+    1 -> 2, 4 bytes  |==== half the link ====|              so does this one
 
-Sharing is max-min fair: all flows speed up together until a link is full; those on it stay at that speed, and the others go on. ::
+Sharing is max-min fair: all flows speed up together until a link is full; those on it stay at that
+speed, and the others go on. ::
 
-    link A, 10 bytes/s:  flow 1, flow 2            flow 2 is held at 2 by link B, so flow 1 gets the other 8 of A
-    link B,  4 bytes/s:          flow 2, flow 3    flow 3 is held at 2
+    link A, 10 bytes/s:  flow 1, flow 2          flow 2 is held at 2 by link B, so flow 1 gets the
+                                                 other 8 of A
+    link B,  4 bytes/s:          flow 2, flow 3  flow 3 is held at 2
 
-Speeds are *paces*, seconds for each byte, as the beta of a link is: a flow that is alone has exactly the pace of its slowest link.
+Speeds are *paces*, seconds for each byte, as the beta of a link is: a flow that is alone has
+exactly the pace of its slowest link.
 
 Source:
-    D. Bertsekas, R. Gallager, "Data Networks", 2nd edition (1992), section 6.5.2: max-min fairness and its algorithm.
+    D. Bertsekas, R. Gallager, "Data Networks", 2nd edition (1992), section 6.5.2: max-min fairness
+    and its algorithm.
 """
 
 from __future__ import annotations
@@ -69,7 +78,8 @@ __all__ = [
 Arrived = Callable[[float], None]  # called with the time of an arrival, at that time
 
 AWAKE_S: Final = 300e-6  # so long after a message the cores have not gone to sleep
-CLOSE_S: Final = 150e-6  # two posts on a connection within this are at one time: what the first sends is about to arrive
+# two posts on a connection within this are at one time: what the first sends is about to arrive
+CLOSE_S: Final = 150e-6
 _NO_DEGREES: Final[Mapping[tuple[int, int], float]] = {}
 
 
@@ -81,7 +91,10 @@ class Timer(Protocol):
         ...
 
     def at(self, time_s: float, *calls: Callable[[], None]) -> None:
-        """Calls ``calls`` at a time, now at the earliest; what is due at the same time is called in the order in which it was asked for."""
+        """Calls ``calls`` at a time, now at the earliest.
+
+        What is due at the same time is called in the order in which it was asked for.
+        """
         ...
 
     def cancel(self, time_s: float, call: Callable[[], None]) -> None:
@@ -96,7 +109,13 @@ class Links(Protocol):
     """
 
     def carry(
-        self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None, apart_s: float = math.inf
+        self,
+        src: int,
+        dst: int,
+        size_bytes: int,
+        ready_s: float,
+        arrived: Arrived | None = None,
+        apart_s: float = math.inf,
     ) -> float | None:
         """Takes a message.
 
@@ -105,12 +124,14 @@ class Links(Protocol):
             dst: the rank it goes to.
             size_bytes: its size, 0 or more.
             ready_s: when it may leave: not before now.
-            arrived: what to call when it arrives, where that is not known yet; None where nobody asks.
-            apart_s: for how long one of its ranks has had nothing to do with their connection; shared cores ask.
+            arrived: what to call when it arrives, where that is not known yet; None where nobody
+                asks.
+            apart_s: for how long one of its ranks has had nothing to do with their connection;
+                shared cores ask.
 
         Returns:
-            When it arrives, in seconds, where that is known at once; then ``arrived`` is not called. None where it depends on messages
-            still to come.
+            When it arrives, in seconds, where that is known at once; then ``arrived`` is not
+            called. None where it depends on messages still to come.
         """
         ...
 
@@ -141,7 +162,8 @@ class PrivateLinks:
     """A link for each ordered pair of ranks, which nobody else uses: each arrival is known at once.
 
     Args:
-        link: what a message costs: one for all pairs, or one for each ordered pair (src, dst) that talks.
+        link: what a message costs: one for all pairs, or one for each ordered pair (src, dst) that
+            talks.
         slower: how many times as long a link takes, by (src, dst).
 
     Raises:
@@ -157,14 +179,24 @@ class PrivateLinks:
         3.0
     """
 
-    def __init__(self, link: Link | Mapping[tuple[int, int], Link], slower: Mapping[tuple[int, int], float] = _NO_DEGREES) -> None:
+    def __init__(
+        self,
+        link: Link | Mapping[tuple[int, int], Link],
+        slower: Mapping[tuple[int, int], float] = _NO_DEGREES,
+    ) -> None:
         check_links(link)
         self._link = link
         self._slower = slower
         self._lines: dict[tuple[int, int], _Line] = {}  # by (src, dst)
 
     def carry(
-        self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None, apart_s: float = math.inf
+        self,
+        src: int,
+        dst: int,
+        size_bytes: int,
+        ready_s: float,
+        arrived: Arrived | None = None,
+        apart_s: float = math.inf,
     ) -> float:
         """Takes a message, as `Links.carry` says; returns when it arrives."""
         line = self._lines.get((src, dst))
@@ -186,14 +218,17 @@ class PrivateLinks:
             found = link.get((src, dst))
             if found is None:
                 raise ArgumentError(
-                    f"link must have an entry for each pair that talks, got none for ({src}, {dst}). Add ({src}, {dst}): Link(...)."
+                    f"link must have an entry for each pair that talks, got none for ({src}, "
+                    f"{dst}). Add ({src}, {dst}): Link(...)."
                 )
             link = found
         return degraded(link, self._slower.get((src, dst), 1.0))
 
 
 def degraded(link: Link, factor: float) -> Link:
-    """Returns a link on which every message takes ``factor`` times as long; the same one for a factor of 1.
+    """Returns a link on which every message takes ``factor`` times as long.
+
+    The same one for a factor of 1.
 
     Example:
         >>> degraded(Link(alpha_s=1.0, beta_s_per_byte=0.5), 5).time_s(4)
@@ -205,8 +240,12 @@ def degraded(link: Link, factor: float) -> Link:
 LinkName = TypeVar("LinkName", bound=Hashable)
 
 
-def fair_paces(routes: Sequence[Sequence[LinkName]], paces: Mapping[LinkName, float]) -> list[float]:
-    """Returns the paces of flows, which share the links of their routes max-min fairly; 0 where none of them is ever full.
+def fair_paces(
+    routes: Sequence[Sequence[LinkName]], paces: Mapping[LinkName, float]
+) -> list[float]:
+    """Returns the paces of flows, which share the links of their routes max-min fairly.
+
+    0 where none of them is ever full.
 
     Args:
         routes: the links of each flow, none twice.
@@ -217,13 +256,15 @@ def fair_paces(routes: Sequence[Sequence[LinkName]], paces: Mapping[LinkName, fl
         [0.125, 0.5, 0.5]
     """
     found = [0.0] * len(routes)
-    moving: dict[LinkName, dict[int, None]] = {}  # the flows of each link that still speed up; no sets, whose order may differ by run
+    # the flows of each link that still speed up; no sets, whose order may differ by run
+    moving: dict[LinkName, dict[int, None]] = {}
     for flow, route in enumerate(routes):
         for link in route:
             if paces[link] > 0:
                 moving.setdefault(link, {})[flow] = None
     left = {link: 1 / paces[link] for link in moving}  # bytes per second that nobody has yet
-    # Each link's pace if it were the next one full. At first without the way through 1 / pace, so that one flow alone gets the very pace.
+    # Each link's pace if it were the next one full. At first without the way through 1 / pace, so
+    # that one flow alone gets the very pace.
     offers = {link: len(flows) * paces[link] for link, flows in moving.items()}
     pace = math.inf
     while moving:
@@ -252,11 +293,28 @@ Edge = tuple[Hashable, Hashable]
 class _Flow:
     """A message under way, or waiting for the one before it."""
 
-    __slots__ = ("arrived", "end", "end_s", "latency_s", "left_bytes", "pace", "ready_s", "route", "settled_s")
+    __slots__ = (
+        "arrived",
+        "end",
+        "end_s",
+        "latency_s",
+        "left_bytes",
+        "pace",
+        "ready_s",
+        "route",
+        "settled_s",
+    )
 
     end: Callable[[], None]  # what is called then
 
-    def __init__(self, route: _Route, size_bytes: float, latency_s: float, ready_s: float, arrived: Arrived | None) -> None:
+    def __init__(
+        self,
+        route: _Route,
+        size_bytes: float,
+        latency_s: float,
+        ready_s: float,
+        arrived: Arrived | None,
+    ) -> None:
         self.route = route
         self.left_bytes = size_bytes  # at settled_s
         self.latency_s = latency_s
@@ -281,40 +339,65 @@ class _Route:
 class SharedLinks:
     """The links of a topology; arrivals are known as they happen.
 
-    ``slower`` says how many times as long a message takes, by (src, dst), in a network that is otherwise empty.
+    ``slower`` says how many times as long a message takes, by (src, dst), in a network that is
+    otherwise empty.
     """
 
-    def __init__(self, timer: Timer, topology: Topology, world_size: int, slower: Mapping[tuple[int, int], float]) -> None:
+    def __init__(
+        self,
+        timer: Timer,
+        topology: Topology,
+        world_size: int,
+        slower: Mapping[tuple[int, int], float],
+    ) -> None:
         topology.check(world_size)
         self._timer: Final = timer
         self._topology: Final = topology
         self._world_size: Final = world_size
         self._slower: Final = slower
-        self._routes: dict[tuple[int, ...], _Route] = {}  # by src, dst; those of collectives by group, too
+        # by src, dst; those of collectives by group, too
+        self._routes: dict[tuple[int, ...], _Route] = {}
         self._paces: dict[Edge, float] = {}  # of the links that some route has used
-        self._users: dict[Edge, dict[_Flow, None]] = {}  # who is on each link now; no sets, whose order may differ by run
-        self._changed: dict[Edge, None] = {}  # links whose users are no longer those that the paces were made for
+        # who is on each link now; no sets, whose order may differ by run
+        self._users: dict[Edge, dict[_Flow, None]] = {}
+        # links whose users are no longer those that the paces were made for
+        self._changed: dict[Edge, None] = {}
 
     def carry(
-        self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None, apart_s: float = math.inf
+        self,
+        src: int,
+        dst: int,
+        size_bytes: int,
+        ready_s: float,
+        arrived: Arrived | None = None,
+        apart_s: float = math.inf,
     ) -> float | None:
-        """Takes a message, as `Links.carry` says: calls ``arrived`` when it arrives; a message to the rank itself is there at once."""
+        """Takes a message, as `Links.carry` says.
+
+        Calls ``arrived`` when it arrives; a message to the rank itself is there at once.
+        """
         if src == dst:
             return ready_s
         route = self._routes.get((src, dst)) or self._open(src, dst)
         self._queue(_Flow(route, size_bytes, route.alpha_s, ready_s, arrived))
         return None
 
-    def carry_part(self, group: int, src: int, dst: int, size_bytes: float, latencies: int, arrived: Arrived) -> None:
-        """Takes what a collective moves from one rank to another, now: it waits for earlier ones of its group, and shares with all others.
+    def carry_part(
+        self, group: int, src: int, dst: int, size_bytes: float, latencies: int, arrived: Arrived
+    ) -> None:
+        """Takes what a collective moves from one rank to another, now.
 
-        What many steps move over one link may be one flow, which pays the latency of the way as many times, after its last byte.
+        It waits for earlier ones of its group, and shares with all others. What many steps move
+        over one link may be one flow, which pays the latency of the way as many times, after its
+        last byte.
         """
         route = self._routes.get((src, dst, group))
         if route is None:
             own = self._routes.get((src, dst)) or self._open(src, dst)
             route = self._routes[src, dst, group] = _Route(own.alpha_s, own.edges)
-        self._queue(_Flow(route, size_bytes, latencies * route.alpha_s, self._timer.now_s(), arrived))
+        self._queue(
+            _Flow(route, size_bytes, latencies * route.alpha_s, self._timer.now_s(), arrived)
+        )
 
     def _queue(self, flow: _Flow) -> None:
         flows = flow.route.flows
@@ -328,13 +411,17 @@ class SharedLinks:
 
     def _whole(self, src: int, dst: int, hops: Sequence[Hop]) -> Link:
         """Returns what hops cost together, the degradation of the pair included."""
-        link = Link(sum(hop.link.alpha_s for hop in hops), max((hop.link.beta_s_per_byte for hop in hops), default=0.0))
+        link = Link(
+            sum(hop.link.alpha_s for hop in hops),
+            max((hop.link.beta_s_per_byte for hop in hops), default=0.0),
+        )
         return degraded(link, self._slower.get((src, dst), 1.0))
 
     def _open(self, src: int, dst: int) -> _Route:
         hops = list(self._topology.route(src, dst, self._world_size))
         whole = self._whole(src, dst, hops)
-        if (src, dst) in self._slower:  # a hop of its own, so slow that the whole takes so much longer
+        # a hop of its own, so slow that the whole takes so much longer
+        if (src, dst) in self._slower:
             hops.append(Hop((("degraded", src), dst), whole))
         # A link that is never full holds nobody up, and would only join flows that do not meet.
         limiting = {hop.edge: hop.link.beta_s_per_byte for hop in hops if hop.link.beta_s_per_byte}
@@ -373,20 +460,27 @@ class SharedLinks:
             self._begin_when_ready(route.flows[0])
 
     def _change(self, edges: tuple[Edge, ...]) -> None:
-        """Has the paces made anew once everything that is due now has happened: many flows may begin or end at one time."""
+        """Has the paces made anew once everything that is due now has happened.
+
+        Many flows may begin or end at one time.
+        """
         if not self._changed:
             self._timer.at(self._timer.now_s(), self._share)
         self._changed.update(dict.fromkeys(edges))
 
     def _share(self) -> None:
-        """Gives new paces to the flows on links that have changed, and to those that they meet, and so on."""
+        """Gives new paces to flows on links that have changed, to those they meet, and so on."""
         flows = self._meeting(self._changed)
         self._changed.clear()
         now_s = self._timer.now_s()
-        for flow, pace in zip(flows, fair_paces([flow.route.edges for flow in flows], self._paces), strict=True):
+        for flow, pace in zip(
+            flows, fair_paces([flow.route.edges for flow in flows], self._paces), strict=True
+        ):
             if pace != flow.pace and flow.end_s > now_s:
                 if flow.pace > 0:
-                    flow.left_bytes = max(0.0, flow.left_bytes - (now_s - flow.settled_s) / flow.pace)
+                    flow.left_bytes = max(
+                        0.0, flow.left_bytes - (now_s - flow.settled_s) / flow.pace
+                    )
                 flow.settled_s = now_s
                 flow.pace = pace
                 self._timer.cancel(flow.end_s, flow.end)
@@ -419,7 +513,10 @@ class Cores:
         self._free_s = [0.0] * count  # a heap: from when on each core is free
 
     def book(self, from_s: float, seconds: float) -> float:
-        """Takes the core that is free first, for some seconds; returns when whoever asked is done with it."""
+        """Takes the core that is free first, for some seconds.
+
+        Returns when whoever asked is done with it.
+        """
         end_s = max(self._free_s[0], from_s) + seconds
         heapreplace(self._free_s, end_s)
         return end_s
@@ -428,7 +525,8 @@ class Cores:
 class SharedCores(PrivateLinks):
     """A link for each ordered pair of ranks, and cores that all share.
 
-    Each message needs a core for as long as it takes alone, or what the machine's costs of Gloo say; and none for what ``slower`` adds.
+    Each message needs a core for as long as it takes alone, or what the machine's costs of Gloo
+    say; and none for what ``slower`` adds.
 
     Args:
         machine: the link, the cores, and the costs of Gloo.
@@ -438,23 +536,37 @@ class SharedCores(PrivateLinks):
 
     Example:
         >>> links = SharedCores(OneMachine(Link(alpha_s=1.0, beta_s_per_byte=0.5), cores=1))
-        >>> links.carry(0, 1, size_bytes=4, ready_s=0.0), links.carry(2, 3, size_bytes=4, ready_s=0.0)
+        >>> (
+        ...     links.carry(0, 1, size_bytes=4, ready_s=0.0),
+        ...     links.carry(2, 3, size_bytes=4, ready_s=0.0),
+        ... )
         (3.0, 6.0)
     """
 
     def __init__(
-        self, machine: OneMachine, slower: Mapping[tuple[int, int], float] = _NO_DEGREES, world_size: int = 1, seed: int = 0
+        self,
+        machine: OneMachine,
+        slower: Mapping[tuple[int, int], float] = _NO_DEGREES,
+        world_size: int = 1,
+        seed: int = 0,
     ) -> None:
         super().__init__(machine.link, slower)
         self.gloo, self.cores = machine.gloo, Cores(machine.cores)
         self._alone = machine.link
         self._draw = random.Random(seed).random
         self._stalled_s: dict[int, float] = {}  # until when, by rank
-        self._close_s = CLOSE_S * max(1.0, world_size / machine.cores)  # who waits for a core is at work for longer
+        # who waits for a core is at work for longer
+        self._close_s = CLOSE_S * max(1.0, world_size / machine.cores)
         self._handled_s = -math.inf  # when the last message was there
 
     def carry(
-        self, src: int, dst: int, size_bytes: int, ready_s: float, arrived: Arrived | None = None, apart_s: float = math.inf
+        self,
+        src: int,
+        dst: int,
+        size_bytes: int,
+        ready_s: float,
+        arrived: Arrived | None = None,
+        apart_s: float = math.inf,
     ) -> float:
         """Takes a message, as `PrivateLinks.carry` does; it needs a core from when it begins."""
         begin_s = max(ready_s, self.free_s(src, dst))
@@ -464,16 +576,22 @@ class SharedCores(PrivateLinks):
             return max(arrives_s, self.cores.book(begin_s, self._alone.time_s(size_bytes)))
         if gloo.awake is not None and begin_s - self._handled_s < AWAKE_S:
             arrives_s += gloo.awake.time_s(size_bytes) - self._alone.time_s(size_bytes)
-        return self._stall(gloo, dst, max(arrives_s, self._handle(gloo, begin_s, size_bytes)), apart_s)
+        return self._stall(
+            gloo, dst, max(arrives_s, self._handle(gloo, begin_s, size_bytes)), apart_s
+        )
 
-    def carry_piece(self, gloo: GlooCosts, dst: int, size_bytes: float, ready_s: float, apart_s: float) -> float:
+    def carry_piece(
+        self, gloo: GlooCosts, dst: int, size_bytes: float, ready_s: float, apart_s: float
+    ) -> float:
         """Takes a message of a collective, which no link delays; returns when it arrives."""
         return self._stall(gloo, dst, self._handle(gloo, ready_s, size_bytes), apart_s)
 
     def _handle(self, gloo: GlooCosts, begin_s: float, size_bytes: float) -> float:
         """Takes a core for each side; returns when both are done."""
         half_s = gloo.carrying.time_s(size_bytes) / 2
-        self._handled_s = end_s = max(self.cores.book(begin_s, half_s), self.cores.book(begin_s, half_s))
+        self._handled_s = end_s = max(
+            self.cores.book(begin_s, half_s), self.cores.book(begin_s, half_s)
+        )
         return end_s
 
     def _stall(self, gloo: GlooCosts, dst: int, arrives_s: float, apart_s: float) -> float:
@@ -496,10 +614,16 @@ def make_links(
     inject: Iterable[Injection] = (),
     seed: int = 0,
 ) -> Links:
-    """Returns the links of a run, given as to ``ringsim.simulate``; each `Degrade` makes the messages of a pair slower."""
+    """Returns the links of a run, given as to ``ringsim.simulate``.
+
+    Each `Degrade` makes the messages of a pair slower.
+    """
     if (link is None) == (topology is None):
         got = "none" if link is None else "both"
-        raise ArgumentError(f"exactly one of link and topology must be given, got {got}. A topology holds its own links.")
+        raise ArgumentError(
+            f"exactly one of link and topology must be given, got {got}. "
+            "A topology holds its own links."
+        )
     inject = tuple(inject)
     pairs = [(each.src, each.dst) for each in inject if isinstance(each, Degrade)]
     slower = {pair: degraded_by(inject, *pair) for pair in pairs}
@@ -508,6 +632,11 @@ def make_links(
     if isinstance(topology, OneMachine):
         return SharedCores(topology, slower, world_size, seed)
     assert topology is not None
-    if isinstance(topology, type) or not all(callable(getattr(topology, name, None)) for name in ("check", "route")):
-        raise ArgumentError(f"topology must have the methods check and route, got {say(topology)}. Take one of ringsim.topologies.")
+    if isinstance(topology, type) or not all(
+        callable(getattr(topology, name, None)) for name in ("check", "route")
+    ):
+        raise ArgumentError(
+            f"topology must have the methods check and route, got {say(topology)}. Take one of "
+            "ringsim.topologies."
+        )
     return SharedLinks(timer, topology, world_size, slower)

@@ -1,12 +1,15 @@
-"""Brings the sends and recvs of simulated ranks together: groups, handles, and when a message leaves.
+"""Brings the sends and recvs of simulated ranks together.
 
-The k-th send of a channel (group, source, destination, tag) belongs to the k-th recv, whichever is posted first. Three ways, by name:
+Groups, handles, and when a message leaves. The k-th send of a channel (group, source, destination,
+tag) belongs to the k-th recv, whichever is posted first. Three ways, by name:
 
 | name | like | a send |
 |---|---|---|
 | ``rendezvous`` | Gloo | waits for its recv, at every size |
-| ``buffered(65536)``, ``buffered`` | MPI | leaves at once and is done, up to so many bytes or at any size; a larger one waits |
-| ``grouped`` | NCCL | waits for its recv, and for everything that its rank posted on the group before; a batch counts as one |
+| ``buffered(65536)``, ``buffered`` | MPI | leaves at once and is done, up to so many bytes or at
+any size; a larger one waits |
+| ``grouped`` | NCCL | waits for its recv, and for everything that its rank posted on the group
+before; a batch counts as one |
 
 ::
 
@@ -32,7 +35,12 @@ import torch
 from torch.distributed import Work
 
 from ringsim.comm.collectives import Members, check_dense, shorten
-from ringsim.comm.torch_private import has_dispatch_modes, in_backward, run_after_backward, without_modes
+from ringsim.comm.torch_private import (
+    has_dispatch_modes,
+    in_backward,
+    run_after_backward,
+    without_modes,
+)
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
 from ringsim.simulator.clock import Clock, Rank
@@ -82,36 +90,55 @@ class Team(Members):
 
 
 class Kind:
-    """What operations on tensors of one dtype and shape have in common: their number in the trace, and what it says of them."""
+    """What operations on tensors of one dtype and shape have in common.
+
+    Their number in the trace, and what it says of them.
+    """
 
     __slots__ = ("dtype", "number", "payload", "shape", "size_bytes")
 
-    def __init__(self, number: int, payload: Payload, dtype: torch.dtype | None = None, shape: torch.Size | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        payload: Payload,
+        dtype: torch.dtype | None = None,
+        shape: torch.Size | None = None,
+    ) -> None:
         self.number, self.payload, self.dtype, self.shape = number, payload, dtype, shape
         self.size_bytes = payload.size_bytes
 
 
 def check_tensor(what: str, tensor: Any) -> torch.Tensor:
-    """Returns a tensor that the simulator can carry, detached from its history; see ``check_dense``."""
+    """Returns a tensor that the simulator can carry, detached from its history.
+
+    See ``check_dense``.
+    """
     return check_dense(what, tensor, "in a simulation", meta=True)
 
 
 def check_storage(tensor: torch.Tensor) -> int:
-    """Returns the size of a tensor in bytes, all of which its storage must still hold: torch would read and write beyond its end."""
+    """Returns the size of a tensor in bytes, all of which its storage must still hold.
+
+    Torch would read and write beyond its end.
+    """
     size_bytes: int = tensor.nbytes
     needed: Any = size_bytes
     try:
         there = tensor.untyped_storage().nbytes()
-    except NotImplementedError:  # a subclass without memory of its own, which itself says how it is copied
+    except NotImplementedError:
+        # a subclass without memory of its own, which itself says how it is copied
         return size_bytes
     if not tensor.is_contiguous():
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        last = sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
         needed = (last + 1) * tensor.itemsize
     if offset := tensor.storage_offset():
         needed += offset * tensor.itemsize
     if needed > there and size_bytes:
         raise ArgumentError(
-            f"a tensor must keep its memory until its operation is done, got a storage of {there:,} bytes for {needed:,}. "
+            "a tensor must keep its memory until its operation is done, got a storage of "
+            f"{there:,} bytes for {needed:,}. "
             "Resize it after wait()."
         )
     return size_bytes
@@ -132,20 +159,23 @@ def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
         if source.is_meta and target.is_meta:
             return
         raise ArgumentError(
-            f"both sides of a message must have data, or none, got {source.device} at the sender and {target.device} at the receiver. "
+            f"both sides of a message must have data, or none, got {source.device} at the sender "
+            f"and {target.device} at the receiver. "
             "Make both tensors on one device."
         )
     size_bytes, room = check_storage(source), check_storage(target)
     if size_bytes != room:
         raise ArgumentError(
-            f"a tensor must keep its size until its operation is done, got {size_bytes:,} bytes at the sender, {room:,} at the receiver. "
+            f"a tensor must keep its size until its operation is done, got {size_bytes:,} bytes "
+            f"at the sender, {room:,} at the receiver. "
             "Resize it after wait()."
         )
     if source.requires_grad or target.requires_grad:
         source, target = source.detach(), target.detach()
     try:
         target.copy_(source)
-    except RuntimeError:  # shapes differ, or the target was made in inference mode and may be written to nowhere else
+    except RuntimeError:
+        # shapes differ, or the target was made in inference mode and may be written to nowhere else
         with torch.inference_mode():
             target.copy_(source.reshape(target.shape))
 
@@ -157,7 +187,8 @@ class Operation(Work):
     """An operation that a rank has posted: the handle that ``isend`` and collectives return.
 
     Attributes:
-        slots: of its record, and of others that its wait completes; empty where it is not recorded, or complete.
+        slots: of its record, and of others that its wait completes; empty where it is not recorded,
+            or complete.
         done_s: when it is done, as far as that is known, else ``NEVER``.
         waiting: whether its rank is to be woken then.
         error: what its wait raises, None for nothing.
@@ -176,10 +207,13 @@ class Operation(Work):
         self.future: Any = None
 
     def wait(self, timeout: Any = None) -> bool:
-        """Blocks until the operation is done, for ``timeout`` (seconds, or a ``timedelta``) of virtual time at most; returns True.
+        """Blocks until the operation is done; returns True.
+
+        For ``timeout`` (seconds, or a ``timedelta``) of virtual time at most.
 
         Raises:
-            RunTimeout: the limit has passed. After that of a message, its two ranks have no connection in the group any more, as with Gloo.
+            RunTimeout: the limit has passed. After that of a message, its two ranks have no
+                connection in the group any more, as with Gloo.
         """
         clock = self.rank.clock
         if clock.measures:
@@ -204,7 +238,13 @@ class Operation(Work):
 
     def _block(self, timeout: Any) -> None:
         clock = self.rank.clock
-        limit_s = NEVER if timeout is None else timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+        limit_s = (
+            NEVER
+            if timeout is None
+            else timeout.total_seconds()
+            if isinstance(timeout, timedelta)
+            else float(timeout)
+        )
         end_s = clock.now + limit_s
         try:
             while self.done_s > clock.now:
@@ -230,17 +270,23 @@ class Operation(Work):
             self.close_record(ERROR)
             self.break_off()
             raise RunTimeout(
-                f"the operation must be done within {limit_s:g} s of virtual time, got none by then (rank {self.rank.number}, "
+                f"the operation must be done within {limit_s:g} s of virtual time, got none by "
+                f"then (rank {self.rank.number}, "
                 f"{self.describe()}). Raise the limit, or look at whoever should answer."
             )
-        raise broken  # outside of `except`: the context of an error that was thrown in is what the program itself is handling
+        # outside of `except`: the context of an error that was thrown in is what the program itself
+        # is handling
+        raise broken
 
     def describe(self) -> str:
         """Returns the operation in words."""
         raise NotImplementedError
 
     def break_off(self) -> None:
-        """Does what follows from a limit that has passed; nothing, where the operation is no message."""
+        """Does what follows from a limit that has passed.
+
+        Nothing, where the operation is no message.
+        """
 
     def complete(self, time_s: float) -> None:
         """Notes when the operation is done, and wakes its rank if it waits for that."""
@@ -252,7 +298,10 @@ class Operation(Work):
             self.rank.clock.at(time_s, self.rank)
 
     def is_completed(self) -> bool:
-        """Returns whether the operation is done, and then records that; where it is not, the other ranks get on a little."""
+        """Returns whether the operation is done, and then records that.
+
+        Where it is not, the other ranks get on a little.
+        """
         clock = self.rank.clock
         if self.done_s > clock.now:
             clock.poll()
@@ -334,7 +383,10 @@ class Operation(Work):
             self.rank.recorder.complete(slot, status)
 
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
-        """Lets the wait for this operation complete another record, too; returns False where it was waited for already."""
+        """Lets the wait for this operation complete another record, too.
+
+        Returns False where it was waited for already.
+        """
         if not self.slots or recorder is not self.rank.recorder:
             return False
         self.slots += (slot,)
@@ -344,7 +396,9 @@ class Operation(Work):
         """Records that the operation is wrong, and was refused."""
         if self.slots:
             self.rank.recorder.complete(self.slots[0], ERROR)
-            self.rank.recorder.notice(kind, message, self.group.number, self.peer, self.tag, self.kind.number)
+            self.rank.recorder.notice(
+                kind, message, self.group.number, self.peer, self.tag, self.kind.number
+            )
 
     def place_of_call(self) -> str:
         """Returns where it was posted, as " at ring.py:7"; "" where that was not recorded."""
@@ -355,14 +409,23 @@ class Message(Operation):
     """A send or a recv.
 
     Attributes:
-        number: its place among the messages that had to wait for their other side; 0 for one that met it at once.
+        number: its place among the messages that had to wait for their other side; 0 for one that
+            met it at once.
         met: of a send, its recv.
         arrives_s: of a send that has left before its recv was posted: when its message arrives.
         entry: what it is carried out with, where a rank's messages go one after the other.
     """
 
     def __init__(
-        self, op: int, rank: Rank, slots: tuple[int, ...], channel: Channel, kind: Kind, tensor: torch.Tensor, tag: int, sends: bool
+        self,
+        op: int,
+        rank: Rank,
+        slots: tuple[int, ...],
+        channel: Channel,
+        kind: Kind,
+        tensor: torch.Tensor,
+        tag: int,
+        sends: bool,
     ) -> None:
         super().__init__(op, rank, slots, channel.group, kind)
         self.channel, self.tensor, self.tag, self.sends = channel, tensor, tag, sends
@@ -409,11 +472,15 @@ class Connection:
 
     channels: list[Channel] = field(default_factory=list)
     is_open: bool = True
-    busy_s: dict[int, float] = field(default_factory=dict)  # until when each of them was posting on it, where that takes time
+    # until when each of them was posting on it, where that takes time
+    busy_s: dict[int, float] = field(default_factory=dict)
 
 
 class Channel:
-    """What goes from one rank of a group to another with one tag, in order; from ANY_SOURCE, the recvs from anybody."""
+    """What goes from one rank of a group to another with one tag, in order.
+
+    From ANY_SOURCE, the recvs from anybody.
+    """
 
     __slots__ = ("connection", "dst", "group", "kind", "src", "tag", "waiting")
 
@@ -422,14 +489,18 @@ class Channel:
         connection.channels.append(self)
         self.group, self.src, self.dst, self.tag = group, src, dst, tag
         self.waiting: deque[Message] = deque()  # for their other side: all sends, or all recvs
-        self.kind: Kind | None = None  # of the message that was posted last, which the next one usually shares
+        # of the message that was posted last, which the next one usually shares
+        self.kind: Kind | None = None
 
 
 # -- matching
 
 
 class Rendezvous:
-    """Holds the messages that wait for their other side; a message moves when both sides are there."""
+    """Holds the messages that wait for their other side.
+
+    A message moves when both sides are there.
+    """
 
     by_tag = True
 
@@ -443,16 +514,24 @@ class Rendezvous:
         self._hears_anybody = False  # whether a recv from anybody was ever posted
 
     def channel_of(self, group: Team, src: int, dst: int, tag: int) -> Channel:
-        """Returns where the messages of a group, a source, a destination and a tag meet; ranks are global."""
+        """Returns where the messages of a group, a source, a destination and a tag meet.
+
+        Ranks are global.
+        """
         key = (group, src, dst, tag if self.by_tag else 0)
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = Channel(*key, self._connections[group, min(src, dst), max(src, dst)])
+            channel = self._channels[key] = Channel(
+                *key, self._connections[group, min(src, dst), max(src, dst)]
+            )
             self._hears_anybody |= src == ANY_SOURCE
         return channel
 
     def post(self, message: Message) -> None:
-        """Takes a message that has just been posted; raises where it does not fit its other side, or cannot be moved."""
+        """Takes a message that has just been posted.
+
+        Raises where it does not fit its other side, or cannot be moved.
+        """
         self._clock.polls = 0
         channel, sends = message.channel, message.sends
         waiting = self._find_other_side(channel, sends) if self._hears_anybody else channel.waiting
@@ -485,17 +564,31 @@ class Rendezvous:
         channel.waiting.append(message)
 
     def _find_other_side(self, channel: Channel, sends: bool) -> deque[Message]:
-        """Returns the queue whose first message a new one meets, of those that recvs from anybody make possible: the oldest."""
+        """Returns the queue whose first message a new one meets.
+
+        Of those that recvs from anybody make possible, the oldest.
+        """
         group, dst = channel.group, channel.dst
-        sources = group.ranks if channel.src == ANY_SOURCE else (channel.src, ANY_SOURCE) if sends else (channel.src,)
+        sources = (
+            group.ranks
+            if channel.src == ANY_SOURCE
+            else (channel.src, ANY_SOURCE)
+            if sends
+            else (channel.src,)
+        )
         found = [self._channels.get((group, src, dst, channel.tag)) for src in sources]
-        queues = [each.waiting for each in found if each is not None and each.waiting and each.waiting[0].sends is not sends]
+        queues = [
+            each.waiting
+            for each in found
+            if each is not None and each.waiting and each.waiting[0].sends is not sends
+        ]
         return min(queues, key=lambda queue: queue[0].number, default=channel.waiting)
 
     def _meet(self, send: Message, recv: Message, last: Message) -> None:
-        """Brings the data over, and begins to carry a message, of whose sides ``last`` has just been posted.
+        """Brings the data over, and begins to carry a message.
 
-        Where the data cannot be brought over, ``last`` raises as it is posted, and the wait for the other side does.
+        Of its sides ``last`` has just been posted. Where the data cannot be brought over, ``last``
+        raises as it is posted, and the wait for the other side does.
         """
         send.met = recv
         if recv.peer == ANY_SOURCE:
@@ -517,8 +610,12 @@ class Rendezvous:
         now_s, apart_s = self._clock.now, NEVER
         if self._stalls:
             busy_s = send.channel.connection.busy_s
-            apart_s = now_s - min(busy_s.get(message.rank.number, -NEVER) for message in (send, recv))
-        arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, now_s, send.arrive, apart_s)
+            apart_s = now_s - min(
+                busy_s.get(message.rank.number, -NEVER) for message in (send, recv)
+            )
+        arrives_s = self._carry(
+            send.rank.number, recv.rank.number, send.kind.size_bytes, now_s, send.arrive, apart_s
+        )
         if arrives_s is not None:
             send.done_s = recv.done_s = arrives_s
             if recv.waiting:
@@ -528,7 +625,10 @@ class Rendezvous:
 
 
 class Buffered(Rendezvous):
-    """The same, but a message up to a limit leaves as soon as it is sent: what was sent is copied, and the send is done."""
+    """The same, but a message up to a limit leaves as soon as it is sent.
+
+    What was sent is copied, and the send is done.
+    """
 
     def __init__(self, clock: Clock, links: Links, limit_bytes: float) -> None:
         super().__init__(clock, links)
@@ -556,7 +656,9 @@ class Buffered(Rendezvous):
             if send.met is not None:
                 send.met.complete(time_s)
 
-        arrives_s = self._carry(send.rank.number, send.peer, send.kind.size_bytes, self._clock.now, arrive)
+        arrives_s = self._carry(
+            send.rank.number, send.peer, send.kind.size_bytes, self._clock.now, arrive
+        )
         if arrives_s is not None:
             arrive(arrives_s)
 
@@ -583,8 +685,9 @@ class InOrder(Rendezvous):
 
     ::
 
-    rank 0   [send to 1] [recv from 1]       each rank's send waits for the other's recv, which stands behind its own send:
-    rank 1   [send to 0] [recv from 0]       a deadlock
+    rank 0  [send to 1] [recv from 1]  each rank's send waits for the other's recv, which stands
+                                       behind its own send:
+    rank 1  [send to 0] [recv from 0]  a deadlock
 
     rank 0   [send to 1, recv from 1]        posted with batch_isend_irecv: both begin
     rank 1   [send to 0, recv from 0]
@@ -604,7 +707,8 @@ class InOrder(Rendezvous):
         """Takes a message that has just been posted; it begins when its turn has come."""
         if message.peer == ANY_SOURCE:
             raise ArgumentError(
-                f'src must be given with semantics="grouped", got a recv from anybody ({message.rank.here()}): NCCL has none. '
+                'src must be given with semantics="grouped", got a recv from anybody '
+                f"({message.rank.here()}): NCCL has none. "
                 "Name the sender."
             )
         self._clock.polls = 0
@@ -628,7 +732,9 @@ class InOrder(Rendezvous):
             self._arrive(send, time_s)
             self._arrive(recv, time_s)
 
-        arrives_s = self._carry(send.rank.number, recv.rank.number, send.kind.size_bytes, self._clock.now, arrive)
+        arrives_s = self._carry(
+            send.rank.number, recv.rank.number, send.kind.size_bytes, self._clock.now, arrive
+        )
         if arrives_s is not None:
             arrive(arrives_s)
 
@@ -640,7 +746,9 @@ class InOrder(Rendezvous):
         if not entry.left:
             for each in entry.messages:
                 each.complete(entry.end_s)
-            self._clock.at(entry.end_s, partial(self._go_on, self._entries[message.rank.number, message.group]))
+            self._clock.at(
+                entry.end_s, partial(self._go_on, self._entries[message.rank.number, message.group])
+            )
 
     def _go_on(self, queue: deque[_Entry]) -> None:
         """Begins what stands behind an entry that is done."""
@@ -649,15 +757,21 @@ class InOrder(Rendezvous):
             return
         try:
             self._post_all(queue[0])
-        except (MessageMismatch, ArgumentError) as error:  # whoever posted it is gone from there: its wait raises
+        except (MessageMismatch, ArgumentError) as error:
+            # whoever posted it is gone from there: its wait raises
             for message in queue[0].messages:
                 message.error = error
                 message.complete(self._clock.now)
 
 
 def make_matcher(semantics: object, clock: Clock, links: Links) -> Rendezvous:
-    """Returns what brings messages together, with the semantics of a name; raises ArgumentError where there is none of that name."""
-    buffered = re.fullmatch(r"buffered(?:\((\d+)\))?", semantics) if isinstance(semantics, str) else None
+    """Returns what brings messages together, with the semantics of a name.
+
+    Raises ArgumentError where there is none of that name.
+    """
+    buffered = (
+        re.fullmatch(r"buffered(?:\((\d+)\))?", semantics) if isinstance(semantics, str) else None
+    )
     if buffered is not None:
         return Buffered(clock, links, int(buffered[1]) if buffered[1] else math.inf)
     for name, matcher in (("rendezvous", Rendezvous), ("grouped", InOrder)):
@@ -668,15 +782,21 @@ def make_matcher(semantics: object, clock: Clock, links: Links) -> Rendezvous:
 
 
 def _compare(mine: Message, theirs: Message) -> None:
-    """Raises MessageMismatch where the two sides of a message disagree; ``mine`` was posted last."""
+    """Raises MessageMismatch where the two sides of a message disagree.
+
+    ``mine`` was posted last.
+    """
     what = disagreement(mine.kind.payload, theirs.kind.payload)
     if not what:
         return
     peer = theirs.rank.number
     message = (
-        f"the two sides of a message must agree on its {what}, got {describe_payload(mine.kind.payload)} here and "
-        f"{describe_payload(theirs.kind.payload)} in rank {peer}'s {'recv' if mine.sends else 'send'}{theirs.place_of_call()} "
-        f"({mine.rank.here()}, {'send to' if mine.sends else 'recv from'} {peer}, tag {mine.tag}, group {mine.group.group_name}). "
+        f"the two sides of a message must agree on its {what}, got "
+        f"{describe_payload(mine.kind.payload)} here and "
+        f"{describe_payload(theirs.kind.payload)} in rank {peer}'s "
+        f"{'recv' if mine.sends else 'send'}{theirs.place_of_call()} "
+        f"({mine.rank.here()}, {'send to' if mine.sends else 'recv from'} {peer}, tag "
+        f"{mine.tag}, group {mine.group.group_name}). "
         "Make both tensors alike, or send them in the order in which they are received."
     )
     mine.refuse("message_mismatch", message)
@@ -685,5 +805,9 @@ def _compare(mine: Message, theirs: Message) -> None:
 
 def describe_payload(payload: Payload) -> str:
     """Returns what an operation carries, in words."""
-    words = f"{payload.dtype}{list(payload.shape)} ({payload.size_bytes:,} bytes)" if payload.dtype else "nothing"
+    words = (
+        f"{payload.dtype}{list(payload.shape)} ({payload.size_bytes:,} bytes)"
+        if payload.dtype
+        else "nothing"
+    )
     return f"{words}, {payload.reduction}" if payload.reduction else words

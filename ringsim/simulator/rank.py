@@ -1,4 +1,4 @@
-"""A simulated rank: how it posts messages and collectives, which are recorded here and nowhere else.
+"""A simulated rank: how it posts messages and collectives, and records them.
 
 ``ringsim.simulator.group`` calls it with what ``torch.distributed`` hands to a process group::
 

@@ -116,7 +116,10 @@ def _pin_to_one_core() -> None:
 
 
 class _Outputs:
-    """What simulated ranks print, kept by rank and shown as that of real ranks is; stands in for ``sys.stdout`` and ``sys.stderr``."""
+    """What simulated ranks print, kept by rank and shown as that of real ranks is.
+
+    Stands in for ``sys.stdout`` and ``sys.stderr``.
+    """
 
     encoding = "utf-8"
     errors = "strict"
@@ -184,7 +187,9 @@ def _make_recorder(clock: Clock, world_size: int) -> Recorder:
     recorder = kind(None, 0, world_size, now=lambda: clock.now_ns, who=lambda: clock.current.number)
     if isinstance(recorder, _MeasuringRecorder):
         recorder.clock = clock
-    recorder.sites.declare_library(torch.__path__[0], f"{torch.__path__[0]}/distributed/distributed_c10d.py")
+    recorder.sites.declare_library(
+        torch.__path__[0], f"{torch.__path__[0]}/distributed/distributed_c10d.py"
+    )
     return recorder
 
 
@@ -335,9 +340,16 @@ class _Simulation:
     # -- the end
 
     def _judge(self) -> RingError | None:
-        """Ends the ranks that can never go on, and says why they cannot; None where there are none, or one has failed before."""
+        """Ends the ranks that can never go on, and says why they cannot.
+
+        None where there are none, or one has failed before.
+        """
         failed = {report.rank for report in self._reports}
-        stuck = [rank for rank in self._ranks if rank.number not in self._returned and rank.number not in failed]
+        stuck = [
+            rank
+            for rank in self._ranks
+            if rank.number not in self._returned and rank.number not in failed
+        ]
         if not stuck:
             return None
         if failed:
@@ -346,7 +358,12 @@ class _Simulation:
             return None
         self._write_waiting()
         events = self._recorder.read()
-        snapshot = snapshot_of_events(events, self._size, read_ends({"ends": self._ends()}, self._size), end_ns=self._clock.now_ns).settle()
+        snapshot = snapshot_of_events(
+            events,
+            self._size,
+            read_ends({"ends": self._ends()}, self._size),
+            end_ns=self._clock.now_ns,
+        ).settle()
         diagnosis = judge(snapshot)
         if not diagnosis.findings:  # each side of what they wait for has been posted
             diagnosis = _judge_order(snapshot, diagnosis)
@@ -365,15 +382,23 @@ class _Simulation:
             return None
         reports = {report.rank: report for report in self._reports}
         for finding in diagnosis.findings[:1]:
-            text += "".join(raised_where(reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in reports)
+            text += "".join(
+                raised_where(reports[rank]) for rank in finding.ranks[:_SHOWN] if rank in reports
+            )
         error = error_of_kind(diagnosis.kind)(text)
         error.trace = self._make_trace(complete=False)
         error.diagnosis = replace(diagnosis, trace=error.trace)
         return error
 
     def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
-        """Notes which ranks are ended from now on; what they do about it lies later, though no time passes."""
-        self._stuck, self._given_up_ns = frozenset(rank.number for rank in ranks), self._clock.now_ns
+        """Notes which ranks are ended from now on.
+
+        What they do about it lies later, though no time passes.
+        """
+        self._stuck, self._given_up_ns = (
+            frozenset(rank.number for rank in ranks),
+            self._clock.now_ns,
+        )
         self._clock.set(self._clock.now + _TICK_S)
 
     def _end(self, ranks: Sequence[SimulatedRank]) -> None:
@@ -450,27 +475,47 @@ class _Simulation:
         return notes
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Says how the ranks ended, for ``explain``; nothing of those that were ended here, unless an exception was held up by the wait."""
+        """Says how the ranks ended, for ``explain``.
+
+        Nothing of those that were ended here, unless an exception was held up by the wait.
+        """
         returned = [
             {"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""}
             for rank in self._returned
             if rank not in self._stuck
         ]
         failed = [
-            {**describe_end(report), "at_ns": report.at_ns} for report in self._reports if report.rank not in self._stuck or report.waited
+            {**describe_end(report), "at_ns": report.at_ns}
+            for report in self._reports
+            if report.rank not in self._stuck or report.waited
         ]
         return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
 
 
 def _judge_order(world: Snapshot, nothing: Diagnosis) -> Diagnosis:
-    """Says why ranks can never go on whose operations are posted on both sides: each stands behind another of its rank."""
-    awaited = [(rank, one.operation) for rank, view in enumerate(world.ranks) for one in view.awaited]
+    """Says why ranks can never go on whose operations are posted on both sides.
+
+    Each stands behind another of its rank.
+    """
+    awaited = [
+        (rank, one.operation) for rank, view in enumerate(world.ranks) for one in view.awaited
+    ]
     ranks = sorted({rank for rank, _ in awaited})
     waits = "; ".join(wait_text(operation) for _, operation in awaited[:_SHOWN])
-    message = f"{name_ranks(ranks)} wait for what stands behind something else in the order of a rank's operations on a group: {waits}."
-    hint = "Post the sends and recvs that belong together with batch_isend_irecv, or let one side receive first."
-    finding = Finding("deadlock", tuple(ranks), tuple(operation for _, operation in awaited), message, hint)
-    edges = tuple(Edge(rank, operation.peer, operation) for rank, operation in awaited if operation.peer >= 0)
+    message = (
+        f"{name_ranks(ranks)} wait for what stands behind something else in the order of a rank's "
+        f"operations on a group: {waits}."
+    )
+    hint = (
+        "Post the sends and recvs that belong together with batch_isend_irecv, or let one side "
+        "receive first."
+    )
+    finding = Finding(
+        "deadlock", tuple(ranks), tuple(operation for _, operation in awaited), message, hint
+    )
+    edges = tuple(
+        Edge(rank, operation.peer, operation) for rank, operation in awaited if operation.peer >= 0
+    )
     return replace(nothing, findings=(finding,), edges=edges)
 
 

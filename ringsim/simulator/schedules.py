@@ -1,4 +1,7 @@
-"""``ringsim.simulate_schedule``: how long a step of a pipeline takes, from its schedule and what things cost."""
+"""``ringsim.simulate_schedule``.
+
+How long a step of a pipeline takes, from its schedule and what things cost.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
 import numpy as np
 
-from ringsim.errors import ArgumentError, ScheduleError, check_integer, is_list, is_number, is_one_of, say
+from ringsim.errors import (
+    ArgumentError,
+    ScheduleError,
+    check_integer,
+    is_list,
+    is_number,
+    is_one_of,
+    say,
+)
 from ringsim.link import Link
 from ringsim.provenance import __version__
 from ringsim.schedules import closed_forms, make_schedule
@@ -18,7 +29,15 @@ from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.engine import SEMANTICS, Semantics, evaluate
 from ringsim.schedules.lowering import check_ahead, lower
 from ringsim.schedules.schedule import Action, Schedule
-from ringsim.simulator.columns import Columns, Links, Prices, Sizes, columns_of, make_prices, spread_sizes
+from ringsim.simulator.columns import (
+    Columns,
+    Links,
+    Prices,
+    Sizes,
+    columns_of,
+    make_prices,
+    spread_sizes,
+)
 from ringsim.simulator.critical_path import (
     CriticalPath,
     Lever,
@@ -75,11 +94,17 @@ class Source:
 
     @cached_property
     def levels(self) -> Levels:
-        """The order in which its computations are timed; raises Deadlock where its ranks wait for each other."""
+        """The order in which its computations are timed.
+
+        Raises Deadlock where its ranks wait for each other.
+        """
         levels = find_levels(self.columns)
         if levels is None:
-            evaluate(lower(self.schedule, ahead=self.ahead), semantics=self.semantics)  # raises, and says who waits for whom
-            raise AssertionError("the evaluator came to the end of a schedule that waits for itself")
+            # raises, and says who waits for whom
+            evaluate(lower(self.schedule, ahead=self.ahead), semantics=self.semantics)
+            raise AssertionError(
+                "the evaluator came to the end of a schedule that waits for itself"
+            )
         return levels
 
     def time(self, prices: Prices) -> tuple[Ints, Ints]:
@@ -102,8 +127,18 @@ class Source:
         at_once = max(1, _MOST_TIMES // max(kept, 1))
         found = []
         for first in range(0, len(variants), at_once):
-            tables = zip(*((each.duration, each.occupancy, each.latency) for each in variants[first : first + at_once]), strict=True)
-            found.append(self.find_makespan(Prices(*(np.stack(table, axis=-1).astype(np.float64) for table in tables))))
+            tables = zip(
+                *(
+                    (each.duration, each.occupancy, each.latency)
+                    for each in variants[first : first + at_once]
+                ),
+                strict=True,
+            )
+            found.append(
+                self.find_makespan(
+                    Prices(*(np.stack(table, axis=-1).astype(np.float64) for table in tables))
+                )
+            )
         return np.concatenate(found)
 
     def find_busy(self, prices: Prices) -> Ints:
@@ -135,9 +170,9 @@ class Setting:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScheduleRun:
-    """The times of a simulated step, from 0, in the unit of the costs; seconds where a link was given.
+    """The times of a simulated step, from 0, in the unit of the costs.
 
-    What takes time to compute is computed on first use and kept.
+    Seconds where a link was given. What takes time to compute is computed on first use and kept.
 
     Attributes:
         name: what the schedule is called.
@@ -146,7 +181,8 @@ class ScheduleRun:
         num_microbatches: how many microbatches.
         makespan: how long the step takes: until the last computation ends.
         busy: how long each rank computes, shape (ranks,).
-        closed_form: the makespan by formula; None if none is known for this schedule with these costs.
+        closed_form: the makespan by formula; None if none is known for this schedule with these
+            costs.
         setting: what was simulated, and how.
 
     Example:
@@ -156,7 +192,10 @@ class ScheduleRun:
         1f1b, 4 ranks, 8 microbatches: 33 (closed form 33), bubble 27.3 %
         >>> run.critical_path.by_reason
         {'start': 1, 'program order': 15, 'data': 12}
-        >>> str(run.operations.action(1)), float(run.slack[1])  # rank 1 has no use yet for what rank 0 makes second
+        >>> (
+        ...     str(run.operations.action(1)),
+        ...     float(run.slack[1]),
+        ... )  # rank 1 has no use yet for what rank 0 makes second
         ('0F1', 2.0)
         >>> print(run.sensitivity(by=0.5, most=2))
         Improved by 50%:    gain    of the step   at most
@@ -181,7 +220,10 @@ class ScheduleRun:
 
     @property
     def bubble(self) -> float:
-        """The part of the step in which ranks are idle, over all ranks; 0 for a step that takes no time."""
+        """The part of the step in which ranks are idle, over all ranks.
+
+        0 for a step that takes no time.
+        """
         whole = float(self.makespan) * self.num_ranks
         return float(self.idle.sum()) / whole if whole else 0.0
 
@@ -196,7 +238,12 @@ class ScheduleRun:
 
     @cached_property
     def _times(self) -> Times:
-        return Times(self.operations, self.setting.prices, self.setting.source.rendezvous, *self._ends_and_starts)
+        return Times(
+            self.operations,
+            self.setting.prices,
+            self.setting.source.rendezvous,
+            *self._ends_and_starts,
+        )
 
     @property
     def ends(self) -> Ints:
@@ -205,25 +252,42 @@ class ScheduleRun:
 
     @property
     def starts(self) -> Ints:
-        """When each computation starts, shape (n,): when the previous one has ended and its message has arrived."""
+        """When each computation starts, shape (n,).
+
+        When the previous one has ended and its message has arrived.
+        """
         starts: Ints = np.maximum(self._times.ends_of(self.operations.before), self._times.arrivals)
         return starts
 
     @property
     def message_starts(self) -> Ints:
-        """When the message that each computation waits for starts to go over its link, shape (n,); -inf without one."""
+        """When the message that each computation waits for starts to go over its link, shape (n,).
+
+        -inf without one.
+        """
         return self._ends_and_starts[1]
 
     @cached_property
     def critical_path(self) -> CriticalPath:
-        """The chain of computations and messages that takes as long as the step, with the reason of each hop."""
+        """The chain of computations and messages that takes as long as the step.
+
+        With the reason of each hop.
+        """
         return find_critical_path(self._times)
 
     @cached_property
     def slack(self) -> Ints:
-        """How much later each computation alone may end at no cost, float64, shape (n,); 0 on the critical path."""
-        source, prices = self.setting.source, self.setting.prices.map(lambda table: table.astype(np.float64))
-        latest = source.levels.latest_ends(prices, float(self.makespan), rendezvous=source.rendezvous)
+        """How much later each computation alone may end at no cost, float64, shape (n,).
+
+        0 on the critical path.
+        """
+        source, prices = (
+            self.setting.source,
+            self.setting.prices.map(lambda table: table.astype(np.float64)),
+        )
+        latest = source.levels.latest_ends(
+            prices, float(self.makespan), rendezvous=source.rendezvous
+        )
         slack: Ints = np.maximum(latest - self.ends.astype(np.float64), 0.0)
         return slack
 
@@ -231,36 +295,56 @@ class ScheduleRun:
         """Finds out which stage, link or message size to improve, and what it gains.
 
         Args:
-            by: how much each is improved, above 0 and below 1: 0.1 makes it 10 % faster, or messages 10 % smaller.
-            most: how many to try, each by simulating it; those on which the critical path spends most come first.
+            by: how much each is improved, above 0 and below 1: 0.1 makes it 10 % faster, or
+                messages 10 % smaller.
+            most: how many to try, each by simulating it; those on which the critical path spends
+                most come first.
 
         Raises:
             ArgumentError: ``by`` or ``most`` breaks its rule.
         """
         if not is_number(by) or not 0 < by < 1:
-            raise ArgumentError(f"by must be above 0 and below 1, got {say(by)}. 0.1 makes each thing 10 % faster.")
+            raise ArgumentError(
+                f"by must be above 0 and below 1, got {say(by)}. 0.1 makes each thing 10 % faster."
+            )
         check_integer("most", most, 1, "Say how many things to try.")
         setting = self.setting
         spent = dict(list(list_levers(self.critical_path, setting.prices).items())[:most])
-        variants = [improve(what, float(by), setting.source.schedule.stage_ranks, setting.prices) for what in spent]
+        variants = [
+            improve(what, float(by), setting.source.schedule.stage_ranks, setting.prices)
+            for what in spent
+        ]
         levers: list[Lever] = []
         if variants:
-            gains = np.maximum(float(self.makespan) - setting.source.find_makespans(variants), 0.0).tolist()
-            levers = [Lever(what, time, gain, by * time) for (what, time), gain in zip(spent.items(), gains, strict=True)]
-        return Sensitivity(by, float(self.makespan), tuple(sorted(levers, key=lambda lever: -lever.gain)))
+            gains = np.maximum(
+                float(self.makespan) - setting.source.find_makespans(variants), 0.0
+            ).tolist()
+            levers = [
+                Lever(what, time, gain, by * time)
+                for (what, time), gain in zip(spent.items(), gains, strict=True)
+            ]
+        return Sensitivity(
+            by, float(self.makespan), tuple(sorted(levers, key=lambda lever: -lever.gain))
+        )
 
-    def trace(self, *, ranks: Iterable[int] | None = None, between: tuple[float, float] | None = None) -> Trace:
-        """Returns the step as a trace, like that of ranks that run it; a unit of the costs is a second.
+    def trace(
+        self, *, ranks: Iterable[int] | None = None, between: tuple[float, float] | None = None
+    ) -> Trace:
+        """Returns the step as a trace, like that of ranks that run it.
+
+        A unit of the costs is a second.
 
         Args:
             ranks: whose events; None for all. A message is there if both of its ranks are.
-            between: of which time, from and until, in the unit of the costs; None for all. Events that reach into it are complete.
+            between: of which time, from and until, in the unit of the costs; None for all. Events
+                that reach into it are complete.
 
         Returns:
             The trace; its metadata says what was simulated, and of which part.
 
         Raises:
-            ArgumentError: there is no such rank or time, or the part has more events or takes longer than a trace can hold.
+            ArgumentError: there is no such rank or time, or the part has more events or takes
+                longer than a trace can hold.
 
         Example:
             >>> from ringsim.simulator.schedules import simulate_schedule
@@ -279,7 +363,7 @@ class ScheduleRun:
         return make_trace(self._times, setting.sizes, metadata, chosen, between)
 
     def plot(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws the step with its critical path, on ``ax`` or on a new figure, and returns the axes."""
+        """Draws the step with its critical path, on ``ax`` or a new figure; returns the axes."""
         axes: Axes = resolve("plot_schedule_run")(self, ax=ax, **look)
         return axes
 
@@ -288,9 +372,14 @@ class ScheduleRun:
         known = "" if self.closed_form is None else f" (closed form {float(self.closed_form):,.6g})"
         sizes = f"{self.num_ranks:,} ranks, {self.num_microbatches:,} microbatches"
         notes = "".join(f"; {note}" for note in self.setting.metadata.get("notes", ()))
-        return f"{self.name}, {sizes}: {float(self.makespan):,.6g}{known}, bubble {100 * self.bubble:.1f} %{notes}"
+        return (
+            f"{self.name}, {sizes}: {float(self.makespan):,.6g}{known}, bubble "
+            f"{100 * self.bubble:.1f} %{notes}"
+        )
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the picture and the line, for Jupyter."""
         return bundle(self, repr(self), "schedule_run_png", repr(self))
 
@@ -307,7 +396,9 @@ class WhatIfs:
     Example:
         >>> from ringsim.schedules.costs import Costs
         >>> from ringsim.simulator.schedules import simulate_schedule
-        >>> what_ifs = simulate_schedule("1f1b", [Costs(), Costs(forward=2)], num_ranks=4, num_microbatches=8)
+        >>> what_ifs = simulate_schedule(
+        ...     "1f1b", [Costs(), Costs(forward=2)], num_ranks=4, num_microbatches=8
+        ... )
         >>> what_ifs.makespan.tolist(), what_ifs.bubble.round(3).tolist()
         ([33.0, 44.0], [0.273, 0.273])
     """
@@ -328,28 +419,40 @@ class WhatIfs:
 
     @property
     def bubble(self) -> Ints:
-        """The part of the step in which ranks are idle, over all ranks, shape (K,); 0 for a step that takes no time."""
+        """The part of the step in which ranks are idle, over all ranks, shape (K,).
+
+        0 for a step that takes no time.
+        """
         whole = self.makespan * self.busy.shape[1]
-        share: Ints = np.divide(self.idle.sum(axis=1), whole, out=np.zeros(len(self)), where=whole > 0)
+        share: Ints = np.divide(
+            self.idle.sum(axis=1), whole, out=np.zeros(len(self)), where=whole > 0
+        )
         return share
 
     def __repr__(self) -> str:
         """Returns how many there are, and between which times."""
-        return f"{len(self)} what-ifs of {self.name}: {self.makespan.min():.6g} to {self.makespan.max():.6g}"
+        return (
+            f"{len(self)} what-ifs of {self.name}: {self.makespan.min():.6g} to "
+            f"{self.makespan.max():.6g}"
+        )
 
 
 @overload
 def simulate_schedule(
-    schedule: str | Schedule, costs: Costs | None = None, *, num_ranks: int | None = None, num_microbatches: int | None = None,
-    num_chunks: int | None = None, link: Links | None = None, size_bytes: Sizes = 0, semantics: Semantics = "rendezvous", ahead: int = 1,
+    schedule: str | Schedule, costs: Costs | None = None, *, num_ranks: int | None = None,
+    num_microbatches: int | None = None,
+    num_chunks: int | None = None, link: Links | None = None, size_bytes: Sizes = 0,
+    semantics: Semantics = "rendezvous", ahead: int = 1,
     compiled: bool = False,
 ) -> ScheduleRun: ...  # fmt: skip
 
 
 @overload
 def simulate_schedule(
-    schedule: str | Schedule, costs: Sequence[Costs], *, num_ranks: int | None = None, num_microbatches: int | None = None,
-    num_chunks: int | None = None, link: Links | Sequence[Links] | None = None, size_bytes: Sizes = 0,
+    schedule: str | Schedule, costs: Sequence[Costs], *, num_ranks: int | None = None,
+    num_microbatches: int | None = None,
+    num_chunks: int | None = None, link: Links | Sequence[Links] | None = None,
+    size_bytes: Sizes = 0,
     semantics: Semantics = "rendezvous", ahead: int = 1, compiled: bool = False,
 ) -> WhatIfs: ...  # fmt: skip
 
@@ -369,27 +472,34 @@ def simulate_schedule(
 ) -> ScheduleRun | WhatIfs:
     """Simulates one training step of a pipeline on a virtual clock; no rank is started.
 
-    Every rank does its list in order and waits for what it needs, as the ranks of ``train_step_pipeline`` do. A message starts when it is
-    made, its link is free, and with ``rendezvous`` its receive is posted; it keeps the link for ``size_bytes * beta_s_per_byte``, and
-    arrives ``alpha_s`` later.
+    Every rank does its list in order and waits for what it needs, as the ranks of
+    ``train_step_pipeline`` do. A message starts when it is made, its link is free, and with
+    ``rendezvous`` its receive is posted; it keeps the link for ``size_bytes * beta_s_per_byte``,
+    and arrives ``alpha_s`` later.
 
     Args:
-        schedule: a name, as for ``make_schedule``, or any schedule. GPipe and 1F1B are timed from their phases, without a list of actions,
-            so they work for thousands of ranks and microbatches.
-        costs: of the computations; None: forward, input and weight 1 each. A list of K: all K at once.
+        schedule: a name, as for ``make_schedule``, or any schedule. GPipe and 1F1B are timed from
+            their phases, without a list of actions, so they work for thousands of ranks and
+            microbatches.
+        costs: of the computations; None: forward, input and weight 1 each. A list of K: all K at
+            once.
         num_ranks: with a name: how many ranks.
         num_microbatches: with a name: how many microbatches.
         num_chunks: with a name: how many stages a rank, as for ``make_schedule``.
-        link: what a message costs, in seconds, as the computations then are: one for all, or by (from rank, to rank); with K costs also
-            a list of K. None: ``costs.latency``, and links are never busy.
-        size_bytes: of an activation and of its gradient, where a link is given: one for all, or one for each boundary between stages.
-        semantics: ``rendezvous``: a message starts when its send and its receive are posted (Gloo); ``buffered``: when its send is (eager).
-        ahead: how many computations before its use a receive is posted; 0: when the rank has nothing else to do. A lowered schedule says it
-            itself.
+        link: what a message costs, in seconds, as the computations then are: one for all, or by
+            (from rank, to rank); with K costs also a list of K. None: ``costs.latency``, and links
+            are never busy.
+        size_bytes: of an activation and of its gradient, where a link is given: one for all, or one
+            for each boundary between stages.
+        semantics: ``rendezvous``: a message starts when its send and its receive are posted (Gloo);
+            ``buffered``: when its send is (eager).
+        ahead: how many computations before its use a receive is posted; 0: when the rank has
+            nothing else to do. A lowered schedule says it itself.
         compiled: deprecated, and without effect: numpy is quick enough.
 
     Returns:
-        The times, and on demand the critical path and more; for K costs the K makespans. Exact if a cost is a Fraction.
+        The times, and on demand the critical path and more; for K costs the K makespans. Exact if a
+        cost is a Fraction.
 
     Raises:
         ScheduleError: there is no schedule of that name, or the schedule breaks a rule.
@@ -399,38 +509,82 @@ def simulate_schedule(
     Example:
         >>> from ringsim.link import Link
         >>> from ringsim.schedules.costs import Costs
-        >>> simulate_schedule("1f1b", Costs(latency=1), num_ranks=4, num_microbatches=8, semantics="buffered")
+        >>> simulate_schedule(
+        ...     "1f1b", Costs(latency=1), num_ranks=4, num_microbatches=8, semantics="buffered"
+        ... )
         1f1b, 4 ranks, 8 microbatches: 49 (closed form 49), bubble 51.0 %
         >>> link = Link(alpha_s=10e-6, beta_s_per_byte=1e-9)
-        >>> run = simulate_schedule("gpipe", Costs(1e-3, 1e-3, 1e-3), num_ranks=4, num_microbatches=8, link=link, size_bytes=10**6)
+        >>> run = simulate_schedule(
+        ...     "gpipe",
+        ...     Costs(1e-3, 1e-3, 1e-3),
+        ...     num_ranks=4,
+        ...     num_microbatches=8,
+        ...     link=link,
+        ...     size_bytes=10**6,
+        ... )
         >>> round(run.makespan, 6), run.critical_path.by_reason
         (0.03909, {'start': 1, 'program order': 9, 'data': 15, 'receiver late': 3})
-        >>> simulate_schedule("1f1b", [Costs(forward=time) for time in (1, 2, 3)], num_ranks=1000, num_microbatches=10).makespan.tolist()
+        >>> simulate_schedule(
+        ...     "1f1b",
+        ...     [Costs(forward=time) for time in (1, 2, 3)],
+        ...     num_ranks=1000,
+        ...     num_microbatches=10,
+        ... ).makespan.tolist()
         [3027.0, 4036.0, 5045.0]
 
     Source:
-        F. Baccelli et al., Synchronization and Linearity, 1992: the longest path as a recurrence of maxima and sums.
+        F. Baccelli et al., Synchronization and Linearity, 1992: the longest path as a recurrence of
+        maxima and sums.
     """
     if not is_one_of(semantics, SEMANTICS):
-        raise ArgumentError(f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}. Take one of these.")
+        raise ArgumentError(
+            f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}. Take one of "
+            "these."
+        )
     if compiled:
-        warnings.warn("compiled has no effect any more: numpy is quick enough. Leave it out.", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "compiled has no effect any more: numpy is quick enough. Leave it out.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
     check_ahead(ahead)
-    source = Source(_find_schedule(schedule, num_ranks, num_microbatches, num_chunks), ahead, semantics)
+    source = Source(
+        _find_schedule(schedule, num_ranks, num_microbatches, num_chunks), ahead, semantics
+    )
     if costs is not None and not isinstance(costs, Costs):
         return _simulate_variants(source, costs, link, size_bytes)
     if isinstance(link, Sequence) and is_list(link):
-        raise ArgumentError(f"link must be one where costs are one, got {len(link)} links. Give as many costs, in a list.")
+        raise ArgumentError(
+            f"link must be one where costs are one, got {len(link)} links. "
+            "Give as many costs, in a list."
+        )
     one: Any = link  # a Link or a table of them: make_prices refuses what is neither
-    return _simulate(source, costs or Costs(), one, size_bytes, (schedule, num_chunks) if isinstance(schedule, str) else None)
+    return _simulate(
+        source,
+        costs or Costs(),
+        one,
+        size_bytes,
+        (schedule, num_chunks) if isinstance(schedule, str) else None,
+    )
 
 
-def _simulate(source: Source, costs: Costs, link: Links | None, size_bytes: Sizes, named: tuple[str, int | None] | None) -> ScheduleRun:
-    """Simulates a schedule with one set of costs; ``named`` is its name and number of chunks, where it was made by name."""
+def _simulate(
+    source: Source,
+    costs: Costs,
+    link: Links | None,
+    size_bytes: Sizes,
+    named: tuple[str, int | None] | None,
+) -> ScheduleRun:
+    """Simulates a schedule with one set of costs.
+
+    ``named`` is its name and number of chunks, where it was made by name.
+    """
     schedule = source.schedule
     prices = make_prices(schedule.stage_ranks, costs, link, size_bytes)
     makespan = source.find_makespan(prices)
-    sizes = spread_sizes(size_bytes, schedule.num_stages, has_link=True) if link is not None else None
+    sizes = (
+        spread_sizes(size_bytes, schedule.num_stages, has_link=True) if link is not None else None
+    )
     closed_form = None
     if named is not None:
         step = closed_forms.Step(named[0], schedule.num_ranks, schedule.num_microbatches, named[1])
@@ -447,43 +601,80 @@ def _simulate(source: Source, costs: Costs, link: Links | None, size_bytes: Size
     )
 
 
-def _find_schedule(schedule: str | Schedule, num_ranks: int | None, num_microbatches: int | None, num_chunks: int | None) -> Schedule:
+def _find_schedule(
+    schedule: str | Schedule,
+    num_ranks: int | None,
+    num_microbatches: int | None,
+    num_chunks: int | None,
+) -> Schedule:
     """Returns the schedule that was asked for."""
     if isinstance(schedule, Schedule):
-        given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "num_chunks": num_chunks}
+        given = {
+            "num_ranks": num_ranks,
+            "num_microbatches": num_microbatches,
+            "num_chunks": num_chunks,
+        }
         for name, value in given.items():
             if value is not None:
                 raise ArgumentError(
-                    f"{name} must be left out, got {say(value)}: the schedule says it. Take it out, or give the schedule's name."
+                    f"{name} must be left out, got {say(value)}: the schedule says it. Take it "
+                    "out, or give the schedule's name."
                 )
         return schedule
     if num_ranks is None or num_microbatches is None:
         missing = "num_ranks" if num_ranks is None else "num_microbatches"
-        raise ArgumentError(f"{missing} must be given with a schedule's name, got none ({say(schedule)}). Say how many.")
+        raise ArgumentError(
+            f"{missing} must be given with a schedule's name, got none ({say(schedule)}). Say "
+            "how many."
+        )
     return make_schedule(schedule, num_ranks, num_microbatches, num_chunks)
 
 
-def _simulate_variants(source: Source, costs: Sequence[Costs], link: Any, size_bytes: Sizes) -> WhatIfs:
+def _simulate_variants(
+    source: Source, costs: Sequence[Costs], link: Any, size_bytes: Sizes
+) -> WhatIfs:
     """Simulates a schedule with K sets of costs."""
     if not is_list(costs) or not all(type(each) is Costs for each in costs):
-        raise ArgumentError(f"costs must be Costs, or a list of them, got {say(costs)}. Pass Costs(forward=1, backward=2).")
-    links: list[Any] = list(link) if isinstance(link, Sequence) and is_list(link) else [link] * len(costs)
+        raise ArgumentError(
+            f"costs must be Costs, or a list of them, got {say(costs)}. Pass Costs(forward=1, "
+            "backward=2)."
+        )
+    links: list[Any] = (
+        list(link) if isinstance(link, Sequence) and is_list(link) else [link] * len(costs)
+    )
     if len(links) != len(costs) or not links:
-        raise ArgumentError(f"costs and link must be as many, 1 or more, got {len(costs)} and {len(links)}. Give one link, or one each.")
-    variants = [make_prices(source.schedule.stage_ranks, *each, size_bytes) for each in zip(costs, links, strict=True)]
+        raise ArgumentError(
+            f"costs and link must be as many, 1 or more, got {len(costs)} and {len(links)}. Give "
+            "one link, or one each."
+        )
+    variants = [
+        make_prices(source.schedule.stage_ranks, *each, size_bytes)
+        for each in zip(costs, links, strict=True)
+    ]
     busy = np.stack([source.find_busy(prices).astype(np.float64) for prices in variants])
     return WhatIfs(source.schedule.name, source.find_makespans(variants), busy)
 
 
-def _closed_form(step: closed_forms.Step, costs: Costs, link: Links | None, sizes: list[int] | None, source: Source) -> Time | None:
-    """Returns the makespan by formula, None where none is known: formulas are for stages, messages and links that are all alike."""
+def _closed_form(
+    step: closed_forms.Step,
+    costs: Costs,
+    link: Links | None,
+    sizes: list[int] | None,
+    source: Source,
+) -> Time | None:
+    """Returns the makespan by formula, None where none is known.
+
+    Formulas are for stages, messages and links that are all alike.
+    """
     latency: Time = costs.latency if step.num_ranks > 1 else 0
     try:
         if link is not None and step.num_ranks > 1:  # one rank sends nothing
             if not isinstance(link, Link) or len(set(sizes or [0])) > 1:
                 return None
             occupancy = (sizes or [0])[0] * link.beta_s_per_byte
-            shortest = min(costs.get_duration(Action(0, "F", 0)), costs.get_duration(Action(0, "B", 0)))
+            shortest = min(
+                costs.get_duration(Action(0, "F", 0)), costs.get_duration(Action(0, "B", 0))
+            )
             if occupancy > shortest:
                 return None  # messages queue: no formula counts that
             latency = occupancy + link.alpha_s
@@ -494,15 +685,33 @@ def _closed_form(step: closed_forms.Step, costs: Costs, link: Links | None, size
         return None
 
 
-def _metadata(source: Source, costs: Costs, link: Links | None, sizes: list[int] | None) -> dict[str, Any]:
-    """Returns what was simulated, for JSON; without a date, so that the same arguments give the same bytes."""
+def _metadata(
+    source: Source, costs: Costs, link: Links | None, sizes: list[int] | None
+) -> dict[str, Any]:
+    """Returns what was simulated, for JSON.
+
+    Without a date, so that the same arguments give the same bytes.
+    """
     constants: dict[str, Any] = {"semantics": source.semantics, "ahead": source.ahead}
     for field in fields(costs):
         value = getattr(costs, field.name)
-        constants[field.name] = [float(one) for one in value] if isinstance(value, Sequence) else value if value is None else float(value)
+        constants[field.name] = (
+            [float(one) for one in value]
+            if isinstance(value, Sequence)
+            else value
+            if value is None
+            else float(value)
+        )
     if link is not None:
-        links = {"all": link} if isinstance(link, Link) else {f"{source}>{rank}": one for (source, rank), one in link.items()}
-        constants["links"] = {name: {"alpha_s": one.alpha_s, "beta_s_per_byte": one.beta_s_per_byte} for name, one in links.items()}
+        links = (
+            {"all": link}
+            if isinstance(link, Link)
+            else {f"{source}>{rank}": one for (source, rank), one in link.items()}
+        )
+        constants["links"] = {
+            name: {"alpha_s": one.alpha_s, "beta_s_per_byte": one.beta_s_per_byte}
+            for name, one in links.items()
+        }
         constants["size_bytes"] = sizes
     size = source.schedule.num_ranks
     edges = [(rank, (rank + 1) % size) for rank in range(size)] if size > 1 else []

@@ -49,7 +49,7 @@ def _look(clock: Clock, over: threading.Event) -> None:
 
 
 def _used_time(thread: int) -> tuple[str, ...]:
-    """Returns the processor time that a thread has used, in ticks; nothing where the system hides it."""
+    """Returns the processor time of a thread, in ticks; nothing if the system hides it."""
     try:
         fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
     except OSError:

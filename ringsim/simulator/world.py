@@ -372,7 +372,8 @@ class Worlds:
         place = self._recorder.sites.find(sys._getframe(1))
         line = f" at {place_text((place.f_code.co_filename, place.f_lineno))}" if place else ""
         message = (
-            f"a simulated rank communicates in the thread that runs the worker, got a call{line} in "
+            "a simulated rank communicates in the thread that runs "
+            f"the worker, got a call{line} in "
             "another thread. Run the program on real ranks: ringsim.trace."
         )
         self._clock.give_up(message)

@@ -1,1 +1,1 @@
-"""Traces: what happened in a run, from the records of its ranks to tables, files and explanations."""
+"""Traces: what happened in a run, from its ranks' records to tables, files and explanations."""

@@ -1,20 +1,25 @@
-"""A table of bandwidths: what each link achieved at each size, where the numbers come from, and the line through them.
+"""A table of bandwidths.
 
-A row is one pattern on one edge at one size. S is ``size_bytes``, t is ``latency_us``::
+What each link achieved at each size, where the numbers come from, and the line through them. A row
+is one pattern on one edge at one size. S is ``size_bytes``, t is ``latency_us``::
 
     pattern      S                        t
     pingpong     the message              half the time of a round trip
-    oneway       the message              time per message in a stream from src to dst, several in flight
+    oneway       the message              time per message in a stream from src to dst, several in
+                                          flight
     exchange     the message, each way    until src has sent one message and received another
-    shift        the message              until dst has received from src and sent its own: every rank sends to its successor
-    all_reduce   the buffer               until the slowest rank has the sum; src and dst are -1, the whole group
+    shift        the message              until dst has received from src and sent its own: every
+                                          rank sends to its successor
+    all_reduce   the buffer               until the slowest rank has the sum; src and dst are -1,
+                                          the whole group
 
-algbw is S / t, and busbw is algbw times the factor of ``ringsim.traces.collectives`` (nccl-tests' definitions). 1 GB is 10**9 bytes.
-Latency and algbw are medians of n repetitions, p10 and p90 their percentiles. A saved table is one JSON file, with nothing in it that could
-be executed.
+algbw is S / t, and busbw is algbw times the factor of ``ringsim.traces.collectives`` (nccl-tests'
+definitions). 1 GB is 10**9 bytes. Latency and algbw are medians of n repetitions, p10 and p90 their
+percentiles. A saved table is one JSON file, with nothing in it that could be executed.
 
-Many transports send small messages one way and large ones another. Where they switch, the time jumps up or down from one size to the next,
-and no single alpha-beta line fits both sides. ``find_regimes`` finds these breaks::
+Many transports send small messages one way and large ones another. Where they switch, the time
+jumps up or down from one size to the next, and no single alpha-beta line fits both sides.
+``find_regimes`` finds these breaks::
 
     time |                    .-'
          |                 .-'        the right line, continued to the left, misses the left points,
@@ -22,14 +27,17 @@ and no single alpha-beta line fits both sides. ``find_regimes`` finds these brea
          | .-'
          +------------|--------- size
 
-Where only the *slope* changes (a cache becomes too small), the two lines meet and neither misses the next point by much: that is no break.
+Where only the *slope* changes (a cache becomes too small), the two lines meet and neither misses
+the next point by much: that is no break.
 
 There is a break between two neighbouring sizes
 
-- if both sides have at least three sizes, and each side's fit, continued to the next size beyond, misses the time measured there by more
-  than a quarter, by more than three times what it misses its own points by, and by more than the p10 to p90 range there; of several such
-  places, the one whose two fits leave the smallest residuals;
-- or if the larger message is faster by more than a quarter, and its p90 is below the p10 of the smaller.
+- if both sides have at least three sizes, and each side's fit, continued to the next size beyond,
+  misses the time measured there by more than a quarter, by more than three times what it misses its
+  own points by, and by more than the p10 to p90 range there; of several such places, the one whose
+  two fits leave the smallest residuals;
+- or if the larger message is faster by more than a quarter, and its p90 is below the p10 of the
+  smaller.
 
 Each side is then searched again in the same way.
 """
@@ -49,7 +57,18 @@ import numpy.typing as npt
 
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.link import Link, fit_link
-from ringsim.traces.events import OBJECT, Forms, Ints, are_all, check_metadata, name_damage, parse_json, read_file, readable, saving
+from ringsim.traces.events import (
+    OBJECT,
+    Forms,
+    Ints,
+    are_all,
+    check_metadata,
+    name_damage,
+    parse_json,
+    read_file,
+    readable,
+    saving,
+)
 from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.units import bytes_text, time_text
 
@@ -63,7 +82,8 @@ __all__ = ["CEILINGS", "COLUMNS", "Bandwidths", "Regime", "find_regimes", "load"
 
 FORMAT: Final = 1
 MAX_FILE_BYTES: Final = 64 * 2**20
-CEILINGS: Final = ("tcp", "memcpy")  # no backends, but what a raw socket and a copy in memory achieve
+# no backends, but what a raw socket and a copy in memory achieve
+CEILINGS: Final = ("tcp", "memcpy")
 KINDS: Final = ("measured", "published", "simulated")
 COLUMNS: Final[dict[str, str]] = {
     "pattern": "U",
@@ -81,7 +101,9 @@ COLUMNS: Final[dict[str, str]] = {
     "backend": "U",
     "kind": "U",
 }
-SMALLEST: Final = 1e-12  # time in us or rate in GB/s that a file may hold, besides 0, so that squares neither vanish nor overflow
+# time in us or rate in GB/s that a file may hold, besides 0, so that squares neither vanish nor
+# overflow
+SMALLEST: Final = 1e-12
 LARGEST: Final = 1e18
 MOST_BYTES: Final = 2**53  # of a message: every size up to here is exact as a float
 _LARGEST_LOAD: Final = 1e9
@@ -95,12 +117,27 @@ class Bandwidths:
     A notebook shows the chart, a terminal the table.
 
     Args:
-        columns: numpy arrays of one length, named and typed as in ``COLUMNS``; NaN for what is not known.
-        metadata: where the numbers come from (machine, versions, date, interface, load, ...); must be JSON-able.
+        columns: numpy arrays of one length, named and typed as in ``COLUMNS``; NaN for what is not
+            known.
+        metadata: where the numbers come from (machine, versions, date, interface, load, ...); must
+            be JSON-able.
 
     Example:
-        >>> row = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
-        >>> table = make_bandwidths([{**row, "size_bytes": size, "latency_us": 10 + size / 1000} for size in (1000, 2000, 4000)], {})
+        >>> row = {
+        ...     "pattern": "pingpong",
+        ...     "src": 0,
+        ...     "dst": 1,
+        ...     "backend": "gloo",
+        ...     "kind": "measured",
+        ...     "n": 30,
+        ... }
+        >>> table = make_bandwidths(
+        ...     [
+        ...         {**row, "size_bytes": size, "latency_us": 10 + size / 1000}
+        ...         for size in (1000, 2000, 4000)
+        ...     ],
+        ...     {},
+        ... )
         >>> len(table), round(table.fits["pingpong", "gloo", 0, 1].alpha_s * 1e6, 6)
         (3, 10.0)
     """
@@ -114,39 +151,64 @@ class Bandwidths:
 
     def select(self, where: Ints) -> Bandwidths:
         """Returns the rows that ``where`` (a mask, or indices) picks, with the same metadata."""
-        return Bandwidths({name: column[where] for name, column in self.columns.items()}, self.metadata)
+        return Bandwidths(
+            {name: column[where] for name, column in self.columns.items()}, self.metadata
+        )
 
     @cached_property
     def fits(self) -> dict[tuple[str, str, int, int], Link]:
-        """The line through the medians of each (pattern, backend, src, dst) with two sizes or more; its errors say how well it fits."""
+        """The line through the medians of each (pattern, backend, src, dst) with two sizes or more.
+
+        Its errors say how well it fits.
+        """
         found = {}
         columns = self.columns
-        usable = np.isfinite(columns["latency_us"]) & (columns["latency_us"] > 0) & ~np.isin(columns["backend"], CEILINGS)
+        usable = (
+            np.isfinite(columns["latency_us"])
+            & (columns["latency_us"] > 0)
+            & ~np.isin(columns["backend"], CEILINGS)
+        )
         for key in self.series():
             mine = usable & self.where(*key)
             if len(np.unique(columns["size_bytes"][mine])) >= 2:
-                found[key] = fit_link(columns["size_bytes"][mine], columns["latency_us"][mine] * 1e-6)
+                found[key] = fit_link(
+                    columns["size_bytes"][mine], columns["latency_us"][mine] * 1e-6
+                )
         return found
 
     def series(self) -> list[tuple[str, str, int, int]]:
         """Returns the (pattern, backend, src, dst) that have rows, in the order of their first."""
         names = ("pattern", "backend", "src", "dst")
-        return list(dict.fromkeys(zip(*(self.columns[name].tolist() for name in names), strict=True)))
+        return list(
+            dict.fromkeys(zip(*(self.columns[name].tolist() for name in names), strict=True))
+        )
 
     def where(self, pattern: str, backend: str, src: int, dst: int) -> Ints:
         """Returns the mask of the rows of one series, given as ``series`` lists it."""
         columns = self.columns
-        mask: Ints = (columns["pattern"] == pattern) & (columns["backend"] == backend) & (columns["src"] == src) & (columns["dst"] == dst)
+        mask: Ints = (
+            (columns["pattern"] == pattern)
+            & (columns["backend"] == backend)
+            & (columns["src"] == src)
+            & (columns["dst"] == dst)
+        )
         return mask
 
     def to_pandas(self) -> pd.DataFrame:
         """Gives the rows as a new pandas DataFrame; ``COLUMNS`` lists the columns."""
         import pandas as pd
 
-        return pd.DataFrame({name: self.columns[name].astype(object if dtype == "U" else dtype) for name, dtype in COLUMNS.items()})
+        return pd.DataFrame(
+            {
+                name: self.columns[name].astype(object if dtype == "U" else dtype)
+                for name, dtype in COLUMNS.items()
+            }
+        )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the table to one JSON file, all of it or nothing; ``ringsim.traces.bandwidths.load`` reads it.
+        """Writes the table to one JSON file, all of it or nothing.
+
+        ``ringsim.traces.bandwidths.load`` reads it.
 
         Args:
             path: where to save it; an existing file is replaced.
@@ -154,14 +216,24 @@ class Bandwidths:
         Raises:
             TraceFileError: the file cannot be written, or could not be read back.
         """
-        columns = {name: [None if value != value else value for value in self.columns[name].tolist()] for name in COLUMNS}
-        value = {"format": FORMAT, "what": "ringsim bandwidths", "metadata": self.metadata, "columns": columns}
+        columns = {
+            name: [None if value != value else value for value in self.columns[name].tolist()]
+            for name in COLUMNS
+        }
+        value = {
+            "format": FORMAT,
+            "what": "ringsim bandwidths",
+            "metadata": self.metadata,
+            "columns": columns,
+        }
         with saving("A table", path):
             check_metadata(self.metadata, _FORMS)
             text = json.dumps(value, indent=1, allow_nan=False)
         resolve("write_whole")(path, lambda file: file.write(text.encode() + b"\n"), "a table")
 
-    def plot(self, *, published: bool = True, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
+    def plot(
+        self, *, published: bool = True, ax: Axes | None = None, **look: Unpack[Style]
+    ) -> Axes:
         """Draws bandwidth and latency against size; on ``ax`` where given, else on a new figure.
 
         Args:
@@ -185,19 +257,35 @@ class Bandwidths:
             best = np.nanmax(self.columns["algbw_gb_per_s"][where], initial=0)
             edge = f" {src} to {dst}" if src >= 0 else ""
             parts.append(f"{backend} {pattern}{edge} up to {best:.3g} GB/s")
-        return f"Bandwidth against message size, {bytes_text(int(sizes.min()))} to {bytes_text(int(sizes.max()))}: {'; '.join(parts)}."
+        return (
+            f"Bandwidth against message size, {bytes_text(int(sizes.min()))} to "
+            f"{bytes_text(int(sizes.max()))}: {'; '.join(parts)}."
+        )
 
     def __repr__(self) -> str:
         """Returns the table as text: one line a row, then the fits."""
         header = ("latency", "p10", "p90", "algbw", "busbw", "n")
-        lines = [f"{'pattern':11} {'backend':8} {'edge':>6} {'size':>9}" + "".join(map("{:>{}}".format, header, (11, 11, 11, 9, 9, 7)))]
-        names = ("pattern", "backend", "src", "dst", "size_bytes", "latency_us", "p10_latency_us", "p90_latency_us")
+        lines = [
+            f"{'pattern':11} {'backend':8} {'edge':>6} {'size':>9}"
+            + "".join(map("{:>{}}".format, header, (11, 11, 11, 9, 9, 7)))
+        ]
+        names = (
+            "pattern",
+            "backend",
+            "src",
+            "dst",
+            "size_bytes",
+            "latency_us",
+            "p10_latency_us",
+            "p90_latency_us",
+        )
         rest = ("algbw_gb_per_s", "busbw_gb_per_s", "n")
         for row in zip(*(self.columns[name].tolist() for name in (*names, *rest)), strict=True):
             pattern, backend, src, dst, size, *times, algbw, busbw, n = row
             texts = " ".join(f"{_time(one):>10}" for one in times)
             lines.append(
-                f"{pattern:11} {backend:8} {_edge(src, dst):>6} {bytes_text(size):>9} {texts} {_rate(algbw):>8} {_rate(busbw):>8} {n:>6}"
+                f"{pattern:11} {backend:8} {_edge(src, dst):>6} {bytes_text(size):>9} {texts} "
+                f"{_rate(algbw):>8} {_rate(busbw):>8} {n:>6}"
             )
         lines.append("bandwidths in GB/s, 1 GB = 10**9 bytes")
         for (pattern, backend, src, dst), link in self.fits.items():
@@ -210,15 +298,22 @@ class Bandwidths:
         """Tells whether rows and metadata are the same."""
         if not isinstance(other, Bandwidths):
             return NotImplemented
-        said, theirs = (json.dumps(one.metadata, sort_keys=True) for one in (self, other))  # in which NaN is NaN
+        # in which NaN is NaN
+        said, theirs = (json.dumps(one.metadata, sort_keys=True) for one in (self, other))
         return said == theirs and all(
-            np.array_equal(self.columns[name], other.columns[name], equal_nan=dtype == "<f8") for name, dtype in COLUMNS.items()
+            np.array_equal(self.columns[name], other.columns[name], equal_nan=dtype == "<f8")
+            for name, dtype in COLUMNS.items()
         )
 
     __hash__ = None  # type: ignore[assignment]  # equal by content, and its columns are arrays
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Gives Jupyter the chart with the table beside it, or the table alone where there is no matplotlib."""
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Gives Jupyter the chart with the table beside it.
+
+        Or the table alone where there is no matplotlib.
+        """
         return bundle(self, repr(self), "bandwidth_png", self.describe())
 
 
@@ -226,15 +321,22 @@ def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any])
     """Makes a table from rows.
 
     Args:
-        rows: each gives some of ``COLUMNS`` by name; ``pattern``, ``size_bytes``, ``backend`` and ``kind`` are required.
-            ``algbw_gb_per_s`` is computed from ``latency_us`` by default; other missing numbers are NaN, src and dst -1, n 0.
+        rows: each gives some of ``COLUMNS`` by name; ``pattern``, ``size_bytes``, ``backend`` and
+            ``kind`` are required. ``algbw_gb_per_s`` is computed from ``latency_us`` by default;
+            other missing numbers are NaN, src and dst -1, n 0.
         metadata: where the numbers come from.
 
     Returns:
         The table.
 
     Example:
-        >>> row = {"pattern": "pingpong", "size_bytes": 1000, "latency_us": 2.0, "backend": "tcp", "kind": "measured"}
+        >>> row = {
+        ...     "pattern": "pingpong",
+        ...     "size_bytes": 1000,
+        ...     "latency_us": 2.0,
+        ...     "backend": "tcp",
+        ...     "kind": "measured",
+        ... }
         >>> make_bandwidths([row], {}).columns["algbw_gb_per_s"].tolist()
         [0.5]
     """
@@ -246,8 +348,15 @@ def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any])
         full.append({**absent, "algbw_gb_per_s": algbw, **row})
     columns = {}
     for name, dtype in COLUMNS.items():
-        values = [row[name] if dtype == "U" or name == "size_bytes" else row.get(name, math.nan) for row in full]
-        columns[name] = np.array(values, dtype=object).astype(dtype) if values else np.zeros(0, dtype="U1" if dtype == "U" else dtype)
+        values = [
+            row[name] if dtype == "U" or name == "size_bytes" else row.get(name, math.nan)
+            for row in full
+        ]
+        columns[name] = (
+            np.array(values, dtype=object).astype(dtype)
+            if values
+            else np.zeros(0, dtype="U1" if dtype == "U" else dtype)
+        )
     return Bandwidths(columns, metadata)
 
 
@@ -261,7 +370,8 @@ def load(path: str | PathLike[str]) -> Bandwidths:
         The table.
 
     Raises:
-        TraceFileError: there is no such file, it is damaged or not a table, or it was written by a later version of ringsim.
+        TraceFileError: there is no such file, it is damaged or not a table, or it was written by a
+            later version of ringsim.
     """
     data = read_file(path, "A table of bandwidths", MAX_FILE_BYTES)
     try:
@@ -269,17 +379,28 @@ def load(path: str | PathLike[str]) -> Bandwidths:
         if not isinstance(value, dict) or value.get("what") != "ringsim bandwidths":
             raise ValueError("it is no table of bandwidths")
         if value["format"] != FORMAT:
-            raise ValueError(f"its format is {value['format']!r}, and this version reads {FORMAT}. Install a later ringsim")
+            raise ValueError(
+                f"its format is {value['format']!r}, and this version reads {FORMAT}. Install a "
+                "later ringsim"
+            )
         metadata = readable(value["metadata"])
         check_metadata(metadata, _FORMS)
         return Bandwidths(_read_columns(value["columns"]), metadata)
     except _DAMAGE as error:
-        raise TraceFileError(f"A table of bandwidths must be whole, got {path}, where {name_damage(error)}. Measure again.") from error
+        raise TraceFileError(
+            f"A table of bandwidths must be whole, got {path}, where {name_damage(error)}. "
+            "Measure again."
+        ) from error
 
 
 _FORMS: Final[Forms] = {
     "paths": OBJECT,
-    "load": (lambda value: are_all(value, (int, float)) and all(abs(one) < _LARGEST_LOAD for one in value), "a list of numbers"),
+    "load": (
+        lambda value: (
+            are_all(value, (int, float)) and all(abs(one) < _LARGEST_LOAD for one in value)
+        ),
+        "a list of numbers",
+    ),
 }
 
 
@@ -290,7 +411,9 @@ def _read_columns(value: Any) -> dict[str, Ints]:
     for name, dtype in COLUMNS.items():
         entries = value[name]
         wanted = str if dtype == "U" else (int, float, type(None)) if dtype == "<f8" else int
-        if not isinstance(entries, list) or not all(isinstance(one, wanted) and not isinstance(one, bool) for one in entries):
+        if not isinstance(entries, list) or not all(
+            isinstance(one, wanted) and not isinstance(one, bool) for one in entries
+        ):
             raise ValueError(f"the column {name} holds something else than it should")
         given = [math.nan if one is None else readable(one) for one in entries]
         columns[name] = np.array(given, dtype=dtype if given or dtype != "U" else "U1")
@@ -298,7 +421,9 @@ def _read_columns(value: Any) -> dict[str, Ints]:
         raise ValueError("the columns differ in length")
     if not set(columns["kind"].tolist()) <= set(KINDS):
         raise ValueError(f"a row is none of {', '.join(KINDS)}")
-    limits: dict[str, tuple[float, float]] = {name: (SMALLEST, LARGEST) for name, dtype in COLUMNS.items() if dtype == "<f8"}
+    limits: dict[str, tuple[float, float]] = {
+        name: (SMALLEST, LARGEST) for name, dtype in COLUMNS.items() if dtype == "<f8"
+    }
     limits |= {"size_bytes": (0, MOST_BYTES), "n": (0, math.inf)}
     for name, (low, high) in limits.items():
         known = columns[name][columns[name] != 0]
@@ -322,13 +447,18 @@ def _rate(gb_per_s: float) -> str:
 def _fit_text(link: Link) -> str:
     latency = f"alpha {link.alpha_s * 1e6:.3g} µs (± {link.alpha_error_s * 1e6:.2g})"
     slope = f"beta {link.beta_s_per_byte * 1e9:.3g} ns/B (± {link.beta_error_s_per_byte * 1e9:.2g})"
-    half = f"n½ {bytes_text(link.n_half_bytes)}" if math.isfinite(link.n_half_bytes) else "n½ beyond any size"
+    half = (
+        f"n½ {bytes_text(link.n_half_bytes)}"
+        if math.isfinite(link.n_half_bytes)
+        else "n½ beyond any size"
+    )
     return f"{latency}, {slope}, {link.bandwidth_gb_per_s:.3g} GB/s, {half}"
 
 
 LEAST_SIZES: Final = 3
 LEAST_MISS: Final = 0.25  # of the measured time
-LEAST_SCATTERS: Final = 3.0  # times the root mean square of the relative errors of a side's own points
+# times the root mean square of the relative errors of a side's own points
+LEAST_SCATTERS: Final = 3.0
 
 Floats = npt.NDArray[np.float64]
 
@@ -372,21 +502,30 @@ def find_regimes(
     Example:
         >>> sizes = [2**power for power in range(10, 20)]
         >>> times = [20e-6 + size / 1e9 if size < 2**15 else 120e-6 + size / 4e9 for size in sizes]
-        >>> [(sizes[regime.first], sizes[regime.last], round(regime.link.alpha_s * 1e6)) for regime in find_regimes(sizes, times)]
+        >>> [
+        ...     (sizes[regime.first], sizes[regime.last], round(regime.link.alpha_s * 1e6))
+        ...     for regime in find_regimes(sizes, times)
+        ... ]
         [(1024, 16384, 20), (32768, 524288, 120)]
     """
     sizes, times = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
     low = times if p10_s is None else np.asarray(p10_s, dtype=np.float64)
     high = times if p90_s is None else np.asarray(p90_s, dtype=np.float64)
     if sizes.ndim != 1 or not sizes.shape == times.shape == low.shape == high.shape:
-        raise ArgumentError(f"sizes_bytes and the times must be lists of one length, got {len(sizes)} sizes and {len(times)} times.")
+        raise ArgumentError(
+            f"sizes_bytes and the times must be lists of one length, got {len(sizes)} sizes and "
+            f"{len(times)} times."
+        )
     if (np.diff(sizes) <= 0).any():
-        raise ArgumentError(f"sizes_bytes must ascend, got {sizes.tolist()}. Sort them, and give each once.")
+        raise ArgumentError(
+            f"sizes_bytes must ascend, got {sizes.tolist()}. Sort them, and give each once."
+        )
     if not len(sizes):
         return []
     points = np.stack([sizes, times, low, high])
     marks = [0, *_breaks(points), len(sizes)]
-    # Among three regimes, the first break found may be a compromise that no longer holds once its neighbours are known.
+    # Among three regimes, the first break found may be a compromise that no longer holds once its
+    # neighbours are known.
     for at in marks[1:-1]:
         place = marks.index(at)
         before, after = marks[place - 1], marks[place + 1]
@@ -394,12 +533,20 @@ def find_regimes(
         if not _falls(near, here) and _jump(near, here) is None:
             del marks[place]
     return [
-        Regime(start, end - 1, fit_link(sizes[start:end], times[start:end]) if end - start > 1 else None) for start, end in pairwise(marks)
+        Regime(
+            start,
+            end - 1,
+            fit_link(sizes[start:end], times[start:end]) if end - start > 1 else None,
+        )
+        for start, end in pairwise(marks)
     ]
 
 
 def _breaks(points: Floats) -> list[int]:
-    """Returns the indices of the sizes that begin a regime, without the first; the rows are sizes, times, p10 and p90."""
+    """Returns the indices of the sizes that begin a regime, without the first.
+
+    The rows are sizes, times, p10 and p90.
+    """
     places = range(1, points.shape[1])
     at = next((place for place in places if _falls(points, place)), None)
     if at is None:
@@ -423,10 +570,17 @@ def _jump(points: Floats, at: int) -> float | None:
         return None
     left = 0.0
     for side, beyond in ((slice(None, at), at), (slice(at, None), at - 1)):
-        # A line that may start below 0 follows a change of slope; times that scatter only make sense with one that may not.
+        # A line that may start below 0 follows a change of slope; times that scatter only make
+        # sense with one that may not.
         link = fit_link(sizes[side], times[side])
-        for line in (_line(sizes[side], times[side]), np.array([link.alpha_s, link.beta_s_per_byte])):
-            own, miss = _misses(line, sizes[side], times[side]), _misses(line, sizes[beyond], times[beyond])
+        for line in (
+            _line(sizes[side], times[side]),
+            np.array([link.alpha_s, link.beta_s_per_byte]),
+        ):
+            own, miss = (
+                _misses(line, sizes[side], times[side]),
+                _misses(line, sizes[beyond], times[beyond]),
+            )
             explained = max(LEAST_MISS, LEAST_SCATTERS * float(np.sqrt(np.mean(own**2))))
             if abs(miss) <= explained or low[beyond] <= (1 + miss) * times[beyond] <= high[beyond]:
                 return None
@@ -435,9 +589,14 @@ def _jump(points: Floats, at: int) -> float | None:
 
 
 def _line(sizes: Floats, times: Floats) -> Floats:
-    """Returns the best line by relative errors; unlike ``fit_link``'s it may start below 0, as it must after a change of slope."""
+    """Returns the best line by relative errors.
+
+    Unlike ``fit_link``'s it may start below 0, as it must after a change of slope.
+    """
     scale = sizes[-1]
-    found, _, _, _ = np.linalg.lstsq(np.stack([1 / times, sizes / scale / times], axis=1), np.ones(len(sizes)), rcond=None)
+    found, _, _, _ = np.linalg.lstsq(
+        np.stack([1 / times, sizes / scale / times], axis=1), np.ones(len(sizes)), rcond=None
+    )
     return np.array([found[0], found[1] / scale])
 
 

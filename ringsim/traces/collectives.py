@@ -1,27 +1,30 @@
-"""The table of collectives: what each is called, what it does, how much traffic it makes, and of which messages it can be made.
+"""The table of collectives.
 
-Everything that must know one collective from another reads this table: the recorder, the analysis of traces, the simulator, the formats of
-other tools and, with torch's arguments added, the backends (``ringsim.comm.collectives``).
+What each is called, what it does, how much traffic it makes, and of which messages it can be made.
+Everything that must know one collective from another reads this table: the recorder, the analysis
+of traces, the simulator, the formats of other tools and, with torch's arguments added, the backends
+(``ringsim.comm.collectives``).
 
-Two bandwidths are usual. The algorithm bandwidth says how fast the program's own buffer moved, S / t. The bus bandwidth multiplies it by
-what the operation must at least move over the slowest link, so that the same hardware gives the same number for every operation and every
-number of ranks::
+Two bandwidths are usual. The algorithm bandwidth says how fast the program's own buffer moved, S /
+t. The bus bandwidth multiplies it by what the operation must at least move over the slowest link,
+so that the same hardware gives the same number for every operation and every number of ranks::
 
-    family                      S (bytes)             bus factor        made of
-    send, recv                  the message           1                 itself
-    broadcast, reduce           the buffer            1                 a binomial tree
-    all_reduce                  the buffer            2 (n - 1) / n     a ring, twice round
-    all_gather, reduce_scatter  n shards              (n - 1) / n       a ring
-    all_to_all                  the send buffer       (n - 1) / n       pairs, one partner after the other
-    gather, scatter             n shards              (n - 1) / n       the root with each rank in turn
-    barrier                     0                     none              dissemination
+    family                      S (bytes)        bus factor     made of
+    send, recv                  the message      1              itself
+    broadcast, reduce           the buffer       1              a binomial tree
+    all_reduce                  the buffer       2 (n - 1) / n  a ring, twice round
+    all_gather, reduce_scatter  n shards         (n - 1) / n    a ring
+    all_to_all                  the send buffer  (n - 1) / n    pairs, one partner after the other
+    gather, scatter             n shards         (n - 1) / n    the root with each rank in turn
+    barrier                     0                none           dissemination
 
-n is the number of ranks in the *group*. A trace holds S as ``size_bytes``. Messages come in rounds: in a round, each rank waits for what it
-sends and receives before it begins the next.
+n is the number of ranks in the *group*. A trace holds S as ``size_bytes``. Messages come in rounds:
+in a round, each rank waits for what it sends and receives before it begins the next.
 
 Source:
-    nccl-tests, ``doc/PERFORMANCE.md``: the factors, and why. R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
-    Communication Operations in MPICH", IJHPCA 19 (2005): the algorithms.
+    nccl-tests, ``doc/PERFORMANCE.md``: the factors, and why. R. Thakur, R. Rabenseifner, W. Gropp,
+    "Optimization of Collective Communication Operations in MPICH", IJHPCA 19 (2005): the
+    algorithms.
 """
 
 from __future__ import annotations
@@ -41,8 +44,10 @@ class Collective(NamedTuple):
     Attributes:
         name: torch's plainest name for it.
         family: which row of the table above it belongs to.
-        shares: how many times (n - 1) / n its bus factor is; 0 for a factor of 1, None for no factor.
-        others: further names for it, torch's and DeepSpeed's. Ranks that use different ones still meet.
+        shares: how many times (n - 1) / n its bus factor is; 0 for a factor of 1, None for no
+            factor.
+        others: further names for it, torch's and DeepSpeed's. Ranks that use different ones still
+            meet.
         root: "src" or "dst" for operations with a root, else empty.
         reduces: whether values are combined.
         uneven: whether each rank may carry a different size.
@@ -62,20 +67,42 @@ _ROWS: Final = (
     Collective("reduce", "reduce", 0, root="dst", reduces=True),
     Collective("all_reduce", "all_reduce", 2, ("inference_all_reduce",), reduces=True),
     Collective("all_reduce_coalesced", "all_reduce", 2, reduces=True),
-    Collective("all_gather", "all_gather", 1, ("all_gather_into_tensor", "all_gather_single", "all_gather_object", "allgather_fn")),
+    Collective(
+        "all_gather",
+        "all_gather",
+        1,
+        ("all_gather_into_tensor", "all_gather_single", "all_gather_object", "allgather_fn"),
+    ),
     Collective("all_gather_coalesced", "all_gather", 1),
     Collective(
-        "reduce_scatter", "reduce_scatter", 1, ("reduce_scatter_tensor", "reduce_scatter_single", "reduce_scatter_fn"), reduces=True
+        "reduce_scatter",
+        "reduce_scatter",
+        1,
+        ("reduce_scatter_tensor", "reduce_scatter_single", "reduce_scatter_fn"),
+        reduces=True,
     ),
     Collective("all_to_all", "all_to_all", 1, ("all_to_all_single",), uneven=True),
-    Collective("gather", "gather", 1, ("gather_into_tensor", "gather_single", "gather_object"), root="dst"),
+    Collective(
+        "gather", "gather", 1, ("gather_into_tensor", "gather_single", "gather_object"), root="dst"
+    ),
     Collective("scatter", "scatter", 1, ("scatter_object_list",), root="src"),
     Collective("barrier", "barrier", None),
     Collective("monitored_barrier", "barrier", None),
 )
-COLLECTIVES: Final = {name: row for row in _ROWS for name in (row.name, *row.others)}  # by every name
+# by every name
+COLLECTIVES: Final = {name: row for row in _ROWS for name in (row.name, *row.others)}
 _MESSAGES: Final = frozenset(
-    ("send", "recv", "isend", "irecv", "batch_isend", "batch_irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+    (
+        "send",
+        "recv",
+        "isend",
+        "irecv",
+        "batch_isend",
+        "batch_irecv",
+        "batch_isend_irecv",
+        "send_object_list",
+        "recv_object_list",
+    )
 )
 
 
@@ -83,7 +110,10 @@ def same_collective(one: str, other: str) -> bool:
     """Tells whether calls of two operations, by their names, can meet.
 
     Example:
-        >>> same_collective("all_gather", "all_gather_into_tensor"), same_collective("barrier", "all_reduce")
+        >>> (
+        ...     same_collective("all_gather", "all_gather_into_tensor"),
+        ...     same_collective("barrier", "all_reduce"),
+        ... )
         (True, False)
     """
     return one == other or (one in COLLECTIVES and COLLECTIVES[one] is COLLECTIVES.get(other))
@@ -111,7 +141,8 @@ def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list
         24
     """
     family, ranks = _family_of(op), range(size)
-    share, whole = max(-(-size_bytes // size), 1), max(size_bytes, 1)  # a message of no bytes would be lost in some formats
+    # a message of no bytes would be lost in some formats
+    share, whole = max(-(-size_bytes // size), 1), max(size_bytes, 1)
     count = _number_of_rounds(family, size)
     for step in range(count):
         other = step if step < root else step + 1
@@ -123,7 +154,10 @@ def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list
             case "broadcast":
                 yield _spread(size, root, 1 << step, whole)
             case "reduce":
-                yield [(to, source, amount) for source, to, amount in _spread(size, root, 1 << (count - 1 - step), whole)]
+                yield [
+                    (to, source, amount)
+                    for source, to, amount in _spread(size, root, 1 << (count - 1 - step), whole)
+                ]
             case "gather":
                 yield [(other, root, share)]
             case "scatter":
@@ -146,7 +180,10 @@ def count_rounds(op: str, size: int, size_bytes: int) -> tuple[int, int]:
 
 def _family_of(op: str) -> str:
     if op not in COLLECTIVES:
-        raise TraceFileError(f"A collective must be one that messages are known for, got {op!r}. Leave it out of the trace.")
+        raise TraceFileError(
+            "A collective must be one that messages are known for, got "
+            f"{op!r}. Leave it out of the trace."
+        )
     return COLLECTIVES[op].family
 
 
@@ -157,8 +194,14 @@ def _number_of_rounds(family: str, size: int) -> int:
 
 
 def _spread(size: int, root: int, have: int, amount: int) -> list[Message]:
-    """Returns the messages of a round of a broadcast: the ``have`` ranks that have the data pass it on to one more each."""
-    return [((root + place) % size, (root + place + have) % size, amount) for place in range(min(have, size - have))]
+    """Returns the messages of a round of a broadcast.
+
+    The ``have`` ranks that have the data pass it on to one more each.
+    """
+    return [
+        ((root + place) % size, (root + place + have) % size, amount)
+        for place in range(min(have, size - have))
+    ]
 
 
 def bus_factor(op: str, group_size: int) -> float:
@@ -169,20 +212,29 @@ def bus_factor(op: str, group_size: int) -> float:
         group_size: number of ranks in its group, 1 or more.
 
     Returns:
-        The factor; NaN for an operation without one: a barrier, which carries nothing, or one that nobody has derived a factor for.
+        The factor; NaN for an operation without one: a barrier, which carries nothing, or one that
+        nobody has derived a factor for.
 
     Raises:
         ArgumentError: ``group_size`` is less than 1.
 
     Example:
-        >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("isend", 4), bus_factor("barrier", 4)
+        >>> (
+        ...     bus_factor("all_reduce", 4),
+        ...     bus_factor("all_gather", 4),
+        ...     bus_factor("isend", 4),
+        ...     bus_factor("barrier", 4),
+        ... )
         (1.5, 0.75, 1.0, nan)
 
     Source:
         nccl-tests, ``doc/PERFORMANCE.md``.
     """
     if group_size < 1:
-        raise ArgumentError(f"group_size must be 1 or more, got {group_size}. Pass the number of ranks in the operation's group.")
+        raise ArgumentError(
+            f"group_size must be 1 or more, got {group_size}. Pass the number of ranks in the "
+            "operation's group."
+        )
     if op in _MESSAGES:
         return 1.0
     shares = COLLECTIVES[op].shares if op in COLLECTIVES else None
@@ -218,7 +270,8 @@ def busbw_gb_per_s(op: str, size_bytes: int, duration_us: float, group_size: int
         group_size: number of ranks in its group, 1 or more.
 
     Returns:
-        The bandwidth; NaN where nothing was carried, no time is known, or the operation has no factor.
+        The bandwidth; NaN where nothing was carried, no time is known, or the operation has no
+        factor.
 
     Raises:
         ArgumentError: ``group_size`` is less than 1.

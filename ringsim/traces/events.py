@@ -1,8 +1,10 @@
-"""The vocabulary of a trace: what one recorded event says, in memory and in the file that a rank writes while it runs.
+"""The vocabulary of a trace.
 
-An event is one operation (a send, a recv, a collective), one span or one mark. A rank writes it as a ``RECORD`` of fixed size; groups,
-shapes and names, which would not fit, are numbered and written once, beside it. ``Events`` holds the events of all ranks as columns, and
-``Tables`` what their numbers mean.
+What one recorded event says, in memory and in the file that a rank writes while it runs. An event
+is one operation (a send, a recv, a collective), one span or one mark. A rank writes it as a
+``RECORD`` of fixed size; groups, shapes and names, which would not fit, are numbered and written
+once, beside it. ``Events`` holds the events of all ranks as columns, and ``Tables`` what their
+numbers mean.
 
 Times of an operation::
 
@@ -11,11 +13,13 @@ Times of an operation::
       |   runs on)      |                       |
       +-----------------+-----------------------+--> time
 
-A span has post_ns (its start) and done_ns (its end); a mark happens at post_ns. A time that has not come yet is -1.
+A span has post_ns (its start) and done_ns (its end); a mark happens at post_ns. A time that has not
+come yet is -1.
 
-A mistake that was found while the program ran is written into its trace as a mark, so that a file loaded later says it too. The mark
-stands on the rank that found it, at the user's line, right after the record of the operation, and repeats its group, peer, tag and
-payload. Its label reads ``! kind: message``, where the kind is one of ``ringsim.traces.findings.KINDS``.
+A mistake that was found while the program ran is written into its trace as a mark, so that a file
+loaded later says it too. The mark stands on the rank that found it, at the user's line, right after
+the record of the operation, and repeats its group, peer, tag and payload. Its label reads ``! kind:
+message``, where the kind is one of ``ringsim.traces.findings.KINDS``.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ KIND_NAMES: Final = ("send", "recv", "collective", "span", "mark")
 NONE: Final = -1  # "does not apply" in every column, and "not yet" in the columns of times
 ANY_SOURCE: Final = -2  # the peer of a recv from anybody, until the message has come
 
-# Operations as torch.distributed spells them. The order is part of the file format: append, never reorder.
+# Operations as torch.distributed spells them. The order is part of the file format: append, never
+# reorder.
 OPS: Final[tuple[tuple[str, int], ...]] = (
     ("span", SPAN),
     ("mark", MARK),
@@ -80,7 +85,8 @@ OP_NAMES: Final = tuple(name for name, _ in OPS)
 OP_KINDS: Final = np.array([kind for _, kind in OPS], dtype=np.int8)
 OP_CODES: Final = {name: code for code, name in enumerate(OP_NAMES)}
 
-# One event in a rank's memory-mapped file: 72 bytes, little-endian. `status` comes last: it is what makes a slot valid.
+# One event in a rank's memory-mapped file: 72 bytes, little-endian. `status` comes last: it is what
+# makes a slot valid.
 RECORD: Final = np.dtype(
     [
         ("post_ns", "<i8"),  # CLOCK_MONOTONIC
@@ -101,15 +107,17 @@ RECORD: Final = np.dtype(
     ]
 )
 
-# In the name of a file: a line that calls a wrapper, and the file of the wrapper, "/home/me/train.py:40 > /home/me/messages.py".
+# In the name of a file: a line that calls a wrapper, and the file of the wrapper,
+# "/home/me/train.py:40 > /home/me/messages.py".
 CALLS: Final = " > "
 
 
 class Group(NamedTuple):
-    """A process group: its name ("world", "ring:2>3", ...) and its members, global ranks in the group's order.
+    """A process group: its name and its members.
 
-    ``world`` counts how often the process groups were made again since the recording began. Names
-    come again in a new world, and messages of two worlds never meet.
+    "world", "ring:2>3", ...; and global ranks in the group's order. ``world`` counts how often the
+    process groups were made again since the recording began. Names come again in a new world, and
+    messages of two worlds never meet.
     """
 
     name: str
@@ -118,11 +126,13 @@ class Group(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """What an operation carries: dtype ("float32"), shape, and the size in bytes from which its bandwidth follows.
+    """What an operation carries.
 
-    ``reduction`` is how an operation combines what the ranks have, such as "SUM"; empty elsewhere, and in files of ringsim 0.1.0.
-    ``strides`` are those of the tensors of a collective that sees them as they lie in memory, where they are not contiguous.
-    ``splits`` are, of an all_to_all, the bytes given to each rank of its group and those taken from each.
+    Dtype ("float32"), shape, and the size in bytes from which its bandwidth follows. ``reduction``
+    is how an operation combines what the ranks have, such as "SUM"; empty elsewhere, and in files
+    of ringsim 0.1.0. ``strides`` are those of the tensors of a collective that sees them as they
+    lie in memory, where they are not contiguous. ``splits`` are, of an all_to_all, the bytes given
+    to each rank of its group and those taken from each.
     """
 
     dtype: str
@@ -134,7 +144,10 @@ class Payload(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The names that the columns of ``Events`` number: a value of n in ``group`` means ``groups[n]``."""
+    """The names that the columns of ``Events`` number.
+
+    A value of n in ``group`` means ``groups[n]``.
+    """
 
     groups: tuple[Group, ...] = ()
     payloads: tuple[Payload, ...] = ()
@@ -147,10 +160,11 @@ Ints = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """The events of a run as columns: numpy arrays of one length, ordered by rank, then by the order of posting.
+    """The events of a run as columns.
 
-    Times are ns from the start of the run (int64); -1 stands for "not yet" and, in the other columns, for "does not apply".
-    ``thread`` numbers the threads of a rank from 0 in the order of their first event.
+    Numpy arrays of one length, ordered by rank, then by the order of posting. Times are ns from the
+    start of the run (int64); -1 stands for "not yet" and, in the other columns, for "does not
+    apply". ``thread`` numbers the threads of a rank from 0 in the order of their first event.
     """
 
     rank: Ints
@@ -184,7 +198,9 @@ class Events:
     @property
     def size_bytes(self) -> Ints:
         """Size of each event in bytes (int64), -1 for spans and marks."""
-        sizes = np.array([payload.size_bytes for payload in self.tables.payloads] + [NONE], dtype=np.int64)
+        sizes = np.array(
+            [payload.size_bytes for payload in self.tables.payloads] + [NONE], dtype=np.int64
+        )
         return sizes[self.payload]  # -1 picks the last, which is NONE
 
     def spans(self, named: Callable[[str], bool]) -> Ints:
@@ -196,29 +212,42 @@ class Events:
     def by_thread(self) -> Iterator[tuple[int, int, Ints]]:
         """Yields each rank and thread that has events, in order, with the places of those."""
         ranks, starts = np.unique(self.rank, return_index=True)
-        for rank, mine in zip(ranks.tolist(), np.split(np.arange(len(self)), starts[1:]), strict=False):  # one empty part without events
+        # one empty part without events
+        for rank, mine in zip(
+            ranks.tolist(), np.split(np.arange(len(self)), starts[1:]), strict=False
+        ):
             for thread in np.unique(self.thread[mine]).tolist():
                 yield rank, thread, mine[self.thread[mine] == thread]
 
     def select(self, where: Ints) -> Events:
         """Returns the events that ``where`` (a mask, or indices) picks, with the same tables."""
-        return Events(**{name: getattr(self, name)[where] for name in COLUMN_DTYPES}, tables=self.tables)
+        return Events(
+            **{name: getattr(self, name)[where] for name in COLUMN_DTYPES}, tables=self.tables
+        )
 
 
-COLUMN_DTYPES: Final[dict[str, str]] = {field.name: "<i4" for field in fields(Events) if field.name != "tables"}
-COLUMN_DTYPES.update(dict.fromkeys(("seq", "post_ns", "wait_ns", "done_ns"), "<i8"), op="<u2", status="<u1")
+COLUMN_DTYPES: Final[dict[str, str]] = {
+    field.name: "<i4" for field in fields(Events) if field.name != "tables"
+}
+COLUMN_DTYPES.update(
+    dict.fromkeys(("seq", "post_ns", "wait_ns", "done_ns"), "<i8"), op="<u2", status="<u1"
+)
 
 
 def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
-    """Makes events from columns given by name, each turned to its dtype; a column left out is filled with -1.
+    """Makes events from columns given by name, each turned to its dtype.
+
+    A column left out is filled with -1.
 
     Args:
-        columns: arrays or lists of one length n; ``rank`` and ``op`` are needed, ``seq`` defaults to the order within each
-            rank, ``status`` to OK.
+        columns: arrays or lists of one length n; ``rank`` and ``op`` are needed, ``seq`` defaults
+            to the order within each rank, ``status`` to OK.
         tables: what the numbers in ``group``, ``payload``, ``label`` and ``file`` mean.
 
     Example:
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0]})
+        >>> events = make_events(
+        ...     {"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0]}
+        ... )
         >>> len(events), [KIND_NAMES[kind] for kind in events.kind]
         (2, ['send', 'recv'])
     """
@@ -226,7 +255,11 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
     full: dict[str, Ints] = {}
     for name, dtype in COLUMN_DTYPES.items():
         default = OK if name == "status" else 0 if name == "thread" else NONE
-        full[name] = np.asarray(columns[name], dtype=dtype) if name in columns else np.full(count, default, dtype=dtype)
+        full[name] = (
+            np.asarray(columns[name], dtype=dtype)
+            if name in columns
+            else np.full(count, default, dtype=dtype)
+        )
     if "seq" not in columns:
         order = np.argsort(full["rank"], kind="stable")
         starts = np.searchsorted(full["rank"][order], full["rank"][order])
@@ -235,18 +268,23 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
 
 
 def concatenate(parts: Sequence[Events]) -> Events:
-    """Puts parts of one run together, one after the other; there is one at least, and all have the tables of the last.
+    """Puts parts of one run together, one after the other.
+
+    There is one at least, and all have the tables of the last.
 
     Example:
         >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]]})
         >>> concatenate([events.select([0]), events.select([1])]).rank.tolist()
         [0, 1]
     """
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMN_DTYPES}
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMN_DTYPES
+    }
     return Events(**columns, tables=parts[-1].tables)
 
 
-# -- tables as JSON, in the names file of a rank and in a saved trace. What does not have the expected form is refused, never guessed at.
+# -- tables as JSON, in the names file of a rank and in a saved trace. What does not have the
+# expected form is refused, never guessed at.
 
 _INT64_MAX = 2**63 - 1
 
@@ -255,7 +293,9 @@ def write_tables(tables: Tables) -> dict[str, Any]:
     """Returns the tables as plain data for JSON.
 
     Example:
-        >>> tables = Tables(groups=(Group("world", (0, 1)),), payloads=(Payload("float32", (2,), 8),))
+        >>> tables = Tables(
+        ...     groups=(Group("world", (0, 1)),), payloads=(Payload("float32", (2,), 8),)
+        ... )
         >>> read_tables(write_tables(tables)) == tables
         True
     """
@@ -269,7 +309,11 @@ def write_tables(tables: Tables) -> dict[str, Any]:
 
 def _write_payload(payload: Payload) -> dict[str, Any]:
     entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
-    return entry | {name: said for name in ("reduction", "strides", "splits") if (said := getattr(payload, name))}
+    return entry | {
+        name: said
+        for name in ("reduction", "strides", "splits")
+        if (said := getattr(payload, name))
+    }
 
 
 def read_tables(value: Any) -> Tables:
@@ -283,7 +327,12 @@ def read_tables(value: Any) -> Tables:
     for name, entries in value.items():
         if not isinstance(entries, list):
             raise ValueError(f"the table of {name} is not a list")
-    return Tables(*(tuple(map(read, value[name])) for name, read in zip(Tables._fields, _READERS, strict=True)))
+    return Tables(
+        *(
+            tuple(map(read, value[name]))
+            for name, read in zip(Tables._fields, _READERS, strict=True)
+        )
+    )
 
 
 def write_group(group: Group) -> dict[str, Any]:
@@ -308,9 +357,10 @@ def read_group(entry: Any) -> Group:
 
 
 def read_payload(entry: Any) -> Payload:
-    """Returns the payload in ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction": ...}``.
+    """Returns the payload that a dictionary describes.
 
-    The last may be missing; other keys are ignored.
+    ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction": ...}``. The last may be
+    missing; other keys are ignored.
 
     Raises:
         ValueError: ``entry`` is no such payload.
@@ -320,11 +370,24 @@ def read_payload(entry: Any) -> Payload:
     size_bytes = entry.get("size_bytes")
     if type(size_bytes) is not int or not NONE <= size_bytes <= _INT64_MAX:
         raise ValueError("the size of a payload is not a number of bytes")
-    shape, rows = _naturals(entry.get("shape"), "the shape of a payload"), [entry.get(name, []) for name in ("strides", "splits")]
+    shape, rows = (
+        _naturals(entry.get("shape"), "the shape of a payload"),
+        [entry.get(name, []) for name in ("strides", "splits")],
+    )
     if not all(isinstance(one, list) for one in rows):
         raise ValueError("the strides or splits of a payload are not a list")
-    strides, splits = (tuple(_naturals(one, "the strides or splits of a payload") for one in lists) for lists in rows)
-    return Payload(read_word(entry.get("dtype")), shape, size_bytes, read_word(entry.get("reduction", "")), strides, splits)
+    strides, splits = (
+        tuple(_naturals(one, "the strides or splits of a payload") for one in lists)
+        for lists in rows
+    )
+    return Payload(
+        read_word(entry.get("dtype")),
+        shape,
+        size_bytes,
+        read_word(entry.get("reduction", "")),
+        strides,
+        splits,
+    )
 
 
 def readable(value: Any, *, lines: bool = False) -> Any:
@@ -343,7 +406,9 @@ def readable(value: Any, *, lines: bool = False) -> Any:
     if isinstance(value, list):
         return [readable(one, lines=lines) for one in value]
     if isinstance(value, dict):
-        return {readable(key): readable(one, lines=lines or key == "ends") for key, one in value.items()}
+        return {
+            readable(key): readable(one, lines=lines or key == "ends") for key, one in value.items()
+        }
     return value
 
 
@@ -359,12 +424,15 @@ def read_word(value: Any) -> str:
 
 
 def _naturals(value: Any, what: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(one) is int and 0 <= one <= _INT64_MAX for one in value):
+    if not isinstance(value, list) or not all(
+        type(one) is int and 0 <= one <= _INT64_MAX for one in value
+    ):
         raise ValueError(f"{what} are not whole numbers from 0")
     return tuple(value)
 
 
-_READERS: Final[tuple[Callable[[Any], Any], ...]] = (read_group, read_payload, read_word, read_word)  # of an entry, by the order of Tables
+# of an entry, by the order of Tables
+_READERS: Final[tuple[Callable[[Any], Any], ...]] = (read_group, read_payload, read_word, read_word)
 
 
 def are_all(value: Any, kind: type | tuple[type, ...]) -> bool:
@@ -372,14 +440,20 @@ def are_all(value: Any, kind: type | tuple[type, ...]) -> bool:
     return isinstance(value, list) and all(isinstance(one, kind) for one in value)
 
 
-Forms = Mapping[str, tuple[Callable[[Any], bool], str]]  # of an entry: a test, and what it should be
+# of an entry: a test, and what it should be
+Forms = Mapping[str, tuple[Callable[[Any], bool], str]]
 _SENTENCES: Final = (lambda value: are_all(value, str), "a list of sentences")
 OBJECT: Final = (lambda value: isinstance(value, dict), "an object")
-_FORMS: Final[Forms] = dict.fromkeys(("notes", "not_recorded", "not_checked"), _SENTENCES) | dict.fromkeys(("machine", "versions"), OBJECT)
+_FORMS: Final[Forms] = dict.fromkeys(
+    ("notes", "not_recorded", "not_checked"), _SENTENCES
+) | dict.fromkeys(("machine", "versions"), OBJECT)
 
 
 def check_metadata(metadata: Any, forms: Forms) -> None:
-    """Raises ValueError unless metadata, and those entries that are read again, have the form in which they are read."""
+    """Raises ValueError unless metadata have the form in which they are read.
+
+    Also those entries of them that are read again.
+    """
     if not isinstance(metadata, dict):
         raise ValueError("the metadata is not an object")
     for key, (is_such, form) in {**_FORMS, **forms}.items():
@@ -389,20 +463,25 @@ def check_metadata(metadata: Any, forms: Forms) -> None:
 
 @contextlib.contextmanager
 def saving(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns what is not plain data within the block into a TraceFileError, which begins with ``what``.
+    """Turns what is not plain data within the block into a TraceFileError.
 
-    Whoever writes a file checks here what its reader checks: no file is written that cannot be read.
+    This begins with ``what``. Whoever writes a file checks here what its reader checks: no file is
+    written that cannot be read.
     """
     try:
         yield
     except (TypeError, ValueError, RecursionError) as error:
         raise TraceFileError(
-            f"{what} must be plain data to be saved, got one where {error} ({os.fsdecode(path)}). Change its metadata, then save."
+            f"{what} must be plain data to be saved, got one where {error} "
+            f"({os.fsdecode(path)}). Change its metadata, then save."
         ) from error
 
 
 def parse_json(data: bytes) -> Any:
-    """Returns the value of a JSON document; raises ValueError if it is none: Python's reader takes NaN and Infinity for numbers."""
+    """Returns the value of a JSON document.
+
+    Raises ValueError if it is none: Python's reader takes NaN and Infinity for numbers.
+    """
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
@@ -411,27 +490,43 @@ def parse_json(data: bytes) -> Any:
 
 
 def open_file(path: str | os.PathLike[str], what: str) -> BinaryIO:
-    """Opens a file to read; raises TraceFileError, which begins with ``what``, if that cannot be done."""
+    """Opens a file to read.
+
+    Raises TraceFileError, which begins with ``what``, if that cannot be done.
+    """
     try:
         return open(path, "rb")
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
         raise TraceFileError(
-            f"{what} must {rule}, got {os.fsdecode(path)}: {getattr(error, 'strerror', None) or error}. Check the path."
+            f"{what} must {rule}, got {os.fsdecode(path)}: "
+            f"{getattr(error, 'strerror', None) or error}. Check the path."
         ) from error
 
 
 def read_file(path: str | os.PathLike[str], what: str, most: int) -> bytes:
-    """Returns a file's content; raises TraceFileError, which begins with ``what``, if it cannot be read or has more than ``most`` bytes."""
+    """Returns a file's content.
+
+    Raises TraceFileError, which begins with ``what``, if it cannot be read or has more than
+    ``most`` bytes.
+    """
     with open_file(path, what) as file:
         try:
             about = os.fstat(file.fileno())
-            data = file.read(min(about.st_size if stat.S_ISREG(about.st_mode) else most, most) + 1)  # room is made for all of it
+            # room is made for all of it
+            data = file.read(min(about.st_size if stat.S_ISREG(about.st_mode) else most, most) + 1)
         except (OSError, MemoryError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or "more than there is memory for"
-            raise TraceFileError(f"{what} must be readable, got {os.fsdecode(path)}: {reason}. Check the path.") from error
+            reason = (
+                getattr(error, "strerror", None) or str(error) or "more than there is memory for"
+            )
+            raise TraceFileError(
+                f"{what} must be readable, got {os.fsdecode(path)}: {reason}. Check the path."
+            ) from error
     if len(data) > most:
-        raise TraceFileError(f"{what} must be at most {most} bytes, got more ({os.fsdecode(path)}). Take another, or a part of the run.")
+        raise TraceFileError(
+            f"{what} must be at most {most} bytes, got more ({os.fsdecode(path)}). Take another, "
+            "or a part of the run."
+        )
     return data
 
 
@@ -442,14 +537,16 @@ def name_damage(error: BaseException) -> str:
 
 # -- marks that the recorder writes by itself
 
-# Labels of the marks where a rank has destroyed the world, and all groups with it, and where it has made it anew.
+# Labels of the marks where a rank has destroyed the world, and all groups with it, and where it has
+# made it anew.
 DESTROYED: Final = "process groups destroyed"
 MADE_ANEW: Final = "process groups made anew"
 
 _NOTICE: Final = re.compile(r"! ([a-z_]+): (.*)", re.DOTALL)
 
 
-THREAD_FAILED: Final = "thread_failed"  # kind of a notice that is no finding unless somebody waits for what the thread was to do
+# kind of a notice that is no finding unless somebody waits for what the thread was to do
+THREAD_FAILED: Final = "thread_failed"
 
 
 def word_notice(kind: str, message: str) -> str:

@@ -3,13 +3,15 @@
 The file is a zip archive with two uncompressed members::
 
     meta.json       {"format": 1, "needs": "0.1.0", "events": 2, "tables": {...}, "metadata": {...}}
-    events.parquet  one row an event; the columns of ``Events``, null where wait_ns and done_ns have not come; times as
-                    each rank's own clock showed them
+    events.parquet  one row an event; the columns of ``Events``, null where wait_ns and done_ns have
+                    not come; times as each rank's own clock showed them
 
-Any tool that knows zip and Parquet can read it, and nothing in it can be executed. Sizes, counts and checksums are checked before anything
-is parsed, and afterwards every number that points into a table.
+Any tool that knows zip and Parquet can read it, and nothing in it can be executed. Sizes, counts
+and checksums are checked before anything is parsed, and afterwards every number that points into a
+table.
 
-The rows come in groups, each with the ranks and times that it spans, so that a part of a long run is read without the rest.
+The rows come in groups, each with the ranks and times that it spans, so that a part of a long run
+is read without the rest.
 """
 
 from __future__ import annotations
@@ -80,8 +82,9 @@ META, EVENTS = "meta.json", "events.parquet"
 MAX_FILE_BYTES: Final = 2**31 - 1  # what a zip without extensions can hold
 MAX_META_BYTES: Final = 64 * 2**20
 MAX_EVENTS: Final = 100_000_000
-# Parquet can repeat one number a million times in a few bytes, and a million events take 84 MB of memory. Files of real runs hold a fifth
-# of an event per byte: beyond some size, a file with twenty times that was made to fill the reader's memory.
+# Parquet can repeat one number a million times in a few bytes, and a million events take 84 MB of
+# memory. Files of real runs hold a fifth of an event per byte: beyond some size, a file with twenty
+# times that was made to fill the reader's memory.
 FREE_EVENTS: Final = 10_000_000
 MAX_EVENTS_PER_BYTE: Final = 4
 MAX_RANKS: Final = 10**6
@@ -89,10 +92,13 @@ _MAX_DIRECTORY_BYTES: Final = 4096  # of the zip: two short entries
 
 _NULLABLE: Final = ("wait_ns", "done_ns")
 _SPANNED: Final = ("rank", "post_ns")  # of which a group of rows says its least and its largest
-_TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")  # grow steadily: stored as differences; the other columns repeat few values
-# What a damaged or hostile file may raise inside zipfile, json and pyarrow (whose errors are ValueError, OSError, KeyError and so on).
+# grow steadily: stored as differences; the other columns repeat few values
+_TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")
+# What a damaged or hostile file may raise inside zipfile, json and pyarrow (whose errors are
+# ValueError, OSError, KeyError and so on).
 _DAMAGE: Final = (
-    zipfile.BadZipFile, ValueError, TypeError, KeyError, IndexError, EOFError, RuntimeError, OSError, OverflowError, RecursionError,
+    zipfile.BadZipFile, ValueError, TypeError, KeyError, IndexError, EOFError, RuntimeError,
+    OSError, OverflowError, RecursionError,
     struct.error, MemoryError,
 )  # fmt: skip
 
@@ -112,7 +118,10 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
     Example:
         >>> import tempfile
         >>> from ringsim.traces.events import OP_CODES
-        >>> trace = Trace(make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [5]}), {"world_size": 1})
+        >>> trace = Trace(
+        ...     make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [5]}),
+        ...     {"world_size": 1},
+        ... )
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     trace.save(f"{directory}/run.ringtrace")
         ...     load(f"{directory}/run.ringtrace") == trace
@@ -124,11 +133,16 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
     save_pieces([shown], trace.metadata, path)
 
 
-def save_pieces(pieces: Iterable[Events], metadata: Mapping[str, Any], path: str | PathLike[str]) -> int:
-    """Writes a run that comes piece by piece, of which one at a time is kept; returns the number of events.
+def save_pieces(
+    pieces: Iterable[Events], metadata: Mapping[str, Any], path: str | PathLike[str]
+) -> int:
+    """Writes a run that comes piece by piece, of which one at a time is kept.
+
+    Returns the number of events.
 
     Args:
-        pieces: events in the order of ranks and of posting; times as each rank's own clock showed them. The tables of the last serve all.
+        pieces: events in the order of ranks and of posting; times as each rank's own clock showed
+            them. The tables of the last serve all.
         metadata: of the run.
         path: see ``save``.
 
@@ -147,26 +161,43 @@ def _write_run(file: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, 
         _check_density(count, length := rows.tell())
         meta = _pack_meta(count, tables, metadata)
         if length + len(meta) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
-            raise TraceFileError(f"A trace file must be at most {MAX_FILE_BYTES} bytes, got more. Save a part: events.select().")
+            raise TraceFileError(
+                f"A trace file must be at most {MAX_FILE_BYTES} bytes, got more. Save a part: "
+                "events.select()."
+            )
         rows.seek(0)
         _write_zip(file, {META: io.BytesIO(meta), EVENTS: rows})
     return count
 
 
+# a text is an iterable, too
 @overload
-def load(path: str | PathLike[str], *, ranks: Numbers | None = None, between_s: Stretch | None = None) -> Trace: ...  # type: ignore[overload-overlap]  # a text is an iterable, too
+def load(  # type: ignore[overload-overlap]
+    path: str | PathLike[str], *, ranks: Numbers | None = None, between_s: Stretch | None = None
+) -> Trace: ...
 @overload
-def load(path: Iterable[str | PathLike[str]], *, ranks: Numbers | None = None, between_s: Stretch | None = None) -> list[Trace]: ...
 def load(
-    path: str | PathLike[str] | Iterable[str | PathLike[str]], *, ranks: Numbers | None = None, between_s: Stretch | None = None
+    path: Iterable[str | PathLike[str]],
+    *,
+    ranks: Numbers | None = None,
+    between_s: Stretch | None = None,
+) -> list[Trace]: ...
+def load(
+    path: str | PathLike[str] | Iterable[str | PathLike[str]],
+    *,
+    ranks: Numbers | None = None,
+    between_s: Stretch | None = None,
 ) -> Trace | list[Trace]:
-    """Reads a trace file; or several, each of a run of its own; or a part of a run, without the rest of its file.
+    """Reads a trace file.
 
-    A part is what ``Trace.filter`` gives, but for one thing: where the other side of an operation is not read, nobody knows whether it was
-    ever posted. All such operations count as left out, and none as unmatched.
+    Or several, each of a run of its own; or a part of a run, without the rest of its file. A part
+    is what ``Trace.filter`` gives, but for one thing: where the other side of an operation is not
+    read, nobody knows whether it was ever posted. All such operations count as left out, and none
+    as unmatched.
 
-    If the file is missing or damaged and there are parts beside it (``<path>.parts``, left by a run that was killed before it could write
-    the file), the trace is put together from those, and its metadata says so.
+    If the file is missing or damaged and there are parts beside it (``<path>.parts``, left by a run
+    that was killed before it could write the file), the trace is put together from those, and its
+    metadata says so.
 
     Args:
         path: the file, or a directory of parts; or several of them.
@@ -174,10 +205,12 @@ def load(
         between_s: a stretch of time, in seconds from the start of the run.
 
     Returns:
-        The trace, without results and output, which a file does not hold; of several, a list of traces in their order.
+        The trace, without results and output, which a file does not hold; of several, a list of
+        traces in their order.
 
     Raises:
-        TraceFileError: there is no such file, it is damaged or not a trace, or it was written by a later version of ringsim.
+        TraceFileError: there is no such file, it is damaged or not a trace, or it was written by a
+            later version of ringsim.
         ArgumentError: the run has no such rank, or ``between_s`` is no stretch of time.
 
     Example:
@@ -192,21 +225,31 @@ def load(
     name = os.fsdecode(path).rstrip(os.sep)
     name = name.removesuffix(".parts") if os.path.isdir(name) else name
     try:
-        return _load(name) if ranks is None and between_s is None else _load_part(name, ranks, between_s)
+        return (
+            _load(name)
+            if ranks is None and between_s is None
+            else _load_part(name, ranks, between_s)
+        )
     except TraceFileError as error:
         parts = name + ".parts"
         if not os.path.isdir(parts):
             raise
         trace = _recover(Path(parts), f"{error} Its parts in {parts} could not be read either")
-    trace.metadata["notes"].append(f"put together from what the ranks left in {Path(parts).name}: the run ended before it wrote its file")
+    trace.metadata["notes"].append(
+        f"put together from what the ranks left in {Path(parts).name}: the run ended before it "
+        "wrote its file"
+    )
     return trace.filter(ranks=ranks, between_s=between_s)
 
 
 def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
-    """Joins the parts of one run that lie in several directories: copies from hosts whose parts did not come to rank 0.
+    """Joins the parts of one run that lie in several directories.
+
+    Copies from hosts whose parts did not come to rank 0.
 
     Args:
-        directories: of parts, ``run.ringtrace.parts``. Of a part that is in two of them, the longer file counts.
+        directories: of parts, ``run.ringtrace.parts``. Of a part that is in two of them, the longer
+            file counts.
 
     Returns:
         The trace.
@@ -220,17 +263,22 @@ def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
         ... except TraceFileError as error:
         ...     print(error)
         Parts to merge must be in a directory, got no/such.parts: No such file or directory. Give the directories *.ringtrace.parts.
-    """
+    """  # noqa: E501
     runs: dict[object, Path] = {}
     with tempfile.TemporaryDirectory(prefix="ringsim-merge-") as together:
         for directory in map(Path, directories):
             try:
-                files = [file for file in sorted(directory.iterdir()) if FILE_NAME.fullmatch(file.name) or file.name == "run.json"]
+                files = [
+                    file
+                    for file in sorted(directory.iterdir())
+                    if FILE_NAME.fullmatch(file.name) or file.name == "run.json"
+                ]
                 if not files:
                     raise FileNotFoundError(0, "No rank left anything there")
             except OSError as error:
                 raise TraceFileError(
-                    f"Parts to merge must be in a directory, got {directory}: {error.strerror}. Give the directories *.ringtrace.parts."
+                    f"Parts to merge must be in a directory, got {directory}: {error.strerror}. "
+                    "Give the directories *.ringtrace.parts."
                 ) from error
             for file in files:
                 if match := FILE_NAME.fullmatch(file.name):
@@ -242,8 +290,12 @@ def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
                     there.unlink(missing_ok=True)
                     there.symlink_to(file.resolve())
         if len(runs) > 1:
-            said = " and ".join(f"{run_id!r} ({directory})" for run_id, directory in [*runs.items()][:2])
-            raise TraceFileError(f"Parts to merge must be of one run, got those of {said}. Merge each run by itself.")
+            said = " and ".join(
+                f"{run_id!r} ({directory})" for run_id, directory in [*runs.items()][:2]
+            )
+            raise TraceFileError(
+                f"Parts to merge must be of one run, got those of {said}. Merge each run by itself."
+            )
         return _recover(Path(together), "The parts must be readable")
 
 
@@ -260,36 +312,65 @@ def _recover(parts: Path, otherwise: str) -> Trace:
 
 
 def _load(path: str) -> Trace:
-    with _told(path), io.BytesIO(read_file(path, "A trace file", MAX_FILE_BYTES)) as file, _open_zip(file) as archive:
+    with (
+        _told(path),
+        io.BytesIO(read_file(path, "A trace file", MAX_FILE_BYTES)) as file,
+        _open_zip(file) as archive,
+    ):
         meta, metadata = _read_meta(archive, path)
-        with _open_events(io.BytesIO(archive.read(EVENTS)), meta) as parquet:  # all of it, whose checksum holds
-            events = align(_read_rows(parquet, read_tables(meta.get("tables"))), metadata.get("clocks", []))
+        # all of it, whose checksum holds
+        with _open_events(io.BytesIO(archive.read(EVENTS)), meta) as parquet:
+            events = align(
+                _read_rows(parquet, read_tables(meta.get("tables"))), metadata.get("clocks", [])
+            )
         check_run(events, metadata)
         return Trace(events, metadata)
 
 
 def _load_part(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
-    """Reads the groups of rows that can hold what is asked for; each page of theirs has a checksum of its own."""
+    """Reads the groups of rows that can hold what is asked for.
+
+    Each page of theirs has a checksum of its own.
+    """
     with open_file(path, "A trace file") as file, _told(path), _open_zip(file) as archive:
         meta, metadata = _read_meta(archive, path)
         chosen, end_s = choose(metadata.get("world_size", MAX_RANKS), ranks, between_s)
-        last_ns = math.inf if metadata.get("clocks") else end_s * 1e9  # times in the file are those of each clock
+        # times in the file are those of each clock
+        last_ns = math.inf if metadata.get("clocks") else end_s * 1e9
         with _open_events(_Section(file, archive.getinfo(EVENTS)), meta) as parquet:
-            wanted = [number for number, spans in enumerate(_spans(parquet)) if spans is None or _is_wanted(*spans, chosen, last_ns)]
-            counts = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
-            events = align(_read_rows(parquet, read_tables(meta.get("tables")), wanted), metadata.get("clocks", []))
+            wanted = [
+                number
+                for number, spans in enumerate(_spans(parquet))
+                if spans is None or _is_wanted(*spans, chosen, last_ns)
+            ]
+            counts = [
+                parquet.metadata.row_group(number).num_rows
+                for number in range(parquet.num_row_groups)
+            ]
+            events = align(
+                _read_rows(parquet, read_tables(meta.get("tables")), wanted),
+                metadata.get("clocks", []),
+            )
         if "part" in metadata:  # places among all events of the file
             starts = np.cumsum([0, *counts])
-            rows = np.concatenate([np.arange(starts[number], starts[number + 1]) for number in wanted] or [np.zeros(0, dtype=np.int64)])
-            metadata["part"]["apart"] = np.flatnonzero(np.isin(rows, metadata["part"]["apart"])).tolist()
+            rows = np.concatenate(
+                [np.arange(starts[number], starts[number + 1]) for number in wanted]
+                or [np.zeros(0, dtype=np.int64)]
+            )
+            metadata["part"]["apart"] = np.flatnonzero(
+                np.isin(rows, metadata["part"]["apart"])
+            ).tolist()
         check_run(events, metadata)
-        return part_of_file(Trace(events, metadata), chosen, ranks, between_s, all_read=len(wanted) == len(counts))
+        return part_of_file(
+            Trace(events, metadata), chosen, ranks, between_s, all_read=len(wanted) == len(counts)
+        )
 
 
 def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
-    """Yields a run some whole ranks at a time, in the order of ranks: traces with the run's metadata, the last of which may be empty.
+    """Yields a run some whole ranks at a time, in the order of ranks.
 
-    What one row group holds, and the longest rank, are in memory at a time.
+    Traces with the run's metadata, the last of which may be empty. What one row group holds, and
+    the longest rank, are in memory at a time.
 
     Args:
         path: of the file.
@@ -303,16 +384,25 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
         with archive.open(EVENTS) as member:
             while member.read(1 << 20):  # its checksum holds, or this raises
                 pass
-        tables, apart = read_tables(meta.get("tables")), np.array(metadata["part"]["apart"] if "part" in metadata else [], dtype=np.int64)
+        tables, apart = (
+            read_tables(meta.get("tables")),
+            np.array(metadata["part"]["apart"] if "part" in metadata else [], dtype=np.int64),
+        )
         with _open_events(_Section(file, archive.getinfo(EVENTS)), meta) as parquet:
             if len(apart) and not 0 <= apart.min() <= apart.max() < parquet.metadata.num_rows:
                 raise ValueError("an event that is apart is not there")
-            groups = (_read_rows(parquet, tables, [number]) for number in range(parquet.num_row_groups))
+            groups = (
+                _read_rows(parquet, tables, [number]) for number in range(parquet.num_row_groups)
+            )
             first, last_rank = 0, NONE
             for events in _whole_ranks(groups, tables):
                 mine = apart[(apart >= first) & (apart < first + len(events))] - first
                 first += len(events)
-                about = metadata | ({"part": {**metadata["part"], "apart": mine.tolist()}} if "part" in metadata else {})
+                about = metadata | (
+                    {"part": {**metadata["part"], "apart": mine.tolist()}}
+                    if "part" in metadata
+                    else {}
+                )
                 check_run(events, about)
                 if len(events):
                     if events.rank[0] <= last_rank:
@@ -327,7 +417,8 @@ def _whole_ranks(groups: Iterable[Events], tables: Tables) -> Iterator[Events]:
     """Yields the events of row groups, cut where a rank ends."""
     kept = [make_events({"rank": [], "op": []}, tables)]
     for events in groups:
-        begins = int(np.searchsorted(events.rank, events.rank[-1])) if len(events) else 0  # its last rank, which may go on
+        # its last rank, which may go on
+        begins = int(np.searchsorted(events.rank, events.rank[-1])) if len(events) else 0
         if begins or (len(kept) > 1 and len(events) and kept[-1].rank[-1] != events.rank[0]):
             whole = [concatenate([*kept, events.select(np.arange(begins))])]
             kept = kept[:1]
@@ -345,7 +436,8 @@ def _told(path: str) -> Iterator[None]:
         raise
     except _DAMAGE as error:
         raise TraceFileError(
-            f"A trace file must be one that ringsim saved, got {path}, which is damaged or something else: {name_damage(error)}. "
+            f"A trace file must be one that ringsim saved, got {path}, which is damaged or "
+            f"something else: {name_damage(error)}. "
             "Take another copy, or record it again."
         ) from error
 
@@ -372,15 +464,25 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
     """Opens the archive; checks sizes before zipfile parses anything."""
     length = file.seek(0, os.SEEK_END)
     file.seek(max(length - 22, 0))
-    signature, _, _, here, entries, directory_bytes, _, comment = struct.unpack("<4s4H2LH", file.read(22))
-    if signature != b"PK\5\6" or (here, entries, comment) != (2, 2, 0) or directory_bytes > _MAX_DIRECTORY_BYTES:
+    signature, _, _, here, entries, directory_bytes, _, comment = struct.unpack(
+        "<4s4H2LH", file.read(22)
+    )
+    if (
+        signature != b"PK\5\6"
+        or (here, entries, comment) != (2, 2, 0)
+        or directory_bytes > _MAX_DIRECTORY_BYTES
+    ):
         raise ValueError("it is not a zip of the two members of a trace, or its end is missing")
     archive = zipfile.ZipFile(file)
     members = {member.filename: member for member in archive.infolist()}
     if sorted(members) != sorted((META, EVENTS)):
         raise ValueError(f"its members are not {META} and {EVENTS}")
     for member in members.values():
-        if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size or member.file_size > length:
+        if (
+            member.compress_type != zipfile.ZIP_STORED
+            or member.file_size != member.compress_size
+            or member.file_size > length
+        ):
             raise ValueError(f"the size of {member.filename} is not what the file holds")
     if members[META].file_size > MAX_META_BYTES:
         raise ValueError(f"{META} is longer than {MAX_META_BYTES} bytes")
@@ -388,12 +490,19 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
 
 
 class _Section(io.RawIOBase):
-    """A member of the archive as a file of its own, read where it is asked for: what zipfile opens goes back by reading from the start."""
+    """A member of the archive as a file of its own, read where it is asked for.
+
+    What zipfile opens goes back by reading from the start.
+    """
 
     def __init__(self, file: BinaryIO, member: zipfile.ZipInfo) -> None:
         file.seek(member.header_offset)
         name_bytes, extra_bytes = struct.unpack("<26x2H", file.read(30))
-        self._file, self._start, self._length = file, member.header_offset + 30 + name_bytes + extra_bytes, member.file_size
+        self._file, self._start, self._length = (
+            file,
+            member.header_offset + 30 + name_bytes + extra_bytes,
+            member.file_size,
+        )
         self._at = 0
 
     def readable(self) -> bool:
@@ -406,7 +515,9 @@ class _Section(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        self._at = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        )
         return self._at
 
     def read(self, size: int = -1, /) -> bytes:
@@ -418,7 +529,13 @@ class _Section(io.RawIOBase):
 
 
 def _pack_meta(count: int, tables: Tables, metadata: Mapping[str, Any]) -> bytes:
-    meta = {"format": FORMAT, "needs": NEEDS, "events": count, "tables": write_tables(tables), "metadata": metadata}
+    meta = {
+        "format": FORMAT,
+        "needs": NEEDS,
+        "events": count,
+        "tables": write_tables(tables),
+        "metadata": metadata,
+    }
     packed = json.dumps(meta, allow_nan=False, separators=(",", ":")).encode("ascii")
     if len(packed) > MAX_META_BYTES:
         raise ValueError(f"names and metadata take {len(packed)} bytes, more than {MAX_META_BYTES}")
@@ -432,13 +549,19 @@ def _check_format(meta: Any, path: str) -> None:
     if number > FORMAT:
         needs = str(meta.get("needs"))[:40]
         raise TraceFileError(
-            f"The format of a trace file must be at most {FORMAT} for ringsim {__version__}, got {number} ({path}). "
+            f"The format of a trace file must be at most {FORMAT} for ringsim {__version__}, got "
+            f"{number} ({path}). "
             f"It needs ringsim {needs!r} or later: pip install --upgrade ringsim."
         )
 
 
-def _write_events(sink: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, Any]) -> tuple[int, Tables]:
-    """Writes ``events.parquet``, a group of rows as soon as it is full; returns the number of events, and the tables of the last piece."""
+def _write_events(
+    sink: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, Any]
+) -> tuple[int, Tables]:
+    """Writes ``events.parquet``, a group of rows as soon as it is full.
+
+    Returns the number of events, and the tables of the last piece.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -475,7 +598,9 @@ def _make_table(events: Events, schema: pa.Schema) -> pa.Table:
     for field in schema:
         values = np.ascontiguousarray(getattr(events, field.name))
         # null leaves the differences between the others small
-        bits = pa.py_buffer(np.packbits(values != NONE, bitorder="little")) if field.nullable else None
+        bits = (
+            pa.py_buffer(np.packbits(values != NONE, bitorder="little")) if field.nullable else None
+        )
         arrays.append(pa.Array.from_buffers(field.type, len(values), [bits, pa.py_buffer(values)]))
     return pa.Table.from_arrays(arrays, schema=schema)
 
@@ -483,8 +608,8 @@ def _make_table(events: Events, schema: pa.Schema) -> pa.Table:
 def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
     """Opens ``events.parquet``, whose columns and number of rows are as they should be.
 
-    It is read in this thread, here and in ``_read_rows``: one of Arrow's may still hold a Python buffer when the interpreter ends, which
-    aborts or hangs the process.
+    It is read in this thread, here and in ``_read_rows``: one of Arrow's may still hold a Python
+    buffer when the interpreter ends, which aborts or hangs the process.
 
     Source:
         github.com/apache/arrow issues 34314, 49942 and 50482.
@@ -503,9 +628,13 @@ def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
     return file
 
 
-def _read_rows(parquet: pq.ParquetFile, tables: Tables, groups: Sequence[int] | None = None) -> Events:
+def _read_rows(
+    parquet: pq.ParquetFile, tables: Tables, groups: Sequence[int] | None = None
+) -> Events:
     """Reads groups of rows, by default all."""
-    table = parquet.read_row_groups(range(parquet.num_row_groups) if groups is None else groups, use_threads=False)
+    table = parquet.read_row_groups(
+        range(parquet.num_row_groups) if groups is None else groups, use_threads=False
+    )
     columns = {name: _to_numpy(table.column(name), dtype) for name, dtype in COLUMN_DTYPES.items()}
     if any(len(column) != table.num_rows for column in columns.values()):
         raise ValueError(f"the columns of {EVENTS} are not of one length")
@@ -513,7 +642,10 @@ def _read_rows(parquet: pq.ParquetFile, tables: Tables, groups: Sequence[int] | 
 
 
 def _spans(parquet: pq.ParquetFile) -> Iterator[tuple[int, int, int] | None]:
-    """Yields of each group of rows its first rank, its last, and when its first event was posted in ns; None where that is not said."""
+    """Yields of each group of rows its first rank, its last, and when its first event was posted.
+
+    In ns; None where that is not said.
+    """
     rank, post = (list(COLUMN_DTYPES).index(name) for name in _SPANNED)
     for number in range(parquet.num_row_groups):
         group = parquet.metadata.row_group(number)
@@ -523,64 +655,98 @@ def _spans(parquet: pq.ParquetFile) -> Iterator[tuple[int, int, int] | None]:
 
 
 def _is_wanted(first: int, last: int, post_ns: int, ranks: Sequence[int], last_ns: float) -> bool:
-    """Tells whether a group of rows can hold an event of one of these ranks (sorted) that was posted by then."""
+    """Tells whether a group of rows can hold an event of these ranks that was posted by then.
+
+    The ranks are sorted.
+    """
     at = bisect.bisect_left(ranks, first)
     return at < len(ranks) and ranks[at] <= last and post_ns <= last_ns
 
 
 def _check_density(count: int, length: int) -> None:
     if count > max(FREE_EVENTS, MAX_EVENTS_PER_BYTE * length):
-        raise ValueError(f"{EVENTS} has {count} events in {length} bytes, more than {MAX_EVENTS_PER_BYTE} a byte")
+        raise ValueError(
+            f"{EVENTS} has {count} events in {length} bytes, more than {MAX_EVENTS_PER_BYTE} a byte"
+        )
 
 
 def _schema() -> pa.Schema:
     import pyarrow as pa
 
     types = {name: pa.from_numpy_dtype(np.dtype(dtype)) for name, dtype in COLUMN_DTYPES.items()}
-    return pa.schema([pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in types.items()])
+    return pa.schema(
+        [pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in types.items()]
+    )
 
 
 def _to_numpy(column: pa.ChunkedArray, dtype: str) -> Ints:
-    """Returns a column as a numpy array, straight from its buffers: pyarrow's own conversion imports pandas."""
+    """Returns a column as a numpy array, straight from its buffers.
+
+    Pyarrow's own conversion imports pandas.
+    """
     rows = []
     for chunk in column.chunks:
         bits, values = chunk.buffers()
-        row = np.frombuffer(values, dtype=dtype)[chunk.offset : chunk.offset + len(chunk)] if values else np.zeros(0, dtype=dtype)
+        row = (
+            np.frombuffer(values, dtype=dtype)[chunk.offset : chunk.offset + len(chunk)]
+            if values
+            else np.zeros(0, dtype=dtype)
+        )
         if chunk.null_count:
-            valid = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[chunk.offset : chunk.offset + len(chunk)]
+            valid = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[
+                chunk.offset : chunk.offset + len(chunk)
+            ]
             row = np.where(valid.view(bool), row, np.array(NONE, dtype=dtype))
         rows.append(row)
     return np.concatenate(rows) if len(rows) != 1 else rows[0]
 
 
 _FORMS: Final[Forms] = {
-    "world_size": (lambda value: type(value) is int and 0 <= value <= MAX_RANKS, f"a number of ranks up to {MAX_RANKS}"),
+    "world_size": (
+        lambda value: type(value) is int and 0 <= value <= MAX_RANKS,
+        f"a number of ranks up to {MAX_RANKS}",
+    ),
     "ranks": (
-        lambda value: are_all(value, dict) and all(type(one.get("rank", 0)) is int for one in value),
+        lambda value: (
+            are_all(value, dict) and all(type(one.get("rank", 0)) is int for one in value)
+        ),
         "a list of what is known of each rank",
     ),
     "ring_groups": (
-        lambda value: are_all(value, list) and all(len(one) == 2 and isinstance(one[0], str) for one in value),
+        lambda value: (
+            are_all(value, list) and all(len(one) == 2 and isinstance(one[0], str) for one in value)
+        ),
         "a list of names and members",
     ),
     "clocks": (are_clocks, "what is known of the clocks"),
     "part": (
-        lambda value: isinstance(value, dict) and are_all(value.get("of"), str) and are_all(value.get("apart"), int),
+        lambda value: (
+            isinstance(value, dict)
+            and are_all(value.get("of"), str)
+            and are_all(value.get("apart"), int)
+        ),
         "what a part of a trace is of, and which events are apart",
     ),
 }
 
 
 def check_run(events: Events, metadata: Any) -> None:
-    """Raises ValueError unless events and metadata can be those of a run, which whoever reads a trace relies on."""
+    """Raises ValueError unless events and metadata can be those of a run.
+
+    Whoever reads a trace relies on that.
+    """
     check_metadata(metadata, _FORMS)
     size = metadata.get("world_size", MAX_RANKS)
     tables, largest = events.tables, np.iinfo(np.int64).max
     ranges = {
-        "rank": (0, size - 1), "thread": (0, largest), "seq": (0, largest), "op": (0, len(OPS) - 1), "peer": (ANY_SOURCE, size - 1),
-        "group": (NONE, len(tables.groups) - 1), "payload": (NONE, len(tables.payloads) - 1), "label": (NONE, len(tables.labels) - 1),
-        "file": (NONE, len(tables.files) - 1), "line": (NONE, largest), "stage": (NONE, largest), "microbatch": (NONE, largest),
-        "post_ns": (0, largest), "wait_ns": (NONE, largest), "done_ns": (NONE, largest), "status": (IN_FLIGHT, ERROR),
+        "rank": (0, size - 1), "thread": (0, largest), "seq": (0, largest), "op": (0, len(OPS) - 1),
+        "peer": (ANY_SOURCE, size - 1),
+        "group": (NONE, len(tables.groups) - 1), "payload": (NONE, len(tables.payloads) - 1),
+        "label": (NONE, len(tables.labels) - 1),
+        "file": (NONE, len(tables.files) - 1), "line": (NONE, largest), "stage": (NONE, largest),
+        "microbatch": (NONE, largest),
+        "post_ns": (0, largest), "wait_ns": (NONE, largest), "done_ns": (NONE, largest),
+        "status": (IN_FLIGHT, ERROR),
     }  # fmt: skip
     apart = metadata["part"]["apart"] if "part" in metadata else ()
     if any(type(place) is not int or not 0 <= place < len(events) for place in apart):
@@ -596,8 +762,12 @@ def check_run(events: Events, metadata: Any) -> None:
         raise ValueError("the events are not in the order of ranks and of posting")
 
 
-def write_whole(path: str | PathLike[str], write: Callable[[BinaryIO], Any], what: str = "a trace") -> None:
-    """Writes a file beside its final place and then renames it: a reader never sees half of it, and a failure leaves what was there.
+def write_whole(
+    path: str | PathLike[str], write: Callable[[BinaryIO], Any], what: str = "a trace"
+) -> None:
+    """Writes a file beside its final place and then renames it.
+
+    A reader never sees half of it, and a failure leaves what was there.
 
     Args:
         path: where to write it; an existing file, or what a symbolic link points to, is replaced.
@@ -634,4 +804,7 @@ def write_whole(path: str | PathLike[str], write: Callable[[BinaryIO], Any], wha
             raise
     except OSError as error:
         reason = error.strerror or error
-        raise TraceFileError(f"The path of {what} must be writable, got {path}: {reason}. Make the directory, or choose one.") from error
+        raise TraceFileError(
+            f"The path of {what} must be writable, got {path}: {reason}. "
+            "Make the directory, or choose one."
+        ) from error

@@ -1,9 +1,10 @@
 """A part of a trace: some ranks, a stretch of time, some operations, groups or steps.
 
-A part is a trace like any other. What it leaves out shows in one place: an operation whose other side is not in the part, and a
-collective that is not there on all of the ranks that called it, are *apart*. They match nothing, so that no later message takes the place
-of one that was left out; and they do not count as unmatched, for they were not. ``metadata["part"]`` lists them, by their places among the
-events, and says what was chosen.
+A part is a trace like any other. What it leaves out shows in one place: an operation whose other
+side is not in the part, and a collective that is not there on all of the ranks that called it, are
+*apart*. They match nothing, so that no later message takes the place of one that was left out; and
+they do not count as unmatched, for they were not. ``metadata["part"]`` lists them, by their places
+among the events, and says what was chosen.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def filter_trace(
     if groups is not None:
         known = [group.name for group in events.tables.groups]
         names = _read_names("groups", groups, known, known)
-        kept &= np.isin(events.group, [number for number, name in enumerate(known) if name in names])
+        kept &= np.isin(
+            events.group, [number for number, name in enumerate(known) if name in names]
+        )
         said.append(_say("groups", names))
     if steps is not None:
         chosen = _read_numbers("steps", steps, count_steps(events))
@@ -64,17 +67,32 @@ def filter_trace(
     return trace if kept.all() else _take(trace, kept, said)
 
 
-def choose(world_size: int, ranks: Numbers | None, between_s: Stretch | None) -> tuple[Sequence[int], float]:
-    """Returns the ranks that are meant, ascending, and the time in seconds after which nothing is."""
+def choose(
+    world_size: int, ranks: Numbers | None, between_s: Stretch | None
+) -> tuple[Sequence[int], float]:
+    """Returns the ranks that are meant, ascending.
+
+    Also the time in seconds after which nothing is.
+    """
     chosen = range(world_size) if ranks is None else _read_numbers("ranks", ranks, world_size)
     return chosen, np.inf if between_s is None else _read_stretch(between_s)[1]
 
 
-def part_of_file(trace: Trace, chosen: Sequence[int], ranks: Numbers | None, between_s: Stretch | None, *, all_read: bool) -> Trace:
-    """Returns the events that meet the conditions, of a file of which nothing else was read, or little.
+def part_of_file(
+    trace: Trace,
+    chosen: Sequence[int],
+    ranks: Numbers | None,
+    between_s: Stretch | None,
+    *,
+    all_read: bool,
+) -> Trace:
+    """Returns the events that meet the conditions.
+
+    Of a file of which nothing else was read, or little.
 
     Args:
-        trace: what was read: all of the chosen ranks, at least up to the end of the stretch of time.
+        trace: what was read: all of the chosen ranks, at least up to the end of the stretch of
+            time.
         chosen: the ranks, as ``choose`` returns them.
         ranks: as the user gave them.
         between_s: as the user gave it.
@@ -84,9 +102,13 @@ def part_of_file(trace: Trace, chosen: Sequence[int], ranks: Numbers | None, bet
         return trace.filter(ranks=ranks, between_s=between_s)
     events = trace.events
     mine = np.isin(events.rank, chosen)
-    whole = np.array([set(group.ranks).issubset(chosen) for group in events.tables.groups], dtype=bool)
+    whole = np.array(
+        [set(group.ranks).issubset(chosen) for group in events.tables.groups], dtype=bool
+    )
     apart = np.isin(events.kind, (SEND, RECV)) & ~np.isin(events.peer, chosen)
-    apart |= (events.kind == COLLECTIVE) & (events.group != NONE) & ~np.append(whole, True)[events.group]
+    apart |= (
+        (events.kind == COLLECTIVE) & (events.group != NONE) & ~np.append(whole, True)[events.group]
+    )
     apart &= ~refused(events)
     apart[trace.apart] = True
     read = _make_part(trace, mine, apart, [] if ranks is None else [_say("ranks", chosen)])
@@ -94,7 +116,9 @@ def part_of_file(trace: Trace, chosen: Sequence[int], ranks: Numbers | None, bet
         return read
     calls = CollectiveCalls.of(read.events, read.apart)
     late = np.zeros(len(read.events), dtype=bool)  # their other side may have been posted later
-    late[read.apart] = late[read.messages.unmatched] = late[calls.event[~calls.complete[calls.call]]] = True
+    late[read.apart] = late[read.messages.unmatched] = late[
+        calls.event[~calls.complete[calls.call]]
+    ] = True
     return _make_part(read, np.ones(len(late), dtype=bool), late, []).filter(between_s=between_s)
 
 
@@ -115,11 +139,16 @@ def _take(trace: Trace, kept: Ints, said: list[str]) -> Trace:
 def _make_part(trace: Trace, kept: Ints, apart: Ints, said: list[str]) -> Trace:
     before = trace.metadata["part"]["of"] if "part" in trace.metadata else []
     part = {"of": [*before, *said], "apart": np.flatnonzero(apart[kept]).tolist()}
-    return Trace(trace.events.select(kept), trace.metadata | {"part": part}, trace.results, trace.output)
+    return Trace(
+        trace.events.select(kept), trace.metadata | {"part": part}, trace.results, trace.output
+    )
 
 
 def _overlaps(events: Events, between_s: Stretch) -> Ints:
-    """Marks what lies in a stretch of time, if only with one end; what is not done lasts to the end of the run."""
+    """Marks what lies in a stretch of time, if only with one end.
+
+    What is not done lasts to the end of the run.
+    """
     begin_s, end_s = _read_stretch(between_s)
     last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
     is_open = (events.done_ns == NONE) & (events.op != OP_CODES["mark"])
@@ -134,7 +163,8 @@ def _read_stretch(between_s: Stretch) -> Stretch:
         begin_s, end_s = np.nan, np.nan
     if not begin_s <= end_s:
         raise ArgumentError(
-            f"between_s must be two times in seconds from the start of the run, the earlier first, got {say(between_s)}. "
+            "between_s must be two times in seconds from the start of the run, the earlier "
+            f"first, got {say(between_s)}. "
             "Write between_s=(0.5, 0.7)."
         )
     return begin_s, end_s
@@ -143,12 +173,18 @@ def _read_stretch(between_s: Stretch) -> Stretch:
 def _read_numbers(name: str, value: Any, count: int) -> list[int]:
     try:
         given = {value} if hasattr(value, "__index__") else set(value)
-        numbers = [NONE] if any(isinstance(one, (bool, np.bool)) for one in given) else sorted(map(operator.index, given))
+        numbers = (
+            [NONE]
+            if any(isinstance(one, (bool, np.bool)) for one in given)
+            else sorted(map(operator.index, given))
+        )
     except TypeError:
         numbers = [NONE]
     if not all(0 <= number < count for number in numbers):
         there_are = f"from 0 to {count - 1}" if count else f"left out: this trace has no {name}"
-        raise ArgumentError(f"{name} must be {there_are}, got {say(value)}. Give one number, or several.")
+        raise ArgumentError(
+            f"{name} must be {there_are}, got {say(value)}. Give one number, or several."
+        )
     return numbers
 
 
@@ -160,7 +196,10 @@ def _read_names(name: str, value: Any, known: Sequence[str], there: Sequence[str
         names, unknown = [], [value]
     if unknown:
         listed = _say("the", list(map(repr, there)))
-        raise ArgumentError(f"{name} must be of {listed} that this trace has, got {say(unknown[0])}. Give one name, or several.")
+        raise ArgumentError(
+            f"{name} must be of {listed} that this trace has, got {say(unknown[0])}. Give one "
+            "name, or several."
+        )
     return names
 
 

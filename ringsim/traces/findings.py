@@ -1,4 +1,7 @@
-"""What a diagnosis consists of, as plain values: operations, findings about them, and the whole, root cause first."""
+"""What a diagnosis consists of, as plain values.
+
+Operations, findings about them, and the whole, root cause first.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,19 @@ from ringsim.traces.units import time_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["KINDS", "SLOW_KINDS", "Diagnosis", "Edge", "Finding", "Operation", "kind_text", "payload_text"]
+__all__ = [
+    "KINDS",
+    "SLOW_KINDS",
+    "Diagnosis",
+    "Edge",
+    "Finding",
+    "Operation",
+    "kind_text",
+    "payload_text",
+]
 
-SLOW_KINDS: Final = ("link", "slow_link", "late_sender", "late_receiver", "straggler")  # of runs that finished
+# of runs that finished
+SLOW_KINDS: Final = ("link", "slow_link", "late_sender", "late_receiver", "straggler")
 KINDS: Final = (
     "deadlock",
     "peer_exited",
@@ -41,12 +54,15 @@ KINDS: Final = (
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of one rank; as text it reads ``recv from 0 (ring:0>1, tag 3, float32[8], 32 bytes) at ring.py:41``.
+    """One operation of one rank.
+
+    As text it reads ``recv from 0 (ring:0>1, tag 3, float32[8], 32 bytes) at ring.py:41``.
 
     Attributes:
         rank: who posted it.
         op: as torch spells it.
-        peer: global rank of the other side, or a collective's root; -1 for none, -2 for "from any source".
+        peer: global rank of the other side, or a collective's root; -1 for none, -2 for "from any
+            source".
         tag: tag of the message, -1 for none.
         group: name of the process group.
         size_bytes: size of its payload, -1 if unknown.
@@ -58,7 +74,18 @@ class Operation:
         waited_s: how long the rank has been, or was, blocked in it.
 
     Example:
-        >>> print(Operation(rank=1, op="recv", peer=0, tag=3, group="world", size_bytes=32, dtype="float32", shape=(8,)))
+        >>> print(
+        ...     Operation(
+        ...         rank=1,
+        ...         op="recv",
+        ...         peer=0,
+        ...         tag=3,
+        ...         group="world",
+        ...         size_bytes=32,
+        ...         dtype="float32",
+        ...         shape=(8,),
+        ...     )
+        ... )
         recv from 0 (world, tag 3, float32[8], 32 bytes)
     """
 
@@ -82,15 +109,31 @@ class Operation:
 
     @property
     def place(self) -> str:
-        """Where it was posted, without directories: "ring.py:41", in a thin wrapper "train.py:40 > ring.py:5"; empty if unknown."""
-        return f"{CALLS.join(name.rpartition(os.sep)[2] for name in self.file.split(CALLS))}:{self.line}" if self.file else ""
+        """Where it was posted, without directories.
+
+        "ring.py:41", in a thin wrapper "train.py:40 > ring.py:5"; empty if unknown.
+        """
+        return (
+            (
+                f"{CALLS.join(name.rpartition(os.sep)[2] for name in self.file.split(CALLS))}"
+                f":{self.line}"
+            )
+            if self.file
+            else ""
+        )
 
     def __str__(self) -> str:
         """Returns the operation in words."""
         if self.kind == COLLECTIVE:
             words = self.op
         else:
-            peer = "any rank" if self.peer == ANY_SOURCE else str(self.peer) if self.peer >= 0 else "no rank of the group"
+            peer = (
+                "any rank"
+                if self.peer == ANY_SOURCE
+                else str(self.peer)
+                if self.peer >= 0
+                else "no rank of the group"
+            )
             words = f"{self.op} {'to' if self.kind == SEND else 'from'} {peer}"
         about = [
             f"group {self.group}" if self.group.isdigit() else self.group,
@@ -100,7 +143,11 @@ class Operation:
         if self.dtype and self.size_bytes >= 0 and self.op != "new_group":
             about.append(f"{self.size_bytes:,} byte{'' if self.size_bytes == 1 else 's'}")
         about = [piece for piece in about if piece]
-        return words + (f" ({', '.join(about)})" if about else "") + (f" at {self.place}" if self.place else "")
+        return (
+            words
+            + (f" ({', '.join(about)})" if about else "")
+            + (f" at {self.place}" if self.place else "")
+        )
 
 
 def payload_text(operation: Operation) -> str:
@@ -119,8 +166,9 @@ class Finding:
 
     Attributes:
         kind: one of ``KINDS``.
-        ranks: those concerned, the culprit first: the rank that left, failed, was busy or came late, before those that
-            wait for it. In a cycle, each waits for the next. If no rank is to blame, ascending.
+        ranks: those concerned, the culprit first: the rank that left, failed, was busy or came
+            late, before those that wait for it. In a cycle, each waits for the next. If no rank is
+            to blame, ascending.
         operations: the evidence.
         message: a sentence.
         hint: what to do, or what else was seen; may be empty.
@@ -175,12 +223,14 @@ class Diagnosis:
     Printing it gives sentences; a notebook shows the picture, too.
 
     Attributes:
-        findings: what was found, with what merely follows folded into ``consequences``; empty if nothing is wrong.
+        findings: what was found, with what merely follows folded into ``consequences``; empty if
+            nothing is wrong.
         world_size: number of ranks.
         edges: who waits for whom.
         states: of each rank: "running", "blocked", "exited", ...; empty if nobody looked.
         trace: what was recorded, for the picture.
-        notes: sentences on what is worth knowing and nothing wrong: how much was waited, and for whom; errors that the program got over.
+        notes: sentences on what is worth knowing and nothing wrong: how much was waited, and for
+            whom; errors that the program got over.
 
     Example:
         >>> print(Diagnosis((), world_size=4))
@@ -204,20 +254,37 @@ class Diagnosis:
         lines = [f"{kind_text(finding.kind)}: {finding}" for finding in self.findings]
         if not lines:
             part = "part of a " if self.trace is not None and "part" in self.trace.metadata else ""
-            lines = [f"Nothing wrong was found in this {part}run of {self.world_size} rank{'' if self.world_size == 1 else 's'}."]
+            lines = [
+                (
+                    f"Nothing wrong was found in this {part}run of {self.world_size} "
+                    f"rank{'' if self.world_size == 1 else 's'}."
+                )
+            ]
         return "\n".join([*lines, *self.notes])
 
     def plot(self, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws who waits for whom, over the last moments of the timeline; given ``ax``, only the graph."""
+        """Draws who waits for whom, over the last moments of the timeline.
+
+        Given ``ax``, only the graph.
+        """
         axes: Axes = resolve("plot_waitfor")(self, ax=ax, **look)
         return axes
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """Gives Jupyter the sentences with the picture below them, or the text alone without matplotlib."""
+        """Gives Jupyter the sentences with the picture below them.
+
+        Or the text alone without matplotlib.
+        """
         data: dict[str, Any] = {"text/plain": str(self)}
         if not shows_images():
             return data
-        return {**data, "text/html": f'<pre style="white-space: pre-wrap">{html.escape(str(self))}</pre>{self.picture_html()}'}
+        return {
+            **data,
+            "text/html": (
+                f'<pre style="white-space: pre-wrap">{html.escape(str(self))}</'
+                f"pre>{self.picture_html()}"
+            ),
+        }
 
     def picture_html(self) -> str:
         """Returns the picture as an element of a page, "" without matplotlib."""
@@ -226,7 +293,10 @@ class Diagnosis:
         except ImportError:
             return ""
         alt = html.escape(self.findings[0].message if self.findings else str(self), quote=True)
-        return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(picture).decode("ascii")}">'
+        return (
+            f'<img alt="{alt}" src="data:image/png;base64,'
+            f'{base64.b64encode(picture).decode("ascii")}">'
+        )
 
 
 def waited_text(operation: Operation) -> str:

@@ -1,7 +1,8 @@
 """One event and one message of a trace, as small values that a person can read.
 
-The columns of ``Events`` and ``Messages`` are made for numpy; these are made for a loop or a prompt. Their fields are the columns of
-``Trace.to_pandas()``, under the same names, and None where those are NA.
+The columns of ``Events`` and ``Messages`` are made for numpy; these are made for a loop or a
+prompt. Their fields are the columns of ``Trace.to_pandas()``, under the same names, and None where
+those are NA.
 """
 
 from __future__ import annotations
@@ -9,7 +10,18 @@ from __future__ import annotations
 import operator
 from typing import Any, NamedTuple, SupportsIndex
 
-from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, KIND_NAMES, MARK, NONE, OP_KINDS, OP_NAMES, SPAN, STATUS_NAMES, Events
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    COLUMN_DTYPES,
+    KIND_NAMES,
+    MARK,
+    NONE,
+    OP_KINDS,
+    OP_NAMES,
+    SPAN,
+    STATUS_NAMES,
+    Events,
+)
 from ringsim.traces.findings import Operation
 from ringsim.traces.units import time_text
 
@@ -17,12 +29,26 @@ __all__ = ["Event", "Message", "event_at"]
 
 
 class Event(NamedTuple):
-    """One operation, span or mark; times are ns from the start of the run, sizes bytes, and None is what does not apply or has not come.
+    """One operation, span or mark.
+
+    Times are ns from the start of the run, sizes bytes, and None is what does not apply or has not
+    come.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events
-        >>> events = make_events({"rank": [0], "op": [OP_CODES["isend"]], "group": [0], "peer": [1], "tag": [7], "post_ns": [2000],
-        ...                       "wait_ns": [2500], "done_ns": [5000]}, Tables(groups=(Group("ring:0>1", (0, 1)),)))
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0],
+        ...         "op": [OP_CODES["isend"]],
+        ...         "group": [0],
+        ...         "peer": [1],
+        ...         "tag": [7],
+        ...         "post_ns": [2000],
+        ...         "wait_ns": [2500],
+        ...         "done_ns": [5000],
+        ...     },
+        ...     Tables(groups=(Group("ring:0>1", (0, 1)),)),
+        ... )
         >>> event_at(events, 0)
         rank 0: isend to 1 (ring:0>1, tag 7) from 2 µs to 5 µs
         >>> event_at(events, 0).wait_ns
@@ -53,11 +79,19 @@ class Event(NamedTuple):
     def __repr__(self) -> str:
         """Returns a sentence: who, what, where in the program, and when."""
         if self.kind in (KIND_NAMES[SPAN], KIND_NAMES[MARK]):
-            place = [f"{name} {value}" for name in ("stage", "microbatch") if (value := getattr(self, name)) is not None]
+            place = [
+                f"{name} {value}"
+                for name in ("stage", "microbatch")
+                if (value := getattr(self, name)) is not None
+            ]
             what = f"{self.kind} {self.label or ''!r}" + (f" ({', '.join(place)})" if place else "")
         else:
             of_recv = ANY_SOURCE if self.kind == "recv" and self.peer is None else self.peer
-            said = {name: value for name in Operation.__dataclass_fields__ if (value := getattr(self, name, None)) is not None}
+            said = {
+                name: value
+                for name in Operation.__dataclass_fields__
+                if (value := getattr(self, name, None)) is not None
+            }
             what = str(Operation(**said | ({} if of_recv is None else {"peer": of_recv})))
         begin = time_text(self.post_ns)
         if self.kind == KIND_NAMES[MARK]:
@@ -70,7 +104,8 @@ class Event(NamedTuple):
 class Message(NamedTuple):
     """One message: a send and the recv that it met.
 
-    ``stage`` and ``microbatch`` are the sender's where it has them, else the receiver's; the other fields are the sender's.
+    ``stage`` and ``microbatch`` are the sender's where it has them, else the receiver's; the other
+    fields are the sender's.
     """
 
     src: int
@@ -88,8 +123,15 @@ class Message(NamedTuple):
     def __repr__(self) -> str:
         """Returns a sentence: from whom to whom, what, and when."""
         sent = str(self.send).partition(": ")[2].partition(" from ")[0]
-        arrived = "under way" if self.recv.done_ns is None else f"received at {time_text(self.recv.done_ns)}"
-        return f"rank {self.src} -> {self.dst}: {sent}, posted at {time_text(self.send.post_ns)}, {arrived}"
+        arrived = (
+            "under way"
+            if self.recv.done_ns is None
+            else f"received at {time_text(self.recv.done_ns)}"
+        )
+        return (
+            f"rank {self.src} -> {self.dst}: {sent}, posted at {time_text(self.send.post_ns)}, "
+            f"{arrived}"
+        )
 
 
 def event_at(events: Events, index: SupportsIndex) -> Event:
@@ -99,7 +141,10 @@ def event_at(events: Events, index: SupportsIndex) -> Event:
         IndexError: there are not so many.
     """
     at, tables = operator.index(index), events.tables
-    row: dict[str, Any] = {name: None if (value := int(getattr(events, name)[at])) == NONE else value for name in COLUMN_DTYPES}
+    row: dict[str, Any] = {
+        name: None if (value := int(getattr(events, name)[at])) == NONE else value
+        for name in COLUMN_DTYPES
+    }
 
     def find(column: str, names: tuple[Any, ...]) -> Any:
         return None if row[column] is None else names[row[column]]

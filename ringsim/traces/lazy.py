@@ -1,6 +1,7 @@
-"""The functions of higher floors behind the methods of ``Trace``, ``Bandwidths`` and ``Diagnosis``, by dotted name, imported on use.
+"""The functions of higher floors behind methods, by dotted name, imported on use.
 
-The layer test exempts this table and nothing else.
+Those of ``Trace``, ``Bandwidths`` and ``Diagnosis``. The layer test exempts this table and nothing
+else.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ class Style(TypedDict, total=False):
     """How a picture is to be drawn; all functions ``plot_...`` take these as keywords.
 
     Attributes:
-        figsize: width and height of the new figure in inches; a height of None is as much as the picture needs at that width. By default
-            as large as suits the picture.
+        figsize: width and height of the new figure in inches; a height of None is as much as the
+            picture needs at that width. By default as large as suits the picture.
         dpi: pixels an inch of the new figure.
-        theme: "light" or "dark"; by default what the user's settings of matplotlib say (``plt.style.use("dark_background")``).
-        compact: for a column of a paper: without title, in two sizes of letters, and with its notes folded to the width.
+        theme: "light" or "dark"; by default what the user's settings of matplotlib say
+            (``plt.style.use("dark_background")``).
+        compact: for a column of a paper: without title, in two sizes of letters, and with its notes
+            folded to the width.
     """
 
     figsize: tuple[float, float | None]
@@ -70,7 +73,9 @@ def resolve(name: str) -> Any:
 
 
 def bundle(value: Any, text: str, png: str, alt: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what Jupyter shows of a value: a picture and a text, or the text alone without matplotlib.
+    """Returns what Jupyter shows of a value.
+
+    A picture and a text, or the text alone without matplotlib.
 
     Args:
         value: the value to show.
@@ -93,7 +98,10 @@ def bundle(value: Any, text: str, png: str, alt: str) -> tuple[dict[str, Any], d
 
 
 def shows_images() -> bool:
-    """Tells whether the front end shows images: IPython in a terminal asks for a bundle like a notebook does, and drops the picture."""
+    """Tells whether the front end shows images.
+
+    IPython in a terminal asks for a bundle like a notebook does, and drops the picture.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is None or list(shell.display_formatter.active_types) != ["text/plain"]

@@ -1,7 +1,8 @@
-"""What belongs together: sends and recvs, the collectives of one call; and why an operation was blocked.
+"""What belongs together.
 
-A message is a send and a recv that met. On one group, from one source to one destination and under one tag, messages do not overtake
-each other, so the k-th send meets the k-th recv::
+Sends and recvs, the collectives of one call; and why an operation was blocked. A message is a send
+and a recv that met. On one group, from one source to one destination and under one tag, messages do
+not overtake each other, so the k-th send meets the k-th recv::
 
     rank 0 posts  send#0(tag 7)  send#1(tag 7)  send#2(tag 9)
                        |              |              |
@@ -9,20 +10,23 @@ each other, so the k-th send meets the k-th recv::
 
 Likewise the k-th collectives that the members of a group post are one call.
 
-A matched operation is blocked because its partner comes late, or because the bytes are on their way. The time from wait to done splits
-in two::
+A matched operation is blocked because its partner comes late, or because the bytes are on their
+way. The time from wait to done splits in two::
 
     recv   post ...... wait =================== done
-    send                       post                     the receiver waited for a late sender until here;
+    send                       post                     the receiver waited for a late sender until
+                                                        here;
                                 |---------------|       from here on it is transfer
 
-A send that waits for its recv splits in the same way, into late receiver and transfer. On NCCL, wait and done are those of the program's
-stream, while post is the program's own: the transfer then includes the time that the partner's GPU spent on earlier work.
+A send that waits for its recv splits in the same way, into late receiver and transfer. On NCCL,
+wait and done are those of the program's stream, while post is the program's own: the transfer then
+includes the time that the partner's GPU spent on earlier work.
 
 Source:
-    F. Wolf et al., "Usage of the SCALASCA toolset for scalable performance analysis of large-scale parallel applications", 2008: the
-    wait states "late sender" and "late receiver". ringsim counts from the moment the program began to wait (Scalasca's enter), so that
-    time in which an asynchronous operation overlapped with computing is no wait.
+    F. Wolf et al., "Usage of the SCALASCA toolset for scalable performance analysis of large-scale
+    parallel applications", 2008: the wait states "late sender" and "late receiver". ringsim counts
+    from the moment the program began to wait (Scalasca's enter), so that time in which an
+    asynchronous operation overlapped with computing is no wait.
 """
 
 from __future__ import annotations
@@ -35,13 +39,26 @@ from typing import Self, SupportsIndex
 
 import numpy as np
 
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, ERROR, NONE, OP_NAMES, RECV, SEND, STATUS_NAMES, Events, Ints
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    COLLECTIVE,
+    ERROR,
+    NONE,
+    OP_NAMES,
+    RECV,
+    SEND,
+    STATUS_NAMES,
+    Events,
+    Ints,
+)
 from ringsim.traces.items import Message, event_at
 
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """The messages of a run as columns: numpy arrays of one length, ordered by the time at which the send was posted.
+    """The messages of a run as columns.
+
+    Numpy arrays of one length, ordered by the time at which the send was posted.
 
     Attributes:
         src: global rank of the sender (int32).
@@ -49,7 +66,8 @@ class Messages:
         tag: tag of the message, as the sender gave it (int32).
         group: number in ``events.tables.groups`` (int32).
         payload: number in ``events.tables.payloads``, the sender's (int32).
-        stage: pipeline stage, the sender's where it has one, else the receiver's; -1 for none (int32).
+        stage: pipeline stage, the sender's where it has one, else the receiver's; -1 for none
+            (int32).
         microbatch: the same for the microbatch (int32).
         send: index of the send among the events (int64).
         recv: index of the recv among the events (int64).
@@ -58,8 +76,19 @@ class Messages:
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> messages = match(make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1],
-        ...                               "peer": [1, 0], "tag": [7, 7], "post_ns": [0, 500], "done_ns": [2000, 3000]}))
+        >>> messages = match(
+        ...     make_events(
+        ...         {
+        ...             "rank": [0, 1],
+        ...             "op": [OP_CODES["send"], OP_CODES["recv"]],
+        ...             "group": [-1, -1],
+        ...             "peer": [1, 0],
+        ...             "tag": [7, 7],
+        ...             "post_ns": [0, 500],
+        ...             "done_ns": [2000, 3000],
+        ...         }
+        ...     )
+        ... )
         >>> messages[0]
         rank 0 -> 1: send to 1 (tag 7), posted at 0 ns, received at 3 µs
         >>> [message.recv.post_ns for message in messages]
@@ -80,7 +109,10 @@ class Messages:
 
     @property
     def early(self) -> Ints:
-        """Which messages arrived before they were sent: the times of their two ranks are less exact than that."""
+        """Which messages arrived before they were sent.
+
+        The times of their two ranks are less exact than that.
+        """
         done_ns = self.events.done_ns[self.recv]
         early: Ints = (done_ns != NONE) & (done_ns < self.events.post_ns[self.send])
         return early
@@ -93,7 +125,9 @@ class Messages:
         """Returns one message; an index below 0 counts from the end."""
         at = operator.index(index)
         send, recv = event_at(self.events, self.send[at]), event_at(self.events, self.recv[at])
-        stage, microbatch = (None if value == NONE else int(value) for value in (self.stage[at], self.microbatch[at]))
+        stage, microbatch = (
+            None if value == NONE else int(value) for value in (self.stage[at], self.microbatch[at])
+        )
         said = (send.tag, send.group, send.size_bytes, send.dtype, send.shape)
         return Message(int(self.src[at]), int(self.dst[at]), *said, stage, microbatch, send, recv)
 
@@ -131,26 +165,34 @@ class Unmatched:
     status: str
 
     def __repr__(self) -> str:
-        """Returns a sentence such as ``rank 2: isend to 3 (ring:2>3, tag 7, 8 bytes) at ring.py:12 has no recv``."""
+        """Returns a sentence that names an operation.
+
+        Such as ``rank 2: isend to 3 (ring:2>3, tag 7, 8 bytes) at ring.py:12 has no recv``.
+        """
         sends = "send" in self.op
         peer = "any rank" if self.peer == ANY_SOURCE else str(self.peer)
         place = f" at {self.file}:{self.line}" if self.file else ""
         where = f"{self.group}, " if self.group else ""
-        what = f"{self.op} {'to' if sends else 'from'} {peer} ({where}tag {self.tag}, {self.size_bytes} bytes){place}"
+        what = (
+            f"{self.op} {'to' if sends else 'from'} {peer} ({where}tag {self.tag}, "
+            f"{self.size_bytes} bytes){place}"
+        )
         return f"rank {self.rank}: {what} has no {'recv' if sends else 'send'}"
 
 
 def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = ()) -> Messages:
     """Pairs sends with recvs.
 
-    Per (group, source, destination, tag) the k-th send meets the k-th recv, in the order in which each rank posted them. A recv from
-    any source takes part once its source is known, that is when it is done; until then it is unmatched. An operation that was refused
-    takes no part, and is not unmatched either: it never reached the wire.
+    Per (group, source, destination, tag) the k-th send meets the k-th recv, in the order in which
+    each rank posted them. A recv from any source takes part once its source is known, that is when
+    it is done; until then it is unmatched. An operation that was refused takes no part, and is not
+    unmatched either: it never reached the wire.
 
     Args:
         events: events in the order of posting, as ``Events`` promises.
         by_tag: False for a backend that ignores tags (NCCL): there the order alone decides.
-        apart: places of operations that take no part either: their other side was left out of the trace.
+        apart: places of operations that take no part either: their other side was left out of the
+            trace.
 
     Returns:
         The messages, and the indices of the operations without a partner.
@@ -159,7 +201,13 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> send, recv = OP_CODES["isend"], OP_CODES["irecv"]
         >>> events = make_events(
-        ...     {"rank": [0, 0, 1], "op": [send, send, recv], "group": [0, 0, 0], "peer": [1, 1, 0], "tag": [7, 9, 9]}
+        ...     {
+        ...         "rank": [0, 0, 1],
+        ...         "op": [send, send, recv],
+        ...         "group": [0, 0, 0],
+        ...         "peer": [1, 1, 0],
+        ...         "tag": [7, 9, 9],
+        ...     }
         ... )
         >>> messages = match(events)
         >>> messages.send.tolist(), messages.recv.tolist(), messages.unmatched.tolist()
@@ -176,18 +224,26 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
         np.concatenate([events.peer[sends], events.rank[recvs]]),
         events.tag[both] if by_tag else None,
     )
-    place = np.concatenate([number_places(channel[: len(sends)]), number_places(channel[len(sends) :])])
+    place = np.concatenate(
+        [number_places(channel[: len(sends)]), number_places(channel[len(sends) :])]
+    )
     name = channel * (len(both) + 1) + place  # a send and a recv that meet have the same
-    _, send_at, recv_at = np.intersect1d(name[: len(sends)], name[len(sends) :], assume_unique=True, return_indices=True)
+    _, send_at, recv_at = np.intersect1d(
+        name[: len(sends)], name[len(sends) :], assume_unique=True, return_indices=True
+    )
     send, recv = sends[send_at], recvs[recv_at]
     alone = np.concatenate([np.delete(sends, send_at), np.delete(recvs, recv_at), unknown])
 
     by_time = np.lexsort((send, events.post_ns[send]))
     send, recv = send[by_time], recv[by_time]
     stage = np.where(events.stage[send] != NONE, events.stage[send], events.stage[recv])
-    microbatch = np.where(events.microbatch[send] != NONE, events.microbatch[send], events.microbatch[recv])
+    microbatch = np.where(
+        events.microbatch[send] != NONE, events.microbatch[send], events.microbatch[recv]
+    )
     sent = events.tag[send], events.group[send], events.payload[send]
-    messages = Messages(events.rank[send], events.rank[recv], *sent, stage, microbatch, send, recv, np.sort(alone))
+    messages = Messages(
+        events.rank[send], events.rank[recv], *sent, stage, microbatch, send, recv, np.sort(alone)
+    )
     object.__setattr__(messages, "events", events)  # frozen for everybody else
     return messages
 
@@ -247,7 +303,10 @@ def number_places(key: Ints) -> Ints:
 
 
 def refused(events: Events) -> Ints:
-    """Marks the operations that raised when they were posted: they never reached the wire and match nothing."""
+    """Marks the operations that raised when they were posted.
+
+    They never reached the wire and match nothing.
+    """
     mask: Ints = (events.kind <= COLLECTIVE) & (events.status == ERROR) & (events.wait_ns == NONE)
     return mask
 
@@ -256,8 +315,9 @@ def refused(events: Events) -> Ints:
 class Waits:
     """How long each event was blocked, and why: int64 columns in ns, as long as the events.
 
-    For a matched operation that is done, ``late_sender_ns + late_receiver_ns + transfer_ns == blocked_ns``. Operations without a
-    partner, collectives, spans and marks have 0 in the three parts: nothing is known of their causes here.
+    For a matched operation that is done, ``late_sender_ns + late_receiver_ns + transfer_ns ==
+    blocked_ns``. Operations without a partner, collectives, spans and marks have 0 in the three
+    parts: nothing is known of their causes here.
 
     Attributes:
         blocked_ns: from wait to done; -1 while it is not done, and where nobody waited.
@@ -285,31 +345,49 @@ def split_waits(events: Events, messages: Messages) -> Waits:
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> from ringsim.traces.matching import match
-        >>> events = make_events({
-        ...     "rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "peer": [1, 0], "group": [0, 0], "tag": [0, 0],
-        ...     "post_ns": [500, 100], "wait_ns": [500, 100], "done_ns": [900, 950],
-        ... })
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 1],
+        ...         "op": [OP_CODES["send"], OP_CODES["recv"]],
+        ...         "peer": [1, 0],
+        ...         "group": [0, 0],
+        ...         "tag": [0, 0],
+        ...         "post_ns": [500, 100],
+        ...         "wait_ns": [500, 100],
+        ...         "done_ns": [900, 950],
+        ...     }
+        ... )
         >>> waits = split_waits(events, match(events))
-        >>> waits.late_sender_ns.tolist(), waits.transfer_ns.tolist()  # rank 1 waited 400 ns for rank 0 to begin
+        >>> (
+        ...     waits.late_sender_ns.tolist(),
+        ...     waits.transfer_ns.tolist(),
+        ... )  # rank 1 waited 400 ns for rank 0 to begin
         ([0, 400], [400, 450])
 
     Source:
         Scalasca's patterns "late sender" and "late receiver", see the module.
     """
     waited = events.wait_ns != NONE
-    blocked = np.where(waited & (events.done_ns != NONE), np.maximum(events.done_ns - events.wait_ns, 0), NONE)
+    blocked = np.where(
+        waited & (events.done_ns != NONE), np.maximum(events.done_ns - events.wait_ns, 0), NONE
+    )
     late_sender = np.zeros(len(events), dtype=np.int64)
     late_receiver = np.zeros(len(events), dtype=np.int64)
     transfer = np.zeros(len(events), dtype=np.int64)
     late_sender[messages.recv] = _late(events, messages.recv, messages.send)
     late_receiver[messages.send] = _late(events, messages.send, messages.recv)
     matched = np.concatenate([messages.send, messages.recv])
-    transfer[matched] = np.maximum(blocked[matched] - late_sender[matched] - late_receiver[matched], 0)
+    transfer[matched] = np.maximum(
+        blocked[matched] - late_sender[matched] - late_receiver[matched], 0
+    )
     return Waits(blocked, late_sender, late_receiver, transfer)
 
 
 def _late(events: Events, waiter: Ints, partner: Ints) -> Ints:
-    """How long each ``waiter`` was blocked before its ``partner`` was posted, in ns; one that is not done may be blocked still."""
+    """How long each ``waiter`` was blocked before its ``partner`` was posted, in ns.
+
+    One that is not done may be blocked still.
+    """
     wait, done = events.wait_ns[waiter], events.done_ns[waiter]
     posted = events.post_ns[partner]
     until = np.where(done == NONE, posted, np.minimum(posted, done))
@@ -336,12 +414,21 @@ class CollectiveCalls:
 
     @classmethod
     def of(cls, events: Events, apart: Ints | Sequence[int] = ()) -> Self:
-        """Sorts the collectives of a run into calls, without those ``apart``: the rest of their calls was left out of the trace.
+        """Sorts the collectives of a run into calls, without those ``apart``.
+
+        The rest of their calls was left out of the trace.
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events
-            >>> barrier = {"rank": [0, 0, 1], "op": [OP_CODES["barrier"]] * 3, "group": [0] * 3, "post_ns": [1, 5, 2]}
-            >>> calls = CollectiveCalls.of(make_events(barrier, Tables(groups=(Group("world", (0, 1)),))))
+            >>> barrier = {
+            ...     "rank": [0, 0, 1],
+            ...     "op": [OP_CODES["barrier"]] * 3,
+            ...     "group": [0] * 3,
+            ...     "post_ns": [1, 5, 2],
+            ... }
+            >>> calls = CollectiveCalls.of(
+            ...     make_events(barrier, Tables(groups=(Group("world", (0, 1)),)))
+            ... )
             >>> calls.call.tolist(), calls.last.tolist(), calls.complete.tolist()
             ([0, 1, 0], [2, 1], [True, False])
             >>> calls.call_of(2), calls.events_of(0)
@@ -357,7 +444,13 @@ class CollectiveCalls:
         order = np.argsort(events.post_ns[event], kind="stable")
         last[call[order]] = event[order]
         sizes = np.array([len(group.ranks) for group in events.tables.groups], dtype=np.int64)
-        return cls(event, call, place, last, np.bincount(call, minlength=number) >= sizes[events.group[last]])
+        return cls(
+            event,
+            call,
+            place,
+            last,
+            np.bincount(call, minlength=number) >= sizes[events.group[last]],
+        )
 
     def call_of(self, event: int) -> int:
         """Returns the number of the call that an event is part of, -1 for none."""
@@ -377,18 +470,32 @@ class CollectiveCalls:
 
 
 def wait_for_last(events: Events, apart: Ints | Sequence[int] = ()) -> Ints:
-    """Returns how long each collective was blocked before the last rank called it, in ns; 0 for others and where not all ranks called it.
+    """Returns how long each collective was blocked before the last rank called it, in ns.
+
+    0 for others and where not all ranks called it.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events
-        >>> barrier = {"rank": [0, 1], "op": [OP_CODES["barrier"]] * 2, "group": [0] * 2, "post_ns": [1, 5], "wait_ns": [2, 5],
-        ...            "done_ns": [9, 9]}
+        >>> barrier = {
+        ...     "rank": [0, 1],
+        ...     "op": [OP_CODES["barrier"]] * 2,
+        ...     "group": [0] * 2,
+        ...     "post_ns": [1, 5],
+        ...     "wait_ns": [2, 5],
+        ...     "done_ns": [9, 9],
+        ... }
         >>> wait_for_last(make_events(barrier, Tables(groups=(Group("world", (0, 1)),)))).tolist()
         [3, 0]
     """
     calls = CollectiveCalls.of(events, apart)
-    known = calls.complete[calls.call] & (events.done_ns[calls.event] != NONE) & (events.wait_ns[calls.event] != NONE)
+    known = (
+        calls.complete[calls.call]
+        & (events.done_ns[calls.event] != NONE)
+        & (events.wait_ns[calls.event] != NONE)
+    )
     mine, last = calls.event[known], calls.last[calls.call[known]]
     length = np.zeros(len(events), dtype=np.int64)
-    length[mine] = np.maximum(np.minimum(events.post_ns[last], events.done_ns[mine]) - events.wait_ns[mine], 0)
+    length[mine] = np.maximum(
+        np.minimum(events.post_ns[last], events.done_ns[mine]) - events.wait_ns[mine], 0
+    )
     return length

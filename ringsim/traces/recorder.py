@@ -1,27 +1,36 @@
-"""The recorder: writes what happens on a rank as it happens, whatever carries the messages and whatever the clock.
+"""The recorder: writes what happens on a rank as it happens.
 
-Each event is one record of fixed size (``ringsim.traces.events.RECORD``). What does not fit into it (groups, shapes, names) is numbered,
+Whatever carries the messages and whatever the clock. Each event is one record of fixed size
+(``ringsim.traces.events.RECORD``). What does not fit into it (groups, shapes, names) is numbered,
 and written once beside it. A real rank writes to two files of its own::
 
-    rank-2.events   [record][record][record][ 0 ][ 0 ] ...   memory-mapped, grown chunk by chunk; a slot with status 0 is empty
-    rank-2.names    {"table": "group", "id": 0, "name": "world", "ranks": [0, 1, 2, 3]}
-                    {"table": "payload", "id": 0, "dtype": "float32", "shape": [1024], "size_bytes": 4096}
+    rank-2.events  [record][record][record][ 0 ][ 0 ] ...   memory-mapped, grown chunk by chunk; a
+                                                            slot with status 0 is empty
+    rank-2.names   {"table": "group", "id": 0, "name": "world", "ranks": [0, 1, 2, 3]}
+                   {"table": "payload", "id": 0, "dtype": "float32", "shape": [1024],
+                    "size_bytes": 4096}
 
-The kernel keeps what was written to the map whatever happens to the process: a rank that is killed leaves everything up to that moment,
-and ``ringsim.traces.parts`` can read the files while they grow. Simulated ranks share one recorder that writes to memory, in which the
-column of the thread holds the rank.
+The kernel keeps what was written to the map whatever happens to the process: a rank that is killed
+leaves everything up to that moment, and ``ringsim.traces.parts`` can read the files while they
+grow. Simulated ranks share one recorder that writes to memory, in which the column of the thread
+holds the rank.
 
 Whoever carries messages records them with four calls::
 
-    post = recorder.make_post(OP_CODES["isend"])    # once for each kind of operation
-    slot = post(group, peer, tag, payload)          # when the program calls it; None once recording has stopped
-    recorder.wait(slot)                             # when the program begins to wait
-    recorder.complete(slot)                         # when that is over; ERROR where it raised
-    recorder.amend(slot, peer=3)                    # what is known late: where a message came from, the times of a GPU
+    post = recorder.make_post(OP_CODES["isend"])  # once for each kind of operation
+    slot = post(
+        group, peer, tag, payload
+    )  # when the program calls it; None once recording has stopped
+    recorder.wait(slot)  # when the program begins to wait
+    recorder.complete(slot)  # when that is over; ERROR where it raised
+    recorder.amend(
+        slot, peer=3
+    )  # what is known late: where a message came from, the times of a GPU
 
-An event's line is the user's: the innermost frame that belongs neither to ringsim, nor to the communication library, nor to Python. If a
-thread has no such frame, the line is that of the code that handed it the operation; a worker of ringsim's own has none. If the frame is a
-thin wrapper's, its caller's line is kept, too.
+An event's line is the user's: the innermost frame that belongs neither to ringsim, nor to the
+communication library, nor to Python. If a thread has no such frame, the line is that of the code
+that handed it the operation; a worker of ringsim's own has none. If the frame is a thin wrapper's,
+its caller's line is kept, too.
 """
 
 from __future__ import annotations
@@ -67,7 +76,16 @@ from ringsim.traces.events import (
     write_group,
 )
 
-__all__ = ["LOST_PEER", "CallSites", "Recorder", "fail_posting", "label_in_force", "mark", "span", "stage_and_microbatch"]
+__all__ = [
+    "LOST_PEER",
+    "CallSites",
+    "Recorder",
+    "fail_posting",
+    "label_in_force",
+    "mark",
+    "span",
+    "stage_and_microbatch",
+]
 
 OURS: Final = -1  # a file of ringsim
 LIBRARY: Final = -2  # a file of torch, or of Python's own modules
@@ -75,27 +93,38 @@ SPEAKER: Final = -3  # the file of the library whose functions name the operatio
 
 THIN: Final = 3  # lines in the body of a thin wrapper, at most
 RECORD_BYTES: Final = RECORD.itemsize
-FIRST_CHUNK: Final = 512  # records that a file has room for at the start: every rank of a large run pays for them
+# records that a file has room for at the start: every rank of a large run pays for them
+FIRST_CHUNK: Final = 512
 CHUNK: Final = 4096  # records by which it grows: 72 pages
 
 _WORDS: Final = RECORD_BYTES // 8
-_PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]  # None for a dtype without fields
+# None for a dtype without fields
+_PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
 _POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
 _RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
-_AS_USERS: Final = tuple(os.path.join(_RINGSIM, *name) for name in (("cli", "demo.py"), ("check", "patients.py")))  # programs to look at
+# programs to look at
+_AS_USERS: Final = tuple(
+    os.path.join(_RINGSIM, *name) for name in (("cli", "demo.py"), ("check", "patients.py"))
+)
 _PYTHON: Final = os.path.dirname(os.__file__) + os.sep
 _PACKAGES: Final = "-packages" + os.sep  # in the names of site-packages and dist-packages
-DECORATOR: Final = os.sep + "typing_extensions.py"  # its `deprecated` stands between torch's own frames
-_INSTALLED: Final = tuple(os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages"))
+# its `deprecated` stands between torch's own frames
+DECORATOR: Final = os.sep + "typing_extensions.py"
+_INSTALLED: Final = tuple(
+    os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages")
+)
 
 # Globals rather than variables of a closure, which Python copies at every call.
 _frame_at: Final = sys._getframe
-_pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into  # RECORD with some neighbours joined
+# RECORD with some neighbours joined
+_pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into
 _pack_rank: Final = struct.Struct("<i").pack_into
 
 # The stage (lower half) and the microbatch of the innermost span.
-stage_and_microbatch: Final[ContextVar[int]] = ContextVar("ringsim_stage_and_microbatch", default=NONE)
+stage_and_microbatch: Final[ContextVar[int]] = ContextVar(
+    "ringsim_stage_and_microbatch", default=NONE
+)
 _about: Final = stage_and_microbatch.get
 # The label of operations posted now, where the caller gave one: their name in the log.
 label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NONE)
@@ -105,29 +134,39 @@ Post = Callable[..., int | None]
 
 
 class Recorder:
-    """Writes the events of one rank to its files, from any thread; or those of all simulated ranks to memory.
+    """Writes the events of one rank to its files, from any thread.
+
+    Or those of all simulated ranks to memory.
 
     Args:
-        directory: where the files go; None to keep the records in memory, where ``read`` finds them.
+        directory: where the files go; None to keep the records in memory, where ``read`` finds
+            them.
         rank: the rank that is recorded; in memory, ``who`` tells.
         world_size: number of ranks in the run.
-        max_records: recording to files stops there and says so, while the program runs on. 72 bytes each.
+        max_records: recording to files stops there and says so, while the program runs on. 72 bytes
+            each.
         now: the clock, in ns.
-        who: what stands in the column of the thread: the thread, or in memory the rank that is running.
+        who: what stands in the column of the thread: the thread, or in memory the rank that is
+            running.
 
     Attributes:
-        make_post: ``make_post(op, spoken={})`` makes ``post(group, peer, tag, payload, label=None) -> slot``, which writes down the
-            beginning of operations of one kind, and is called by the function that the user or the library called. ``op`` is the code;
-            ``spoken`` has better ones by the name of the library's function (in its speaking file) that the user called. ``peer`` is a
-            global rank, NONE or ANY_SOURCE; ``label`` that in force where None. The slot is None once recording has stopped.
+        make_post: ``make_post(op, spoken={})`` makes ``post(group, peer, tag, payload,
+            label=None) -> slot``, which writes down the beginning of operations of one kind, and is
+            called by the function that the user or the library called. ``op`` is the code;
+            ``spoken`` has better ones by the name of the library's function (in its speaking file)
+            that the user called. ``peer`` is a global rank, NONE or ANY_SOURCE; ``label`` that in
+            force where None. The slot is None once recording has stopped.
         wait: ``wait(slot)`` writes down that the program begins to wait for an operation.
-        complete: ``complete(slot, status=OK, *, waited=True)`` writes down that it is done, or with ERROR that it raised; what raised
-            before the program waited was refused. ``waited`` is False for what blocked the program from its posting until now.
-        complete_at_once: ``complete_at_once(slot)`` does both, where the program begins to wait for what is done.
+        complete: ``complete(slot, status=OK, *, waited=True)`` writes down that it is done, or with
+            ERROR that it raised; what raised before the program waited was refused. ``waited`` is
+            False for what blocked the program from its posting until now.
+        complete_at_once: ``complete_at_once(slot)`` does both, where the program begins to wait for
+            what is done.
         directory: where the files are; of no meaning in memory.
         groups: what the numbers of groups mean; likewise ``payloads``, ``labels`` and ``files``.
         sites: finds the user's line.
-        world: how often the process groups were made again: part of what tells groups from each other.
+        world: how often the process groups were made again: part of what tells groups from each
+            other.
         users: how many have installed hooks that show operations to this recorder.
         undo_hooks: takes the hooks away again.
         check_end: raises where the program left something undone when it says that it is done.
@@ -135,7 +174,8 @@ class Recorder:
         on_growth: called now and then, when the file grows.
         on_reading: called before the records are read, and before the recorder closes.
         on_failure: called when a wait has failed; may raise an error that says why.
-        complete_with: ``complete_with(handle, slot)`` has the wait for a handle complete one more record; False where it is not known.
+        complete_with: ``complete_with(handle, slot)`` has the wait for a handle complete one more
+            record; False where it is not known.
 
     Raises:
         TraceFileError: the files cannot be made.
@@ -188,10 +228,18 @@ class Recorder:
         self._now, self._who = now, who
         self._stopped = self._closed = False
         self._lock = threading.RLock()  # a signal handler may record while its thread holds it
-        self._numbers: dict[str, dict[Any, int]] = {"group": {}, "payload": {}, "label": {}, "file": {}}
+        self._numbers: dict[str, dict[Any, int]] = {
+            "group": {},
+            "payload": {},
+            "label": {},
+            "file": {},
+        }
         self._next_number = {table: itertools.count().__next__ for table in self._numbers}
-        self._claim = itertools.count(step=_WORDS).__next__  # atomic: every thread gets slots of its own
-        self.sites = CallSites(lambda name: self._number("file", name, self.files, name, {"name": name}))
+        # atomic: every thread gets slots of its own
+        self._claim = itertools.count(step=_WORDS).__next__
+        self.sites = CallSites(
+            lambda name: self._number("file", name, self.files, name, {"name": name})
+        )
         self._store = None if directory is None else _Files(directory, rank, max_records)
         memory: Any = _zeros(CHUNK) if self._store is None else self._store.memory
         self._make_calls(memoryview(memory).cast("B"))
@@ -224,7 +272,10 @@ class Recorder:
     # -- operations
 
     def _make_calls(self, memory: memoryview) -> None:
-        """Makes what each operation calls: closures over the memory, for looking that up would cost as much as the writing."""
+        """Makes what each operation calls.
+
+        Closures over the memory, for looking that up would cost as much as the writing.
+        """
         now, who, claim, post_anew = self._now, self._who, self._claim, self._post_anew
         locate, place_of = self.sites.locate, self.sites.places.get
         words = memory.cast("q")
@@ -242,7 +293,9 @@ class Recorder:
             posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
             known: tuple[int, tuple[CodeType, ...]] = posted, ()
 
-            def post(group: int, peer: int, tag: int, payload: int, label: int | None = None) -> int | None:
+            def post(
+                group: int, peer: int, tag: int, payload: int, label: int | None = None
+            ) -> int | None:
                 nonlocal known
                 state, way = known
                 place = None
@@ -266,7 +319,21 @@ class Recorder:
                 if label is None:
                     label = _label()
                 try:
-                    _pack_record(memory, slot * 8, now(), _NOT_YET, who(), group, payload, label, place, peer, tag, _about(), state)
+                    _pack_record(
+                        memory,
+                        slot * 8,
+                        now(),
+                        _NOT_YET,
+                        who(),
+                        group,
+                        payload,
+                        label,
+                        place,
+                        peer,
+                        tag,
+                        _about(),
+                        state,
+                    )
                 except struct.error:
                     return post_anew(slot, who(), group, payload, label, place, peer, tag, state)
                 return slot
@@ -287,24 +354,63 @@ class Recorder:
             memory[slot * 8 + _STATUS_AT] = status
 
         self._memory = memory
-        self.make_post, self.wait, self.complete, self.complete_at_once, self._use = make_post, wait, complete, complete_at_once, use
+        self.make_post, self.wait, self.complete, self.complete_at_once, self._use = (
+            make_post,
+            wait,
+            complete,
+            complete_at_once,
+            use,
+        )
 
     def _post_anew(
-        self, slot: int, who: int, group: int, payload: int, label: int, place: int, peer: Any, tag: Any, state: int
+        self,
+        slot: int,
+        who: int,
+        group: int,
+        payload: int,
+        label: int,
+        place: int,
+        peer: Any,
+        tag: Any,
+        state: int,
     ) -> int | None:
-        """Writes a record for which there was no room, or whose peer or tag is no number that the library could take."""
+        """Writes a record for which there was no room.
+
+        Or whose peer or tag is no number that the library could take.
+        """
         if slot * 8 + RECORD_BYTES > len(self._memory) and not self._grow(slot * 8):
             return None
         values = (group, payload, label, place, _fit(peer), _fit(tag), _about(), state)
         _pack_record(self._memory, slot * 8, self._now(), _NOT_YET, who, *values)
         return slot
 
-    def post_for(self, who: int, frame: FrameType | None, op: int, group: int, peer: int, tag: int, payload: int) -> int | None:
-        """Writes down an operation that somebody else posted: a simulated rank that gave way at ``frame``. Returns its slot."""
-        place = NONE if frame is None else self.sites.place(frame)
-        return self._post_anew(self._claim(), who, group, payload, _label(), place, peer, tag, op | IN_FLIGHT << 16)
+    def post_for(
+        self,
+        who: int,
+        frame: FrameType | None,
+        op: int,
+        group: int,
+        peer: int,
+        tag: int,
+        payload: int,
+    ) -> int | None:
+        """Writes down an operation that somebody else posted.
 
-    def amend(self, slot: int, *, peer: int | None = None, wait_ns: int | None = None, done_ns: int | None = None) -> None:
+        A simulated rank that gave way at ``frame``. Returns its slot.
+        """
+        place = NONE if frame is None else self.sites.place(frame)
+        return self._post_anew(
+            self._claim(), who, group, payload, _label(), place, peer, tag, op | IN_FLIGHT << 16
+        )
+
+    def amend(
+        self,
+        slot: int,
+        *,
+        peer: int | None = None,
+        wait_ns: int | None = None,
+        done_ns: int | None = None,
+    ) -> None:
         """Writes down what is known late of an operation.
 
         Args:
@@ -324,11 +430,17 @@ class Recorder:
     # -- spans and marks
 
     def span_begin(self, name: str) -> int | None:
-        """Writes down that a span begins, with the stage and microbatch in force. Returns its slot, None once recording has stopped."""
+        """Writes down that a span begins, with the stage and microbatch in force.
+
+        Returns its slot, None once recording has stopped.
+        """
         return self._post_span(NONE, NONE, NONE, NONE, self.label(name))
 
     def call_begin(self, label: int, group: int, payload: int) -> int | None:
-        """Begins a span that has a group and a size: a call of a user's own collective. Returns its slot, as ``span_begin`` does."""
+        """Begins a span that has a group and a size: a call of a user's own collective.
+
+        Returns its slot, as ``span_begin`` does.
+        """
         return self._post_span(group, NONE, NONE, payload, label)
 
     def span_end(self, slot: int, *, failed: bool = False) -> None:
@@ -339,8 +451,19 @@ class Recorder:
         """Writes a mark: something happened now."""
         self._mark(self.label(name), NONE, NONE, NONE, NONE)
 
-    def notice(self, kind: str, text: str, group: int = NONE, peer: int = NONE, tag: int = NONE, payload: int = NONE) -> None:
-        """Writes down a mistake that was found in the operation that the numbers describe; see ``ringsim.traces.events.word_notice``."""
+    def notice(
+        self,
+        kind: str,
+        text: str,
+        group: int = NONE,
+        peer: int = NONE,
+        tag: int = NONE,
+        payload: int = NONE,
+    ) -> None:
+        """Writes down a mistake that was found in the operation that the numbers describe.
+
+        See ``ringsim.traces.events.word_notice``.
+        """
         self._mark(self.label(word_notice(kind, text)), group, peer, tag, payload)
 
     def _mark(self, label: int, group: int, peer: int, tag: int, payload: int) -> None:
@@ -356,7 +479,8 @@ class Recorder:
         Args:
             name: what it is called.
             ranks: its members, global ranks in the group's order.
-            fresh: nothing was posted on it before; so the k-th operation of one member is that of the others.
+            fresh: nothing was posted on it before; so the k-th operation of one member is that of
+                the others.
 
         Returns:
             Its number; NONE, here and below, where the disk is full.
@@ -375,22 +499,31 @@ class Recorder:
         splits: tuple[tuple[int, ...], ...] = (),
     ) -> int:
         """Numbers what an operation carries; see ``ringsim.traces.events.Payload``."""
-        value = Payload(dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)), splits)
-        line = {key: said for key, said in value._asdict().items() if said or key not in ("reduction", "strides", "splits")}
+        value = Payload(
+            dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)), splits
+        )
+        line = {
+            key: said
+            for key, said in value._asdict().items()
+            if said or key not in ("reduction", "strides", "splits")
+        }
         return self._number("payload", value, self.payloads, value, line)
 
     def label(self, name: str) -> int:
         """Numbers a name of a span, a mark or an operation."""
         return self._number("label", name, self.labels, name, {"name": name})
 
-    def _number(self, table: str, key: Any, values: dict[int, Any], value: Any, line: dict[str, Any]) -> int:
+    def _number(
+        self, table: str, key: Any, values: dict[int, Any], value: Any, line: dict[str, Any]
+    ) -> int:
         numbers = self._numbers[table]
         if key in numbers:
             return numbers[key]
         with self._lock:
             if key not in numbers:
                 number = self._next_number[table]()  # a signal handler gets the one after it
-                try:  # on disk before in memory: whoever reads a record with the number finds the name
+                # on disk before in memory: whoever reads a record with the number finds the name
+                try:
                     self._append({"table": table, "id": number, **line})
                 except OSError as error:
                     self._stop(error)
@@ -415,15 +548,27 @@ class Recorder:
         """How many records have been written; in memory, by the rank that is running."""
         records = np.frombuffer(self._memory, dtype=RECORD)
         written = records["status"] != 0
-        return int(np.count_nonzero(written & (records["thread"] == self._who()) if self._in_memory else written))
+        return int(
+            np.count_nonzero(
+                written & (records["thread"] == self._who()) if self._in_memory else written
+            )
+        )
 
     def awaited(self) -> set[int]:
-        """Returns the operations that any thread waits for, by their places as readers of the part number them."""
+        """Returns the operations that any thread waits for.
+
+        By their places as readers of the part number them.
+        """
         records = np.frombuffer(self._memory, dtype=RECORD)
-        return set(np.flatnonzero((records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE)).tolist())
+        return set(
+            np.flatnonzero((records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE)).tolist()
+        )
 
     def complete_as_failed(self, places: Iterable[int]) -> None:
-        """Writes down that operations are over whose wait was cut short, by their places as readers of the part number them."""
+        """Writes down that operations are over whose wait was cut short.
+
+        By their places as readers of the part number them.
+        """
         for place in places:
             self.complete(place * _WORDS, ERROR)
 
@@ -435,20 +580,37 @@ class Recorder:
         return slot
 
     def records_since(self, bookmark: int) -> Ints:
-        """Returns what the calling thread, or the running rank, has written since a bookmark: an array of ``RECORD``, a copy."""
+        """Returns what the calling thread, or the running rank, has written since a bookmark.
+
+        An array of ``RECORD``, a copy.
+        """
         end = self.bookmark()
-        records: Ints = np.frombuffer(self._memory, dtype=RECORD)[bookmark // _WORDS + 1 : end // _WORDS]
+        records: Ints = np.frombuffer(self._memory, dtype=RECORD)[
+            bookmark // _WORDS + 1 : end // _WORDS
+        ]
         mine: Ints = records[(records["status"] != 0) & (records["thread"] == self._who())]
         return mine
 
     def read(self, rank: int | None = None) -> Events:
-        """Returns what was written to memory, ordered by rank; where ``rank`` is given, what it wrote."""
-        records = np.frombuffer(self._memory, dtype=RECORD, count=min(self._claim() // _WORDS, len(self._memory) // RECORD_BYTES))
+        """Returns what was written to memory, ordered by rank.
+
+        Where ``rank`` is given, what it wrote.
+        """
+        records = np.frombuffer(
+            self._memory,
+            dtype=RECORD,
+            count=min(self._claim() // _WORDS, len(self._memory) // RECORD_BYTES),
+        )
         wanted = records["status"] != 0
         records = records.compress(wanted if rank is None else wanted & (records["thread"] == rank))
-        records = records.take(np.argsort(records["thread"], kind="stable"))  # faster than by an index
-        columns: dict[str, Any] = {name: records[name] for name in RECORD.names or () if name != "thread"}
-        groups = (group._replace(name=read_word(group.name)) for _, group in sorted(self.groups.items()))
+        # faster than by an index
+        records = records.take(np.argsort(records["thread"], kind="stable"))
+        columns: dict[str, Any] = {
+            name: records[name] for name in RECORD.names or () if name != "thread"
+        }
+        groups = (
+            group._replace(name=read_word(group.name)) for _, group in sorted(self.groups.items())
+        )
         payloads = (payload for _, payload in sorted(self.payloads.items()))
         labels = (read_word(label) for _, label in sorted(self.labels.items()))
         files = (read_word(file) for _, file in sorted(self.files.items()))
@@ -467,7 +629,10 @@ class Recorder:
         return f" at {os.path.basename(self.files[record['file']])}:{record['line']}"
 
     def complete_times(self) -> None:
-        """Writes down what is known late (when GPUs were done), for whoever is about to read the records. Does not block."""
+        """Writes down what is known late (when GPUs were done). Does not block.
+
+        For whoever is about to read the records.
+        """
         if not self._closed:
             try:
                 self.on_reading()
@@ -494,7 +659,8 @@ class Recorder:
             if self._stopped:
                 return False
             if self._store is None:
-                memory: Any = _zeros(4 * (offset // RECORD_BYTES + 1))  # untouched pages cost nothing
+                # untouched pages cost nothing
+                memory: Any = _zeros(4 * (offset // RECORD_BYTES + 1))
                 memory[: len(self._memory)] = self._memory
             else:
                 try:
@@ -514,10 +680,20 @@ class Recorder:
         if self._stopped:
             return
         self._stopped = True
-        why = f"the disk could not take more ({error})" if error else f"the maximum of {self._max_records:,} records was reached"
+        why = (
+            f"the disk could not take more ({error})"
+            if error
+            else f"the maximum of {self._max_records:,} records was reached"
+        )
         try:
             self.set_meta("stopped_at_max", True)
-            self.set_meta("note", f"Recording of rank {self._rank} stopped: {why}. What came later is not in the trace.")
+            self.set_meta(
+                "note",
+                (
+                    f"Recording of rank {self._rank} stopped: {why}. What "
+                    "came later is not in the trace."
+                ),
+            )
         except OSError:
             pass  # the disk is full to the last byte; the records say how far it went
 
@@ -540,15 +716,19 @@ class _Files:
         try:
             events_path.parent.mkdir(parents=True, exist_ok=True)
             for path in (events_path, names_path):
-                path.unlink(missing_ok=True)  # rather than cut it: an earlier recorder that still maps it would crash
-            self._names = os.open(names_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+                # rather than cut it: an earlier recorder that still maps it would crash
+                path.unlink(missing_ok=True)
+            self._names = os.open(
+                names_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
+            )
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
             self._events = os.open(events_path, flags, 0o600)
             self.memory: Any = b""
             self.memory = self._extend(FIRST_CHUNK)
         except OSError as error:
             raise TraceFileError(
-                f"the directory of a run must be writable and have {FIRST_CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
+                "the directory of a run must be writable and have "
+                f"{FIRST_CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
                 "Choose another path or free some space."
             ) from error
 
@@ -563,16 +743,21 @@ class _Files:
         zeros = memoryview(bytes(max(length - os.fstat(self._events).st_size, 0)))
         while zeros:
             zeros = zeros[os.write(self._events, zeros) :]
-        # A new map each time, not a resized one: other threads may be writing through the old one, which stays valid until they let go.
+        # A new map each time, not a resized one: other threads may be writing through the old one,
+        # which stays valid until they let go.
         memory = mmap.mmap(self._events, length)
         try:
-            memory.madvise(_POPULATE, start, length - start)  # map the pages now, at once, rather than in the middle of operations
+            # map the pages now, at once, rather than in the middle of operations
+            memory.madvise(_POPULATE, start, length - start)
         except (AttributeError, OSError, ValueError):
             pass  # not Linux, or one before 5.14
         return memory
 
     def grow(self, offset: int) -> Any:
-        """Makes room at ``offset`` and returns where to write; None where the file has its largest size, or is closed."""
+        """Makes room at ``offset`` and returns where to write.
+
+        None where the file has its largest size, or is closed.
+        """
         if self._closed or offset >= self._most_bytes:
             return None
         while offset >= len(self.memory):
@@ -597,7 +782,10 @@ class _Files:
 
 
 def _detach(reference: weakref.ref[Recorder]) -> None:
-    """Lets go of the files, in a process forked from the rank: the two would write to the same places."""
+    """Lets go of the files, in a process forked from the rank.
+
+    The two would write to the same places.
+    """
     recorder = reference()
     if recorder is not None and recorder._store is not None:
         recorder._stopped = recorder._closed = True
@@ -607,7 +795,10 @@ def _detach(reference: weakref.ref[Recorder]) -> None:
 
 
 def _fit(value: Any) -> int:
-    """Returns a peer or tag as it can be written down: NONE for what no column holds (the library itself will refuse it)."""
+    """Returns a peer or tag as it can be written down.
+
+    NONE for what no column holds (the library itself will refuse it).
+    """
     return value if isinstance(value, int) and -(1 << 31) <= value < 1 << 31 else NONE
 
 
@@ -616,7 +807,10 @@ def _do_nothing() -> None:
 
 
 def _measure_cost_ns() -> int:
-    """CPU time of one recorded operation (post, wait, done) in ns, without the communication library's part: the least of some tries."""
+    """CPU time of one recorded operation in ns, without the communication library's part.
+
+    Post, wait, done: the least of some tries.
+    """
     recorder = Recorder(None, 0, 1, now=time.monotonic_ns, who=threading.get_ident)
     post, costs = recorder.make_post(OP_CODES["isend"]), []
     for _ in range(4):
@@ -633,18 +827,22 @@ def _measure_cost_ns() -> int:
 
 
 class CallSites:
-    """Finds the user's line: the innermost frame outside ringsim, the communication library and Python's own modules.
+    """Finds the user's line.
 
-    ``places`` remembers the user's instructions, for Python finds the line of a frame by reading its function's table from the start, which
-    in a function of 300 lines takes 9 us. The key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
-    object holds its instructions, so no two have one key while both live.
+    The innermost frame outside ringsim, the communication library and Python's own modules.
+    ``places`` remembers the user's instructions, for Python finds the line of a frame by reading
+    its function's table from the start, which in a function of 300 lines takes 9 us. The key is
+    ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code object
+    holds its instructions, so no two have one key while both live.
 
     Args:
         number: gives a user's file its number.
 
     Attributes:
-        places: file and line joined, by instruction; of a thin wrapper, by its own and its caller's.
-        find_handed_over: returns where the user handed over what the calling thread runs, NONE where that is not known.
+        places: file and line joined, by instruction; of a thin wrapper, by its own and its
+            caller's.
+        find_handed_over: returns where the user handed over what the calling thread runs, NONE
+            where that is not known.
     """
 
     def __init__(self, number: Callable[[str], int]) -> None:
@@ -653,11 +851,15 @@ class CallSites:
         self._number = number
         self._kinds: dict[str, int] = {}
         self._alive: list[CodeType] = []  # whose instructions are keys
-        self._libraries: tuple[str, ...] = ("<frozen ", "<eval_with_key>")  # of Python, of torch.compile
+        # of Python, of torch.compile
+        self._libraries: tuple[str, ...] = ("<frozen ", "<eval_with_key>")
         self._speaker = ""
 
     def declare_library(self, directory: str, speaker: str) -> None:
-        """Counts the files under ``directory`` as the library's, and ``speaker`` as the one whose functions name operations."""
+        """Counts the files under ``directory`` as the library's.
+
+        Also ``speaker`` as the one whose functions name operations.
+        """
         self._kinds.clear()
         self.places.clear()
         self._libraries, self._speaker = (*self._libraries, directory + os.sep), speaker
@@ -679,8 +881,12 @@ class CallSites:
             return LIBRARY
         return self._number(filename)
 
-    def locate(self, posted: int, posted_as: Mapping[str, int]) -> tuple[int, tuple[int, tuple[CodeType, ...]]]:
-        """Returns where the user called what posts an operation; and the record's last column, which the functions between tell, and these.
+    def locate(
+        self, posted: int, posted_as: Mapping[str, int]
+    ) -> tuple[int, tuple[int, tuple[CodeType, ...]]]:
+        """Returns where the user called what posts an operation.
+
+        Also the record's last column, which the functions between tell, and these.
 
         Args:
             posted: the last column.
@@ -701,7 +907,10 @@ class CallSites:
         return self._name(file, frame), (posted, tuple(way))
 
     def _name(self, file: int, frame: FrameType) -> int:
-        """Returns the place of a user's frame; of a thin wrapper, with that of its caller, for the wrapper's line alone says little."""
+        """Returns the place of a user's frame.
+
+        Of a thin wrapper, with that of its caller, for the wrapper's line alone says little.
+        """
         key: int | tuple[int, int] = _instruction(frame)
         if key not in self.places and _is_thin(frame.f_code):
             caller = self.find(frame.f_back)
@@ -710,7 +919,8 @@ class CallSites:
             if key not in self.places and behind is not None:
                 self._alive.append(behind.f_code)
                 name, others = frame.f_code.co_filename, behind.f_code.co_filename
-                if caller is not None and (_PACKAGES not in others or _PACKAGES in name):  # a package that calls back says little, too
+                # a package that calls back says little, too
+                if caller is not None and (_PACKAGES not in others or _PACKAGES in name):
                     file = self._number(f"{others}:{behind.f_lineno}{CALLS}{name}")
         if key not in self.places:
             self._alive.append(frame.f_code)  # first: the key is good only while it lives
@@ -718,7 +928,7 @@ class CallSites:
         return self.places[key]
 
     def find(self, frame: FrameType | None) -> FrameType | None:
-        """Returns the innermost frame of the user's from ``frame`` outward, None where there is none."""
+        """Returns the user's innermost frame from ``frame`` outward, None where there is none."""
         while frame is not None and self.kind(frame.f_code.co_filename) < 0:
             frame = frame.f_back
         return frame
@@ -726,7 +936,11 @@ class CallSites:
     def place(self, frame: FrameType) -> int:
         """Returns the place of the user's code that ``frame`` is, or was called by."""
         found = self.find(frame)
-        return self.find_handed_over() if found is None else self._name(self.kind(found.f_code.co_filename), found)
+        return (
+            self.find_handed_over()
+            if found is None
+            else self._name(self.kind(found.f_code.co_filename), found)
+        )
 
 
 def _instruction(frame: FrameType) -> int:
@@ -761,10 +975,11 @@ LOST_PEER: Final = (
 
 
 def fail_posting(recorder: Recorder, slot: int, error: BaseException) -> bool:
-    """Completes the record of an operation that raised when it was posted; returns whether it was refused.
+    """Completes the record of an operation that raised when it was posted.
 
-    A rank may notice that its peer has died before it posts its next message, which then raises at once instead of in the wait. That is
-    recorded as a wait that broke, too. What was refused never reached the wire, and says nothing of the other side.
+    Returns whether it was refused. A rank may notice that its peer has died before it posts its
+    next message, which then raises at once instead of in the wait. That is recorded as a wait that
+    broke, too. What was refused never reached the wire, and says nothing of the other side.
     """
     lost = any(words in str(error) for words in LOST_PEER)
     if lost:
@@ -779,7 +994,8 @@ def fail_posting(recorder: Recorder, slot: int, error: BaseException) -> bool:
 class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
     """Names a piece of the program, for the timeline; does nothing while nothing is recorded.
 
-    Spans nest. Operations and spans inside take ``stage`` and ``microbatch`` from the innermost span that gives them.
+    Spans nest. Operations and spans inside take ``stage`` and ``microbatch`` from the innermost
+    span that gives them.
 
     Args:
         name: what the timeline calls it.
@@ -799,11 +1015,21 @@ class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
     __slots__ = ("_microbatch", "_name", "_outer", "_recorder", "_slot", "_stage")
     _outer: int
 
-    def __init__(self, name: str, *, stage: int | None = None, microbatch: int | None = None) -> None:
+    def __init__(
+        self, name: str, *, stage: int | None = None, microbatch: int | None = None
+    ) -> None:
         self._name = _check_name("span", name)
-        self._stage = None if stage is None else read_whole("stage", stage, 0, 2**31 - 1, hint="Count from 0, or leave it out.")
+        self._stage = (
+            None
+            if stage is None
+            else read_whole("stage", stage, 0, 2**31 - 1, hint="Count from 0, or leave it out.")
+        )
         self._microbatch = (
-            None if microbatch is None else read_whole("microbatch", microbatch, 0, 2**31 - 1, hint="Count from 0, or leave it out.")
+            None
+            if microbatch is None
+            else read_whole(
+                "microbatch", microbatch, 0, 2**31 - 1, hint="Count from 0, or leave it out."
+            )
         )
 
     def __enter__(self) -> Self:
@@ -816,7 +1042,12 @@ class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
             self._slot = recorder.span_begin(self._name)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._recorder is not None:
             if self._slot is not None:
                 self._recorder.span_end(self._slot, failed=kind is not None)
@@ -824,7 +1055,9 @@ class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
 
 
 def mark(name: str) -> None:
-    """Writes down that something happened now, for the timeline; does nothing while nothing is recorded.
+    """Writes down that something happened now, for the timeline.
+
+    Does nothing while nothing is recorded.
 
     Args:
         name: what the timeline calls it.
@@ -843,5 +1076,8 @@ def mark(name: str) -> None:
 
 def _check_name(what: str, name: str) -> str:
     if not isinstance(name, str):
-        raise ArgumentError(f'the name of a {what} must be a string, got {name!r}. Put it in quotes: {what}("compute").')
+        raise ArgumentError(
+            f"the name of a {what} must be a string, got {name!r}. Put it in quotes: "
+            f'{what}("compute").'
+        )
     return name

@@ -1,4 +1,7 @@
-"""A trace to hand on: without the directories, hosts and users that its names and messages give away."""
+"""A trace to hand on.
+
+Without the directories, hosts and users that its names and messages give away.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,11 @@ from ringsim.traces.value import Trace
 __all__ = ["redact"]
 
 _PART: Final = r"""[^\s/\\:;,'"()<>|*?]+"""
-# The directories of a path, "/home/me/src/" of "/home/me/src/train.py"; also from "~" or a drive on.
-_DIRECTORIES: Final = rf"(?<![\w.:/\\-])(?:~[\w.-]*/(?:{_PART}/)*|/(?:{_PART}/)+)|\b[A-Za-z]:\\(?:{_PART}\\)*"
+# The directories of a path, "/home/me/src/" of "/home/me/src/train.py"; also from "~" or a drive
+# on.
+_DIRECTORIES: Final = (
+    rf"(?<![\w.:/\\-])(?:~[\w.-]*/(?:{_PART}/)*|/(?:{_PART}/)+)|\b[A-Za-z]:\\(?:{_PART}\\)*"
+)
 _USER: Final = re.compile(r"(?:/home|[/\\]Users)[/\\]([\w.-]+)")
 
 
@@ -25,24 +31,46 @@ def redact(trace: Trace) -> Trace:
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
-        >>> tables = Tables(labels=("read /home/student/data/a.bin",), files=("/home/student/train.py",))
-        >>> events = make_events({"rank": [0], "op": [OP_CODES["span"]], "label": [0], "file": [0]}, tables)
-        >>> shared = redact(Trace(events, {"ranks": [{"rank": 0, "host": "node7"}], "notes": ["student@node7 was slow"]}))
+        >>> tables = Tables(
+        ...     labels=("read /home/student/data/a.bin",), files=("/home/student/train.py",)
+        ... )
+        >>> events = make_events(
+        ...     {"rank": [0], "op": [OP_CODES["span"]], "label": [0], "file": [0]}, tables
+        ... )
+        >>> shared = redact(
+        ...     Trace(
+        ...         events,
+        ...         {"ranks": [{"rank": 0, "host": "node7"}], "notes": ["student@node7 was slow"]},
+        ...     )
+        ... )
         >>> shared.events.tables.labels, shared.events.tables.files
         (('read a.bin',), ('train.py',))
         >>> shared.metadata
         {'ranks': [{'rank': 0, 'host': 'host0'}], 'notes': ['user@host0 was slow']}
     """
     tables = trace.events.tables
-    directories = {os.path.dirname(file) for called in tables.files for file in called.split(CALLS)} - {"", "/"}
-    known = "\n".join([*tables.files, *tables.labels, json.dumps(trace.metadata, ensure_ascii=False).replace("\\\\", "\\")])
+    directories = {
+        os.path.dirname(file) for called in tables.files for file in called.split(CALLS)
+    } - {"", "/"}
+    known = "\n".join(
+        [
+            *tables.files,
+            *tables.labels,
+            json.dumps(trace.metadata, ensure_ascii=False).replace("\\\\", "\\"),
+        ]
+    )
     hosts = dict.fromkeys(str(one.get("host") or "") for one in trace.metadata.get("ranks", ()))
     named = {host: f"host{number}" for number, host in enumerate(hosts) if host}
     named |= {host.partition(".")[0]: name for host, name in reversed(named.items())}
     words = dict.fromkeys(_USER.findall(known), "user") | named
-    known_first = [rf"{re.escape(one)}/(?:{_PART}/)*" for one in sorted(directories, key=len, reverse=True)]  # they may have spaces in them
+    # they may have spaces in them
+    known_first = [
+        rf"{re.escape(one)}/(?:{_PART}/)*" for one in sorted(directories, key=len, reverse=True)
+    ]
     any_directory = re.compile("|".join([*known_first, _DIRECTORIES]))
-    any_word = re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, sorted(words, key=len, reverse=True)))})(?![\w-])")
+    any_word = re.compile(
+        rf"(?<![\w.-])(?:{'|'.join(map(re.escape, sorted(words, key=len, reverse=True)))})(?![\w-])"
+    )
 
     def clean(text: str) -> str:
         text = any_directory.sub("", text)

@@ -1,4 +1,7 @@
-"""A run in numbers: what each operation on each group carried, how long it blocked, and what bandwidth that was."""
+"""A run in numbers.
+
+What each operation on each group carried, how long it blocked, and what bandwidth that was.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ringsim.traces.collectives import COLLECTIVES, bus_factor
-from ringsim.traces.events import COLLECTIVE, NONE, OK, OP_NAMES, RECV, SEND, Events, Group, Ints, Tables
+from ringsim.traces.events import (
+    COLLECTIVE,
+    NONE,
+    OK,
+    OP_NAMES,
+    RECV,
+    SEND,
+    Events,
+    Group,
+    Ints,
+    Tables,
+)
 from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -26,9 +40,10 @@ Floats = npt.NDArray[np.float64]
 class OperationStats:
     """All operations of one name on one group.
 
-    An operation is *blocked* from when the program began to wait for it until it was done; where that is not known, as of collectives that
-    C++ waits for, it is left out of the blocked times. Bandwidths are of the typical operation, by the median of bytes over the time from
-    post to done; they are lower bounds where the program came late to wait. 1 GB is 10**9 bytes.
+    An operation is *blocked* from when the program began to wait for it until it was done; where
+    that is not known, as of collectives that C++ waits for, it is left out of the blocked times.
+    Bandwidths are of the typical operation, by the median of bytes over the time from post to done;
+    they are lower bounds where the program came late to wait. 1 GB is 10**9 bytes.
 
     Attributes:
         op: the operation, as torch spells it.
@@ -36,12 +51,14 @@ class OperationStats:
         group_size: number of ranks in it.
         count: how many there were; a collective counts once, however many ranks took part.
         size_bytes: what they carried in all: messages, or S as nccl-tests has it.
-        blocked_p50_us: half of them blocked their rank for less; NaN where that is not known of any, as below.
+        blocked_p50_us: half of them blocked their rank for less; NaN where that is not known of
+            any, as below.
         blocked_p90_us: nine of ten blocked for less.
         blocked_max_us: the longest.
         algbw_gb_per_s: algorithm bandwidth; NaN where nothing was carried.
         busbw_gb_per_s: bus bandwidth, with the factor of nccl-tests for the size of the group.
-        share: the part of all ranks' time that they were blocked in, from 0 to 1 (more where several threads of a rank wait).
+        share: the part of all ranks' time that they were blocked in, from 0 to 1 (more where
+            several threads of a rank wait).
     """
 
     op: str
@@ -65,38 +82,60 @@ class Stats:
         rows: one for each operation and group; what blocked longest comes first.
 
     Example:
-        >>> row = OperationStats("all_reduce", "world", 4, 12, 12_582_912, 300.0, 420.0, 1500.0, 2.1, 3.15, 0.25)
+        >>> row = OperationStats(
+        ...     "all_reduce", "world", 4, 12, 12_582_912, 300.0, 420.0, 1500.0, 2.1, 3.15, 0.25
+        ... )
         >>> print(Stats((row,)))
         operation   group   ranks   count      bytes   blocked p50     p90     max   algbw GB/s   busbw GB/s   share
         all_reduce  world       4      12     12 MiB        300 µs  420 µs  1.5 ms         2.10         3.15    25 %
-    """
+    """  # noqa: E501
 
     rows: tuple[OperationStats, ...]
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the rows as a new pandas DataFrame, one column for each field of ``OperationStats``."""
+        """Returns the rows as a new DataFrame, a column for each field of ``OperationStats``."""
         import pandas as pd
 
-        return pd.DataFrame([asdict(row) for row in self.rows], columns=[field.name for field in fields(OperationStats)])
+        return pd.DataFrame(
+            [asdict(row) for row in self.rows],
+            columns=[field.name for field in fields(OperationStats)],
+        )
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Returns the rows as JSON can say them: None for what is not known."""
-        return [{key: None if value != value else value for key, value in asdict(row).items()} for row in self.rows]
+        return [
+            {key: None if value != value else value for key, value in asdict(row).items()}
+            for row in self.rows
+        ]
 
     def __str__(self) -> str:
         """Returns the table as text."""
         if not self.rows:
             return "no operation was recorded"
         names, groups = (
-            max([least, *map(len, each)]) for least, each in ((9, [row.op for row in self.rows]), (5, [row.group for row in self.rows]))
+            max([least, *map(len, each)])
+            for least, each in (
+                (9, [row.op for row in self.rows]),
+                (5, [row.group for row in self.rows]),
+            )
         )
-        head = f"{'operation':{names}}  {'group':{groups}}{'ranks':>8}{'count':>8}{'bytes':>11}{'blocked p50':>14}{'p90':>8}{'max':>8}"
+        head = (
+            f"{'operation':{names}}  {'group':{groups}}{'ranks':>8}{'count':>8}{'bytes':>11}"
+            f"{'blocked p50':>14}{'p90':>8}{'max':>8}"
+        )
         lines = [f"{head}{'algbw GB/s':>13}{'busbw GB/s':>13}{'share':>8}"]
         for row in self.rows:
-            times = [_say(row.blocked_p50_us, 14), _say(row.blocked_p90_us, 8), _say(row.blocked_max_us, 8)]
+            times = [
+                _say(row.blocked_p50_us, 14),
+                _say(row.blocked_p90_us, 8),
+                _say(row.blocked_max_us, 8),
+            ]
             rates = [f"{_say_rate(rate):>13}" for rate in (row.algbw_gb_per_s, row.busbw_gb_per_s)]
             size = bytes_text(row.size_bytes) if row.size_bytes else "-"
-            start = f"{row.op:{names}}  {row.group:{groups}}{row.group_size:>8}{row.count:>8,}{size:>11}"
+            start = (
+                f"{row.op:{names}}  {row.group:{groups}}{row.group_size:>8}{row.count:>8,}"
+                f"{size:>11}"
+            )
             lines.append(start + "".join(times + rates) + f"{100 * row.share:>6.0f} %")
         return "\n".join(lines)
 
@@ -123,20 +162,41 @@ class _Share:
 
 
 class Tally:
-    """Operations on their way to the table, counted some whole ranks at a time; 16 bytes of each are kept.
+    """Operations on their way to the table, counted some whole ranks at a time.
+
+    16 bytes of each are kept.
 
     Example:
         Two ranks reduce 1,000 bytes three times; each waits 10 us for that, of 60:
 
         >>> from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
-        >>> tables = Tables(groups=(Group("world", (0, 1)),), payloads=(Payload("uint8", (1000,), 1000),))
+        >>> tables = Tables(
+        ...     groups=(Group("world", (0, 1)),), payloads=(Payload("uint8", (1000,), 1000),)
+        ... )
         >>> post = np.array([0, 20_000, 40_000] * 2)
-        >>> events = make_events({"rank": [0, 0, 0, 1, 1, 1], "op": [OP_CODES["all_reduce"]] * 6, "group": [0] * 6, "payload": [0] * 6,
-        ...                       "post_ns": post, "wait_ns": post, "done_ns": post + 10_000}, tables)
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 0, 0, 1, 1, 1],
+        ...         "op": [OP_CODES["all_reduce"]] * 6,
+        ...         "group": [0] * 6,
+        ...         "payload": [0] * 6,
+        ...         "post_ns": post,
+        ...         "wait_ns": post,
+        ...         "done_ns": post + 10_000,
+        ...     },
+        ...     tables,
+        ... )
         >>> tally = Tally()
         >>> tally.add(events)
         >>> (row,) = tally.table(tables, 2, 60e-6).rows
-        >>> row.op, row.count, row.size_bytes, row.blocked_p90_us, row.algbw_gb_per_s, round(row.share, 2)
+        >>> (
+        ...     row.op,
+        ...     row.count,
+        ...     row.size_bytes,
+        ...     row.blocked_p90_us,
+        ...     row.algbw_gb_per_s,
+        ...     round(row.share, 2),
+        ... )
         ('all_reduce', 3, 3000, 10.0, 0.1, 0.5)
     """
 
@@ -149,12 +209,16 @@ class Tally:
         mine = np.flatnonzero(communicates & (events.op != _NEW_GROUP))
         if len(mine) == 0:
             return
-        keys, key_of = np.unique(np.stack([events.op[mine], events.group[mine]]), axis=1, return_inverse=True)
+        keys, key_of = np.unique(
+            np.stack([events.op[mine], events.group[mine]]), axis=1, return_inverse=True
+        )
         order = np.argsort(key_of, kind="stable")
         indexes = np.split(mine[order], np.searchsorted(key_of[order], np.arange(1, keys.shape[1])))
         sizes = events.size_bytes
         for index, (op, group) in zip(indexes, keys.T.tolist(), strict=True):
-            self._shares.setdefault((op, group), []).append(_keep(events, sizes, index, OP_NAMES[op]))
+            self._shares.setdefault((op, group), []).append(
+                _keep(events, sizes, index, OP_NAMES[op])
+            )
 
     def table(self, tables: Tables, world_size: int, makespan_s: float) -> Stats:
         """Returns the table.
@@ -165,7 +229,10 @@ class Tally:
             makespan_s: how long it took.
         """
         total_us = world_size * makespan_s * 1e6
-        rows = [_make_row(OP_NAMES[op], tables.groups[group], shares, total_us) for (op, group), shares in self._shares.items()]
+        rows = [
+            _make_row(OP_NAMES[op], tables.groups[group], shares, total_us)
+            for (op, group), shares in self._shares.items()
+        ]
         return Stats(tuple(sorted(rows, key=lambda row: (-row.share, row.op, row.group))))
 
 
@@ -178,28 +245,56 @@ def _keep(events: Events, size_bytes: Ints, index: Ints, name: str) -> _Share:
     lasted_us = (done - events.post_ns[index]) / 1e3
     blocked_us = ((done - events.wait_ns[index]) / 1e3)[finished & (events.wait_ns[index] != NONE)]
     timed = finished & (lasted_us > 0) & (sizes > 0)
-    return _Share(len(index), count_calls(events.rank[index], name), int(sizes.sum()), blocked_us, sizes[timed] / lasted_us[timed])
+    return _Share(
+        len(index),
+        count_calls(events.rank[index], name),
+        int(sizes.sum()),
+        blocked_us,
+        sizes[timed] / lasted_us[timed],
+    )
 
 
 def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) -> OperationStats:
     blocked_us = np.concatenate([share.blocked_us for share in shares])
     bytes_per_us = np.concatenate([share.bytes_per_us for share in shares])
-    p50, p90, longest = np.percentile(blocked_us, [50, 90, 100]).tolist() if len(blocked_us) else [math.nan] * 3
+    p50, p90, longest = (
+        np.percentile(blocked_us, [50, 90, 100]).tolist() if len(blocked_us) else [math.nan] * 3
+    )
     algbw = float(np.median(bytes_per_us)) * 1e-3 if len(bytes_per_us) else math.nan
-    records, size_bytes = sum(share.records for share in shares), sum(share.size_bytes for share in shares)
+    records, size_bytes = (
+        sum(share.records for share in shares),
+        sum(share.size_bytes for share in shares),
+    )
     calls, factor = records, bus_factor(name, max(len(group.ranks), 1))
     if name in COLLECTIVES:
         calls = max(share.calls for share in shares)
         size_bytes = size_bytes * calls // records
     share = float(np.maximum(blocked_us, 0).sum()) / total_us if total_us > 0 else 0.0
-    return OperationStats(name, group.name, len(group.ranks), calls, size_bytes, p50, p90, longest, algbw, algbw * factor, share)
+    return OperationStats(
+        name,
+        group.name,
+        len(group.ranks),
+        calls,
+        size_bytes,
+        p50,
+        p90,
+        longest,
+        algbw,
+        algbw * factor,
+        share,
+    )
 
 
 def count_calls(ranks: Ints, op: str) -> int:
-    """Returns how many operations the records of one name on one group are of: a collective leaves one on each rank that took part.
+    """Returns how many operations the records of one name on one group are of.
+
+    A collective leaves one on each rank that took part.
 
     Example:
-        >>> count_calls(np.array([0, 0, 1, 1]), "all_reduce"), count_calls(np.array([0, 0, 1, 1]), "send")
+        >>> (
+        ...     count_calls(np.array([0, 0, 1, 1]), "all_reduce"),
+        ...     count_calls(np.array([0, 0, 1, 1]), "send"),
+        ... )
         (2, 4)
     """
     return int(np.bincount(ranks).max(initial=0)) if op in COLLECTIVES else len(ranks)

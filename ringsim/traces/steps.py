@@ -1,18 +1,20 @@
-"""What the stages of a pipeline did, read from the spans of a trace: the actions of each step, the bubble, the live activations.
+"""What the stages of a pipeline did, read from the spans of a trace.
 
-The executor records a span for each step, named after its schedule, and inside it one for each computation::
+The actions of each step, the bubble, the live activations. The executor records a span for each
+step, named after its schedule, and inside it one for each computation::
 
     rank 0   | step 1f1b                                              |
              | forward 0 | forward 1 |      | backward 0 | backward 1 |
 
-A worker of your own can do the same: a span "step NAME" around spans "forward", "backward", "input_grad" and "weight_grad", each with
-``stage`` and ``microbatch``. Other spans may have such names: inside a computation nothing else is one, and a span "step ..." is only a
-step if computations lie directly in it::
+A worker of your own can do the same: a span "step NAME" around spans "forward", "backward",
+"input_grad" and "weight_grad", each with ``stage`` and ``microbatch``. Other spans may have such
+names: inside a computation nothing else is one, and a span "step ..." is only a step if
+computations lie directly in it::
 
-    | step of my loop                                                 |     no step: it holds only steps
-      | step 1f1b                                            |              a step
-        | forward 0                     | | backward 0     |                computations
-            | forward | | step 3 |                                          neither
+    | step of my loop                                    |  no step: it holds only steps
+      | step 1f1b                                     |     a step
+        | forward 0                 | | backward 0  |       computations
+            | forward | | step 3 |                          neither
 
 The bubble is the time in which a rank does not compute. One of four ranks, in a step of 1F1B::
 
@@ -20,10 +22,12 @@ The bubble is the time in which a rank does not compute. One of four ranks, in a
     |     |<------ span ------->|       |
     |<------------ makespan ----------->|
 
-*By makespan*, all dots count. *By span*, only the gaps between the rank's own first and last action do: the next step could fill the rest.
-Either is given as a share of that time, or relative to the work.
+*By makespan*, all dots count. *By span*, only the gaps between the rank's own first and last action
+do: the next step could fill the rest. Either is given as a share of that time, or relative to the
+work.
 
-A forward pass keeps what its backward pass needs, so an activation is live from the start of ``F`` to the end of ``B`` (or ``W``)::
+A forward pass keeps what its backward pass needs, so an activation is live from the start of ``F``
+to the end of ``B`` (or ``W``)::
 
     F0 F1 F2    B0 F3 B1    B2 B3
     1  2  3     3  3..3     2  1  0
@@ -64,8 +68,8 @@ class Phases:
     Attributes:
         start: when its first action starts.
         warm_up_until: when its first backward starts; until then it only runs forwards.
-        cool_down_from: when its last forward ends; from then on it only runs backwards. In GPipe that is not after ``warm_up_until``: there
-            is no steady phase.
+        cool_down_from: when its last forward ends; from then on it only runs backwards. In GPipe
+            that is not after ``warm_up_until``: there is no steady phase.
         end: when its last action ends.
     """
 
@@ -82,9 +86,10 @@ class Phases:
 
 @dataclass(frozen=True, eq=False)
 class StageActions:
-    """The computations of one step as columns: numpy arrays of one length, ordered by rank, then by start.
+    """The computations of one step as columns.
 
-    Measured times are in ns from the start of the run, evaluated ones in the unit of the costs.
+    Numpy arrays of one length, ordered by rank, then by start. Measured times are in ns from the
+    start of the run, evaluated ones in the unit of the costs.
 
     Attributes:
         schedule: name of the step, usually that of its schedule.
@@ -153,26 +158,41 @@ class StageActions:
         return Phases(start, first_backward, last_forward, end)
 
     def find_known(self) -> Step | None:
-        """Returns the step as closed forms know it; None unless the ranks ran exactly the actions of the schedule of that name.
+        """Returns the step as closed forms know it.
 
-        The name alone proves nothing: a user may call a schedule anything.
+        None unless the ranks ran exactly the actions of the schedule of that name. The name alone
+        proves nothing: a user may call a schedule anything.
 
         Example:
             >>> spans = [("F", 0, 4), ("B", 4, 9)]
-            >>> columns = [np.array(column) for column in zip(*[(0, 0, kind, 0, start, end) for kind, start, end in spans])]
+            >>> columns = [
+            ...     np.array(column)
+            ...     for column in zip(*[(0, 0, kind, 0, start, end) for kind, start, end in spans])
+            ... ]
             >>> StageActions("1f1b", *columns).find_known()
             Step(name='1f1b', num_ranks=1, num_microbatches=1, num_chunks=1)
         """
         if self.num_stages * self.num_microbatches > len(self.rank):
-            return None  # a forward for each is missing; and numbers from a damaged file may ask for more than memory holds
-        placed = {self.stages_of(rank) for rank in self.ranks}  # as a set: replicas of the pipeline have the same stages
+            # a forward for each is missing; and numbers from a damaged file may ask for more than
+            # memory holds
+            return None
+        # as a set: replicas of the pipeline have the same stages
+        placed = {self.stages_of(rank) for rank in self.ranks}
         try:
-            step = Step(self.schedule, len(placed), self.num_microbatches, self.num_stages // len(placed))
+            step = Step(
+                self.schedule, len(placed), self.num_microbatches, self.num_stages // len(placed)
+            )
         except RingError:
             return None  # no schedule of that name, or not with as many stages
         schedule = make_schedule(step.name, step.num_ranks, step.num_microbatches, step.num_chunks)
         expected = {schedule.stages_of(place): row for place, row in enumerate(schedule.actions)}
-        return step if all(self.list_actions(rank) == expected.get(self.stages_of(rank)) for rank in self.ranks) else None
+        return (
+            step
+            if all(
+                self.list_actions(rank) == expected.get(self.stages_of(rank)) for rank in self.ranks
+            )
+            else None
+        )
 
 
 def count_steps(events: Events) -> int:
@@ -202,9 +222,19 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
         >>> from ringsim.traces.value import Trace
-        >>> columns = {"rank": [0, 0, 0], "op": [OP_CODES["span"]] * 3, "label": [0, 1, 2], "stage": [-1, 0, 0],
-        ...            "microbatch": [-1, 0, 0], "post_ns": [0, 10, 50], "done_ns": [150, 40, 120]}
-        >>> trace = Trace(make_events(columns, Tables(labels=("step 1f1b", "forward", "backward"))), {"world_size": 1})
+        >>> columns = {
+        ...     "rank": [0, 0, 0],
+        ...     "op": [OP_CODES["span"]] * 3,
+        ...     "label": [0, 1, 2],
+        ...     "stage": [-1, 0, 0],
+        ...     "microbatch": [-1, 0, 0],
+        ...     "post_ns": [0, 10, 50],
+        ...     "done_ns": [150, 40, 120],
+        ... }
+        >>> trace = Trace(
+        ...     make_events(columns, Tables(labels=("step 1f1b", "forward", "backward"))),
+        ...     {"world_size": 1},
+        ... )
         >>> actions = find_step(trace)
         >>> actions.schedule, list(map(str, actions.list_actions(0))), actions.makespan
         ('1f1b', ['0F0', '0B0'], 110.0)
@@ -214,24 +244,38 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
     count = int(numbers.max(initial=-1)) + 1
     if count == 0:
         raise ArgumentError(
-            "trace must have a step of a pipeline, got one without. Record ranks that call train_step_pipeline, or put a loop of your own "
-            "into ringsim.span('step mine'), and its phases into spans 'forward' and 'backward' that have stage= and microbatch=."
+            "trace must have a step of a pipeline, got one without. Record ranks that call "
+            "train_step_pipeline, or put a loop of your own "
+            "into ringsim.span('step mine'), and its phases into spans 'forward' and 'backward' "
+            "that have stage= and microbatch=."
         )
     if step is None:
         step = count - 1
     if not 0 <= step < count:
-        raise ArgumentError(f"step must be from 0 to {count - 1}, got {step}. Leave it out for the last one.")
+        raise ArgumentError(
+            f"step must be from 0 to {count - 1}, got {step}. Leave it out for the last one."
+        )
     own = np.flatnonzero((numbers == step) & is_action(events))
     own = own[np.lexsort((events.post_ns[own], events.rank[own]))]
     labels = events.tables.labels
     name = labels[events.label[np.argmax((numbers == step) & is_step(events))]].removeprefix(STEP)
     kind = np.array([KINDS.get(label, "") for label in labels])[events.label[own]]
-    columns = (events.rank[own], events.stage[own], kind, events.microbatch[own], events.post_ns[own], events.done_ns[own])
+    columns = (
+        events.rank[own],
+        events.stage[own],
+        kind,
+        events.microbatch[own],
+        events.post_ns[own],
+        events.done_ns[own],
+    )
     return StageActions(name, *columns)
 
 
 def number_steps(events: Events) -> Ints:
-    """Returns the step that each event was posted in, counted from 0 on each rank; -1 outside of steps that ended on every rank."""
+    """Returns the step that each event was posted in, counted from 0 on each rank.
+
+    -1 outside of steps that ended on every rank.
+    """
     numbers = np.full(len(events), NONE, dtype=np.int64)
     steps, whole = is_step(events), []
     actions = is_action(events) if steps.any() else steps
@@ -240,7 +284,9 @@ def number_steps(events: Events) -> Ints:
         posted, done = events.post_ns[of_rank], events.done_ns[of_rank]
         ended = steps[of_rank] & (done != NONE)
         parents = _find_parents(posted[ended], done[ended])
-        innermost = _find_innermost(ended, posted, np.append(done[ended], np.iinfo(np.int64).max), parents)
+        innermost = _find_innermost(
+            ended, posted, np.append(done[ended], np.iinfo(np.int64).max), parents
+        )
         found = _find_outermost(parents, set(innermost[actions[of_rank]].tolist()))[innermost]
         busy = np.unique(found[found != NONE])
         numbers[of_rank] = np.where(found == NONE, NONE, np.searchsorted(busy, found))
@@ -250,10 +296,15 @@ def number_steps(events: Events) -> Ints:
 
 
 def _find_parents(begin: Ints, end: Ints) -> Ints:
-    """Returns the innermost span around each span, -1 if there is none; the spans are in the order in which they began."""
+    """Returns the innermost span around each span, -1 if there is none.
+
+    The spans are in the order in which they began.
+    """
     parents, open_spans = np.full(len(begin), NONE), list[int]()
     for span in range(len(begin)):
-        while open_spans and (end[open_spans[-1]] < end[span] or end[open_spans[-1]] <= begin[span]):
+        while open_spans and (
+            end[open_spans[-1]] < end[span] or end[open_spans[-1]] <= begin[span]
+        ):
             open_spans.pop()
         if open_spans:
             parents[span] = open_spans[-1]
@@ -264,7 +315,8 @@ def _find_parents(begin: Ints, end: Ints) -> Ints:
 def _find_innermost(begins: Ints, posted: Ints, end: Ints, parents: Ints) -> Ints:
     """Returns the innermost span that each event was posted in, -1 for none.
 
-    ``begins`` is the mask of the events that are such spans; ``end`` has one more entry than there are spans, which stands for none.
+    ``begins`` is the mask of the events that are such spans; ``end`` has one more entry than there
+    are spans, which stands for none.
     """
     found = np.cumsum(begins) - 1
     while (over := posted > end[found]).any():
@@ -273,7 +325,10 @@ def _find_innermost(begins: Ints, posted: Ints, end: Ints, parents: Ints) -> Int
 
 
 def _find_outermost(parents: Ints, busy: set[int]) -> Ints:
-    """Returns, for each span and then for -1, the outermost busy span around it, itself included; -1 if there is none."""
+    """Returns, for each span and then for -1, the outermost busy span around it, itself included.
+
+    -1 if there is none.
+    """
     found = np.full(len(parents) + 1, NONE)
     for span, parent in enumerate(parents.tolist()):
         found[span] = found[parent] if found[parent] != NONE or span not in busy else span
@@ -291,7 +346,10 @@ def is_action(events: Events) -> Ints:
 
 
 def _find_work(events: Events, names: Collection[str]) -> Ints:
-    """Returns the mask of the spans of these names that ended, with stage and microbatch, and that lie in no other one of their thread."""
+    """Returns the mask of the spans of these names that ended, with stage and microbatch.
+
+    They lie in no other one of their thread.
+    """
     found = events.spans(names.__contains__)
     found &= (events.stage != NONE) & (events.microbatch != NONE) & (events.done_ns != NONE)
     for _, _, own in events.by_thread():
@@ -304,7 +362,9 @@ def _find_work(events: Events, names: Collection[str]) -> Ints:
 
 @dataclass(frozen=True)
 class KnownBubble:
-    """The bubble by closed form, for equal stages, backwards twice as long as forwards, and messages that take no time.
+    """The bubble by closed form.
+
+    For equal stages, backwards twice as long as forwards, and messages that take no time.
 
     Attributes:
         of_total: by makespan, as a share of the step.
@@ -329,7 +389,8 @@ class Bubble:
         makespan: from the start of the first computation to the end of the last, over all ranks.
         busy: how long each rank computed.
         span: from the start of each rank's first computation to the end of its last.
-        closed_form: what the formula says; None if there is none, or if the ranks did not run the schedule of that name.
+        closed_form: what the formula says; None if there is none, or if the ranks did not run the
+            schedule of that name.
     """
 
     schedule: str
@@ -351,7 +412,10 @@ class Bubble:
 
     @property
     def of_total_by_rank(self) -> tuple[float, ...]:
-        """Idle time by makespan as a share of the step, as in the papers on GPipe and zero bubbles; (p-1) / (m+p-1) for 1F1B."""
+        """Idle time by makespan as a share of the step, as in the papers on GPipe and zero bubbles.
+
+        (p-1) / (m+p-1) for 1F1B.
+        """
         return _ratios(self.idle, [self.makespan] * len(self.ranks))
 
     @property
@@ -366,7 +430,10 @@ class Bubble:
 
     @property
     def of_ideal(self) -> float:
-        """Idle time by makespan of all ranks together, relative to their work, as in the papers on Megatron; (p-1) / m for 1F1B."""
+        """Idle time by makespan of all ranks together, relative to their work.
+
+        As in the papers on Megatron; (p-1) / m for 1F1B.
+        """
         return _ratio(sum(self.idle), sum(self.busy))
 
     @property
@@ -378,12 +445,30 @@ class Bubble:
     def __repr__(self) -> str:
         """Returns a table: each rank, all of them, and the closed form."""
         ranks = [f"rank {rank}" for rank in self.ranks]
-        rows = list(zip(ranks, self.of_total_by_rank, self.of_span_by_rank, _ratios(self.idle, self.busy), strict=True))
-        rows.append(("all ranks", self.of_total, self.of_span, self.of_ideal))  # by span: the worst of them
+        rows = list(
+            zip(
+                ranks,
+                self.of_total_by_rank,
+                self.of_span_by_rank,
+                _ratios(self.idle, self.busy),
+                strict=True,
+            )
+        )
+        # by span: the worst of them
+        rows.append(("all ranks", self.of_total, self.of_span, self.of_ideal))
         if known := self.closed_form:
             rows.append(("closed form", known.of_total, known.of_span, known.of_ideal))
-        lines = [f"{name:<11} {total:>10.1%} {span:>13.1%} {work:>13.1%}" for name, total, span, work in rows]
-        return "\n".join([f"Bubble of a step ({self.schedule})", "            of the step   of its span   to the work", *lines])
+        lines = [
+            f"{name:<11} {total:>10.1%} {span:>13.1%} {work:>13.1%}"
+            for name, total, span, work in rows
+        ]
+        return "\n".join(
+            [
+                f"Bubble of a step ({self.schedule})",
+                "            of the step   of its span   to the work",
+                *lines,
+            ]
+        )
 
 
 def measure_bubble(actions: StageActions) -> Bubble:
@@ -393,16 +478,34 @@ def measure_bubble(actions: StageActions) -> Bubble:
         actions: the computations of the step, measured or evaluated.
 
     Returns:
-        The bubble by rank and in all, by makespan and by span, in the unit of the actions; with the closed form where there is one.
+        The bubble by rank and in all, by makespan and by span, in the unit of the actions; with the
+        closed form where there is one.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
         >>> from ringsim.traces.value import Trace
         >>> labels = ("step gpipe", "forward", "backward")
-        >>> rows = [(0, 0, -1, 0, 110), (0, 1, 0, 0, 20), (0, 2, 0, 70, 110), (1, 0, -1, 0, 110), (1, 1, 1, 25, 40), (1, 2, 1, 40, 70)]
+        >>> rows = [
+        ...     (0, 0, -1, 0, 110),
+        ...     (0, 1, 0, 0, 20),
+        ...     (0, 2, 0, 70, 110),
+        ...     (1, 0, -1, 0, 110),
+        ...     (1, 1, 1, 25, 40),
+        ...     (1, 2, 1, 40, 70),
+        ... ]
         >>> rank, label, stage, post, done = zip(*rows)
-        >>> spans = make_events({"rank": rank, "op": [OP_CODES["span"]] * 6, "label": label, "stage": stage,
-        ...                      "microbatch": [-1, 0, 0] * 2, "post_ns": post, "done_ns": done}, Tables(labels=labels))
+        >>> spans = make_events(
+        ...     {
+        ...         "rank": rank,
+        ...         "op": [OP_CODES["span"]] * 6,
+        ...         "label": label,
+        ...         "stage": stage,
+        ...         "microbatch": [-1, 0, 0] * 2,
+        ...         "post_ns": post,
+        ...         "done_ns": done,
+        ...     },
+        ...     Tables(labels=labels),
+        ... )
         >>> Trace(spans, {"world_size": 2}).bubble()
         Bubble of a step (gpipe)
                     of the step   of its span   to the work
@@ -412,13 +515,21 @@ def measure_bubble(actions: StageActions) -> Bubble:
         closed form      50.0%         50.0%        100.0%
 
     Source:
-        Of the step: Huang et al., GPipe, 2018, arXiv 1811.06965. To the work: Narayanan et al., 2021, arXiv 2104.04473. Of the span:
-        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241.
+        Of the step: Huang et al., GPipe, 2018, arXiv 1811.06965. To the work: Narayanan et al.,
+        2021, arXiv 2104.04473. Of the span: Qi et al., Zero Bubble Pipeline Parallelism, 2023,
+        arXiv 2401.10241.
     """
     own = [actions.of(rank) for rank in actions.ranks]
     busy = tuple(float((each.end - each.start).sum()) for each in own)
     span = tuple(each.makespan for each in own)
-    return Bubble(actions.schedule, tuple(actions.ranks), actions.makespan, busy, span, _by_formula(actions, _know_bubble))
+    return Bubble(
+        actions.schedule,
+        tuple(actions.ranks),
+        actions.makespan,
+        busy,
+        span,
+        _by_formula(actions, _know_bubble),
+    )
 
 
 def _by_formula(actions: StageActions, formula: Callable[[Step], T]) -> T | None:
@@ -431,9 +542,16 @@ def _by_formula(actions: StageActions, formula: Callable[[Step], T]) -> T | None
 
 
 def _know_bubble(step: Step) -> KnownBubble:
-    idle, work = float(closed_forms.span_idle(step)), float(closed_forms.makespan(step) - closed_forms.idle(step))
+    idle, work = (
+        float(closed_forms.span_idle(step)),
+        float(closed_forms.makespan(step) - closed_forms.idle(step)),
+    )
     of_span = _ratio(idle, work + idle)
-    return KnownBubble(float(closed_forms.bubble_of_total(step)), float(closed_forms.bubble_of_ideal(step)), of_span)
+    return KnownBubble(
+        float(closed_forms.bubble_of_total(step)),
+        float(closed_forms.bubble_of_ideal(step)),
+        of_span,
+    )
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -446,7 +564,9 @@ def _ratios(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, ...
 
 @dataclass(frozen=True)
 class PeakActivations:
-    """The largest number of live activations on each rank; each is what one stage keeps of one microbatch.
+    """The largest number of live activations on each rank.
+
+    Each is what one stage keeps of one microbatch.
 
     Attributes:
         schedule: name of the step.
@@ -462,8 +582,14 @@ class PeakActivations:
 
     def __repr__(self) -> str:
         """Returns one line a rank."""
-        bounds = ["" if self.bounds is None else f"   closed form {bound:>4}" for bound in self.bounds or self.ranks]
-        lines = [f"rank {rank:<4} {peak:>4}{bound}" for rank, peak, bound in zip(self.ranks, self.peaks, bounds, strict=True)]
+        bounds = [
+            "" if self.bounds is None else f"   closed form {bound:>4}"
+            for bound in self.bounds or self.ranks
+        ]
+        lines = [
+            f"rank {rank:<4} {peak:>4}{bound}"
+            for rank, peak, bound in zip(self.ranks, self.peaks, bounds, strict=True)
+        ]
         return "\n".join([f"Peak live activations of a step ({self.schedule})", *lines])
 
 
@@ -480,9 +606,18 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
         >>> from ringsim.traces.value import Trace
         >>> labels = ("step gpipe", "forward", "backward")
-        >>> spans = make_events({"rank": [0] * 5, "op": [OP_CODES["span"]] * 5, "label": [0, 1, 1, 2, 2], "stage": [-1, 0, 0, 0, 0],
-        ...                      "microbatch": [-1, 0, 1, 0, 1], "post_ns": [0, 0, 10, 20, 40], "done_ns": [60, 10, 20, 40, 60]},
-        ...                     Tables(labels=labels))
+        >>> spans = make_events(
+        ...     {
+        ...         "rank": [0] * 5,
+        ...         "op": [OP_CODES["span"]] * 5,
+        ...         "label": [0, 1, 1, 2, 2],
+        ...         "stage": [-1, 0, 0, 0, 0],
+        ...         "microbatch": [-1, 0, 1, 0, 1],
+        ...         "post_ns": [0, 0, 10, 20, 40],
+        ...         "done_ns": [60, 10, 20, 40, 60],
+        ...     },
+        ...     Tables(labels=labels),
+        ... )
         >>> Trace(spans, {"world_size": 1}).peak_activations()
         Peak live activations of a step (gpipe)
         rank 0       2   closed form    2
@@ -491,11 +626,19 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
     stages = [actions.stages_of(rank) for rank in actions.ranks]
     known = _by_formula(actions, closed_forms.peak_live)
     bound_of = dict(zip(sorted(set(stages)), known or (), strict=False))
-    return PeakActivations(actions.schedule, tuple(actions.ranks), peaks, tuple(map(bound_of.__getitem__, stages)) if known else None)
+    return PeakActivations(
+        actions.schedule,
+        tuple(actions.ranks),
+        peaks,
+        tuple(map(bound_of.__getitem__, stages)) if known else None,
+    )
 
 
 def list_live(actions: StageActions, rank: int) -> tuple[Ints, Ints]:
-    """Returns the times at which a rank's number of live activations changes, ascending, and the number from each time on."""
+    """Returns the times at which a rank's live activations change, ascending.
+
+    Also the number from each time on.
+    """
     own = actions.of(rank)
     begins, ends = own.start[own.kind == "F"], own.end[np.isin(own.kind, ("B", "W"))]
     times, changes = np.concatenate([begins, ends]), np.repeat([1, -1], [len(begins), len(ends)])
@@ -509,8 +652,10 @@ class StageUse(NamedTuple):
     Attributes:
         prefill_s: mean duration of a prefill job, in seconds.
         decode_s: the same of a decode job.
-        decode_use: share of the time in which it worked while decoding, over complete turns of the ring.
-        idle_s: time without a job, between the first job of any stage and the end of the last, in seconds.
+        decode_use: share of the time in which it worked while decoding, over complete turns of the
+            ring.
+        idle_s: time without a job, between the first job of any stage and the end of the last, in
+            seconds.
     """
 
     prefill_s: float
@@ -522,8 +667,8 @@ class StageUse(NamedTuple):
 def measure_stage_use(trace: _Recorded) -> list[StageUse]:
     """Measures how busy each stage of a generation ring was.
 
-    The share while decoding is that of the first round's batches, from a stage's first decode job to the beginning of the last token's
-    turn, so that filling and draining the ring do not count.
+    The share while decoding is that of the first round's batches, from a stage's first decode job
+    to the beginning of the last token's turn, so that filling and draining the ring do not count.
 
     Args:
         trace: of one call of ``generate`` with at least three tokens for each prompt.
@@ -540,8 +685,13 @@ def measure_stage_use(trace: _Recorded) -> list[StageUse]:
         >>> span = OP_CODES["span"]
         >>> events = make_events(
         ...     {
-        ...         "rank": [0] * 4, "op": [span] * 4, "stage": [0] * 4, "microbatch": [0] * 4, "label": [0, 1, 1, 1],
-        ...         "post_ns": [0, 600, 1000, 1400], "done_ns": [300, 700, 1100, 1500],
+        ...         "rank": [0] * 4,
+        ...         "op": [span] * 4,
+        ...         "stage": [0] * 4,
+        ...         "microbatch": [0] * 4,
+        ...         "label": [0, 1, 1, 1],
+        ...         "post_ns": [0, 600, 1000, 1400],
+        ...         "done_ns": [300, 700, 1100, 1500],
         ...     },
         ...     Tables(labels=("prefill", "decode")),
         ... )
@@ -552,7 +702,10 @@ def measure_stage_use(trace: _Recorded) -> list[StageUse]:
     prefill = events.spans("prefill".__eq__)
     jobs = np.flatnonzero(_find_work(events, ("prefill", "decode")))
     if len(jobs) == 0:
-        raise ArgumentError("trace must be of a call of generate, got one without its jobs. Record the ranks while they generate.")
+        raise ArgumentError(
+            "trace must be of a call of generate, got one without its jobs. Record the ranks "
+            "while they generate."
+        )
     start, stop = events.post_ns[jobs].min(), events.done_ns[jobs].max()
     rows = []
     for stage in range(int(events.stage[jobs].max()) + 1):
@@ -560,18 +713,30 @@ def measure_stage_use(trace: _Recorded) -> list[StageUse]:
         took = events.done_ns[own] - events.post_ns[own]
         is_prefill = prefill[own]
         use = _decode_use(events.post_ns[own], took, is_prefill, events.microbatch[own])
-        rows.append(StageUse(took[is_prefill].mean() * 1e-9, took[~is_prefill].mean() * 1e-9, use, (stop - start - took.sum()) * 1e-9))
+        rows.append(
+            StageUse(
+                took[is_prefill].mean() * 1e-9,
+                took[~is_prefill].mean() * 1e-9,
+                use,
+                (stop - start - took.sum()) * 1e-9,
+            )
+        )
     return rows
 
 
 def _decode_use(start: Ints, took: Ints, is_prefill: Ints, batch: Ints) -> float:
-    """Returns the share of the time worked between the first decode job and the last token's turn, in the first round."""
-    in_turn = int(np.flatnonzero(~is_prefill)[0]) if not is_prefill.all() else 0  # the first round begins with one prefill a batch
+    """Returns the share of the time worked between the first decode job and the last token.
+
+    That is to its turn, in the first round.
+    """
+    # the first round begins with one prefill a batch
+    in_turn = int(np.flatnonzero(~is_prefill)[0]) if not is_prefill.all() else 0
     decode = np.flatnonzero(~is_prefill & (batch < in_turn))
     turns = len(decode) // in_turn if in_turn else 0
     if turns < 2 or (batch[is_prefill] == 0).sum() != 1:
         raise ArgumentError(
-            "trace must be of one call of generate with max_new_tokens of 3 or more, got another. Record such a call alone."
+            "trace must be of one call of generate with max_new_tokens of 3 or more, got "
+            "another. Record such a call alone."
         )
     whole = decode[: (turns - 1) * in_turn]
     return float(took[whole].sum() / (start[decode[len(whole)]] - start[decode[0]]))

@@ -1,7 +1,9 @@
-"""A run in a few lines: what ``Trace.summary`` and ``Trace.describe`` say; and the same of a file that is longer than memory.
+"""A run in a few lines.
 
-Of a file, the ranks are counted one after the other. What a rank sent or received waits in memory until the rank at the other side has been
-read: in a ring, the operations of three ranks and not those of all.
+What ``Trace.summary`` and ``Trace.describe`` say; and the same of a file that is longer than
+memory. Of a file, the ranks are counted one after the other. What a rank sent or received waits in
+memory until the rank at the other side has been read: in a ring, the operations of three ranks and
+not those of all.
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ import numpy as np
 from ringsim.environment import count_crossings
 from ringsim.errors import TraceFileError
 from ringsim.traces.collectives import COLLECTIVES
-from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND, SPAN, Events, Ints, concatenate, make_events
+from ringsim.traces.events import (
+    COLLECTIVE,
+    NONE,
+    OP_NAMES,
+    RECV,
+    SEND,
+    SPAN,
+    Events,
+    Ints,
+    concatenate,
+    make_events,
+)
 from ringsim.traces.files import load, read_by_rank
 from ringsim.traces.matching import Unmatched, describe_unmatched
 from ringsim.traces.stats import OperationStats, Stats, Tally
@@ -32,7 +45,10 @@ _SHOWN = 3  # lines of one sort before "and n more"
 
 
 class _Wait(NamedTuple):
-    """A wait for a partner: the longest comes first, of several alike that of the message that was sent first."""
+    """A wait for a partner.
+
+    The longest comes first, of several alike that of the message that was sent first.
+    """
 
     negative_ns: int
     sent_ns: int
@@ -53,7 +69,10 @@ class _Edge(NamedTuple):
 
 @dataclass
 class _Went:
-    """Messages within hosts, or across: of those that arrived, the bytes and the time while both sides were there; and who was blocked."""
+    """Messages within hosts, or across.
+
+    Of those that arrived, the bytes and the time while both sides were there; and who was blocked.
+    """
 
     number: int = 0
     size_bytes: int = 0
@@ -65,13 +84,24 @@ class _Went:
         done = events.done_ns[recv] != NONE
         self.number += len(send)
         self.size_bytes += int(np.maximum(events.size_bytes[send], 0)[done].sum())
-        took_ns = np.maximum(events.done_ns[recv] - np.maximum(events.post_ns[send], events.post_ns[recv]), 0)
+        took_ns = np.maximum(
+            events.done_ns[recv] - np.maximum(events.post_ns[send], events.post_ns[recv]), 0
+        )
         self.took_ns += int(took_ns[done].sum())
-        self.blocked_ns += int(np.maximum(trace.waits.blocked_ns[np.concatenate([send, recv])], 0).sum())
+        self.blocked_ns += int(
+            np.maximum(trace.waits.blocked_ns[np.concatenate([send, recv])], 0).sum()
+        )
 
     def __str__(self) -> str:
-        rate = f", {rate_text(self.size_bytes / self.took_ns)}" if self.took_ns and self.size_bytes else ""
-        return f"{count(self.number, 'message')}, {bytes_text(self.size_bytes)}{rate}, blocked {time_text(self.blocked_ns)}"
+        rate = (
+            f", {rate_text(self.size_bytes / self.took_ns)}"
+            if self.took_ns and self.size_bytes
+            else ""
+        )
+        return (
+            f"{count(self.number, 'message')}, {bytes_text(self.size_bytes)}{rate}, blocked "
+            f"{time_text(self.blocked_ns)}"
+        )
 
 
 @dataclass
@@ -79,7 +109,8 @@ class Totals:
     """What the events of a run come to, counted in one go or in several.
 
     Attributes:
-        run: the run, for what does not depend on every event; of a file, the first and the last event of each rank and its last step.
+        run: the run, for what does not depend on every event; of a file, the first and the last
+            event of each rank and its last step.
         num_events: number of events.
         num_steps: number of complete steps of a pipeline.
         num_messages: number of messages.
@@ -97,23 +128,35 @@ class Totals:
     num_apart: int = 0
     early: int = 0
     tally: Tally = field(default_factory=Tally)
-    _edges: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)  # source and destination in one number, messages, bytes
+    # source and destination in one number, messages, bytes
+    _edges: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     _longest: list[_Wait] = field(default_factory=list)
-    _unmatched: list[tuple[int, int, Unmatched]] = field(default_factory=list)  # the first few, with rank and seq
+    # the first few, with rank and seq
+    _unmatched: list[tuple[int, int, Unmatched]] = field(default_factory=list)
     _within: _Went = field(default_factory=_Went)
     _across: _Went = field(default_factory=_Went)
 
     def add_events(self, events: Events, whole_table: bool) -> None:
-        """Counts the events of whole ranks; ``whole_table``: whether messages stand in the table, too."""
+        """Counts the events of whole ranks.
+
+        ``whole_table``: whether messages stand in the table, too.
+        """
         self.num_events += len(events)
         self.tally.add(events if whole_table else events.select(events.kind == COLLECTIVE))
 
     def add_messages(self, trace: Trace) -> None:
-        """Counts the messages of a trace that has both sides of each, and the operations whose other side nobody has."""
+        """Counts the messages of a trace that has both sides of each.
+
+        Also the operations whose other side nobody has.
+        """
         events, messages = trace.events, trace.messages
         self.num_messages += len(messages)
         self.early += int(messages.early.sum())
-        edges, edge_of, number = np.unique(messages.src.astype(np.int64) << 32 | messages.dst, return_inverse=True, return_counts=True)
+        edges, edge_of, number = np.unique(
+            messages.src.astype(np.int64) << 32 | messages.dst,
+            return_inverse=True,
+            return_counts=True,
+        )
         total = np.zeros(len(edges), dtype=np.int64)
         np.add.at(total, edge_of, np.maximum(events.size_bytes[messages.send], 0))
         self._edges.append((edges, number, total))
@@ -133,13 +176,22 @@ class Totals:
 
     @cached_property
     def busiest(self) -> _Edge | None:
-        """The edge that carried most bytes, of several alike that of the lowest ranks; None without messages."""
+        """The edge that carried most bytes, of several alike that of the lowest ranks.
+
+        None without messages.
+        """
         if not self.num_messages:
             return None
         edges, number, total = (np.concatenate(each) for each in zip(*self._edges, strict=True))
         best = int(np.lexsort((edges, -number, -total))[0])
         equals = int(np.count_nonzero((total == total[best]) & (number == number[best]))) - 1
-        return _Edge(int(edges[best]) >> 32, int(edges[best]) & 0xFFFFFFFF, int(number[best]), int(total[best]), equals)
+        return _Edge(
+            int(edges[best]) >> 32,
+            int(edges[best]) & 0xFFFFFFFF,
+            int(number[best]),
+            int(total[best]),
+            equals,
+        )
 
     @property
     def longest_wait(self) -> str | None:
@@ -153,30 +205,44 @@ class Totals:
 
     @property
     def collectives(self) -> list[OperationStats]:
-        """The rows of the collectives: those of messages are many, since a ring has a group for each of its pairs."""
+        """The rows of the collectives.
+
+        Those of messages are many, since a ring has a group for each of its pairs.
+        """
         return [row for row in self.stats.rows if row.op in COLLECTIVES]
 
     def __str__(self) -> str:
         """Returns the run in a few lines of text."""
         run, metadata = self.run, self.run.metadata
-        about = ", ".join(str(metadata[key]) for key in ("source", "backend", "date") if metadata.get(key))
+        about = ", ".join(
+            str(metadata[key]) for key in ("source", "backend", "date") if metadata.get(key)
+        )
         number, lasted = count(self.num_messages, "message"), time_text(run.makespan_s * 1e9)
         lines = [
             f"Trace of {count(run.world_size, 'rank')}" + (f" ({about})" if about else ""),
             *self._say_part(),
-            f"  messages      {number}, {bytes_text(self.total_bytes)}, {count(self.num_events, 'event')} in {lasted}",
+            (
+                f"  messages      {number}, {bytes_text(self.total_bytes)}, "
+                f"{count(self.num_events, 'event')} in {lasted}"
+            ),
         ]
         if (edge := self.busiest) is not None:
             others = f" and {count(edge.equals, 'other')} alike" if edge.equals else ""
             lines.append(
-                f"  busiest edge  {edge.src} -> {edge.dst}{others}: {count(edge.number, 'message')}, {bytes_text(edge.total_bytes)}"
+                f"  busiest edge  {edge.src} -> {edge.dst}{others}: "
+                f"{count(edge.number, 'message')}, {bytes_text(edge.total_bytes)}"
             )
             lines.append(f"  longest wait  {self.longest_wait or 'nobody waited for a partner'}")
         lines += [*self._say_hosts(), *self._say_collectives()]
         if self.num_steps:
             lines.append(f"  pipeline      {_say_last_step(self)}")
-        lines.append(f"  unmatched     {count(self.num_unmatched, 'operation') if self.num_unmatched else 'none'}")
-        lines += _some([f"    {operation!r}" for _, _, operation in self._unmatched], self.num_unmatched)
+        lines.append(
+            "  unmatched     "
+            f"{count(self.num_unmatched, 'operation') if self.num_unmatched else 'none'}"
+        )
+        lines += _some(
+            [f"    {operation!r}" for _, _, operation in self._unmatched], self.num_unmatched
+        )
         for name, key in (("note", "notes"), ("not recorded", "not_recorded")):
             said = [f"  {name}: {what}" for what in metadata.get(key, ())]
             lines += _some(said, len(said))
@@ -186,18 +252,37 @@ class Totals:
         """Returns a line that says what a part of a trace is of, and how much in it is apart."""
         if "part" not in self.run.metadata:
             return []
-        apart = [f"{count(self.num_apart, 'operation')} whose other side is left out"] if self.num_apart else []
+        apart = (
+            [f"{count(self.num_apart, 'operation')} whose other side is left out"]
+            if self.num_apart
+            else []
+        )
         return [f"  part          {'; '.join([*self.run.metadata['part']['of'], *apart])}"]
 
     def _say_hosts(self) -> list[str]:
-        """Returns how well times of several hosts compare, and what went within hosts and across; nothing where there was one host."""
+        """Returns how well times of several hosts compare, and what went within hosts and across.
+
+        Nothing where there was one host.
+        """
         names, clocks = list(dict.fromkeys(filter(None, self.run.hosts))), self.run.clocks
         if len(names) < 2 and not clocks:
             return []
         known = [clock.uncertainty_ns for clock in clocks]
         exact = [time_ns for time_ns in known if time_ns is not None]
-        said = [] if not known else ["clocks not all compared" if len(exact) < len(known) else f"clocks known to ±{time_text(max(exact))}"]
-        said += [f"{count(self.early, 'message')} arrived before being sent"] if self.early or known else []
+        said = (
+            []
+            if not known
+            else [
+                "clocks not all compared"
+                if len(exact) < len(known)
+                else f"clocks known to ±{time_text(max(exact))}"
+            ]
+        )
+        said += (
+            [f"{count(self.early, 'message')} arrived before being sent"]
+            if self.early or known
+            else []
+        )
         more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
         lines = [f"  hosts         {'; '.join([', '.join([*names[:_SHOWN], *more]), *said])}"]
         for where, went in (("within hosts", self._within), ("across hosts", self._across)):
@@ -205,22 +290,35 @@ class Totals:
         return lines + _say_crossings(self.run)
 
     def _say_collectives(self) -> list[str]:
-        """Returns what the collectives carried and how much they blocked, in a line for the first few."""
+        """Returns what the collectives carried and how much they blocked.
+
+        In a line for the first few.
+        """
         rows = self.collectives
         if not rows:
             return []
         total, calls = sum(row.size_bytes for row in rows), sum(row.count for row in rows)
         said = [
-            f"    {row.op} on {row.group}: {count(row.count, 'call')}, {bytes_text(row.size_bytes)}, {_say_blocked(row)}" for row in rows
+            (
+                f"    {row.op} on {row.group}: {count(row.count, 'call')}, "
+                f"{bytes_text(row.size_bytes)}, {_say_blocked(row)}"
+            )
+            for row in rows
         ]
-        return [f"  collectives   {count(calls, 'call')}, {bytes_text(total)}", *_some(said, len(said))]
+        return [
+            f"  collectives   {count(calls, 'call')}, {bytes_text(total)}",
+            *_some(said, len(said)),
+        ]
 
 
 # -- of a trace
 
 
 def count_trace(trace: Trace, *, whole_table: bool = False) -> Totals:
-    """Counts a trace; ``whole_table``: whether ``stats`` has the messages, too, beside the collectives."""
+    """Counts a trace; ``whole_table``.
+
+    Whether ``stats`` has the messages, too, beside the collectives.
+    """
     totals = Totals(trace, num_steps=count_steps(trace.events), num_apart=len(trace.apart))
     totals.add_events(trace.events, whole_table)
     totals.add_messages(trace)
@@ -240,9 +338,15 @@ def describe(trace: Trace) -> str:
     if calls and not number:
         did = f"called {count(calls, 'collective')}"
     part = "Part of a trace" if "part" in trace.metadata else "Trace"
-    sentence = f"{part} of {count(trace.world_size, 'rank')} that {did} in {time_text(trace.makespan_s * 1e9)}"
+    sentence = (
+        f"{part} of {count(trace.world_size, 'rank')} that {did} in "
+        f"{time_text(trace.makespan_s * 1e9)}"
+    )
     if (edge := totals.busiest) is not None and not edge.equals:
-        sentence += f", {'all' if edge.number == number else 'most bytes'} from rank {edge.src} to rank {edge.dst}"
+        sentence += (
+            f", {'all' if edge.number == number else 'most bytes'} from rank {edge.src} to rank "
+            f"{edge.dst}"
+        )
     if totals.longest_wait is not None:
         sentence += f"; the longest wait: {totals.longest_wait}"
     if totals.num_steps:
@@ -255,16 +359,23 @@ def describe(trace: Trace) -> str:
 # -- of a file
 
 
-def count_file(path: str | PathLike[str], *, whole_table: bool = False, on_rank: Callable[[int, int], object] | None = None) -> Totals:
+def count_file(
+    path: str | PathLike[str],
+    *,
+    whole_table: bool = False,
+    on_rank: Callable[[int, int], object] | None = None,
+) -> Totals:
     """Counts a trace file without holding all of it.
 
     Args:
         path: the file, or what ``load`` makes a trace of where it is damaged.
-        whole_table: whether ``stats`` has the messages, too, which takes 16 bytes of memory an operation.
+        whole_table: whether ``stats`` has the messages, too, which takes 16 bytes of memory an
+            operation.
         on_rank: called with each rank that has been read, and the number of ranks, on long work.
 
     Returns:
-        The totals; their ``run`` has its metadata, hosts, clocks and times, and the bubble of its last step, and nothing else.
+        The totals; their ``run`` has its metadata, hosts, clocks and times, and the bubble of its
+        last step, and nothing else.
 
     Raises:
         TraceFileError: see ``load``.
@@ -272,8 +383,18 @@ def count_file(path: str | PathLike[str], *, whole_table: bool = False, on_rank:
     Example:
         >>> import tempfile
         >>> from ringsim.traces.events import OP_CODES
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
-        ...                       "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [2000, 3000]})
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 1],
+        ...         "op": [OP_CODES["send"], OP_CODES["recv"]],
+        ...         "group": [-1, -1],
+        ...         "peer": [1, 0],
+        ...         "tag": [0, 0],
+        ...         "post_ns": [0, 0],
+        ...         "wait_ns": [0, 0],
+        ...         "done_ns": [2000, 3000],
+        ...     }
+        ... )
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     Trace(events, {"world_size": 2}).save(f"{directory}/run.ringtrace")
         ...     print(count_file(f"{directory}/run.ringtrace"))
@@ -286,10 +407,13 @@ def count_file(path: str | PathLike[str], *, whole_table: bool = False, on_rank:
     try:
         return _count_ranks(path, whole_table, on_rank)
     except TraceFileError:
-        return count_trace(load(path), whole_table=whole_table)  # which may find its parts, and else raises the same
+        # which may find its parts, and else raises the same
+        return count_trace(load(path), whole_table=whole_table)
 
 
-def _count_ranks(path: str | PathLike[str], whole_table: bool, on_rank: Callable[[int, int], object] | None) -> Totals:
+def _count_ranks(
+    path: str | PathLike[str], whole_table: bool, on_rank: Callable[[int, int], object] | None
+) -> Totals:
     outline, waiting = _Outline(), list[Events]()
     totals = Totals(Trace(make_events({"rank": [], "op": []}), {}))
     for piece in read_by_rank(path):
@@ -338,7 +462,10 @@ class _Outline:
             self._kept[rank] = events.select(start + np.flatnonzero(kept))
 
     def end_at_same_step(self, path: str | PathLike[str]) -> int:
-        """Returns how many steps all ranks have completed; reads those again that have completed more."""
+        """Returns how many steps all ranks have completed.
+
+        Reads those again that have completed more.
+        """
         complete = min(self._steps.values(), default=0)
         for rank, number in [*self._steps.items()]:
             if number > complete > 0:
@@ -356,47 +483,75 @@ class _Outline:
 def _find_longest(trace: Trace) -> list[_Wait]:
     """Returns the longest wait for a partner; nothing where nobody waited for one."""
     waits, messages, events = trace.waits, trace.messages, trace.events
-    late_sender, late_receiver = waits.late_sender_ns[messages.recv], waits.late_receiver_ns[messages.send]
+    late_sender, late_receiver = (
+        waits.late_sender_ns[messages.recv],
+        waits.late_receiver_ns[messages.send],
+    )
     longest = np.maximum(late_sender, late_receiver)
     if longest.max(initial=0) == 0:
         return []
     worst = int(np.argmax(longest))
     by_sender = late_sender[worst] >= late_receiver[worst]
     src, dst, sent = int(messages.src[worst]), int(messages.dst[worst]), int(messages.send[worst])
-    waiter, late, verb, index = (dst, src, "send", messages.recv[worst]) if by_sender else (src, dst, "receive", sent)
+    waiter, late, verb, index = (
+        (dst, src, "send", messages.recv[worst]) if by_sender else (src, dst, "receive", sent)
+    )
     file = events.file[index]
     place = f" ({events.tables.files[file]}:{events.line[index]})" if file != NONE else ""
-    said = f"rank {waiter} waited {time_text(int(longest[worst]))} in {OP_NAMES[events.op[index]]}{place} for rank {late} to {verb}"
-    return [_Wait(-int(longest[worst]), int(events.post_ns[sent]), src, int(events.seq[sent]), said)]
+    said = (
+        f"rank {waiter} waited {time_text(int(longest[worst]))} in "
+        f"{OP_NAMES[events.op[index]]}{place} for rank {late} to {verb}"
+    )
+    return [
+        _Wait(-int(longest[worst]), int(events.post_ns[sent]), src, int(events.seq[sent]), said)
+    ]
 
 
 def _say_crossings(trace: Trace) -> list[str]:
-    """Returns how often the rings change hosts where another order of their ranks would do so less often."""
-    names = [re.fullmatch(r"ring:(\d{1,9})>(\d{1,9})", group.name) for group in trace.events.tables.groups]
+    """Returns how often the rings change hosts where another order of ranks would less often."""
+    names = [
+        re.fullmatch(r"ring:(\d{1,9})>(\d{1,9})", group.name)
+        for group in trace.events.tables.groups
+    ]
     pairs = [(int(name[1]), int(name[2])) for name in names if name is not None]
     after = {pred: succ for pred, succ in pairs if max(pred, succ) < trace.world_size}
     crossed = needed = 0
-    for first in sorted(after, key=lambda rank: rank in after.values()):  # where an edge was not used, from behind it
+    # where an edge was not used, from behind it
+    for first in sorted(after, key=lambda rank: rank in after.values()):
         ring = [first]
         while ring[-1] in after:
             ring.append(after.pop(ring[-1]))
         hosts = [trace.hosts[rank] for rank in dict.fromkeys(ring)]
         crossed, needed = crossed + count_crossings(hosts), needed + count_crossings(sorted(hosts))
     hint = 'initialize_distributed(ring_order="hosts")'
-    return [f"    the ring crosses hosts {count(crossed, 'time')}, {needed} would do: {hint}"] if crossed > needed else []
+    return (
+        [f"    the ring crosses hosts {count(crossed, 'time')}, {needed} would do: {hint}"]
+        if crossed > needed
+        else []
+    )
 
 
 def _say_blocked(row: OperationStats) -> str:
     if row.blocked_max_us != row.blocked_max_us:
         return "awaited in C++"
-    return f"blocked {time_text(1e3 * row.blocked_p50_us)} each (median), {100 * row.share:.0f} % of the run"
+    return (
+        f"blocked {time_text(1e3 * row.blocked_p50_us)} each (median), {100 * row.share:.0f} % of "
+        "the run"
+    )
 
 
 def _say_last_step(totals: Totals) -> str:
     """Returns what a pipeline's last step was, and its bubble, in words."""
     measured = totals.run.bubble()
-    said = f"{count(totals.num_steps, 'step')}, the last one of {measured.schedule}: bubble {100 * measured.of_total:.0f} %"
-    return said if measured.closed_form is None else f"{said} (closed form {100 * measured.closed_form.of_total:.0f} %)"
+    said = (
+        f"{count(totals.num_steps, 'step')}, the last one of {measured.schedule}: bubble "
+        f"{100 * measured.of_total:.0f} %"
+    )
+    return (
+        said
+        if measured.closed_form is None
+        else f"{said} (closed form {100 * measured.closed_form.of_total:.0f} %)"
+    )
 
 
 def _some(lines: list[str], number: int) -> list[str]:

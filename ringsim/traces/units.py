@@ -1,4 +1,7 @@
-"""Numbers with units, as pictures write them: bytes in powers of 1024, times in the unit that needs the fewest digits."""
+"""Numbers with units, as pictures write them.
+
+Bytes in powers of 1024, times in the unit that needs the fewest digits.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ def time_text(length_ns: float) -> str:
 
 
 def span_text(name: str) -> str:
-    """Writes the name of a span; the time that ``ringsim.compute`` was asked for gets the unit that suits it.
+    """Writes the name of a span.
+
+    The time that ``ringsim.compute`` was asked for gets the unit that suits it.
 
     Example:
         >>> span_text("compute 1e-05 s"), span_text("forward")

@@ -1,8 +1,10 @@
-"""``Trace``: what a run leaves behind, whether it came from real ranks, from the simulator or from a file; as tables and in words.
+"""``Trace``: what a run leaves behind, as tables and in words.
 
-There are two pandas tables: "events" has one row an event, "messages" one row a message. Words are categoricals. What does not apply, or
-has not come yet, is NA and never -1, so that a duration computed from it is NA too, and not a wrong number. Times are ns from the start of
-the run. ``message_id`` of an event is the row of its message in the other table.
+Whether it came from real ranks, from the simulator or from a file. There are two pandas tables:
+"events" has one row an event, "messages" one row a message. Words are categoricals. What does not
+apply, or has not come yet, is NA and never -1, so that a duration computed from it is NA too, and
+not a wrong number. Times are ns from the start of the run. ``message_id`` of an event is the row of
+its message in the other table.
 """
 
 from __future__ import annotations
@@ -17,10 +19,27 @@ import numpy as np
 
 from ringsim.errors import ArgumentError, escape, say
 from ringsim.traces.clocks import Clock, list_clocks
-from ringsim.traces.events import ANY_SOURCE, COLUMN_DTYPES, KIND_NAMES, NONE, OP_NAMES, STATUS_NAMES, Events, Ints, Tables
+from ringsim.traces.events import (
+    ANY_SOURCE,
+    COLUMN_DTYPES,
+    KIND_NAMES,
+    NONE,
+    OP_NAMES,
+    STATUS_NAMES,
+    Events,
+    Ints,
+    Tables,
+)
 from ringsim.traces.items import Event, event_at
 from ringsim.traces.lazy import Style, bundle, resolve
-from ringsim.traces.matching import Messages, Unmatched, Waits, describe_unmatched, match, split_waits
+from ringsim.traces.matching import (
+    Messages,
+    Unmatched,
+    Waits,
+    describe_unmatched,
+    match,
+    split_waits,
+)
 from ringsim.traces.stats import Stats, Tally
 from ringsim.traces.steps import Bubble, PeakActivations, find_step, measure_bubble, measure_peaks
 
@@ -40,19 +59,31 @@ __all__ = ["Trace", "check_trace", "count"]
 class Trace:
     """The recorded events of a run, and what the ranks returned and printed.
 
-    In a notebook a trace shows itself as pictures, in a terminal as a summary. Two traces are equal when their events and metadata are;
-    results and output do not count, for a file does not keep them.
+    In a notebook a trace shows itself as pictures, in a terminal as a summary. Two traces are equal
+    when their events and metadata are; results and output do not count, for a file does not keep
+    them.
 
     Args:
         events: what happened, one row an event.
         metadata: where and how it was measured, or simulated; only what JSON can say.
-        results: what the worker returned, by rank; empty where there was no worker, and for a trace that was loaded.
+        results: what the worker returned, by rank; empty where there was no worker, and for a trace
+            that was loaded.
         output: what each rank printed, by rank; empty likewise.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
-        ...                       "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [2000, 3000]})
+        >>> events = make_events(
+        ...     {
+        ...         "rank": [0, 1],
+        ...         "op": [OP_CODES["send"], OP_CODES["recv"]],
+        ...         "group": [-1, -1],
+        ...         "peer": [1, 0],
+        ...         "tag": [0, 0],
+        ...         "post_ns": [0, 0],
+        ...         "wait_ns": [0, 0],
+        ...         "done_ns": [2000, 3000],
+        ...     }
+        ... )
         >>> trace = Trace(events, {"world_size": 2})
         >>> trace.world_size, len(trace.messages), trace.unmatched
         (2, 1, [])
@@ -93,50 +124,75 @@ class Trace:
 
     @cached_property
     def hosts(self) -> list[str]:
-        """Name of each rank's host, by rank; "" where it is not known. A simulation with a topology of hosts calls them "host0", ...
+        """Name of each rank's host, by rank; "" where it is not known.
+
+        A simulation with a topology of hosts calls them "host0", ...
 
         Example:
             >>> from ringsim.traces.events import make_events
-            >>> Trace(make_events({"rank": [], "op": []}), {"world_size": 2, "ranks": [{"rank": 0, "host": "node7"}]}).hosts
+            >>> Trace(
+            ...     make_events({"rank": [], "op": []}),
+            ...     {"world_size": 2, "ranks": [{"rank": 0, "host": "node7"}]},
+            ... ).hosts
             ['node7', '']
         """
         constants, about = self.metadata.get("constants"), self.metadata.get("ranks", ())
-        if isinstance(constants, dict) and (said := re.match(r"Hosts\(ranks_per_host=([1-9]\d{0,8}),", str(constants.get("topology")))):
+        if isinstance(constants, dict) and (
+            said := re.match(
+                r"Hosts\(ranks_per_host=([1-9]\d{0,8}),", str(constants.get("topology"))
+            )
+        ):
             return [f"host{rank // int(said[1])}" for rank in range(self.world_size)]
         names = {one.get("rank"): escape(str(one.get("host") or ""), lines=False) for one in about}
         return [names.get(rank, "") for rank in range(self.world_size)]
 
     def crosses(self, src: Any, dst: Any) -> Ints:
         """Tells which links, given by their two ranks, lead from one known host to another."""
-        known = {name: number for number, name in enumerate(dict.fromkeys(filter(None, self.hosts)))}
+        known = {
+            name: number for number, name in enumerate(dict.fromkeys(filter(None, self.hosts)))
+        }
         host = np.array([known.get(name, NONE) for name in self.hosts], dtype=np.int64)
         crosses: Ints = (host[src] != host[dst]) & (host[src] != NONE) & (host[dst] != NONE)
         return crosses
 
     @cached_property
     def clocks(self) -> list[Clock]:
-        """The clocks of the machines that ran the ranks, rank 0's first, as they were compared; empty where all ranks had one clock."""
+        """The clocks of the machines that ran the ranks, rank 0's first, as they were compared.
+
+        Empty where all ranks had one clock.
+        """
         return list_clocks(self.events, self.metadata.get("clocks", []), self.hosts)
 
     @cached_property
     def makespan_s(self) -> float:
-        """Seconds from the first event posted to the last moment recorded; without events those that were simulated, or 0."""
+        """Seconds from the first event posted to the last moment recorded.
+
+        Without events those that were simulated, or 0.
+        """
         events = self.events
         if len(events) == 0:
-            end_ns = self.metadata.get("end_ns") if self.metadata.get("source") == "simulated" else 0
+            end_ns = (
+                self.metadata.get("end_ns") if self.metadata.get("source") == "simulated" else 0
+            )
             return end_ns * 1e-9 if type(end_ns) is int and 0 <= end_ns < 2**63 else 0.0
         last = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
         return float(last - events.post_ns.min()) * 1e-9
 
     @property
     def apart(self) -> Ints:
-        """Of a part that ``filter`` made, the places of the operations whose other side was left out, ascending."""
+        """Returns the places of the operations whose other side was left out, ascending.
+
+        In a part that ``filter`` made.
+        """
         places = self.metadata["part"]["apart"] if "part" in self.metadata else []
         return np.array(places, dtype=np.int64)
 
     @cached_property
     def messages(self) -> Messages:
-        """Sends and recvs that met, one row a message. NCCL, also simulated, ignores tags: there the order alone decides."""
+        """Sends and recvs that met, one row a message.
+
+        NCCL, also simulated, ignores tags: there the order alone decides.
+        """
         by_tag = self.metadata.get("backend") not in ("nccl", "virtual clock, grouped")
         return match(self.events, by_tag=by_tag, apart=self.apart)
 
@@ -159,14 +215,16 @@ class Trace:
         groups: str | Iterable[str] | None = None,
         steps: SupportsIndex | Iterable[SupportsIndex] | None = None,
     ) -> Trace:
-        """Returns a part of the trace: the events that meet all conditions. It is saved, loaded and drawn like any other.
+        """Returns a part of the trace: the events that meet all conditions.
 
-        Ranks and times stay those of the run; steps are counted anew. An operation whose other side is left out matches nothing: why it
-        was blocked is not known any more. ``summary()`` counts these, and ``unmatched`` does not.
+        It is saved, loaded and drawn like any other. Ranks and times stay those of the run; steps
+        are counted anew. An operation whose other side is left out matches nothing: why it was
+        blocked is not known any more. ``summary()`` counts these, and ``unmatched`` does not.
 
         Args:
             ranks: one, or several.
-            between_s: a stretch of time, in seconds from the start of the run; what lies in it with one end only is in it.
+            between_s: a stretch of time, in seconds from the start of the run; what lies in it with
+                one end only is in it.
             ops: names of operations as torch spells them, "span" or "mark".
             groups: names of process groups; spans and marks are of none.
             steps: of a pipeline, from 0; what was posted in them.
@@ -176,8 +234,18 @@ class Trace:
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, make_events
-            >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
-            ...                       "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [2000, 3000]})
+            >>> events = make_events(
+            ...     {
+            ...         "rank": [0, 1],
+            ...         "op": [OP_CODES["send"], OP_CODES["recv"]],
+            ...         "group": [-1, -1],
+            ...         "peer": [1, 0],
+            ...         "tag": [0, 0],
+            ...         "post_ns": [0, 0],
+            ...         "wait_ns": [0, 0],
+            ...         "done_ns": [2000, 3000],
+            ...     }
+            ... )
             >>> print(Trace(events, {"world_size": 2}).filter(ranks=1))
             Trace of 2 ranks
               part          ranks 1; 1 operation whose other side is left out
@@ -188,13 +256,15 @@ class Trace:
         return part
 
     def step(self, number: int) -> Trace:
-        """Returns the part that was posted in one step of a pipeline, counted from 0; raises ArgumentError if there is none."""
+        """Returns the part posted in one step of a pipeline, from 0; ArgumentError without one."""
         return self.filter(steps=number)
 
     def redact(self) -> Trace:
-        """Returns the trace to hand on: paths keep their last part, hosts become "host0", users "user"; results and output are dropped.
+        """Returns the trace to hand on.
 
-        What else the program wrote, such as names of spans and groups, stays: look whether it says more than it should.
+        Paths keep their last part, hosts become "host0", users "user"; results and output are
+        dropped. What else the program wrote, such as names of spans and groups, stays: look whether
+        it says more than it should.
         """
         shared: Trace = resolve("redact")(self)
         return shared
@@ -206,31 +276,49 @@ class Trace:
             which: "events" for one row an event, "messages" for one row a message.
 
         Returns:
-            A new pandas DataFrame. ``shape`` reads "4x1024", and "" for a scalar. ``peer`` is NA for a recv from any source that has not
-            met its sender. In the messages, ``late_sender_ns`` is how long the receiver was blocked before the send was posted,
-            ``late_receiver_ns`` the reverse, and ``transfer_ns`` the time from the later of the two posts to the end of the recv.
+            A new pandas DataFrame. ``shape`` reads "4x1024", and "" for a scalar. ``peer`` is NA
+            for a recv from any source that has not met its sender. In the messages,
+            ``late_sender_ns`` is how long the receiver was blocked before the send was posted,
+            ``late_receiver_ns`` the reverse, and ``transfer_ns`` the time from the later of the two
+            posts to the end of the recv.
 
         Raises:
             ArgumentError: ``which`` names no table.
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, make_events
-            >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
-            ...                       "tag": [0, 0], "post_ns": [0, 0], "wait_ns": [0, 0], "done_ns": [2000, 3000]})
+            >>> events = make_events(
+            ...     {
+            ...         "rank": [0, 1],
+            ...         "op": [OP_CODES["send"], OP_CODES["recv"]],
+            ...         "group": [-1, -1],
+            ...         "peer": [1, 0],
+            ...         "tag": [0, 0],
+            ...         "post_ns": [0, 0],
+            ...         "wait_ns": [0, 0],
+            ...         "done_ns": [2000, 3000],
+            ...     }
+            ... )
             >>> Trace(events, {}).to_pandas("messages")[["src", "dst", "transfer_ns"]]
                src  dst  transfer_ns
             0    0    1         3000
         """
         if which not in ("events", "messages"):
-            raise ArgumentError(f'which must be "events" or "messages", got {which!r}. Choose one of the two tables.')
+            raise ArgumentError(
+                f'which must be "events" or "messages", got {which!r}. '
+                "Choose one of the two tables."
+            )
         import pandas as pd
 
-        return pd.DataFrame(_list_events(self) if which == "events" else _list_messages(self), copy=True)
+        return pd.DataFrame(
+            _list_events(self) if which == "events" else _list_messages(self), copy=True
+        )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the trace to one file, usually ``*.ringtrace``, all of it or nothing; ``ringsim.load`` reads it.
+        """Writes the trace to one file, usually ``*.ringtrace``, all of it or nothing.
 
-        Results and output stay behind: a file holds numbers and names, nothing that could be executed.
+        ``ringsim.load`` reads it. Results and output stay behind: a file holds numbers and names,
+        nothing that could be executed.
 
         Args:
             path: where to; an existing file is replaced.
@@ -241,44 +329,52 @@ class Trace:
         resolve("save")(self, path)
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
-        """Writes the trace as ui.perfetto.dev opens it, usually ``*.pftrace``; ``ringsim.exchange.perfetto`` says what it shows."""
+        """Writes a file for ui.perfetto.dev (``*.pftrace``): see ``ringsim.exchange.perfetto``."""
         resolve("to_perfetto")(self, path)
 
     def to_chrome(self, path: str | PathLike[str]) -> None:
-        """Writes the trace in Chrome's Trace Event Format, usually ``*.json``; ``ringsim.exchange.chrome`` says what it shows."""
+        """Writes Chrome's Trace Event Format (``*.json``): see ``ringsim.exchange.chrome``."""
         resolve("to_chrome")(self, path)
 
     def to_goal(self, path: str | PathLike[str]) -> None:
-        """Writes the trace as a program for LogGOPSim and ATLAHS, usually ``*.goal``; ``ringsim.exchange.goal`` says what is in it."""
+        """Writes a program for LogGOPSim and ATLAHS, ``*.goal``: see ``ringsim.exchange.goal``."""
         resolve("to_goal")(self, path)
 
     def to_chakra(self, directory: str | PathLike[str]) -> None:
-        """Writes the trace as Chakra execution traces, a file a rank; ``ringsim.exchange.chakra`` says what is in them."""
+        """Writes Chakra execution traces, a file a rank: see ``ringsim.exchange.chakra``."""
         resolve("to_chakra")(self, directory)
 
     def to_otf2(self, directory: str | PathLike[str]) -> None:
-        """Writes the trace as an archive of OTF2, for Vampir and Scalasca; ``ringsim.exchange.otf2`` says what is in it."""
+        """Writes an archive of OTF2, for Vampir and Scalasca: see ``ringsim.exchange.otf2``."""
         resolve("to_otf2")(self, directory)
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes the trace as one interactive page, usually ``*.html``: zoom, hover, search, play; it needs no network."""
+        """Writes one interactive page, usually ``*.html``; it needs no network."""
         resolve("to_html")(self, path)
 
     def view(self) -> Any:
-        """Shows the page of ``to_html`` in a notebook; ``ringsim.view.notebook.View`` says what Python can ask of it."""
+        """Shows the page of ``to_html`` in a notebook: see ``ringsim.view.notebook.View``."""
         return resolve("view")(self)
 
     def plot_ring(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws who sent to whom, as a ring; on ``ax`` where given, else on a new figure that ``look`` describes."""
+        """Draws who sent to whom, as a ring, on ``ax`` or a new figure that ``look`` describes."""
         axes: Axes = resolve("plot_ring")(self, ax=ax, **look)
         return axes
 
-    def plot_timeline(self, *, step: int | None = None, align: bool = True, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
+    def plot_timeline(
+        self,
+        *,
+        step: int | None = None,
+        align: bool = True,
+        ax: Axes | None = None,
+        **look: Unpack[Style],
+    ) -> Axes:
         """Draws what each rank did when; on ``ax`` where given, else on a new figure.
 
         Args:
             step: of a pipeline's trace, which step, from 0; None for the last one.
-            align: whether times of several hosts are aligned; False draws what each host's own clock showed.
+            align: whether times of several hosts are aligned; False draws what each host's own
+                clock showed.
             ax: where to draw.
             **look: size, theme and so on of the new figure, see `Style`.
 
@@ -291,13 +387,17 @@ class Trace:
         axes: Axes = resolve("plot_timeline")(self, step=step, align=align, ax=ax, **look)
         return axes
 
-    def plot_bandwidth(self, *, curve: Bandwidths | None = None, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws what bandwidth and time each message achieved; ``curve``, a measured table, stands behind them, ``look`` the figure's."""
+    def plot_bandwidth(
+        self, *, curve: Bandwidths | None = None, ax: Axes | None = None, **look: Unpack[Style]
+    ) -> Axes:
+        """Draws each message's bandwidth and time, over a measured ``curve``."""
         axes: Axes = resolve("plot_bandwidth")(self, curve=curve, ax=ax, **look)
         return axes
 
     def stats(self) -> Stats:
-        """Computes a table with one row for each operation and group: count, bytes, blocked times, bandwidths, share of the run.
+        """Computes a table with one row for each operation and group.
+
+        Count, bytes, blocked times, bandwidths, share of the run.
 
         Returns:
             The table; it prints itself, and ``to_pandas()`` makes a DataFrame of it.
@@ -312,7 +412,9 @@ class Trace:
         return tally.table(self.events.tables, self.world_size, self.makespan_s)
 
     def bubble(self, step: int | None = None) -> Bubble:
-        """Measures how long the ranks of a pipeline did not compute in one step, beside what the schedule's closed form says.
+        """Measures how long the ranks of a pipeline did not compute in one step.
+
+        Beside what the schedule's closed form says.
 
         Args:
             step: which step, from 0; None for the last one.
@@ -326,7 +428,9 @@ class Trace:
         return measure_bubble(find_step(self, step))
 
     def peak_activations(self, step: int | None = None) -> PeakActivations:
-        """Counts the most activations that each rank of a pipeline held at a time in one step, beside what the closed form says.
+        """Counts the most activations that each rank of a pipeline held at a time in one step.
+
+        Beside what the closed form says.
 
         Args:
             step: which step, from 0; None for the last one.
@@ -340,20 +444,37 @@ class Trace:
         return measure_peaks(find_step(self, step))
 
     def explain(self) -> Diagnosis:
-        """Says why the run ended as it did, or what made it slow; printing what it returns gives sentences, ``plot()`` a picture."""
+        """Says why the run ended as it did, or was slow: in sentences, or drawn by ``plot()``."""
         diagnosis: Diagnosis = resolve("explain")(self)
         return diagnosis
 
     def summary(self) -> str:
-        """Returns the trace in a few lines of text: ranks, messages, the busiest edge, the longest wait, what is missing.
+        """Returns the trace in a few lines of text.
+
+        Ranks, messages, the busiest edge, the longest wait, what is missing.
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
             >>> tables = Tables(payloads=(Payload("float32", (1024,), 4096),))
-            >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]], "group": [-1, -1], "peer": [1, 0],
-            ...                       "tag": [0, 0], "payload": [0, 0], "post_ns": [500, 0], "wait_ns": [500, 0],
-            ...                       "done_ns": [2000, 3000]}, tables)
-            >>> print(Trace(events, {"world_size": 2, "source": "measured", "backend": "gloo"}).summary())
+            >>> events = make_events(
+            ...     {
+            ...         "rank": [0, 1],
+            ...         "op": [OP_CODES["send"], OP_CODES["recv"]],
+            ...         "group": [-1, -1],
+            ...         "peer": [1, 0],
+            ...         "tag": [0, 0],
+            ...         "payload": [0, 0],
+            ...         "post_ns": [500, 0],
+            ...         "wait_ns": [500, 0],
+            ...         "done_ns": [2000, 3000],
+            ...     },
+            ...     tables,
+            ... )
+            >>> print(
+            ...     Trace(
+            ...         events, {"world_size": 2, "source": "measured", "backend": "gloo"}
+            ...     ).summary()
+            ... )
             Trace of 2 ranks (measured, gloo)
               messages      1 message, 4 KiB, 2 events in 3 µs
               busiest edge  0 -> 1: 1 message, 4 KiB
@@ -386,20 +507,30 @@ class Trace:
         return (
             self.metadata == other.metadata
             and mine.tables == theirs.tables
-            and all(np.array_equal(getattr(mine, name), getattr(theirs, name)) for name in COLUMN_DTYPES)
+            and all(
+                np.array_equal(getattr(mine, name), getattr(theirs, name)) for name in COLUMN_DTYPES
+            )
         )
 
     __hash__ = None  # type: ignore[assignment]  # equal by content, and its columns are arrays
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Gives Jupyter the pictures with a text beside them, or the text alone where there is no matplotlib."""
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Gives Jupyter the pictures with a text beside them.
+
+        Or the text alone where there is no matplotlib.
+        """
         return bundle(self, self.summary(), "png", self.describe())
 
 
 def check_trace(name: str, value: object) -> None:
     """Raises ArgumentError unless an argument, called ``name``, is a trace."""
     if not isinstance(value, Trace):
-        raise ArgumentError(f"{name} must be a Trace, got {say(value)}. Pass what ringsim.trace, simulate or load returns.")
+        raise ArgumentError(
+            f"{name} must be a Trace, got {say(value)}. Pass what ringsim.trace, simulate or "
+            "load returns."
+        )
 
 
 def count(number: int, noun: str) -> str:
@@ -422,7 +553,9 @@ def _list_events(trace: Trace) -> dict[str, Any]:
     peer = np.where(events.peer == ANY_SOURCE, NONE, events.peer)
     dtype, shape = _payload_words(tables)
     return {
-        "run": _words(np.zeros(len(events), dtype=np.int8), [str(trace.metadata.get("run_id", ""))]),
+        "run": _words(
+            np.zeros(len(events), dtype=np.int8), [str(trace.metadata.get("run_id", ""))]
+        ),
         "rank": events.rank,
         "thread": events.thread,
         "seq": events.seq,
@@ -467,7 +600,9 @@ def _list_messages(trace: Trace) -> dict[str, Any]:
         "recv_done_ns": _numbers(recv_done),
         "late_sender_ns": waits.late_sender_ns[recv],
         "late_receiver_ns": waits.late_receiver_ns[send],
-        "transfer_ns": _numbers(np.where(recv_done == NONE, NONE, np.maximum(recv_done - both_posted, 0))),
+        "transfer_ns": _numbers(
+            np.where(recv_done == NONE, NONE, np.maximum(recv_done - both_posted, 0))
+        ),
         "stage": _numbers(messages.stage),
         "microbatch": _numbers(messages.microbatch),
     }
@@ -481,15 +616,28 @@ def _numbers(values: Ints) -> pd.api.extensions.ExtensionArray:
 
 
 def _words(codes: Ints, names: Any) -> pd.Categorical:
-    """Makes a categorical of ``names[code]``, NA for -1 and for a name of None; names that several codes share become one category."""
+    """Makes a categorical of ``names[code]``, NA for -1 and for a name of None.
+
+    Names that several codes share become one category.
+    """
     import pandas as pd
 
-    unique = {name: number for number, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
+    unique = {
+        name: number
+        for number, name in enumerate(dict.fromkeys(name for name in names if name is not None))
+    }
     number_of = np.array([unique.get(name, NONE) for name in names] + [NONE], dtype=np.int64)
-    return pd.Categorical.from_codes(number_of[codes], categories=pd.Index(list(unique), dtype="str"))
+    return pd.Categorical.from_codes(
+        number_of[codes], categories=pd.Index(list(unique), dtype="str")
+    )
 
 
 def _payload_words(tables: Tables) -> tuple[list[str | None], list[str | None]]:
-    """Returns the dtype and the shape of each payload as words, None for one that carries nothing (a barrier's)."""
+    """Returns the dtype and the shape of each payload as words.
+
+    None for one that carries nothing (a barrier's).
+    """
     dtypes = [payload.dtype or None for payload in tables.payloads]
-    return dtypes, ["x".join(map(str, payload.shape)) if payload.dtype else None for payload in tables.payloads]
+    return dtypes, [
+        "x".join(map(str, payload.shape)) if payload.dtype else None for payload in tables.payloads
+    ]

@@ -1,4 +1,7 @@
-"""What all explorers share: choices, the frame that belongs to them, sliders in a notebook, and a page that needs no kernel."""
+"""What all explorers share.
+
+Choices, the frame that belongs to them, sliders in a notebook, and a page that needs no kernel.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def say_stuck(error: RingError) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """Sliders over simulated runs; as the last line of a cell it shows itself, and `to_html` writes a page that moves without a kernel.
+    """Sliders over simulated runs.
+
+    As the last line of a cell it shows itself, and `to_html` writes a page that moves without a
+    kernel.
 
     Attributes:
         title: what is explored.
@@ -96,14 +102,21 @@ class Explorer:
         known = {choice.name: choice for choice in self.choices}
         for name, value in values.items():
             if name not in known:
-                raise ArgumentError(f"a choice must be one of {', '.join(known)}, got {say(name)}. Take one of these names.")
+                raise ArgumentError(
+                    f"a choice must be one of {', '.join(known)}, got {say(name)}. Take one of "
+                    "these names."
+                )
             if value not in known[name].options:
                 options = ", ".join(map(str, known[name].options))
-                raise ArgumentError(f"{name} must be one of {options}, got {say(value)}. Take one of these.")
+                raise ArgumentError(
+                    f"{name} must be one of {options}, got {say(value)}. Take one of these."
+                )
         return self.make(**{name: choice.value for name, choice in known.items()} | values)
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes a page with all frames of what `Choice.exported` says: sliders, without a kernel and a network.
+        """Writes a page with all frames of what `Choice.exported` says.
+
+        Sliders, without a kernel and a network.
 
         Args:
             path: where to; an existing file is replaced.
@@ -112,10 +125,13 @@ class Explorer:
             TraceFileError: the file cannot be written.
         """
         exported = [choice.exported or (choice.value,) for choice in self.choices]
-        runs: dict[int, tuple[int, bytes, Trace]] = {}  # by identity, since frames share them: its number; kept, so that the identity lasts
+        # by identity, since frames share them: its number; kept, so that the identity lasts
+        runs: dict[int, tuple[int, bytes, Trace]] = {}
         frames = []
         for values in itertools.product(*exported):
-            text, traces = self.frame(**dict(zip((choice.name for choice in self.choices), values, strict=True)))
+            text, traces = self.frame(
+                **dict(zip((choice.name for choice in self.choices), values, strict=True))
+            )
             for trace in traces:
                 if id(trace) not in runs:
                     runs[id(trace)] = len(runs), encode(trace), trace
@@ -137,17 +153,23 @@ class Explorer:
             "sizes": list(map(len, packed)),
         }
         said = json.dumps(head, separators=(",", ":")).encode()
-        data = gzip.compress(b"".join([struct.pack("<I", len(said)), said, *packed]), _LEVEL, mtime=0)
+        data = gzip.compress(
+            b"".join([struct.pack("<I", len(said)), said, *packed]), _LEVEL, mtime=0
+        )
         first = self.frame()
         body = (
             '<div class="ringsim ready explorer"><section class="choices" aria-label="choices">'
             f"<h1>{html.escape(self.title)}</h1><form></form>"
-            f'<pre tabindex="0" aria-live="polite">{html.escape(first.text)}</pre></section>\n{page_body("", first.traces)}</div>\n'
+            f'<pre tabindex="0" aria-live="polite">{html.escape(first.text)}</pre></section>\n'
+            f"{page_body('', first.traces)}</div>\n"
         )
         write_page(path, f"ringsim: {self.title}", "explorer.js", body, [data])
 
     def _ipython_display_(self) -> None:
-        """Shows the sliders, the words and the view; below them what a saved notebook keeps: the pictures of the first choice."""
+        """Shows the sliders, the words and the view.
+
+        Below them what a saved notebook keeps: the pictures of the first choice.
+        """
         import ipywidgets
         from IPython.display import display
 
@@ -170,11 +192,27 @@ class Explorer:
             control.observe(change, "value")
         show(first)
         box = ipywidgets.VBox(
-            [ipywidgets.GridBox(list(controls.values()), layout={"grid_template_columns": "repeat(auto-fill, 320px)"}), words, view.widget]
+            [
+                ipywidgets.GridBox(
+                    list(controls.values()),
+                    layout={"grid_template_columns": "repeat(auto-fill, 320px)"},
+                ),
+                words,
+                view.widget,
+            ]
         )
-        display({**box._repr_mimebundle_(), "text/plain": f"Sliders for {self.title}: run this cell to move them."}, raw=True)
+        display(
+            {
+                **box._repr_mimebundle_(),
+                "text/plain": f"Sliders for {self.title}: run this cell to move them.",
+            },
+            raw=True,
+        )
         chosen = ", ".join(f"{choice.label} {choice.say(choice.value)}" for choice in self.choices)
-        display({"text/plain": f"For a saved notebook, the first choice: {chosen}\n\n{first.text}"}, raw=True)
+        display(
+            {"text/plain": f"For a saved notebook, the first choice: {chosen}\n\n{first.text}"},
+            raw=True,
+        )
         for trace in first.traces:
             display(trace)
 
@@ -184,4 +222,9 @@ def _control(choice: Choice) -> Any:
 
     kind = ipywidgets.SelectionSlider if choice.is_number else ipywidgets.Dropdown
     options = [(choice.say(option), option) for option in choice.options]
-    return kind(options=options, value=choice.value, description=choice.label, style={"description_width": "100px"})
+    return kind(
+        options=options,
+        value=choice.value,
+        description=choice.label,
+        style={"description_width": "100px"},
+    )

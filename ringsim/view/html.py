@@ -2,9 +2,10 @@
 
 A trace is a head in JSON, then columns of numbers, each as narrow as its values allow.
 
-Times are differences: an event's ``post`` from that of the event before it on its rank, its ``wait`` and ``done`` from its ``post``. Most
-fit into two or four bytes and look alike, so that gzip leaves 5 to 10 bytes an event. No name stands in the page as such, and none can be
-taken for markup: the whole is base64.
+Times are differences: an event's ``post`` from that of the event before it on its rank, its
+``wait`` and ``done`` from its ``post``. Most fit into two or four bytes and look alike, so that
+gzip leaves 5 to 10 bytes an event. No name stands in the page as such, and none can be taken for
+markup: the whole is base64.
 """
 
 from __future__ import annotations
@@ -27,7 +28,17 @@ import numpy as np
 from ringsim.diagnose.snapshot import read_end_ns
 from ringsim.errors import ArgumentError, escape
 from ringsim.provenance import footer
-from ringsim.traces.events import ERROR, IN_FLIGHT, KIND_NAMES, MARK, NONE, OP_KINDS, OP_NAMES, Events, Ints
+from ringsim.traces.events import (
+    ERROR,
+    IN_FLIGHT,
+    KIND_NAMES,
+    MARK,
+    NONE,
+    OP_KINDS,
+    OP_NAMES,
+    Events,
+    Ints,
+)
 from ringsim.traces.lazy import resolve
 from ringsim.traces.units import span_text
 from ringsim.traces.value import Trace, count
@@ -63,13 +74,17 @@ PROGRAM: Final = (
     "main.js",
 )  # then page.js or widget.js: where it stands
 MOST_RUNS: Final = 8
-MOST_PICTURED: Final = 100_000  # events of a trace whose picture is drawn, for printers and for those without JavaScript
+# events of a trace whose picture is drawn, for printers and for those without JavaScript
+MOST_PICTURED: Final = 100_000
 
 
-def to_html(traces: Trace | Sequence[Trace], path: str | PathLike[str], names: Sequence[str] = ()) -> None:
-    """Writes traces as an interactive page, one file that works from disk, in a sandboxed frame and without a network.
+def to_html(
+    traces: Trace | Sequence[Trace], path: str | PathLike[str], names: Sequence[str] = ()
+) -> None:
+    """Writes traces as an interactive page, one file that works from disk.
 
-    The page may run no script and load no style but its own: its policy names them by their hashes.
+    It is in a sandboxed frame and without a network. The page may run no script and load no style
+    but its own: its policy names them by their hashes.
 
     Args:
         traces: a trace, or up to 8 on one axis, aligned at their first operations.
@@ -84,7 +99,10 @@ def to_html(traces: Trace | Sequence[Trace], path: str | PathLike[str], names: S
         >>> import tempfile
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> from ringsim.traces.value import Trace
-        >>> trace = Trace(make_events({"rank": [0], "op": [OP_CODES["barrier"]], "post_ns": [5]}), {"world_size": 1})
+        >>> trace = Trace(
+        ...     make_events({"rank": [0], "op": [OP_CODES["barrier"]], "post_ns": [5]}),
+        ...     {"world_size": 1},
+        ... )
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     to_html(trace, f"{directory}/run.html")
         ...     Path(directory, "run.html").read_text()[:15]
@@ -103,25 +121,42 @@ def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
     """
     several = tuple(traces) if isinstance(traces, Sequence) else (traces,)
     if not 1 <= len(several) <= MOST_RUNS:
-        raise ArgumentError(f"traces must be 1 to {MOST_RUNS}, got {len(several)}. Choose those to compare.")
+        raise ArgumentError(
+            f"traces must be 1 to {MOST_RUNS}, got {len(several)}. Choose those to compare."
+        )
     return several
 
 
 def page_body(title: str, traces: Iterable[Trace]) -> str:
-    """Returns the view's part of a page, still empty; with the pictures of traces, for printers and where no script runs."""
-    return part("page.html").replace("{title}", html.escape(title)).replace("{picture}", "".join(map(_picture, traces)))
+    """Returns the view's part of a page, still empty.
+
+    With the pictures of traces, for printers and where no script runs.
+    """
+    return (
+        part("page.html")
+        .replace("{title}", html.escape(title))
+        .replace("{picture}", "".join(map(_picture, traces)))
+    )
 
 
-def write_page(path: str | PathLike[str], title: str, entry: str, body: str, data: Iterable[bytes]) -> None:
+def write_page(
+    path: str | PathLike[str], title: str, entry: str, body: str, data: Iterable[bytes]
+) -> None:
     """Writes a page: its body, its data, and the program with the file ``entry`` at its end."""
     program, look = part(*PROGRAM, entry), part("style.css")
-    policy = f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
-    scripts = "".join(f'<script type="application/x-ringsim">{base64.b64encode(one).decode("ascii")}</script>\n' for one in data)
+    policy = (
+        f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
+    )
+    scripts = "".join(
+        f'<script type="application/x-ringsim">{base64.b64encode(one).decode("ascii")}</script>\n'
+        for one in data
+    )
     text = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{look}</style>\n</head>\n<body>\n{body}{scripts}<script>{program}</script>\n</body>\n</html>\n"
+        f"<title>{html.escape(title)}</title>\n<style>{look}</style>\n</head>\n<body>\n"
+        f"{body}{scripts}<script>{program}</script>\n</body>\n</html>\n"
     )
     resolve("write_whole")(Path(path), lambda file: file.write(text.encode()))
 
@@ -139,17 +174,24 @@ def _hash(text: str) -> str:
 
 
 def _picture(trace: Trace) -> str:
-    """Returns the still picture, which printers get, and browsers that run no script; nothing without Matplotlib."""
+    """Returns the still picture, which printers get, and browsers that run no script.
+
+    Nothing without Matplotlib.
+    """
     if len(trace.events) > MOST_PICTURED:
         return ""
     try:
         png: bytes = resolve("png")(trace)
     except ImportError:
         return ""
-    return f'<img alt="{html.escape(trace.describe())}" src="data:image/png;base64,{base64.b64encode(png).decode("ascii")}">'
+    return (
+        f'<img alt="{html.escape(trace.describe())}" '
+        f'src="data:image/png;base64,{base64.b64encode(png).decode("ascii")}">'
+    )
 
 
-MOST_LABELS: Final = 4096  # of different spans; where there are more, the numbers in them are left out
+# of different spans; where there are more, the numbers in them are left out
+MOST_LABELS: Final = 4096
 _WIDTHS: Final = ("<i1", "<i2", "<i4")
 _LEVEL: Final = 6  # of gzip: higher ones take three times as long for a hundredth
 
@@ -163,12 +205,18 @@ def pack(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         name: what to call it.
 
     Returns:
-        gzip of: the length of the head (uint32), the head as JSON, and its ``columns`` one behind the other, little endian.
+        gzip of: the length of the head (uint32), the head as JSON, and its ``columns`` one behind
+        the other, little endian.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
         >>> from ringsim.traces.value import Trace
-        >>> packed = pack(Trace(make_events({"rank": [0], "op": [OP_CODES["barrier"]], "post_ns": [5]}), {"world_size": 1}))
+        >>> packed = pack(
+        ...     Trace(
+        ...         make_events({"rank": [0], "op": [OP_CODES["barrier"]], "post_ns": [5]}),
+        ...         {"world_size": 1},
+        ...     )
+        ... )
         >>> gzip.decompress(packed)[4:22]
         b'{"title":"1 rank",'
     """
@@ -182,7 +230,10 @@ def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
 
 
 def align(traces: Sequence[Trace]) -> list[int]:
-    """Returns how much later each trace is shown: their first operations are aligned with the latest of them."""
+    """Returns how much later each trace is shown.
+
+    Their first operations are aligned with the latest of them.
+    """
     begins_ns = [find_begin_ns(trace) for trace in traces]
     return [max(begins_ns) - begin_ns for begin_ns in begins_ns]
 
@@ -203,21 +254,30 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
         "summary": trace.summary(),
-        "end": min((read_end_ns(trace.metadata) or 0) + later_ns, 2**53) if (events.status == IN_FLIGHT).any() else 0,  # stuck until then
+        # stuck until then
+        "end": min((read_end_ns(trace.metadata) or 0) + later_ns, 2**53)
+        if (events.status == IN_FLIGHT).any()
+        else 0,
         "counts": np.bincount(events.rank, minlength=trace.world_size).tolist(),
         "hosts": _hosts(trace),
         "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
         "groups": [escape(group.name, lines=False) for group in events.tables.groups],
-        "payloads": [[one.dtype, list(one.shape), one.size_bytes] for one in events.tables.payloads],
+        "payloads": [
+            [one.dtype, list(one.shape), one.size_bytes] for one in events.tables.payloads
+        ],
         "labels": labels,
         "files": [escape(name, lines=False) for name in events.tables.files],
         "error": int(ERROR),
         "findings": [_finding(events, one) for one in diagnosis.findings],
         "notes": [escape(note) for note in diagnosis.notes],
-        "columns": [{"name": name, "type": values.dtype.str[1:]} for name, values in columns.items()],
+        "columns": [
+            {"name": name, "type": values.dtype.str[1:]} for name, values in columns.items()
+        ],
     }
     text = json.dumps(head, separators=(",", ":")).encode()
-    return b"".join([struct.pack("<I", len(text)), text, *(values.tobytes() for values in columns.values())])
+    return b"".join(
+        [struct.pack("<I", len(text)), text, *(values.tobytes() for values in columns.values())]
+    )
 
 
 def _hosts(trace: Trace) -> list[int] | None:
@@ -228,7 +288,9 @@ def _hosts(trace: Trace) -> list[int] | None:
 
 def _title(trace: Trace) -> str:
     source = trace.metadata.get("source")
-    return count(trace.world_size, "rank") + (f", {escape(str(source), lines=False)}" if source else "")
+    return count(trace.world_size, "rank") + (
+        f", {escape(str(source), lines=False)}" if source else ""
+    )
 
 
 def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
@@ -236,8 +298,12 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
     first = np.flatnonzero(np.diff(events.rank, prepend=NONE))
     post = np.diff(events.post_ns, prepend=0)
     post[first] = events.post_ns[first] + later_ns
-    partner = np.zeros(len(events), dtype=np.int64)  # how far away the other side stands; 0 for none
-    partner[messages.send], partner[messages.recv] = messages.recv - messages.send, messages.send - messages.recv
+    # how far away the other side stands; 0 for none
+    partner = np.zeros(len(events), dtype=np.int64)
+    partner[messages.send], partner[messages.recv] = (
+        messages.recv - messages.send,
+        messages.send - messages.recv,
+    )
     return {
         "post": post,
         "wait": _after(events.wait_ns, events.post_ns),
@@ -246,7 +312,10 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
         "status": events.status.astype(np.int64),
         "partner": partner,
         "label": label,
-        **{name: getattr(events, name) for name in ("group", "peer", "tag", "payload", "stage", "microbatch", "file", "line")},
+        **{
+            name: getattr(events, name)
+            for name in ("group", "peer", "tag", "payload", "stage", "microbatch", "file", "line")
+        },
     }
 
 
@@ -257,7 +326,10 @@ def _after(times: Ints, post: Ints) -> Ints:
 
 
 def _narrow(values: Ints) -> Ints:
-    """Returns integers in the narrowest type that holds them; beyond 32 bits as floats, which JavaScript counts with."""
+    """Returns integers in the narrowest type that holds them.
+
+    Beyond 32 bits as floats, which JavaScript counts with.
+    """
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     for width in _WIDTHS:
         if np.iinfo(width).min <= low and high <= np.iinfo(width).max:
@@ -266,7 +338,10 @@ def _narrow(values: Ints) -> Ints:
 
 
 def _stems(events: Events) -> tuple[list[str], Ints]:
-    """Returns the names of spans, and the column of their numbers: of very many names, those without their numbers."""
+    """Returns the names of spans, and the column of their numbers.
+
+    Of very many names, those without their numbers.
+    """
     names = [escape(name, lines=False) for name in events.tables.labels]
     if len(names) <= MOST_LABELS:
         return list(map(span_text, names)), events.label
@@ -289,15 +364,21 @@ def _finding(events: Events, finding: Finding) -> dict[str, Any]:
 
 
 def find(events: Events, operation: Operation) -> int | None:
-    """Returns the event that an operation is: of several alike the one that was blocked for as long, or is still in flight."""
+    """Returns the event that an operation is.
+
+    Of several alike the one that was blocked for as long, or is still in flight.
+    """
     files = [number for number, name in enumerate(events.tables.files) if name == operation.file]
     alike = np.flatnonzero(
-        (events.rank == operation.rank) & (events.line == operation.line) & (np.array(OP_NAMES)[events.op] == operation.op)
-        & np.isin(events.file, files or [NONE])
+        (events.rank == operation.rank) & (events.line == operation.line)
+        & (np.array(OP_NAMES)[events.op] == operation.op) & np.isin(events.file, files or [NONE])
     )  # fmt: skip
     if len(alike) == 0:
         return None
-    if operation.status == "in_flight" and (waiting := alike[events.status[alike] == IN_FLIGHT]).size:
+    if (
+        operation.status == "in_flight"
+        and (waiting := alike[events.status[alike] == IN_FLIGHT]).size
+    ):
         return int(waiting[-1])
     blocked_s = (events.done_ns[alike] - events.wait_ns[alike]) * 1e-9
     return int(alike[np.argmin(np.abs(blocked_s - operation.waited_s))])

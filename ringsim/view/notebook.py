@@ -1,7 +1,8 @@
 """The view in a notebook: the page of ``html`` as a widget that Python can ask and lead.
 
-Only the window and the selection are kept with the widget, so that saved notebooks stay small: the traces go by message when a view asks
-for them. Where no kernel runs a widget says nothing; the picture, an output of its own, still does.
+Only the window and the selection are kept with the widget, so that saved notebooks stay small: the
+traces go by message when a view asks for them. Where no kernel runs a widget says nothing; the
+picture, an output of its own, still does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from IPython.display import display
 from ringsim.errors import ArgumentError, say
 from ringsim.traces.findings import Finding
 from ringsim.traces.value import Trace, count
-from ringsim.view.html import PROGRAM, align, check_runs, find, find_begin_ns, pack_all, page_body, part
+from ringsim.view.html import (
+    PROGRAM,
+    align,
+    check_runs,
+    find,
+    find_begin_ns,
+    pack_all,
+    page_body,
+    part,
+)
 
 __all__ = ["View", "view"]
 
@@ -28,13 +38,20 @@ class _Widget(anywidget.AnyWidget):
     """What is kept with a notebook's widget: the program, and a few numbers."""
 
     _page = page_body("", ())
-    _esm = f"{part(*PROGRAM, 'widget.js')}\nconst [PAGE, STYLE] = {json.dumps([_page, part('style.css') + _STYLE])};\n"
-    window: traitlets.List[float] = traitlets.List().tag(sync=True)  # from and until in ns on the axis; empty for the whole run
-    selected: traitlets.List[int] = traitlets.List().tag(sync=True)  # the number of a trace and of an event in it; empty for none
+    _esm = (
+        f"{part(*PROGRAM, 'widget.js')}\nconst [PAGE, STYLE] = "
+        f"{json.dumps([_page, part('style.css') + _STYLE])};\n"
+    )
+    # from and until in ns on the axis; empty for the whole run
+    window: traitlets.List[float] = traitlets.List().tag(sync=True)
+    # the number of a trace and of an event in it; empty for none
+    selected: traitlets.List[int] = traitlets.List().tag(sync=True)
 
 
 def view(traces: Trace | Sequence[Trace]) -> View:
-    """Shows traces interactively in a notebook: zoom, hover, search, play; Python can read what is selected, and lead.
+    """Shows traces interactively in a notebook.
+
+    Zoom, hover, search, play; Python can read what is selected, and lead.
 
     Args:
         traces: a trace, or up to 8 on one axis, aligned at their first operations.
@@ -47,7 +64,14 @@ def view(traces: Trace | Sequence[Trace]) -> View:
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> shown = view(Trace(make_events({"rank": [0], "op": [OP_CODES["barrier"]], "post_ns": [0], "done_ns": [5]}), {"world_size": 1}))
+        >>> shown = view(
+        ...     Trace(
+        ...         make_events(
+        ...             {"rank": [0], "op": [OP_CODES["barrier"]], "post_ns": [0], "done_ns": [5]}
+        ...         ),
+        ...         {"world_size": 1},
+        ...     )
+        ... )
         >>> shown.window, len(shown.selection)
         ((0.0, 5e-09), 1)
     """
@@ -74,7 +98,8 @@ class View:
     def window(self) -> tuple[float, float]:
         """The time that is in view, from and until, in seconds; to be set, too.
 
-        Several traces share an axis, on which their first operations are aligned. Its times are those of the trace that begins last.
+        Several traces share an axis, on which their first operations are aligned. Its times are
+        those of the trace that begins last.
         """
         if self.widget.window:
             from_ns, until_ns = self.widget.window
@@ -89,21 +114,29 @@ class View:
         except (TypeError, ValueError):
             from_s = until_s = 0.0
         if not from_s < until_s:
-            raise ArgumentError(f"window must be two times in seconds, the first below the second, got {say(between_s)}.")
+            raise ArgumentError(
+                "window must be two times in seconds, the first below the second, got "
+                f"{say(between_s)}."
+            )
         self.widget.window = [from_s * 1e9, until_s * 1e9]
 
     @property
     def selection(self) -> pd.DataFrame:
-        """What is selected, as rows of ``trace.to_pandas()``: an event and its other side; without one, all that reach into the window.
+        """What is selected, as rows of ``trace.to_pandas()``.
 
-        Of several traces, those of the one in which an event is selected, else of the first.
+        An event and its other side; without one, all that reach into the window. Of several traces,
+        those of the one in which an event is selected, else of the first.
         """
         number, *chosen = self.widget.selected or [0]
         trace = self.traces[number]
         rows = trace.to_pandas()
         if chosen:
             message = rows["message_id"][chosen[0]]
-            return rows.loc[chosen] if message is pd.NA else rows[(rows["message_id"] == message).fillna(False)]
+            return (
+                rows.loc[chosen]
+                if message is pd.NA
+                else rows[(rows["message_id"] == message).fillna(False)]
+            )
         if not self.widget.window:
             return rows
         later_ns = align(self.traces)[number]
@@ -114,18 +147,25 @@ class View:
         """Selects an event and brings it into view.
 
         Args:
-            what: a finding of ``trace.explain()``, or an event by its row in ``trace.to_pandas()``: the index of ``selection``.
+            what: a finding of ``trace.explain()``, or an event by its row in ``trace.to_pandas()``:
+                the index of ``selection``.
 
         Raises:
             ArgumentError: no trace here has it.
         """
         for number, trace in enumerate(self.traces):
-            event = find(trace.events, what.operations[0]) if isinstance(what, Finding) and what.operations else what
+            event = (
+                find(trace.events, what.operations[0])
+                if isinstance(what, Finding) and what.operations
+                else what
+            )
             if isinstance(event, int) and 0 <= event < len(trace.events):
                 self.widget.selected = [number, event]
                 self.widget.send({"select": [number, event]})
                 return
-        raise ArgumentError(f"what must be a finding of these traces or the row of an event, got {say(what)}.")
+        raise ArgumentError(
+            f"what must be a finding of these traces or the row of an event, got {say(what)}."
+        )
 
     def show(self, traces: Trace | Sequence[Trace]) -> None:
         """Shows other traces in its place.
@@ -148,7 +188,10 @@ class View:
     def __repr__(self) -> str:
         """Says what it is; saved notebooks show this where no kernel runs."""
         shown = " and ".join(count(trace.world_size, "rank") for trace in self.traces)
-        return f"Interactive view of {shown}: run this cell to zoom, search and play. Below is its picture."
+        return (
+            f"Interactive view of {shown}: run this cell to zoom, search "
+            "and play. Below is its picture."
+        )
 
     def _ipython_display_(self) -> None:
         data, _ = self.widget._repr_mimebundle_() or ({}, {})

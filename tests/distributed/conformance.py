@@ -1,7 +1,8 @@
 """What every backend must do: rules, and how one job of ranks runs them all and says how each went.
 
-A rule is a function of (dist, rank, world_size), where ``dist`` is ``ringsim.comm`` on the backend under test. Every rank runs all rules
-that apply to its world size, in one order, and writes a line for each. A test runs one job and reads the lines of all its ranks.
+A rule is a function of (dist, rank, world_size), where ``dist`` is ``ringsim.comm`` on the backend
+under test. Every rank runs all rules that apply to its world size, in one order, and writes a line
+for each. A test runs one job and reads the lines of all its ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ import ringsim
 FAMILIES = ("messages", "collectives", "groups", "arguments", "handles")
 WORLD_SIZES = (1, 2, 3, 4)
 DTYPES = (
-    *("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128", "bool"),
+    *(
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "complex64",
+        "complex128",
+        "bool",
+    ),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
 
@@ -49,14 +60,23 @@ def add_rule(name: str, check: Callable[[Any, int, int], None], least: int = 1) 
     RULES[name] = Rule(name, check, least)
 
 
-def rule(*, least: int = 1, each: dict[str, Any] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a function a rule; with ``each``, one rule for each value, which it takes as its last argument."""
+def rule(
+    *, least: int = 1, each: dict[str, Any] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a function a rule.
+
+    With ``each``, one rule for each value, which it takes as its last argument.
+    """
 
     def register(check: Callable[..., None]) -> Callable[..., None]:
         if each is None:
             add_rule(check.__name__, check, least)
         for label, value in (each or {}).items():
-            add_rule(f"{check.__name__}[{label}]", lambda dist, rank, size, value=value: check(dist, rank, size, value), least)
+            add_rule(
+                f"{check.__name__}[{label}]",
+                lambda dist, rank, size, value=value: check(dist, rank, size, value),
+                least,
+            )
         return check
 
     return register
@@ -70,7 +90,9 @@ def load_rules() -> dict[str, Rule]:
 
 
 def run_rules(dist: Any, directory: str, skips: dict[str, str]) -> None:
-    """Runs the rules on this rank, each in a span of its name, and writes how it went to ``directory``; stops at the first that fails.
+    """Runs the rules on this rank, each in a span of its name.
+
+    Writes how it went to ``directory``; stops at the first that fails.
 
     Args:
         dist: ``ringsim.comm``, initialized.
@@ -92,8 +114,12 @@ def run_rules(dist: Any, directory: str, skips: dict[str, str]) -> None:
             report.flush()
 
 
-def check_job(directory: Path, world_size: int, skips: dict[str, str], run: Callable[[], str]) -> None:
-    """Runs a job and fails with what its ranks say of each rule that they broke, or that some of them did not reach.
+def check_job(
+    directory: Path, world_size: int, skips: dict[str, str], run: Callable[[], str]
+) -> None:
+    """Runs a job.
+
+    Fails with what its ranks say of each rule that they broke, or that some of them did not reach.
 
     Args:
         directory: where the ranks write their reports.
@@ -103,21 +129,36 @@ def check_job(directory: Path, world_size: int, skips: dict[str, str], run: Call
     """
     assert set(skips) <= set(load_rules()), "an exception must name a rule"
     ended = run()
-    said: dict[str, list[str]] = {name: [] for name, each in load_rules().items() if each.least <= world_size and name not in skips}
+    said: dict[str, list[str]] = {
+        name: []
+        for name, each in load_rules().items()
+        if each.least <= world_size and name not in skips
+    }
     for rank in range(world_size):
         path = directory / f"rank-{rank}.jsonl"
         for line in path.read_text().splitlines() if path.exists() else []:
             name, wrong = json.loads(line)
             said[name].append(f"rank {rank} of {world_size}: {wrong}" if wrong else "")
     broken = {name: "\n".join(filter(None, words)) for name, words in said.items() if any(words)}
-    unreached = [name for name, words in said.items() if len(words) < world_size and name not in broken]
+    unreached = [
+        name for name, words in said.items() if len(words) < world_size and name not in broken
+    ]
     if broken or unreached:
         lines = [f"{name}: {words}" for name, words in broken.items()]
-        raise AssertionError("\n".join([*lines, f"{len(unreached)} not reached by all ranks: {unreached[:3]}", ended]))
+        raise AssertionError(
+            "\n".join(
+                [*lines, f"{len(unreached)} not reached by all ranks: {unreached[:3]}", ended]
+            )
+        )
 
 
-def make(rank: int, shape: tuple[int, ...] = (6,), dtype: torch.dtype = torch.float32, salt: int = 0) -> torch.Tensor:
-    """Returns what a rank puts in: small whole numbers, so that sums and products are exact in every dtype and order."""
+def make(
+    rank: int, shape: tuple[int, ...] = (6,), dtype: torch.dtype = torch.float32, salt: int = 0
+) -> torch.Tensor:
+    """Returns what a rank puts in.
+
+    Small whole numbers, so that sums and products are exact in every dtype and order.
+    """
     generator = torch.Generator().manual_seed(1000 * salt + rank)
     numbers = torch.randint(0, 2 if dtype is torch.bool else 4, shape, generator=generator)
     return numbers.to(dtype)
@@ -127,7 +168,10 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
     """Fails unless two tensors are equal to the last bit."""
     assert found.dtype == expected.dtype, (found.dtype, expected.dtype)
     assert found.shape == expected.shape, (found.shape, expected.shape)
-    left, right = (each.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) for each in (found, expected))
+    left, right = (
+        each.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+        for each in (found, expected)
+    )
     assert torch.equal(left, right), (found, expected)
 
 

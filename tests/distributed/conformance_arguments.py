@@ -42,9 +42,15 @@ WRONG: dict[str, tuple[int, Calls]] = {  # by rule: the least world size, and th
     ),
     "a_tag_is_not_negative": (
         2,
-        lambda d, r, n: [lambda: d.isend(make(r), (r + 1) % n, tag=-1), lambda: d.irecv(make(r), (r + 1) % n, tag=-1)],
+        lambda d, r, n: [
+            lambda: d.isend(make(r), (r + 1) % n, tag=-1),
+            lambda: d.irecv(make(r), (r + 1) % n, tag=-1),
+        ],
     ),
-    "a_message_is_a_tensor": (2, lambda d, r, n: [lambda: d.isend([1.0], (r + 1) % n), lambda: d.irecv("text", (r + 1) % n)]),
+    "a_message_is_a_tensor": (
+        2,
+        lambda d, r, n: [lambda: d.isend([1.0], (r + 1) % n), lambda: d.irecv("text", (r + 1) % n)],
+    ),
     "a_collective_takes_tensors": (
         1,
         lambda d, r, n: [
@@ -55,11 +61,18 @@ WRONG: dict[str, tuple[int, Calls]] = {  # by rule: the least world size, and th
     ),
     "a_root_must_exist": (
         1,
-        lambda d, r, n: [lambda: d.broadcast(make(r), n), lambda: d.broadcast(make(r), -1), lambda: d.reduce(make(r), n)],
+        lambda d, r, n: [
+            lambda: d.broadcast(make(r), n),
+            lambda: d.broadcast(make(r), -1),
+            lambda: d.reduce(make(r), n),
+        ],
     ),
     "all_gather_needs_a_place_for_each": (
         1,
-        lambda d, r, n: [lambda: d.all_gather(tensors(n + 1), make(r)), lambda: d.all_gather(tensors(n - 1), make(r))],
+        lambda d, r, n: [
+            lambda: d.all_gather(tensors(n + 1), make(r)),
+            lambda: d.all_gather(tensors(n - 1), make(r)),
+        ],
     ),
     "all_gather_needs_one_dtype": (
         1,
@@ -70,7 +83,10 @@ WRONG: dict[str, tuple[int, Calls]] = {  # by rule: the least world size, and th
     ),
     "all_gather_needs_one_shape": (
         1,
-        lambda d, r, n: [lambda: d.all_gather(tensors(n, 7), make(r)), lambda: d.all_gather_into_tensor(empty(6 * n + 1), make(r))],
+        lambda d, r, n: [
+            lambda: d.all_gather(tensors(n, 7), make(r)),
+            lambda: d.all_gather_into_tensor(empty(6 * n + 1), make(r)),
+        ],
     ),
     "all_to_all_needs_one_tensor_for_each": (
         1,
@@ -87,7 +103,10 @@ WRONG: dict[str, tuple[int, Calls]] = {  # by rule: the least world size, and th
             lambda: d.reduce_scatter_tensor(empty(), make(r, (6 * n + 1,))),
         ],
     ),
-    "a_group_has_ranks_that_exist": (1, lambda d, r, n: [lambda: d.new_group([0, n]), lambda: d.new_group([0, 0])]),
+    "a_group_has_ranks_that_exist": (
+        1,
+        lambda d, r, n: [lambda: d.new_group([0, n]), lambda: d.new_group([0, 0])],
+    ),
     "a_batch_is_a_list_of_p2p_ops": (
         2,
         lambda d, r, n: [
@@ -96,14 +115,24 @@ WRONG: dict[str, tuple[int, Calls]] = {  # by rule: the least world size, and th
             lambda: d.P2POp(d.all_reduce, make(r), (r + 1) % n),
         ],
     ),
-    "a_group_is_made_by_new_group": (1, lambda d, r, n: [lambda: d.all_reduce(make(r), group="the world")]),
+    "a_group_is_made_by_new_group": (
+        1,
+        lambda d, r, n: [lambda: d.all_reduce(make(r), group="the world")],
+    ),
 }
 for _name, (_least, _calls) in WRONG.items():
     add_rule(_name, partial(all_are_refused, _calls), _least)
 
-PEERS: dict[str, Callable[[int], Any]] = {"too high": lambda n: n, "negative": lambda n: -1, "no integer": lambda n: "1"}
+PEERS: dict[str, Callable[[int], Any]] = {
+    "too high": lambda n: n,
+    "negative": lambda n: -1,
+    "no integer": lambda n: "1",
+}
 for _kind, _wrong in {**PEERS, "none": lambda n: None}.items():
-    _sends: Calls = lambda d, r, n, wrong=_wrong: [lambda: d.isend(make(r), wrong(n)), lambda: d.send(make(r), wrong(n))]  # type: ignore[misc]  # noqa: E731
+    _sends: Calls = lambda d, r, n, wrong=_wrong: [  # type: ignore[misc]  # noqa: E731
+        lambda: d.isend(make(r), wrong(n)),
+        lambda: d.send(make(r), wrong(n)),
+    ]
     add_rule(f"a_receiver_must_exist[{_kind}]", partial(all_are_refused, _sends))
 for _kind, _wrong in PEERS.items():
     _recvs: Calls = lambda d, r, n, wrong=_wrong: [lambda: d.irecv(make(r), wrong(n))]  # type: ignore[misc]  # noqa: E731
@@ -112,7 +141,8 @@ for _kind, _wrong in PEERS.items():
 
 @rule()
 def a_root_needs_its_list(dist: Any, rank: int, size: int) -> None:
-    mine = [dist.new_group([each]) for each in range(size)][rank]  # alone, so that nobody waits for a root that raises
+    # alone, so that nobody waits for a root that raises
+    mine = [dist.new_group([each]) for each in range(size)][rank]
     calls = [
         lambda: dist.gather(make(rank), None, rank, group=mine),
         lambda: dist.gather(make(rank), tensors(2), rank, group=mine),

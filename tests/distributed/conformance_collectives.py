@@ -1,4 +1,7 @@
-"""Rules of the collectives, against the same in one process: each in several ways, with every dtype, and with every reduction."""
+"""Rules of the collectives, against the same in one process.
+
+Each in several ways, with every dtype, and with every reduction.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ Fold = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Scene:
-    """What a case runs in: who takes part, and in which way; the root is a place among the members."""
+    """What a case runs in: who takes part, and in which way.
+
+    The root is a place among the members.
+    """
 
     dist: Any
     rank: int
@@ -109,7 +115,9 @@ def _all_gather(s: Scene) -> tuple[Tensors, Tensors]:
     return out, s.values(2, 3)
 
 
-def _all_gather_into_tensor(s: Scene, name: str = "all_gather_into_tensor", stacked: bool = False) -> tuple[Tensors, Tensors]:
+def _all_gather_into_tensor(
+    s: Scene, name: str = "all_gather_into_tensor", stacked: bool = False
+) -> tuple[Tensors, Tensors]:
     out = s.blank(s.size, 2, 3) if stacked else s.blank(2 * s.size, 3)
     s.end(getattr(s.dist, name)(out, s.mine(2, 3), **s.how))
     return [out], [(torch.stack if stacked else torch.cat)(s.values(2, 3))]
@@ -142,11 +150,17 @@ def _scatter(s: Scene) -> tuple[Tensors, Tensors]:
 
 def _reduce_scatter(s: Scene) -> tuple[Tensors, Tensors]:
     out = s.blank(2, 3)
-    s.end(s.dist.reduce_scatter(out, [s.mine(2, 3, salt=place) for place in range(s.size)], s.op, **s.how))
+    s.end(
+        s.dist.reduce_scatter(
+            out, [s.mine(2, 3, salt=place) for place in range(s.size)], s.op, **s.how
+        )
+    )
     return [out], [s.total(2, 3, salt=s.place)]
 
 
-def _reduce_scatter_tensor(s: Scene, name: str = "reduce_scatter_tensor") -> tuple[Tensors, Tensors]:
+def _reduce_scatter_tensor(
+    s: Scene, name: str = "reduce_scatter_tensor"
+) -> tuple[Tensors, Tensors]:
     out = s.blank(2, 3)
     s.end(getattr(s.dist, name)(out, s.mine(2 * s.size, 3), s.op, **s.how))
     return [out], [s.total(2 * s.size, 3)[2 * s.place : 2 * s.place + 2]]
@@ -167,16 +181,23 @@ def _all_to_all_of_sizes(s: Scene) -> tuple[Tensors, Tensors]:
 def _all_to_all_single(s: Scene) -> tuple[Tensors, Tensors]:
     out = s.blank(2 * s.size, 3)
     s.end(s.dist.all_to_all_single(out, s.mine(2 * s.size, 3), **s.how))
-    return [out], [torch.cat([value[2 * s.place : 2 * s.place + 2] for value in s.values(2 * s.size, 3)])]
+    return [out], [
+        torch.cat([value[2 * s.place : 2 * s.place + 2] for value in s.values(2 * s.size, 3)])
+    ]
 
 
 def _all_to_all_single_of_rows(s: Scene) -> tuple[Tensors, Tensors]:
-    rows = [[(sender + receiver) % 3 for receiver in range(s.size)] for sender in range(s.size)]  # some get nothing
+    # some get nothing
+    rows = [[(sender + receiver) % 3 for receiver in range(s.size)] for sender in range(s.size)]
     inputs = [s.value(rank, sum(rows[place]), 2) for place, rank in enumerate(s.members)]
     received = [rows[place][s.place] for place in range(s.size)]
     out = s.blank(sum(received), 2)
-    s.end(s.dist.all_to_all_single(out, s.lay_out(inputs[s.place]), received, rows[s.place], **s.how))
-    return [out], [torch.cat([torch.split(value, rows[place])[s.place] for place, value in enumerate(inputs)])]
+    s.end(
+        s.dist.all_to_all_single(out, s.lay_out(inputs[s.place]), received, rows[s.place], **s.how)
+    )
+    return [out], [
+        torch.cat([torch.split(value, rows[place])[s.place] for place, value in enumerate(inputs)])
+    ]
 
 
 def _barrier(s: Scene) -> tuple[Tensors, Tensors]:
@@ -186,8 +207,22 @@ def _barrier(s: Scene) -> tuple[Tensors, Tensors]:
 
 Case = Callable[[Scene], tuple[Tensors, Tensors]]
 _PLAIN = (
-    *(_broadcast, _all_reduce, _all_reduce_coalesced, _reduce, _all_gather, _all_gather_into_tensor),
-    *(_all_gather_coalesced, _gather, _gather_single, _scatter, _reduce_scatter, _reduce_scatter_tensor),
+    *(
+        _broadcast,
+        _all_reduce,
+        _all_reduce_coalesced,
+        _reduce,
+        _all_gather,
+        _all_gather_into_tensor,
+    ),
+    *(
+        _all_gather_coalesced,
+        _gather,
+        _gather_single,
+        _scatter,
+        _reduce_scatter,
+        _reduce_scatter_tensor,
+    ),
     *(_all_to_all, _all_to_all_of_sizes, _all_to_all_single, _all_to_all_single_of_rows, _barrier),
 )
 CASES: dict[str, Case] = {
@@ -195,7 +230,9 @@ CASES: dict[str, Case] = {
     "all_gather_stacked": functools.partial(_all_gather_into_tensor, stacked=True),
     "all_gather_single": functools.partial(_all_gather_into_tensor, name="all_gather_single"),
     "gather_into_tensor": functools.partial(_gather_single, name="gather_into_tensor"),
-    "reduce_scatter_single": functools.partial(_reduce_scatter_tensor, name="reduce_scatter_single"),
+    "reduce_scatter_single": functools.partial(
+        _reduce_scatter_tensor, name="reduce_scatter_single"
+    ),
 }
 WAYS: dict[str, dict[str, Any]] = {
     "blocking": {},
@@ -205,8 +242,13 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def check_case(case: Case, dist: Any, rank: int, size: int, in_group: bool = False, **way: Any) -> None:
-    """Runs a case with all ranks, or with all but the first, whose places in their group are not their ranks."""
+def check_case(
+    case: Case, dist: Any, rank: int, size: int, in_group: bool = False, **way: Any
+) -> None:
+    """Runs a case with all ranks, or with all but the first.
+
+    Then their places in their group are not their ranks.
+    """
     members = list(range(1, size) if in_group else range(size))
     group = dist.new_group(members) if in_group else None
     if rank in members:
@@ -218,30 +260,72 @@ def check_case(case: Case, dist: Any, rank: int, size: int, in_group: bool = Fal
 
 for _name, _case in CASES.items():
     for _way, _changes in WAYS.items():
-        add_rule(f"{_name}[{_way}]", functools.partial(check_case, _case, **_changes), 2 if "in_group" in _changes else 1)
+        add_rule(
+            f"{_name}[{_way}]",
+            functools.partial(check_case, _case, **_changes),
+            2 if "in_group" in _changes else 1,
+        )
 
 # -- dtypes: what travels arrives to the last bit
 
-MOVES = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all_single")
+MOVES = (
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "all_to_all_single",
+)
 for _move in MOVES:
     for _dtype in DTYPES:
-        add_rule(f"{_move}_carries[{_dtype}]", functools.partial(check_case, CASES[_move], dtype=getattr(torch, _dtype)))
+        add_rule(
+            f"{_move}_carries[{_dtype}]",
+            functools.partial(check_case, CASES[_move], dtype=getattr(torch, _dtype)),
+        )
 
 # -- reductions, on small whole numbers, which are exact in every dtype and order
 
 NUMBERS = {"sum": operator.add, "product": operator.mul, "min": torch.minimum, "max": torch.maximum}
 BITS = {"band": operator.and_, "bor": operator.or_, "bxor": operator.xor}
-FLOATS, INTEGERS = ("float32", "float64", "float16", "bfloat16"), ("int8", "int32", "int64", "uint8")
+FLOATS, INTEGERS = (
+    ("float32", "float64", "float16", "bfloat16"),
+    ("int8", "int32", "int64", "uint8"),
+)
 REDUCTIONS = [
     *((name, dtype) for name in NUMBERS for dtype in (*FLOATS, *INTEGERS)),
     *((name, dtype) for name in BITS for dtype in INTEGERS),
-    *(("sum", "complex64"), ("sum", "complex128"), ("sum", "int16"), ("min", "bool"), ("max", "bool")),
+    *(
+        ("sum", "complex64"),
+        ("sum", "complex128"),
+        ("sum", "int16"),
+        ("min", "bool"),
+        ("max", "bool"),
+    ),
 ]
-FEW = [("sum", "float32"), ("max", "int64"), ("sum", "bfloat16"), ("product", "float64"), ("sum", "complex64")]
-for _name in ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
+FEW = [
+    ("sum", "float32"),
+    ("max", "int64"),
+    ("sum", "bfloat16"),
+    ("product", "float64"),
+    ("sum", "complex64"),
+]
+for _name in (
+    "all_reduce",
+    "all_reduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+):
     for _how, _dtype in REDUCTIONS if _name == "all_reduce" else FEW:
-        _changes = {"op": getattr(ReduceOp, _how.upper()), "fold": {**NUMBERS, **BITS}[_how], "dtype": getattr(torch, _dtype)}
-        add_rule(f"{_name}_reduces[{_how},{_dtype}]", functools.partial(check_case, CASES[_name], **_changes))
+        _changes = {
+            "op": getattr(ReduceOp, _how.upper()),
+            "fold": {**NUMBERS, **BITS}[_how],
+            "dtype": getattr(torch, _dtype),
+        }
+        add_rule(
+            f"{_name}_reduces[{_how},{_dtype}]",
+            functools.partial(check_case, CASES[_name], **_changes),
+        )
 
 
 @rule(each={"float32": torch.float32, "bfloat16": torch.bfloat16})
@@ -252,8 +336,12 @@ def all_reduce_averages(dist: Any, rank: int, size: int, dtype: torch.dtype) -> 
 
 
 @rule()
-def all_reduce_of_any_floats_is_close_and_the_same_everywhere(dist: Any, rank: int, size: int) -> None:
-    inputs = [torch.randn(1000, generator=torch.Generator().manual_seed(each)) for each in range(size)]
+def all_reduce_of_any_floats_is_close_and_the_same_everywhere(
+    dist: Any, rank: int, size: int
+) -> None:
+    inputs = [
+        torch.randn(1000, generator=torch.Generator().manual_seed(each)) for each in range(size)
+    ]
     tensor = inputs[rank].clone()
     dist.all_reduce(tensor)
     torch.testing.assert_close(tensor, torch.stack(inputs).double().sum(0).float())

@@ -103,7 +103,10 @@ def a_recv_from_anybody_in_a_group_gives_the_global_rank(dist: Any, rank: int, s
 def two_groups_over_the_same_ranks_keep_messages_apart(dist: Any, rank: int, size: int) -> None:
     first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
     if rank == 0:
-        for handle in [dist.isend(make(0, salt=1), 1, first), dist.isend(make(0, salt=2), 1, second)]:
+        for handle in [
+            dist.isend(make(0, salt=1), 1, first),
+            dist.isend(make(0, salt=2), 1, second),
+        ]:
             handle.wait()
     elif rank == 1:
         late, early = torch.empty(6), torch.empty(6)

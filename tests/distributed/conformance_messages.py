@@ -14,7 +14,9 @@ def neighbours(rank: int, size: int) -> tuple[int, int]:
 
 def source_of(handle: Any) -> int:
     return (
-        handle.source_rank() if hasattr(handle, "source_rank") and not isinstance(handle, torch.distributed.Work) else handle._source_rank()
+        handle.source_rank()
+        if hasattr(handle, "source_rank") and not isinstance(handle, torch.distributed.Work)
+        else handle._source_rank()
     )
 
 
@@ -31,7 +33,15 @@ def send_and_recv_pass_a_token_round(dist: Any, rank: int, size: int) -> None:
         dist.send(token + 1, succ)
 
 
-def pass_on(dist: Any, rank: int, size: int, lay_out: Any = torch.clone, into: Any = torch.clone, named: str = "", **what: Any) -> None:
+def pass_on(
+    dist: Any,
+    rank: int,
+    size: int,
+    lay_out: Any = torch.clone,
+    into: Any = torch.clone,
+    named: str = "",
+    **what: Any,
+) -> None:
     """Sends a tensor to the next rank while one comes from the rank before."""
     pred, succ = neighbours(rank, size)
     received = into(torch.zeros_like(make(pred, **what)))
@@ -85,7 +95,9 @@ def tags_keep_messages_apart_in_any_order(dist: Any, rank: int, size: int) -> No
 def messages_of_one_tag_arrive_in_order(dist: Any, rank: int, size: int) -> None:
     count = 20
     if rank == 0:
-        for handle in [dist.isend(torch.tensor([float(number)]), 1, tag=8) for number in range(count)]:
+        for handle in [
+            dist.isend(torch.tensor([float(number)]), 1, tag=8) for number in range(count)
+        ]:
             handle.wait()
     elif rank == 1:
         received = [torch.empty(1) for _ in range(count)]
@@ -144,7 +156,9 @@ def thing(rank: int) -> dict[str, Any]:
 
 
 @rule(least=2, each={"one by one": {}, "in a batch": {"use_batch": True}})
-def object_lists_are_sent_and_received(dist: Any, rank: int, size: int, how: dict[str, Any]) -> None:
+def object_lists_are_sent_and_received(
+    dist: Any, rank: int, size: int, how: dict[str, Any]
+) -> None:
     if rank == 0:
         dist.send_object_list([thing(2), "two", None], 1, **how)
     elif rank == 1:
@@ -180,7 +194,9 @@ def objects_are_gathered(dist: Any, rank: int, size: int) -> None:
 def objects_are_scattered(dist: Any, rank: int, size: int) -> None:
     for root in range(size):
         objects: list[Any] = [None]
-        dist.scatter_object_list(objects, [thing(each) for each in range(size)] if rank == root else None, root)
+        dist.scatter_object_list(
+            objects, [thing(each) for each in range(size)] if rank == root else None, root
+        )
         assert objects == [thing(rank)]
 
 

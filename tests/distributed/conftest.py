@@ -21,7 +21,8 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield
         get_launcher().close()
     left = [path.name for path in directory.iterdir()]
-    assert [name for name in left if not name.startswith("torchinductor_")] == []  # a cache that torch makes when it is first needed
+    # a cache that torch makes when it is first needed
+    assert [name for name in left if not name.startswith("torchinductor_")] == []
 
 
 @pytest.fixture(scope="session")

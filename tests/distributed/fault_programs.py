@@ -1,6 +1,7 @@
-"""The programs of docs/faults.md: each is one row of its table, and does one thing wrong, or only looks as if it did.
+"""The programs of docs/faults.md.
 
-The lines that a row's finding must name are marked with ``# here``.
+Each is one row of its table, and does one thing wrong, or only looks as if it did. The lines that a
+row's finding must name are marked with ``# here``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Worker = Callable[..., bool | None]
 FAST_S = 1.0  # from the last event to the end, for messages
 SLOW_S = 3.0  # and for everything else
 SHORT_S = 4.0  # limit of a run that only a limit ends
-EASE: Any = {"within_s": 8.0, "limit_s": 20.0}  # for those that run side by side, and may have to be silent for 3 s first
+# for those that run side by side, and may have to be silent for 3 s first
+EASE: Any = {"within_s": 8.0, "limit_s": 20.0}
 
 
 class Fault(NamedTuple):
@@ -28,7 +30,8 @@ class Fault(NamedTuple):
     Attributes:
         worker: what every rank runs; where it returns something, this must be True.
         size: number of ranks.
-        within_s: how soon after the last event the run must be over; None where only a limit ends it.
+        within_s: how soon after the last event the run must be over; None where only a limit ends
+            it.
         options: for ``ringsim.trace``.
         args: returns the worker's arguments.
         lines: those that the error must name, and no others.
@@ -53,7 +56,10 @@ def fault(
     blame: Sequence[Callable[..., Any]] = (),
     **options: Any,
 ) -> Callable[[Worker], Worker]:
-    """Makes a worker the program of a row; the first lines of the functions in ``blame`` count as marked."""
+    """Makes a worker the program of a row.
+
+    The first lines of the functions in ``blame`` count as marked.
+    """
 
     def register(worker: Worker) -> Worker:
         if row in FAULTS:
@@ -77,7 +83,10 @@ def large(value: int) -> torch.Tensor:
 
 
 def die_within(message: torch.Tensor) -> None:
-    """Kills this process once a message begins to arrive: its buffer, of zeros, is no longer. No clock says when that is."""
+    """Kills this process once a message begins to arrive: its buffer, of zeros, is no longer.
+
+    No clock says when that is.
+    """
 
     def watch() -> None:
         first = memoryview(message.numpy())

@@ -17,14 +17,23 @@ import ringsim
 
 HERE = "127.0.0.1"
 SHORT_S = 1.0  # of a rendezvous that must fail
-MEETS: dict[str, Any] = {"ring": False, "within_s": None, "args": lambda: (free_port(),)}  # ranks that meet by themselves, at this port
+# ranks that meet by themselves, at this port
+MEETS: dict[str, Any] = {"ring": False, "within_s": None, "args": lambda: (free_port(),)}
 
 
 def my_rank() -> int:
     return int(os.environ["RANK"])
 
 
-def meet(port: int, world_size: int, rank: int, *, head: str = HERE, device: str = "cpu", timeout_s: float = SHORT_S) -> None:
+def meet(
+    port: int,
+    world_size: int,
+    rank: int,
+    *,
+    head: str = HERE,
+    device: str = "cpu",
+    timeout_s: float = SHORT_S,
+) -> None:
     ringsim.initialize_distributed(head, port, world_size, rank, 0, device, timeout_s=timeout_s)
 
 
@@ -46,7 +55,10 @@ def one_is_missing_in_the_monitored_barrier() -> None:
         dist.monitored_barrier()  # here
 
 
-COLLECTIVES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {  # what rank 0 calls, what rank 1 calls
+# what rank 0 calls, what rank 1 calls; tests/golden/faults/simulated.txt quotes these lines
+# fmt: off
+# ruff: disable[E501]
+COLLECTIVES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "26a": (lambda: dist.all_reduce(torch.zeros(4)), lambda: dist.broadcast(torch.zeros(4), 0)),
     "26b": (lambda: dist.all_reduce(torch.zeros(4)), lambda: dist.barrier()),
     "27": (lambda: dist.all_reduce(torch.zeros(4)), lambda: dist.all_reduce(torch.zeros(8))),
@@ -55,6 +67,8 @@ COLLECTIVES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {  # what 
     "28c": (lambda: dist.all_reduce(torch.zeros(4)), lambda: dist.all_reduce(torch.zeros(4), op=dist.ReduceOp.MAX)),
     "29": (lambda: dist.broadcast(torch.zeros(4), 0), lambda: dist.broadcast(torch.zeros(4), 1)),
 }
+# ruff: enable[E501]
+# fmt: on
 
 
 def unlike_collectives(row: str) -> None:
@@ -62,7 +76,9 @@ def unlike_collectives(row: str) -> None:
 
 
 for _row in COLLECTIVES:
-    fault(_row, within_s=SLOW_S, args=lambda row=_row: (row,), blame=COLLECTIVES[_row])(unlike_collectives)  # type: ignore[misc]
+    fault(_row, within_s=SLOW_S, args=lambda row=_row: (row,), blame=COLLECTIVES[_row])(
+        unlike_collectives
+    )  # type: ignore[misc]
 
 
 @fault("26c", within_s=SLOW_S)
@@ -91,7 +107,8 @@ def a_reduction_that_is_waited_for_late() -> None:
         dist.broadcast(tensor, 0)  # here
 
 
-MEETINGS: dict[str, tuple[int, Callable[[int, int], None]]] = {  # how many ranks there are, and how each of them meets the others
+# how many ranks there are, and how each of them meets the others
+MEETINGS: dict[str, tuple[int, Callable[[int, int], None]]] = {
     "30": (3, lambda port, rank: meet(port, 2 if rank == 0 else 3, rank)),  # rank 0 expects fewer
     "31a": (2, lambda port, rank: meet(port, 2 + rank, rank)),  # rank 1 expects more
     "31b": (2, lambda port, rank: meet(port, 3 - rank, rank)),  # rank 0 expects more
@@ -115,7 +132,14 @@ def meets(row: str, port: int) -> None:
 
 
 for _row, (_size, _meet) in MEETINGS.items():
-    fault(_row, size=_size, ring=False, within_s=None, args=lambda row=_row: (row, free_port()), blame=[_meet])(meets)  # type: ignore[misc]
+    fault(
+        _row,
+        size=_size,
+        ring=False,
+        within_s=None,
+        args=lambda row=_row: (row, free_port()),
+        blame=[_meet],
+    )(meets)  # type: ignore[misc]
 
 
 @fault("35", size=2, **MEETS)

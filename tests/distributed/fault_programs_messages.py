@@ -1,4 +1,7 @@
-"""Messages that never meet, ranks that are gone: rows 1 to 7, 15 to 23 and 47 to 49 of docs/faults.md."""
+"""Messages that never meet, ranks that are gone.
+
+Rows 1 to 7, 15 to 23 and 47 to 49 of docs/faults.md.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,10 @@ def another_tag() -> None:
 @fault("4b")
 def another_tag_though_both_sides_are_posted() -> None:
     me = dist.get_rank()
-    ops = [dist.P2POp(dist.isend, tensor(), 1 - me, tag=me), dist.P2POp(dist.irecv, tensor(), 1 - me, tag=me)]
+    ops = [
+        dist.P2POp(dist.isend, tensor(), 1 - me, tag=me),
+        dist.P2POp(dist.irecv, tensor(), 1 - me, tag=me),
+    ]
     works = dist.batch_isend_irecv(ops)  # here
     for work in works:
         work.wait()  # here

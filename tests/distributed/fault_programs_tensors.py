@@ -1,4 +1,7 @@
-"""Tensors, ranks, tags and handles that are not right: rows 8 to 14, 45, 46, 50, 51 and 56 to 71 of docs/faults.md."""
+"""Tensors, ranks, tags and handles that are not right.
+
+Rows 8 to 14, 45, 46, 50, 51 and 56 to 71 of docs/faults.md.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from fault_programs import SHORT_S, fault
 import ringsim
 
 FULL = {"check": "full"}
-SENT: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] = {  # what rank 0 sends, into what rank 1 receives
+# what rank 0 sends, into what rank 1 receives
+SENT: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] = {
     "8": (lambda: torch.zeros(8), lambda: torch.zeros(4)),
     "9": (lambda: torch.zeros(4), lambda: torch.zeros(8)),
     "10": (lambda: torch.zeros(2, 3), lambda: torch.zeros(3, 2)),
@@ -40,7 +44,8 @@ def unlike(row: str) -> None:
 for _row in SENT:
     fault(_row, args=lambda row=_row: (row,))(unlike)  # type: ignore[misc]
 
-REFUSED: dict[str, tuple[Callable[[], Any], int, int]] = {  # what rank 0 sends, to whom, with which tag
+# what rank 0 sends, to whom, with which tag
+REFUSED: dict[str, tuple[Callable[[], Any], int, int]] = {
     "13a": (lambda: torch.zeros(2, 3).t(), 1, 0),
     "14": (lambda: torch.zeros(2, 3).to_sparse(), 1, 0),
     "50a": (lambda: torch.zeros(4), 5, 0),
@@ -269,6 +274,8 @@ def receives_from_anybody() -> bool:
 def exchanges_in_a_batch() -> bool:
     peer, received = 1 - dist.get_rank(), torch.zeros(4)
     sent = torch.full((4,), float(dist.get_rank()))
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]):
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
+    ):
         work.wait()
     return bool((received == peer).all())

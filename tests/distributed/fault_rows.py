@@ -1,4 +1,7 @@
-"""The rows of the table in docs/faults.md, which of them end otherwise on simulated ranks, and how an outcome is compared with one."""
+"""The rows of the table in docs/faults.md.
+
+Which of them end otherwise on simulated ranks, and how an outcome is compared with one.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,26 @@ import wrong_modules
 import wrong_threads
 
 # Importing them fills FAULTS.
-PROGRAMS = (fault_programs_groups, fault_programs_messages, fault_programs_tensors, wrong_collectives, wrong_modules, wrong_threads)
-AS_WRITTEN = {row for row, fault in FAULTS.items() if fault.worker.__module__.startswith("wrong_")}  # as people write them
+PROGRAMS = (
+    fault_programs_groups,
+    fault_programs_messages,
+    fault_programs_tensors,
+    wrong_collectives,
+    wrong_modules,
+    wrong_threads,
+)
+# as people write them
+AS_WRITTEN = {row for row, fault in FAULTS.items() if fault.worker.__module__.startswith("wrong_")}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 RIGHT = ("fine", "cannot be seen")  # such a program ends well
 LIMIT_S = 60  # of a run; nothing here comes near it
 
 
 class Row(NamedTuple):
-    """What the document says of one fault: a kind of finding, or one of RIGHT; the ranks it may name; the errors that may be raised.
+    """What the document says of one fault.
 
-    The ranks are in the order in which the finding has them, the culprit first.
+    A kind of finding, or one of RIGHT; the ranks it may name; the errors that may be raised. The
+    ranks are in the order in which the finding has them, the culprit first.
     """
 
     kind: str
@@ -50,7 +62,9 @@ def read_rows() -> dict[str, Row]:
         if re.fullmatch(r"\d+[a-z]?", cells[0]):
             number, _, _, kind, ranks, error, _ = cells
             assert number not in rows, f"row {number} is there twice"
-            named = tuple(tuple(int(rank) for rank in some.split(",") if rank) for some in ranks.split(" or "))
+            named = tuple(
+                tuple(int(rank) for rank in some.split(",") if rank) for some in ranks.split(" or ")
+            )
             rows[number] = Row(kind, named, tuple(error.split(" or ")))
     return rows
 
@@ -107,7 +121,12 @@ class Outcome(NamedTuple):
 def run(fault: Fault) -> Outcome:
     """Runs a program on real ranks."""
     try:
-        trace = ringsim.trace(fault.worker, world_size=fault.size, args=fault.args(), **{"limit_s": LIMIT_S, **fault.options})
+        trace = ringsim.trace(
+            fault.worker,
+            world_size=fault.size,
+            args=fault.args(),
+            **{"limit_s": LIMIT_S, **fault.options},
+        )
     except (errors.RingError, errors.Interrupted) as error:
         return Outcome(error, error.trace)
     assert set(trace.results) <= {None, True}
@@ -115,12 +134,17 @@ def run(fault: Fault) -> Outcome:
 
 
 def judge(number: str, row: Row, error: Any, trace: Trace | None) -> None:
-    """Compares how the program of a row ended with what the row says: the error, the kind of the finding, its ranks and lines."""
+    """Compares how the program of a row ended with what the row says.
+
+    The error, the kind of the finding, its ranks and lines.
+    """
     fault = FAULTS[number]
     assert ("none" if error is None else type(error).__name__) in row.errors, error
     if row.kind in RIGHT:
         assert trace is not None
-        assert [finding.kind for finding in trace.explain().findings if finding.kind not in SLOW_KINDS] == []
+        assert [
+            finding.kind for finding in trace.explain().findings if finding.kind not in SLOW_KINDS
+        ] == []
         return
     diagnosis = trace.explain() if error is None and trace is not None else error.diagnosis
     first = diagnosis.findings[0]
@@ -137,7 +161,10 @@ def judge(number: str, row: Row, error: Any, trace: Trace | None) -> None:
 
 
 def judge_on_ranks(number: str, outcome: Outcome) -> None:
-    """Compares how a run on real ranks ended with its row, and how long after its last event it did so."""
+    """Compares how a run on real ranks ended with its row.
+
+    Also how long after its last event it did so.
+    """
     error, trace = outcome
     judge(number, ROWS[number], error, trace)
     within_s = FAULTS[number].within_s
@@ -146,6 +173,9 @@ def judge_on_ranks(number: str, outcome: Outcome) -> None:
 
 
 def last_event_s(events: Events) -> float:
-    """Returns when the last operation was posted, waited for or done, in seconds from the start of the run."""
+    """Returns when the last operation was posted, waited for or done, in seconds from the start.
+
+    That is the start of the run.
+    """
     done = events.done_ns[events.status == OK]  # others are ended by the verdict
     return float(max(events.post_ns.max(), events.wait_ns.max(), done.max(initial=0))) / 1e9

@@ -1,4 +1,7 @@
-"""What the ranks of the tests of MPI do, one job after the other: ``mpirun -n 3 python mpi_jobs.py DIRECTORY NAME ...``."""
+"""What the ranks of the tests of MPI do, one job after the other.
+
+``mpirun -n 3 python mpi_jobs.py DIRECTORY NAME ...``.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ def come_from_deepspeed(directory: str) -> None:
     deepspeed.init_distributed("mpi", verbose=False, timeout=dt.timedelta(seconds=20))
     rank, size = dist.get_rank(), dist.get_world_size()
     assert dist.cdb.name == "mpi"
-    assert [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")] == [str(each) for each in (rank, size, rank)]
+    assert [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")] == [
+        str(each) for each in (rank, size, rank)
+    ]
     assert {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
     total = torch.tensor([rank + 1.0])
     deepspeed.all_reduce(total)
@@ -55,7 +60,10 @@ def come_from_deepspeed(directory: str) -> None:
 
 
 def record(directory: str) -> None:
-    """Records two blocks, one within the other, and the end of the job without a wait for the other ranks."""
+    """Records two blocks, one within the other.
+
+    The job ends without a wait for the other ranks.
+    """
     path = f"{directory}/mpi.ringtrace"
     rank, size = join()
     tail = dist.new_group(list(range(1, size)))
@@ -79,7 +87,7 @@ def record(directory: str) -> None:
 
 
 def log(_: str) -> None:
-    """Logs messages, collectives and an operation of the script's own that the last rank answers late."""
+    """Logs messages, collectives and an operation of its own that the last rank answers late."""
     rank, size = join()
 
     @dist.timed_op
@@ -100,11 +108,16 @@ def log(_: str) -> None:
     dist.configure(enabled=False)
     rows = {(row.op, row.size_bytes): row for row in table.rows}
     messages = {("send", 1024): 4, ("recv", 1024): 4} if size > 1 else {}
-    assert {key: row.count for key, row in rows.items()} == {**messages, ("all_reduce", 32): 1, ("span", 32): 1}
+    assert {key: row.count for key, row in rows.items()} == {
+        **messages,
+        ("all_reduce", 32): 1,
+        ("span", 32): 1,
+    }
     assert all(row.in_flight == 0 for row in table.rows)
     span, inner = rows["span", 32], rows["all_reduce", 32]
     assert span.name == "exchange"
-    assert span.first_mean_us > inner.first_mean_us > (50_000 if size > 1 else 0)  # the span ends with the wait, too
+    # the span ends with the wait, too
+    assert span.first_mean_us > inner.first_mean_us > (50_000 if size > 1 else 0)
     assert size == 1 or [each["count"] for each in data["summary"]["send"][1024]] == [4]
     dist.reset_log()  # for the jobs after this one
     dist.destroy_process_group()
@@ -142,10 +155,15 @@ def mismatch(_: str) -> None:
 
 
 def miss(directory: str) -> None:
-    """The last rank does not come to a barrier: rank 0 says which one, and every wait has its limit. Then one rank fails."""
+    """The last rank does not come to a barrier.
+
+    Rank 0 says which one, and every wait has its limit. Then one rank fails.
+    """
     rank, size = join(timeout_s=0.5)
     if rank < size - 1:
-        with pytest.raises(RunTimeout, match=f"got none of rank {size - 1}" if rank == 0 else "monitored_barrier"):
+        with pytest.raises(
+            RunTimeout, match=f"got none of rank {size - 1}" if rank == 0 else "monitored_barrier"
+        ):
             dist.monitored_barrier(timeout=dt.timedelta(seconds=0.5), wait_all_ranks=True)
         with pytest.raises(RunTimeout, match=r"all_reduce .* must be answered within 0.5 s"):
             dist.all_reduce(torch.ones(1))
@@ -161,7 +179,9 @@ def miss(directory: str) -> None:
 
 def disagree(_: str) -> None:
     rank, _ = join()
-    with pytest.raises(ArgumentError, match="the ranks given to new_group must be the same in all processes"):
+    with pytest.raises(
+        ArgumentError, match="the ranks given to new_group must be the same in all processes"
+    ):
         dist.new_group([0] if rank == 0 else [0, 1])
     dist.destroy_process_group()
 
@@ -218,11 +238,19 @@ def worker(rounds: int) -> float:
 
 
 def look(group: Any) -> list[Any] | None:
-    return group and [group.group_name, dist.get_process_group_ranks(group), group.rank(), group.size()]
+    return group and [
+        group.group_name,
+        dist.get_process_group_ranks(group),
+        group.rank(),
+        group.size(),
+    ]
 
 
 def go_round(directory: str, **given: int) -> None:
-    """Joins, passes a token round three times while that is recorded, joins in vain, leaves, and does it all again."""
+    """Joins, passes a token round three times while that is recorded, and joins in vain.
+
+    Then leaves, and does it all again.
+    """
     for turn in range(2):
         dist.set_backend("mpi")
         ringsim.initialize_distributed(timeout_s=20, **given)
@@ -231,12 +259,24 @@ def go_round(directory: str, **given: int) -> None:
             result = worker(3)
         ringsim.initialize_distributed()
         assert ringsim.current_ring() is ring
-        with pytest.raises(ArgumentError, match="comm_device must be 'cpu' as in the ring that exists"):
+        with pytest.raises(
+            ArgumentError, match="comm_device must be 'cpu' as in the ring that exists"
+        ):
             initialize_distributed(comm_device="gpu")
         print(f"from rank {ring.rank}\n", end="")
         report = {
-            "place": [ring.rank, ring.world_size, ring.pred, ring.succ, list(ring.ranks), ringsim.get_comm_device()],
-            "groups": [look(ringsim.get_pipeline_parallel_pred_group()), look(ringsim.get_pipeline_parallel_succ_group())],
+            "place": [
+                ring.rank,
+                ring.world_size,
+                ring.pred,
+                ring.succ,
+                list(ring.ranks),
+                ringsim.get_comm_device(),
+            ],
+            "groups": [
+                look(ringsim.get_pipeline_parallel_pred_group()),
+                look(ringsim.get_pipeline_parallel_succ_group()),
+            ],
             "distinct": ring.pred_group is not ring.succ_group,
             "result": result,
         }
@@ -258,7 +298,10 @@ def two_rings(directory: str) -> None:
     dist.init_process_group("mpi")
     rank, half = dist.get_rank(), dist.get_world_size() // 2
     members = list(range(half)) if rank < half else list(range(half, 2 * half))[::-1]
-    with pytest.raises(ArgumentError, match="world_size must be 4 as in the default process group that exists, got 5"):
+    with pytest.raises(
+        ArgumentError,
+        match="world_size must be 4 as in the default process group that exists, got 5",
+    ):
         initialize_distributed(world_size=5)
     initialize_distributed(ring_ranks=members)
     ring = ringsim.current_ring()
@@ -266,7 +309,11 @@ def two_rings(directory: str) -> None:
     recv = dist.irecv(came, ring.pred, group=ring.pred_group)
     dist.send(torch.tensor([float(rank)]), ring.succ, group=ring.succ_group)
     recv.wait()
-    report = {"members": list(ring.ranks), "came": came.item(), "groups": [look(ring.pred_group), look(ring.succ_group)]}
+    report = {
+        "members": list(ring.ranks),
+        "came": came.item(),
+        "groups": [look(ring.pred_group), look(ring.succ_group)],
+    }
     Path(directory, f"ring-{rank}.json").write_text(json.dumps(report))
     dist.destroy_process_group(ring.succ_group)  # the script may
     ringsim.destroy_distributed()
@@ -277,7 +324,9 @@ def two_rings(directory: str) -> None:
     initialize_distributed(timeout_s=20)
     assert ringsim.current_ring().ranks == (0, 1, 2, 3)
     dist.set_backend("torch")
-    with pytest.raises(ArgumentError, match="the backend must be 'mpi' as in the ring that exists, got 'torch'"):
+    with pytest.raises(
+        ArgumentError, match="the backend must be 'mpi' as in the ring that exists, got 'torch'"
+    ):
         initialize_distributed()
     ringsim.destroy_distributed()
 
@@ -285,14 +334,22 @@ def two_rings(directory: str) -> None:
 def refuse(_: str) -> None:
     """What is wrong is said on every rank, and leaves nothing behind."""
     dist.set_backend("mpi")
-    with pytest.raises(ArgumentError, match="comm_device must be 'cpu' on the backend 'mpi', got 'gpu'"):
+    with pytest.raises(
+        ArgumentError, match="comm_device must be 'cpu' on the backend 'mpi', got 'gpu'"
+    ):
         initialize_distributed(comm_device="gpu")
     with pytest.raises(ArgumentError, match="world_size must be 3 as MPI has it"):
         dist.init_process_group("mpi", world_size=7, rank=0)
     with pytest.raises(ArgumentError, match="world_size must be 3 as MPI has it"):
         initialize_distributed("127.0.0.1", 29500, 4, 0, 0)
     rank = ringsim.environment.discover().rank
-    with pytest.raises(RendezvousFailed, match=r"ring_ranks must be the same on every rank of a ring, got \[0, 1, 2\] on rank 0 and \[1\]"):
+    with pytest.raises(
+        RendezvousFailed,
+        match=(
+            r"ring_ranks must be the same on every rank of a ring, got "
+            r"\[0, 1, 2\] on rank 0 and \[1\]"
+        ),
+    ):
         initialize_distributed(ring_ranks=[1] if rank == 1 else None)
     assert not dist.is_initialized()
     assert get_state().ring is None

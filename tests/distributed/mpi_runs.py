@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-# Ranks on one machine, started by anybody, more of them than cores, over loopback: the words of MPICH and of Open MPI.
+# Ranks on one machine, started by anybody, more of them than cores, over loopback: the words of
+# MPICH and of Open MPI.
 MPI_VARIABLES = {
     "HYDRA_IFACE": "lo",
     "FI_PROVIDER": "tcp",
@@ -35,7 +36,10 @@ def require_mpi() -> str:
     mpirun = find_mpirun()
     if mpirun is None or importlib.util.find_spec("mpi4py") is None:
         missing = " and ".join(
-            [*(["mpirun"] if mpirun is None else []), *(["mpi4py"] if importlib.util.find_spec("mpi4py") is None else [])]
+            [
+                *(["mpirun"] if mpirun is None else []),
+                *(["mpi4py"] if importlib.util.find_spec("mpi4py") is None else []),
+            ]
         )
         pytest.skip(f"{missing} must be installed: pip install 'ringsim[mpi]'")
     return mpirun
@@ -48,8 +52,17 @@ def run_mpi(ranks: int, *arguments: str, limit_s: float = 60) -> subprocess.Comp
     environment = {**os.environ, **MPI_VARIABLES, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     try:
         return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:  # mpirun was killed, and with it went its ranks
-        shown = [part.decode() if isinstance(part, bytes) else part or "" for part in (error.stdout, error.stderr)]
+        shown = [
+            part.decode() if isinstance(part, bytes) else part or ""
+            for part in (error.stdout, error.stderr)
+        ]
         return subprocess.CompletedProcess(command, 124, *shown)

@@ -1,6 +1,7 @@
-"""Real ranks for tests, cheaply: a server that has imported torch and never computed forks one process for each rank.
+"""Real ranks for tests, cheaply.
 
-Used as ``with RankServer() as server: server.run(function, arguments)``. Run as a script, this file is the server.
+A server that has imported torch and never computed forks one process for each rank. Used as ``with
+RankServer() as server: server.run(function, arguments)``. Run as a script, this file is the server.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class RankServer:
     def __enter__(self) -> RankServer:
         self._channel, theirs = Pipe()
         command = [sys.executable, __file__, str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
         theirs.close()
         return self
 
@@ -51,10 +54,27 @@ class RankServer:
         self._process.wait(120)  # against hangs: a busy machine takes its time
 
     def run(
-        self, function: Any, arguments: list[tuple[Any, ...]], *, limit_s: float = 120, environment: dict[str, str] | None = None
+        self,
+        function: Any,
+        arguments: list[tuple[Any, ...]],
+        *,
+        limit_s: float = 120,
+        environment: dict[str, str] | None = None,
     ) -> list[Ended]:
-        """Runs ``function(*arguments[i])`` in process i, all at once, and returns how each ended; kills what runs at the limit."""
-        self._channel.send((sys.path, function.__module__, function.__name__, arguments, limit_s, environment or {}))
+        """Runs ``function(*arguments[i])`` in process i, all at once, and returns how each ended.
+
+        Kills what runs at the limit.
+        """
+        self._channel.send(
+            (
+                sys.path,
+                function.__module__,
+                function.__name__,
+                arguments,
+                limit_s,
+                environment or {},
+            )
+        )
         ended: list[Ended] = self._channel.recv()
         return ended
 
@@ -97,7 +117,8 @@ def _run(function: Any, arguments: list[tuple[Any, ...]], limit_s: float) -> Ite
     while len(answers) < len(ranks) and (remaining := deadline - time.monotonic()) > 0:
         for reader in wait([reader for _, reader in ranks if reader not in answers], remaining):
             try:
-                answers[reader] = reader.recv()  # type: ignore[union-attr]  # wait() gives back what it was given
+                # wait() gives back what it was given
+                answers[reader] = reader.recv()  # type: ignore[union-attr]
             except EOFError:
                 answers[reader] = None
     for pid, reader in ranks:
@@ -127,6 +148,7 @@ def _fork(function: Any, arguments: tuple[Any, ...]) -> tuple[int, Connection[An
 
 
 if __name__ == "__main__":
-    sys.modules["rank_server"] = sys.modules["__main__"]  # so that what is pickled here is found there
+    # so that what is pickled here is found there
+    sys.modules["rank_server"] = sys.modules["__main__"]
     Ended.__module__ = "rank_server"
     _serve(Connection(int(sys.argv[1])))

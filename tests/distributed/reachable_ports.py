@@ -1,8 +1,11 @@
-"""A program for one of two machines that a cable joins: which ports of a run can the other one reach?
+"""A program for one of two machines that a cable joins.
+
+Which ports of a run can the other one reach?
 
     python reachable_ports.py ADDRESS-OF-THIS-ONE NAMESPACE-OF-THE-OTHER
 
-It prints, as JSON, the ports that ranks listen on, those that opened to the other machine, and whether one opened that should.
+It prints, as JSON, the ports that ranks listen on, those that opened to the other machine, and
+whether one opened that should.
 """
 
 from __future__ import annotations
@@ -28,14 +31,25 @@ for port in map(int, sys.argv[2:]):
 
 def reachable(ports: list[int], here: str, there: str) -> list[int]:
     words = ["ip", "netns", "exec", there, sys.executable, "-c", KNOCK, here, *map(str, ports)]
-    return [int(port) for port in subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()]
+    return [
+        int(port)
+        for port in subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
+    ]
 
 
 def listening() -> list[int]:
     """The ports on which this process listens, as /proc has them."""
     inodes = {os.readlink(fd)[8:-1] for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    return [int(words[1].split(":")[1], 16) for words in lines if words[9] in inodes and words[3] == "0A"]
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return [
+        int(words[1].split(":")[1], 16)
+        for words in lines
+        if words[9] in inodes and words[3] == "0A"
+    ]
 
 
 def rank(here: str, there: str) -> tuple[list[list[int]], list[int]]:
@@ -45,7 +59,11 @@ def rank(here: str, there: str) -> tuple[list[list[int]], list[int]]:
         dist.init_process_group("gloo")
     ports: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(ports, listening())
-    found = reachable([port for each in ports for port in each], here, there) if dist.get_rank() == 0 else []
+    found = (
+        reachable([port for each in ports for port in each], here, there)
+        if dist.get_rank() == 0
+        else []
+    )
     dist.barrier()  # until then all of them listen
     return ports, found
 
@@ -54,5 +72,16 @@ if __name__ == "__main__":
     with socket.create_server(("", 0)) as everywhere:
         port = everywhere.getsockname()[1]
         cable_works = reachable([port], *sys.argv[1:]) == [port]
-    results = [ringsim.trace(rank, world_size=2, args=sys.argv[1:], ring=ring).results[0] for ring in (True, False)]
-    print(json.dumps({"cable works": cable_works, "ports": [ports for ports, _ in results], "reachable": [found for _, found in results]}))
+    results = [
+        ringsim.trace(rank, world_size=2, args=sys.argv[1:], ring=ring).results[0]
+        for ring in (True, False)
+    ]
+    print(
+        json.dumps(
+            {
+                "cable works": cable_works,
+                "ports": [ports for ports, _ in results],
+                "reachable": [found for _, found in results],
+            }
+        )
+    )

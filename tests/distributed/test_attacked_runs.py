@@ -1,4 +1,7 @@
-"""What a hostile machine does to a run: it ends in one error of ringsim's own, with what was recorded until then, or not at all."""
+"""What a hostile machine does to a run.
+
+It ends in one error of ringsim's own, with what was recorded until then, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def go_on(there: Path) -> None:
         dist.all_reduce(flag)
 
 
-def attacked(there: Path, attack: Callable[[], None], error: type[BaseException], words: str) -> Any:
+def attacked(
+    there: Path, attack: Callable[[], None], error: type[BaseException], words: str
+) -> Any:
     """Makes a run that is attacked once both ranks are at work; returns its error."""
 
     def wait_and_attack() -> None:
@@ -57,7 +62,9 @@ def test_a_second_interrupt_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     for name in ("kill", "wait_for_end", "close"):  # what the first one leads to
         going_on = getattr(ForkedRanks, name)
-        monkeypatch.setattr(ForkedRanks, name, lambda ranks, going_on=going_on: (interrupt(), going_on(ranks)))
+        monkeypatch.setattr(
+            ForkedRanks, name, lambda ranks, going_on=going_on: (interrupt(), going_on(ranks))
+        )
     error = attacked(tmp_path / "never", interrupt, Interrupted, "the run was interrupted after")
     assert len(error.trace.events) > 0
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -69,7 +76,9 @@ def test_the_directory_of_a_run_vanishes(tmp_path: Path) -> None:
             shutil.rmtree(directory)
         (tmp_path / "over").touch()
 
-    attacked(tmp_path / "over", attack, RingError, "the directory of a run must be there to its end")
+    attacked(
+        tmp_path / "over", attack, RingError, "the directory of a run must be there to its end"
+    )
 
 
 def test_the_disk_has_no_room_for_what_a_worker_returns() -> None:
@@ -103,12 +112,22 @@ def call():
 """
 
 
-@pytest.mark.parametrize("way", ["-W error ../program.py alone <&- >/dev/full 2>&-", "-m ringsim trace ../program.py >/dev/full"])
-def test_closed_streams_a_full_disk_behind_one_strict_warnings_and_neighbours_called_random_and_torch(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "way",
+    [
+        "-W error ../program.py alone <&- >/dev/full 2>&-",
+        "-m ringsim trace ../program.py >/dev/full",
+    ],
+)
+def test_closed_streams_a_full_disk_behind_one_strict_warnings_and_neighbours_called_random_and_torch(  # noqa: E501
+    way: str, tmp_path: Path
+) -> None:
     """None of them is worth an error."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "elsewhere").mkdir()
     for name in ("random", "torch", "numpy"):
         (tmp_path / "elsewhere" / f"{name}.py").touch()
-    subprocess.run(f"exec {sys.executable} {way}", shell=True, cwd=tmp_path / "elsewhere", check=False)
+    subprocess.run(
+        f"exec {sys.executable} {way}", shell=True, cwd=tmp_path / "elsewhere", check=False
+    )
     assert ringsim.load(tmp_path / "elsewhere" / "program.ringtrace").metadata["complete"]

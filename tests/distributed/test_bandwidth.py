@@ -1,4 +1,7 @@
-"""Bandwidths of real ranks: every pattern, limits and interrupts, and ranks that something else started."""
+"""Bandwidths of real ranks.
+
+Every pattern, limits and interrupts, and ranks that something else started.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def check_rows(table: Bandwidths) -> None:
     assert (columns["n"] >= 3).all()
     assert (columns["p10_latency_us"] <= columns["latency_us"]).all()
     assert (columns["latency_us"] <= columns["p90_latency_us"]).all()
-    np.testing.assert_allclose(columns["algbw_gb_per_s"], columns["size_bytes"] / columns["latency_us"] / 1e3)
+    np.testing.assert_allclose(
+        columns["algbw_gb_per_s"], columns["size_bytes"] / columns["latency_us"] / 1e3
+    )
     assert set(columns["kind"]) == {"measured"}
 
 
@@ -54,11 +59,19 @@ def test_every_pattern() -> None:
         ("memcpy", "copy"): {(-1, -1)},
     }
     all_reduce = table.select(table.columns["pattern"] == "all_reduce")
-    np.testing.assert_allclose(all_reduce.columns["busbw_gb_per_s"], all_reduce.columns["algbw_gb_per_s"] * 4 / 3)
+    np.testing.assert_allclose(
+        all_reduce.columns["busbw_gb_per_s"], all_reduce.columns["algbw_gb_per_s"] * 4 / 3
+    )
     said = table.metadata
-    assert (said["source"], said["backend"], said["comm_device"], said["world_size"]) == ("measured", "gloo", "cpu", 3)
+    assert (said["source"], said["backend"], said["comm_device"], said["world_size"]) == (
+        "measured",
+        "gloo",
+        "cpu",
+        3,
+    )
     assert said["interface"] in ("lo", "lo0")
-    assert torch.__version__.startswith(said["versions"]["torch"])  # which says "+cpu" or "+cu130" where the installed package does
+    # which says "+cpu" or "+cu130" where the installed package does
+    assert torch.__version__.startswith(said["versions"]["torch"])
     assert (len(said["load"]), said["interrupted"]) == (2, False)
     assert "2.5%" in said["steady"]
     assert {"cpu", "cores", "memory_bytes", "platform"} == set(said["machine"])
@@ -76,9 +89,16 @@ TOO_MANY = [2**26 + 2**20 * number for number in range(12)]  # for the time that
 
 
 def around() -> list[Any]:
-    """Measures within a worker that sends messages of its own before and after; then asks for what these ranks are not."""
+    """Measures within a worker that sends messages of its own before and after.
+
+    Then asks for what these ranks are not.
+    """
     ring = ringsim.current_ring()
-    measure(make_plan((0, 1), [4096], ("pingpong", "oneway"), "gloo", edge=(0, 1), limit_s=6, ceilings=False))
+    measure(
+        make_plan(
+            (0, 1), [4096], ("pingpong", "oneway"), "gloo", edge=(0, 1), limit_s=6, ceilings=False
+        )
+    )
     measure(make_plan((0, 1), [LARGE], "pingpong", "gloo", edge=(0, 1), limit_s=1, ceilings=False))
     dist.all_reduce(torch.ones(4))
     first = ringsim.bandwidth(sizes=[8, 64], edge=(1, 0), ceilings=False, limit_s=6)
@@ -86,7 +106,10 @@ def around() -> list[Any]:
     limited = ringsim.bandwidth(sizes=TOO_MANY, edge=(0, 1), ceilings=False, limit_s=0.6)
     dist.all_reduce(torch.ones(4))
     assert ringsim.current_ring() is ring, "the ring stays"
-    for wrong, words in (({"world_size": 3}, "world_size must be 2 or left out"), ({"comm_device": "gpu"}, "comm_device must be that of")):
+    for wrong, words in (
+        ({"world_size": 3}, "world_size must be 2 or left out"),
+        ({"comm_device": "gpu"}, "comm_device must be that of"),
+    ):
         with pytest.raises(ArgumentError, match=words):
             ringsim.bandwidth(sizes=[8], **wrong)
     socket.gethostname = lambda: f"machine {ring.rank}"
@@ -102,22 +125,32 @@ def inside(nothing_left_behind: None) -> Any:
 def test_a_worker_measures_and_all_ranks_have_the_same_table(inside: Any) -> None:
     assert inside.results[0] == inside.results[1]
     first, second, _, apart = inside.results[1]
-    assert first.columns["size_bytes"].tolist() == [8, 64], "the second table has nothing of the first"
+    assert first.columns["size_bytes"].tolist() == [8, 64], (
+        "the second table has nothing of the first"
+    )
     assert second.columns["size_bytes"].tolist() == [512]
     assert [backend for _, backend, _, _ in apart.series()] == ["gloo", "memcpy"]
     notes = apart.metadata["notes"]
     assert "no TCP over loopback: ranks 0 and 1 are on two machines." in notes
     assert not any("the time" in note for note in notes)
     frame = inside.to_pandas().query("op == 'all_reduce' and size_bytes == 16")
-    assert sorted(frame["rank"]) == [0, 0, 1, 1], "the recorder is back after the measurement, also on the rank that was not recorded"
+    assert sorted(frame["rank"]) == [0, 0, 1, 1], (
+        "the recorder is back after the measurement, also on the rank that was not recorded"
+    )
 
 
 def test_steps_are_spans_of_the_rank_that_tells_and_warm_ups_do_not_count(inside: Any) -> None:
     frame = inside.to_pandas()
-    for pattern, teller, size in (("pingpong", 0, 4096), ("oneway", 1, 4096), ("pingpong", 0, LARGE)):
+    for pattern, teller, size in (
+        ("pingpong", 0, 4096),
+        ("oneway", 1, 4096),
+        ("pingpong", 0, LARGE),
+    ):
         steps = frame[frame["label"] == f"bandwidth gloo {pattern} 0 1 {size}"]
         assert (set(steps["rank"]), set(steps["kind"])) == ({teller}, {"span"})
-    assert not frame["size_bytes"].isin([4096, LARGE]).any(), "what is measured is not slowed down by being recorded"
+    assert not frame["size_bytes"].isin([4096, LARGE]).any(), (
+        "what is measured is not slowed down by being recorded"
+    )
     measured = {label for label in frame["label"].dropna() if label.startswith("bandwidth ")}
     expected = sum(1 if int(label.split()[-1]) >= LARGE else 3 for label in measured)
     assert (frame["label"] == "warm-up").sum() == expected
@@ -143,7 +176,11 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monk
     get_launcher().close()  # parked ranks have their directory elsewhere
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sizes = [8, *(LARGE + 8 * number for number in range(200))]
-    threading.Thread(target=press_ctrl_c_once, args=(f"bandwidth gloo pingpong 0 1 {LARGE}", tmp_path), daemon=True).start()
+    threading.Thread(
+        target=press_ctrl_c_once,
+        args=(f"bandwidth gloo pingpong 0 1 {LARGE}", tmp_path),
+        daemon=True,
+    ).start()
     table = ringsim.bandwidth(sizes=sizes, edge=(0, 1), ceilings=False, limit_s=600)
     get_launcher().close()
     check_rows(table.select(table.columns["size_bytes"] == 8))
@@ -153,9 +190,18 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def started_by_another(directory: str, rank: int, ports: tuple[int, int]) -> tuple[int, int, str]:
-    """Measures in a script that has joined its ranks, then in one that has not; returns rows, a sum over the ranks, what was printed."""
+    """Measures in a script that has joined its ranks, then in one that has not.
+
+    Returns rows, a sum over the ranks, what was printed.
+    """
     os.chdir(directory)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(ports[0]),
+    }
     dist.init_process_group("gloo")
     table = ringsim.bandwidth(sizes=[8], ceilings=False, limit_s=6)
     total = torch.ones(1)
@@ -163,13 +209,19 @@ def started_by_another(directory: str, rank: int, ports: tuple[int, int]) -> tup
     dist.destroy_process_group()
     os.environ["MASTER_PORT"] = str(ports[1])
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        main(["bandwidth", "--sizes", "8,4K", "--limit", "12", "-o", "links.json", "-o", "links.csv"])
+        main(
+            ["bandwidth", "--sizes", "8,4K", "--limit", "12", "-o", "links.json", "-o", "links.csv"]
+        )
     return len(table), int(total), printed.getvalue()
 
 
-def test_ranks_that_something_else_started_have_the_table_and_one_writes(server: RankServer, tmp_path: Path) -> None:
+def test_ranks_that_something_else_started_have_the_table_and_one_writes(
+    server: RankServer, tmp_path: Path
+) -> None:
     ports = free_port(), free_port()
-    found = results(server.run(started_by_another, [(str(tmp_path), rank, ports) for rank in range(2)]))
+    found = results(
+        server.run(started_by_another, [(str(tmp_path), rank, ports) for rank in range(2)])
+    )
     assert [each[:2] for each in found] == [(2, 2), (2, 2)]
     assert ["wrote links.json" in printed for *_, printed in found] == [True, False]
     table = load(tmp_path / "links.json")

@@ -1,4 +1,7 @@
-"""Checks on real ranks: what ends a run early is a reason. Answers are judged on simulated ranks, and by the lessons on real ones."""
+"""Checks on real ranks: what ends a run early is a reason.
+
+Answers are judged on simulated ranks, and by the lessons on real ones.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ from ringsim import comm as dist
 from ringsim.check import examination, fits
 from ringsim.errors import Interrupted
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook; and ranks need not import pytest
+# as from a notebook; and ranks need not import pytest
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Answer = Callable[..., Any]
 
@@ -71,8 +75,16 @@ def test_a_right_answer_passes_though_it_sleeps() -> None:
 @pytest.mark.parametrize(
     ("examine", "answer", "reason"),
     [
-        (check.timed_op, messages.around(loses_keywords), "share_gradients must get the arguments that it was called with"),
-        (check.timed_op, messages.spans(around_the_call=False), "Rank 0 of 3 called share_gradients outside of its span."),
+        (
+            check.timed_op,
+            messages.around(loses_keywords),
+            "share_gradients must get the arguments that it was called with",
+        ),
+        (
+            check.timed_op,
+            messages.spans(around_the_call=False),
+            "Rank 0 of 3 called share_gradients outside of its span.",
+        ),
         (check.ring, sends_doubles, "Message mismatch: rank "),
         (check.hello, share_after_span, 'Rank 0 of 3 took no number inside its span named "share"'),
     ],
@@ -93,7 +105,10 @@ def test_numbers_that_travel_beside_real_messages(tmp_path: Path) -> None:
             sent.wait()
         return sum(float(Path(place, str(rank)).read_text()) for rank in range(ring.world_size))
 
-    assert "the answer is the same where every message carries zeros" in verdict(check.ring, rounds_of_zeros).reason
+    assert (
+        "the answer is the same where every message carries zeros"
+        in verdict(check.ring, rounds_of_zeros).reason
+    )
 
 
 def test_what_cannot_travel_is_a_reason() -> None:
@@ -120,14 +135,48 @@ def computes_forever(*_: Any) -> None:
 @pytest.mark.parametrize(
     ("examine", "answer", "limit", "most", "verdict_due", "reason"),
     [
-        (check.no_deadlock, computes_forever, "CPU_S", 0.5, "not yet", "A run of 3 ranks did not end after 0.5 s of CPU time."),
-        (check.no_deadlock, never_ends, "ASLEEP_S", 0.2, "undecided", "A run of 3 ranks did not end: for 0.2 s no rank did anything, "),
-        (check.timed_op, messages.around(looks_until_it_is_done), "ASLEEP_S", 0.2, "undecided", "A run of 3 ranks did not end: for 0.2 s"),
-        (check.hello, never_ends, "LIMIT_S", 0.5, "undecided", "A run of 3 ranks did not end in time, and had "),
+        (
+            check.no_deadlock,
+            computes_forever,
+            "CPU_S",
+            0.5,
+            "not yet",
+            "A run of 3 ranks did not end after 0.5 s of CPU time.",
+        ),
+        (
+            check.no_deadlock,
+            never_ends,
+            "ASLEEP_S",
+            0.2,
+            "undecided",
+            "A run of 3 ranks did not end: for 0.2 s no rank did anything, ",
+        ),
+        (
+            check.timed_op,
+            messages.around(looks_until_it_is_done),
+            "ASLEEP_S",
+            0.2,
+            "undecided",
+            "A run of 3 ranks did not end: for 0.2 s",
+        ),
+        (
+            check.hello,
+            never_ends,
+            "LIMIT_S",
+            0.5,
+            "undecided",
+            "A run of 3 ranks did not end in time, and had ",
+        ),
     ],
 )
 def test_a_run_that_never_ends_is_a_reason(
-    monkeypatch: pytest.MonkeyPatch, examine: Answer, answer: Answer, limit: str, most: float, verdict_due: str, reason: str
+    monkeypatch: pytest.MonkeyPatch,
+    examine: Answer,
+    answer: Answer,
+    limit: str,
+    most: float,
+    verdict_due: str,
+    reason: str,
 ) -> None:
     monkeypatch.setattr(examination, limit, most)
     result = verdict(examine, answer)
@@ -156,7 +205,9 @@ def test_what_gloo_refuses_is_a_reason() -> None:
 
 
 def test_an_answer_that_is_stuck_is_told_before_the_limit() -> None:
-    assert verdict(check.ring, messages.sends_first).reason.startswith("In a ring of 3, ranks 0, 1 and 2 wait for each other: rank 0 ")
+    assert verdict(check.ring, messages.sends_first).reason.startswith(
+        "In a ring of 3, ranks 0, 1 and 2 wait for each other: rank 0 "
+    )
 
 
 def test_what_the_answer_prints_is_kept_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

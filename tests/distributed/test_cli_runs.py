@@ -39,29 +39,43 @@ def test_demo_learns_records_and_draws(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert losses[0] > 3.9  # 62 letters, all as likely
     assert losses[-1] < 3.4
     assert "lose as much in one process" in shown
-    assert sorted(file.name for file in Path("demo").iterdir()) == ["ring.png", "run.ringtrace", "timeline.png"]
+    assert sorted(file.name for file in Path("demo").iterdir()) == [
+        "ring.png",
+        "run.ringtrace",
+        "timeline.png",
+    ]
     trace = ringsim.load("demo/run.ringtrace")
     assert trace.peak_activations(step=7).peaks == (3, 2, 1)
     events = trace.to_pandas()
     assert events[events.label == "step 1f1b"].groupby("rank").size().tolist() == [8, 8, 8]
-    sends = events[(events["rank"] == 0) & (events.kind == "send") & (events.size_bytes == 8 * 32 * 64 * 4)]
+    sends = events[
+        (events["rank"] == 0) & (events.kind == "send") & (events.size_bytes == 8 * 32 * 64 * 4)
+    ]
     assert len(sends) == 8 * 8  # each microbatch's hidden states, in each step
     assert set(sends.group) == {"ring:0>1"}
-    assert {Path(file).name for file in events.file} == {"demo.py"}  # the line that asked for it, not one of ringsim's own
+    # the line that asked for it, not one of ringsim's own
+    assert {Path(file).name for file in events.file} == {"demo.py"}
 
 
 def test_generate_measures_and_draws(capsys: Captured) -> None:
     assert main(["generate", "-n", "2", "--tokens", "4", "--job-ms", "2", "--compare"]) == 0
     shown = capsys.readouterr().out
     assert "14 messages of states and tokens" in shown  # 2 batches x (4 tokens x 2 edges - 1)
-    compared = re.findall(r"(synchronous|asynchronous), (\d) inner iterations?: a stage works (\d+)% .* at most (\d+)%", shown)
+    compared = re.findall(
+        (
+            r"(synchronous|asynchronous), (\d) inner iterations?: a stage "
+            r"works (\d+)% .* at most (\d+)%"
+        ),
+        shown,
+    )
     assert [(kind, turns, most) for kind, turns, _, most in compared] == [
         ("synchronous", "2", "100"),
         ("asynchronous", "1", "50"),
         ("asynchronous", "2", "100"),
         ("asynchronous", "3", "50"),
     ]
-    assert all(0 < int(use) <= int(most) + 10 for _, _, use, most in compared)  # jobs are not exactly alike
+    # jobs are not exactly alike
+    assert all(0 < int(use) <= int(most) + 10 for _, _, use, most in compared)
     files = {file.name: file.read_bytes()[:4] for file in Path("generation").iterdir()}
     assert sorted(files) == ["inner_iterations.png", "ring.png", "run.ringtrace", "timeline.png"]
     assert files["inner_iterations.png"] == b"\x89PNG"
@@ -87,12 +101,18 @@ def test_trace_runs_an_unmodified_script(capsys: Captured) -> None:
         assert f"[rank {rank}] {rank} 3.0 ['--steps', '2'] __main__" in shown
     trace = ringsim.load("script.ringtrace")
     messages = trace.to_pandas("messages")
-    assert messages[["src", "dst", "tag", "size_bytes", "group"]].values.tolist() == [[0, 1, 3, 32, "world"]]
+    assert messages[["src", "dst", "tag", "size_bytes", "group"]].values.tolist() == [
+        [0, 1, 3, 32, "world"]
+    ]
     assert (trace.to_pandas().op == "all_reduce").sum() == 3
-    assert until(lambda: sorted(file.name for file in Path().iterdir()) == ["script.py", "script.ringtrace"])
+    assert until(
+        lambda: sorted(file.name for file in Path().iterdir()) == ["script.py", "script.ringtrace"]
+    )
 
 
-def test_trace_checks_what_it_is_asked_to_and_keeps_what_a_failing_script_did(capsys: Captured) -> None:
+def test_trace_checks_what_it_is_asked_to_and_keeps_what_a_failing_script_did(
+    capsys: Captured,
+) -> None:
     script = write_script(
         """
         tensor = torch.zeros(8)
@@ -125,12 +145,26 @@ SLEEPS = """
 """
 
 
-def test_what_was_recorded_until_then_is_there_and_no_process(tmp_path: Path, capsys: Captured) -> None:
+def test_what_was_recorded_until_then_is_there_and_no_process(
+    tmp_path: Path, capsys: Captured
+) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(SLEEPS))
     running = {}
     for how in (signal.SIGINT, signal.SIGKILL):
-        command = [sys.executable, "-m", "ringsim", "trace", "-n", "2", "-o", f"{how.name}.ringtrace", "script.py"]
-        running[how] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "ringsim",
+            "trace",
+            "-n",
+            "2",
+            "-o",
+            f"{how.name}.ringtrace",
+            "script.py",
+        ]
+        running[how] = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
     for how, process in running.items():
         with process:
             assert process.stdout is not None
@@ -139,15 +173,22 @@ def test_what_was_recorded_until_then_is_there_and_no_process(tmp_path: Path, ca
             _, errors = process.communicate()
         assert until(lambda pids=pids: all(gone(pid) for pid in pids))  # type: ignore[misc]
         assert ringsim.load(f"{how.name}.ringtrace").to_pandas().label.tolist() == ["here", "here"]
-        assert (process.returncode, "interrupted" in errors) == ((130, True) if how == signal.SIGINT else (-how, False))
-    # The parts that a killed launcher leaves are read, and a later run does not overwrite the evidence.
+        assert (process.returncode, "interrupted" in errors) == (
+            (130, True) if how == signal.SIGINT else (-how, False)
+        )
+    # The parts that a killed launcher leaves are read, and a later run does not overwrite the
+    # evidence.
     assert main(["trace", "-n", "2", "-o", "SIGKILL.ringtrace", "script.py"]) == 2
     assert "SIGKILL.ringtrace.parts must not exist" in capsys.readouterr().err
 
 
-def test_a_module_is_run_and_no_file_is_lost(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_module_is_run_and_no_file_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     Path("package").mkdir()
-    Path(write_script("dist.all_reduce(torch.ones(1))\nimport sys; sys.exit(0)")).rename("package/program.py")
+    Path(write_script("dist.all_reduce(torch.ones(1))\nimport sys; sys.exit(0)")).rename(
+        "package/program.py"
+    )
     monkeypatch.syspath_prepend(".")
     for expected in ("program.ringtrace", "program-2.ringtrace"):
         assert main(["trace", "-m", "package.program"]) == 0
@@ -160,15 +201,37 @@ def test_a_module_is_run_and_no_file_is_lost(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_under_a_launcher_each_rank_records_itself() -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "ringsim", "trace"]
-    script = write_script("dist.all_reduce(torch.ones(1))\nif dist.get_rank():\n    raise ValueError('boom')\ndist.recv(torch.ones(1), 1)")
-    ended = subprocess.run([*launcher, "-o", "run.ringtrace", script], capture_output=True, text=True, check=False)
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "-m",
+        "ringsim",
+        "trace",
+    ]
+    script = write_script(
+        "dist.all_reduce(torch.ones(1))\nif dist.get_rank():\n    raise ValueError('boom')\n"
+        "dist.recv(torch.ones(1), 1)"
+    )
+    ended = subprocess.run(
+        [*launcher, "-o", "run.ringtrace", script], capture_output=True, text=True, check=False
+    )
     assert ended.returncode != 0
-    trace = ringsim.load("run.ringtrace")  # the launcher, which ends rank 0 for the other one, did not before the file was there
+    # the launcher, which ends rank 0 for the other one, did not before the file was there
+    trace = ringsim.load("run.ringtrace")
     (finding,) = trace.explain().findings
     assert finding.message.startswith("rank 1 raised ValueError: boom (")
     assert trace.to_pandas().query("op == 'all_reduce'")["rank"].tolist() == [0, 1]
-    for variables in ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},):
+    for variables in (
+        {
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1",
+        },
+    ):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)

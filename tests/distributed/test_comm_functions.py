@@ -1,6 +1,7 @@
-"""``ringsim.comm`` in place of ``torch.distributed`` in workers: what the trace says, what a call costs, the example of the docs.
+"""``ringsim.comm`` in place of ``torch.distributed`` in workers.
 
-Operations that are built from messages, too: what they say, and where they are recorded. What they do is in the conformance suite.
+What the trace says, what a call costs, the example of the docs. Operations that are built from
+messages, too: what they say, and where they are recorded. What they do is in the conformance suite.
 """
 
 from __future__ import annotations
@@ -39,9 +40,16 @@ def talk() -> list[Any]:
     sent = dist.isend(token, ring.succ, group=ring.succ_group, tag=1)  # isend
     dist.recv(found, ring.pred, group=ring.pred_group, tag=1)  # recv
     sent.wait()
-    handle = dist.irecv(found, group_src=dist.get_group_rank(ring.pred_group, ring.pred), group=ring.pred_group)  # irecv
+    # irecv
+    handle = dist.irecv(
+        found, group_src=dist.get_group_rank(ring.pred_group, ring.pred), group=ring.pred_group
+    )
     dist.send(token, ring.succ, group=ring.succ_group) if ring.rank else None  # send
-    (handle.wait(), dist.send(token, ring.succ, group=ring.succ_group)) if ring.rank == 0 else handle.wait()  # send of rank 0
+    # send of rank 0
+    (
+        handle.wait(),
+        dist.send(token, ring.succ, group=ring.succ_group),
+    ) if ring.rank == 0 else handle.wait()
     ops = [
         dist.P2POp(dist.isend, token, ring.succ, tag=2),
         native.P2POp(native.irecv, found, ring.pred, tag=2),
@@ -76,7 +84,9 @@ def places(trace: Trace, rank: int) -> dict[str, set[tuple[str, str]]]:
     for i in range(len(events)):
         if events.rank[i] == rank:
             mark = lines[events.line[i] - 1].partition("  # ")[2]
-            found.setdefault(mark, set()).add((OP_NAMES[events.op[i]], events.tables.files[events.file[i]]))
+            found.setdefault(mark, set()).add(
+                (OP_NAMES[events.op[i]], events.tables.files[events.file[i]])
+            )
     return found
 
 
@@ -85,7 +95,12 @@ def test_worker_gets_what_torch_gives_and_the_trace_names_its_lines() -> None:
     trace = ringsim.trace(talk, world_size=size)
     total = float(sum(range(size)))
     for rank, result in enumerate(trace.results):
-        assert result == [[total] * 4, [total] * 4, [float((other - 1) % size) for other in range(size)], list(range(size))]
+        assert result == [
+            [total] * 4,
+            [total] * 4,
+            [float((other - 1) % size) for other in range(size)],
+            list(range(size)),
+        ]
         found = places(trace, rank)
         for op in ("isend", "recv", "irecv", "all_reduce", "all_gather", "barrier"):
             assert found[op] == {(op, __file__)}
@@ -98,16 +113,22 @@ def test_worker_gets_what_torch_gives_and_the_trace_names_its_lines() -> None:
 
 
 def warn() -> list[Any]:
-    """An operation that the backend lacks, and some of which torch has the function alone, without and with a log; each of them twice."""
+    """An operation that the backend lacks, and some of which torch has the function alone.
+
+    Without and with a log; each of them twice.
+    """
     found, said = torch.ones(1), []
     for name, hidden, log, call in (
         ("all_reduce", True, False, lambda: dist.all_reduce(found)),  # warned of
-        ("reduce_scatter", False, False, lambda: dist.reduce_scatter(found, [torch.ones(1)])),  # warned of
+        # warned of
+        ("reduce_scatter", False, False, lambda: dist.reduce_scatter(found, [torch.ones(1)])),
         ("broadcast", False, True, lambda: dist.broadcast(found, 0)),  # warned of
     ):
 
         def refuse(*args: Any, name: str = name, **kwargs: Any) -> None:
-            raise RuntimeError(f"Backend gloo does not support {name}\nException raised from {name} at Backend.hpp")
+            raise RuntimeError(
+                f"Backend gloo does not support {name}\nException raised from {name} at Backend.hpp"
+            )
 
         with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
             warnings.simplefilter("always")
@@ -118,7 +139,9 @@ def warn() -> list[Any]:
                 call()
             dist.configure(enabled=False)
         assert found.item() == 1
-        said.append([(each.category, str(each.message), each.filename, each.lineno) for each in caught])
+        said.append(
+            [(each.category, str(each.message), each.filename, each.lineno) for each in caught]
+        )
     objects: list[Any] = [None]
     FALLBACKS["all_gather_object"](dist.cdb, objects, {"rank": 0}, None, True)  # as plain data
     assert objects == [{"rank": 0}]
@@ -127,7 +150,11 @@ def warn() -> list[Any]:
 
 def test_a_built_operation_warns_once_at_the_users_line() -> None:
     said = ringsim.trace(warn, world_size=1).results[0]
-    for each, words in zip(said, ("'hiding' has no all_reduce", "'torch' has no reduce_scatter", "'torch' has no broadcast"), strict=True):
+    for each, words in zip(
+        said,
+        ("'hiding' has no all_reduce", "'torch' has no reduce_scatter", "'torch' has no broadcast"),
+        strict=True,
+    ):
         ((category, message, file, line),) = each
         assert category is RuntimeWarning
         assert words in message
@@ -137,7 +164,9 @@ def test_a_built_operation_warns_once_at_the_users_line() -> None:
 
 def test_everything_that_communicates_can_be_built() -> None:
     assert set(dist._FUNCTIONS) - {"isend", "irecv"} <= set(FALLBACKS)
-    tested = "\n".join(Path(__file__).with_name(f"conformance_{family}.py").read_text() for family in FAMILIES)
+    tested = "\n".join(
+        Path(__file__).with_name(f"conformance_{family}.py").read_text() for family in FAMILIES
+    )
     assert {name for name in FALLBACKS if name not in tested} == {"new_subgroups_by_enumeration"}
     with pytest.raises(ArgumentError, match=r"op must be one of SUM, AVG, .*"):
         reduce_parts([torch.ones(1)], "PREMUL_SUM")
@@ -151,7 +180,10 @@ def test_mixing_with_torchs_own_class_needs_torchs_own_names() -> None:
 
 
 def compile_both() -> list[Any]:
-    """Compiles the same functions with torch's names and with ringsim's: one in a graph, and one that is broken into several."""
+    """Compiles the same functions with torch's names and with ringsim's.
+
+    One in a graph, and one that is broken into several.
+    """
     results = []
     for library in (native, dist):
 
@@ -199,27 +231,47 @@ def count_steps(function: Any, *args: Any, **kwargs: Any) -> int:
     return sum(steps)
 
 
-@pytest.mark.parametrize(("name", "args", "kwargs"), [("all_reduce", (1,), {}), ("broadcast", (1,), {"group_src": 0, "async_op": True})])
-def test_without_a_log_a_call_takes_fewer_steps_than_two_plain_wrappers(name: str, args: Any, kwargs: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [("all_reduce", (1,), {}), ("broadcast", (1,), {"group_src": 0, "async_op": True})],
+)
+def test_without_a_log_a_call_takes_fewer_steps_than_two_plain_wrappers(
+    name: str, args: Any, kwargs: Any
+) -> None:
     scope: dict[str, Any] = {}
     exec("def all_reduce(tensor, op=None, group=None, async_op=False): pass", scope)
     exec("def broadcast(tensor, src=None, group=None, async_op=False, group_src=None): pass", scope)
     nothing = scope[name]
     ours = functions.make_function(name, inspect.signature(nothing), nothing, logged=True)
 
-    def plainest(*args: Any, prof: bool = False, log_name: str | None = None, debug: str | None = None, **kwargs: Any) -> Any:
+    def plainest(
+        *args: Any,
+        prof: bool = False,
+        log_name: str | None = None,
+        debug: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
         return nothing(*args, **kwargs)
 
-    least, own, plain = (count_steps(function, *args, **kwargs) for function in (nothing, ours, plainest))
-    assert least < own < least + 2 * (plain - least)  # measured beside it: 1.15 times the time of one, and a microsecond is ten
+    least, own, plain = (
+        count_steps(function, *args, **kwargs) for function in (nothing, ours, plainest)
+    )
+    # measured beside it: 1.15 times the time of one, and a microsecond is ten
+    assert least < own < least + 2 * (plain - least)
 
 
 def test_backend_of_the_docs_runs(tmp_path: Path) -> None:
     text = PAGE.read_text()
-    (program,) = [block for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if "class Loopback" in block]
+    (program,) = [
+        block
+        for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        if "class Loopback" in block
+    ]
     (expected,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "program.py").write_text(program)
-    ran = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == expected
     assert re.findall(r"the backend 'loopback' has no (\w+)", ran.stderr) == ["recv", "all_reduce"]

@@ -1,4 +1,7 @@
-"""The log of ``ringsim.comm`` on ranks of both clocks: selecting, starting, stopping, sharing the recorder, the table on every rank."""
+"""The log of ``ringsim.comm`` on ranks of both clocks.
+
+Selecting, starting, stopping, sharing the recorder, the table on every rank.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ def row_keys(table: Any) -> list[tuple[Any, ...]]:
 def swap(tensor: torch.Tensor, group: Any = None) -> Any:
     """A collective of the user's own, which returns a handle."""
     other = 1 - dist.get_rank()
-    handles = [dist.isend(tensor.clone(), other, group=group), dist.irecv(tensor, other, group=group)]
+    handles = [
+        dist.isend(tensor.clone(), other, group=group),
+        dist.irecv(tensor, other, group=group),
+    ]
     handles[0].wait()
     return handles[1]
 
@@ -91,7 +97,11 @@ def test_the_rows_of_simulated_ranks_are_those_of_a_real_run() -> None:
     assert virtual.results == real.results
     first, second, third = real.results[0]
     assert {(row[0], row[4]) for row in first} >= {("all_reduce", 3), ("gradients", 1), ("swap", 1)}
-    assert {row[0] for row in second} - {row[0] for row in first} == {"barrier", "by name", "broadcast"}
+    assert {row[0] for row in second} - {row[0] for row in first} == {
+        "barrier",
+        "by name",
+        "broadcast",
+    }
     assert [(row[0], row[4]) for row in third] == [("barrier", 1)]
     for trace in (real, virtual):
         assert [text.count("Communication of 2 ranks") for text in trace.output] == [3, 0]
@@ -109,20 +119,37 @@ def reduce_and_pass() -> tuple[float, float, int]:
     return row.median_us, row.algbw_gb_per_s, count
 
 
-def test_times_are_the_formulas_and_a_verbose_log_writes_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_times_are_the_formulas_and_a_verbose_log_writes_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO, logger="ringsim.comm"):
         found = ringsim.simulate(reduce_and_pass, world_size=2, link=LINK).results
     took_us = 2 * (1000 + 1000)  # two steps of 1 ms and 1,000 bytes
     assert found == [(took_us, pytest.approx(2000 / took_us * 1e-3), 5)] * 2
     lines = [record.getMessage() for record in caplog.records]
-    assert sum(line.startswith("gradients in reduce_and_pass: all_reduce, world, 1.95 KiB, 4 ms, algbw ") for line in lines) == 2
+    assert (
+        sum(
+            line.startswith(
+                "gradients in reduce_and_pass: all_reduce, world, 1.95 KiB, 4 ms, algbw "
+            )
+            for line in lines
+        )
+        == 2
+    )
     # A log that waited for the send would never get to its receiver.
-    assert sum(line.startswith("isend in reduce_and_pass: isend, world, 4 B, posted") for line in lines) == 1
+    assert (
+        sum(
+            line.startswith("isend in reduce_and_pass: isend, world, 4 B, posted") for line in lines
+        )
+        == 1
+    )
     assert len(lines) == 4
 
 
 def log_as_deepspeed_does() -> None:
-    dist.configure({"comms_logger": {"enabled": True, "verbose": True, "debug": True, "style": "deepspeed"}})
+    dist.configure(
+        {"comms_logger": {"enabled": True, "verbose": True, "debug": True, "style": "deepspeed"}}
+    )
     for _ in range(2):
         dist.all_reduce(torch.zeros(1000))
     dist.barrier(log_name="end")
@@ -132,16 +159,26 @@ def log_as_deepspeed_does() -> None:
     dist.log_summary()
 
 
-def test_the_log_is_written_as_deepspeed_does_where_that_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_is_written_as_deepspeed_does_where_that_is_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO, logger="ringsim.comm"):
-        printed = [line.split() for line in ringsim.simulate(log_as_deepspeed_does, world_size=2, link=LINK).output[0].splitlines()]
+        printed = [
+            line.split()
+            for line in ringsim.simulate(log_as_deepspeed_does, world_size=2, link=LINK)
+            .output[0]
+            .splitlines()
+        ]
     line = (
-        "[Rank 0] comm op: {} | [Caller Func: log_as_deepspeed_does] | time (ms): {} | msg size: {} | algbw (Gbps): {} | busbw (Gbps): {}"
+        "[Rank 0] comm op: {} | [Caller Func: log_as_deepspeed_does] | time (ms): {} | msg size: "
+        "{} | algbw (Gbps): {} | busbw (Gbps): {}"
     )
-    reduced = line.format("all_reduce", "6.00", "3.91 KB", "0.0053", "0.0053")  # two steps of 1 ms and 2,000 bytes
+    # two steps of 1 ms and 2,000 bytes
+    reduced = line.format("all_reduce", "6.00", "3.91 KB", "0.0053", "0.0053")
     told = [record.getMessage() for record in caplog.records]
     assert told[:-2] == [reduced] * 2 + [line.format("end", "1.00", "0B", "-", "-")]
-    assert told[-2:] == ["all_reduce, world, 4 B, 2 ms, algbw 2 kB/s, busbw 2 kB/s"] * 2  # of each rank
+    # of each rank
+    assert told[-2:] == ["all_reduce, world, 4 B, 2 ms, algbw 2 kB/s, busbw 2 kB/s"] * 2
     name = ["|", "[Caller", "Func:", "log_as_deepspeed_does]"]
     head = ["Comm.", "Op", "Message", "Size", "Count", "Total"]
     first, second = (number for number, words in enumerate(printed) if words[:6] == head)
@@ -152,8 +189,14 @@ def test_the_log_is_written_as_deepspeed_does_where_that_is_asked(caplog: pytest
         ["0B", "1", "1.00", "1.00", "-", "-"],
     ]
     assert printed[first + 1 : second - 3] == rows
-    assert printed[second + 1 : second + 3] == [["all_reduce", *name], ["3.91", "KB", "2", "12.00", "0.00", "6.00", "0.00"]]
-    assert [words[-4:] for words in printed if words[:3] == ["all_reduce", "4", "B"]] == [["2", "kB/s", "2", "kB/s"]]  # never 0.000 GB/s
+    assert printed[second + 1 : second + 3] == [
+        ["all_reduce", *name],
+        ["3.91", "KB", "2", "12.00", "0.00", "6.00", "0.00"],
+    ]
+    # never 0.000 GB/s
+    assert [words[-4:] for words in printed if words[:3] == ["all_reduce", "4", "B"]] == [
+        ["2", "kB/s", "2", "kB/s"]
+    ]
 
 
 # -- in a job of two ranks, one part after the other
@@ -199,7 +242,9 @@ def around_a_recording(directory: str, rank: int) -> Any:
         dist.all_reduce(torch.ones(2))
     dist.barrier()
     table = dist.log_summary()
-    return counts(table), [str(op) for op in recording.trace.to_pandas()["op"]] if rank == 0 else None
+    return counts(table), [
+        str(op) for op in recording.trace.to_pandas()["op"]
+    ] if rank == 0 else None
 
 
 def one_stays_away(directory: str, rank: int) -> Any:
@@ -250,7 +295,9 @@ def do_all(directory: str, rank: int, size: int) -> dict[str, Any]:
     tempfile.tempdir = directory
     torch.set_num_threads(1)
     store = torch_dist.FileStore(f"{directory}/store", size)
-    torch_dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+    torch_dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
+    )
     found = {}
     for part in PARTS[size]:
         found[part.__name__] = part(directory, rank)
@@ -266,9 +313,14 @@ EXPECTED = {
     # The gathering itself is left out.
     "on_another_backend": [[{"all_reduce": 1, "meeting": 1}] * 2] * 2,
     # One recorder serves both.
-    "around_a_recording": [({"all_reduce": 1, "barrier": 2}, ops) for ops in (["all_reduce", "all_reduce"], None)],
+    "around_a_recording": [
+        ({"all_reduce": 1, "barrier": 2}, ops) for ops in (["all_reduce", "all_reduce"], None)
+    ],
     # DeepSpeed 0.19.8 begins its summary with a barrier on the group whose operations it reports.
-    "one_stays_away": [({"barrier": 1}, (0,), ("ranks [1] had not called log_summary 1 s after rank 0",)), None],
+    "one_stays_away": [
+        ({"barrier": 1}, (0,), ("ranks [1] had not called log_summary 1 s after rank 0",)),
+        None,
+    ],
     "forking": [1] * 3,
 }
 
@@ -283,7 +335,8 @@ def test_each_rank_finds_what_was_logged(tmp_path_factory: pytest.TempPathFactor
             assert private_directories(directory) == []
     assert {part: found[part] for part in EXPECTED} == EXPECTED
     data, rows = found["everywhere"][0]
-    assert rows == [["all_reduce", 2, 3, 2], ["all_reduce", 3, 3, 3]]  # rank 1 has logged less than the others
+    # rank 1 has logged less than the others
+    assert rows == [["all_reduce", 2, 3, 2], ["all_reduce", 3, 3, 3]]
     for other, other_rows in found["everywhere"]:
         assert repr(other) == repr(data)
         assert other_rows == rows

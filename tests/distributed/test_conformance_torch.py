@@ -1,4 +1,7 @@
-"""The conformance suite on torch (Gloo), and on a backend that has only what the protocol asks for, so that all the rest is built."""
+"""The conformance suite on torch (Gloo), and on a backend with what the protocol asks for.
+
+It has no more, so that all the rest is built.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,14 @@ from ringsim.errors import RingError
 from ringsim.simulator.api import simulate
 
 DTYPES = ("float8_e4m3fn", "float8_e5m2", "int16", "uint16", "uint32", "uint64")
-MOVES = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all_single")
+MOVES = (
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "all_to_all_single",
+)
 GLOO = {  # what Gloo cannot do, in torch 2.13
     **{f"{move}_carries[{dtype}]": "Invalid scalar type" for move in MOVES for dtype in DTYPES},
     **{f"gather_carries[{dtype}]": "Invalid scalar type" for dtype in ("complex64", "complex128")},
@@ -27,10 +37,16 @@ GLOO = {  # what Gloo cannot do, in torch 2.13
     "strided_tensors_are_received": "input tensor has to be contiguous",
     **{f"all_gather_stacked[{way}]": "invalid tensor size" for way in WAYS},
     **{f"all_to_all_of_sizes[{way}]": "invalid tensor size" for way in WAYS},
-    **{f"{name}[strided]": "Tensors must be contiguous" for name in ("all_to_all_single", "all_to_all_single_of_rows")},
+    **{
+        f"{name}[strided]": "Tensors must be contiguous"
+        for name in ("all_to_all_single", "all_to_all_single_of_rows")
+    },
     "all_reduce_reduces[sum,int16]": "Invalid scalar type",
     # These are silent without a recorder: Gloo takes the bytes as if the tensor were contiguous.
-    **{f"{name}[strided]": "wrong values" for name in ("broadcast", "all_reduce", "reduce", "scatter", "reduce_scatter")},
+    **{
+        f"{name}[strided]": "wrong values"
+        for name in ("broadcast", "all_reduce", "reduce", "scatter", "reduce_scatter")
+    },
     "a_receiver_must_exist[too high]": "Gloo reads beyond the end of its list of peers: SIGSEGV",
     "a_receiver_must_exist[negative]": "the same",
     "a_sender_must_exist[too high]": "Gloo looks for the peer until the time-out",
@@ -42,7 +58,9 @@ GLOO = {  # what Gloo cannot do, in torch 2.13
 _OF_MESSAGES = ("strided_tensors_are", "a_receiver", "a_sender", "a_wait_ends")
 LEAST = {  # what Gloo's messages cannot do, and what is built from them does not say
     **{name: reason for name, reason in GLOO.items() if name.startswith(_OF_MESSAGES)},
-    "inputs_and_outputs_may_be_parts_of_one_tensor": "a message may arrive where another has not left yet",
+    "inputs_and_outputs_may_be_parts_of_one_tensor": (
+        "a message may arrive where another has not left yet"
+    ),
     "is_completed_turns_true_without_a_wait": "Gloo tells of messages only in wait()",
 }
 
@@ -64,15 +82,17 @@ class Least(Backend):
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 COLUMNS = ["op", "group", "peer", "tag", "size_bytes", "dtype", "shape", "status"]
-# What Gloo lacks is built; it takes complex numbers as pairs; it tells only in wait() that a coalesced operation, or one that nobody waits
-# for, is done; and it refuses below the recorder.
+# What Gloo lacks is built; it takes complex numbers as pairs; it tells only in wait() that a
+# coalesced operation, or one that nobody waits for, is done; and it refuses below the recorder.
 RECORDED_OTHERWISE = re.compile(
     r"^gather_(single|into_tensor)|complex|_coalesced\[(async|in a group)|without_a_wait|future|"
     r"_needs_|_must_exist|_that_exist|_is_given_once|_is_not_negative"
 )
 
 
-def keep_the_rules(directory: str, make_backend: Callable[[], Backend] | None, skips: dict[str, str]) -> None:
+def keep_the_rules(
+    directory: str, make_backend: Callable[[], Backend] | None, skips: dict[str, str]
+) -> None:
     """Runs the rules on one rank."""
     warnings.simplefilter("ignore")  # what is built is announced
     if make_backend is not None:
@@ -81,12 +101,24 @@ def keep_the_rules(directory: str, make_backend: Callable[[], Backend] | None, s
 
 
 def check_rules(directory: Path, *args: Any) -> ringsim.Trace:
-    """With four ranks: groups of one to three of them are among the rules, and simulated ranks keep all rules at every size."""
+    """With four ranks.
+
+    Groups of one to three of them are among the rules, and simulated ranks keep all rules at every
+    size.
+    """
     traces: list[ringsim.Trace] = []
 
     def run() -> str:
         try:
-            traces.append(ringsim.trace(keep_the_rules, world_size=4, args=(str(directory), *args), timeout_s=20, limit_s=100))
+            traces.append(
+                ringsim.trace(
+                    keep_the_rules,
+                    world_size=4,
+                    args=(str(directory), *args),
+                    timeout_s=20,
+                    limit_s=100,
+                )
+            )
         except RingError as error:
             return str(error)
         return ""
@@ -112,7 +144,9 @@ def test_messages_alone_keep_the_rules(tmp_path: Path) -> None:
 
 def test_torch_keeps_the_rules_and_simulated_ranks_record_the_same(tmp_path: Path) -> None:
     real = records_of(check_rules(tmp_path, None, GLOO))
-    simulated = records_of(simulate(keep_the_rules, world_size=4, args=(str(tmp_path), None, GLOO), link=LINK))
+    simulated = records_of(
+        simulate(keep_the_rules, world_size=4, args=(str(tmp_path), None, GLOO), link=LINK)
+    )
     names = [name for name in real if not RECORDED_OTHERWISE.search(name)]
     assert len(names) > 200
     for name in names:

@@ -1,6 +1,8 @@
-"""Several hosts, and what becomes of a recording when a link between them is cut, or ranks and hosts are killed: all cases at once.
+"""Several hosts, and what becomes of a recording when something is cut or killed.
 
-The hosts are namespaces that forked ranks enter. Each case waits for what ranks say, never for a time, but for a link that is down for 3 s.
+A link between them, or ranks and hosts: all cases at once. The hosts are namespaces that forked
+ranks enter. Each case waits for what ranks say, never for a time, but for a link that is down for 3
+s.
 """
 
 from __future__ import annotations
@@ -74,7 +76,10 @@ def waits(rank: int, directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """What the ranks do, how many are on each host, what happens to them, and the limit of the group's operations."""
+    """What the ranks do, how many are on each host, what happens to them, and the limit.
+
+    That of the group's operations.
+    """
 
     program: Callable[[int, Path], None]
     ranks: tuple[int, ...]
@@ -106,19 +111,26 @@ class Happening:
             self.wait_for(f"going-{rank}")
         if self.case.program is barriers:
             self.wait_for("gathering")
-        assert self.listeners() == listened, "recording, watching, comparing clocks and gathering listen nowhere"
+        assert self.listeners() == listened, (
+            "recording, watching, comparing clocks and gathering listen nowhere"
+        )
         self.case.happens(self)
 
     def wait_for(self, name: str, words: str = "") -> None:
         """Waits until a file is there, and has some words in it."""
         deadline = time.monotonic() + PATIENCE_S
         while not ((path := self.directory / name).exists() and words in path.read_text()):
-            assert time.monotonic() < deadline, f"{name} must say {words!r}: {path.read_text() if path.exists() else None}"
+            assert time.monotonic() < deadline, (
+                f"{name} must say {words!r}: {path.read_text() if path.exists() else None}"
+            )
             time.sleep(0.01)
 
     def listeners(self) -> list[str]:
         """Returns what listens on each host."""
-        return [command("ip", "netns", "exec", name, "ss", "--tcp", "--udp", "--listening", "--numeric") for name in self.machines]
+        return [
+            command("ip", "netns", "exec", name, "ss", "--tcp", "--udp", "--listening", "--numeric")
+            for name in self.machines
+        ]
 
     def link(self, cable: str, state: str, host: int = 1) -> None:
         command("ip", "-n", self.machines[host], "link", "set", cable, state)
@@ -137,7 +149,10 @@ def down_for_a_while(case: Happening) -> None:
 
 
 def down_for_good(case: Happening) -> None:
-    """Of two networks the one that carries the messages; it comes back so that the ranks can end."""
+    """Of two networks the one that carries the messages.
+
+    It comes back so that the ranks can end.
+    """
     case.link("data", "down")
     case.wait_for("said-0", "though both sides have posted")
     case.link("data", "up")
@@ -174,7 +189,10 @@ def barriers(rank: int, directory: Path) -> None:
 
 
 def pause_gathering(sender: int, directory: Path) -> None:
-    """Has rank 0 stop in the midst of what one rank sends, say "gathering" and wait for "go on"; every rank calls it."""
+    """Has rank 0 stop in the midst of what one rank sends, say "gathering" and wait for "go on".
+
+    Every rank calls it.
+    """
     gathering.CHUNK_BYTES = 1 << 10  # type: ignore[misc]  # many chunks of few events
     take = gathering.Store.take
 
@@ -210,9 +228,19 @@ def be_rank(name: str, machines: tuple[str, ...], directory: str, rank: int) -> 
     enter_host(machines[host], f"node{host}", directory)
     sys.stderr = (place / f"said-{rank}").open("w", buffering=1)
     (place / f"pid-{rank}").write_text(str(os.getpid()))
-    os.environ |= {"RINGSIM_PARTS": f"{directory}/node{host}", "GLOO_SOCKET_IFNAME": case.cables[-1], "TORCH_CPP_LOG_LEVEL": "FATAL"}
+    os.environ |= {
+        "RINGSIM_PARTS": f"{directory}/node{host}",
+        "GLOO_SOCKET_IFNAME": case.cables[-1],
+        "TORCH_CPP_LOG_LEVEL": "FATAL",
+    }
     limit = timedelta(seconds=case.limit_s)
-    dist.init_process_group("gloo", init_method=f"tcp://{HERE}:29500", rank=rank, world_size=sum(case.ranks), timeout=limit)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{HERE}:29500",
+        rank=rank,
+        world_size=sum(case.ranks),
+        timeout=limit,
+    )
     (place / f"joined-{rank}").touch()
     while not (place / "record").exists():
         time.sleep(0.01)
@@ -220,7 +248,11 @@ def be_rank(name: str, machines: tuple[str, ...], directory: str, rank: int) -> 
         pause_gathering(sum(case.ranks[:-1]), place)
     with contextlib.suppress(RuntimeError), ringsim.trace(place / "run.ringtrace") as recording:
         heard = recording._hosts._heard  # type: ignore[union-attr]
-        while sum(beat[0] > 0 for beat, _ in list(heard.values())) < len(machines) - 1 if rank == 0 else not (place / "going-0").exists():
+        while (
+            sum(beat[0] > 0 for beat, _ in list(heard.values())) < len(machines) - 1
+            if rank == 0
+            else not (place / "going-0").exists()
+        ):
             time.sleep(0.01)
         (place / f"going-{rank}").touch()
         case.program(rank, place)
@@ -228,7 +260,9 @@ def be_rank(name: str, machines: tuple[str, ...], directory: str, rank: int) -> 
 
 
 @pytest.fixture(scope="module")
-def ended(server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, list[Ended]]]]:
+def ended(
+    server: RankServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, tuple[Path, list[Ended]]]]:
     """Runs all cases; where each left its files, and how its ranks ended."""
     with ExitStack() as made:
         asked, happenings = [], {}
@@ -244,7 +278,10 @@ def ended(server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
             for one in happen:
                 one.result()
         yield {
-            name: (happening.directory, [end for end, words in zip(found, asked, strict=True) if words[0] == name])
+            name: (
+                happening.directory,
+                [end for end, words in zip(found, asked, strict=True) if words[0] == name],
+            )
             for name, happening in happenings.items()
         }
 
@@ -262,18 +299,30 @@ def said(case: tuple[Path, list[Ended]], rank: int) -> list[str]:
 
 def lasted_s(finding: Finding) -> float:
     """Returns for how long a link stood still."""
-    found = re.match(r"nothing moved on the link between hosts node0 and node1 for (\d+\.?\d*) s, from ", finding.message)
+    found = re.match(
+        r"nothing moved on the link between hosts node0 and node1 for (\d+\.?\d*) s, from ",
+        finding.message,
+    )
     assert found is not None, finding.message
     return float(found[1])
 
 
-def test_a_link_that_was_down_is_told_of_once_it_is_back(ended: dict[str, tuple[Path, list[Ended]]]) -> None:
-    """Both traces used to say nothing, or that two hosts had not compared the one clock that they have."""
+def test_a_link_that_was_down_is_told_of_once_it_is_back(
+    ended: dict[str, tuple[Path, list[Ended]]],
+) -> None:
+    """Both traces used to say nothing.
+
+    Or that two hosts had not compared the one clock that they have.
+    """
     case = ended["down for a while"]
     trace = ringsim.load(case[0] / "run.ringtrace")
     (line,) = said(case, 0)
     found = re.fullmatch(
-        r"\[rank 0\] ringsim: (nothing came through from host node1 to node0 for (\d+\.\d) s; then the link recovered)", line
+        (
+            r"\[rank 0\] ringsim: (nothing came through from host node1 to node0 for (\d+\.\d) s; "
+            r"then the link recovered)"
+        ),
+        line,
     )
     assert found is not None, line
     assert float(found[2]) > DOWN_S - 1, "of which a second may pass between two beats"
@@ -283,22 +332,37 @@ def test_a_link_that_was_down_is_told_of_once_it_is_back(ended: dict[str, tuple[
     assert lasted_s(finding) > DOWN_S - 1
 
 
-def test_a_link_that_is_down_for_good_is_named_while_both_sides_have_posted(ended: dict[str, tuple[Path, list[Ended]]]) -> None:
+def test_a_link_that_is_down_for_good_is_named_while_both_sides_have_posted(
+    ended: dict[str, tuple[Path, list[Ended]]],
+) -> None:
     case = ended["down for good"]
     first, second = said(case, 0)
-    where = "nothing moves on the link between hosts node0 and node1, though both sides have posted: "
-    assert re.search(rf"{where}rank [01] waits in (send to|recv from) [01] .* at {Path(__file__).name}:", first), (
-        "a send may be done already"
+    where = (
+        "nothing moves on the link between hosts node0 and node1, though both sides have posted: "
     )
-    assert re.search(r"nothing moved on the link between hosts node0 and node1 for about \d+ s; then it recovered", second)
+    assert re.search(
+        rf"{where}rank [01] waits in (send to|recv from) [01] .* at {Path(__file__).name}:", first
+    ), "a send may be done already"
+    assert re.search(
+        (
+            r"nothing moved on the link between hosts node0 and node1 "
+            r"for about \d+ s; then it recovered"
+        ),
+        second,
+    )
     trace = ringsim.load(case[0] / "run.ringtrace")
     finding = trace.explain().findings[0]
     assert (trace.metadata["complete"], finding.kind, finding.ranks) == (True, *expected("h2"))
     assert lasted_s(finding) > 5, "until rank 0 had said so"
 
 
-def test_a_rank_that_dies_on_another_host_is_named_and_its_fellow_victims_are_not(ended: dict[str, tuple[Path, list[Ended]]]) -> None:
-    """Rank 0 cannot see that it died; a rank beside it can. It used to be "not recorded", and nobody stuck for good."""
+def test_a_rank_that_dies_on_another_host_is_named_and_its_fellow_victims_are_not(
+    ended: dict[str, tuple[Path, list[Ended]]],
+) -> None:
+    """Rank 0 cannot see that it died; a rank beside it can.
+
+    It used to be "not recorded", and nobody stuck for good.
+    """
     trace = ringsim.load(ended["a rank dies"][0] / "run.ringtrace")
     (finding,) = trace.explain().findings
     assert (finding.kind, finding.ranks) == expected("h3")
@@ -306,11 +370,18 @@ def test_a_rank_that_dies_on_another_host_is_named_and_its_fellow_victims_are_no
     assert [one.ranks for one in finding.consequences] == [(1,)]
 
 
-def test_a_host_that_dies_is_named_and_its_fellow_victims_are_not(ended: dict[str, tuple[Path, list[Ended]]]) -> None:
+def test_a_host_that_dies_is_named_and_its_fellow_victims_are_not(
+    ended: dict[str, tuple[Path, list[Ended]]],
+) -> None:
     case = ended["a host dies"]
     (sentence,) = said(case, 0)
-    lost = "[rank 0] ringsim: nothing has come from host node1 (ranks 2, 3) for 5 s: it is lost, or cut off."
-    assert sentence.startswith(f"{lost} ringsim ends no rank for this: the process group's time-out of ")
+    lost = (
+        "[rank 0] ringsim: nothing has come from host node1 (ranks 2, "
+        "3) for 5 s: it is lost, or cut off."
+    )
+    assert sentence.startswith(
+        f"{lost} ringsim ends no rank for this: the process group's time-out of "
+    )
     (finding,) = ringsim.load(case[0] / "run.ringtrace").explain().findings
     assert (finding.kind, finding.ranks) == expected("h4")
     assert "ranks 2 and 3 are lost: nothing has come from host node1" in finding.message
@@ -320,7 +391,10 @@ def test_a_host_that_dies_is_named_and_its_fellow_victims_are_not(ended: dict[st
 def test_where_rank_0s_host_dies_one_rank_of_each_other_says_how_to_join_the_parts(
     name: str, ended: dict[str, tuple[Path, list[Ended]]]
 ) -> None:
-    """Its link is down, so the store does not answer, and does not fail: ranks used to wait for it, for many minutes."""
+    """Its link is down, so the store does not answer, and does not fail.
+
+    Ranks used to wait for it, for many minutes.
+    """
     case, ranks = ended[name], CASES[name].ranks
     assert [one.how for one in case[1]] == ["killed"] * ranks[0] + ["returned"] * sum(ranks[1:])
     parts, file = [], ""
@@ -351,13 +425,17 @@ def test_the_parts_come_from_another_rank_of_the_host_where_the_one_that_sends_t
     assert (trace.metadata["complete"], trace.metadata["notes"]) == (True, [])
 
 
-def test_a_host_that_dies_while_its_parts_come_is_named_with_where_they_lie(ended: dict[str, tuple[Path, list[Ended]]]) -> None:
+def test_a_host_that_dies_while_its_parts_come_is_named_with_where_they_lie(
+    ended: dict[str, tuple[Path, list[Ended]]],
+) -> None:
     case = ended["a host dies in gathering"]
     trace = ringsim.load(case[0] / "run.ringtrace")
     assert {*trace.events.rank} == {0, 1}, "what the other host has comes all the same"
     assert not trace.metadata["complete"]
     (note,) = [note for note in trace.metadata["notes"] if "did not come" in note]
-    assert note.startswith("the parts of ranks [2] did not come from host node2: they are there in ")
+    assert note.startswith(
+        "the parts of ranks [2] did not come from host node2: they are there in "
+    )
     assert (case[0] / "node2" / "run.ringtrace.parts" / "rank-2.events").exists()
     parts = [str(case[0] / f"node{host}" / "run.ringtrace.parts") for host in (0, 2)]
     assert main(["merge", str(case[0] / "run.ringtrace"), *parts]) == 0

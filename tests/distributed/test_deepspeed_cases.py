@@ -1,7 +1,10 @@
-"""DeepSpeed's tests of its communication layer and the operations of its benchmarks, written anew: they need the import changed, no more.
+"""DeepSpeed's tests of its communication layer and the operations of its benchmarks, written anew.
+
+They need the import changed, no more.
 
 Source:
-    DeepSpeed, ``tests/unit/comm``, and DeepSpeedExamples, ``benchmarks/communication``: what is tested, and what is timed.
+    DeepSpeed, ``tests/unit/comm``, and DeepSpeedExamples, ``benchmarks/communication``: what is
+    tested, and what is timed.
 """
 
 from __future__ import annotations
@@ -34,7 +37,11 @@ def sums(numel: int, dtype: torch.dtype, operation: Callable[..., Any]) -> bool:
 
 def is_there() -> bool:
     said = tuple(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    return dist.is_initialized() and said == (dist.get_rank(), dist.get_world_size(), dist.get_local_rank())
+    return dist.is_initialized() and said == (
+        dist.get_rank(),
+        dist.get_world_size(),
+        dist.get_local_rank(),
+    )
 
 
 def log_stops_and_starts() -> bool:
@@ -49,7 +56,10 @@ def log_summary_leaves_the_log() -> bool:
     before, after = (dist.log_summary(return_dict=True) for _ in range(2))
     assert before is not None
     assert after is not None
-    return bool(before["summary"] == after["summary"]) and before["summary"]["all_reduce"][1024]["count"] == 1
+    return (
+        bool(before["summary"] == after["summary"])
+        and before["summary"]["all_reduce"][1024]["count"] == 1
+    )
 
 
 def log_is_reset() -> bool:
@@ -63,7 +73,9 @@ def starts(required: bool | None, already: bool) -> bool:
     if already:
         torch.distributed.init_process_group(get_accelerator().communication_backend_name())
     try:
-        deepspeed.init_distributed(get_accelerator().communication_backend_name(), dist_init_required=required)
+        deepspeed.init_distributed(
+            get_accelerator().communication_backend_name(), dist_init_required=required
+        )
     except Exception:
         return required is False and not already
     dist.destroy_process_group()
@@ -84,14 +96,20 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STARTS: dict[int, dict[str, Callable[[], bool]]] = {  # by world size
     1: {"start without variables": starts_without_variables},
     2: {
-        f"start, required {required}, already {a}": partial(starts, required, a) for required in (True, False, None) for a in (True, False)
+        f"start, required {required}, already {a}": partial(starts, required, a)
+        for required in (True, False, None)
+        for a in (True, False)
     },
     4: {},
 }
 CASES: dict[str, Callable[[], bool]] = {
     "init": is_there,
     **{f"all_reduce {n}": partial(sums, n, torch.float32, dist.all_reduce) for n in (128, 3)},
-    **{f"inference_all_reduce {n} {dtype}": partial(sums, n, dtype, dist.inference_all_reduce) for n in (128, 3) for dtype in DTYPES},
+    **{
+        f"inference_all_reduce {n} {dtype}": partial(sums, n, dtype, dist.inference_all_reduce)
+        for n in (128, 3)
+        for dtype in DTYPES
+    },
     "the log stops and starts": log_stops_and_starts,
     "the summary leaves the log as it was": log_summary_leaves_the_log,
     "the log is reset": log_is_reset,
@@ -121,7 +139,9 @@ def pass_on_in_a_batch(tensor: torch.Tensor, is_async: bool) -> tuple[Any, torch
     return work, tensor
 
 
-def gather(function: Callable[..., Any], tensor: torch.Tensor, is_async: bool) -> tuple[Any, torch.Tensor]:
+def gather(
+    function: Callable[..., Any], tensor: torch.Tensor, is_async: bool
+) -> tuple[Any, torch.Tensor]:
     output = torch.empty(dist.get_world_size() * len(tensor))
     return function(output, tensor, group=None, async_op=is_async), output
 
@@ -131,15 +151,25 @@ def exchange(tensor: torch.Tensor, is_async: bool) -> tuple[Any, torch.Tensor]:
     return dist.all_to_all_single(output, tensor, async_op=is_async), output
 
 
-OPERATIONS: dict[str, tuple[Operation, Callable[[int, int], list[int]]]] = {  # and what a rank of a world has of four numbers, its rank
+# and what a rank of a world has of four numbers, its rank
+OPERATIONS: dict[str, tuple[Operation, Callable[[int, int], list[int]]]] = {
     "all_reduce": (
         lambda tensor, is_async: (dist.all_reduce(tensor, async_op=is_async), tensor),
         lambda rank, size: [sum(range(size))] * 4,
     ),
-    "all_gather": (partial(gather, dist.allgather_fn), lambda rank, size: sorted([*range(size)] * 4)),
-    "all_gather of torch": (partial(gather, TorchBackend.get_all_gather_function()), lambda rank, size: sorted([*range(size)] * 4)),
+    "all_gather": (
+        partial(gather, dist.allgather_fn),
+        lambda rank, size: sorted([*range(size)] * 4),
+    ),
+    "all_gather of torch": (
+        partial(gather, TorchBackend.get_all_gather_function()),
+        lambda rank, size: sorted([*range(size)] * 4),
+    ),
     "all_to_all": (exchange, lambda rank, size: sorted([*range(size)] * (4 // size))),
-    "broadcast": (lambda tensor, is_async: (dist.broadcast(tensor, 0, async_op=is_async), tensor), lambda rank, size: [0] * 4),
+    "broadcast": (
+        lambda tensor, is_async: (dist.broadcast(tensor, 0, async_op=is_async), tensor),
+        lambda rank, size: [0] * 4,
+    ),
     "pt2pt": (pass_on, lambda rank, size: [0 if rank == 1 else rank] * 4),
     "pt2pt in a batch": (pass_on_in_a_batch, lambda rank, size: [0 if rank == 1 else rank] * 4),
 }
@@ -161,7 +191,11 @@ def runs(name: str, is_async: bool) -> bool:
     return time.perf_counter() > begin and get_accelerator().total_memory(rank) > result.nbytes
 
 
-BENCHMARKS = {f"{name}{', asynchronous' * is_async}": partial(runs, name, is_async) for name in OPERATIONS for is_async in (False, True)}
+BENCHMARKS = {
+    f"{name}{', asynchronous' * is_async}": partial(runs, name, is_async)
+    for name in OPERATIONS
+    for is_async in (False, True)
+}
 BENCHMARKED = (2, 4)
 
 
@@ -174,12 +208,18 @@ def do_all(ports: list[int], rank: int, size: int) -> dict[str, Any]:
         os.environ[name] = str(value)
     get_accelerator().set_device(rank)
     found: dict[str, Any] = {}
-    cases: dict[str, Callable[[], bool]] = {**STARTS[size], **CASES, **(BENCHMARKS if size in BENCHMARKED else {})}
+    cases: dict[str, Callable[[], bool]] = {
+        **STARTS[size],
+        **CASES,
+        **(BENCHMARKS if size in BENCHMARKED else {}),
+    }
     for name, case in cases.items():
         if name in STARTS[size] or name == "init":
             os.environ["MASTER_PORT"] = str(ports.pop())
         if name == "init":
-            deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name(), verbose=False)
+            deepspeed.init_distributed(
+                dist_backend=get_accelerator().communication_backend_name(), verbose=False
+            )
         try:
             found[name] = case()
         except Exception as error:
@@ -196,7 +236,11 @@ def answers(server: RankServer, size: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("size", "name"),
-    [(size, name) for size in STARTS for name in (*STARTS[size], *CASES, *(BENCHMARKS if size in BENCHMARKED else ()))],
+    [
+        (size, name)
+        for size in STARTS
+        for name in (*STARTS[size], *CASES, *(BENCHMARKS if size in BENCHMARKED else ()))
+    ],
 )
 def test_it_passes_on_ringsim(server: RankServer, size: int, name: str) -> None:
     assert [each[name] for each in answers(server, size)] == [True] * size

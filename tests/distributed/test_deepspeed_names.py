@@ -1,4 +1,8 @@
-"""DeepSpeed's names: their signatures, a program written for ``deepspeed.comm``, and what is wrong there and must not be here."""
+"""DeepSpeed's names.
+
+Their signatures, a program written for ``deepspeed.comm``, and what is wrong there and must not be
+here.
+"""
 
 from __future__ import annotations
 
@@ -46,18 +50,45 @@ def place(port: str, rank: int, size: int) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),  # as DeepSpeed 0.19.8 has them; all are frozen among the golden names
     [
-        ("all_reduce", "tensor, op=ReduceOp.SUM, group=None, async_op=False, prof=False, log_name='all_reduce', debug=None"),
-        ("inference_all_reduce", "tensor, op=ReduceOp.SUM, group=None, async_op=False, prof=False, log_name='all_reduce', debug=None"),
+        (
+            "all_reduce",
+            (
+                "tensor, op=ReduceOp.SUM, group=None, async_op=False, prof=False, "
+                "log_name='all_reduce', debug=None"
+            ),
+        ),
+        (
+            "inference_all_reduce",
+            (
+                "tensor, op=ReduceOp.SUM, group=None, async_op=False, prof=False, "
+                "log_name='all_reduce', debug=None"
+            ),
+        ),
         ("allgather_fn", "output_tensor, input_tensor, group=None, async_op=False, debug=None"),
-        ("reduce_scatter_fn", "output_tensor, tensor, op=ReduceOp.SUM, group=None, async_op=False, prof=False, debug=None"),
-        ("scatter", "tensor, scatter_list=None, src=0, group=None, async_op=False, prof=False, log_name='scatter', debug=None"),
+        (
+            "reduce_scatter_fn",
+            (
+                "output_tensor, tensor, op=ReduceOp.SUM, group=None, async_op=False, "
+                "prof=False, debug=None"
+            ),
+        ),
+        (
+            "scatter",
+            (
+                "tensor, scatter_list=None, src=0, group=None, async_op=False, prof=False, "
+                "log_name='scatter', debug=None"
+            ),
+        ),
         ("has_reduce_scatter_tensor", ""),
     ],
 )
 def test_signature_is_deepspeeds(name: str, arguments: str) -> None:
     function = getattr(dist, name)
     defaults = {each.name: each.default for each in inspect.signature(function).parameters.values()}
-    shown = [name if value is inspect.Parameter.empty else f"{name}={SHOWN.get(value, repr(value))}" for name, value in defaults.items()]
+    shown = [
+        name if value is inspect.Parameter.empty else f"{name}={SHOWN.get(value, repr(value))}"
+        for name, value in defaults.items()
+    ]
     assert ", ".join(shown) == arguments
     assert function.__name__ == name
 
@@ -117,7 +148,7 @@ found = {name: {size: entry["count"] for size, entry in sizes.items()} for name,
 dist.reset_log()
 dist.configure(enabled=False)
 dist.destroy_process_group()
-"""
+"""  # noqa: E501
 
 
 def program(port: str, rank: int, size: int) -> Any:
@@ -134,10 +165,20 @@ def test_a_program_for_deepspeed_runs_with_the_import_changed(server: RankServer
         assert {"all_gather_into_tensor", "broadcast", "barrier", "isend", "irecv"} <= set(found)
         entry = stats["summary"]["all_reduce"][4]
         assert set(entry) == {
-            *("count", "total_latency_ms", "avg_latency_ms", "tput_avg_gbps", "busbw_avg_gbps", "msg_size_bytes", "msg_size_str"),
+            *(
+                "count",
+                "total_latency_ms",
+                "avg_latency_ms",
+                "tput_avg_gbps",
+                "busbw_avg_gbps",
+                "msg_size_bytes",
+                "msg_size_str",
+            ),
         }
         late = stats["straggler_analysis"]["all_reduce"][4]
-        assert late["avg_comm_lat_ms"] + late["avg_straggler_ms"] == pytest.approx(entry["avg_latency_ms"])
+        assert late["avg_comm_lat_ms"] + late["avg_straggler_ms"] == pytest.approx(
+            entry["avg_latency_ms"]
+        )
         assert stats["metadata"]["world_size"] == 2
 
 
@@ -148,10 +189,12 @@ def faults(port: str, rank: int, size: int) -> Any:
     other, ones = 1 - rank, torch.ones(2)
     dist.all_reduce(ones, dist.ReduceOp.SUM, None, False, True)  # prof by position
     outputs = [torch.empty(1), torch.empty(1)]
-    dist.all_to_all(outputs, [torch.ones(1), torch.ones(1)], None, False, True)  # no KeyError: 'log_name'
+    # no KeyError: 'log_name'
+    dist.all_to_all(outputs, [torch.ones(1), torch.ones(1)], None, False, True)
     dist.broadcast_object_list([1], 0, None, None, True)
     dist.all_gather_object([None] * size, 1, None, True)
-    works = [dist.isend(ones, other), dist.irecv(torch.empty(2), other)]  # would block for ever if isend did
+    # would block for ever if isend did
+    works = [dist.isend(ones, other), dist.irecv(torch.empty(2), other)]
     for work in works:
         work.wait()
     coalesced = [torch.empty(4), torch.empty(6)]
@@ -161,9 +204,18 @@ def faults(port: str, rank: int, size: int) -> Any:
     tensors = [torch.ones(2), torch.ones(3)]
     dist.all_reduce_coalesced(tensors, dist.ReduceOp.SUM)
     stats = dist.log_summary(return_dict=True)
-    dist.configure(enabled=False)  # a rank of this server ends without the farewell that removes the log's directory
-    # On a backend that lacks them DeepSpeed 0.19.8 returns None in silence, and the output holds what it held.
-    dist.set_backend(Hiding("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"))
+    # a rank of this server ends without the farewell that removes the log's directory
+    dist.configure(enabled=False)
+    # On a backend that lacks them DeepSpeed 0.19.8 returns None in silence, and the output holds
+    # what it held.
+    dist.set_backend(
+        Hiding(
+            "all_gather_into_tensor",
+            "all_gather_single",
+            "reduce_scatter_tensor",
+            "reduce_scatter_single",
+        )
+    )
     gathered, share, outputs = torch.zeros(4), torch.zeros(2), [torch.zeros(2)]
     with pytest.warns(RuntimeWarning):
         dist.all_gather_into_tensor(gathered, torch.full((2,), rank + 1.0))
@@ -174,7 +226,12 @@ def faults(port: str, rank: int, size: int) -> Any:
     dist.set_backend("torch")
     dist.destroy_process_group()
     sums = [each.sum().item() for each in (*coalesced, *tensors)]
-    return sorted(stats["summary"]), sums, [each.tolist() for each in (gathered, share, *outputs)], has  # type: ignore[index]
+    return (
+        sorted(stats["summary"]),
+        sums,
+        [each.tolist() for each in (gathered, share, *outputs)],
+        has,
+    )  # type: ignore[index]
 
 
 def test_what_fails_in_deepspeed_works(server: RankServer) -> None:
@@ -213,7 +270,11 @@ OPEN_MPI = {
 
 def test_azure_needs_no_interface_to_be_set(five_unset: pytest.MonkeyPatch) -> None:
     # DeepSpeed 0.19.8 reads NCCL_SOCKET_IFNAME unguarded when verbose.
-    for name, value in {**OPEN_MPI, "AZUREML_EXPERIMENT_ID": "x", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}.items():
+    for name, value in {
+        **OPEN_MPI,
+        "AZUREML_EXPERIMENT_ID": "x",
+        "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000",
+    }.items():
         five_unset.setenv(name, value)
     assert dist.in_aml()
     assert not dist.in_dlts()
@@ -224,7 +285,9 @@ def test_azure_needs_no_interface_to_be_set(five_unset: pytest.MonkeyPatch) -> N
     assert os.environ["MASTER_PORT"] == "6105"  # one that is set stays
 
 
-def test_sagemaker_sets_all_that_it_says(five_unset: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_sagemaker_sets_all_that_it_says(
+    five_unset: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     # DeepSpeed 0.19.8 logs MASTER_ADDR and MASTER_PORT, which it never sets: a KeyError.
     for name, value in {**OPEN_MPI, "SM_TRAINING_ENV": '{"master_hostname": "algo-1"}'}.items():
         five_unset.setenv(name, value)
@@ -241,24 +304,42 @@ def test_sagemaker_sets_all_that_it_says(five_unset: pytest.MonkeyPatch, caplog:
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        (dist.patch_aml_env_for_torch_nccl_backend, "OMPI_COMM_WORLD_RANK must be set, got none of them"),
-        (dist.patch_aws_sm_env_for_torch_nccl_backend, "OMPI_COMM_WORLD_RANK must be set, got none of them"),
+        (
+            dist.patch_aml_env_for_torch_nccl_backend,
+            "OMPI_COMM_WORLD_RANK must be set, got none of them",
+        ),
+        (
+            dist.patch_aws_sm_env_for_torch_nccl_backend,
+            "OMPI_COMM_WORLD_RANK must be set, got none of them",
+        ),
         # DeepSpeed 0.19.8 ends in `No module named 'mpi4py'`.
         (dist.mpi_discovery, "must come from a launcher or from arguments(.|\n)*torchrun"),
         (dist.init_distributed, "must come from a launcher or from arguments(.|\n)*torchrun"),
-        (lambda: dist.init_distributed(dist_init_required=False), "must exist where dist_init_required is False"),
-        (lambda: dist.init_distributed("gloo", timeout=30), r"timeout must be a datetime\.timedelta, got 30"),  # type: ignore[arg-type]
+        (
+            lambda: dist.init_distributed(dist_init_required=False),
+            "must exist where dist_init_required is False",
+        ),
+        (
+            lambda: dist.init_distributed("gloo", timeout=30),
+            r"timeout must be a datetime\.timedelta, got 30",
+        ),  # type: ignore[arg-type]
     ],
 )
-def test_an_unknown_place_or_a_wrong_argument_is_one_clear_error(five_unset: pytest.MonkeyPatch, start: Any, message: str) -> None:
+def test_an_unknown_place_or_a_wrong_argument_is_one_clear_error(
+    five_unset: pytest.MonkeyPatch, start: Any, message: str
+) -> None:
     with pytest.raises(RingError, match=message):
         start()
 
 
-def test_init_distributed_takes_a_url_a_configuration_and_a_second_call(five_unset: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_init_distributed_takes_a_url_a_configuration_and_a_second_call(
+    five_unset: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     config = {"comms_logger": {"enabled": True, "prof_all": False, "prof_ops": ["barrier"]}}
     url = f"file://{tmp_path}/store"
-    dist.init_distributed("gloo", init_method=url, rank=0, world_size=1, config=config, timeout=timedelta(seconds=20))
+    dist.init_distributed(
+        "gloo", init_method=url, rank=0, world_size=1, config=config, timeout=timedelta(seconds=20)
+    )
     dist.init_distributed("gloo")
     dist.barrier()
     dist.all_reduce(torch.ones(1))

@@ -1,4 +1,7 @@
-"""The programs of docs/diagnosis.md, run on real ranks: each is found to be what its heading says."""
+"""The programs of docs/diagnosis.md, run on real ranks.
+
+Each is found to be what its heading says.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,14 @@ from ringsim.traces.value import Trace
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "diagnosis.md").read_text()
 HEADINGS = re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)
-PROGRAMS = re.findall(r"^### (\w+)\n(?:(?!^#).*\n)*?```python\n(def worker\(\):  # (.*)\n(?:.*\n)*?)```", PAGE, re.MULTILINE)
+PROGRAMS = re.findall(
+    r"^### (\w+)\n(?:(?!^#).*\n)*?```python\n(def worker\(\):  # (.*)\n(?:.*\n)*?)```",
+    PAGE,
+    re.MULTILINE,
+)
 AT_ONCE = 5
-WITHOUT = {"rendezvous_failed", "lost", "link", "slow_link"}  # they take ranks that were started by hand, or several hosts
+# they take ranks that were started by hand, or several hosts
+WITHOUT = {"rendezvous_failed", "lost", "link", "slow_link"}
 
 
 class Options(NamedTuple):
@@ -45,12 +53,24 @@ def test_every_kind_has_its_heading() -> None:
 
 
 def run(source: str, about: str) -> tuple[Trace, str]:
-    """Returns what was recorded of a program, and the kind that was found while it ran, "" where nobody did."""
+    """Returns what was recorded of a program, and the kind that was found while it ran.
+
+    "" where nobody did.
+    """
     options = read_options(about)
-    names: dict[str, Any] = {"ringsim": ringsim, "torch": torch, "dist": dist, "time": time, "threading": threading, "__name__": "page"}
+    names: dict[str, Any] = {
+        "ringsim": ringsim,
+        "torch": torch,
+        "dist": dist,
+        "time": time,
+        "threading": threading,
+        "__name__": "page",
+    }
     exec(compile(source, "page.py", "exec"), names)
     try:
-        return ringsim.trace(names["worker"], world_size=options.world_size, limit_s=options.limit_s, **options.more), ""
+        return ringsim.trace(
+            names["worker"], world_size=options.world_size, limit_s=options.limit_s, **options.more
+        ), ""
     except RingError as error:
         assert error.trace is not None  # noqa: PT017
         return error.trace, error.diagnosis.kind if error.diagnosis is not None else ""
@@ -58,13 +78,24 @@ def run(source: str, about: str) -> tuple[Trace, str]:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Future[tuple[Trace, str]]]:
-    """Runs all programs side by side but those about who is late, which would be so for others, too."""
+    """Runs all programs side by side.
+
+    But not those about who is late, which would be so for others, too.
+    """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return {kind: pool.submit(run, source, about) for kind, source, about in PROGRAMS if kind not in SLOW_KINDS}
+        return {
+            kind: pool.submit(run, source, about)
+            for kind, source, about in PROGRAMS
+            if kind not in SLOW_KINDS
+        }
 
 
-@pytest.mark.parametrize(("kind", "source", "about"), PROGRAMS, ids=[kind for kind, _, _ in PROGRAMS])
-def test_program_is_what_its_heading_says(kind: str, source: str, about: str, runs: dict[str, Future[tuple[Trace, str]]]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "source", "about"), PROGRAMS, ids=[kind for kind, _, _ in PROGRAMS]
+)
+def test_program_is_what_its_heading_says(
+    kind: str, source: str, about: str, runs: dict[str, Future[tuple[Trace, str]]]
+) -> None:
     trace, said = runs[kind].result() if kind in runs else run(source, about)
     assert trace.explain().kind == kind, str(trace.explain())
     assert said in (kind, "")

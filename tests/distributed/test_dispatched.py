@@ -1,4 +1,8 @@
-"""Collectives that C++ issues: what DistributedDataParallel, functional collectives and DTensor do is recorded, and stays as it was."""
+"""Collectives that C++ issues.
+
+What DistributedDataParallel, functional collectives and DTensor do is recorded, and stays as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,8 @@ from ringsim.traces.findings import SLOW_KINDS
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
-SIZES = [(64, 512), (512, 512), (512, 512), (512, 8)]  # more than torch puts into its first bucket, 1 MiB
+# more than torch puts into its first bucket, 1 MiB
+SIZES = [(64, 512), (512, 512), (512, 512), (512, 8)]
 BYTES = 4 * sum(rows * columns + columns for rows, columns in SIZES)
 
 
@@ -39,13 +44,17 @@ def train(steps: int) -> list[torch.Tensor]:
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(*[nn.Linear(*size) for size in SIZES]), bucket_cap_mb=1)
+    model = DistributedDataParallel(
+        nn.Sequential(*[nn.Linear(*size) for size in SIZES]), bucket_cap_mb=1
+    )
     torch.manual_seed(dist.get_rank())
     for _ in range(steps):
         model.zero_grad()
         with ringsim.span("backward"):
             model(torch.randn(4, SIZES[0][0])).square().sum().backward()
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    return [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
 
 
 @contextlib.contextmanager
@@ -67,7 +76,10 @@ def data_parallel() -> bool:
 def functional() -> None:
     import torch.distributed._functional_collectives as functional_collectives
 
-    assert float(functional_collectives.all_reduce(torch.ones(3), "sum", dist.group.WORLD).sum()) == 3 * dist.get_world_size()
+    assert (
+        float(functional_collectives.all_reduce(torch.ones(3), "sum", dist.group.WORLD).sum())
+        == 3 * dist.get_world_size()
+    )
 
 
 class Slow(torch.autograd.Function):
@@ -89,7 +101,9 @@ def overlapping() -> None:
     layers = [nn.Linear(512, 512) for _ in range(3)]
     seconds = [0.5 if dist.get_rank() == 1 else 0.05, 0.05, 0.05]
     model = nn.ModuleList(layers)
-    model.forward = lambda x: functools.reduce(lambda hidden, number: Slow.apply(layers[number](hidden), seconds[number]), range(3), x)
+    model.forward = lambda x: functools.reduce(
+        lambda hidden, number: Slow.apply(layers[number](hidden), seconds[number]), range(3), x
+    )
     model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
     for _ in range(3):
         with ringsim.span("step"):
@@ -112,7 +126,10 @@ def reductions_in(trace: Trace, label: str, rank: int) -> list[Any]:
     """The all_reduce operations of a rank within each of its spans of a name."""
     frame = trace.to_pandas().query(f"rank == {rank}")
     mine, spans = frame[frame["op"] == "all_reduce"], frame[frame["label"] == label]
-    return [mine[mine["post_ns"].between(*times)] for times in zip(spans["post_ns"], spans["done_ns"], strict=True)]
+    return [
+        mine[mine["post_ns"].between(*times)]
+        for times in zip(spans["post_ns"], spans["done_ns"], strict=True)
+    ]
 
 
 def test_buckets_are_recorded_once_with_their_bytes(trace: Trace) -> None:
@@ -153,7 +170,9 @@ def test_only_the_last_bucket_of_a_step_blocks(trace: Trace) -> None:
 def test_the_rank_that_comes_late_is_named_and_nothing_is_said_to_be_missing(trace: Trace) -> None:
     assert trace.metadata["not_recorded"] == []
     diagnosis = trace.explain()
-    assert {finding.kind for finding in diagnosis.findings} <= {*SLOW_KINDS}, "a busy machine is slow, too"
+    assert {finding.kind for finding in diagnosis.findings} <= {*SLOW_KINDS}, (
+        "a busy machine is slow, too"
+    )
     assert ("straggler", (1,)) in [(finding.kind, finding.ranks) for finding in diagnosis.findings]
     assert 'still in "compute 500 ms"' in str(diagnosis)
 
@@ -190,7 +209,8 @@ class Handle:
 
     def __init__(self) -> None:
         self.done, self.fails = threading.Event(), False
-        self.tries: list[Callable[[], None]] = []  # what happens in its first waits, before their limits
+        # what happens in its first waits, before their limits
+        self.tries: list[Callable[[], None]] = []
 
     def wait(self, limit: timedelta | None = None) -> None:
         if self.tries:
@@ -258,7 +278,9 @@ class Program:
                 assert look.acquire(timeout=30)
                 return super().get(block=False)
 
-        monkeypatch.setattr(dispatcher, "queue", SimpleNamespace(SimpleQueue=Watched, Empty=queue.Empty))
+        monkeypatch.setattr(
+            dispatcher, "queue", SimpleNamespace(SimpleQueue=Watched, Empty=queue.Empty)
+        )
         self.recorder = Recorder(None, 0, 1, now=time.monotonic_ns, who=lambda: 0)
         self.pending: dict[Any, int] = {}
         self.late = LateWaits(self.recorder, lambda work, *limit: work.wait(*limit), self.pending)
@@ -327,7 +349,9 @@ def done() -> Handle:
     return work
 
 
-def test_the_last_collective_of_a_call_counts_as_waited_for_when_the_call_is_back(program: Program) -> None:
+def test_the_last_collective_of_a_call_counts_as_waited_for_when_the_call_is_back(
+    program: Program,
+) -> None:
     first, second = done(), done()
     program.pending[first] = 0
     program.issue(first)
@@ -388,7 +412,9 @@ def test_a_call_that_comes_again_from_the_same_place_is_another(program: Program
     assert (program.end().wait_ns != NONE).all()
 
 
-def test_a_long_wait_is_noted_while_it_lasts(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_is_noted_while_it_lasts(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dispatcher, "NOTICED_S", 0.01)
     work = Handle()
     work.fails = True
@@ -403,7 +429,9 @@ def test_a_long_wait_is_noted_while_it_lasts(program: Program, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("back_when", ["it is done", "it is not done"])
-def test_who_is_back_at_the_second_look_has_waited_for_what_is_done(back_when: str, program: Program) -> None:
+def test_who_is_back_at_the_second_look_has_waited_for_what_is_done(
+    back_when: str, program: Program
+) -> None:
     work = Handle()
 
     def second() -> None:
@@ -445,7 +473,9 @@ def test_the_place_of_a_tensor_is_that_of_the_latest_collective_on_it(program: P
     program.end()
 
 
-def test_a_wait_that_begins_while_the_end_comes_is_not_after_it(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_begins_while_the_end_comes_is_not_after_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work, wait = Handle(), program.recorder.wait
     program.issue(work)
     program.come_back()
@@ -463,8 +493,13 @@ def test_a_wait_that_begins_while_the_end_comes_is_not_after_it(program: Program
     assert program.end().wait_ns.tolist() == first.wait_ns.tolist()
 
 
-def test_what_is_under_way_at_the_end_shares_one_limit(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of three groups is done when it is waited for; the others are left to end by themselves."""
+def test_what_is_under_way_at_the_end_shares_one_limit(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three groups is done when it is waited for.
+
+    The others are left to end by themselves.
+    """
     works, limits, left, join = [Handle() for _ in range(3)], [], [], threading.Thread.join
     for group, work in enumerate(works):
         program.issue(work, group)
@@ -538,15 +573,22 @@ def saves_a_checkpoint() -> str:
 
 
 def test_a_rank_that_has_left_its_wait_in_cpp_may_finish() -> None:
-    """In 0.2.0 it was ended after 2 s, and what its peer had waited for was written over another record of it."""
+    """In 0.2.0 it was ended after 2 s.
+
+    What its peer had waited for was written over another record of it.
+    """
     trace = ringsim.trace(saves_a_checkpoint, world_size=2, limit_s=60)
     assert trace.results == ["saved", "saved"]
     calls = trace.to_pandas().query("kind == 'collective'")
-    rank_0, rank_1 = (list(zip(some["op"], some["status"], strict=True)) for _, some in calls.groupby("rank"))
+    rank_0, rank_1 = (
+        list(zip(some["op"], some["status"], strict=True)) for _, some in calls.groupby("rank")
+    )
     steps = len(rank_0) - 1
     assert rank_0 == [*rank_1[:steps], ("barrier", "error")]
     assert {*rank_1[steps:]} == {("all_reduce", "error")}
-    assert [(one["kind"], one["ranks"]) for one in trace.metadata["caught"]] == [("collective_mismatch", [0, 1])]
+    assert [(one["kind"], one["ranks"]) for one in trace.metadata["caught"]] == [
+        ("collective_mismatch", [0, 1])
+    ]
 
 
 def uneven() -> None:
@@ -562,7 +604,10 @@ def uneven() -> None:
 
 
 def test_handles_that_torch_makes_and_drops_are_not_the_programs_mistake() -> None:
-    """0.2.0 accused the program of never waiting for the all_reduce by which torch's Join counts who has batches left."""
+    """0.2.0 accused the program of never waiting for an all_reduce.
+
+    By it torch's Join counts who has batches left.
+    """
     trace = ringsim.trace(uneven, world_size=2)
     findings = trace.explain().findings
     assert [one.kind for one in findings] == ["leaked_request"] * 2

@@ -1,4 +1,7 @@
-"""Discovery in ranks that real launchers started: torchrun, ``mpirun`` where one is installed, and ringsim itself."""
+"""Discovery in ranks that real launchers started.
+
+Torchrun, ``mpirun`` where one is installed, and ringsim itself.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 MPIRUN = find_mpirun()
 HAS_MPI4PY = importlib.util.find_spec("mpi4py") is not None
 
-# What a rank of a script says about itself: found without an argument, a message round the ring, and found again; and where its launcher
-# is hidden, found by MPI.
+# What a rank of a script says about itself: found without an argument, a message round the ring,
+# and found again; and where its launcher is hidden, found by MPI.
 SAY = """
     import json, os, sys
     import torch
@@ -52,19 +55,31 @@ SAY = """
         by_mpi = discover(environ=hidden)
         report += [[by_mpi.rank, by_mpi.world_size, by_mpi.local_rank, by_mpi.rule, by_mpi.head_ip], by_mpi.port]
     open(f"{sys.argv[1]}/{found.rank}.json", "w").write(json.dumps(report))
-"""
+"""  # noqa: E501
 
 
 def run(directory: Path, command: Sequence[str], *words: str, **variables: str) -> list[Any]:
-    """Runs the script under a launcher, ends all of it at the limit, and returns what the ranks have said, by rank."""
+    """Runs the script under a launcher, and ends all of it at the limit.
+
+    Returns what the ranks have said, by rank.
+    """
     script = directory / "script.py"
     script.write_text(textwrap.dedent(SAY))
-    environment = {**os.environ, **MPI_VARIABLES, "PYTHONPATH": str(Path(ringsim.__file__).parent.parent), **variables}
+    environment = {
+        **os.environ,
+        **MPI_VARIABLES,
+        "PYTHONPATH": str(Path(ringsim.__file__).parent.parent),
+        **variables,
+    }
     output = directory / "output.txt"
     with (
         output.open("wb") as shown,
         subprocess.Popen(
-            [*command, str(script), str(directory), *words], env=environment, stdout=shown, stderr=shown, start_new_session=True
+            [*command, str(script), str(directory), *words],
+            env=environment,
+            stdout=shown,
+            stderr=shown,
+            start_new_session=True,
         ) as process,
     ):
         try:
@@ -77,29 +92,49 @@ def run(directory: Path, command: Sequence[str], *words: str, **variables: str) 
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    assert run(tmp_path, TORCHRUN) == [[rank, 2, rank, "torchrun", "localhost", 1 - rank, [True, True, True]] for rank in range(2)]
+    assert run(tmp_path, TORCHRUN) == [
+        [rank, 2, rank, "torchrun", "localhost", 1 - rank, [True, True, True]] for rank in range(2)
+    ]
 
 
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun beside this Python or on PATH: pip install 'ringsim[mpi]'")
+@pytest.mark.skipif(
+    MPIRUN is None, reason="no mpirun beside this Python or on PATH: pip install 'ringsim[mpi]'"
+)
 def test_mpirun(tmp_path: Path) -> None:
     """MPI is the last resort, asked where the launcher does not say on which machine a rank is."""
     words = ["mpi4py"] if HAS_MPI4PY else []
-    reports = run(tmp_path, [str(MPIRUN), "-n", "2", sys.executable], *words, MASTER_PORT=str(free_port()))
+    reports = run(
+        tmp_path, [str(MPIRUN), "-n", "2", sys.executable], *words, MASTER_PORT=str(free_port())
+    )
     assert {report[3] for report in reports} <= {"mpich", "openmpi"}
-    said = [[rank, 2, rank, reports[0][3], "127.0.0.1", 1 - rank, [True, True, True]] for rank in range(2)]
+    said = [
+        [rank, 2, rank, reports[0][3], "127.0.0.1", 1 - rank, [True, True, True]]
+        for rank in range(2)
+    ]
     if HAS_MPI4PY:
-        said = [[*each, [rank, 2, rank, "mpi4py", "127.0.0.1"], reports[0][-1]] for rank, each in enumerate(said)]
+        said = [
+            [*each, [rank, 2, rank, "mpi4py", "127.0.0.1"], reports[0][-1]]
+            for rank, each in enumerate(said)
+        ]
     assert reports == said
 
 
 def join_without_arguments(directory: str) -> tuple[Any, ...]:
-    """Joins a ring by what the launcher says; or, in a group that the script made, by what the group says."""
+    """Joins a ring by what the launcher says.
+
+    Or, in a group that the script made, by what the group says.
+    """
     import torch.distributed as dist
 
     local_rank = None
     if directory:
         local_rank, world_size = int(os.environ.pop("RANK")), int(os.environ.pop("WORLD_SIZE"))
-        dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", world_size), rank=local_rank, world_size=world_size)
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(f"{directory}/store", world_size),
+            rank=local_rank,
+            world_size=world_size,
+        )
     ringsim.initialize_distributed(local_rank=local_rank)
     ring = ringsim.current_ring()
     ringsim.initialize_distributed(world_size=ring.world_size)
@@ -107,10 +142,17 @@ def join_without_arguments(directory: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(("ring", "own_group"), [(True, False), (False, False), (False, True)])
-def test_ranks_of_ringsim_need_no_arguments_either(ring: bool, own_group: bool, tmp_path: Path) -> None:
-    """With a ring, it is the one that exists; without, it is built over the store of the launcher, or over the group of the script."""
+def test_ranks_of_ringsim_need_no_arguments_either(
+    ring: bool, own_group: bool, tmp_path: Path
+) -> None:
+    """With a ring, it is the one that exists.
+
+    Without, it is built over the store of the launcher, or over the group of the script.
+    """
     directory = str(tmp_path) if own_group else ""
-    assert ringsim.trace(join_without_arguments, world_size=2, args=(directory,), ring=ring).results == [(0, 2, 1, True), (1, 2, 0, True)]
+    assert ringsim.trace(
+        join_without_arguments, world_size=2, args=(directory,), ring=ring
+    ).results == [(0, 2, 1, True), (1, 2, 0, True)]
 
 
 def test_a_process_alone_is_told_what_to_do_and_makes_a_world_of_one_when_asked() -> None:
@@ -120,4 +162,9 @@ def test_a_process_alone_is_told_what_to_do_and_makes_a_world_of_one_when_asked(
     ring = ringsim.current_ring()
     ringsim.initialize_distributed()
     assert ringsim.current_ring() is ring
-    assert (ring.rank, ring.world_size, ring.head_ip, ring.comm_device) == (0, 1, "127.0.0.1", "cpu")
+    assert (ring.rank, ring.world_size, ring.head_ip, ring.comm_device) == (
+        0,
+        1,
+        "127.0.0.1",
+        "cpu",
+    )

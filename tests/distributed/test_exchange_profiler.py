@@ -23,7 +23,10 @@ def worker(directory: str) -> None:
         with record_function("compute"):
             some = some + 1
         for work in dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, some, (rank + 1) % size, tag=3), dist.P2POp(dist.irecv, parts[0], (rank - 1) % size, tag=3)]
+            [
+                dist.P2POp(dist.isend, some, (rank + 1) % size, tag=3),
+                dist.P2POp(dist.irecv, parts[0], (rank - 1) % size, tag=3),
+            ]
         ):
             work.wait()
         if rank == 0:
@@ -41,25 +44,37 @@ def worker(directory: str) -> None:
         dist.barrier()
         dist.monitored_barrier()
         dist.all_reduce(some.to(torch.int64))
-    profiler.export_chrome_trace(f"{directory}/rank-{rank}.json.gz" if rank else f"{directory}/rank-0.json")
+    profiler.export_chrome_trace(
+        f"{directory}/rank-{rank}.json.gz" if rank else f"{directory}/rank-0.json"
+    )
 
 
 def told(trace: Trace, spelled: dict[str, str]) -> list[list[Any]]:
-    """Rank by rank, in the order of posting, what both say of each operation; the size of a scatter only its root's profiler knows."""
+    """Rank by rank, in the order of posting, what both say of each operation.
+
+    The size of a scatter only its root's profiler knows.
+    """
     frame = trace.to_pandas().query("kind not in ('span', 'mark')")
     frame = frame.assign(op=frame["op"].replace(spelled), size_bytes=frame["size_bytes"].fillna(0))
     frame.loc[(frame["op"] == "scatter") & (frame["rank"] != 1), "size_bytes"] = 0
-    frame = frame.assign(tag=frame["tag"].where(frame["kind"] != "collective").fillna(-1), peer=frame["peer"].fillna(-1))
+    frame = frame.assign(
+        tag=frame["tag"].where(frame["kind"] != "collective").fillna(-1),
+        peer=frame["peer"].fillna(-1),
+    )
     return frame[["rank", "op", "peer", "tag", "size_bytes", "group", "status"]].to_numpy().tolist()
 
 
 def test_the_profiler_saw_what_was_recorded(tmp_path: Path) -> None:
     recorded = ringsim.trace(worker, world_size=3, args=(str(tmp_path),))
     imported = read_profiler(tmp_path)
-    spelled = {"send": "isend", "recv": "irecv", "batch_isend": "isend", "batch_irecv": "irecv"}  # what c10d calls them all
+    # what c10d calls them all
+    spelled = {"send": "isend", "recv": "irecv", "batch_isend": "isend", "batch_irecv": "irecv"}
     assert told(imported, {}) == told(recorded, spelled)
     assert imported.unmatched == []
-    mine, theirs = (zip(trace.messages.src.tolist(), trace.messages.dst.tolist(), strict=True) for trace in (recorded, imported))
+    mine, theirs = (
+        zip(trace.messages.src.tolist(), trace.messages.dst.tolist(), strict=True)
+        for trace in (recorded, imported)
+    )
     assert sorted(theirs) == sorted(mine)
     assert (imported.metadata["source"], imported.world_size) == ("measured", 3)
     assert imported.to_pandas().query("kind == 'span'")["label"].tolist() == ["compute"] * 3

@@ -32,7 +32,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int, tuple[Any, ...]]] = {}
 
 
 def on_ranks(size: int, *args: Any, name: str = "") -> Callable[..., Any]:
-    """Makes a worker one of the programs that are run: it is called with a directory, its rank and these arguments."""
+    """Makes a worker one of the programs that are run.
+
+    It is called with a directory, its rank and these arguments.
+    """
 
     def register(worker: Callable[..., Any]) -> Callable[..., Any]:
         PROGRAMS[name or worker.__name__] = worker, size, args
@@ -55,7 +58,11 @@ class Played(NamedTuple):
 def played(server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
     """Returns how a program ended, and the directory that it had."""
     folders = {name: tmp_path_factory.mktemp("run") for name in PROGRAMS}
-    ranks = [(name, str(folders[name]), rank) for name, (_, size, _) in PROGRAMS.items() for rank in range(size)]
+    ranks = [
+        (name, str(folders[name]), rank)
+        for name, (_, size, _) in PROGRAMS.items()
+        for rank in range(size)
+    ]
     ended = list(zip(ranks, server.run(play, ranks), strict=True))
     return lambda name: Played([how for (mine, _, _), how in ended if mine == name], folders[name])
 
@@ -68,9 +75,16 @@ def both_receive(directory: str, rank: int) -> tuple[str, int, float, bool]:
     with pytest.raises(Deadlock) as caught, ringsim.trace(path):
         dist.recv(torch.zeros(3), 1 - rank)
     took_s, diagnosis = time.monotonic() - start_s, caught.value.diagnosis
-    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [("deadlock", (0, 1))]
+    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [
+        ("deadlock", (0, 1))
+    ]
     assert diagnosis.trace is caught.value.trace
-    return str(caught.value), caught.traceback[0].lineno + 1, took_s, caught.value.trace == (ringsim.load(path) if rank == 0 else None)
+    return (
+        str(caught.value),
+        caught.traceback[0].lineno + 1,
+        took_s,
+        caught.value.trace == (ringsim.load(path) if rank == 0 else None),
+    )
 
 
 def test_ranks_raise_where_they_are_stuck(played: Callable[[str], Played]) -> None:
@@ -82,7 +96,9 @@ def test_ranks_raise_where_they_are_stuck(played: Callable[[str], Played]) -> No
         assert after_s < PATIENCE.total_seconds() - 1, "it is not torch's time-out that ends it"
         assert has_trace
     trace = ringsim.load(folder / "run.ringtrace")
-    assert [(finding.kind, set(finding.ranks)) for finding in trace.explain().findings] == [("deadlock", {0, 1})]
+    assert [(finding.kind, set(finding.ranks)) for finding in trace.explain().findings] == [
+        ("deadlock", {0, 1})
+    ]
     assert sorted(entry.name for entry in folder.iterdir()) == ["run.ringtrace", "store"]
 
 
@@ -92,13 +108,22 @@ def both_catch(directory: str, rank: int) -> Any:
     with ringsim.trace(path) as recording:
         with pytest.raises(Deadlock):
             dist.recv(torch.zeros(3), 1 - rank)
-    return (recording.trace.metadata["ends"], recording.trace.metadata["given_up_ns"] > 0) if rank == 0 else None
+    return (
+        (recording.trace.metadata["ends"], recording.trace.metadata["given_up_ns"] > 0)
+        if rank == 0
+        else None
+    )
 
 
-def test_the_file_keeps_when_ranks_were_woken_that_caught_it(played: Callable[[str], Played]) -> None:
+def test_the_file_keeps_when_ranks_were_woken_that_caught_it(
+    played: Callable[[str], Played],
+) -> None:
     ranks, _ = played("both_catch")
     found = results(ranks)
-    assert found[0] == ([{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in range(2)], True)
+    assert found[0] == (
+        [{"rank": rank, "state": "blocked", "about": "", "error": ""} for rank in range(2)],
+        True,
+    )
 
 
 @on_ranks(2)
@@ -121,7 +146,9 @@ def test_a_rank_that_has_left_its_wait_in_cpp_may_finish(played: Callable[[str],
     ranks, folder = played("saves_a_checkpoint")
     assert results(ranks) == ["left the block"] * 2
     assert len(list(folder.glob("checkpoint-*"))) == 2
-    assert [finding.kind for finding in ringsim.load(folder / "run.ringtrace").explain().findings] == ["collective_mismatch"]
+    assert [
+        finding.kind for finding in ringsim.load(folder / "run.ringtrace").explain().findings
+    ] == ["collective_mismatch"]
 
 
 @on_ranks(2)
@@ -141,16 +168,24 @@ def waits_for_its_own_thread(directory: str, rank: int) -> str:
     return str(recording.trace.explain())
 
 
-def test_the_file_says_what_the_error_says_of_a_rank_whose_threads_wait(played: Callable[[str], Played]) -> None:
+def test_the_file_says_what_the_error_says_of_a_rank_whose_threads_wait(
+    played: Callable[[str], Played],
+) -> None:
     explained, raised = results(played("waits_for_its_own_thread")[0])
     assert explained == raised
-    assert "(threading.Event().wait()) for another of its threads, and none of them can go on." in raised
+    assert (
+        "(threading.Event().wait()) for another of its threads, and none of them can go on."
+        in raised
+    )
 
 
 @on_ranks(3, "done", name="rank 0 is done")
 @on_ranks(3, "killed", name="rank 0 is killed")
 def watched_by_another(directory: str, rank: int, how: str) -> list[float]:
-    """Rank 0 goes, by itself or killed, and the others wait for each other; returns for how long, by the error's word."""
+    """Rank 0 goes, by itself or killed, and the others wait for each other.
+
+    Returns for how long, by the error's word.
+    """
     path = join(directory, rank, 3)
     if rank == 0:
         with ringsim.trace(path):
@@ -163,10 +198,16 @@ def watched_by_another(directory: str, rank: int, how: str) -> list[float]:
 
 
 @pytest.mark.parametrize("how", ["done", "killed"])
-def test_another_rank_watches_once_rank_0_is_gone(played: Callable[[str], Played], how: str) -> None:
+def test_another_rank_watches_once_rank_0_is_gone(
+    played: Callable[[str], Played], how: str
+) -> None:
     """0.1.0 let them hang; and where rank 0 was dead, nothing told."""
     ranks, folder = played(f"rank 0 is {how}")
-    assert [each.how for each in ranks] == ["killed" if how == "killed" else "returned", "returned", "returned"]
+    assert [each.how for each in ranks] == [
+        "killed" if how == "killed" else "returned",
+        "returned",
+        "returned",
+    ]
     trace = ringsim.load(folder / "run.ringtrace")  # of a rank 0 that was killed: what was left
     (finding,) = (each for each in trace.explain().findings if each.kind == "deadlock")
     assert finding.ranks == (1, 2)
@@ -189,7 +230,9 @@ def test_a_rank_that_takes_over_leaves_nothing_behind(played: Callable[[str], Pl
 @on_ranks(2)
 def blocks_from_the_start(directory: str, rank: int) -> str:
     """A block around everything: what disagrees is found, at the latest when all have left it."""
-    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2
+    )
     try:
         with ringsim.trace(f"{directory}/run.ringtrace"):
             if rank == 0:
@@ -203,8 +246,13 @@ def blocks_from_the_start(directory: str, rank: int) -> str:
 
 @on_ranks(2)
 def plain_blocks(directory: str, rank: int) -> None:
-    """A send that begins before a block meets a recv in it, and the sizes of what follows differ."""
-    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2)
+    """A send that begins before a block meets a recv in it.
+
+    The sizes of what follows differ.
+    """
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2
+    )
     for size in (3, 4):
         if rank == 0:
             early: Any = dist.isend(torch.zeros(size + 6), 1)
@@ -218,7 +266,9 @@ def plain_blocks(directory: str, rank: int) -> None:
                 dist.recv(torch.zeros(size), 0)
 
 
-def test_what_happened_before_a_block_is_not_held_against_it(played: Callable[[str], Played]) -> None:
+def test_what_happened_before_a_block_is_not_held_against_it(
+    played: Callable[[str], Played],
+) -> None:
     ranks, folder = played("plain_blocks")
     results(ranks)
     for size in (3, 4):
@@ -245,13 +295,17 @@ def from_anybody(directory: str, rank: int) -> None:
         dist.recv(torch.zeros(3))
 
 
-def test_ranks_that_nothing_else_reaches_are_ended_and_leave_their_parts(played: Callable[[str], Played]) -> None:
+def test_ranks_that_nothing_else_reaches_are_ended_and_leave_their_parts(
+    played: Callable[[str], Played],
+) -> None:
     ranks, folder = played("from_anybody")
     assert [each.how for each in ranks] == ["killed", "killed"]
     verdict = read_verdict(folder / "run.ringtrace.parts")
     assert verdict is not None, "it is not the limit of the server that ends them"
     assert verdict.waiting == (0, 1)
-    assert [finding.kind for finding in ringsim.load(folder / "run.ringtrace").explain().findings] == ["deadlock"]
+    assert [
+        finding.kind for finding in ringsim.load(folder / "run.ringtrace").explain().findings
+    ] == ["deadlock"]
 
 
 @on_ranks(3)
@@ -269,7 +323,9 @@ def blocks_in_turn(directory: str, rank: int) -> list[str]:
     return [entry for entry in os.listdir(directory) if "parts" in entry] if rank == 0 else []
 
 
-def test_who_is_waited_for_may_take_its_time_and_who_is_done_may_leave(played: Callable[[str], Played]) -> None:
+def test_who_is_waited_for_may_take_its_time_and_who_is_done_may_leave(
+    played: Callable[[str], Played],
+) -> None:
     ranks, _ = played("blocks_in_turn")
     assert results(ranks) == [[], [], []]
 
@@ -285,7 +341,9 @@ def without_pipes(directory: str, rank: int) -> Any:
     return recording.trace.metadata["notes"] if rank == 0 else None
 
 
-def test_where_there_are_no_named_pipes_it_records_and_says_that_it_does_not_watch(played: Callable[[str], Played]) -> None:
+def test_where_there_are_no_named_pipes_it_records_and_says_that_it_does_not_watch(
+    played: Callable[[str], Played],
+) -> None:
     ranks, _ = played("without_pipes")
     notes = results(ranks)[0]
     assert notes == ["Nobody watched for stuck ranks: no pipes here (rank 0)."]
@@ -296,7 +354,10 @@ def test_a_rank_that_is_alone_begins_and_ends_its_part(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, 0, 1)
     try:
         watch = JoinedWatch(recorder, 1, on_deaths=lambda _: None)
-        assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_fifo()) == ["rank-0.answers", "rank-0.ear"]
+        assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_fifo()) == [
+            "rank-0.answers",
+            "rank-0.ear",
+        ]
         watch.on_failure()  # nobody has said anything: it is for the wait itself to raise
         watch.stop()
         assert not any(entry.is_fifo() for entry in tmp_path.iterdir())

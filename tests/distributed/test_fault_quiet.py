@@ -1,4 +1,7 @@
-"""Correct programs that look as if they were stuck, or as if their sides disagreed: nobody is accused, and the results are right."""
+"""Correct programs that look as if they were stuck, or as if their sides disagreed.
+
+Nobody is accused, and the results are right.
+"""
 
 from __future__ import annotations
 
@@ -55,15 +58,24 @@ def odd_ring_in_mixed_order(rounds: int = 60) -> float:
 
 
 def scrambled_waits(count: int = 40) -> float:
-    """Everything is posted, of another size under each tag, and waited for in an order that differs from rank to rank."""
+    """Everything is posted, of another size under each tag.
+
+    It is waited for in an order that differs from rank to rank.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     order = random.Random(rank)
     others = [other for other in range(size) if other != rank]
     received = [torch.empty(1 + tag) for _ in others for tag in range(count)]
     works: list[Any] = []
     for number, peer in enumerate(others):
-        works += [dist.isend(torch.full((1 + tag,), float(tag)), peer, tag=tag) for tag in order.sample(range(count), count)]
-        works += [dist.irecv(received[number * count + tag], peer, tag=tag) for tag in order.sample(range(count), count)]
+        works += [
+            dist.isend(torch.full((1 + tag,), float(tag)), peer, tag=tag)
+            for tag in order.sample(range(count), count)
+        ]
+        works += [
+            dist.irecv(received[number * count + tag], peer, tag=tag)
+            for tag in order.sample(range(count), count)
+        ]
     order.shuffle(works)
     for work in works:
         if order.random() < 0.1:
@@ -123,9 +135,10 @@ def any_source_server(requests: int = 15) -> float:
 
 
 def refused_and_tried_again(rounds: int = 60) -> float:
-    """A send of another size raises when it is posted; the program catches that, and sends what the other side expects.
+    """A send of another size raises when it is posted.
 
-    The refusal may be read later than the post: until then it could be taken for the other side of the recv.
+    The program catches that, and sends what the other side expects. The refusal may be read later
+    than the post: until then it could be taken for the other side of the recv.
     """
     ring, total = ringsim.current_ring(), 0.0
     for turn in range(rounds):
@@ -141,7 +154,7 @@ def refused_and_tried_again(rounds: int = 60) -> float:
 
 
 def large_message_for_anybody(size_bytes: int = 1 << 27) -> float:
-    """A message is on its way to a recv from anybody, and its receiver waits for the one after it."""
+    """A message is on its way to a recv from anybody; the receiver waits for the next one."""
     rank = dist.get_rank()
     large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
     if rank == 0:
@@ -155,7 +168,10 @@ def large_message_for_anybody(size_bytes: int = 1 << 27) -> float:
 
 
 def beside_a_recv_from_anybody(size_bytes: int = 1 << 26) -> float:
-    """All wait for a message that a recv from anybody might have got, as far as is recorded, and it takes its time to come."""
+    """All wait for a message that a recv from anybody might have got, as far as is recorded.
+
+    It takes its time to come.
+    """
     rank = dist.get_rank()
     large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
     if rank == 0:
@@ -189,7 +205,10 @@ def stopped_and_continued() -> float:
 
 
 def help_from_another_thread() -> float:
-    """The first threads wait for each other; a second thread, which has said nothing yet, will free them."""
+    """The first threads wait for each other.
+
+    A second thread, which has said nothing yet, will free them.
+    """
     rank = dist.get_rank()
     tensor = torch.zeros(1)
 
@@ -228,11 +247,17 @@ def collectives_between() -> float:
 
 
 def monitored_barriers() -> float:
-    """One rank after the other comes late, longer than ranks may stay in one state; messages are under way meanwhile."""
+    """One rank after the other comes late, longer than ranks may stay in one state.
+
+    Messages are under way meanwhile.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     arrived, total = torch.empty(1), 0.0
     for turn in range(2 * size):
-        works = [dist.isend(torch.ones(1), (rank + 1) % size), dist.irecv(arrived, (rank - 1) % size)]
+        works = [
+            dist.isend(torch.ones(1), (rank + 1) % size),
+            dist.irecv(arrived, (rank - 1) % size),
+        ]
         if rank == turn % size:
             time.sleep(1.2 if turn == 1 else 0.05)
         dist.monitored_barrier()
@@ -243,7 +268,10 @@ def monitored_barriers() -> float:
 
 
 def random_storm(steps: int = 150) -> float:
-    """All draw the same messages, of any size, and do their part in its order, by send or by isend. Returns how much went astray."""
+    """All draw the same messages, of any size, and do their part in its order, by send or by isend.
+
+    Returns how much went astray.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     order, mine = random.Random(7), random.Random(rank)
     left: list[Any] = []
@@ -336,7 +364,14 @@ def among_many_buffers() -> Any:
 def other_shapes() -> Any:
     """Flat against shaped, ones that do not count, nothing at all."""
     ring, received = ringsim.current_ring(), []
-    for sent, size in [((2, 3), (6,)), ((6,), (3, 2)), ((1, 4), (4, 1)), ((0, 3), (3, 0)), ((), (1,)), ((2, 1, 3), (2, 3))]:
+    for sent, size in [
+        ((2, 3), (6,)),
+        ((6,), (3, 2)),
+        ((1, 4), (4, 1)),
+        ((0, 3), (3, 0)),
+        ((), (1,)),
+        ((2, 1, 3), (2, 3)),
+    ]:
         data, buffer = torch.full(sent, float(ring.rank)), torch.zeros(size)
         work: Any = dist.isend(data, ring.succ, group=ring.succ_group)
         dist.recv(buffer, ring.pred, group=ring.pred_group)
@@ -346,7 +381,10 @@ def other_shapes() -> Any:
 
 
 def server_of_any() -> Any:
-    """Rank 0 takes from anybody, under one tag for every size; and in between from each one in particular."""
+    """Rank 0 takes from anybody, under one tag for every size.
+
+    Also in between from each one in particular.
+    """
     ring, total = ringsim.current_ring(), 0.0
     if ring.rank == 0:
         for size in (3, 4):
@@ -373,13 +411,21 @@ def collectives() -> Any:
     dist.all_gather(gathered, torch.full((2,), float(rank)))
     whole = torch.zeros(2 * size)
     dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)))
-    dist.gather(torch.full((2,), float(rank)), [torch.zeros(2) for _ in range(size)] if rank == 1 else None, dst=1)
+    dist.gather(
+        torch.full((2,), float(rank)),
+        [torch.zeros(2) for _ in range(size)] if rank == 1 else None,
+        dst=1,
+    )
     part = torch.zeros(3)
-    dist.scatter(part, [torch.full((3,), float(one)) for one in range(size)] if rank == 2 else None, src=2)
+    dist.scatter(
+        part, [torch.full((3,), float(one)) for one in range(size)] if rank == 2 else None, src=2
+    )
     dist.reduce(part, 1, op=dist.ReduceOp.MAX)
     splits = [rank + 1] * size  # uneven: rank r sends r + 1 to each
     uneven = torch.zeros(sum(range(1, size + 1)))
-    dist.all_to_all_single(uneven, torch.full((sum(splits),), float(rank)), [one + 1 for one in range(size)], splits)
+    dist.all_to_all_single(
+        uneven, torch.full((sum(splits),), float(rank)), [one + 1 for one in range(size)], splits
+    )
     objects: list[Any] = [None] * size
     dist.all_gather_object(objects, "x" * (rank + 1))
     words: list[Any] = [{"a": 1}, "b"] if rank == 0 else [None, None]
@@ -392,7 +438,10 @@ def collectives() -> Any:
 
 
 def groups_again() -> Any:
-    """A group is made, used, destroyed and made again, with messages of other sizes; a subset has its own."""
+    """A group is made, used, destroyed and made again, with messages of other sizes.
+
+    A subset has its own.
+    """
     ring, found = ringsim.current_ring(), []
     for size in (2, 5, 3):
         group = dist.new_group([0, 1])
@@ -419,7 +468,9 @@ def threads() -> Any:
     def play(tag: int) -> None:
         for index in range(60):
             size = 1 + (index * (tag + 2)) % 7
-            work: Any = dist.isend(torch.full((size,), float(tag)), ring.succ, group=ring.succ_group, tag=tag)
+            work: Any = dist.isend(
+                torch.full((size,), float(tag)), ring.succ, group=ring.succ_group, tag=tag
+            )
             buffer = torch.zeros(size)
             dist.recv(buffer, ring.pred, group=ring.pred_group, tag=tag)
             work.wait()
@@ -436,7 +487,10 @@ def batches() -> Any:
     ring, found = ringsim.current_ring(), []
     for index in range(20):
         buffer = torch.zeros(index)
-        operations = [dist.P2POp(dist.isend, torch.full((index,), 1.0), ring.succ), dist.P2POp(dist.irecv, buffer, ring.pred)]
+        operations = [
+            dist.P2POp(dist.isend, torch.full((index,), 1.0), ring.succ),
+            dist.P2POp(dist.irecv, buffer, ring.pred),
+        ]
         for work in dist.batch_isend_irecv(operations if ring.rank % 2 else operations[::-1]):
             work.wait()
         found.append(buffer.tolist())
@@ -473,10 +527,15 @@ def all_of_them() -> list[Any]:
 def test_nothing_is_refused_and_the_results_are_those_of_an_unchecked_run() -> None:
     checks = ("off", "basic", "full")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        unchecked, *checked = pool.map(lambda check: ringsim.trace(all_of_them, world_size=SIZE, check=check, limit_s=LIMIT_S), checks)
+        unchecked, *checked = pool.map(
+            lambda check: ringsim.trace(all_of_them, world_size=SIZE, check=check, limit_s=LIMIT_S),
+            checks,
+        )
     for trace in checked:
         for index, worker in enumerate(COMPARED):
-            assert [results[index] for results in trace.results] == [results[index] for results in unchecked.results], worker.__name__
+            assert [results[index] for results in trace.results] == [
+                results[index] for results in unchecked.results
+            ], worker.__name__
         assert not [label for label in trace.events.tables.labels if label.startswith("!")]
         assert {finding.kind for finding in trace.explain().findings} <= {*SLOW_KINDS}
 
@@ -492,6 +551,11 @@ def test_what_is_not_asked_for_is_not_checked() -> None:
             dist.recv(received, 0)
         return received.tolist()
 
-    assert ringsim.trace(worker, world_size=2, check="off", limit_s=LIMIT_S).results[1] == [1.0] * 4 + [0.0] * 4
-    with pytest.raises(ArgumentError, match="check must be one of 'basic', 'full', 'off', got 'ful'"):
+    assert (
+        ringsim.trace(worker, world_size=2, check="off", limit_s=LIMIT_S).results[1]
+        == [1.0] * 4 + [0.0] * 4
+    )
+    with pytest.raises(
+        ArgumentError, match="check must be one of 'basic', 'full', 'off', got 'ful'"
+    ):
         ringsim.trace(worker, world_size=1, check="ful")

@@ -1,6 +1,7 @@
-"""Runs that go wrong on real ranks: what only they can show. Signals, limits, threads, what Gloo and torch do by themselves.
+"""Runs that go wrong on real ranks: what only they can show.
 
-All programs run side by side before the first test, for most of them wait for something; each test looks at how its own ended. What the
+Signals, limits, threads, what Gloo and torch do by themselves. All programs run side by side before
+the first test, for most of them wait for something; each test looks at how its own ended. What the
 records alone tell is tested on simulated ranks, in test_fault_causes and test_simulated_faults.
 """
 
@@ -29,7 +30,17 @@ import torch.distributed as dist
 from fault_programs import marked_lines
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from message_programs import Programs, awaited, circles_of, joined, named, programs_of_messages, run_to_the_end, said, said_circles
+from message_programs import (
+    Programs,
+    awaited,
+    circles_of,
+    joined,
+    named,
+    programs_of_messages,
+    run_to_the_end,
+    said,
+    said_circles,
+)
 from rendezvous_machine import Machine
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -54,11 +65,15 @@ for module in (sys.modules[__name__], causes):
 AT_ONCE = 8
 LONG_S = 60.0
 LIMIT_S = 3.0  # of runs that only a limit ends
-WITHOUT_A_WATCHER = RunOptions(limit_s=4.0, poll_s=None)  # on a busy machine, both must have posted by then
+# on a busy machine, both must have posted by then
+WITHOUT_A_WATCHER = RunOptions(limit_s=4.0, poll_s=None)
 
 
 class Case(NamedTuple):
-    """A program, how to run it, and the error, the finding and the words that it must end with; its marked lines must be named."""
+    """A program, how to run it, and the error, the finding and the words that it must end with.
+
+    Its marked lines must be named.
+    """
 
     worker: Callable[..., Any]
     size: int
@@ -81,7 +96,9 @@ class Ended(NamedTuple):
 CASES: dict[str, Case] = {}
 
 
-def on_ranks(size: int = 2, expected: tuple[Any, ...] = (), *args: Any, name: str = "", **options: Any) -> Callable[..., Any]:
+def on_ranks(
+    size: int = 2, expected: tuple[Any, ...] = (), *args: Any, name: str = "", **options: Any
+) -> Callable[..., Any]:
     """Makes a worker one of the programs that are run, with these arguments."""
 
     def register(worker: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +120,8 @@ def run_case(case: Case) -> Ended:
 @pytest.fixture(scope="module")
 def ended(nothing_left_behind: None) -> Callable[..., Ended]:
     """Returns how a program ended."""
-    ringsim.trace(time.monotonic, world_size=2)  # the first run loads torch: none of those that a limit must end
+    # the first run loads torch: none of those that a limit must end
+    ringsim.trace(time.monotonic, world_size=2)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         runs = {name: pool.submit(run_case, case) for name, case in CASES.items()}
     return lambda worker: runs[worker if isinstance(worker, str) else worker.__name__].result()
@@ -126,7 +144,10 @@ def two_of_four() -> None:
 
 @on_ranks(2, (PeerExited, "peer_exited", {0, 1}, "Not proved"))
 def anybody_got_it() -> None:
-    """The recv from anybody was there first, and has the only message: nothing moves for 3 s; what was posted proves nothing."""
+    """The recv from anybody was there first, and has the only message.
+
+    Nothing moves for 3 s; what was posted proves nothing.
+    """
     if dist.get_rank() == 0:
         works = [dist.irecv(tensor(), tag=3)]
         dist.recv(tensor(), 1, tag=4)
@@ -139,7 +160,10 @@ def anybody_got_it() -> None:
 
 @on_ranks(2, (Deadlock, "deadlock", {0, 1}))
 def receives_in_a_thread() -> None:
-    """Its first thread has communicated, too, and waits for the second, which keeps the error for itself."""
+    """Its first thread has communicated, too, and waits for the second.
+
+    That keeps the error for itself.
+    """
     rank = dist.get_rank()
     dist.barrier()
     thread = threading.Thread(target=lambda: dist.recv(tensor(), 1 - rank, tag=3 + rank))  # here
@@ -154,26 +178,42 @@ def its_members_alone() -> None:
         dist.new_group([0, 2], use_local_synchronization=True)  # here
 
 
-@on_ranks(2, (Deadlock, "deadlock", {0, 1}, "after 4 others", "let them make the same groups before it"))
+@on_ranks(
+    2, (Deadlock, "deadlock", {0, 1}, "after 4 others", "let them make the same groups before it")
+)
 def in_different_numbers_of_groups() -> None:
-    """Torch names a group that its members alone make by how many groups each of them is in: here they never meet."""
+    """Torch names a group that its members alone make by how many groups each of them is in.
+
+    Here they never meet.
+    """
     if dist.get_rank() == 0:
         dist.new_group([0], use_local_synchronization=True)
     dist.new_group([0, 1], use_local_synchronization=True)  # here
 
 
-@on_ranks(2, (MessageMismatch, "collective_mismatch", {0, 1}, "the order of elements in memory differs"))
+@on_ranks(
+    2, (MessageMismatch, "collective_mismatch", {0, 1}, "the order of elements in memory differs")
+)
 def over_memory_in_another_order() -> None:
-    """Gloo takes the memory as it is: a tensor and its transpose would be mixed up. All ranks have returned when it is found."""
+    """Gloo takes the memory as it is: a tensor and its transpose would be mixed up.
+
+    All ranks have returned when it is found.
+    """
     dist.all_reduce(torch.zeros(3, 4) if dist.get_rank() else torch.zeros(4, 3).t())
 
 
-APART = "the first line that differs is that of collective 6 of group world (ranks 0 and 2 at test_faults.py:"
+APART = (
+    "the first line that differs is that of collective 6 of group world (ranks 0 and 2 at "
+    "test_faults.py:"
+)
 
 
 @on_ranks(3, (MessageMismatch, "collective_mismatch", {0, 1}, APART))
 def leaves_one_collective_out() -> None:
-    """Rank 1 goes on with the next, so that nothing is wrong until collective 8: 0.2.0 named the lines of that alone."""
+    """Rank 1 goes on with the next, so that nothing is wrong until collective 8.
+
+    0.2.0 named the lines of that alone.
+    """
     for step in range(4):
         dist.all_reduce(tensor())
         if (dist.get_rank(), step) != (1, 2):
@@ -186,13 +226,17 @@ def leaves_one_collective_out() -> None:
 
 @on_ranks(2)
 def tries_again() -> tuple[list[str], float]:
-    """Catches a verdict, then two limits of its own, and goes on for longer than a rank that was woken has to raise."""
+    """Catches a verdict, then two limits of its own.
+
+    Goes on for longer than a rank that was woken has to raise.
+    """
     other, said = 1 - dist.get_rank(), []
     try:
         dist.recv(tensor(), other)
     except RuntimeError as error:
         said.append(type(error).__name__)
-    for limit_s in (0.6, 1.6):  # longer than the watcher's patience with messages, and with collectives
+    # longer than the watcher's patience with messages, and with collectives
+    for limit_s in (0.6, 1.6):
         limit = dt.timedelta(seconds=limit_s)
         group = dist.new_group()  # an expired limit breaks the connections of its group
         begin_s = time.monotonic()
@@ -220,8 +264,12 @@ def test_what_a_program_catches_ends_no_run(ended: Callable[..., Ended]) -> None
 @on_ranks(2, (), "recv", name="the limit of a recv's group")
 @on_ranks(2, (), "all_reduce", name="the limit of a collective's group")
 def reaches_the_limit_of_its_group(op: str) -> tuple[str, float]:
-    """Rank 0 waits for nobody on a group with a time-out, and rank 1 for rank 0: torch lets both go on after 1.6 s."""
-    group = dist.new_group(timeout=dt.timedelta(seconds=1.6))  # longer than the watcher's patience with collectives
+    """Rank 0 waits for nobody on a group with a time-out, and rank 1 for rank 0.
+
+    Torch lets both go on after 1.6 s.
+    """
+    # longer than the watcher's patience with collectives
+    group = dist.new_group(timeout=dt.timedelta(seconds=1.6))
     said = ""
     if dist.get_rank() == 0:
         try:
@@ -237,7 +285,9 @@ def reaches_the_limit_of_its_group(op: str) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("the limit of")])
-def test_the_time_out_of_a_group_is_the_programs_own(name: str, ended: Callable[..., Ended]) -> None:
+def test_the_time_out_of_a_group_is_the_programs_own(
+    name: str, ended: Callable[..., Ended]
+) -> None:
     """0.2.0 took the two ranks for stuck, and ended the run."""
     error, trace = ended(name)
     assert error is None
@@ -245,7 +295,17 @@ def test_the_time_out_of_a_group_is_the_programs_own(name: str, ended: Callable[
     assert not {one.kind for one in trace.explain().findings} - set(SLOW_KINDS)
 
 
-@on_ranks(2, (RankFailed, "rank_failed", {0}, "ValueError: another thing", "rank 1 has left", "The program caught the error and went on."))
+@on_ranks(
+    2,
+    (
+        RankFailed,
+        "rank_failed",
+        {0},
+        "ValueError: another thing",
+        "rank 1 has left",
+        "The program caught the error and went on.",
+    ),
+)
 def survives_a_lost_peer() -> None:
     """0.2.0 named the lost peer, and not the error that ended the run."""
     if dist.get_rank() == 0:
@@ -266,7 +326,9 @@ def test_a_lost_peer_that_the_program_got_over_is_a_note(ended: Callable[..., En
     assert error is None
     diagnosis = trace.explain()
     assert diagnosis.findings == ()
-    assert any(note.endswith(" The program caught the error and went on.") for note in diagnosis.notes)
+    assert any(
+        note.endswith(" The program caught the error and went on.") for note in diagnosis.notes
+    )
 
 
 @on_ranks(2)
@@ -277,11 +339,15 @@ def computes_unequally() -> None:
 
 
 def test_of_two_ranks_the_one_that_comes_last_is_named(ended: Callable[..., Ended]) -> None:
-    """0.2.0 found nothing wrong. A busy machine may make rank 0 the late one: the times of the trace tell."""
+    """0.2.0 found nothing wrong.
+
+    A busy machine may make rank 0 the late one: the times of the trace tell.
+    """
     _, trace = ended(computes_unequally)
     frame = trace.to_pandas().query("op == 'all_reduce'")
     posted = np.stack([frame[frame["rank"] == rank]["post_ns"].to_numpy() for rank in (0, 1)])
-    late = np.maximum(posted - posted[::-1], 0).sum(axis=1)  # for how long the other was there alone
+    # for how long the other was there alone
+    late = np.maximum(posted - posted[::-1], 0).sum(axis=1)
     assert posted.shape == (2, 6)
     diagnosis = trace.explain()
     said = diagnosis.findings[0].message if diagnosis.findings else diagnosis.notes[0]
@@ -333,7 +399,16 @@ def wraps_in_a_chain() -> None:
 DEAD = "the last that rank 1 posted was barrier (world) at test_faults.py:"
 
 
-@on_ranks(3, (RankFailed, "peer_exited", {0, 1, 2}, "rank 1 of 3 failed: its process was ended by signal 9", DEAD))
+@on_ranks(
+    3,
+    (
+        RankFailed,
+        "peer_exited",
+        {0, 1, 2},
+        "rank 1 of 3 failed: its process was ended by signal 9",
+        DEAD,
+    ),
+)
 def wraps_a_death() -> None:
     dist.barrier()
     if dist.get_rank() == 1:
@@ -345,7 +420,16 @@ def wraps_a_death() -> None:
         raise RuntimeError("lost my peer") from error
 
 
-on_ranks(3, (RankFailed, "rank_failed", {1}, "ValueError: root cause", "and waited in vain on its way out: "))(causes.finish_in_a_barrier)
+on_ranks(
+    3,
+    (
+        RankFailed,
+        "rank_failed",
+        {1},
+        "ValueError: root cause",
+        "and waited in vain on its way out: ",
+    ),
+)(causes.finish_in_a_barrier)
 
 
 @on_ranks(2, (RankFailed, "peer_exited", {0, 1}, "SIGKILL"), "send", name="send after the end")
@@ -358,7 +442,9 @@ def posts_after_the_end(op: str) -> None:
     dist.recv(number, 1)
     while is_alive(int(number)):
         time.sleep(0.001)
-    time.sleep(0.05)  # Gloo's thread sees the connection end: most of these raise when they are posted, and all must be explained
+    # Gloo's thread sees the connection end: most of these raise when they are posted, and all must
+    # be explained
+    time.sleep(0.05)
     work = getattr(dist, op)(torch.zeros(4), 1)  # here
     if op == "irecv":
         work.wait()
@@ -382,8 +468,20 @@ def leaves_while_another_computes() -> None:
 DESTROYED = r"rank 2 has destroyed its process groups at test_faults.py:"
 
 
-@on_ranks(3, (RankFailed, "missing_participant", {0, 1, 2}, DESTROYED), "barrier", name="destroyed before a barrier", ring=False)
-@on_ranks(3, (RankFailed, "peer_exited", {0, 1, 2}, DESTROYED), "recv", name="destroyed before a recv", ring=False)
+@on_ranks(
+    3,
+    (RankFailed, "missing_participant", {0, 1, 2}, DESTROYED),
+    "barrier",
+    name="destroyed before a barrier",
+    ring=False,
+)
+@on_ranks(
+    3,
+    (RankFailed, "peer_exited", {0, 1, 2}, DESTROYED),
+    "recv",
+    name="destroyed before a recv",
+    ring=False,
+)
 def destroys_its_groups(op: str) -> None:
     dist.init_process_group("gloo")
     if dist.get_rank() == 2:
@@ -399,13 +497,19 @@ def destroys_its_groups(op: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.expected])
-def test_a_run_ends_in_its_error_and_names_what_happened(name: str, ended: Callable[..., Ended], tmp_path: Path) -> None:
+def test_a_run_ends_in_its_error_and_names_what_happened(
+    name: str, ended: Callable[..., Ended], tmp_path: Path
+) -> None:
     found = ended(name)
     error, kind, ranks, *words = CASES[name].expected
     assert type(found.error) is error
     assert "also failed" not in str(found.error)
     found.trace.save(tmp_path / "ended.ringtrace")
-    for diagnosis in (found.diagnosis, found.trace.explain(), ringsim.load(tmp_path / "ended.ringtrace").explain()):
+    for diagnosis in (
+        found.diagnosis,
+        found.trace.explain(),
+        ringsim.load(tmp_path / "ended.ringtrace").explain(),
+    ):
         (first,) = diagnosis.findings
         assert (first.kind, set(first.ranks)) == (kind, ranks), str(diagnosis)
         marked = marked_lines(CASES[name].worker)
@@ -413,7 +517,8 @@ def test_a_run_ends_in_its_error_and_names_what_happened(name: str, ended: Calla
         assert not marked or (lines and lines <= marked), str(diagnosis)
     for each in words:
         assert each in f"{found.error}\n{found.diagnosis}"
-    assert found.trace.metadata["end_ns"] < 20e9  # the limit of most is 30 s, that of an operation 30 minutes
+    # the limit of most is 30 s, that of an operation 30 minutes
+    assert found.trace.metadata["end_ns"] < 20e9
 
 
 # -- what is told, to whom and how
@@ -439,7 +544,10 @@ def test_the_ranks_themselves_raise_on_the_users_line(ended: Callable[..., Ended
 
 @on_ranks()
 def waits_for_one_that_disagreed() -> None:
-    """Gloo takes one dtype for the other without a word; the program goes on, and one rank waits for the other."""
+    """Gloo takes one dtype for the other without a word.
+
+    The program goes on, and one rank waits for the other.
+    """
     if dist.get_rank() == 1:
         records = LiveRecords(get_state().recorder.directory, 2)
         while not records.look()[0].awaited:  # else nobody might wait when the two sides are seen
@@ -467,7 +575,8 @@ def test_a_script_is_watched_and_the_command_explains_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "script.py").write_text(
-        'import torch\nimport torch.distributed as dist\ndist.init_process_group("gloo")\ndist.recv(torch.zeros(4), 1 - dist.get_rank())\n'
+        'import torch\nimport torch.distributed as dist\ndist.init_process_group("gloo")\n'
+        "dist.recv(torch.zeros(4), 1 - dist.get_rank())\n"
     )
     monkeypatch.chdir(tmp_path)
     assert main(["explain", "-n", "2", "-o", "waits.png", "script.py"]) == 1
@@ -480,13 +589,20 @@ def test_a_script_is_watched_and_the_command_explains_it(
 
 def test_without_the_watcher_the_limit_ends_the_run(ended: Callable[..., Ended]) -> None:
     with pytest.raises(RunTimeout) as caught:
-        run(pack_call(catches_and_raises_again, (), {}, seed=0), make_kind(2, "cpu", 30, ring=True), WITHOUT_A_WATCHER)
+        run(
+            pack_call(catches_and_raises_again, (), {}, seed=0),
+            make_kind(2, "cpu", 30, ring=True),
+            WITHOUT_A_WATCHER,
+        )
     assert caught.value.diagnosis.kind == "deadlock"
 
 
 @on_ranks()
 def leaves_a_thread_behind() -> int:
-    threading.Thread(target=lambda: dist.recv(tensor(), 1 - dist.get_rank()), daemon=True).start()  # here
+    threading.Thread(
+        target=lambda: dist.recv(tensor(), 1 - dist.get_rank()),  # here
+        daemon=True,
+    ).start()
     time.sleep(0.3)
     return 1
 
@@ -495,8 +611,13 @@ def test_a_thread_that_waits_when_its_rank_returns_is_named(ended: Callable[...,
     found = ended(leaves_a_thread_behind)
     assert found.trace.results == [1, 1]
     findings = found.diagnosis.findings
-    assert [(one.kind, one.ranks) for one in findings] == [("leaked_request", (0,)), ("leaked_request", (1,))]
-    assert findings[0].message.startswith("rank 0 returned while a thread of it still waited in recv from 1 (")
+    assert [(one.kind, one.ranks) for one in findings] == [
+        ("leaked_request", (0,)),
+        ("leaked_request", (1,)),
+    ]
+    assert findings[0].message.startswith(
+        "rank 0 returned while a thread of it still waited in recv from 1 ("
+    )
     assert {one.operations[0].line for one in findings} == marked_lines(leaves_a_thread_behind)
 
 
@@ -506,7 +627,9 @@ def test_a_thread_that_waits_when_its_rank_returns_is_named(ended: Callable[...,
 def line_of(worker: Callable[..., Any], words: str) -> int:
     """Returns the line of a worker that ends with a comment of these words."""
     lines, first = inspect.getsourcelines(worker)
-    return next(first + offset for offset, line in enumerate(lines) if line.rstrip().endswith(f"# {words}"))
+    return next(
+        first + offset for offset, line in enumerate(lines) if line.rstrip().endswith(f"# {words}")
+    )
 
 
 @on_ranks(4, limit_s=LIMIT_S)
@@ -539,7 +662,9 @@ def at_the_limit(found: Ended, tmp_path: Path) -> Finding:
     assert finding.kind == "stalled"
     assert finding.message in str(found.error)
     given_up_s = found.trace.metadata["given_up_ns"] * 1e-9
-    assert all(operation.waited_s <= given_up_s for operation in finding.operations), "until then, not to the end of the run"
+    assert all(operation.waited_s <= given_up_s for operation in finding.operations), (
+        "until then, not to the end of the run"
+    )
     return finding
 
 
@@ -550,11 +675,20 @@ def test_stopped_and_busy_ranks_are_named(ended: Callable[..., Ended], tmp_path:
     assert finding.ranks == (1, 0)
     assert {(edge.rank, edge.peer) for edge in found.diagnosis.edges} == {(0, 1)}
     assert found.diagnosis.states == ("blocked", "stopped", "running", "running")
-    assert re.search(r"Meanwhile rank 1 is stopped by a signal \(SIGSTOP, or one like it, for [\d.]+ s\); ", finding.message)
+    assert re.search(
+        r"Meanwhile rank 1 is stopped by a signal \(SIGSTOP, or one like it, for [\d.]+ m?s\); ",
+        finding.message,
+    )
     at = f"asleep at test_faults.py:{line_of(worker, 'in a span')}"
-    assert re.search(rf"rank 2 was still computing stage 2, microbatch 5 \(for [\d.]+ s, {at}\)", finding.message)
+    assert re.search(
+        rf"rank 2 was still computing stage 2, microbatch 5 \(for [\d.]+ m?s, {at}\)",
+        finding.message,
+    )
     line = line_of(worker, "in none")
-    assert re.search(rf"rank 3 was computing at test_faults.py:({line - 1}|{line}) \(for [\d.]+ s\)", finding.message)
+    assert re.search(
+        rf"rank 3 was computing at test_faults.py:({line - 1}|{line}) \(for [\d.]+ m?s\)",
+        finding.message,
+    )
 
 
 def test_ranks_that_all_compute_are_named_too(ended: Callable[..., Ended], tmp_path: Path) -> None:
@@ -562,7 +696,9 @@ def test_ranks_that_all_compute_are_named_too(ended: Callable[..., Ended], tmp_p
     finding = at_the_limit(ended(nobody_waits), tmp_path)
     assert finding.ranks == (0, 1, 2, 3)
     at = f"asleep at test_faults.py:{line_of(nobody_waits, 'all of them')}"
-    assert finding.message.startswith(f"no rank waited for another when the run was ended: rank 0 was {at} (for ")
+    assert finding.message.startswith(
+        f"no rank waited for another when the run was ended: rank 0 was {at} (for "
+    )
 
 
 # -- what only looks wrong
@@ -576,7 +712,8 @@ def makes_groups() -> float:
     dist.new_subgroups(2)
     if dist.get_rank() < 2:
         for _ in range(2):
-            dist.new_group([0, 1], use_local_synchronization=True)  # known to its members alone, named after how many groups each is in
+            # known to its members alone, named after how many groups each is in
+            dist.new_group([0, 1], use_local_synchronization=True)
     dist.new_group([2, 3], use_local_synchronization=True)  # the others pass by
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
     total = torch.tensor(float(dist.get_rank()))
@@ -584,13 +721,21 @@ def makes_groups() -> float:
     return float(total)
 
 
-def test_groups_in_one_order_raise_nothing_and_are_recorded_with_their_members(ended: Callable[..., Ended]) -> None:
+def test_groups_in_one_order_raise_nothing_and_are_recorded_with_their_members(
+    ended: Callable[..., Ended],
+) -> None:
     found = ended(makes_groups)
     assert found.trace.results == [2.0, 4.0, 2.0, 4.0]
-    assert [finding.kind for finding in found.diagnosis.findings if "mismatch" in finding.kind] == []
+    assert [
+        finding.kind for finding in found.diagnosis.findings if "mismatch" in finding.kind
+    ] == []
     rows = found.trace.to_pandas()
-    made = rows[(rows["op"] == "new_group") & rows["group"].astype(str).str.startswith("groups of [")]
-    assert [(int(one.rank), one.shape) for one in made.itertuples()] == [(0, "0x1")] * 2 + [(1, "0x1")] * 2 + [(2, "2x3"), (3, "2x3")]
+    made = rows[
+        (rows["op"] == "new_group") & rows["group"].astype(str).str.startswith("groups of [")
+    ]
+    assert [(int(one.rank), one.shape) for one in made.itertuples()] == [(0, "0x1")] * 2 + [
+        (1, "0x1")
+    ] * 2 + [(2, "2x3"), (3, "2x3")]
 
 
 MAXIMUM = 600  # the real one, two million, takes minutes to reach
@@ -600,7 +745,10 @@ STOPS = (0, 3)  # a sender and a receiver stop to record
 
 @on_ranks(4)
 def to_and_fro() -> int:
-    """Messages both ways in each pair; then one that its sender sends late, when a rank that looked stuck would have been found out."""
+    """Messages both ways in each pair.
+
+    Then one that its sender sends late, when a rank that looked stuck would have been found out.
+    """
     from ringsim.state import get_state
 
     rank, token, recorder = dist.get_rank(), torch.zeros(1), get_state().recorder
@@ -626,18 +774,34 @@ def test_a_rank_that_no_longer_records_is_not_taken_for_stuck(ended: Callable[..
     recorded = [int((trace.events.rank == rank).sum()) for rank in range(4)]
     assert recorded == [MAXIMUM if rank in STOPS else 2 * ROUNDS + 2 for rank in range(4)]
     assert trace.metadata["complete"] is False
-    stopped = [f"Recording of rank {rank} stopped: the maximum of 600 records was reached." for rank in STOPS]
-    assert [note.partition(" What")[0] for note in trace.metadata["notes"] if note.startswith("Recording")] == stopped
+    stopped = [
+        f"Recording of rank {rank} stopped: the maximum of 600 records was reached."
+        for rank in STOPS
+    ]
+    assert [
+        note.partition(" What")[0]
+        for note in trace.metadata["notes"]
+        if note.startswith("Recording")
+    ] == stopped
     assert not {finding.kind for finding in trace.explain().findings} - {*SLOW_KINDS}
 
 
-# -- random programs of messages: the run ends with a verdict where the machine says so, and only there
+# -- random programs of messages: the run ends with a verdict where the machine says so, and only
+# there
 
-GROUPS = (Group("world", (0, 1, 2)), Group("ring:0>1", (0, 1)), Group("ring:1>2", (1, 2)), Group("ring:2>0", (0, 2)))
+GROUPS = (
+    Group("world", (0, 1, 2)),
+    Group("ring:0>1", (0, 1)),
+    Group("ring:1>2", (1, 2)),
+    Group("ring:2>0", (0, 2)),
+)
 
 
 def play(programs: Programs) -> dict[int, list[int]]:
-    """Plays this rank's program; every message says which post of which rank it is. Returns what each recv that was waited for got."""
+    """Plays this rank's program; every message says which post of which rank it is.
+
+    Returns what each recv that was waited for got.
+    """
     ring, received, handles = ringsim.current_ring(), {}, []
     groups = {0: None, 1 + ring.rank: ring.succ_group, 1 + ring.pred: ring.pred_group}
     for position, (what, *about) in enumerate(programs[ring.rank]):
@@ -646,7 +810,10 @@ def play(programs: Programs) -> dict[int, list[int]]:
             work.wait()
         else:
             peer, tag, group = about
-            post, buffer = position, torch.tensor([ring.rank, position] if "send" in what else [-1, -1])
+            post, buffer = (
+                position,
+                torch.tensor([ring.rank, position] if "send" in what else [-1, -1]),
+            )
             work = getattr(dist, what)(buffer, peer, group=groups[group], tag=tag)
             if what.startswith("i"):
                 handles.append((post, work, buffer))
@@ -659,17 +826,23 @@ def play(programs: Programs) -> dict[int, list[int]]:
 def expected_results(machine: Machine) -> list[dict[int, list[int]]]:
     """Returns what ``play`` returns, by the machine."""
     return [
-        {op.line - 1: [op.partner.rank, op.partner.line - 1] for op in posted if op.op.endswith("recv") and op.done >= 0 and op.partner}
+        {
+            op.line - 1: [op.partner.rank, op.partner.line - 1]
+            for op in posted
+            if op.op.endswith("recv") and op.done >= 0 and op.partner
+        }
         for posted in machine.posted
     ]
 
 
-@settings(max_examples=settings.default.max_examples // 3)  # test_diagnose_machines asks the same of the record alone, and more often
+# test_diagnose_machines asks the same of the record alone, and more often
+@settings(max_examples=settings.default.max_examples // 3)
 @given(parts=st.lists(programs_of_messages(GROUPS), min_size=1, max_size=6))
 def test_ranks_are_told_where_the_machine_says_so(parts: list[Programs]) -> None:
     stuck = [bool(run_to_the_end(part, GROUPS).unfinished) for part in parts]
     ending = [part for part, is_stuck in zip(parts, stuck, strict=True) if not is_stuck]
-    programs = joined([*ending, *[part for part in parts if part not in ending][:1]], 3)  # one run for all that end, and one that does not
+    # one run for all that end, and one that does not
+    programs = joined([*ending, *[part for part in parts if part not in ending][:1]], 3)
     machine = run_to_the_end(programs, GROUPS)
     found = run_case(Case(play, 3, {"args": (programs,), "limit_s": 20}))
     note(f"{programs}\n{awaited(machine)}\n{found.error}")
@@ -680,9 +853,16 @@ def test_ranks_are_told_where_the_machine_says_so(parts: list[Programs]) -> None
         return
     diagnosis = found.diagnosis
     assert said(diagnosis)
-    assert said(diagnosis) <= awaited(machine)  # it may come while others are still on their way into it
+    # it may come while others are still on their way into it
+    assert said(diagnosis) <= awaited(machine)
     assert said_circles(diagnosis) <= circles_of(machine)
     assert named(diagnosis) >= {one.rank for one in said(diagnosis)}
-    assert {finding.kind for finding in diagnosis.findings} <= {"deadlock", "tag_mismatch", "group_mismatch", "peer_exited"}
+    assert {finding.kind for finding in diagnosis.findings} <= {
+        "deadlock",
+        "tag_mismatch",
+        "group_mismatch",
+        "peer_exited",
+    }
     assert type(found.error) is error_of_kind(diagnosis.kind)
-    assert said(found.trace.explain()) >= said(diagnosis)  # what is in the file is what the watcher saw
+    # what is in the file is what the watcher saw
+    assert said(found.trace.explain()) >= said(diagnosis)

@@ -1,6 +1,8 @@
-"""The rows of docs/faults.md that only real ranks can show: dead and stopped processes, limits, rendezvous, failures of torch and Gloo.
+"""The rows of docs/faults.md that only real ranks can show.
 
-All others run on simulated ranks, see test_simulated_faults; of those that end alike, a few run here, too: one of each kind of finding.
+Dead and stopped processes, limits, rendezvous, failures of torch and Gloo. All others run on
+simulated ranks, see test_simulated_faults; of those that end alike, a few run here, too: one of
+each kind of finding.
 """
 
 from __future__ import annotations
@@ -14,22 +16,51 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from fault_programs import FAULTS
-from fault_rows import AS_WRITTEN, ELSEWHERE, LIMIT_S, OTHERWISE, RIGHT, ROWS, Outcome, judge_on_ranks, run
+from fault_rows import (
+    AS_WRITTEN,
+    ELSEWHERE,
+    LIMIT_S,
+    OTHERWISE,
+    RIGHT,
+    ROWS,
+    Outcome,
+    judge_on_ranks,
+    run,
+)
 
 import ringsim
 from ringsim.traces.findings import KINDS, SLOW_KINDS
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
-# Rows that end alike on simulated ranks, and run here all the same. Gloo aborts: 8, 27. It says nothing: 9, 28c.
-ALIKE: tuple[str, ...] = ("1", "4b", "6a", "6c", "6d", "8", "9", "13a", "13b", "18", "24", "26d", "27", "28c", "29", "43")
+# Rows that end alike on simulated ranks, and run here all the same. Gloo aborts: 8, 27. It says
+# nothing: 9, 28c.
+ALIKE: tuple[str, ...] = (
+    "1",
+    "4b",
+    "6a",
+    "6c",
+    "6d",
+    "8",
+    "9",
+    "13a",
+    "13b",
+    "18",
+    "24",
+    "26d",
+    "27",
+    "28c",
+    "29",
+    "43",
+)
 ALIKE += ("47b", "49a", "53a", "65", "66a", "68", "74b", "77a", "80b")
 # Correct programs, which run one behind the other.
 FINE = ("15", "44c", "51c", "56", "58", "62", "66b", "67a", "71a", "71b", "55a", "55b")
 # Those that do not end alike on simulated ranks, and a few that do.
 HERE = [number for number in ROWS if number in {*ELSEWHERE, *OTHERWISE, *ALIKE} - set(FINE)]
-# Which of them run side by side, and how many at once: those that only a limit ends, or that meet by themselves, and those that are written
-# as people write them, most of which wait for something. Row 69 interrupts this process.
+# Which of them run side by side, and how many at once: those that only a limit ends, or that meet
+# by themselves, and those that are written as people write them, most of which wait for something.
+# Row 69 interrupts this process.
 SIDE_BY_SIDE = {
     12: [number for number in HERE if FAULTS[number].within_s is None and number != "69"],
     4: [number for number in HERE if number in AS_WRITTEN],
@@ -37,13 +68,17 @@ SIDE_BY_SIDE = {
 
 
 @pytest.fixture(scope="module")
-def ended(nothing_left_behind: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Outcome]]:
+def ended(
+    nothing_left_behind: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Future[Outcome]]:
     """How those that run side by side ended."""
     early, found = tmp_path_factory.mktemp("early"), {}
-    (early / "sitecustomize.py").write_text("import torch._dynamo\n")  # DDP, FSDP and DTensor load it: 1 s in each of their ranks
+    # DDP, FSDP and DTensor load it: 1 s in each of their ranks
+    (early / "sitecustomize.py").write_text("import torch._dynamo\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(early), prepend=os.pathsep)
-        ringsim.trace(time.monotonic, world_size=2)  # starts what ranks are forked from: no run that a limit must end loads torch
+        # starts what ranks are forked from: no run that a limit must end loads torch
+        ringsim.trace(time.monotonic, world_size=2)
     for at_once, numbers in SIDE_BY_SIDE.items():
         with ThreadPoolExecutor(at_once) as pool:
             found |= {number: pool.submit(run, FAULTS[number]) for number in numbers}
@@ -78,7 +113,9 @@ def one_after_the_other(size: int) -> dict[str, Any]:
 def test_what_is_fine_ends_well(size: int) -> None:
     trace = ringsim.trace(one_after_the_other, world_size=size, args=(size,), limit_s=LIMIT_S)
     for results in trace.results:
-        assert {number: result for number, result in results.items() if result not in (None, True)} == {}
+        assert {
+            number: result for number, result in results.items() if result not in (None, True)
+        } == {}
     found = [finding for finding in trace.explain().findings if finding.kind not in SLOW_KINDS]
     # Row 66b drops a handle on purpose, and no other does.
     assert [(one.kind, one.ranks, {each.line for each in one.operations}) for one in found] == (

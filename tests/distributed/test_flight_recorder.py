@@ -1,4 +1,7 @@
-"""Dumps that torch's flight recorder writes: read as they are, refused where they are something else."""
+"""Dumps that torch's flight recorder writes.
+
+Read as they are, refused where they are something else.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ def dump_json() -> bytes:
 
 
 def worker(directory: str) -> None:
-    """Ranks 0 and 1 of three have begun an all_reduce that rank 2 does not know of; each dumps what torch remembers."""
+    """Ranks 0 and 1 of three have begun an all_reduce that rank 2 does not know of.
+
+    Each dumps what torch remembers.
+    """
     rank, tensor = dist.get_rank(), torch.ones(3, 4)
     pair = dist.new_group([0, 1], group_desc="pair")
     dist.all_reduce(tensor)
@@ -36,7 +42,9 @@ def worker(directory: str) -> None:
         dist.all_reduce(tensor, async_op=True)
     while sum(not each["retired"] for each in json.loads(dump_json())["entries"]) > (rank < 2):
         pass  # torch notes a little later that an operation is done
-    Path(directory, "pickled", f"dump_{rank}").write_bytes(torch._C._distributed_c10d._dump_fr_trace(True, True, False))
+    Path(directory, "pickled", f"dump_{rank}").write_bytes(
+        torch._C._distributed_c10d._dump_fr_trace(True, True, False)
+    )
     Path(directory, "json", f"dump_{rank}.json").write_bytes(dump_json())
 
 
@@ -53,10 +61,14 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
 def test_collectives_are_those_that_were_recorded(dumps: tuple[Path, Trace], form: str) -> None:
     directory, recorded = dumps
     trace = read_flight_recorder(directory / form)
-    columns = ["rank", "size_bytes", "status", *(["op", "line"] if form == "pickled" else [])]  # JSON tells the backend's operation only
+    # JSON tells the backend's operation only
+    columns = ["rank", "size_bytes", "status", *(["op", "line"] if form == "pickled" else [])]
     theirs, ours = trace.to_pandas(), recorded.to_pandas()
     ours = ours[(ours["kind"] == "collective") & (ours["op"] != "new_group")]
-    ours.loc[ours["op"] == "barrier", "size_bytes"] = theirs.loc[theirs["op"] == "barrier", "size_bytes"].iloc[0]  # torch says nothing
+    # torch says nothing
+    ours.loc[ours["op"] == "barrier", "size_bytes"] = theirs.loc[
+        theirs["op"] == "barrier", "size_bytes"
+    ].iloc[0]
     finished = ours[ours["line"] != ours["line"].max()], theirs[theirs["status"] == "ok"]
     assert len(finished[0]) == len(finished[1]) == 3 * 5 + 2
     assert [finished[1][name].astype(str).tolist() for name in columns if name != "status"] == [
@@ -76,23 +88,35 @@ def test_the_missing_rank_is_named(dumps: tuple[Path, Trace], form: str) -> None
 
 def entry(number: int, **changed: Any) -> dict[str, Any]:
     return {
-        "record_id": number, "process_group": ("0", "default_pg"), "collective_seq_id": number, "profiling_name": "nccl:all_reduce",
-        "time_created_ns": 1000 + number, "input_sizes": [[2]], "output_sizes": [[2]], "input_dtypes": ["Float"], "state": "completed",
+        "record_id": number, "process_group": ("0", "default_pg"), "collective_seq_id": number,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": 1000 + number, "input_sizes": [[2]], "output_sizes": [[2]],
+        "input_dtypes": ["Float"], "state": "completed",
         "time_discovered_completed_ns": 2000 + number, "is_p2p": False, **changed,
     }  # fmt: skip
 
 
 def write(directory: Path, *entries: list[dict[str, Any]]) -> Path:
     for rank, mine in enumerate(entries):
-        (directory / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps({"version": "2.10", "entries": mine}, protocol=2))
+        (directory / f"nccl_trace_rank_{rank}").write_bytes(
+            pickle.dumps({"version": "2.10", "entries": mine}, protocol=2)
+        )
     return directory
 
 
 def test_what_one_rank_has_forgotten_is_left_out_on_all(tmp_path: Path) -> None:
-    """The k-th of one rank is the k-th of the others, though the ring buffers begin at different places."""
-    trace = read_flight_recorder(write(tmp_path, [entry(k) for k in range(1, 6)], [entry(k) for k in range(3, 6)]))
+    """The k-th of one rank is the k-th of the others.
+
+    Though the ring buffers begin at different places.
+    """
+    trace = read_flight_recorder(
+        write(tmp_path, [entry(k) for k in range(1, 6)], [entry(k) for k in range(3, 6)])
+    )
     assert trace.to_pandas()["done_ns"].tolist() == [1000, 1001, 1002] * 2
-    assert "left out: 2 operations older than what another rank's dump remembers" in trace.metadata["notes"]
+    assert (
+        "left out: 2 operations older than what another rank's dump remembers"
+        in trace.metadata["notes"]
+    )
 
 
 def test_messages_of_nccl_are_matched(tmp_path: Path) -> None:
@@ -111,18 +135,30 @@ class Call:
     ("content", "said"),
     [
         (pickle.dumps(Call()), "something else than containers, words and numbers"),
-        (pickle.dumps({"version": "2.10", "entries": [Call()]}), "something else than containers, words and numbers"),
-        (b"\x80\x05\x96" + (2**62).to_bytes(8, "little"), "expected 4611686018427387904 bytes in a bytearray8|something else than"),
-        (b"\x80\x02}r" + (2**30).to_bytes(4, "little") + b".", "something else than .*LONG_BINPUT"),  # which took 16 GiB
+        (
+            pickle.dumps({"version": "2.10", "entries": [Call()]}),
+            "something else than containers, words and numbers",
+        ),
+        (
+            b"\x80\x05\x96" + (2**62).to_bytes(8, "little"),
+            "expected 4611686018427387904 bytes in a bytearray8|something else than",
+        ),
+        # which took 16 GiB
+        (b"\x80\x02}r" + (2**30).to_bytes(4, "little") + b".", "something else than .*LONG_BINPUT"),
         (b"", "exhausted before seeing STOP"),
         (b"\x80\x02}q\x00.", "version 2"),
         (pickle.dumps({"version": "2.10", "entries": [{}]}), "record_id"),
-        (pickle.dumps({"version": "2.10", "entries": [entry(1, time_created_ns=2**70)]}), "outside"),
+        (
+            pickle.dumps({"version": "2.10", "entries": [entry(1, time_created_ns=2**70)]}),
+            "outside",
+        ),
         (pickle.dumps({"version": "2.10", "entries": [entry(1, input_sizes=[[-1]])]}), "shape"),
         (json.dumps({"version": "1.0"}).encode(), "version 2"),
     ],
 )
-def test_anything_else_is_refused_and_nothing_is_called(tmp_path: Path, content: bytes, said: str) -> None:
+def test_anything_else_is_refused_and_nothing_is_called(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
     (tmp_path / "dump_0").write_bytes(content)
     with pytest.raises(TraceFileError, match=said):
         read_flight_recorder(tmp_path)

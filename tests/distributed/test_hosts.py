@@ -1,4 +1,7 @@
-"""torchrun on three hosts that share no directory, no process numbers, no name and no clock: one trace an attempt."""
+"""torchrun on three hosts that share no directory, no process numbers, no name and no clock.
+
+One trace an attempt.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,12 @@ from ringsim.traces.events import OP_NAMES
 AHEAD_NS = (0, 5 * 10**9, -(10**6))  # of the clock of each host
 PROGRAMS = Path(__file__).parent.parent / "programs"
 PROGRAM = PROGRAMS / "scripts" / "fails_once.py"
-# Runs the rest of its arguments on a host: $1 its name, $2 a directory that it alone sees, $3 its hosts file, $4 gets a copy of $2.
+# Runs the rest of its arguments on a host: $1 its name, $2 a directory that it alone sees, $3 its
+# hosts file, $4 gets a copy of $2.
 HOST = """
 hostname $1 && mount --make-rprivate / && mount -t tmpfs tmpfs $2 && mount --bind $3 /etc/hosts || exit 1
 private=$2 copy=$4; shift 4; cd $private; "$@"; code=$?; cp -r $private/. $copy; exit $code
-"""
+"""  # noqa: E501
 
 
 ROUNDS = 12
@@ -38,13 +42,21 @@ for _ in range({ROUNDS}):
                 dist.recv(torch.zeros(2**16), src)
 dist.barrier()
 """
-HOSTS_FILE = "127.0.0.1 localhost\n" + "".join(f"{address} node{number}\n" for number, address in enumerate(ADDRESSES))
+HOSTS_FILE = "127.0.0.1 localhost\n" + "".join(
+    f"{address} node{number}\n" for number, address in enumerate(ADDRESSES)
+)
 PROCESSES = ["-p", "--mount-proc"]  # an option of `unshare`: process numbers of its own
 
 
 def on_hosts(machines: tuple[str, ...], tmp_path: Path, *options: list[str]) -> list[list[str]]:
-    """Returns for each host, which has its own ``options``, the words that run what follows them there; skips where it cannot be made."""
-    unshare = [["ip", "netns", "exec", name, "unshare", "-m", "-u", "--kill-child", "-f"] for name in machines]
+    """Returns for each host the words that run what follows them there.
+
+    Each has its own ``options``; skips where it cannot be made.
+    """
+    unshare = [
+        ["ip", "netns", "exec", name, "unshare", "-m", "-u", "--kill-child", "-f"]
+        for name in machines
+    ]
     try:
         for prefix, more in zip(unshare, options, strict=True):
             prefix += more
@@ -55,21 +67,34 @@ def on_hosts(machines: tuple[str, ...], tmp_path: Path, *options: list[str]) -> 
     (tmp_path / "hosts").write_text(HOSTS_FILE)
     words = [str(tmp_path / "private"), str(tmp_path / "hosts")]
     return [
-        [*prefix, "sh", "-c", HOST, "sh", f"node{number}", *words, str(tmp_path / f"node{number}")] for number, prefix in enumerate(unshare)
+        [*prefix, "sh", "-c", HOST, "sh", f"node{number}", *words, str(tmp_path / f"node{number}")]
+        for number, prefix in enumerate(unshare)
     ]
 
 
 def environment(**more: str) -> dict[str, str]:
     """Returns this process's environment without what a launcher left there."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)
+    }
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
 
 def on_each(hosts: list[list[str]], *words: str, **variables: str) -> list[str]:
     """Runs torchrun on all hosts at once, which must end well; returns what it said on each."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", "--max-restarts=1", "--rdzv-id=job"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={len(hosts)}",
+        "--max-restarts=1",
+        "--rdzv-id=job",
+    ]
     torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:29400", "-m", "ringsim", *words]
-    pipes, known = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}, environment(GLOO_SOCKET_IFNAME="cable", **variables)
+    pipes, known = (
+        {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
+        environment(GLOO_SOCKET_IFNAME="cable", **variables),
+    )
     jobs = [subprocess.Popen([*host, *torchrun], env=known, text=True, **pipes) for host in hosts]
     said = [job.communicate()[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0] * len(hosts), "\n=====\n".join(said)
@@ -78,47 +103,91 @@ def on_each(hosts: list[list[str]], *words: str, **variables: str) -> list[str]:
 
 def tell_doctor(said: str) -> dict[str, tuple[bool, str]]:
     """Returns whether each thing works that ``ringsim doctor --json`` tells of, and the details."""
-    return {row["what"]: (row["works"], row["detail"]) for row in json.loads(said[said.index("{") :])["found"]}
+    return {
+        row["what"]: (row["works"], row["detail"])
+        for row in json.loads(said[said.index("{") :])["found"]
+    }
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("machines", "store"), [(3, "torchrun's"), pytest.param(2, "of each attempt", marks=pytest.mark.soak)], indirect=["machines"]
+    ("machines", "store"),
+    [(3, "torchrun's"), pytest.param(2, "of each attempt", marks=pytest.mark.soak)],
+    indirect=["machines"],
 )
-def test_one_trace_an_attempt_without_a_shared_directory(store: str, machines: tuple[str, ...], tmp_path: Path) -> None:
-    """In torchrun's own store ranks meet again only by initialize_distributed: see ``test_a_restart_in_the_store_of_torchrun``."""
+def test_one_trace_an_attempt_without_a_shared_directory(
+    store: str, machines: tuple[str, ...], tmp_path: Path
+) -> None:
+    """In torchrun's own store ranks meet again only by initialize_distributed.
+
+    See ``test_a_restart_in_the_store_of_torchrun``.
+    """
     program, size = tmp_path / "program.py", len(machines)
     text = PROGRAM.read_text()
     if store == "torchrun's":
-        text = text.replace('dist.init_process_group("gloo")', "import ringsim\nringsim.initialize_distributed()")
+        text = text.replace(
+            'dist.init_process_group("gloo")', "import ringsim\nringsim.initialize_distributed()"
+        )
         text = text.replace("dist.barrier()", IN_TURN)
-        command("tc", "-n", machines[-1], "qdisc", "add", "dev", "cable", "root", "tbf", "rate", "50mbit", "burst", "64kb", "latency", "1s")
+        command(
+            "tc",
+            "-n",
+            machines[-1],
+            "qdisc",
+            "add",
+            "dev",
+            "cable",
+            "root",
+            "tbf",
+            "rate",
+            "50mbit",
+            "burst",
+            "64kb",
+            "latency",
+            "1s",
+        )
     program.write_text(text)
-    ahead = [[sys.executable, str(PROGRAMS / "shift_clock.py"), str(ahead_ns)] for ahead_ns in AHEAD_NS[:size]]
+    ahead = [
+        [sys.executable, str(PROGRAMS / "shift_clock.py"), str(ahead_ns)]
+        for ahead_ns in AHEAD_NS[:size]
+    ]
     hosts = on_hosts(machines, tmp_path, *(PROCESSES + options for options in ahead))
     variables = {} if store == "torchrun's" else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     said = on_each(hosts, "trace", "-o", "run.ringtrace", str(program), **variables)
     names = [f"node{number}" for number in range(size)]
     told = tell_doctor(on_each(hosts, "doctor", "--json", **variables)[0])
-    assert told["hosts"] == (True, "; ".join(f"{name}: rank {rank}" for rank, name in enumerate(names)))
+    assert told["hosts"] == (
+        True,
+        "; ".join(f"{name}: rank {rank}" for rank, name in enumerate(names)),
+    )
     assert told["clocks"][1].startswith(f"{size} clocks; node0: ")
     assert told["listening"][0], "ringsim opens no socket to every network"
     assert told["ring"] == (True, f"crosses hosts {size} times")
     assert "wrote" in said[0]
-    first, second = (ringsim.load(tmp_path / "node0" / name) for name in ("run.ringtrace", "run.1.ringtrace"))
-    assert (first.hosts[0], first.hosts[-1], second.hosts) == (names[0], names[-1], names), "others may be ended later"
+    first, second = (
+        ringsim.load(tmp_path / "node0" / name) for name in ("run.ringtrace", "run.1.ringtrace")
+    )
+    assert (first.hosts[0], first.hosts[-1], second.hosts) == (names[0], names[-1], names), (
+        "others may be ended later"
+    )
     for number, trace in enumerate((first, second)):
         assert (trace.metadata["job"], trace.metadata["attempt"]) == ("job", number)
         assert trace.metadata["complete"] == (number == 1)
     sent = size * (size - 1) * ROUNDS if store == "torchrun's" else 0
     expected = ["barrier", "isend", "recv"] * size + ["send", "recv"] * sent
-    assert sorted(OP_NAMES[op] for op in second.events.op if OP_NAMES[op] != "mark") == sorted(expected)
+    assert sorted(OP_NAMES[op] for op in second.events.op if OP_NAMES[op] != "mark") == sorted(
+        expected
+    )
     slow = [finding for finding in second.explain().findings if finding.kind == "slow_link"]
-    assert sorted(one.ranks for one in slow) == ([(0, 2), (1, 2)] if sent else []), "those of the host whose way out is narrow"
+    assert sorted(one.ranks for one in slow) == ([(0, 2), (1, 2)] if sent else []), (
+        "those of the host whose way out is narrow"
+    )
     assert all(one.hint.startswith("All slow links lead to host node2") for one in slow)
     reference, *clocks = second.clocks
     assert (reference.ranks, reference.how) == ((0,), "reference")
-    assert [(clock.ranks, clock.how) for clock in clocks] == [((rank,), "store") for rank in range(1, size)]
+    assert [(clock.ranks, clock.how) for clock in clocks] == [
+        ((rank,), "store") for rank in range(1, size)
+    ]
     for clock in clocks:
         assert clock.uncertainty_ns is not None
         assert abs(clock.offset_ns + AHEAD_NS[clock.ranks[0]]) <= clock.uncertainty_ns < 10**9
@@ -126,7 +195,9 @@ def test_one_trace_an_attempt_without_a_shared_directory(store: str, machines: t
     rows = [label.get_text() for label in second.plot_timeline().get_yticklabels()]
     assert [row.split()[0] for row in rows] == names, "a group of rows for each host"
     assert first.metadata["run_id"] != second.metadata["run_id"]
-    assert [end["rank"] for end in first.metadata["ends"] if "sys.exit(no)" in end["about"]] == [size - 1]
+    assert [end["rank"] for end in first.metadata["ends"] if "sys.exit(no)" in end["about"]] == [
+        size - 1
+    ]
     for name in names[1:]:
         left = {path.name for path in (tmp_path / name).iterdir()} - {"failed"}
         assert left == {"run.ringtrace.parts"}, "of the attempt that has no receipt"
@@ -147,13 +218,37 @@ signal.pause()
 """
 
 
-def test_a_restart_in_the_store_of_torchrun_may_fail_in_torch_and_the_error_says_why(tmp_path: Path) -> None:
-    """The agent keeps its store, and so what the first ranks wrote there; Gloo's error was not seen to be one of it."""
+def test_a_restart_in_the_store_of_torchrun_may_fail_in_torch_and_the_error_says_why(
+    tmp_path: Path,
+) -> None:
+    """The agent keeps its store, and so what the first ranks wrote there.
+
+    Gloo's error was not seen to be one of it.
+    """
     program = tmp_path / "program.py"
     program.write_text(RESTARTED)
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    words += ["--monitor-interval=0.05", "-m", "ringsim", "trace", "-o", str(tmp_path / "run.ringtrace"), str(program)]
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+    ]
+    words += [
+        "--monitor-interval=0.05",
+        "-m",
+        "ringsim",
+        "trace",
+        "-o",
+        str(tmp_path / "run.ringtrace"),
+        str(program),
+    ]
     ended = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode
-    (note,) = re.findall(r"RuntimeError: Gloo connectFullMesh failed .*\n(.*)", ended.stderr)  # without an address it would not connect
-    assert "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call ringsim.initialize_distributed()." in note
+    # without an address it would not connect
+    (note,) = re.findall(r"RuntimeError: Gloo connectFullMesh failed .*\n(.*)", ended.stderr)
+    assert (
+        "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call "
+        "ringsim.initialize_distributed()."
+    ) in note

@@ -1,4 +1,7 @@
-"""What ``inject=`` does to real ranks, read from their traces, and that it means the same on a virtual clock."""
+"""What ``inject=`` does to real ranks, read from their traces.
+
+Also that it means the same on a virtual clock.
+"""
 
 from __future__ import annotations
 
@@ -50,20 +53,27 @@ def _talk(rounds: int, numel: int) -> list[float]:
 def _transfers(trace: ringsim.Trace, src: int) -> Any:
     """How long the messages of a rank took, in ns, from when both sides were posted."""
     events, messages = trace.events, trace.messages
-    took_ns = events.done_ns[messages.recv] - np.maximum(events.post_ns[messages.send], events.post_ns[messages.recv])
+    took_ns = events.done_ns[messages.recv] - np.maximum(
+        events.post_ns[messages.send], events.post_ns[messages.recv]
+    )
     return took_ns[events.rank[messages.send] == src]
 
 
 def _operations(trace: Any) -> list[str]:
     frame = trace.to_pandas()
-    return list(frame[(frame["rank"] == 1) & frame["kind"].isin(["send", "recv", "collective"])]["op"])
+    return list(
+        frame[(frame["rank"] == 1) & frame["kind"].isin(["send", "recv", "collective"])]["op"]
+    )
 
 
 def test_slow_rank_computes_longer_and_each_draws_its_own_jitter() -> None:
     inject = [ringsim.Slow(1, 10), ringsim.Jitter(0.1, seed=11)]
     trace = ringsim.trace(_compute_alike, world_size=3, inject=inject)
     events = trace.events
-    took = {rank: (events.done_ns - events.post_ns)[(events.rank == rank) & (events.kind == SPAN)] for rank in range(3)}
+    took = {
+        rank: (events.done_ns - events.post_ns)[(events.rank == rank) & (events.kind == SPAN)]
+        for rank in range(3)
+    }
     assert [len(took[rank]) for rank in range(3)] == [5, 5, 5]
     for rank in range(3):
         draw = jitter_of(inject, rank)
@@ -90,7 +100,10 @@ def _sleeps(worker: Callable[..., Any], *args: Any) -> tuple[Any, list[float]]:
 
 
 def _check_delays(trace: ringsim.Trace, slow_src: int) -> None:
-    """Messages from one rank are held back where they arrive, each for as long as its receiver slept at least; no others are."""
+    """Messages from one rank are held back where they arrive.
+
+    Each for as long as its receiver slept at least; no others are.
+    """
     size = trace.world_size
     for src in range(size):
         took_ns, (_, slept_s) = _transfers(trace, src), trace.results[(src + 1) % size]
@@ -103,10 +116,17 @@ def _check_delays(trace: ringsim.Trace, slow_src: int) -> None:
 
 
 def test_degraded_link_is_slow_one_way_and_carries_the_same() -> None:
-    """The injected sleeps are known: on a busy machine one direction may be slower than the other without any."""
+    """The injected sleeps are known.
+
+    On a busy machine one direction may be slower than the other without any.
+    """
     inject = [ringsim.Degrade(0, 1, 30)]
-    trace = ringsim.trace(_sleeps, world_size=2, args=(_talk, 20, 1 << 18), inject=inject, check="full")
-    assert [received for received, _ in trace.results] == [[float(number) for number in range(20)]] * 2
+    trace = ringsim.trace(
+        _sleeps, world_size=2, args=(_talk, 20, 1 << 18), inject=inject, check="full"
+    )
+    assert [received for received, _ in trace.results] == [
+        [float(number) for number in range(20)]
+    ] * 2
     _check_delays(trace, slow_src=0)
 
 
@@ -129,10 +149,14 @@ def test_degraded_link_slows_batched_messages_too() -> None:
 
 def test_failing_rank_raises_in_place_of_its_operation_on_both_clocks() -> None:
     at_op = 3
-    with pytest.raises(RankFailed, match=f"rank 1 of 2 was made to fail in place of its operation {at_op}") as real:
+    with pytest.raises(
+        RankFailed, match=f"rank 1 of 2 was made to fail in place of its operation {at_op}"
+    ) as real:
         ringsim.trace(_talk, world_size=2, args=(4, 8), inject=[ringsim.Fail(1, at_op)])
     with pytest.raises(RankFailed) as virtual:
-        ringsim.simulate(_talk, world_size=2, args=(4, 8), link=LINK, inject=[ringsim.Fail(1, at_op)])
+        ringsim.simulate(
+            _talk, world_size=2, args=(4, 8), link=LINK, inject=[ringsim.Fail(1, at_op)]
+        )
     assert "dist." in str(real.value)  # the user's line
     assert str(virtual.value).splitlines()[0] == str(real.value).splitlines()[0]
     for error in (real.value, virtual.value):
@@ -141,11 +165,15 @@ def test_failing_rank_raises_in_place_of_its_operation_on_both_clocks() -> None:
 
 
 def test_slow_ranks_and_links_mean_the_same_on_a_virtual_clock() -> None:
-    slow = ringsim.simulate(_compute_alike, world_size=3, link=LINK, inject=[ringsim.Slow(1, 10)]).events
+    slow = ringsim.simulate(
+        _compute_alike, world_size=3, link=LINK, inject=[ringsim.Slow(1, 10)]
+    ).events
     took_ns = slow.done_ns - slow.post_ns
     assert took_ns[slow.rank == 1].tolist() == [20_000_000] * 5
     assert took_ns[slow.rank != 1].tolist() == [2_000_000] * 10
-    trace = ringsim.simulate(_talk, world_size=2, args=(3, 1000), link=LINK, inject=[ringsim.Degrade(0, 1, 30)])
+    trace = ringsim.simulate(
+        _talk, world_size=2, args=(3, 1000), link=LINK, inject=[ringsim.Degrade(0, 1, 30)]
+    )
     assert _transfers(trace, 0).tolist() == [30 * 104_000] * 3
     assert _transfers(trace, 1).tolist() == [104_000] * 3
 
@@ -153,13 +181,22 @@ def test_slow_ranks_and_links_mean_the_same_on_a_virtual_clock() -> None:
 @pytest.mark.parametrize(
     ("first", "changes", "what"),
     [
-        (_compute_alike, {"inject": [ringsim.Slow(2, 2)], "world_size": 2}, "the ranks of an injection must be from 0 to 1, got Slow"),
+        (
+            _compute_alike,
+            {"inject": [ringsim.Slow(2, 2)], "world_size": 2},
+            "the ranks of an injection must be from 0 to 1, got Slow",
+        ),
         (
             _compute_alike,
             {"inject": [ringsim.Degrade(0, 1, 2)], "world_size": 2, "comm_device": "gpu"},
             "inject must hold no Degrade where comm_device is",
         ),
-        ("x.ringtrace", {"inject": [ringsim.Slow(0, 2)]}, "inject must be left out when a path is given"),  # its ranks run already
+        # its ranks run already
+        (
+            "x.ringtrace",
+            {"inject": [ringsim.Slow(0, 2)]},
+            "inject must be left out when a path is given",
+        ),
     ],
 )
 def test_injection_that_cannot_be(first: Any, changes: dict[str, Any], what: str) -> None:

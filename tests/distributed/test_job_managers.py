@@ -1,4 +1,7 @@
-"""Slurm and MPI on two hosts that share no directory: the script stays as it is, and one trace comes back."""
+"""Slurm and MPI on two hosts that share no directory.
+
+The script stays as it is, and one trace comes back.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,9 @@ BATCH = """#!/bin/sh
 #SBATCH --nodes=2 --ntasks=4 --output=job.log
 srun {python} -m ringsim trace -o run.ringtrace {program} && srun {python} -m ringsim doctor --json > doctor.json
 echo $? > ended
-"""
-# A node of the cluster: $1 has the configuration. The first one runs the batch file; the other stays until its input ends.
+"""  # noqa: E501
+# A node of the cluster: $1 has the configuration. The first one runs the batch file; the other
+# stays until its input ends.
 NODE = """
 mkdir -m 700 state spool
 munged --force --foreground --socket=$PWD/munge.socket --key-file=$1/munge.key --pid-file=munge.pid --log-file=munge.log \
@@ -54,13 +58,27 @@ until sinfo --noheader --format=%T%D 2> sinfo.log | grep -q idle2; do sleep 0.05
 mkfifo ended
 sbatch $1/job.sh; read code < ended
 cat job.log; exit $code
-"""
+"""  # noqa: E501
 
 
-def start(hosts: list[list[str]], script: str, *arguments: str, **variables: str) -> list[subprocess.Popen[str]]:
+def start(
+    hosts: list[list[str]], script: str, *arguments: str, **variables: str
+) -> list[subprocess.Popen[str]]:
     """Runs a shell script on both hosts; each reads what it is told."""
-    words, pipes = ["sh", "-c", script, "sh", *arguments], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return [subprocess.Popen([*host, *words], env=environment(**variables), text=True, stderr=subprocess.STDOUT, **pipes) for host in hosts]
+    words, pipes = (
+        ["sh", "-c", script, "sh", *arguments],
+        {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
+    )
+    return [
+        subprocess.Popen(
+            [*host, *words],
+            env=environment(**variables),
+            text=True,
+            stderr=subprocess.STDOUT,
+            **pipes,
+        )
+        for host in hosts
+    ]
 
 
 def check_doctor(said: str) -> None:
@@ -74,24 +92,42 @@ def check_doctor(said: str) -> None:
 
 
 def check(trace: ringsim.Trace) -> None:
-    """Looks whether a trace has three ranks of one host and one of the other, each with its messages."""
+    """Looks whether a trace has three ranks of one host and one of the other.
+
+    Each with its messages.
+    """
     assert [one["host"] for one in trace.metadata["ranks"]] == ["node0", "node0", "node0", "node1"]
-    assert sorted(OP_NAMES[op] for op in trace.events.op if OP_NAMES[op] != "mark") == ["barrier"] * 4 + ["isend"] * 4 + ["recv"] * 4
+    assert (
+        sorted(OP_NAMES[op] for op in trace.events.op if OP_NAMES[op] != "mark")
+        == ["barrier"] * 4 + ["isend"] * 4 + ["recv"] * 4
+    )
     assert trace.metadata["complete"], trace.metadata["notes"]
 
 
 @pytest.mark.timeout(900)
 def test_a_batch_file_of_slurm(machines: tuple[str, ...], tmp_path: Path) -> None:
-    missing = [name for name in ("slurmctld", "slurmd", "srun", "munged") if shutil.which(name) is None]
+    missing = [
+        name for name in ("slurmctld", "slurmd", "srun", "munged") if shutil.which(name) is None
+    ]
     if missing:
         pytest.skip(f"Slurm must be installed, with munge: {', '.join(missing)}")
     hosts = on_hosts(machines, tmp_path, PROCESSES, PROCESSES)
-    (tmp_path / "slurm.conf").write_text(SLURM.format(private=tmp_path / "private", here=HERE, there=THERE))
-    (tmp_path / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n")
+    (tmp_path / "slurm.conf").write_text(
+        SLURM.format(private=tmp_path / "private", here=HERE, there=THERE)
+    )
+    (tmp_path / "cgroup.conf").write_text(
+        "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n"
+    )
     (tmp_path / "munge.key").write_bytes(secrets.token_bytes(1024))
     (tmp_path / "munge.key").chmod(0o400)
     (tmp_path / "job.sh").write_text(BATCH.format(python=sys.executable, program=PROGRAM))
-    first, second = nodes = start(hosts, NODE, str(tmp_path), SLURM_CONF=str(tmp_path / "slurm.conf"), GLOO_SOCKET_IFNAME="cable")
+    first, second = nodes = start(
+        hosts,
+        NODE,
+        str(tmp_path),
+        SLURM_CONF=str(tmp_path / "slurm.conf"),
+        GLOO_SOCKET_IFNAME="cable",
+    )
     try:
         said = first.communicate()[0]
         second.communicate("end\n")
@@ -105,11 +141,19 @@ def test_a_batch_file_of_slurm(machines: tuple[str, ...], tmp_path: Path) -> Non
 
 @contextmanager
 def remote_shell(machines: tuple[str, ...], tmp_path: Path) -> Iterator[tuple[list[str], str]]:
-    """Yields the words that run a command on the first host, and the path of a program that does so on the host that it is told."""
+    """Yields the words that run a command on the first host, and the path of a program.
+
+    It does so on the host that it is told.
+    """
     nodes = start(on_hosts(machines, tmp_path, [], []), "echo $$; read end")
     try:
-        enter = {f"node{number}": ["nsenter", "-t", node.stdout.readline().strip(), "-m", "-u", "-n"] for number, node in enumerate(nodes)}
-        cases = "".join(f'{name}) exec {" ".join(words)} sh -c "$*";;\n' for name, words in enter.items())
+        enter = {
+            f"node{number}": ["nsenter", "-t", node.stdout.readline().strip(), "-m", "-u", "-n"]
+            for number, node in enumerate(nodes)
+        }
+        cases = "".join(
+            f'{name}) exec {" ".join(words)} sh -c "$*";;\n' for name, words in enter.items()
+        )
         remote = tmp_path / "remote"
         remote.write_text(f'#!/bin/sh\nname=$1; shift; case "$name" in\n{cases}esac\n')
         remote.chmod(0o700)
@@ -122,7 +166,12 @@ def remote_shell(machines: tuple[str, ...], tmp_path: Path) -> Iterator[tuple[li
 
 
 def run_words(words: list[str], *options: list[str]) -> list[subprocess.CompletedProcess[str]]:
-    return [subprocess.run([*words, *more], env=environment(), capture_output=True, text=True, check=False) for more in options]
+    return [
+        subprocess.run(
+            [*words, *more], env=environment(), capture_output=True, text=True, check=False
+        )
+        for more in options
+    ]
 
 
 TRACE = [sys.executable, "-m", "ringsim", "trace", "-o", "run.ringtrace", str(PROGRAM)]
@@ -131,7 +180,9 @@ DOCTOR = [sys.executable, "-m", "ringsim", "doctor", "--json"]
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("examined", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_mpirun_with_a_remote_shell(examined: bool, machines: tuple[str, ...], tmp_path: Path) -> None:
+def test_mpirun_with_a_remote_shell(
+    examined: bool, machines: tuple[str, ...], tmp_path: Path
+) -> None:
     mpirun = require_mpi()
     if "HYDRA" not in command(mpirun, "--version"):
         pytest.skip("mpirun must be MPICH's, whose options are used here")
@@ -156,8 +207,27 @@ def test_mpirun_of_open_mpi_with_a_remote_shell(machines: tuple[str, ...], tmp_p
     if mpirun is None:
         pytest.skip("Open MPI must be installed, as mpirun.openmpi")
     with remote_shell(machines, tmp_path) as (enter, remote):
-        words = [*enter, mpirun, "--allow-run-as-root", "--mca", "plm_rsh_agent", remote, "--wdir", str(tmp_path / "private")]
-        words += ["--mca", "oob_tcp_if_include", "cable", "--host", "node0:3,node1:1", "-n", "4", "-x", f"MASTER_ADDR={HERE}"]
+        words = [
+            *enter,
+            mpirun,
+            "--allow-run-as-root",
+            "--mca",
+            "plm_rsh_agent",
+            remote,
+            "--wdir",
+            str(tmp_path / "private"),
+        ]
+        words += [
+            "--mca",
+            "oob_tcp_if_include",
+            "cable",
+            "--host",
+            "node0:3,node1:1",
+            "-n",
+            "4",
+            "-x",
+            f"MASTER_ADDR={HERE}",
+        ]
         words += ["-x", "GLOO_SOCKET_IFNAME=cable"]
         run, asked = run_words(words, TRACE, DOCTOR)
     assert not run.returncode, run.stdout + run.stderr

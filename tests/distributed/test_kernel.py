@@ -1,4 +1,7 @@
-"""In a real Jupyter kernel: functions from cells, pictures, one error, Interrupt, and nothing left behind."""
+"""In a real Jupyter kernel.
+
+Functions from cells, pictures, one error, Interrupt, and nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,11 @@ Output = tuple[str, dict[str, Any]]  # kind and content, as the notebook format 
 
 
 class Reply:
-    """What a cell gave back: all that was printed, what each error shows, without colours, and the content of each rich output."""
+    """What a cell gave back.
+
+    All that was printed, what each error shows, without colours, and the content of each rich
+    output.
+    """
 
     def __init__(self, outputs: Iterator[Output]) -> None:
         self.text, self.errors, self.shown, self.value = "", [], [], ""
@@ -29,7 +36,8 @@ class Reply:
                 self.text += content["text"]
             elif kind == "error":
                 self.errors.append(_COLOURS.sub("", "\n".join(content["traceback"])))
-            elif "display_id" not in content.get("transient", {}):  # the progress of what takes long
+            elif "display_id" not in content.get("transient", {}):
+                # the progress of what takes long
                 self.shown.append(content)
                 self.value = content["data"]["text/plain"]
 
@@ -40,7 +48,8 @@ class Kernel:
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
         self.manager = manager
         self.client = client
-        self.pid: int = manager.provisioner.pid  # type: ignore[union-attr, assignment]  # it is there while the kernel runs
+        # it is there while the kernel runs
+        self.pid: int = manager.provisioner.pid  # type: ignore[union-attr, assignment]
 
     def run(self, code: str) -> Reply:
         """Runs a cell and returns what it gave back, errors included."""
@@ -62,7 +71,10 @@ class Kernel:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """One kernel for all tests, each of which leaves it as it was; nothing outlives it once it is shut down."""
+    """One kernel for all tests, each of which leaves it as it was.
+
+    Nothing outlives it once it is shut down.
+    """
     directory = tmp_path_factory.mktemp("kernel")
     manager = KernelManager(kernel_name="python3", transport="ipc", ip=str(directory / "channel"))
     manager.start_kernel(cwd=str(directory), env={**os.environ, "TMPDIR": str(directory)})
@@ -97,27 +109,40 @@ def assert_picture(shown: dict[str, Any], begins: str, alt: str) -> None:
 def test_functions_globals_and_classes_of_cells_travel(kernel: Kernel) -> None:
     kernel.run("class Point:\n    def __init__(self, x):\n        self.x = x")
     kernel.run(
-        "def worker(shift):\n    def inner(x):\n        return Point((*scaled(x), *shift))\n    return inner(ringsim.current_ring().rank)"
+        "def worker(shift):\n    def inner(x):\n        return Point((*scaled(x), *shift))\n    "
+        "return inner(ringsim.current_ring().rank)"
     )
     for scale, change, setting in (
         (10, "", None),
         (20, "os.environ['MY_SETTING'] = 'now'", "now"),
         (30, "del os.environ['MY_SETTING']", None),
     ):
-        kernel.run(f"{change}\nscale = {scale}\ndef scaled(x):\n    return scale * x, os.environ.get('MY_SETTING')")
-        reply = kernel.run("points = ringsim.trace(worker, world_size=3, args=((1,),)).results\n[(type(p) is Point, p.x) for p in points]")
-        assert reply.value == repr([(True, (scale * rank, setting, 1)) for rank in range(3)]), "a cell that is run again counts"
+        kernel.run(
+            f"{change}\nscale = {scale}\ndef scaled(x):\n    return scale * x, "
+            "os.environ.get('MY_SETTING')"
+        )
+        reply = kernel.run(
+            "points = ringsim.trace(worker, world_size=3, args=((1,),)).results\n[(type(p) is "
+            "Point, p.x) for p in points]"
+        )
+        assert reply.value == repr([(True, (scale * rank, setting, 1)) for rank in range(3)]), (
+            "a cell that is run again counts"
+        )
 
 
 # -- what is shown
 
 
-@pytest.mark.parametrize("how", ["%run {}", "get_ipython().safe_execfile('{}', get_ipython().user_ns, raise_exceptions=True)"])
+@pytest.mark.parametrize(
+    "how",
+    ["%run {}", "get_ipython().safe_execfile('{}', get_ipython().user_ns, raise_exceptions=True)"],
+)
 def test_a_script_runs_in_ipython(kernel: Kernel, tmp_path: Path, how: str) -> None:
     """By the magic, and by what ``ipython script.py`` calls."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import ringsim, torch\ndef worker():\n    torch.distributed.all_reduce(sums := torch.ones(1))\n    return sums.item()\n"
+        "import ringsim, torch\ndef worker():\n    torch.distributed.all_reduce(sums := "
+        "torch.ones(1))\n    return sums.item()\n"
         "if __name__ == '__main__':\n    print(ringsim.trace(worker, world_size=2).results)\n"
     )
     reply = kernel.run(how.format(script))
@@ -126,18 +151,28 @@ def test_a_script_runs_in_ipython(kernel: Kernel, tmp_path: Path, how: str) -> N
 
 def test_ring_magic_runs_the_cell_on_every_rank(kernel: Kernel) -> None:
     kernel.run("base = 100\nlarge = object()\nclass Box:\n    large = 3")
-    reply = kernel.run("%%ring -n 3\nprint('rank', ring.rank, 'sends to', ring.succ)\nbox = Box()\nbase + ring.rank + box.large")
-    assert sorted(reply.text.splitlines()) == [f"[rank {rank}] rank {rank} sends to {(rank + 1) % 3}" for rank in range(3)]
+    reply = kernel.run(
+        "%%ring -n 3\nprint('rank', ring.rank, 'sends to', ring.succ)\nbox = Box()\nbase + "
+        "ring.rank + box.large"
+    )
+    assert sorted(reply.text.splitlines()) == [
+        f"[rank {rank}] rank {rank} sends to {(rank + 1) % 3}" for rank in range(3)
+    ]
     assert reply.errors == []
     (shown,) = reply.shown
     assert_picture(shown, "Trace of 3 ranks", "Trace of 3 ranks")
     assert kernel.run("trace.results").value == "[103, 104, 105]"
-    assert kernel.run("'box' in globals(), trace.output[2]").value == r"(False, 'rank 2 sends to 0\n')"
+    assert (
+        kernel.run("'box' in globals(), trace.output[2]").value == r"(False, 'rank 2 sends to 0\n')"
+    )
 
 
 def test_ring_magic_keeps_the_trace_under_the_name_asked_for(kernel: Kernel) -> None:
     assert kernel.run("%%ring -n 2 -o mine\nimport threading\nthreading.Lock()").errors == []
-    assert kernel.run("[result[:13] for result in mine.results]").value == "['<unlocked _th', '<unlocked _th']"
+    assert (
+        kernel.run("[result[:13] for result in mine.results]").value
+        == "['<unlocked _th', '<unlocked _th']"
+    )
 
 
 # -- what is shown when something is wrong
@@ -171,12 +206,19 @@ LOCK = "import threading\nlock = threading.Lock()\nget_ipython().run_cell_magic(
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        ("%%ring -n 2\nx = 1\nif ring.rank == 1:\n    x / 0", "line 4, in <module>\n      x / 0"),  # lines as the notebook counts them
+        # lines as the notebook counts them
+        ("%%ring -n 2\nx = 1\nif ring.rank == 1:\n    x / 0", "line 4, in <module>\n      x / 0"),
         ("%%ring -n 2\nx = = 1", "    x = = 1\n        ^\nSyntaxError: invalid syntax"),
         ("%%ring -n 0\n1", "ArgumentError: world_size must be an integer from 1 to 1024, got 0."),
-        ("%%ring --limit 0\n1", "ArgumentError: --limit must be a positive number of seconds, got 0.0."),
+        (
+            "%%ring --limit 0\n1",
+            "ArgumentError: --limit must be a positive number of seconds, got 0.0.",
+        ),
         (LOCK, "ArgumentError: the variable 'lock'"),
-        ("%%ring -n 2 --limit 0.5\nimport time\ntime.sleep(30)", "RunTimeout: the run must end within limit_s=0.5 s"),
+        (
+            "%%ring -n 2 --limit 0.5\nimport time\ntime.sleep(30)",
+            "RunTimeout: the run must end within limit_s=0.5 s",
+        ),
     ],
 )
 def test_mistakes_in_a_ring_cell_are_told_in_short(kernel: Kernel, cell: str, words: str) -> None:
@@ -186,7 +228,11 @@ def test_mistakes_in_a_ring_cell_are_told_in_short(kernel: Kernel, cell: str, wo
 
 
 @pytest.mark.parametrize(
-    ("line", "words"), [("-m 2", "unrecognized arguments: -m 2"), ("-o 1x", "-o must be the name of a variable, got '1x'")]
+    ("line", "words"),
+    [
+        ("-m 2", "unrecognized arguments: -m 2"),
+        ("-o 1x", "-o must be the name of a variable, got '1x'"),
+    ],
 )
 def test_ring_magic_says_how_it_is_used(kernel: Kernel, line: str, words: str) -> None:
     reply = kernel.run(f"%%ring {line}\n1")
@@ -221,7 +267,16 @@ def test_interrupt_ends_a_blocked_cell(kernel: Kernel) -> None:
     (error,) = Reply(outputs).errors  # long before rank 0 has slept
     assert error.startswith("Interrupted: the run was interrupted after ")
     assert all(gone(pid) for pid in pids)
-    assert not [name for name in descendants(kernel.pid).values() if name.startswith("ringsim-rank")]  # reaped, too
+    # reaped, too
+    assert not [
+        name for name in descendants(kernel.pid).values() if name.startswith("ringsim-rank")
+    ]
     frame = "sys.last_value.trace.to_pandas()"
-    assert kernel.run(f"sorted({frame}['rank']), set({frame}['status'])").value == "([1, 2], {'in_flight'})"
-    assert kernel.run("ringsim.trace(lambda: ringsim.current_ring().rank, world_size=3).results").value == "[0, 1, 2]"
+    assert (
+        kernel.run(f"sorted({frame}['rank']), set({frame}['status'])").value
+        == "([1, 2], {'in_flight'})"
+    )
+    assert (
+        kernel.run("ringsim.trace(lambda: ringsim.current_ring().rank, world_size=3).results").value
+        == "[0, 1, 2]"
+    )

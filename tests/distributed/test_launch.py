@@ -1,4 +1,8 @@
-"""Launching: what a worker finds and what comes back, one error for each bad end, and what is left of processes, sockets and files."""
+"""Launching.
+
+What a worker finds and what comes back, one error for each bad end, and what is left of processes,
+sockets and files.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +56,15 @@ def pass_round(rounds: int = 1, *, step: float = 1.0) -> float:
 
 
 def fails(error: type[Raised], words: str | None, *call: Any, **options: Any) -> Raised:
-    """Makes a run that ends badly, and returns its error; all ranks are gone, and reaped, by then."""
+    """Makes a run that ends badly, and returns its error.
+
+    All ranks are gone, and reaped, by then.
+    """
     with pytest.raises(error, match=words) as caught:
         ringsim.trace(*call, **options)
-    assert not [name for name in descendants(os.getpid()).values() if name.startswith("ringsim-rank")]
+    assert not [
+        name for name in descendants(os.getpid()).values() if name.startswith("ringsim-rank")
+    ]
     return caught.value
 
 
@@ -102,22 +111,40 @@ def test_large_results_are_mapped_and_belong_to_the_caller(tmp_path: Path) -> No
         assert np.array_equal(result[6], expected[6])
         assert result[5](torch.ones(512)).requires_grad
     spans = write_result(expected, tmp_path / "result")
-    assert [end - start for start, end in spans[1:]] == [4 << 20, 2 << 20, 1 << 20, 4 << 20, 1 << 20]
-    assert spans[0][1] < 10 << 20, "only what is no plain tensor is in the pickle: a transposed one and one with a gradient"
+    assert [end - start for start, end in spans[1:]] == [
+        4 << 20,
+        2 << 20,
+        1 << 20,
+        4 << 20,
+        1 << 20,
+    ]
+    assert spans[0][1] < 10 << 20, (
+        "only what is no plain tensor is in the pickle: a transposed one and one with a gradient"
+    )
     assert torch.equal(read_result(tmp_path / "result", spans)[0], expected[0])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ranks_see_the_callers_surroundings_as_they_are_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_see_the_callers_surroundings_as_they_are_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Seen:  # a local class comes back as itself
         def __init__(self) -> None:
             self.pid = os.getpid()
             affinity = sorted(os.sched_getaffinity(0))
-            self.place = os.environ.get("MY_SETTING"), "GONE" in os.environ, os.getcwd(), sys.path[0], sys.argv, affinity
+            self.place = (
+                os.environ.get("MY_SETTING"),
+                "GONE" in os.environ,
+                os.getcwd(),
+                sys.path[0],
+                sys.argv,
+                affinity,
+            )
             self.drawn = random.random(), float(np.random.rand()), float(torch.rand(1))
 
     monkeypatch.setenv("GONE", "1")
-    first = ringsim.trace(Seen, world_size=2, seed=5).results  # parked ranks for the next call start under this environment
+    # parked ranks for the next call start under this environment
+    first = ringsim.trace(Seen, world_size=2, seed=5).results
     monkeypatch.delenv("GONE")
     monkeypatch.setenv("MY_SETTING", "now")
     monkeypatch.chdir(tmp_path)
@@ -130,7 +157,9 @@ def test_ranks_see_the_callers_surroundings_as_they_are_now(tmp_path: Path, monk
     finally:
         os.sched_setaffinity(0, before)
     assert all(isinstance(seen, Seen) for seen in first + second)
-    assert [seen.place for seen in second] == [("now", False, str(tmp_path), "/somewhere/else", ["me", "--flag"], [min(before)])] * 2
+    assert [seen.place for seen in second] == [
+        ("now", False, str(tmp_path), "/somewhere/else", ["me", "--flag"], [min(before)])
+    ] * 2
     assert len({seen.pid for seen in first + second}) == 4, "a rank is never used twice"
     assert [seen.drawn for seen in first] == [seen.drawn for seen in second]
     assert first[0].drawn != first[1].drawn
@@ -154,10 +183,16 @@ def test_output_is_kept_by_rank_and_shown_tagged(capsys: pytest.CaptureFixture[s
         print("forced", rank, force=True)  # type: ignore[call-overload]
         os.write(2, end.encode())
 
-    assert ringsim.trace(talk, world_size=2).output == [f"line-{rank}-\nand more\nforced {rank}\n{end}" for rank in range(2)]
+    assert ringsim.trace(talk, world_size=2).output == [
+        f"line-{rank}-\nand more\nforced {rank}\n{end}" for rank in range(2)
+    ]
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if "[rank 0]" in line] == [f"[rank 0] {text}" for text in ("line-0-", "and more", "forced 0", end)]
-    assert [line for line in lines if "[rank 1]" in line] == [f"[rank 1] {text}" for text in ("forced 1", end)]
+    assert [line for line in lines if "[rank 0]" in line] == [
+        f"[rank 0] {text}" for text in ("line-0-", "and more", "forced 0", end)
+    ]
+    assert [line for line in lines if "[rank 1]" in line] == [
+        f"[rank 1] {text}" for text in ("forced 1", end)
+    ]
 
 
 def test_what_is_printed_comes_out_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,14 +209,23 @@ def test_what_is_printed_comes_out_as_it_was(capsys: pytest.CaptureFixture[str])
     trace = ringsim.trace(worker, world_size=2)
     assert trace.output == [f"{control}\nafter it\n", f"{control}\nafter it\n{control}\n"]
     lines = capsys.readouterr().out.split("\n")
-    assert sorted(lines) == sorted(["", f"[rank 0] {control}", "[rank 0] after it", "[rank 1] after it"])
+    assert sorted(lines) == sorted(
+        ["", f"[rank 0] {control}", "[rank 0] after it", "[rank 1] after it"]
+    )
     assert trace.results == ["\n", ""]
 
 
 def test_a_worker_may_initialise_as_a_script_does_and_listens_on_loopback_alone() -> None:
     def as_ringsim() -> int:
         at = os.environ
-        ringsim.initialize_distributed(at["MASTER_ADDR"], int(at["MASTER_PORT"]), 2, int(at["RANK"]), int(at["LOCAL_RANK"]), "cpu")
+        ringsim.initialize_distributed(
+            at["MASTER_ADDR"],
+            int(at["MASTER_PORT"]),
+            2,
+            int(at["RANK"]),
+            int(at["LOCAL_RANK"]),
+            "cpu",
+        )
         return ringsim.current_ring().succ
 
     def as_torch() -> int:
@@ -193,7 +237,8 @@ def test_a_worker_may_initialise_as_a_script_does_and_listens_on_loopback_alone(
         dist.new_group([0, 1])  # a group of the worker's own stays on loopback, too
         return succ, listening()
 
-    for initialise, ring in ((as_ringsim, True), (as_ringsim, False), (as_torch, False)):  # first, the values in force
+    # first, the values in force
+    for initialise, ring in ((as_ringsim, True), (as_ringsim, False), (as_torch, False)):
         results = ringsim.trace(worker, world_size=2, args=(initialise,), ring=ring).results
         assert [succ for succ, _ in results] == [1, 0]
         addresses = set().union(*(seen for _, seen in results))
@@ -202,7 +247,10 @@ def test_a_worker_may_initialise_as_a_script_does_and_listens_on_loopback_alone(
 
 
 def test_what_a_run_leaves_is_for_its_user_alone() -> None:
-    """Its directories are 0700 while the ranks run, whatever the umask allows: nobody else gets at the files in them."""
+    """Its directories are 0700 while the ranks run, whatever the umask allows.
+
+    Nobody else gets at the files in them.
+    """
     there = Path(tempfile.gettempdir())
 
     def modes() -> dict[str, int]:
@@ -210,7 +258,8 @@ def test_what_a_run_leaves_is_for_its_user_alone() -> None:
 
     before = os.umask(0)
     try:
-        found = ringsim.trace(modes, world_size=5).results[0]  # five: not those that were parked before
+        # five: not those that were parked before
+        found = ringsim.trace(modes, world_size=5).results[0]
     finally:
         os.umask(before)
     assert {stat.S_IMODE(mode) for mode in found.values() if stat.S_ISDIR(mode)} == {0o700}
@@ -255,12 +304,38 @@ def wait_for(rank: int, then: Callable[[], object]) -> None:
 
 
 def test_other_bad_ends() -> None:
-    fails(RankFailed, "the result of the worker must be picklable, got a lock", threading.Lock, world_size=1)
+    fails(
+        RankFailed,
+        "the result of the worker must be picklable, got a lock",
+        threading.Lock,
+        world_size=1,
+    )
     fails(Deadlock, None, lambda: dist.recv(torch.zeros(4), 1 - dist.get_rank()), world_size=2)
-    fails(RankFailed, "rank 1 of 3 raised SystemExit: 3", wait_for, world_size=3, args=(1, lambda: sys.exit(3)))
-    # Some other rank might still send: only the limit of an operation, and that of the run, know better.
-    fails(RankFailed, r"dist\.recv\(torch\.zeros\(4\), rank\)", wait_for, world_size=2, args=(1, lambda: time.sleep(100)), timeout_s=1)
-    late = fails(RunTimeout, r"limit_s=0.5 s, got no result from ranks \[0, 1\] of 2", time.sleep, world_size=2, args=(100,), limit_s=0.5)
+    fails(
+        RankFailed,
+        "rank 1 of 3 raised SystemExit: 3",
+        wait_for,
+        world_size=3,
+        args=(1, lambda: sys.exit(3)),
+    )
+    # Some other rank might still send: only the limit of an operation, and that of the run, know
+    # better.
+    fails(
+        RankFailed,
+        r"dist\.recv\(torch\.zeros\(4\), rank\)",
+        wait_for,
+        world_size=2,
+        args=(1, lambda: time.sleep(100)),
+        timeout_s=1,
+    )
+    late = fails(
+        RunTimeout,
+        r"limit_s=0.5 s, got no result from ranks \[0, 1\] of 2",
+        time.sleep,
+        world_size=2,
+        args=(100,),
+        limit_s=0.5,
+    )
     assert late.trace is not None
 
 
@@ -327,7 +402,9 @@ def test_a_terminals_interrupt_ends_all_ranks_and_reaches_the_caller_alone(tmp_p
     keyboard, terminal = os.openpty()
     with open(keyboard, "wb", buffering=0) as keys:
         command = [sys.executable, str(script), str(there)]
-        process = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, start_new_session=True, text=True)
+        process = subprocess.Popen(
+            command, stdin=terminal, stdout=subprocess.PIPE, start_new_session=True, text=True
+        )
         os.close(terminal)
         assert until(lambda: len(list(there.iterdir())) == 2, 40)
         keys.write(b"\x03")
@@ -338,7 +415,8 @@ def test_a_terminals_interrupt_ends_all_ranks_and_reaches_the_caller_alone(tmp_p
     assert until(lambda: all(gone(int(name.partition("-")[2])) for name in names), 5)
 
 
-# -- ranks with processes of their own, which keep a dead rank's channel and connections open unless they end with it
+# -- ranks with processes of their own, which keep a dead rank's channel and connections open unless
+# they end with it
 
 
 LONG_S = 50.0  # what a child would take
@@ -355,7 +433,9 @@ def fork() -> int:
 
 def start_process(new_session: bool = False) -> int:
     """It has all the files of the rank."""
-    return subprocess.Popen(["sleep", str(LONG_S)], close_fds=False, start_new_session=new_session).pid
+    return subprocess.Popen(
+        ["sleep", str(LONG_S)], close_fds=False, start_new_session=new_session
+    ).pid
 
 
 def load_in_workers() -> int:
@@ -381,9 +461,19 @@ def fail() -> None:
 @pytest.mark.parametrize(
     ("begin", "end", "kind", "words"),
     [
-        (fork, kill, "peer_exited", r"rank 1 of 2 failed: its process was ended by signal 9 \(SIGKILL\)"),
+        (
+            fork,
+            kill,
+            "peer_exited",
+            r"rank 1 of 2 failed: its process was ended by signal 9 \(SIGKILL\)",
+        ),
         (fork, print, "peer_exited", None),
-        (start_process, leave, "rank_failed", "rank 1 of 2 failed: its process left with exit code 7"),
+        (
+            start_process,
+            leave,
+            "rank_failed",
+            "rank 1 of 2 failed: its process left with exit code 7",
+        ),
         (load_in_workers, fail, "rank_failed", "rank 1 of 2 raised ValueError: no such layer"),
     ],
 )
@@ -395,7 +485,10 @@ def test_end_of_a_rank_is_seen_though_its_child_lives(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A killed rank was found out when its child ended; others that had one went on ``EXIT_S`` later: here long enough to tell."""
+    """A killed rank was found out when its child ended.
+
+    Others that had one went on ``EXIT_S`` later: here long enough to tell.
+    """
     monkeypatch.setattr("ringsim.launch.ranks.EXIT_S", 50.0)
 
     def begin_and_end() -> None:
@@ -403,12 +496,19 @@ def test_end_of_a_rank_is_seen_though_its_child_lives(
         end()
 
     error: RankFailed | PeerExited = fails(
-        PeerExited if end is print else RankFailed, words, wait_for, world_size=2, args=(1, begin_and_end), limit_s=30
+        PeerExited if end is print else RankFailed,
+        words,
+        wait_for,
+        world_size=2,
+        args=(1, begin_and_end),
+        limit_s=30,
     )
     child = int((tmp_path / "pid").read_text())
     assert until(lambda: gone(child)), "the child is left"
     assert error.diagnosis is not None
-    assert (error.diagnosis.kind, 1 in error.diagnosis.findings[0].ranks) == (kind, True), str(error.diagnosis)
+    assert (error.diagnosis.kind, 1 in error.diagnosis.findings[0].ranks) == (kind, True), str(
+        error.diagnosis
+    )
     assert error.trace is not None
     assert "ok" not in error.trace.to_pandas().query("rank == 0").status.tolist()
     first_ns, last_ns = error.trace.metadata["given_up_ns"], error.trace.metadata["end_ns"]
@@ -416,7 +516,9 @@ def test_end_of_a_rank_is_seen_though_its_child_lives(
 
 
 def test_a_child_ends_with_its_rank_unless_it_leads_a_session() -> None:
-    (child, service), *_ = ringsim.trace(lambda: (fork(), start_process(new_session=True)), world_size=1).results
+    (child, service), *_ = ringsim.trace(
+        lambda: (fork(), start_process(new_session=True)), world_size=1
+    ).results
     assert until(lambda: gone(child)), "the child is left"
     assert not gone(service)
     os.kill(service, signal.SIGKILL)
@@ -440,11 +542,16 @@ SCRIPT = """
     results = ringsim.trace(worker, world_size=2).results
     print([rank for rank, _ in results], all(isinstance(thing, Thing) for _, thing in results), flush=True)
     ringsim.trace(sleeper, world_size=2)
-"""
+"""  # noqa: E501
 
 
-def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(tmp_path: Path) -> None:
-    """Neither a script, whatever its name, nor what follows ``python -c``; however Python was started, and whatever signal ends it."""
+def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(
+    tmp_path: Path,
+) -> None:
+    """Neither a script, whatever its name, nor what follows ``python -c``.
+
+    However Python was started, and whatever signal ends it.
+    """
     scripts = "script.py", os.fsdecode(b"\xe9.py")
     for name in scripts:
         (tmp_path / name).write_text(textwrap.dedent(SCRIPT))
@@ -463,7 +570,8 @@ def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(tmp
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
+            # the tests may run under nohup
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         for number, words in how.items()
     }
@@ -476,8 +584,16 @@ def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(tmp
             pids += [int(pid) for line in lines[2:] for pid in line.split()[2:]]
             process.send_signal(number)
         until(lambda: all(gone(pid) for pid in pids))  # four servers end their ranks side by side
-        assert [(pids.index(pid), Path(f"/proc/{pid}/cmdline").read_text()) for pid in pids if not gone(pid)] == [], "a process is left"
-        assert until(lambda: [path.name for path in tmp_path.iterdir()] in (list(scripts), [*reversed(scripts)])), "a file is left"
+        assert [
+            (pids.index(pid), Path(f"/proc/{pid}/cmdline").read_text())
+            for pid in pids
+            if not gone(pid)
+        ] == [], "a process is left"
+        assert until(
+            lambda: (
+                [path.name for path in tmp_path.iterdir()] in (list(scripts), [*reversed(scripts)])
+            )
+        ), "a file is left"
     finally:
         for process in running.values():
             process.kill()
@@ -487,7 +603,10 @@ def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(tmp
 
 @contextlib.contextmanager
 def going_on(there: Path) -> Iterator[tuple[Future[ringsim.Trace], list[int]]]:
-    """Keeps a run of another thread going for the length of a block; gives its future, and the processes of its ranks."""
+    """Keeps a run of another thread going for the length of a block.
+
+    Gives its future, and the processes of its ranks.
+    """
 
     def worker() -> int:
         rank = ringsim.current_ring().rank
@@ -527,7 +646,10 @@ def test_runs_at_the_same_time_do_not_meet() -> None:
     results: dict[int, list[list[float]]] = {}
 
     def many(number: int) -> None:
-        results[number] = [ringsim.trace(pass_round, world_size=2, kwargs={"step": 10.0 * number}).results for _ in range(3)]
+        results[number] = [
+            ringsim.trace(pass_round, world_size=2, kwargs={"step": 10.0 * number}).results
+            for _ in range(3)
+        ]
 
     threads = [threading.Thread(target=many, args=(number,)) for number in (1, 2)]
     for thread in threads:
@@ -540,7 +662,9 @@ def test_runs_at_the_same_time_do_not_meet() -> None:
 def test_many_runs_leak_nothing() -> None:
     def resources() -> tuple[int, int, int]:
         gc.collect()
-        kib = int(Path("/proc/self/statm").read_text().split()[1]) * (os.sysconf("SC_PAGE_SIZE") // 1024)
+        kib = int(Path("/proc/self/statm").read_text().split()[1]) * (
+            os.sysconf("SC_PAGE_SIZE") // 1024
+        )
         return len(os.listdir("/proc/self/fd")), threading.active_count(), kib
 
     for _ in range(3):
@@ -567,7 +691,10 @@ def test_parked_ranks_end_when_nobody_comes() -> None:
 
 
 def test_a_call_just_when_parked_ranks_end_has_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 0.2.0 the launcher looked for traces of their end, which came after it: about half of such calls failed."""
+    """In 0.2.0 the launcher looked for traces of their end, which came after it.
+
+    About half of such calls failed.
+    """
     park_s = 0.2
     monkeypatch.setattr(ranks, "PARKED_S", park_s)
     for step in range(12):
@@ -578,7 +705,8 @@ def test_a_call_just_when_parked_ranks_end_has_ranks(monkeypatch: pytest.MonkeyP
 def knock(port: int) -> str:
     """Connects to a port of loopback, and says what came of it."""
     try:
-        with socket.socket() as connection:  # not create_connection, which imports what another user may not read
+        # not create_connection, which imports what another user may not read
+        with socket.socket() as connection:
             connection.settimeout(0.2)
             connection.connect(("127.0.0.1", port))
             connection.sendall(bytes(64))
@@ -588,7 +716,7 @@ def knock(port: int) -> str:
 
 
 def knock_as_another_user(ports: list[int]) -> set[str]:
-    """Connects to ports of loopback, as nobody where this process is root, and says what came of each."""
+    """Connects to ports of loopback, as nobody if this is root, and says what came of each."""
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -607,7 +735,10 @@ def knock_as_another_user(ports: list[int]) -> set[str]:
 
 def test_nobody_else_reaches_the_store_that_a_ring_has_met_over() -> None:
     def meet_anew() -> tuple[int, bool, float]:
-        ring, place = ringsim.current_ring(), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        ring, place = (
+            ringsim.current_ring(),
+            (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])),
+        )
         store = dist.TCPStore(*place, is_master=False)
         held = store.check(["ringsim/0/head"])  # of the roll-call, in the store that they met over
         dist.destroy_process_group()
@@ -620,12 +751,20 @@ def test_nobody_else_reaches_the_store_that_a_ring_has_met_over() -> None:
     assert server is not None
     parked = ForkedRanks(server, Kind(2, "cpu", 30.0, True, start_environment()), park_s=20)
     pids = [channel.recv()[1] for channel in parked.channels]
-    assert knock_as_another_user([int(parked.config.port_file.read_text())]) == {"ConnectionRefusedError"}
-    assert knock_as_another_user([port for pid in pids for port in listening_ports(pid)]) <= {"TimeoutError", "end", "ConnectionResetError"}
+    assert knock_as_another_user([int(parked.config.port_file.read_text())]) == {
+        "ConnectionRefusedError"
+    }
+    assert knock_as_another_user([port for pid in pids for port in listening_ports(pid)]) <= {
+        "TimeoutError",
+        "end",
+        "ConnectionResetError",
+    }
     parked.close()
 
 
-def test_ranks_do_without_a_fork_server_that_is_stopped_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_do_without_a_fork_server_that_is_stopped_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ranks, "ANSWER_S", 0.5)
     monkeypatch.setattr(ranks, "EXIT_S", 0.2)  # nobody says that its ranks have ended
     monkeypatch.setattr(run, "_LOST_S", 0.2)
@@ -648,7 +787,8 @@ def test_a_fork_server_obeys_to_the_last_word(tmp_path: Path) -> None:
     assert server is not None
     directory = tmp_path / "ringsim-of-a-run"
     directory.mkdir()
-    server._put("answer", "")  # and the answer is not read: the server's next look at the socket is an error
+    # and the answer is not read: the server's next look at the socket is an error
+    server._put("answer", "")
     assert select.select([server._control], [], [], 5.0)[0]
     os.kill(server._process.pid, signal.SIGSTOP)
     server.send({"do": "end", "set": "that has ended", "directory": str(directory)})
@@ -663,7 +803,13 @@ def test_ranks_that_never_come_up_are_told(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(module, "START_S", 0.2)  # loading torch takes longer
     for limit_s in (None, 60):
         get_launcher().close()
-        fails(RingError, r"ranks must come up within 0\.2 s, got 0 of 2 by then\. Call again", pass_round, world_size=2, limit_s=limit_s)
+        fails(
+            RingError,
+            r"ranks must come up within 0\.2 s, got 0 of 2 by then\. Call again",
+            pass_round,
+            world_size=2,
+            limit_s=limit_s,
+        )
     monkeypatch.undo()
     assert ringsim.trace(pass_round, world_size=2).results == [2.0, 1.0]
 
@@ -677,7 +823,9 @@ def test_works_without_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
         return result
 
     monkeypatch.setattr(ranks, "has_fork_server", lambda: False)
-    trace = fails(RankFailed, r"rank 1 of 2 failed: .* by signal 9 \(SIGKILL\)", worker, world_size=2).trace
+    trace = fails(
+        RankFailed, r"rank 1 of 2 failed: .* by signal 9 \(SIGKILL\)", worker, world_size=2
+    ).trace
     assert trace is not None
     assert (trace.results, len(trace.to_pandas("messages"))) == ([4.0, None], 2)
 

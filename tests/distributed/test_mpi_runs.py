@@ -1,4 +1,7 @@
-"""The MPI backend under a real mpirun: its rules, rings, recording, logging, beginning and end, and what goes wrong."""
+"""The MPI backend under a real mpirun.
+
+Its rules, rings, recording, logging, beginning and end, and what goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from mpi_runs import require_mpi, run_mpi
 import ringsim
 
 SCRIPT = str(Path(__file__).with_name("mpi_jobs.py"))
-JOBS = {  # by world size, the jobs of one launch: one begins where the other has left MPI; one that fails ends all ranks
+# by world size, the jobs of one launch: one begins where the other has left MPI; one that fails
+# ends all ranks
+JOBS = {
     1: ["come_from_deepspeed", "go_round_alone", "log"],
     2: ["go_round", "leave"],
     3: [
@@ -55,14 +60,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.mark.parametrize(
     ("size", "code", "failing", "told"),
-    [(1, 0, "", ""), (2, 3, "leave", ""), (3, 0, "", ""), (4, None, "miss", "Call the functions of ringsim.comm")],
+    [
+        (1, 0, "", ""),
+        (2, 3, "leave", ""),
+        (3, 0, "", ""),
+        (4, None, "miss", "Call the functions of ringsim.comm"),
+    ],
 )
-def test_all_jobs_end_well_but_one_that_ends_all_ranks(runs: Runs, size: int, code: int | None, failing: str, told: str) -> None:
-    """Python reports no SystemExit to sys.excepthook. Where a rank that fails ended itself alone, the others would wait until the limit."""
+def test_all_jobs_end_well_but_one_that_ends_all_ranks(
+    runs: Runs, size: int, code: int | None, failing: str, told: str
+) -> None:
+    """Python reports no SystemExit to sys.excepthook.
+
+    Where a rank that fails ended itself alone, the others would wait until the limit.
+    """
     directory, ended = runs(size)
-    assert ended.returncode == code if code is not None else ended.returncode not in (0, 124), ended.stdout + ended.stderr  # 124: the limit
+    # 124: the limit
+    assert ended.returncode == code if code is not None else ended.returncode not in (0, 124), (
+        ended.stdout + ended.stderr
+    )
     for name in JOBS[size]:
-        assert ended.stdout.count(f"done {name}\n") == (0 if name == failing else size), ended.stdout + ended.stderr
+        assert ended.stdout.count(f"done {name}\n") == (0 if name == failing else size), (
+            ended.stdout + ended.stderr
+        )
     assert told in ended.stderr
     assert len(list(directory.glob("missed-*"))) == (size if failing == "miss" else 0)
 
@@ -70,7 +90,12 @@ def test_all_jobs_end_well_but_one_that_ends_all_ranks(runs: Runs, size: int, co
 def test_mpi_keeps_the_rules(runs: Runs) -> None:
     """With three ranks: groups of one and of two are among the rules."""
     directory, ended = runs(3)
-    conformance.check_job(directory, 3, {}, lambda: f"mpirun ended with {ended.returncode}\n{ended.stdout}{ended.stderr}"[-3000:])
+    conformance.check_job(
+        directory,
+        3,
+        {},
+        lambda: f"mpirun ended with {ended.returncode}\n{ended.stdout}{ended.stderr}"[-3000:],
+    )
 
 
 def test_a_block_is_recorded(runs: Runs) -> None:
@@ -81,7 +106,14 @@ def test_a_block_is_recorded(runs: Runs) -> None:
     assert trace.metadata["complete"]
     frame = trace.to_pandas()
     assert set(frame["status"]) == {"ok"}
-    assert frame[frame["rank"] == 1]["op"].tolist() == ["irecv", "send", "span", "all_reduce", "broadcast", "send"]
+    assert frame[frame["rank"] == 1]["op"].tolist() == [
+        "irecv",
+        "send",
+        "span",
+        "all_reduce",
+        "broadcast",
+        "send",
+    ]
     assert set(frame["file"].dropna()) == {SCRIPT}
     assert sorted(frame[frame["op"] == "recv"]["peer"]) == [1, 2]  # from anybody: known now
     assert frame[frame["op"] == "all_reduce"]["stage"].tolist() == [0, 1, 2]
@@ -91,7 +123,12 @@ def test_a_block_is_recorded(runs: Runs) -> None:
 
 def test_a_log_is_summed_up_on_all_ranks_and_printed_on_one(runs: Runs) -> None:
     lines = [line.split() for line in runs(3)[1].stdout.splitlines()]
-    assert [line[0] for line in lines if line and line[0] in ("exchange", "send", "recv")] == ["exchange", "exchange", "recv", "send"] * 2
+    assert [line[0] for line in lines if line and line[0] in ("exchange", "send", "recv")] == [
+        "exchange",
+        "exchange",
+        "recv",
+        "send",
+    ] * 2
 
 
 # -- rings
@@ -100,7 +137,9 @@ def test_a_log_is_summed_up_on_all_ranks_and_printed_on_one(runs: Runs) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])  # four in the rings side by side
 def test_a_worker_goes_round_and_its_messages_are_on_the_edges(runs: Runs, count: int) -> None:
     directory, ended = runs(count)
-    assert [line for line in ended.stdout.splitlines() if line.startswith("from rank")] == ["from rank 0"] * 2
+    assert [line for line in ended.stdout.splitlines() if line.startswith("from rank")] == [
+        "from rank 0"
+    ] * 2
     for rank in range(count):
         report = json.loads((directory / f"ring-{rank}.json").read_text())
         pred, succ = (rank - 1) % count, (rank + 1) % count
@@ -110,7 +149,9 @@ def test_a_worker_goes_round_and_its_messages_are_on_the_edges(runs: Runs, count
             assert report["groups"] == [None, None]
             continue
         edges = [(pred, rank), (rank, succ)]
-        assert report["groups"] == [[f"ring:{a}>{b}", sorted([a, b]), sorted([a, b]).index(rank), 2] for a, b in edges]
+        assert report["groups"] == [
+            [f"ring:{a}>{b}", sorted([a, b]), sorted([a, b]).index(rank), 2] for a, b in edges
+        ]
         assert report["distinct"]
     for turn in range(2):
         trace = ringsim.load(directory / f"{turn}.ringtrace")
@@ -118,11 +159,18 @@ def test_a_worker_goes_round_and_its_messages_are_on_the_edges(runs: Runs, count
         frame = trace.to_pandas()
         assert set(frame["status"]) == {"ok"}
         sends = frame[frame["op"] == "isend"]
-        expected = [(rank, (rank + 1) % count, f"ring:{rank}>{(rank + 1) % count}") for rank in range(count) for _ in range(3)]
-        assert list(zip(sends["rank"], sends["peer"], sends["group"], strict=True)) == (expected if count > 1 else [])
+        expected = [
+            (rank, (rank + 1) % count, f"ring:{rank}>{(rank + 1) % count}")
+            for rank in range(count)
+            for _ in range(3)
+        ]
+        assert list(zip(sends["rank"], sends["peer"], sends["group"], strict=True)) == (
+            expected if count > 1 else []
+        )
         assert len(trace.to_pandas("messages")) == len(sends)
         assert len(trace.unmatched) == 0
-        assert len(frame) == 3 * count + 2 * len(sends)  # spans, and nothing that building the ring sends
+        # spans, and nothing that building the ring sends
+        assert len(frame) == 3 * count + 2 * len(sends)
 
 
 def test_rings_side_by_side_in_a_world_of_the_script(runs: Runs) -> None:

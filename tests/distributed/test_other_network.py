@@ -1,7 +1,8 @@
 """What a run on this machine opens cannot be reached from another machine.
 
-The machines are network namespaces, each with a cable to a switch; the network of the machine that runs the test is not touched.
-Making them takes the right to; without it the test is skipped, and ``test_launch`` looks at the addresses in /proc.
+The machines are network namespaces, each with a cable to a switch; the network of the machine that
+runs the test is not touched. Making them takes the right to; without it the test is skipped, and
+``test_launch`` looks at the addresses in /proc.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-ADDRESSES = HERE, THERE, _ = "198.51.100.1", "198.51.100.2", "198.51.100.3"  # of the machines, which nobody else sees
+# of the machines, which nobody else sees
+ADDRESSES = HERE, THERE, _ = "198.51.100.1", "198.51.100.2", "198.51.100.3"
 PROGRAM = Path(__file__).with_name("reachable_ports.py")
 
 
@@ -26,10 +28,12 @@ def command(*words: str) -> str:
 
 
 @contextmanager
-def make_machines(label: str, count: int = 2, cables: Sequence[str] = ("cable",)) -> Iterator[tuple[str, ...]]:
-    """Yields the names of network namespaces, with a cable from each to a switch, or several, each a network of its own.
+def make_machines(
+    label: str, count: int = 2, cables: Sequence[str] = ("cable",)
+) -> Iterator[tuple[str, ...]]:
+    """Yields the names of network namespaces, with a cable from each to a switch.
 
-    Skips where it cannot make them.
+    Or to several, each a network of its own. Skips where it cannot make them.
     """
     names = [f"ringsim-{label}-{number}-{os.getpid()}" for number in range(count)]
     switch = f"ringsim-{label}-switch-{os.getpid()}"
@@ -40,12 +44,28 @@ def make_machines(label: str, count: int = 2, cables: Sequence[str] = ("cable",)
                 command("ip", "netns", "add", name)
                 made.append(name)
         except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"a network namespace cannot be made here: {getattr(error, 'stderr', '') or error}")
+            pytest.skip(
+                f"a network namespace cannot be made here: {getattr(error, 'stderr', '') or error}"
+            )
         for network, cable in enumerate(cables):
             command("ip", "-n", switch, "link", "add", cable, "up", "type", "bridge")
             for number, name in enumerate(names):
                 plug = f"{cable}{number}"
-                command("ip", "-n", name, "link", "add", cable, "type", "veth", "peer", "name", plug, "netns", switch)
+                command(
+                    "ip",
+                    "-n",
+                    name,
+                    "link",
+                    "add",
+                    cable,
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    plug,
+                    "netns",
+                    switch,
+                )
                 command("ip", "-n", switch, "link", "set", plug, "master", cable, "up")
                 address = ipaddress.ip_address(ADDRESSES[number]) + 8 * network
                 command("ip", "-n", name, "address", "add", f"{address}/29", "dev", cable)
@@ -60,7 +80,7 @@ def make_machines(label: str, count: int = 2, cables: Sequence[str] = ("cable",)
 
 @pytest.fixture
 def machines(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
-    """The names of two network namespaces that reach each other, or of as many as a test asks for."""
+    """The names of two network namespaces that reach each other, or of as many as are asked for."""
     with make_machines("one", getattr(request, "param", 2)) as names:
         yield names
 
@@ -70,5 +90,7 @@ def test_no_socket_of_a_run_is_reachable_from_another_network(machines: tuple[st
     printed = command("ip", "netns", "exec", here, sys.executable, str(PROGRAM), HERE, there)
     said = json.loads(printed.splitlines()[-1])  # before it, ranks that joined by themselves say so
     assert said["cable works"], "what listens everywhere is found"
-    assert all(ports for run in said["ports"] for ports in run), "every rank listens: Gloo's pairs connect to it"
+    assert all(ports for run in said["ports"] for ports in run), (
+        "every rank listens: Gloo's pairs connect to it"
+    )
     assert said["reachable"] == [[], []]

@@ -1,4 +1,8 @@
-"""Pipelines on real ranks: what the tests on the virtual clock show, once over Gloo; several rings in a world; default groups alone."""
+"""Pipelines on real ranks.
+
+What the tests on the virtual clock show, once over Gloo; several rings in a world; default groups
+alone.
+"""
 
 from __future__ import annotations
 
@@ -52,20 +56,40 @@ from ringsim.traces.steps import find_step
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 SIZE = 3
-NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_v")  # whole and split backward passes, one stage a rank and several
+# whole and split backward passes, one stage a rank and several
+NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_v")
 CASES = [
     *(Case(seed=seed, options={"schedule": name}) for seed, name in enumerate(NAMES)),
     Case(tied=True, options={"schedule": "zb_v"}),
-    Case(num_microbatches=7, same_shapes=False, make="sequential", options={"schedule": "interleaved_1f1b", "checkpoint": True}),
-    Case(num_layers=1, dtype=torch.float32, options={"schedule": lower_in_step(make_schedule("zb_h1", SIZE, 4))}),
-    Case(make="transposed", options={"partition": [2, 2, 2]}),  # 0.2.0 received into a tensor that is not contiguous
+    Case(
+        num_microbatches=7,
+        same_shapes=False,
+        make="sequential",
+        options={"schedule": "interleaved_1f1b", "checkpoint": True},
+    ),
+    Case(
+        num_layers=1,
+        dtype=torch.float32,
+        options={"schedule": lower_in_step(make_schedule("zb_h1", SIZE, 4))},
+    ),
+    # 0.2.0 received into a tensor that is not contiguous
+    Case(make="transposed", options={"partition": [2, 2, 2]}),
 ]
-SETTINGS = [{}, {"async_comm": True, "num_inner_iterations": 5}, {"num_inner_iterations": 2, "batch_size": 1}]
+SETTINGS = [
+    {},
+    {"async_comm": True, "num_inner_iterations": 5},
+    {"num_inner_iterations": 2, "batch_size": 1},
+]
 REHEARSED = make_schedule("zb_v", SIZE, 4)
 
 
-def do_everything() -> tuple[list[tuple[float, dict[str, Tensor]]], list[list[list[int]]], list[str]]:
-    """Steps, one of them rehearsed, then generation, then messages and steps on which the ranks do not agree."""
+def do_everything() -> tuple[
+    list[tuple[float, dict[str, Tensor]]], list[list[list[int]]], list[str]
+]:
+    """Steps, one of them rehearsed, then generation.
+
+    Then messages and steps on which the ranks do not agree.
+    """
     steps = train_all(CASES)
     rehearse(REHEARSED, Costs(forward=0.001, input=0.002, weight=0.001), size_bytes=64)
     tokens, said = generate_all(SETTINGS, 4), []
@@ -78,7 +102,11 @@ def do_everything() -> tuple[list[tuple[float, dict[str, Tensor]]], list[list[li
     except MessageMismatch as error:
         said.append(str(error))
     try:
-        train_step_pipeline(make_model(Case()), *make_microbatches(Case()), schedule="gpipe" if rank == 1 else "1f1b")
+        train_step_pipeline(
+            make_model(Case()),
+            *make_microbatches(Case()),
+            schedule="gpipe" if rank == 1 else "1f1b",
+        )
     except MessageMismatch as error:
         said.append(str(error))
     return steps, tokens, said
@@ -98,18 +126,29 @@ def test_gradients_and_tokens_are_those_of_a_single_process(trace: ringsim.Trace
 def test_ranks_that_do_not_agree_all_hear_of_it(trace: ringsim.Trace) -> None:
     of_sender, of_receiver, of_other = (said for _, _, said in trace.results)
     assert of_sender[0] == of_receiver[0]
-    assert "the activation of microbatch 0, got the activation of microbatch 1 (rank 0 to rank 1)" in of_sender[0]
-    assert all("another schedule on rank" in said[-1] for said in (of_sender, of_receiver, of_other))
+    assert (
+        "the activation of microbatch 0, got the activation of microbatch 1 (rank 0 to rank 1)"
+        in of_sender[0]
+    )
+    assert all(
+        "another schedule on rank" in said[-1] for said in (of_sender, of_receiver, of_other)
+    )
 
 
 def test_ranks_do_what_the_evaluator_times(trace: ringsim.Trace) -> None:
-    """Computations and payloads in the order of the evaluation, rank by rank; each with its stage and microbatch."""
+    """Computations and payloads in the order of the evaluation, rank by rank.
+
+    Each with its stage and microbatch.
+    """
     events = trace.to_pandas()
     spans = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
     steps = [evaluate(make_schedule(name, SIZE, 4)) for name in NAMES]
     for rank in range(SIZE):
         own = events[events["rank"] == rank].sort_values("seq")
-        computed = [Action(row.stage, spans[row.label], row.microbatch) for row in own[own.label.isin(spans)].itertuples()]
+        computed = [
+            Action(row.stage, spans[row.label], row.microbatch)
+            for row in own[own.label.isin(spans)].itertuples()
+        ]
         due = [timed.action for step in steps for timed in step.get_computations(rank)]
         assert computed[: len(due)] == due
         payloads = own[(own.kind == "send") & (own.tag == 0) & (own.stage >= 0)]
@@ -122,10 +161,13 @@ def test_ranks_do_what_the_evaluator_times(trace: ringsim.Trace) -> None:
         ]
         assert sent[: len(due_sends)] == due_sends
     assert not trace.unmatched
-    assert (events["status"][events["kind"] != "span"] == "ok").all()  # the spans of steps that were refused say so
+    # the spans of steps that were refused say so
+    assert (events["status"][events["kind"] != "span"] == "ok").all()
 
 
-def test_a_rehearsed_step_takes_the_times_that_were_asked_for_or_longer(trace: ringsim.Trace) -> None:
+def test_a_rehearsed_step_takes_the_times_that_were_asked_for_or_longer(
+    trace: ringsim.Trace,
+) -> None:
     step = find_step(trace, len(CASES))
     assert [step.list_actions(rank) for rank in range(SIZE)] == list(REHEARSED.actions)
     asked_ns = np.array([{"F": 1e6, "I": 2e6, "W": 1e6}[kind] for kind in step.kind])
@@ -138,7 +180,10 @@ def test_a_rehearsed_step_takes_the_times_that_were_asked_for_or_longer(trace: r
 
 
 def train_on(directory: Path, first: int, source: str) -> dict[str, Tensor]:
-    """Two steps of AdamW on a tied model, from a checkpoint after the first two; with the functions of the document."""
+    """Two steps of AdamW on a tied model, from a checkpoint after the first two.
+
+    With the functions of the document.
+    """
     scope: dict[str, Any] = {}
     exec(source, scope)
     model = make_model(Case(tied=True, seed=first))  # after the first launch one with other weights
@@ -156,7 +201,11 @@ def train_on(directory: Path, first: int, source: str) -> dict[str, Tensor]:
 @pytest.mark.filterwarnings("ignore:.*assuming the intent is to .* in a single process")
 def test_training_goes_on_from_a_checkpoint_with_another_number_of_stages(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
-    (source,) = [block.partition("\n```")[0] for block in text.split("```python\n") if "def own_parameters" in block]
+    (source,) = [
+        block.partition("\n```")[0]
+        for block in text.split("```python\n")
+        if "def own_parameters" in block
+    ]
     ringsim.trace(train_on, world_size=2, args=(tmp_path, 0, source))
     whole = train_on(tmp_path, 2, source)  # in this process alone: one stage
     reference = make_model(Case(tied=True))
@@ -185,7 +234,9 @@ def in_two_rings() -> tuple[float, float, list[list[int]], tuple[float, list[str
     train_step_pipeline(model, inputs[half], targets[half])
     average_gradients(model, group)
     worst = difference(gradients(model), gradients(reference))
-    norm = clip_grad_norm_pipeline(model, 1e9) / float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 1e9))
+    norm = clip_grad_norm_pipeline(model, 1e9) / float(
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1e9)
+    )
     tokens = generate(small_model(), PROMPTS if rank < 2 else PROMPTS[:3], 4)
     routed = average_routed(half, group)
     ringsim.destroy_distributed()
@@ -193,7 +244,10 @@ def in_two_rings() -> tuple[float, float, list[list[int]], tuple[float, list[str
 
 
 class Routed(nn.Module):
-    """Runs the last of its parts on a microbatch that begins with 1, else the one before; the first column passes unchanged."""
+    """Runs the last of its parts on a microbatch that begins with 1, else the one before.
+
+    The first column passes unchanged.
+    """
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
@@ -205,10 +259,18 @@ class Routed(nn.Module):
 
 
 def make_routed() -> tuple[nn.Module, list[Tensor], list[Tensor]]:
-    """Experts and layers that only one ring's microbatches use, as many on each ring; and one that no microbatch uses."""
+    """Experts and layers that only one ring's microbatches use, as many on each ring.
+
+    Also one that no microbatch uses.
+    """
     torch.manual_seed(0)
     one, two, three, four, unused = (nn.Linear(4, 4) for _ in range(5))
-    model = nn.Sequential(Routed(unused, one, two), Routed(three, nn.Identity()), Routed(nn.Identity(), four), nn.Linear(4, 3)).double()
+    model = nn.Sequential(
+        Routed(unused, one, two),
+        Routed(three, nn.Identity()),
+        Routed(nn.Identity(), four),
+        nn.Linear(4, 3),
+    ).double()
     inputs = [torch.randn(2, 4, dtype=torch.float64) for _ in range(6)]
     for index, x in enumerate(inputs):
         x[:, 0] = 1 if index < 3 else -1
@@ -216,7 +278,10 @@ def make_routed() -> tuple[nn.Module, list[Tensor], list[Tensor]]:
 
 
 def average_routed(half: slice, group: Any) -> tuple[float, list[str]]:
-    """Returns the worst difference from one process, and the names of the gradients; 0.2.0 averaged different experts."""
+    """Returns the worst difference from one process, and the names of the gradients.
+
+    0.2.0 averaged different experts.
+    """
     reference, inputs, targets = make_routed()
     model, *_ = make_routed()
     single_process(reference, inputs, targets)
@@ -231,16 +296,24 @@ def train_watched() -> tuple[float, dict[str, Tensor], list[int]]:
     for index, layer in enumerate(model.blocks):
         layer.register_forward_hook(lambda *_, index=index: seen.append(index))
         layer.register_full_backward_hook(lambda *_, index=index: seen.append(100 + index))
-    loss = train_step_pipeline_afab(model, *make_microbatches(Case(same_shapes=False)), torch.device("cpu"), torch.float64)
+    loss = train_step_pipeline_afab(
+        model, *make_microbatches(Case(same_shapes=False)), torch.device("cpu"), torch.float64
+    )
     return loss, gradients(model), seen
 
 
 def make_worlds(directory: str) -> tuple[Any, list[tuple[float, dict[str, Tensor], list[int]]]]:
-    """Two rings; then a script that makes a default group and no more, twice: the second time without a launcher's variables."""
+    """Two rings; then a script that makes a default group and no more, twice.
+
+    The second time without a launcher's variables.
+    """
     rank, world_size, found = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), []
     in_rings = in_two_rings()
-    for start in range(2):  # the second time the ring of the first is still there, but its groups are gone
-        dist.init_process_group("gloo", init_method=f"file://{directory}/{start}", rank=rank, world_size=world_size)
+    # the second time the ring of the first is still there, but its groups are gone
+    for start in range(2):
+        dist.init_process_group(
+            "gloo", init_method=f"file://{directory}/{start}", rank=rank, world_size=world_size
+        )
         if start:
             for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
                 del os.environ[name]
@@ -253,10 +326,16 @@ def make_worlds(directory: str) -> tuple[Any, list[tuple[float, dict[str, Tensor
     return in_rings, found
 
 
-def test_two_rings_share_out_a_batch_and_a_default_group_is_all_that_afab_needs(tmp_path: Path) -> None:
+def test_two_rings_share_out_a_batch_and_a_default_group_is_all_that_afab_needs(
+    tmp_path: Path,
+) -> None:
     results = ringsim.trace(make_worlds, world_size=4, ring=False, args=(str(tmp_path),)).results
     due = one_by_one(small_model(), PROMPTS, 4)
-    used = [f"{layer}.{name}" for layer in ("0.parts.1", "0.parts.2", "1.parts.0", "2.parts.1") for name in ("bias", "weight")]
+    used = [
+        f"{layer}.{name}"
+        for layer in ("0.parts.1", "0.parts.2", "1.parts.0", "2.parts.1")
+        for name in ("bias", "weight")
+    ]
     for rank, ((worst, norm, tokens, (worst_routed, averaged)), _) in enumerate(results):
         assert worst < 1e-10
         assert norm == pytest.approx(1, abs=1e-10)
@@ -266,9 +345,13 @@ def test_two_rings_share_out_a_batch_and_a_default_group_is_all_that_afab_needs(
     reference = make_model(Case())
     expected = single_process(reference, *make_microbatches(Case(same_shapes=False)))
     for by_rank in zip(*(found for _, found in results), strict=True):
-        assert sorted(name for _, held, _ in by_rank for name in held) == sorted(gradients(reference))  # each parameter on one rank
+        # each parameter on one rank
+        assert sorted(name for _, held, _ in by_rank for name in held) == sorted(
+            gradients(reference)
+        )
         for loss, held, _ in by_rank:
             assert loss == pytest.approx(expected, rel=1e-10)
             assert difference(held, gradients(reference)) < 1e-10
         calls = sorted(call for _, _, seen in by_rank for call in seen)
-        assert calls == sorted([*range(4), *range(100, 104)] * 4)  # each hook once for each of four microbatches
+        # each hook once for each of four microbatches
+        assert calls == sorted([*range(4), *range(100, 104)] * 4)

@@ -1,4 +1,7 @@
-"""From real ranks to a prediction and back, on whatever machine this is: what is compared, not how near it is."""
+"""From real ranks to a prediction and back, on whatever machine this is.
+
+What is compared, not how near it is.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,37 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 def _calibrating() -> None:
     for size_bytes in (1024, 262144):
         for ahead in (0, 1):
-            rehearse(make_schedule("1f1b", 2, 6), Costs(forward=0.002, backward=0.004), size_bytes=size_bytes, ahead=ahead)
+            rehearse(
+                make_schedule("1f1b", 2, 6),
+                Costs(forward=0.002, backward=0.004),
+                size_bytes=size_bytes,
+                ahead=ahead,
+            )
 
 
 def test_prediction_of_more_ranks_is_compared_operation_by_operation() -> None:
     calibration = ringsim.calibrate(ringsim.trace(_calibrating, world_size=2))
     assert calibration.sizes_bytes == (1024, 262144)
-    assert min(calibration.link.alpha_s, calibration.sleep_s, calibration.around_s, calibration.receiving_s) > 0
+    assert (
+        min(
+            calibration.link.alpha_s,
+            calibration.sleep_s,
+            calibration.around_s,
+            calibration.receiving_s,
+        )
+        > 0
+    )
     args = (make_schedule("zb_h1", 3, 4), Costs(forward=0.003, input=0.002, weight=0.002))
     kwargs = {"size_bytes": 65536, "steps": 3}
     real = ringsim.trace(rehearse, world_size=3, args=args, kwargs=kwargs)
-    virtual = ringsim.simulate(rehearse, world_size=3, args=args, kwargs=kwargs, topology=calibration.topology, compute=calibration)
+    virtual = ringsim.simulate(
+        rehearse,
+        world_size=3,
+        args=args,
+        kwargs=kwargs,
+        topology=calibration.topology,
+        compute=calibration,
+    )
     comparison = ringsim.compare(real, virtual)
     steps = 3 * 3  # their own spans are not compared
     assert len(comparison.real_index) == (real.events.kind != MARK).sum() - steps

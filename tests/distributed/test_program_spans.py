@@ -1,4 +1,7 @@
-"""Spans that a program has already: blocks of record_function, and what torch's pipelines compute."""
+"""Spans that a program has already.
+
+Blocks of record_function, and what torch's pipelines compute.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,11 @@ def train() -> None:
     rank, size, device = dist.get_rank(), dist.get_world_size(), torch.device("cpu")
     part, batch = torch.nn.Linear(8, 8), torch.randn(16, 8)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
-    schedule = Schedule1F1B(PipelineStage(part, rank, size, device), n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
+    schedule = Schedule1F1B(
+        PipelineStage(part, rank, size, device),
+        n_microbatches=4,
+        loss_fn=torch.nn.functional.mse_loss,
+    )
     for _ in range(2):
         optimizer.zero_grad()
         with torch.profiler.record_function("the whole step"):
@@ -42,7 +49,9 @@ def test_the_step_of_a_pipeline_of_torch_is_read_like_ours(trace: Trace) -> None
     step = find_step(trace)
     assert step.schedule == "1f1b"
     expected = make_schedule("1f1b", 3, 4)
-    assert [step.list_actions(rank) for rank in range(3)] == [tuple(row) for row in expected.actions]
+    assert [step.list_actions(rank) for rank in range(3)] == [
+        tuple(row) for row in expected.actions
+    ]
     bubble = trace.bubble()
     assert bubble.closed_form is not None, "the actions are those of the schedule of that name"
     assert all(0 < busy < bubble.makespan for busy in bubble.busy)
@@ -69,7 +78,11 @@ def look() -> list[bool]:
     """Tells of three functions whether they are ringsim's, while it records and then."""
     from torch.distributed.pipelining.stage import _PipelineStageBase
 
-    places = [(torch.profiler.record_function, "__enter__"), (_PipelineStageBase, "forward_one_chunk"), (torch.cuda.nvtx, "range_push")]
+    places = [
+        (torch.profiler.record_function, "__enter__"),
+        (_PipelineStageBase, "forward_one_chunk"),
+        (torch.cuda.nvtx, "range_push"),
+    ]
     recorder = get_state().recorder
     assert recorder is not None
     during = [vars(owner)[name].__module__.startswith("ringsim") for owner, name in places]

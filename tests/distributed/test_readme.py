@@ -1,4 +1,4 @@
-"""The first programs that a reader of README.md, and then of docs/using.md, sees do what these say."""
+"""The first programs that a reader of README.md, then docs/using.md, sees do as these say."""
 
 from __future__ import annotations
 
@@ -29,16 +29,21 @@ def test_the_programs_on_real_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(FIRST.splitlines()) == 3
     call = "ringsim.trace(worker, world_size=4)"
     assert call in FIRST
-    first = run(FIRST.replace(call, "trace = ringsim.trace(worker, world_size=4, args=(2,))"))["trace"]  # two steps of training are enough
+    # two steps of training are enough
+    first = run(FIRST.replace(call, "trace = ringsim.trace(worker, world_size=4, args=(2,))"))[
+        "trace"
+    ]
     assert first.world_size == 4
     assert re.findall(r"^\[rank 0\] step +\d of 2 ", capsys.readouterr().out, re.MULTILINE)
     second = run(SECOND)["trace"]
-    # After three rounds a rank holds what started three ranks before it, plus one a round; each of four ranks sent three messages.
+    # After three rounds a rank holds what started three ranks before it, plus one a round; each of
+    # four ranks sent three messages.
     assert second.results == [float((rank - 3) % 4 + 3) for rank in range(4)]
     assert (len(second.messages.src), second.unmatched) == (12, [])
     trained = run("import ringsim, torch", PIPELINE)["trace"]
     assert len(set(trained.results)) == 1
-    assert 3 < trained.results[0] < 5  # it knows nothing yet: 50 tokens, all as likely, whose logarithm is 3.9
+    # it knows nothing yet: 50 tokens, all as likely, whose logarithm is 3.9
+    assert 3 < trained.results[0] < 5
     assert trained.peak_activations().peaks == (4, 3, 2, 1)
 
 

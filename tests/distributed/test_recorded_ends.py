@@ -1,4 +1,7 @@
-"""How ranks leave a block of ``with ringsim.trace(path)``: what the file says of one that raises, exits, dies or is done too early."""
+"""How ranks leave a block of ``with ringsim.trace(path)``.
+
+What the file says of one that raises, exits, dies or is done too early.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ CASES = [  # which rank leaves, how, when, and the kind and the words of the fin
 
 
 def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list[str]:
-    """Rank ``who`` leaves before it sends what all others wait for; returns what their errors say besides torch's words."""
+    """Rank ``who`` leaves before it sends what all others wait for.
+
+    Returns what their errors say besides torch's words.
+    """
     if who:  # then the others end by themselves: rank 0 is to wait for each that lives
         recording.WAIT_AFTER_ERROR_S = 60.0  # type: ignore[misc]  # of this process alone
     path, store = join(directory, rank, 3), dist.distributed_c10d._get_default_store()
@@ -66,16 +72,29 @@ def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list
 
 
 @pytest.fixture(scope="module")
-def ended(server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, list[Ended]]]:
-    """Three cases at once, three ranks each, which have a second to answer: where each left its file, and how its ranks ended."""
+def ended(
+    server: RankServer, tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[Path, list[Ended]]]:
+    """Three cases at once, three ranks each, which have a second to answer.
+
+    Where each left its file, and how its ranks ended.
+    """
     places = [tmp_path_factory.mktemp("case") for _ in CASES]
-    asked = [(str(place), rank, *case[:3]) for place, case in zip(places, CASES, strict=True) for rank in range(3)]
+    asked = [
+        (str(place), rank, *case[:3])
+        for place, case in zip(places, CASES, strict=True)
+        for rank in range(3)
+    ]
     found = [end for some in (asked[:9], asked[9:]) for end in server.run(ends_early, some)]
     return [(place, found[3 * number : 3 * number + 3]) for number, place in enumerate(places)]
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"rank {who} {how} {when}" for who, how, when, _, _ in CASES])
-def test_the_file_says_who_ended_and_why(ended: list[tuple[Path, list[Ended]]], number: int) -> None:
+@pytest.mark.parametrize(
+    "number", range(len(CASES)), ids=[f"rank {who} {how} {when}" for who, how, when, _, _ in CASES]
+)
+def test_the_file_says_who_ended_and_why(
+    ended: list[tuple[Path, list[Ended]]], number: int
+) -> None:
     """0.1.0 found nothing wrong, or a rank that was busy."""
     (who, how, _, kind, words), (directory, ranks) = CASES[number], ended[number]
     trace = ringsim.load(directory / "run.ringtrace")
@@ -95,7 +114,9 @@ def test_the_file_says_who_ended_and_why(ended: list[tuple[Path, list[Ended]]], 
 
 def says_who_raised(path: str | Path) -> bool:
     (finding,) = ringsim.load(path).explain().findings
-    return finding.kind == "rank_failed" and finding.message.startswith("rank 1 raised ValueError: boom (")
+    return finding.kind == "rank_failed" and finding.message.startswith(
+        "rank 1 raised ValueError: boom ("
+    )
 
 
 def ended_at_work(directory: str, rank: int) -> None:
@@ -112,10 +133,18 @@ def ended_at_work(directory: str, rank: int) -> None:
         os.kill(int(store.get("pid")), signal.SIGTERM)
 
 
-def test_where_no_file_was_written_the_parts_tell_who_died(server: RankServer, tmp_path: Path) -> None:
-    assert [each.how for each in server.run(ended_at_work, [(str(tmp_path), rank) for rank in range(2)])] == ["killed", "raised"]
+def test_where_no_file_was_written_the_parts_tell_who_died(
+    server: RankServer, tmp_path: Path
+) -> None:
+    assert [
+        each.how for each in server.run(ended_at_work, [(str(tmp_path), rank) for rank in range(2)])
+    ] == ["killed", "raised"]
     assert not (tmp_path / "run.ringtrace").exists()
-    for path in (tmp_path / "run.ringtrace", tmp_path / "run.ringtrace.parts", f"{tmp_path}/run.ringtrace.parts/"):
+    for path in (
+        tmp_path / "run.ringtrace",
+        tmp_path / "run.ringtrace.parts",
+        f"{tmp_path}/run.ringtrace.parts/",
+    ):
         assert says_who_raised(path)
 
 

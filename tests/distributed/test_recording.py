@@ -1,4 +1,7 @@
-"""Recording on real ranks changes nothing and misses nothing: handles, failures, and random correct programs."""
+"""Recording on real ranks changes nothing and misses nothing.
+
+Handles, failures, and random correct programs.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,23 @@ PATIENCE = timedelta(seconds=40)  # nothing that should work comes near it, also
 
 def join(directory: str, rank: int, size: int) -> str:
     """Joins the ranks in the default group; returns the path of the trace."""
-    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", size), rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(f"{directory}/store", size),
+        rank=rank,
+        world_size=size,
+        timeout=PATIENCE,
+    )
     return f"{directory}/run.ringtrace"
 
 
-def run(server: RankServer, function: Any, directory: Path, size: int = 2) -> tuple[Trace, list[Any]]:
-    """Runs ``function(directory, rank)`` on all ranks; returns the trace that it saved, and what each rank returned."""
+def run(
+    server: RankServer, function: Any, directory: Path, size: int = 2
+) -> tuple[Trace, list[Any]]:
+    """Runs ``function(directory, rank)`` on all ranks.
+
+    Returns the trace that it saved, and what each rank returned.
+    """
     returned = results(server.run(function, [(str(directory), rank) for rank in range(size)]))
     return ringsim.load(directory / "run.ringtrace"), returned
 
@@ -43,9 +57,11 @@ def handles(directory: str, rank: int) -> list[float]:
         if rank == 0:
             work = dist.isend(tensor, 1)
             assert work.wait() is True
-            assert work.wait() is True  # would wait until the group's time-out, and break the connection
+            # would wait until the group's time-out, and break the connection
+            assert work.wait() is True
             assert work.wait(timeout=PATIENCE) is True
-            dist.isend(torch.full((4,), 5.0), 1, tag=1)  # nobody keeps the handle: the message would be lost
+            # nobody keeps the handle: the message would be lost
+            dist.isend(torch.full((4,), 5.0), 1, tag=1)
         else:
             work = dist.irecv(came, 0)
             work.wait(PATIENCE)
@@ -81,14 +97,16 @@ def failures(directory: str, rank: int) -> list[str]:
             late = dist.irecv(torch.zeros(4), 1)
             for go_wrong in (
                 lambda: late.wait(timedelta(milliseconds=50)),
-                lambda: late.wait(timedelta(milliseconds=50)),  # it did not come, and waiting again does not say that it did
+                # it did not come, and waiting again does not say that it did
+                lambda: late.wait(timedelta(milliseconds=50)),
                 lambda: dist.isend(torch.zeros(4, 4).t()[1:], 1),
             ):
                 try:
                     go_wrong()
                 except (RuntimeError, ValueError) as error:
                     messages.append(f"{type(error).__name__}: {error}")
-        # The connection is broken now: meet at the store, so that rank 1 does not hang up too early.
+        # The connection is broken now: meet at the store, so that rank 1 does not hang up too
+        # early.
         store = dist.distributed_c10d._get_default_store()
         store.set(f"seen {rank}", "")
         store.wait(["seen 0", "seen 1"], PATIENCE)
@@ -101,8 +119,11 @@ def test_what_fails_is_recorded_and_raised_as_it_was(server: RankServer, tmp_pat
     assert len(returned[0]) == 3
     assert "contiguous" in returned[0][2]
     failed = trace.events.select(trace.events.rank == 0)
-    assert [(OP_NAMES[op], int(status)) for op, status in zip(failed.op, failed.status, strict=True)] == [
-        *(("barrier", OK), ("irecv", ERROR), ("isend", ERROR), ("mark", OK)),  # the mark says what was wrong with it
+    assert [
+        (OP_NAMES[op], int(status)) for op, status in zip(failed.op, failed.status, strict=True)
+    ] == [
+        # the mark says what was wrong with it
+        *(("barrier", OK), ("irecv", ERROR), ("isend", ERROR), ("mark", OK)),
     ]
     assert (failed.done_ns > 0).all()
 
@@ -144,14 +165,18 @@ def test_a_limit_does_not_end_a_collective(how: str) -> None:
     assert given_up_ns[1] < collective.done_ns <= done_ns
 
 
-# -- random correct programs give the same results with recording and without, and their trace is the program
+# -- random correct programs give the same results with recording and without, and their trace is
+# the program
 
 SIZE = 3
 DTYPES = ("float32", "int64", "bfloat16", "bool", "complex64", "uint8")
 
 
 class Step(NamedTuple):
-    """One message. Both sides meet it at the same place of the program, so a program of steps cannot deadlock."""
+    """One message.
+
+    Both sides meet it at the same place of the program, so a program of steps cannot deadlock.
+    """
 
     src: int
     dst: int
@@ -170,27 +195,39 @@ def programs(draw: st.DrawFn) -> list[Step]:
         dst = (src + draw(st.integers(1, SIZE - 1))) % SIZE
         how_sent = draw(st.sampled_from(("send", "isend", "batch")))
         how_received = draw(st.sampled_from(("recv", "irecv", "batch", "anybody")))
-        least = 1 if how_received == "anybody" else 0  # Gloo refuses a message of 0 bytes from anybody
+        # Gloo refuses a message of 0 bytes from anybody
+        least = 1 if how_received == "anybody" else 0
         shape = tuple(draw(st.lists(st.integers(least, 3), max_size=2)))
-        steps.append(Step(src, dst, how_sent, how_received, draw(st.sampled_from(DTYPES)), shape, tag))
+        steps.append(
+            Step(src, dst, how_sent, how_received, draw(st.sampled_from(DTYPES)), shape, tag)
+        )
     return steps
 
 
 def play(steps: list[Step], rank: int) -> list[Any]:
-    """Runs a program: what is sent depends on all that was received before; returns everything that was received."""
+    """Runs a program: what is sent depends on all that was received before.
+
+    Returns everything that was received.
+    """
     handles: list[Any] = []
     received: list[torch.Tensor] = []
     seed = rank
     for step in steps:
         dtype = getattr(torch, step.dtype)
         if step.src == rank:
-            tensor = ((torch.arange(torch.Size(step.shape).numel()) + seed) % 2).reshape(step.shape).to(dtype)
+            tensor = (
+                ((torch.arange(torch.Size(step.shape).numel()) + seed) % 2)
+                .reshape(step.shape)
+                .to(dtype)
+            )
             if step.how_sent == "send":
                 dist.send(tensor, step.dst, tag=step.tag)
             elif step.how_sent == "isend":
                 handles.append(dist.isend(tensor, step.dst, tag=step.tag))
             else:
-                handles += dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, step.dst, tag=step.tag)])
+                handles += dist.batch_isend_irecv(
+                    [dist.P2POp(dist.isend, tensor, step.dst, tag=step.tag)]
+                )
         elif step.dst == rank:
             tensor = torch.zeros(step.shape, dtype=dtype)
             received.append(tensor)
@@ -201,20 +238,27 @@ def play(steps: list[Step], rank: int) -> list[Any]:
             elif step.how_received == "irecv":
                 handles.append(dist.irecv(tensor, step.src, tag=step.tag))
             else:
-                works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensor, step.src, tag=step.tag)])
+                works = dist.batch_isend_irecv(
+                    [dist.P2POp(dist.irecv, tensor, step.src, tag=step.tag)]
+                )
                 works[0].wait()
             if step.how_received != "irecv":
                 seed += int(tensor.ne(0).sum())
     for handle in handles:
         handle.wait()
-    return [(str(tensor.dtype), tuple(tensor.shape), tensor.reshape(-1).tolist()) for tensor in received]
+    return [
+        (str(tensor.dtype), tuple(tensor.shape), tensor.reshape(-1).tolist()) for tensor in received
+    ]
 
 
-def with_and_without(directory: str, rank: int, several: list[list[Step]]) -> list[tuple[list[Any], ...]]:
+def with_and_without(
+    directory: str, rank: int, several: list[list[Step]]
+) -> list[tuple[list[Any], ...]]:
     join(directory, rank, SIZE)
     found = []
     for number, steps in enumerate(several):
-        dist.barrier()  # a recv from anybody must not get what the next program sends with the same tag
+        # a recv from anybody must not get what the next program sends with the same tag
+        dist.barrier()
         bare = play(steps, rank)
         with ringsim.trace(f"{directory}/{number}.ringtrace"):
             recorded = play(steps, rank)
@@ -224,10 +268,14 @@ def with_and_without(directory: str, rank: int, several: list[list[Step]]) -> li
 
 @settings(max_examples=settings.default.max_examples // 8)
 @given(several=st.lists(programs(), min_size=8, max_size=8))
-def test_recording_changes_nothing_and_misses_nothing(server: RankServer, several: list[list[Step]]) -> None:
+def test_recording_changes_nothing_and_misses_nothing(
+    server: RankServer, several: list[list[Step]]
+) -> None:
     """Eight programs a launch."""
     with tempfile.TemporaryDirectory() as directory:
-        for found in results(server.run(with_and_without, [(directory, rank, several) for rank in range(SIZE)])):
+        for found in results(
+            server.run(with_and_without, [(directory, rank, several) for rank in range(SIZE)])
+        ):
             for bare, recorded, afterwards in found:
                 assert bare == recorded == afterwards
         for number, steps in enumerate(several):
@@ -245,11 +293,23 @@ def check_trace(trace: Trace, steps: list[Step]) -> None:
             if rank in (step.src, step.dst):
                 op = {"batch": "batch_isend"}.get(step.how_sent, step.how_sent)
                 if step.dst == rank:
-                    op = {"batch": "batch_irecv", "anybody": "recv"}.get(step.how_received, step.how_received)
+                    op = {"batch": "batch_irecv", "anybody": "recv"}.get(
+                        step.how_received, step.how_received
+                    )
                 peer = step.dst if step.src == rank else step.src
                 real = step.dtype == "complex64"  # which torch sends as pairs of floats
-                expected.append((op, peer, step.tag, "float32" if real else step.dtype, (*step.shape, 2) if real else step.shape))
+                expected.append(
+                    (
+                        op,
+                        peer,
+                        step.tag,
+                        "float32" if real else step.dtype,
+                        (*step.shape, 2) if real else step.shape,
+                    )
+                )
         mine = events.select(events.rank == rank)
         columns = zip(mine.op, mine.peer.tolist(), mine.tag.tolist(), mine.payload, strict=True)
-        assert [(OP_NAMES[op], peer, tag, *payloads[payload][:2]) for op, peer, tag, payload in columns] == expected
+        assert [
+            (OP_NAMES[op], peer, tag, *payloads[payload][:2]) for op, peer, tag, payload in columns
+        ] == expected
     assert (events.done_ns[trace.messages.recv] >= events.post_ns[trace.messages.send]).all()

@@ -1,4 +1,7 @@
-"""``with ringsim.trace(path)`` on real ranks: nested, repeated, ended by an exception, with paths that differ, alone, and inside a run."""
+"""``with ringsim.trace(path)`` on real ranks.
+
+Nested, repeated, ended by an exception, with paths that differ, alone, and inside a run.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ def ops(trace: ringsim.Trace) -> list[str]:
 
 
 def blocks(directory: str, rank: int) -> list[Any]:
-    """All blocks of one job; returns the operations in each, as rank 0 sees them, and the errors."""
+    """All blocks of one job.
+
+    Returns the operations in each, as rank 0 sees them, and the errors.
+    """
     path = join(directory, rank, 2)
     tensor = torch.zeros(2)
     with ringsim.trace(path) as outer:
@@ -47,7 +53,9 @@ def blocks(directory: str, rank: int) -> list[Any]:
         if rank == 0:
             found.append(ops(recording.trace))
         else:
-            with pytest.raises(RingError, match=r"must be asked for on rank 0 after the block.*rank 1 of 2"):
+            with pytest.raises(
+                RingError, match=r"must be asked for on rank 0 after the block.*rank 1 of 2"
+            ):
                 _ = recording.trace
     try:
         with ringsim.trace(f"{directory}/run-{rank}.ringtrace"):
@@ -70,13 +78,18 @@ def test_blocks_nest_repeat_raise_and_must_agree(tmp_path: Path) -> None:
         single, counts = run(server, alone, tmp_path / "alone", size=1)
     outer, inner, again, raising = found
     assert outer == ["barrier", "all_reduce", "broadcast", "reduce", "reduce"] * 2
-    assert (inner, again, raising) == (["all_reduce"] * 2, ["reduce", "reduce"] * 2, ["barrier"] * 2)
+    assert (inner, again, raising) == (
+        ["all_reduce"] * 2,
+        ["reduce", "reduce"] * 2,
+        ["barrier"] * 2,
+    )
     assert ringsim.load(tmp_path / "inner.ringtrace").events.seq.tolist() == [0, 1, 0, 1]
     assert trace.events.post_ns.min() >= 0
     assert (nothing, silent) == ([], ["'mine'"])
     assert raised[0] == "'mine'"
     assert "path of a recording must be the same on every rank" in raised[1]
-    left = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("run-"))  # where paths differ, the parts stay
+    # where paths differ, the parts stay
+    left = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("run-"))
     assert left == ["alone", "inner.ringtrace", "raising.ringtrace", "run.ringtrace", "store"]
     assert (counts, single.world_size, single.metadata["source"]) == ([2], 1, "measured")
 

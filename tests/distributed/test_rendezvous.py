@@ -1,6 +1,7 @@
-"""Every wrong start ends in one clear error, on every rank that is there, within the time limit: real processes, real sockets.
+"""Every wrong start ends in one clear error, on every rank that is there, within the time limit.
 
-What fails by running out of time does so all at once: each scenario has a port of its own.
+Real processes, real sockets. What fails by running out of time does so all at once: each scenario
+has a port of its own.
 """
 
 from __future__ import annotations
@@ -27,10 +28,25 @@ SLACK_S = 60.0  # two loaded cores: what must not happen takes LONG_S, or 30 min
 Start = tuple[int, Any, float, dict[str, Any]]  # ranks, this rank, time limit, options of `join`
 
 
-def join(port: int, count: int, rank: int, timeout_s: float = LONG_S, options: dict[str, Any] | None = None) -> tuple[int, int]:
+def join(
+    port: int,
+    count: int,
+    rank: int,
+    timeout_s: float = LONG_S,
+    options: dict[str, Any] | None = None,
+) -> tuple[int, int]:
     values = {"head": HERE, "device": "cpu", "ring": None, "after_s": 0.0} | (options or {})
     time.sleep(values["after_s"])
-    initialize_distributed(values["head"], port, count, rank, 0, values["device"], timeout_s=timeout_s, ring_ranks=values["ring"])
+    initialize_distributed(
+        values["head"],
+        port,
+        count,
+        rank,
+        0,
+        values["device"],
+        timeout_s=timeout_s,
+        ring_ranks=values["ring"],
+    )
     neighbours = current_ring().pred, current_ring().succ
     destroy_distributed()
     return neighbours
@@ -38,7 +54,9 @@ def join(port: int, count: int, rank: int, timeout_s: float = LONG_S, options: d
 
 def met(ended: list[Ended]) -> None:
     count = len(ended)
-    assert [(each.how, each.value) for each in ended] == [("returned", ((rank - 1) % count, (rank + 1) % count)) for rank in range(count)]
+    assert [(each.how, each.value) for each in ended] == [
+        ("returned", ((rank - 1) % count, (rank + 1) % count)) for rank in range(count)
+    ]
 
 
 @contextlib.contextmanager
@@ -67,8 +85,12 @@ def stranger(answer: bytes | None) -> Iterator[int]:
 # -- what works
 
 
-@pytest.mark.parametrize(("head", "count", "late"), [(HERE, 1, 0), ("localhost", 3, 0), ("::1", 3, 1), (HERE, 64, -1)])
-def test_ranks_meet_by_addresses_and_names_and_wait_for_who_is_late(server: RankServer, head: str, count: int, late: int) -> None:
+@pytest.mark.parametrize(
+    ("head", "count", "late"), [(HERE, 1, 0), ("localhost", 3, 0), ("::1", 3, 1), (HERE, 64, -1)]
+)
+def test_ranks_meet_by_addresses_and_names_and_wait_for_who_is_late(
+    server: RankServer, head: str, count: int, late: int
+) -> None:
     port = free_port(head)
     options = [{"head": head, "after_s": 0.3 if rank == late else 0.0} for rank in range(count)]
     met(server.run(join, [(port, count, rank, LONG_S, options[rank]) for rank in range(count)]))
@@ -88,16 +110,24 @@ def test_under_torchrun_the_agents_store_is_used_again_and_again(server: RankSer
 
 # -- what does not
 
-ANSWERS: dict[str, bytes | None] = {"silent": None, "empty": b"", "web server": b"HTTP/1.1 400 Bad Request\r\n\r\n", "zeros": bytes(4096)}
+ANSWERS: dict[str, bytes | None] = {
+    "silent": None,
+    "empty": b"",
+    "web server": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "zeros": bytes(4096),
+}
 UNANSWERED = "rank 0 must answer at head_ip and port within the time limit, got"
 
 
-def ranks(count: int, present: list[int], limits_s: tuple[float, ...] = (SHORT_S,) * 3) -> list[Start]:
+def ranks(
+    count: int, present: list[int], limits_s: tuple[float, ...] = (SHORT_S,) * 3
+) -> list[Start]:
     """Starts these ranks, which agree but for their time limits."""
     return [(count, rank, limit_s, {}) for rank, limit_s in zip(present, limits_s, strict=False)]
 
 
-# Who starts, the words of every one's error, and how long that may take. Who gives up first says so to all.
+# Who starts, the words of every one's error, and how long that may take. Who gives up first says so
+# to all.
 FAILURES: dict[str, tuple[list[Start], str, float]] = {
     "rank 0 is missing": (ranks(3, [1, 2]), UNANSWERED, SHORT_S),
     "rank 2 is missing": (
@@ -105,7 +135,11 @@ FAILURES: dict[str, tuple[list[Start], str, float]] = {
         "every rank must be there in time, got a time-out: ranks 0-1, 3 present, rank 2 missing",
         SHORT_S,
     ),
-    "limits differ": (ranks(3, [0, 1], (LONG_S, SHORT_S)), "ranks 0-1 present, rank 2 missing", SHORT_S),
+    "limits differ": (
+        ranks(3, [0, 1], (LONG_S, SHORT_S)),
+        "ranks 0-1 present, rank 2 missing",
+        SHORT_S,
+    ),
     "the head is unreachable": ([(2, 1, SHORT_S, {"head": "192.0.2.1"})], UNANSWERED, SHORT_S),
     "a rank is there twice": (
         ranks(3, [0, 1, 1], (LONG_S,) * 3),
@@ -114,7 +148,10 @@ FAILURES: dict[str, tuple[list[Start], str, float]] = {
     ),
     "rings differ": (
         [(3, rank, LONG_S, {"ring": ring}) for rank, ring in enumerate([[0, 1], [0, 1, 2], [2]])],
-        "ring_ranks must be the same on every rank of a ring, got [0, 1] on rank 0 and [0, 1, 2] on rank 1",
+        (
+            "ring_ranks must be the same on every rank of a ring, got [0, 1] on rank 0 and [0, 1, "
+            "2] on rank 1"
+        ),
         0,
     ),
 }
@@ -135,7 +172,7 @@ def failed(server: RankServer) -> dict[str, list[Ended]]:
 
 
 def refused(ended: list[Ended], words: str, *, limit_s: float) -> None:
-    """Checks that every rank ended with an error of ours that holds these words, within its limit."""
+    """Checks that every rank ended with an error of ours with these words, within its limit."""
     for each in ended:
         assert (each.how, each.error) == ("raised", RendezvousFailed.__name__), each
         assert words in each.value
@@ -144,7 +181,9 @@ def refused(ended: list[Ended], words: str, *, limit_s: float) -> None:
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_start_that_fails_says_why_on_every_rank(failed: dict[str, list[Ended]], name: str) -> None:
+def test_a_start_that_fails_says_why_on_every_rank(
+    failed: dict[str, list[Ended]], name: str
+) -> None:
     starts, words, limit_s = FAILURES[name]
     refused(failed[name], words, limit_s=limit_s)
     if words == UNANSWERED:
@@ -154,7 +193,14 @@ def test_a_start_that_fails_says_why_on_every_rank(failed: dict[str, list[Ended]
 
 
 def test_a_wrong_argument_opens_nothing_and_waits_for_nobody() -> None:
-    wrong: list[tuple[Any, dict[str, Any]]] = [(2, {}), (-1, {}), ("0", {}), (0, {"device": "tpu"}), (0, {"ring": [1]}), (0, {"head": 127})]
+    wrong: list[tuple[Any, dict[str, Any]]] = [
+        (2, {}),
+        (-1, {}),
+        ("0", {}),
+        (0, {"device": "tpu"}),
+        (0, {"ring": [1]}),
+        (0, {"head": 127}),
+    ]
     for rank, options in wrong:
         with pytest.raises(ArgumentError, match=" must "):
             join(1, 2, rank, SHORT_S, options)
@@ -166,9 +212,15 @@ def test_a_port_where_somebody_else_listens(failed: dict[str, list[Ended]]) -> N
         refused(failed[name], f"{UNANSWERED} a", limit_s=SHORT_S)
     first, second = failed["port taken"]
     refused([first], "port must be free on rank 0's machine, got", limit_s=0)
-    refused([second], "got a listener that does not answer as rank 0 does (rank 1 of 2, head 127.0.0.1:", limit_s=SHORT_S)
+    refused(
+        [second],
+        "got a listener that does not answer as rank 0 does (rank 1 of 2, head 127.0.0.1:",
+        limit_s=SHORT_S,
+    )
     # Of two ranks 0, the second finds the port taken; the first is told which rank is missing.
-    waiting, taken = sorted(failed["two ranks 0"], key=lambda each: "port must be free" in each.value)
+    waiting, taken = sorted(
+        failed["two ranks 0"], key=lambda each: "port must be free" in each.value
+    )
     refused([taken], "a second process started as rank 0", limit_s=SHORT_S)
     refused([waiting], "rank 0 present, rank 1 missing", limit_s=SHORT_S)
 

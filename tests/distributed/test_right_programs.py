@@ -1,4 +1,7 @@
-"""Right programs, as users write them, unchanged: each is recorded whole, with its exact number of calls, and nobody is accused."""
+"""Right programs, as users write them, unchanged.
+
+Each is recorded whole, with its exact number of calls, and nobody is accused.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ def run_all(names: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return ringsim.trace(run_all, world_size=right_messages.SIZE, args=(list(PROGRAMS),), limit_s=100)
+    return ringsim.trace(
+        run_all, world_size=right_messages.SIZE, args=(list(PROGRAMS),), limit_s=100
+    )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -44,7 +49,11 @@ def test_every_call_is_recorded(trace: Trace, name: str) -> None:
     calls = frame[frame["kind"].isin(CALLS)]
     found: Counter[str] = Counter()
     for span in frame[frame["label"] == name].itertuples():
-        found.update(calls[(calls["rank"] == span.rank) & calls["post_ns"].between(span.post_ns, span.done_ns)]["op"])
+        found.update(
+            calls[
+                (calls["rank"] == span.rank) & calls["post_ns"].between(span.post_ns, span.done_ns)
+            ]["op"]
+        )
     assert found == PROGRAMS[name][1]
 
 
@@ -53,12 +62,23 @@ def test_nobody_is_accused(trace: Trace) -> None:
     assert trace.metadata["not_recorded"] == []
 
 
-# How many ranks, and what they call. FSDP2: four units, gathered for the forward pass and, but for the outermost, again for the backward
-# pass; the norm of what is sharded is one all_reduce. GPipe and 1F1B: a message each way at each boundary for each microbatch.
+# How many ranks, and what they call. FSDP2: four units, gathered for the forward pass and, but for
+# the outermost, again for the backward pass; the norm of what is sharded is one all_reduce. GPipe
+# and 1F1B: a message each way at each boundary for each microbatch.
 SCRIPTS = {
     "data_parallel": (2, {"all_gather": 2, "broadcast": 8, "all_reduce": 6}),
     "fully_sharded": (2, {"all_gather_single": 28, "reduce_scatter_single": 16, "all_reduce": 4}),
-    "pipelining": (2, {"send": 2, "recv": 2, "send_object_list": 4, "recv_object_list": 4, "isend": 8, "irecv": 8}),
+    "pipelining": (
+        2,
+        {
+            "send": 2,
+            "recv": 2,
+            "send_object_list": 4,
+            "recv_object_list": 4,
+            "isend": 8,
+            "irecv": 8,
+        },
+    ),
     "one_forward_one_backward": (4, {"batch_isend": 36, "batch_irecv": 36, "all_reduce": 8}),
 }
 
@@ -66,7 +86,10 @@ SCRIPTS = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs_as_it_is(name: str, tmp_path: Path) -> None:
     file, (size, calls) = tmp_path / "run.ringtrace", SCRIPTS[name]
-    assert main(["trace", "-n", str(size), "-o", str(file), str(PLACE / "scripts" / f"{name}.py")]) == 0
+    assert (
+        main(["trace", "-n", str(size), "-o", str(file), str(PLACE / "scripts" / f"{name}.py")])
+        == 0
+    )
     trace = ringsim.load(file)
     frame = trace.to_pandas()
     assert Counter(frame[frame["kind"].isin(CALLS)]["op"]) == calls

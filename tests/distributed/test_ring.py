@@ -1,4 +1,7 @@
-"""The ring on real ranks: members, direction, messages, time-outs, several rings in one world, how it ends and what is left."""
+"""The ring on real ranks.
+
+Members, direction, messages, time-outs, several rings in one world, how it ends and what is left.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,14 @@ HERE = "127.0.0.1"
 LONG_S = 40  # nothing that should work comes near it, also on two loaded cores
 
 
-def run(server: RankServer, function: Any, count: int, *arguments: Any, host: str = HERE, **options: Any) -> Any:
+def run(
+    server: RankServer, function: Any, count: int, *arguments: Any, host: str = HERE, **options: Any
+) -> Any:
     """Runs ``function(port, rank, *arguments)`` on ``count`` ranks, and returns how each ended."""
     port = free_port(host)
-    return server.run(function, [(port, rank, *arguments) for rank in range(count)], limit_s=50, **options)
+    return server.run(
+        function, [(port, rank, *arguments) for rank in range(count)], limit_s=50, **options
+    )
 
 
 def exchange(rank: int, source: int, target: int, group_in: Any, group_out: Any) -> int:
@@ -69,13 +76,25 @@ def spoil(torch_is: str) -> None:
         torch.__version__ = "2.99.0"
 
 
-def look_at_ring(port: int, rank: int, count: int, rings: list[list[int]], torch_is: str) -> dict[str, Any]:
+def look_at_ring(
+    port: int, rank: int, count: int, rings: list[list[int]], torch_is: str
+) -> dict[str, Any]:
     spoil(torch_is)
     order = "ranks"
     if "hosts" in torch_is:
         order, socket.gethostname = "hosts", lambda: f"node{rank % 2}"
     ring_ranks = next(ring for ring in rings if rank in ring) if len(rings) > 1 else None
-    initialize_distributed(HERE, port, count, rank, rank, "cpu", timeout_s=LONG_S, ring_ranks=ring_ranks, ring_order=order)
+    initialize_distributed(
+        HERE,
+        port,
+        count,
+        rank,
+        rank,
+        "cpu",
+        timeout_s=LONG_S,
+        ring_ranks=ring_ranks,
+        ring_order=order,
+    )
     ring = current_ring()
     groups = [get_pipeline_parallel_pred_group(), get_pipeline_parallel_succ_group()]
     assert groups == [ring.pred_group, ring.succ_group]
@@ -90,16 +109,26 @@ def look_at_ring(port: int, rank: int, count: int, rings: list[list[int]], torch
         facts["names"] = [group.group_desc for group in groups]
         facts["named by torch"] = [group.group_name != group.group_desc for group in groups]
         facts["distinct"] = groups[0] is not groups[1]
-        facts["time-outs"] = [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+        facts["time-outs"] = [
+            group._get_backend(torch.device("cpu")).options._timeout for group in groups
+        ]
         facts["forward"] = pass_on(rank)
         facts["back"] = exchange(rank, ring.succ, ring.pred, *reversed(groups))
         came = [torch.empty(1), torch.empty(1)]
         works = []
         for group, peer, buffer in zip(groups, (ring.pred, ring.succ), came, strict=True):
             mine = torch.tensor([float(rank)])
-            works += dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, peer, group), dist.P2POp(dist.irecv, buffer, peer, group)])
+            works += dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, mine, peer, group),
+                    dist.P2POp(dist.irecv, buffer, peer, group),
+                ]
+            )
         totals = [torch.tensor([float(rank)]), torch.tensor([float(rank)])]
-        works += [dist.all_reduce(total, group=group, async_op=True) for total, group in zip(totals, groups, strict=True)]
+        works += [
+            dist.all_reduce(total, group=group, async_op=True)
+            for total, group in zip(totals, groups, strict=True)
+        ]
         for work in works:
             work.wait()
         facts["batch"] = [buffer.item() for buffer in came]
@@ -115,7 +144,11 @@ def look_at_ring(port: int, rank: int, count: int, rings: list[list[int]], torch
 def expected_facts(rank: int, world_size: int, ring: list[int], torch_is: str) -> dict[str, Any]:
     place = ring.index(rank)
     pred, succ = ring[place - 1], ring[(place + 1) % len(ring)]
-    common = {"place": (rank, world_size, pred, succ, tuple(ring)), "device": "cpu", "initialised after": False}
+    common = {
+        "place": (rank, world_size, pred, succ, tuple(ring)),
+        "device": "cpu",
+        "initialised after": False,
+    }
     if len(ring) == 1:
         return {**common, "members": [None, None], "groups of the process": 1}
     pairs = [sorted([pred, rank]), sorted([rank, succ])]
@@ -126,7 +159,8 @@ def expected_facts(rank: int, world_size: int, ring: list[int], torch_is: str) -
         "names": [f"ring:{pred}>{rank}", f"ring:{rank}>{succ}"],
         "named by torch": ["known" not in torch_is] * 2,
         "distinct": True,
-        "time-outs": [timedelta(seconds=LONG_S)] * 2,  # ``new_group`` takes half an hour unless it is told
+        # ``new_group`` takes half an hour unless it is told
+        "time-outs": [timedelta(seconds=LONG_S)] * 2,
         "groups of the process": 3,  # the default group and two pairs: none that the rank is not in
         "groups after one is destroyed": 2,
         "forward": pred,
@@ -142,19 +176,29 @@ SEVERAL = [[2, 0, 1], [4, 3], [5]]
 @pytest.mark.parametrize(
     ("rings", "torch_is"),
     [
-        *(([[0]], "known"), ([[0, 1]], "known"), ([[0, 2, 1]], "known, two hosts"), ([[*range(9)]], "known"), (SEVERAL, "known")),
+        *(
+            ([[0]], "known"),
+            ([[0, 1]], "known"),
+            ([[0, 2, 1]], "known, two hosts"),
+            ([[*range(9)]], "known"),
+            (SEVERAL, "known"),
+        ),
         *(([[0, 1]], "of another version"), (SEVERAL, "without private API")),
     ],
 )
 def test_rings(server: RankServer, rings: list[list[int]], torch_is: str) -> None:
     count = sum(len(ring) for ring in rings)
     facts = results(run(server, look_at_ring, count, count, rings, torch_is))
-    assert facts == [expected_facts(rank, count, next(ring for ring in rings if rank in ring), torch_is) for rank in range(count)]
+    assert facts == [
+        expected_facts(rank, count, next(ring for ring in rings if rank in ring), torch_is)
+        for rank in range(count)
+    ]
 
 
 # -- sockets
 
-LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, ::1, ::ffff:127.0.0.1
+# 127.0.0.1, ::1, ::ffff:127.0.0.1
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 
 
 def look_at_sockets(port: int, rank: int, host: str) -> tuple[Any, ...]:
@@ -169,8 +213,12 @@ def look_at_sockets(port: int, rank: int, host: str) -> tuple[Any, ...]:
     return came, during - LOOPBACK, interface, os.environ.get("GLOO_SOCKET_IFNAME")
 
 
-@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads Linux's table of sockets")
-@pytest.mark.parametrize(("host", "told"), [(HERE, None), (HERE, "lo"), ("::1", None), ("localhost", None)])
+@pytest.mark.skipif(
+    not Path("/proc/self/net/tcp").exists(), reason="reads Linux's table of sockets"
+)
+@pytest.mark.parametrize(
+    ("host", "told"), [(HERE, None), (HERE, "lo"), ("::1", None), ("localhost", None)]
+)
 def test_nothing_listens_beyond_loopback(server: RankServer, host: str, told: str | None) -> None:
     """The user's choice of an interface stays."""
     environment = {} if told is None else {"GLOO_SOCKET_IFNAME": told}
@@ -202,12 +250,21 @@ def come_back(port: int, rank: int, times: int) -> list[int]:
 
 
 def test_ring_after_ring_on_one_port(server: RankServer) -> None:
-    """Torch's own hung at the eighteenth such round: a rank met the store that was on its way out."""
+    """Torch's own hung at the eighteenth such round.
+
+    A rank met the store that was on its way out.
+    """
     assert results(run(server, come_back, 3, 24)) == [[2] * 24, [0] * 24, [1] * 24]
 
 
 def ring_over_the_scripts_group(port: int, rank: int) -> list[Any]:
-    dist.init_process_group("gloo", init_method=f"tcp://{HERE}:{port}", world_size=3, rank=rank, timeout=timedelta(seconds=LONG_S))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{HERE}:{port}",
+        world_size=3,
+        rank=rank,
+        timeout=timedelta(seconds=LONG_S),
+    )
     facts: list[Any] = []
     try:
         initialize_distributed(HERE, port, 4, rank, rank, "cpu")
@@ -224,14 +281,30 @@ def ring_over_the_scripts_group(port: int, rank: int) -> list[Any]:
 
 def test_ring_over_the_scripts_group(server: RankServer) -> None:
     refused = "world_size must be 3 as in the default process group that exists, got 4"
-    assert results(run(server, ring_over_the_scripts_group, 3)) == [[refused, *[(rank - 1) % 3, 1] * 3] for rank in range(3)]
+    assert results(run(server, ring_over_the_scripts_group, 3)) == [
+        [refused, *[(rank - 1) % 3, 1] * 3] for rank in range(3)
+    ]
 
 
-OTHERS = {"head_ip": "localhost", "port": 1, "world_size": 2, "local_rank": 1, "comm_device": "gpu", "timeout_s": 6}
+OTHERS = {
+    "head_ip": "localhost",
+    "port": 1,
+    "world_size": 2,
+    "local_rank": 1,
+    "comm_device": "gpu",
+    "timeout_s": 6,
+}
 
 
 def call_again(port: int, rank: int) -> list[str]:
-    arguments: dict[str, Any] = {"head_ip": HERE, "port": port, "world_size": 1, "rank": rank, "local_rank": 0, "comm_device": "cpu"}
+    arguments: dict[str, Any] = {
+        "head_ip": HERE,
+        "port": port,
+        "world_size": 1,
+        "rank": rank,
+        "local_rank": 0,
+        "comm_device": "cpu",
+    }
     initialize_distributed(**arguments, timeout_s=5)
     ring, shown = current_ring(), builtins.print
     initialize_distributed(**arguments, timeout_s=5)
@@ -239,7 +312,9 @@ def call_again(port: int, rank: int) -> list[str]:
     assert builtins.print is shown
     words = []
     for name, value in OTHERS.items():
-        with pytest.raises(ArgumentError, match=r"as in the ring that exists, got .*\(rank 0 of 1\)") as caught:
+        with pytest.raises(
+            ArgumentError, match=r"as in the ring that exists, got .*\(rank 0 of 1\)"
+        ) as caught:
             initialize_distributed(**{**arguments, name: value})
         words.append(str(caught.value).partition(" must be ")[0])
     assert current_ring() is ring
@@ -317,14 +392,31 @@ def act(name: str, port: int, rank: int) -> Any:
 
 def test_ends(server: RankServer) -> None:
     """All at once: they wait most of the time."""
-    counts = {wait_for_nobody: 2, leave_work_undone: 2, be_left_alone: 2, fail_while_building: 3, die_while_building: 3}
-    arguments = [(each.__name__, port, rank) for each, count in counts.items() for port in [free_port()] for rank in range(count)]
+    counts = {
+        wait_for_nobody: 2,
+        leave_work_undone: 2,
+        be_left_alone: 2,
+        fail_while_building: 3,
+        die_while_building: 3,
+    }
+    arguments = [
+        (each.__name__, port, rank)
+        for each, count in counts.items()
+        for port in [free_port()]
+        for rank in range(count)
+    ]
     ended = iter(server.run(act, arguments))
-    stuck, undone, alone, failed, died = ([next(ended) for _ in range(count)] for count in counts.values())
+    stuck, undone, alone, failed, died = (
+        [next(ended) for _ in range(count)] for count in counts.values()
+    )
     for words, took_s in results(stuck):  # the time-out reaches the pair groups
         assert words != "received"
-        assert took_s >= 1.4 or "closed" in words, "the other may end first, and then nobody is waited for"
+        assert took_s >= 1.4 or "closed" in words, (
+            "the other may end first, and then nobody is waited for"
+        )
     assert results(undone) == [False, False]
     assert [each.how for each in alone] == ["returned", "killed"]
     assert [each.error for each in (*failed, died[0], died[2])] == [RendezvousFailed.__name__] * 5
-    assert all("rank 1 must reach its peers, got no route to anybody" in each.value for each in failed)
+    assert all(
+        "rank 1 must reach its peers, got no route to anybody" in each.value for each in failed
+    )

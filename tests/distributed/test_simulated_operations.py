@@ -1,6 +1,7 @@
-"""The same worker on real ranks and on simulated ones: the same results, records, and places for a failure to stand in.
+"""The same worker on real ranks and on simulated ones.
 
-What each operation records is compared in test_conformance_torch.
+The same results, records, and places for a failure to stand in. What each operation records is
+compared in test_conformance_torch.
 """
 
 from __future__ import annotations
@@ -48,17 +49,30 @@ def test_a_failure_stands_in_the_place_of_the_same_operation() -> None:
             start(exchange_objects, world_size=3, inject=[ringsim.Fail(0, at_op)])
         assert error.value.trace is not None
         frame = error.value.trace.to_pandas()
-        done.append(frame[frame["rank"] == 0][["op", "tag", "size_bytes"]].astype(str).values.tolist())
+        done.append(
+            frame[frame["rank"] == 0][["op", "tag", "size_bytes"]].astype(str).values.tolist()
+        )
     assert done[0] == done[1]
     assert len(done[0]) == at_op
 
 
-DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
+DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.int8,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e4m3fn,
+)
 REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 
 def reduce_everything() -> dict[tuple[str, str, str], str]:
-    """Tells which reductions of which dtypes are refused, and what the others give; all ranks go on together."""
+    """Tells which reductions of which dtypes are refused, and what the others give.
+
+    All ranks go on together.
+    """
     found = {}
     rank, size = dist.get_rank(), dist.get_world_size()
 
@@ -70,7 +84,8 @@ def reduce_everything() -> dict[tuple[str, str, str], str]:
             op = getattr(dist.ReduceOp, name)
             tensor, output = make(2 * size, dtype), make(2, dtype)
             ways: dict[str, Callable[[], Any]] = {
-                "all_reduce": lambda: dist.all_reduce(tensor, op),  # noqa: B023 - called in this round
+                # called in this round
+                "all_reduce": lambda: dist.all_reduce(tensor, op),  # noqa: B023
                 "all_reduce_coalesced": lambda: dist.all_reduce_coalesced([tensor], op),  # noqa: B023
                 "reduce": lambda: dist.reduce(tensor, 0, op),  # noqa: B023
                 "reduce_scatter": lambda: dist.reduce_scatter(output, list(tensor.split(2)), op),  # noqa: B023
@@ -82,7 +97,9 @@ def reduce_everything() -> dict[tuple[str, str, str], str]:
                     reduce()
                     if way == "reduce" and rank:
                         tensor = make(2 * size, dtype)  # it is the root's alone
-                    found[way, name, str(dtype)] = str(result.tolist()) if way != "reduce" or not rank else "sent"
+                    found[way, name, str(dtype)] = (
+                        str(result.tolist()) if way != "reduce" or not rank else "sent"
+                    )
                 except (RuntimeError, ValueError):
                     found[way, name, str(dtype)] = "refused"
     return found
@@ -93,11 +110,26 @@ def test_the_same_reductions_are_refused() -> None:
     simulated = simulate(reduce_everything, world_size=2, link=LINK).results
     for mine, theirs in zip(real, simulated, strict=True):
         assert len(mine) == 5 * len(DTYPES) * len(REDUCTIONS)
-        assert {key: (value, theirs[key]) for key, value in mine.items() if value != theirs[key]} == {}
+        assert {
+            key: (value, theirs[key]) for key, value in mine.items() if value != theirs[key]
+        } == {}
         assert 0 < list(mine.values()).count("refused") < len(mine)
 
 
-SAME = ["rank", "op", "group", "peer", "tag", "size_bytes", "dtype", "stage", "microbatch", "label", "line", "status"]
+SAME = [
+    "rank",
+    "op",
+    "group",
+    "peer",
+    "tag",
+    "size_bytes",
+    "dtype",
+    "stage",
+    "microbatch",
+    "label",
+    "line",
+    "status",
+]
 
 
 def go_round() -> tuple[float, float, list[float]]:
@@ -143,9 +175,12 @@ def test_programs_give_the_same_bits_and_the_same_records() -> None:
     """A ring, the generation of tokens, and a step of training with every schedule."""
     real = ringsim.trace(do_all, world_size=3, seed=7)
     simulated = simulate(do_all, world_size=3, link=LINK, seed=7)
-    for (*mine, loss, grads), (*theirs, other_loss, other_grads) in zip(real.results, simulated.results, strict=True):
+    for (*mine, loss, grads), (*theirs, other_loss, other_grads) in zip(
+        real.results, simulated.results, strict=True
+    ):
         assert mine == theirs
-        assert loss == pytest.approx(other_loss, rel=1e-6)  # summed over the ranks, in another order
+        # summed over the ranks, in another order
+        assert loss == pytest.approx(other_loss, rel=1e-6)
         assert grads == other_grads
     frames = [trace.to_pandas() for trace in (real, simulated)]
     for name in SAME:

@@ -1,4 +1,7 @@
-"""docs/simulation.md: what it shows runs, and the tables of its description are those that are read."""
+"""docs/simulation.md.
+
+What it shows runs, and the tables of its description are those that are read.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ def test_its_programs_run_one_after_the_other(capsys: pytest.CaptureFixture[str]
         exec(compile(block, str(PAGE), "exec"), names)
         if number == 0:  # a token goes round
             assert (names["real"].results[0], names["virtual"].results[0]) == (4.0, 1000.0)
-            assert names["virtual"].makespan_s == pytest.approx(1000 * (1e-3 + 10e-6 + 1024 * 8e-11), rel=1e-6)
+            assert names["virtual"].makespan_s == pytest.approx(
+                1000 * (1e-3 + 10e-6 + 1024 * 8e-11), rel=1e-6
+            )
     assert names["virtual"].metadata["source"] == "simulated"
     assert names["real"].metadata["source"] == "measured"
     said = capsys.readouterr().out
@@ -62,9 +67,11 @@ def test_its_keys_are_those_that_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     file.write_text(other)
     read_description(file)
     file.write_text(
-        re.sub(r"(?m)^name = .*\nmicrobatches = .*$", 'actions = "rank 0: 0F0 0B0"', other.split("[[slow]]")[0]).replace(
-            "ranks = 8", "ranks = 1"
-        )
+        re.sub(
+            r"(?m)^name = .*\nmicrobatches = .*$",
+            'actions = "rank 0: 0F0 0B0"',
+            other.split("[[slow]]")[0],
+        ).replace("ranks = 8", "ranks = 1")
     )
     read_description(file)
     file.write_text(blocks("toml")[0].replace("[link]", '[topology]\nkind = "full_bisection"'))
@@ -72,6 +79,9 @@ def test_its_keys_are_those_that_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     rows = re.findall(r"^\| `(\[+\w+\]+)`(?:, by \w+)? \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     told: dict[str, set[str]] = {}
     for name, keys in rows:
-        told.setdefault(name, set()).update(UNIT.sub("", key) for key in set(re.findall(r"`(\w+)`", keys)) - {"rendezvous", "buffered"})
+        told.setdefault(name, set()).update(
+            UNIT.sub("", key)
+            for key in set(re.findall(r"`(\w+)`", keys)) - {"rendezvous", "buffered"}
+        )
     asked.pop("the description")
     assert asked == told

@@ -1,4 +1,4 @@
-"""One program, two clocks: unchanged programs compute and record the same on real and on simulated ranks.
+"""Unchanged programs compute and record the same on real and on simulated ranks.
 
 The wrong ones get the same verdict.
 """
@@ -85,7 +85,9 @@ def list_operations(trace: Trace) -> Operations:
 
 @pytest.mark.parametrize("name", NEW)
 def test_results_are_those_of_real_ranks(name: str, real: Trace, simulated: Trace) -> None:
-    tolerance = {"atol": 0.0, "rtol": 0.0} if name in two_clocks.EXACT else {"atol": 1e-5, "rtol": 1e-4}
+    tolerance = (
+        {"atol": 0.0, "rtol": 0.0} if name in two_clocks.EXACT else {"atol": 1e-5, "rtol": 1e-4}
+    )
     for mine, theirs in zip(simulated.results, real.results, strict=True):
         torch.testing.assert_close(mine[name], theirs[name], **tolerance)
 

@@ -1,4 +1,7 @@
-"""Programs that make their own world, in a rank that has one already or by processes that they start."""
+"""Programs that make their own world.
+
+In a rank that has one already or by processes that they start.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,22 @@ WRONG = {"world_size": 3, "rank": 7, "backend": "cpu:gloo,cuda:nccl"}
 
 
 def make_worlds(library: Any) -> list[Any]:
-    """Asks for worlds that differ, then for the one that is there, for that one again, and, when it is gone, for another."""
+    """Asks for worlds that differ, then for the one that is there, and for that one again.
+
+    And, when it is gone, for another.
+    """
     said: list[Any] = []
-    for wrong in [{name: value} for name, value in WRONG.items()] + [{"backend": "cpu:gloo", "timeout": timedelta(seconds=7)}, {}]:
+    for wrong in [{name: value} for name, value in WRONG.items()] + [
+        {"backend": "cpu:gloo", "timeout": timedelta(seconds=7)},
+        {},
+    ]:
         try:
             library.init_process_group(**wrong)
-            said.append(dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options._timeout)
+            said.append(
+                dist.distributed_c10d._get_default_group()
+                ._get_backend(torch.device("cpu"))
+                .options._timeout
+            )
         except ValueError as error:
             said.append(f"{type(error).__name__}: {error}")
     for last in (False, True):
@@ -46,7 +59,13 @@ def test_a_worker_joins_the_world_that_is_there(library: Any) -> None:
     trace = ringsim.trace(make_worlds, args=(library,), world_size=2)
     for rank, (*refused, timeout, again, first, second) in enumerate(trace.results):
         for (name, given), text in zip(WRONG.items(), refused, strict=True):
-            assert re.fullmatch(rf"ArgumentError: {name} must be .* got {given!r} \(rank {rank} of 2\)\..*ring=False.*", text)
+            assert re.fullmatch(
+                (
+                    rf"ArgumentError: {name} must be .* got {given!r} \(rank {rank} of "
+                    r"2\)\..*ring=False.*"
+                ),
+                text,
+            )
         assert (timeout, first, second) == (timedelta(seconds=7), 2, 2)
         assert again == "ValueError: trying to initialize the default process group twice!"
     assert [text.count("joined") for text in trace.output] == [1, 0]
@@ -86,10 +105,15 @@ def test_messages_of_two_worlds_never_meet(tmp_path: Path) -> None:
 
 
 def meet_anywhere(directory: Path, *ports: int) -> list[float]:
-    """Meets the other rank in a file, where ringsim has made a place for it, and at ports of the program's own."""
+    """Meets the other rank in a file, in a place made by ringsim, and at the program's ports."""
     numbers = torch.ones(1)
     places = {"rank": int(os.environ["RANK"]), "world_size": 2}
-    for url in (f"file://{directory}/met", f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}", f"tcp://127.0.0.1:{ports[0]}", "env://"):
+    for url in (
+        f"file://{directory}/met",
+        f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}",
+        f"tcp://127.0.0.1:{ports[0]}",
+        "env://",
+    ):
         if url == "env://":
             os.environ["MASTER_PORT"] = str(ports[1])
         dist.init_process_group("gloo", init_method=url, **places)  # type: ignore[arg-type]
@@ -99,7 +123,12 @@ def meet_anywhere(directory: Path, *ports: int) -> list[float]:
 
 
 def test_ranks_may_meet_at_a_port_of_the_programs_own(tmp_path: Path) -> None:
-    assert ringsim.trace(meet_anywhere, args=(tmp_path, free_port(), free_port()), world_size=2, ring=False).results == [[16.0]] * 2
+    assert (
+        ringsim.trace(
+            meet_anywhere, args=(tmp_path, free_port(), free_port()), world_size=2, ring=False
+        ).results
+        == [[16.0]] * 2
+    )
 
 
 SCRIPT = """
@@ -121,19 +150,39 @@ if __name__ == "__main__":
     for process in processes:
         process.join()
     print("all joined")
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """The pattern of torch's tutorials: a script that starts its ranks, which meet at a port of their own."""
+    """The pattern of torch's tutorials.
+
+    A script that starts its ranks, which meet at a port of their own.
+    """
     path = tmp_path / "tutorial.py"
     path.write_text(SCRIPT)
     return path
 
 
-def test_a_script_that_starts_its_ranks_is_told_to_leave_n_out(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "-n", "2", "-o", str(script.parent / "run.ringtrace"), str(script), str(free_port()), "fork", "fork"]) == 2
+def test_a_script_that_starts_its_ranks_is_told_to_leave_n_out(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "trace",
+                "-n",
+                "2",
+                "-o",
+                str(script.parent / "run.ringtrace"),
+                str(script),
+                str(free_port()),
+                "fork",
+                "fork",
+            ]
+        )
+        == 2
+    )
     said = capsys.readouterr()
     assert "ranks must be started by ringsim or by the program, got both" in said.err
     assert "all joined" not in said.out
@@ -148,7 +197,9 @@ def trace_script(directory: Path, *words: str) -> str:
 
 
 def test_the_ranks_that_a_script_starts_are_recorded(script: Path, server: RankServer) -> None:
-    (said,) = results(server.run(trace_script, [(script.parent, str(script), str(free_port()), "fork", "spawn")]))
+    (said,) = results(
+        server.run(trace_script, [(script.parent, str(script), str(free_port()), "fork", "spawn")])
+    )
     assert "tutorial.py starts its own ranks" in said
     assert "all joined" in said
     messages = ringsim.load(script.with_suffix(".ringtrace")).to_pandas("messages")

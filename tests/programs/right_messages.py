@@ -1,4 +1,7 @@
-"""Right programs of messages and collectives, as users write them, with how often each operation is called by all four ranks together."""
+"""Right programs of messages and collectives, as users write them.
+
+With how often each operation is called by all four ranks together.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,12 @@ def halo_in_a_batch() -> None:
     _, after, before = place()
     left, right_ = torch.zeros(2), torch.zeros(2)
     own = torch.ones(2)
-    operations = [(dist.isend, own, before), (dist.isend, own, after), (dist.irecv, left, before), (dist.irecv, right_, after)]
+    operations = [
+        (dist.isend, own, before),
+        (dist.isend, own, after),
+        (dist.irecv, left, before),
+        (dist.irecv, right_, after),
+    ]
     for work in dist.batch_isend_irecv([dist.P2POp(*operation) for operation in operations]):
         work.wait()
     assert float(left.sum() + right_.sum()) == 4
@@ -107,7 +115,9 @@ def everything_posted_first() -> None:
     works += [dist.isend(torch.tensor([float(rank)]), other) for other in others]
     for work in reversed(works):
         work.wait()
-    assert {other: float(tensor) for other, tensor in received.items()} == {other: float(other) for other in others}
+    assert {other: float(tensor) for other, tensor in received.items()} == {
+        other: float(other) for other in others
+    }
 
 
 @right(send=12, recv=12)
@@ -255,7 +265,11 @@ def a_broadcast_from_each() -> None:
 def scattered_and_gathered() -> None:
     rank, _, _ = place()
     mine = torch.zeros(2)
-    dist.scatter(mine, [torch.full((2,), float(other)) for other in range(SIZE)] if rank == 1 else None, src=1)
+    dist.scatter(
+        mine,
+        [torch.full((2,), float(other)) for other in range(SIZE)] if rank == 1 else None,
+        src=1,
+    )
     back = [torch.zeros(2) for _ in range(SIZE)] if rank == 1 else None
     dist.gather(mine * 2, back, dst=1)
     assert back is None or [float(tensor[0]) for tensor in back] == [0, 2, 4, 6]
@@ -265,7 +279,12 @@ def scattered_and_gathered() -> None:
 def uneven_parts_to_all() -> None:
     rank, _, _ = place()
     received = torch.zeros(sum(range(1, SIZE + 1)))
-    dist.all_to_all_single(received, torch.full(((rank + 1) * SIZE,), float(rank)), list(range(1, SIZE + 1)), [rank + 1] * SIZE)
+    dist.all_to_all_single(
+        received,
+        torch.full(((rank + 1) * SIZE,), float(rank)),
+        list(range(1, SIZE + 1)),
+        [rank + 1] * SIZE,
+    )
     assert received.tolist() == [float(source) for source in range(SIZE) for _ in range(source + 1)]
 
 
@@ -290,7 +309,9 @@ def objects_in_collectives() -> None:
     dist.broadcast_object_list(words, src=0)
     assert words == [{"lr": 0.1}, None]
     dist.gather_object(rank, found if rank == 2 else None, dst=2)
-    dist.scatter_object_list(words, [[other] for other in range(SIZE)] if rank == 0 else None, src=0)
+    dist.scatter_object_list(
+        words, [[other] for other in range(SIZE)] if rank == 0 else None, src=0
+    )
     assert words[0] == [rank]
 
 
@@ -379,7 +400,10 @@ def an_executor() -> None:
     _, after, before = place()
     received = torch.zeros(1)
     with ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(dist.recv, received, before), pool.submit(dist.send, torch.ones(1), after)]
+        futures = [
+            pool.submit(dist.recv, received, before),
+            pool.submit(dist.send, torch.ones(1), after),
+        ]
         for future in futures:
             future.result()
     assert float(received) == 1
@@ -449,7 +473,10 @@ def fetched_ahead() -> None:
 
 @right(send=3, recv=3)
 def sent_by_a_timer() -> None:
-    """All ranks sleep for longer than it takes to tell that one is stuck, and rank 1 is in no operation."""
+    """All ranks sleep for longer than it takes to tell that one is stuck.
+
+    Rank 1 is in no operation.
+    """
     rank, _, _ = place()
     if rank != 1:
         dist.recv(torch.zeros(2), 1)
@@ -466,7 +493,9 @@ def sent_by_a_timer() -> None:
 
 @right(all_reduce=4)
 def another_program_is_run() -> None:
-    words = subprocess.run(["echo", str(dist.get_rank())], capture_output=True, text=True, check=True).stdout
+    words = subprocess.run(
+        ["echo", str(dist.get_rank())], capture_output=True, text=True, check=True
+    ).stdout
     value = torch.tensor([float(words)])
     dist.all_reduce(value)
     assert float(value) == 6

@@ -1,4 +1,7 @@
-"""Right programs of modules: DistributedDataParallel, FSDP2, DTensor, pipelines, optimizers, checkpoints."""
+"""Right programs of modules.
+
+DistributedDataParallel, FSDP2, DTensor, pipelines, optimizers, checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ def step(module: nn.Module, optimizer: Any = None) -> None:
     optimizer.step()
 
 
-# -- DistributedDataParallel: when it is built, it gathers the number of parameters, and broadcasts their shapes and values;
-# after the first step it broadcasts the buckets, and their sizes
+# -- DistributedDataParallel: when it is built, it gathers the number of parameters, and broadcasts
+# their shapes and values; after the first step it broadcasts the buckets, and their sizes
 
 
 @right(all_gather=4, broadcast=16, all_reduce=12)
@@ -56,7 +59,9 @@ def compressed_gradients() -> None:
 
 @right(all_gather=4, broadcast=8, all_reduce=8)
 def a_layer_that_is_not_used() -> None:
-    module = nn.parallel.DistributedDataParallel(nn.ModuleDict({"used": model(), "unused": nn.Linear(2, 2)}), find_unused_parameters=True)
+    module = nn.parallel.DistributedDataParallel(
+        nn.ModuleDict({"used": model(), "unused": nn.Linear(2, 2)}), find_unused_parameters=True
+    )
     module.module.forward = lambda batch: module.module["used"](batch)
     module(torch.randn(4, 8)).sum().backward()
 
@@ -74,7 +79,9 @@ def gradients_averaged_by_hooks() -> None:
     works: list[Any] = []
     module = model()
     for parameter in module.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda tensor: works.append(dist.all_reduce(tensor.grad, async_op=True)))
+        parameter.register_post_accumulate_grad_hook(
+            lambda tensor: works.append(dist.all_reduce(tensor.grad, async_op=True))
+        )
     module(torch.randn(4, 8)).sum().backward()
     for work in works:
         work.wait()
@@ -84,7 +91,10 @@ def gradients_averaged_by_hooks() -> None:
 def futures() -> None:
     works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]
     both = torch.futures.collect_all([work.get_future() for work in works])
-    assert both.then(lambda done: sum(one.value()[0] for one in done.value())).wait().tolist() == [8.0] * 4
+    assert (
+        both.then(lambda done: sum(one.value()[0] for one in done.value())).wait().tolist()
+        == [8.0] * 4
+    )
 
 
 @right(broadcast=16, all_reduce=32)
@@ -96,7 +106,10 @@ def parameters_averaged_now_and_then() -> None:
         step(module)
         if turn % 2:
             for parameter in module.parameters():
-                dist.all_reduce(parameter.data, op=dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM)
+                dist.all_reduce(
+                    parameter.data,
+                    op=dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM,
+                )
 
 
 @right(broadcast=16)
@@ -152,7 +165,11 @@ def sharded_in_a_mesh() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    step(fully_shard(model(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))))
+    step(
+        fully_shard(
+            model(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        )
+    )
 
 
 @right(scatter=4, all_gather_coalesced=8, all_reduce=4)
@@ -170,9 +187,15 @@ def redistributed() -> None:
 @right(scatter=12, broadcast=4, all_reduce=4)
 def tensor_parallel() -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
-    module = parallelize_module(model(), init_device_mesh("cpu", (SIZE,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    module = parallelize_module(
+        model(), init_device_mesh("cpu", (SIZE,)), {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    )
     module(torch.ones(2, 8)).sum().backward()
 
 
@@ -180,7 +203,9 @@ def tensor_parallel() -> None:
 def functional() -> None:
     import torch.distributed._functional_collectives as functional_collectives
 
-    assert float(functional_collectives.all_reduce(torch.ones(2), "sum", dist.group.WORLD).sum()) == 8
+    assert (
+        float(functional_collectives.all_reduce(torch.ones(2), "sum", dist.group.WORLD).sum()) == 8
+    )
 
 
 @right(all_reduce=8)
@@ -205,16 +230,23 @@ def experts() -> None:
 # -- pipelines, data, checkpoints
 
 
-# Before the first step the stages agree, there and back, on how shapes are found (send, recv), and tell
-# each other theirs, in two messages each.
+# Before the first step the stages agree, there and back, on how shapes are found (send, recv), and
+# tell each other theirs, in two messages each.
 def pipeline(name: str, stages: int = 1, **options: Any) -> None:
     from torch.distributed import pipelining
 
     rank = dist.get_rank()
-    parts = [pipelining.PipelineStage(nn.Linear(8, 8), rank + SIZE * index, SIZE * stages, CPU) for index in range(stages)]
-    schedule = getattr(pipelining, name)(parts if stages > 1 else parts[0], 4, loss_fn=nn.functional.mse_loss, **options)
+    parts = [
+        pipelining.PipelineStage(nn.Linear(8, 8), rank + SIZE * index, SIZE * stages, CPU)
+        for index in range(stages)
+    ]
+    schedule = getattr(pipelining, name)(
+        parts if stages > 1 else parts[0], 4, loss_fn=nn.functional.mse_loss, **options
+    )
     batch = torch.randn(8, 8)
-    schedule.step(*([batch] if rank == 0 else []), **({"target": batch} if rank == SIZE - 1 else {}))
+    schedule.step(
+        *([batch] if rank == 0 else []), **({"target": batch} if rank == SIZE - 1 else {})
+    )
 
 
 @right(send=6, recv=6, send_object_list=12, recv_object_list=12, isend=24, irecv=24)
@@ -222,7 +254,16 @@ def pipeline_of_gpipe() -> None:
     pipeline("ScheduleGPipe")
 
 
-@right(send=6, recv=6, send_object_list=12, recv_object_list=12, isend=12, batch_isend=12, batch_irecv=12, irecv=12)
+@right(
+    send=6,
+    recv=6,
+    send_object_list=12,
+    recv_object_list=12,
+    isend=12,
+    batch_isend=12,
+    batch_irecv=12,
+    irecv=12,
+)
 def pipeline_of_1f1b() -> None:
     pipeline("Schedule1F1B")
 
@@ -238,7 +279,9 @@ def a_sampler_and_its_metrics() -> None:
     from torch.utils.data.distributed import DistributedSampler
 
     data = TensorDataset(torch.arange(16.0))
-    seen = torch.cat([batch for (batch,) in DataLoader(data, 2, sampler=DistributedSampler(data, shuffle=False))])
+    seen = torch.cat(
+        [batch for (batch,) in DataLoader(data, 2, sampler=DistributedSampler(data, shuffle=False))]
+    )
     everything = [torch.zeros(4) for _ in range(SIZE)]
     dist.all_gather(everything, seen)
     assert sorted(torch.cat(everything).tolist()) == list(range(16))
@@ -250,7 +293,9 @@ def a_sampler_and_its_metrics() -> None:
 def a_loader_with_a_process() -> None:
     from torch.utils.data import DataLoader, TensorDataset
 
-    total = sum(batch.sum() for (batch,) in DataLoader(TensorDataset(torch.ones(8)), 4, num_workers=1))
+    total = sum(
+        batch.sum() for (batch,) in DataLoader(TensorDataset(torch.ones(8)), 4, num_workers=1)
+    )
     dist.all_reduce(total)
     assert float(total) == 32
 

@@ -1,7 +1,8 @@
-"""Runs a command on a monotonic clock of its own: python shift_clock.py NS COMMAND ..., with NS as an offset, also a negative one.
+"""Runs a command on a monotonic clock of its own.
 
-The `unshare` of the system takes whole seconds alone. The offset is written before any process is in the new time namespace: see
-time_namespaces(7).
+Python shift_clock.py NS COMMAND ..., with NS as an offset, also a negative one. The `unshare` of
+the system takes whole seconds alone. The offset is written before any process is in the new time
+namespace: see time_namespaces(7).
 """
 
 import ctypes

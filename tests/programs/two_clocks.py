@@ -1,4 +1,4 @@
-"""Programs for ``torch.distributed``, unchanged on both clocks; each returns what it has computed, as plain lists and tensors."""
+"""Programs for ``torch.distributed``, unchanged on both clocks; each returns its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Wrong programs as people write them, of ``torch.distributed`` alone: rows 72 to 84 of docs/faults.md."""
+"""Wrong programs as people write them, of ``torch.distributed`` alone.
+
+Rows 72 to 84 of docs/faults.md.
+"""
 
 from __future__ import annotations
 
@@ -235,8 +238,14 @@ def a_chain_that_is_no_ring() -> None:
 def left_and_right_change_places() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % size, (rank + 1) % size
-    ops = [dist.P2POp(dist.isend, tensor(), left, tag=1), dist.P2POp(dist.irecv, tensor(), left, tag=1)]
-    ops += [dist.P2POp(dist.isend, tensor(), right, tag=2), dist.P2POp(dist.irecv, tensor(), right, tag=2)]
+    ops = [
+        dist.P2POp(dist.isend, tensor(), left, tag=1),
+        dist.P2POp(dist.irecv, tensor(), left, tag=1),
+    ]
+    ops += [
+        dist.P2POp(dist.isend, tensor(), right, tag=2),
+        dist.P2POp(dist.irecv, tensor(), right, tag=2),
+    ]
     for work in dist.batch_isend_irecv(ops):  # here
         work.wait()  # here
 

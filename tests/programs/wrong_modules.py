@@ -155,7 +155,9 @@ def saves_a_checkpoint_on_the_first_rank() -> None:
 def meshes_of_different_shapes() -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (2, 1) if dist.get_rank() == 0 else (1, 2), mesh_dim_names=("data", "model"))
+    mesh = init_device_mesh(
+        "cpu", (2, 1) if dist.get_rank() == 0 else (1, 2), mesh_dim_names=("data", "model")
+    )
     dist.all_reduce(BATCH, group=mesh.get_group("data"))  # here
 
 
@@ -164,7 +166,9 @@ def microbatches_of_different_numbers() -> None:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     rank = dist.get_rank()
-    schedule = ScheduleGPipe(PipelineStage(linear(), rank, 2, torch.device("cpu")), n_microbatches=2 + 2 * rank)
+    schedule = ScheduleGPipe(
+        PipelineStage(linear(), rank, 2, torch.device("cpu")), n_microbatches=2 + 2 * rank
+    )
     schedule.step(*[torch.ones(8, 8)] * (rank == 0))  # here
 
 
@@ -173,6 +177,8 @@ def the_last_stage_stops_early() -> None:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     rank = dist.get_rank()
-    schedule = ScheduleGPipe(PipelineStage(linear(), rank, 2, torch.device("cpu")), n_microbatches=2)
+    schedule = ScheduleGPipe(
+        PipelineStage(linear(), rank, 2, torch.device("cpu")), n_microbatches=2
+    )
     for _ in range(2 - rank):
         schedule.step(*[torch.ones(8, 8)] * (rank == 0))  # here

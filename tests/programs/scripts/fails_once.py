@@ -1,6 +1,7 @@
-"""A message around all ranks; under torchrun the last rank fails before it, once, and the others wait until their agents restart them.
+"""A message around all ranks.
 
-If they failed, too, an agent might restart the last rank for theirs, and not count that.
+Under torchrun the last rank fails before it, once, and the others wait until their agents restart
+them. If they failed, too, an agent might restart the last rank for theirs, and not count that.
 """
 
 import os

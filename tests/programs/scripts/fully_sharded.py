@@ -11,7 +11,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(dim)
         self.attention = nn.MultiheadAttention(dim, 2, batch_first=True)
-        self.feed_forward = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim)
+        )
 
     def forward(self, x):
         y = self.norm(x)

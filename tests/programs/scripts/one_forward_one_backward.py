@@ -1,4 +1,7 @@
-"""A 1F1B loop in the shape of picotron's: shapes known beforehand, an exchange in a batch in the steady state, synchronous waits."""
+"""A 1F1B loop in the shape of picotron's.
+
+Shapes known beforehand, an exchange in a batch in the steady state, synchronous waits.
+"""
 
 import torch
 import torch.distributed as dist
@@ -16,9 +19,15 @@ model = nn.Linear(8, 8)
 def communicate(*operations):
     """Does (what, tensor, peer) together; returns what was received."""
     operations = [
-        (what, torch.empty(SHAPE) if what is dist.irecv else tensor, peer) for what, tensor, peer in operations if peer is not None
+        (what, torch.empty(SHAPE) if what is dist.irecv else tensor, peer)
+        for what, tensor, peer in operations
+        if peer is not None
     ]
-    for work in dist.batch_isend_irecv([dist.P2POp(*operation) for operation in operations]) if operations else []:
+    for work in (
+        dist.batch_isend_irecv([dist.P2POp(*operation) for operation in operations])
+        if operations
+        else []
+    ):
         work.wait()
     return next((tensor for what, tensor, _ in operations if what is dist.irecv), None)
 
@@ -47,7 +56,9 @@ for index in range(steady):
     gradient = communicate((dist.isend, waiting[-1][1].detach(), after), (dist.irecv, None, after))
     entered = backward(*waiting.pop(0), gradient)
     last = index == steady - 1
-    received = communicate((dist.isend, entered, before), *([] if last else [(dist.irecv, None, before)]))
+    received = communicate(
+        (dist.isend, entered, before), *([] if last else [(dist.irecv, None, before)])
+    )
 for _ in range(warmup):
     entered = backward(*waiting.pop(0), communicate((dist.irecv, None, after)))
     communicate((dist.isend, entered, before))

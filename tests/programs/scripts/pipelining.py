@@ -15,7 +15,10 @@ class Transformer(nn.Module):
     def __init__(self):
         super().__init__()
         self.tok_embeddings = nn.Embedding(VOCAB, DIM)
-        layers = (nn.TransformerEncoderLayer(DIM, 2, 32, dropout=0.0, batch_first=True) for _ in range(LAYERS))
+        layers = (
+            nn.TransformerEncoderLayer(DIM, 2, 32, dropout=0.0, batch_first=True)
+            for _ in range(LAYERS)
+        )
         self.layers = nn.ModuleDict({str(index): layer for index, layer in enumerate(layers)})
         self.norm = nn.LayerNorm(DIM)
         self.output = nn.Linear(DIM, VOCAB)
