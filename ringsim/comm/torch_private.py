@@ -8,6 +8,7 @@ asked: a missing name means the answer that does no harm.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves as tree_leaves
 
 without_modes: Final = _disable_current_modes
+_NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
 
 Place = tuple[Any, str]  # an owner, and the name of its attribute
 
@@ -127,9 +129,11 @@ def keys_below_backend_select() -> Any:
     return None if key is None or ask is None else ask(key)
 
 
-def has_dispatch_modes() -> bool:
-    """Returns whether the calling thread is in a ``TorchDispatchMode``."""
-    return bool(torch._C._len_torch_dispatch_stack() > 0)
+def outside_modes() -> AbstractContextManager[Any]:
+    """Returns a block outside of any ``TorchDispatchMode`` that the calling thread is in."""
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return _disable_current_modes()
+    return _NOTHING
 
 
 def in_backward() -> bool:

@@ -45,7 +45,7 @@ from torch import Tensor
 
 from ringsim.comm.built import find_refusal, reduce_parts
 from ringsim.comm.collectives import Call
-from ringsim.comm.torch_private import without_modes
+from ringsim.comm.torch_private import outside_modes
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, Refused, name_ranks
 from ringsim.link import Link
@@ -239,7 +239,7 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
             ):
                 check_storage(tensor)
         # tensors that were made in it may be changed nowhere else
-        with torch.inference_mode(), without_modes():
+        with torch.inference_mode(), outside_modes():
             _PERFORM[parts[0].call.collective.family]([part.call for part in parts])
     except ArgumentError as error:
         return (

@@ -35,12 +35,7 @@ import torch
 from torch.distributed import Work
 
 from ringsim.comm.collectives import Members, check_dense, shorten
-from ringsim.comm.torch_private import (
-    has_dispatch_modes,
-    in_backward,
-    run_after_backward,
-    without_modes,
-)
+from ringsim.comm.torch_private import in_backward, outside_modes, run_after_backward
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
 from ringsim.simulator.clock import Clock, Rank
@@ -146,10 +141,7 @@ def check_storage(tensor: torch.Tensor) -> int:
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
     """Copies a tensor into another one, whatever modes of torch the calling rank is in."""
-    if has_dispatch_modes():
-        with without_modes():
-            _copy_data(source, target)
-    else:
+    with outside_modes():
         _copy_data(source, target)
 
 
@@ -641,7 +633,7 @@ class Buffered(Rendezvous):
             except ArgumentError:
                 message.close_record(ERROR)
                 raise
-            with torch.inference_mode(), without_modes():
+            with torch.inference_mode(), outside_modes():
                 message.tensor = message.tensor.clone()
             self._leave(message)
         super()._queue(channel, message)
