@@ -138,6 +138,8 @@ class VirtualStore(Store):
         """Returns the number of values."""
         return len(self._values)
 
+    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 - as C++ calls them
+
 
 @dataclass
 class _Making:

@@ -40,16 +40,13 @@ def talk() -> list[Any]:
     sent = dist.isend(token, ring.succ, group=ring.succ_group, tag=1)  # isend
     dist.recv(found, ring.pred, group=ring.pred_group, tag=1)  # recv
     sent.wait()
-    # irecv
-    handle = dist.irecv(
+    handle = dist.irecv(  # irecv
         found, group_src=dist.get_group_rank(ring.pred_group, ring.pred), group=ring.pred_group
     )
     dist.send(token, ring.succ, group=ring.succ_group) if ring.rank else None  # send
-    # send of rank 0
-    (
-        handle.wait(),
-        dist.send(token, ring.succ, group=ring.succ_group),
-    ) if ring.rank == 0 else handle.wait()
+    handle.wait()
+    if ring.rank == 0:
+        dist.send(token, ring.succ, group=ring.succ_group)  # send of rank 0
     ops = [
         dist.P2POp(dist.isend, token, ring.succ, tag=2),
         native.P2POp(native.irecv, found, ring.pred, tag=2),
@@ -117,11 +114,10 @@ def warn() -> list[Any]:
 
     Without and with a log; each of them twice.
     """
-    found, said = torch.ones(1), []
+    found, said, one = torch.ones(1), [], [torch.ones(1)]
     for name, hidden, log, call in (
         ("all_reduce", True, False, lambda: dist.all_reduce(found)),  # warned of
-        # warned of
-        ("reduce_scatter", False, False, lambda: dist.reduce_scatter(found, [torch.ones(1)])),
+        ("reduce_scatter", False, False, lambda: dist.reduce_scatter(found, one)),  # warned of
         ("broadcast", False, True, lambda: dist.broadcast(found, 0)),  # warned of
     ):
 
