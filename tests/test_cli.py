@@ -281,7 +281,7 @@ def test_light_install_reads_draws_and_plans(tmp_path: Path) -> None:
     light = re.search(r"pip install --no-deps ringsim && pip install ([a-z ]+)\n", (ROOT / "docs" / "installing.md").read_text())[1].split()
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     left_out = {re.match(r"\w+", line)[0] for line in wanted} - set(light)
-    assert {"torch", "greenlet", "protobuf"} <= left_out
+    assert {"torch", "protobuf"} <= left_out
     trace, description = ROOT / "figures" / "data" / "straggler.ringtrace", ROOT / "docs" / "examples" / "pipeline.toml"
     verbs = [
         ["show", trace],
