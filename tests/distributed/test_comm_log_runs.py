@@ -107,7 +107,23 @@ def test_the_rows_of_simulated_ranks_are_those_of_a_real_run() -> None:
         assert [text.count("Communication of 2 ranks") for text in trace.output] == [3, 0]
 
 
-def reduce_and_pass() -> tuple[float, float, int]:
+class Told(logging.Handler):
+    """Keeps the lines that the calling rank logs from now on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.rank, self.lines = dist.get_rank(), list[str]()
+        logger = logging.getLogger("ringsim.comm")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if dist.get_rank() == self.rank:
+            self.lines.append(record.getMessage())
+
+
+def reduce_and_pass() -> tuple[list[str], tuple[float, float, int]]:
+    told = Told()
     dist.configure(enabled=True)
     for _ in range(5):
         dist.all_reduce(torch.zeros(500))
@@ -116,17 +132,16 @@ def reduce_and_pass() -> tuple[float, float, int]:
     dist.configure(verbose=True, debug=True)
     dist.all_reduce(torch.zeros(500), log_name="gradients")
     dist.isend(torch.zeros(1), 1).wait() if dist.get_rank() == 0 else dist.recv(torch.zeros(1), 0)
-    return row.median_us, row.algbw_gb_per_s, count
+    return told.lines, (row.median_us, row.algbw_gb_per_s, count)
 
 
-def test_times_are_the_formulas_and_a_verbose_log_writes_lines(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.INFO, logger="ringsim.comm"):
-        found = ringsim.simulate(reduce_and_pass, world_size=2, link=LINK).results
+def test_times_are_the_formulas_and_a_verbose_log_writes_lines() -> None:
+    results = ringsim.simulate(reduce_and_pass, world_size=2, link=LINK).results
     took_us = 2 * (1000 + 1000)  # two steps of 1 ms and 1,000 bytes
-    assert found == [(took_us, pytest.approx(2000 / took_us * 1e-3), 5)] * 2
-    lines = [record.getMessage() for record in caplog.records]
+    assert [found for _, found in results] == [
+        (took_us, pytest.approx(2000 / took_us * 1e-3), 5)
+    ] * 2
+    lines = [line for told, _ in results for line in told]
     assert (
         sum(
             line.startswith(
@@ -146,7 +161,8 @@ def test_times_are_the_formulas_and_a_verbose_log_writes_lines(
     assert len(lines) == 4
 
 
-def log_as_deepspeed_does() -> None:
+def log_as_deepspeed_does() -> list[str]:
+    told = Told()
     dist.configure(
         {"comms_logger": {"enabled": True, "verbose": True, "debug": True, "style": "deepspeed"}}
     )
@@ -157,28 +173,21 @@ def log_as_deepspeed_does() -> None:
     dist.configure({"comms_logger": {"style": "ringsim"}}, debug=False)
     dist.all_reduce(torch.zeros(1))
     dist.log_summary()
+    return told.lines
 
 
-def test_the_log_is_written_as_deepspeed_does_where_that_is_asked(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.INFO, logger="ringsim.comm"):
-        printed = [
-            line.split()
-            for line in ringsim.simulate(log_as_deepspeed_does, world_size=2, link=LINK)
-            .output[0]
-            .splitlines()
-        ]
+def test_the_log_is_written_as_deepspeed_does_where_that_is_asked() -> None:
+    trace = ringsim.simulate(log_as_deepspeed_does, world_size=2, link=LINK)
+    printed = [line.split() for line in trace.output[0].splitlines()]
     line = (
         "[Rank 0] comm op: {} | [Caller Func: log_as_deepspeed_does] | time (ms): {} | msg size: "
         "{} | algbw (Gbps): {} | busbw (Gbps): {}"
     )
     # two steps of 1 ms and 2,000 bytes
     reduced = line.format("all_reduce", "6.00", "3.91 KB", "0.0053", "0.0053")
-    told = [record.getMessage() for record in caplog.records]
-    assert told[:-2] == [reduced] * 2 + [line.format("end", "1.00", "0B", "-", "-")]
-    # of each rank
-    assert told[-2:] == ["all_reduce, world, 4 B, 2 ms, algbw 2 kB/s, busbw 2 kB/s"] * 2
+    ended = line.format("end", "1.00", "0B", "-", "-")
+    last = "all_reduce, world, 4 B, 2 ms, algbw 2 kB/s, busbw 2 kB/s"  # of each rank
+    assert trace.results == [[reduced, reduced, ended, last], [last]]
     name = ["|", "[Caller", "Func:", "log_as_deepspeed_does]"]
     head = ["Comm.", "Op", "Message", "Size", "Count", "Total"]
     first, second = (number for number, words in enumerate(printed) if words[:6] == head)
