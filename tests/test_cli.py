@@ -411,7 +411,7 @@ needing = [["bandwidth"], ["show", {str(trace)!r}, "--export", "x.pftrace"], ["-
 assert [main(words) for words in needing] == [1, 1, 1]
 ringsim.load("step.ringtrace").filter(ranks=[0, 1]).plot_bandwidth()
 ringsim.simulate_schedule("zb_h1", num_ranks=4, num_microbatches=8).plot()
-"""
+"""  # noqa: E501
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
     )
