@@ -215,6 +215,9 @@ def page() -> Iterator[Any]:
         chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1500, "height": 1400})
         page.set_default_timeout(100_000)
+        # on a busy machine JupyterLab may ask something first, such as which kernel to take
+        dialog = page.locator(".jp-Dialog")
+        page.add_locator_handler(dialog, lambda: dialog.locator(".jp-mod-accept").first.click())
         yield page
         chromium.close()
 
