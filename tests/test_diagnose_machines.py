@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from message_programs import (
     Programs,
@@ -226,7 +226,8 @@ def test_drawn_programs_end_in_all_ways(collectives: bool) -> None:
     ends: Counter[str] = Counter()
     ended: list[Programs] = []
 
-    @settings(max_examples=80, database=None, derandomize=True)  # one draw, the same in every run
+    @seed(2)  # one draw, the same in every run
+    @settings(max_examples=80, database=None, derandomize=False)
     @given(programs_of_messages(SOME_GROUPS, collectives=collectives))
     def count(programs: Programs) -> None:
         machine = run_to_the_end(programs, SOME_GROUPS)
