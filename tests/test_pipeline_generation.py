@@ -8,6 +8,7 @@ from fractions import Fraction
 from itertools import product
 from typing import Any
 
+import cloudpickle
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -38,6 +39,8 @@ from ringsim.schedules.generation import (
 from ringsim.traces.events import COLLECTIVE, NONE, OK, OP_CODES, RECV, SEND, SPAN, Tables, make_events
 from ringsim.traces.steps import measure_stage_use
 from ringsim.traces.value import Trace
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 LINK = ringsim.Link(alpha_s=0.0, beta_s_per_byte=0.0)
 
