@@ -161,8 +161,8 @@ def test_contents_import_nothing() -> None:
         ("ringsim.plot.style", "import torch.distributed", "plot may not"),
         ("ringsim.state", "import ringsim", "the contents may lead anywhere"),
         ("ringsim.state", "from ringsim import trace", "the contents may lead anywhere"),
-        ("ringsim.launch.run", "from ringsim.simulator import api", "of floor 6, from floor 6"),
-        ("ringsim.traces.value", "try:\n    import ringsim.plot.ring\nexcept ImportError:\n    pass", "of floor 7"),
+        ("ringsim.launch.run", "from ringsim.pipeline import training", "of floor 6, from floor 6"),
+        ("ringsim.traces.value", "try:\n    import ringsim.plot.ring\nexcept ImportError:\n    pass", "of floor 8"),
     ],
 )
 def test_rule_finds_what_breaks_it(module: str, source: str, why: str) -> None:
