@@ -201,7 +201,7 @@ def test_contents_import_nothing() -> None:
         ("ringsim.plot.style", "import torch.distributed", "plot may not"),
         ("ringsim.state", "import ringsim", "the contents may lead anywhere"),
         ("ringsim.state", "from ringsim import trace", "the contents may lead anywhere"),
-        ("ringsim.launch.run", "from ringsim.simulator import api", "of floor 7, from floor 6"),
+        ("ringsim.launch.run", "from ringsim.pipeline import training", "of floor 6, from floor 6"),
         (
             "ringsim.traces.value",
             "try:\n    import ringsim.plot.ring\nexcept ImportError:\n    pass",
