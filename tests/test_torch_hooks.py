@@ -204,7 +204,7 @@ def test_lines_are_the_users_through_decorators_and_modes_and_when_functions_com
         compile("\n\n\ndist.send(tensor, 1)", "<eval_with_key>.3", "exec"),
         {"dist": dist, "tensor": torch.zeros(1)},
     )
-    lines.append(here() - 1)
+    lines.append(here() - 4)
     events = record()
     assert list(events.line) == lines
     assert events.tables.files == (__file__, "a cell")
@@ -237,9 +237,9 @@ def test_what_is_handed_straight_to_a_thread_is_told_by_the_line_that_does_so(
         thread.start()
         thread.join()
     asyncio.run(in_an_event_loop(*call))
-    lines = [first + there for there in (2, 3, 4, 5, 6, 7, 10, 10)]
+    lines = [first + there for there in (2, 3, 4, 5, 6, 7, 13, 13)]
     first = in_an_event_loop.__code__.co_firstlineno
-    assert record().line.tolist() == lines + [first + there for there in (1, 2, 3, 3)]
+    assert record().line.tolist() == lines + [first + there for there in (1, 2, 4, 4)]
 
 
 def test_a_thread_that_begins_in_torch_is_recorded_without_a_line(
