@@ -99,7 +99,7 @@ class Slow(torch.autograd.Function):
 def overlapping() -> None:
     """While one bucket is reduced, the next is computed; rank 1 is late with the last one."""
     layers = [nn.Linear(512, 512) for _ in range(3)]
-    seconds = [0.5 if dist.get_rank() == 1 else 0.05, 0.05, 0.05]
+    seconds = [2.0 if dist.get_rank() == 1 else 0.05, 0.05, 0.05]
     model = nn.ModuleList(layers)
     model.forward = lambda x: functools.reduce(
         lambda hidden, number: Slow.apply(layers[number](hidden), seconds[number]), range(3), x
@@ -174,7 +174,7 @@ def test_the_rank_that_comes_late_is_named_and_nothing_is_said_to_be_missing(tra
         "a busy machine is slow, too"
     )
     assert ("straggler", (1,)) in [(finding.kind, finding.ranks) for finding in diagnosis.findings]
-    assert 'still in "compute 500 ms"' in str(diagnosis)
+    assert 'still in "compute 2 s"' in str(diagnosis)
 
 
 def slow_group_first() -> None:
@@ -201,7 +201,8 @@ def test_a_slow_group_does_not_delay_the_end_of_another() -> None:
     frame = ringsim.trace(slow_group_first, world_size=2).to_pandas().query("rank == 0")
     late, early = frame[frame["op"] == "all_reduce"].sort_values("size_bytes").itertuples()
     (mark,) = frame[frame["op"] == "mark"].itertuples()
-    assert early.done_ns <= mark.post_ns < late.wait_ns <= late.done_ns
+    # whether rank 0 had to wait for the late one depends on who is quicker
+    assert early.done_ns <= mark.post_ns < late.done_ns
 
 
 class Handle:
