@@ -96,20 +96,20 @@ UNAWAITED: Final = (
 
 # The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace
 # spells the operation.
-_SENDS: Final = {
+SEND_NAMES: Final = {
     "isend": OP_CODES["isend"],
     "send": OP_CODES["send"],
     "batch_isend_irecv": OP_CODES["batch_isend"],
     "send_object_list": OP_CODES["send_object_list"],
 }
-_RECVS: Final = {
+RECV_NAMES: Final = {
     "irecv": OP_CODES["irecv"],
     "recv": OP_CODES["recv"],
     "batch_isend_irecv": OP_CODES["batch_irecv"],
     "recv_object_list": OP_CODES["recv_object_list"],
 }
 # A collective's method is told by its name; torch's functions tell the old spelling from the new.
-_COLLECTIVES: Final = {
+COLLECTIVE_NAMES: Final = {
     name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE
 }
 
@@ -644,8 +644,8 @@ class _Hooks:
             SET_DEFAULT: lambda: _record_end_of_groups(recorder, self.look_for_pipelining),
             START_COALESCING: self.make_start_coalescing,
             END_COALESCING: self.make_end_coalescing,
-            (ProcessGroup, "send"): lambda: self.make_message("send", "isend", _SENDS),
-            (ProcessGroup, "recv"): lambda: self.make_message("recv", "irecv", _RECVS),
+            (ProcessGroup, "send"): lambda: self.make_message("send", "isend", SEND_NAMES),
+            (ProcessGroup, "recv"): lambda: self.make_message("recv", "irecv", RECV_NAMES),
             (ProcessGroup, "recv_anysource"): self.make_recv_anysource,
             **{
                 (ProcessGroup, method): functools.partial(self.make_collective, method)
@@ -896,7 +896,7 @@ class _Hooks:
     def make_recv_anysource(self) -> Hook:
         """Makes the hook for ``recv_anysource``."""
         call, hooks, recorder = ProcessGroup.recv_anysource, self, self.recorder
-        post = recorder.make_post(_RECVS["irecv"], _RECVS)
+        post = recorder.make_post(RECV_NAMES["irecv"], RECV_NAMES)
 
         def recv_anysource(self: ProcessGroup, tensors: Any, tag: Any, /) -> Any:
             group, ranks = hooks.names.groups.get(id(self)) or hooks.meet_group(self)
@@ -921,7 +921,7 @@ class _Hooks:
         reading, blocks = METHODS[method], method == "monitored_barrier"
         hooks, names, checks, recorder = self, self.names, self.checks, self.recorder
         groups, pending, open_batches = self.names.groups, self.pending, self.open_batches
-        post = recorder.make_post(reading.op, _COLLECTIVES)
+        post = recorder.make_post(reading.op, COLLECTIVE_NAMES)
         elsewhere = get_dispatcher().recorded_elsewhere
 
         def collect(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -977,7 +977,7 @@ class _Hooks:
                 splits = find_splits(reading, len(ranks), issued.args)
                 payload = names.meet_tensors(reading, len(ranks), issued.tensors, "", splits)
                 post = posts.get(reading) or posts.setdefault(
-                    reading, recorder.make_post(reading.op, _COLLECTIVES)
+                    reading, recorder.make_post(reading.op, COLLECTIVE_NAMES)
                 )
                 slot = post(group, ranks.get(issued.root, NONE), NONE, payload)
             except Exception:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from ringsim.comm.collectives import (
     name_of_reduction,
     read_call,
 )
+from ringsim.comm.torch_hooks import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES
 from ringsim.compute_costs import PostingCosts
 from ringsim.errors import Refused
 from ringsim.faults import make_failure
@@ -32,26 +33,10 @@ from ringsim.simulator.clock import Clock, Rank
 from ringsim.simulator.collectives import Part, meet
 from ringsim.simulator.links import Links, SharedCores
 from ringsim.simulator.matching import Channel, Kind, Message, Rendezvous, Team
-from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, ERROR, NONE, OP_CODES, OP_KINDS, Payload
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.recorder import Post, Recorder
 
 __all__ = ["Shared", "SimulatedRank"]
-
-_SEND_NAMES: Final = {
-    "isend": OP_CODES["isend"],
-    "send": OP_CODES["send"],
-    "batch_isend_irecv": OP_CODES["batch_isend"],
-    "send_object_list": OP_CODES["send_object_list"],
-}
-_RECV_NAMES: Final = {
-    "irecv": OP_CODES["irecv"],
-    "recv": OP_CODES["recv"],
-    "batch_isend_irecv": OP_CODES["batch_irecv"],
-    "recv_object_list": OP_CODES["recv_object_list"],
-}
-_COLLECTIVE_NAMES: Final = {
-    name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE
-}
 
 
 @dataclass
@@ -74,8 +59,8 @@ class Shared:
     def __post_init__(self) -> None:
         recorder = self.recorder
         self.checks = Prechecks(recorder)
-        self.post_send = recorder.make_post(OP_CODES["isend"], _SEND_NAMES)
-        self.post_recv = recorder.make_post(OP_CODES["irecv"], _RECV_NAMES)
+        self.post_send = recorder.make_post(OP_CODES["isend"], SEND_NAMES)
+        self.post_recv = recorder.make_post(OP_CODES["irecv"], RECV_NAMES)
 
     def kind_of(self, tensors: Sequence[Tensor], copies: int = 1, op: Any = None) -> Kind:
         """Returns what an operation has in common with others on such tensors.
@@ -114,7 +99,7 @@ class Shared:
         """Returns the function that records that a collective is posted."""
         post = self.post_collective.get(name)
         if post is None:
-            post = self.recorder.make_post(OP_CODES[name], _COLLECTIVE_NAMES)
+            post = self.recorder.make_post(OP_CODES[name], COLLECTIVE_NAMES)
             self.post_collective[name] = post
         return post
 
@@ -183,7 +168,7 @@ class SimulatedRank(Rank):
         tensor = tensors[0]
         if sends and self.blank:
             tensor = tensor.new_zeros(tensor.shape)
-        code = _SEND_NAMES["isend"] if sends else _RECV_NAMES["irecv"]
+        code = SEND_NAMES["isend"] if sends else RECV_NAMES["irecv"]
         message = Message(code, self, slots, channel, kind, tensor, tag, sends)
         if self._first_use_s:
             self._warm_up()
