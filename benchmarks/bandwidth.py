@@ -1,7 +1,7 @@
 """Whether ``ringsim.bandwidth`` finds what a plain ``torch.distributed`` loop finds.
 
 Half a round trip, at every size from 4 KiB on. Run: ``python benchmarks/bandwidth.py`` (some
-minutes); ``--quick`` takes a look. Two Gloo ranks, joined in a ring, measure one edge by turns:
+minutes); ``--quick`` takes a look. Two Gloo ranks, joined in a ring, measure one edge alternately:
 with a plain loop around ``send`` and ``recv`` that nobody records, with the same loop again, and
 with ``ringsim.bandwidth``, whose times come from the record. The order within a round is drawn by
 lot. What counts is the median over the rounds of the ratio within a round. It may be off by 5 %, or

@@ -1,6 +1,6 @@
 """What recording costs a step of DistributedDataParallel.
 
-The same step with recording, without, and without again, by turns.
+The same step with recording, without, and without again, alternately.
 
     python benchmarks/ddp_step.py [--ranks 2] [--rounds 60]
 
@@ -22,7 +22,7 @@ GOAL_RATIO = 1.05
 
 
 def steps(rounds: int) -> dict[str, list[float]]:
-    """Times of a step in ms, by turns; what the ranks wait for each other is in them."""
+    """Times of a step in ms, alternately; they include waits for other ranks."""
     import torch
     import torch.distributed as dist
     from torch import nn

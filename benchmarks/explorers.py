@@ -1,6 +1,6 @@
 """How long an explorer takes to answer a moved slider.
 
-Drawn choices, each computed anew and handed to its view. Run: ``python benchmarks/explorers.py
+Drawn choices, each computed again and handed to its view. Run: ``python benchmarks/explorers.py
 [--choices 25]``. The goal is 100 ms. What the browser then takes is in ``view_page.py``.
 """
 
@@ -27,7 +27,7 @@ EXPLORERS = (
 
 
 def answer_ms(explorer: Explorer, count: int) -> list[float]:
-    """Returns what answers take, without the first two, which load what is loaded on first use."""
+    """Returns the times of answers, without the first two, which load modules."""
     draw, view, took = random.Random(0), View(explorer.frame().traces, explorer.tab), []
     while len(took) < count + 2:
         values = {choice.name: draw.choice(choice.options) for choice in explorer.choices}

@@ -34,7 +34,7 @@ RUN_ID = "benchmark"
 def write_parts(directories: tuple[Path, Path], count: int, ranks: int) -> int:
     """Writes the parts of a run, rank 0's into the first directory.
 
-    Returns how many bytes those in the second take.
+    Returns the size of those in the second, in bytes.
     """
     for rank in range(ranks):
         trace = make_run(-(-count // ranks), 1)

@@ -2,7 +2,7 @@
 
     python benchmarks/plot_speed.py [events]
 
-The trace is made up (8 ranks, 100,000 events by default), anew for each drawing, so that matching
+The trace is made up (8 ranks, 100,000 events by default), again for each drawing, so that matching
 and wait states are counted in. Prints for each picture the time of the first drawing and the median
 of the next ones.
 """

@@ -65,7 +65,7 @@ def play(way: str, rank: int, directory: str, channel: Connection) -> None:
 def measure(turns: int) -> dict[str, list[tuple[float, float]]]:
     """Starts the ranks of all ways, and lets them take turns.
 
-    Returns what rank 0 of each measured.
+    Returns the measurements of rank 0 of each.
     """
     context = multiprocessing.get_context("spawn")
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}

@@ -5,7 +5,7 @@ benchmarks/recording_cost.py`` (about a minute); ``--deepspeed`` installs DeepSp
 environment of its own first, ``--quick`` takes a look. Cost is CPU time of the calling thread on
 torch's fake backend, where an operation does nothing else: the methods run in processes of their
 own, which take turns, so that a busy machine slows all alike. Then two Gloo ranks play ping-pong
-with recording on and off by turns.
+alternating between recording on and off.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def prepare(method: str) -> Iterator[Callable[[int], float]]:
 def ping_pong(rank: int, directory: str, rounds: int, results: Any) -> None:
     """One of two Gloo ranks.
 
-    Half a round trip and the CPU time of one operation, both in us, recorded and not by turns.
+    Half a round trip and the CPU time of one operation, both in us, recorded and not, alternately.
     """
     import torch
     import torch.distributed as dist
@@ -232,7 +232,7 @@ def main() -> None:
         )
 
     pings = play_ping_pong(rounds)
-    print(f"Gloo ping-pong, {PING_BYTES} bytes, by turns:")
+    print(f"Gloo ping-pong, {PING_BYTES} bytes, alternately:")
     for mode, pairs in pings.items():
         for what, index in (("half a round trip", 0), ("CPU of an operation", 1)):
             values, baseline = (

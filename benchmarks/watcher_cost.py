@@ -1,6 +1,6 @@
 """What the watcher costs.
 
-Small messages between two ranks, and a pipeline step on two and four, with it and without by turns.
+Small messages between two ranks, and a pipeline step on two and four, with and without it.
 
     python benchmarks/watcher_cost.py [--rounds 30] [--parts message step-2 step-4]
 
@@ -99,7 +99,7 @@ PARTS: dict[str, tuple[Callable[[int], float], int, int, str]] = {
 
 
 def measure(part: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Runs the worker of a part in all modes by turns.
+    """Runs the worker of a part in all modes alternately.
 
     Returns (rank 0's result, share of a processor that the launcher used) by mode.
     """
