@@ -183,6 +183,7 @@ class Operation(Work):
             or complete.
         done_s: when it is done, as far as that is known, else ``NEVER``.
         waiting: whether its rank is to be woken then.
+        awaited: whether its rank has begun to wait, so that the record has that time.
         error: what its wait raises, None for nothing.
         peer: global rank of the other side, or of a root; negative where there is none.
         tag: of a message; -1 where there is none.
@@ -197,6 +198,7 @@ class Operation(Work):
         self.done_s, self.waiting = NEVER, False
         self.error: Exception | None = None
         self.future: Any = None
+        self.awaited = False
 
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operation is done; returns True.
@@ -215,6 +217,7 @@ class Operation(Work):
             if self.future is not None:
                 self._fulfil()
             return True
+        self.awaited = True
         for slot in self.slots:
             self.rank.recorder.wait(slot)
         if self.done_s > clock.now:
@@ -354,7 +357,10 @@ class Operation(Work):
         if self.error is not None:
             self.future.set_exception(self.error)
             return
-        self._close_done()
+        if self.awaited:
+            self.close_record(OK)
+        else:
+            self._close_done()
         self.future.set_result(self._results())
 
     def _results(self) -> list[torch.Tensor]:

@@ -172,6 +172,9 @@ def test_gradients_travel_while_the_backward_pass_goes_on() -> None:
     frame = trace.to_pandas()
     last = frame[(frame["label"] == "backward") & (frame["rank"] == 0)].iloc[-1]
     assert last["done_ns"] - last["post_ns"] == 8_500_000
+    reductions = frame[(frame["op"] == "all_reduce") & (frame["rank"] == 0)]
+    blocked_ns = reductions["done_ns"] - reductions["wait_ns"]
+    assert blocked_ns.iloc[-1] == 500_000  # the rank waits for the last one
 
 
 def run_torchs_1f1b(microbatches: int, forward_s: float, backward_s: float) -> None:
