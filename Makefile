@@ -30,14 +30,14 @@ install: $(INSTALLED) ## make .venv and install ringsim and its pinned dependenc
 demo: $(INSTALLED) ## train a small transformer on four real ranks, save the trace, draw both pictures
 	$(BIN)/ringsim demo
 
-test: $(INSTALLED) ## run all tests: those on real ranks one after the other, and beside them the lessons and the quick ones
+test: $(INSTALLED) ## run the tests: those on real ranks one after the other, and beside them the lessons and the quick ones
 	$(BIN)/python -m pytest $(TWO_AT_A_TIME)
 
 test-quick: $(INSTALLED) ## run the tests that start no ranks
 	$(BIN)/python -m pytest -m "not distributed and not notebooks" $(TWO_AT_A_TIME)
 
-test-long: $(INSTALLED) ## run each row of docs/faults.md in fresh ranks; takes five minutes
-	$(BIN)/python -m pytest -m long
+test-long: $(INSTALLED) ## run what `make test` leaves out because it takes long, such as each row of docs/faults.md in fresh ranks
+	$(BIN)/python -m pytest -m long $(TWO_AT_A_TIME)
 
 test-lowest: ## run the quick tests with the lowest supported versions (another environment, .venv-lowest)
 	$(if $(PYTHON),,$(error ringsim needs Python 3.11 or newer: make test-lowest PYTHON=/path/to/python3.11))

@@ -17,6 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import hypothesis
 import numpy as np
 import pytest
@@ -62,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests that take long, and are not the only ones of their kind: `make test-long` runs them.
+LONG = tuple((Path(__file__).parent / "long.txt").read_text().split("\n"))[:-1]
 LEFT_BEHIND_AFTER_S = 60.0  # a process that is ending gets this long to do so
 # What the fork server, fresh ranks and a browser call themselves: they may stay for the next call,
 # or the next test.
@@ -72,8 +75,11 @@ WAITING = ("ringsim-server", "ringsim-parked", "chrom")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests come first, then those on real ranks, then the lessons.
 
-    What breaks everything breaks early.
+    What breaks everything breaks early. Workers travel by value, as from a notebook, so that no
+    rank imports pytest.
     """
+    for module in {getattr(item, "module", None) for item in items} - {None}:
+        cloudpickle.register_pickle_by_value(module)
     for item in items:
         if "distributed" in item.path.parts:
             item.add_marker("distributed")
@@ -87,6 +93,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and item.config.getoption("--hypothesis-profile") != "soak"
         ):
             item.add_marker(pytest.mark.skip(reason="takes long: make soak"))
+        if item.nodeid.removeprefix("tests/").startswith(LONG):
+            item.add_marker("long")
         if item.get_closest_marker("long") and item.config.getoption("markexpr") != "long":
             item.add_marker(pytest.mark.skip(reason="takes long: make test-long"))
     items.sort(

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from random import gauss
 from typing import Any
 
 import torch
+from numpy.random import standard_normal
 
 import ringsim
 from ringsim import comm as dist
@@ -69,3 +71,9 @@ def follow_steps(steps: list[list[tuple[Any, ...]]], limits: bool) -> None:
         else:
             post = dist.isend if op == "send" else dist.irecv
             handles.append(post(torch.zeros(rest[0], dtype=torch.uint8), about))
+
+
+def draw_by_name() -> list[float]:
+    """Draws by functions that this module imported by name."""
+    switch()
+    return [gauss(0, 1), float(standard_normal())]

@@ -8,11 +8,9 @@ from __future__ import annotations
 import functools
 import html
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import IPython.display
 import pytest
 import torch
@@ -25,8 +23,6 @@ from ringsim import check
 from ringsim.errors import ArgumentError
 
 pytestmark = pytest.mark.usefixtures("on_the_clock")
-# as from a notebook; and ranks need not import pytest
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Answer = Callable[..., Any]
 

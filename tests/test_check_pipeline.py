@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -39,8 +37,6 @@ pytestmark = [
         "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
     ),
 ]
-# as from a notebook; and ranks need not import pytest
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Answer = Callable[..., Any]
 Tensor = Any  # as from a notebook, where nobody checks types

@@ -6,12 +6,10 @@ What is wrong in one, and a line through the times of messages.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given
@@ -26,9 +24,6 @@ from ringsim.check.patients import FAULTS, draw
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_CODES, make_events
 from ringsim.traces.value import Trace
-
-# as from a notebook; and ranks need not import pytest
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Answer = Callable[..., Any]
 DATA = Path(__file__).parent.parent / "notebooks" / "data"

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from hypothesis import given
@@ -46,8 +45,6 @@ from ringsim.exchange.slices import place_apart, place_nested
 from ringsim.simulator.schedules import simulate_schedule
 from ringsim.traces.collectives import bus_factor, count_rounds, make_rounds
 from ringsim.traces.value import Trace
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 LINK = ringsim.Link(alpha_s=1e-3, beta_s_per_byte=1e-6)
 needs_otf2 = pytest.mark.skipif(

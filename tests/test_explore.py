@@ -10,20 +10,16 @@ import json
 import random
 import re
 import struct
-import sys
 from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from ringsim import explore
 from ringsim.errors import ArgumentError
 from ringsim.view.explorer import Explorer
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 EXPLORERS = [
     explore.schedule,

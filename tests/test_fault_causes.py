@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 
@@ -21,8 +19,6 @@ import ringsim
 from ringsim import comm as dist
 from ringsim.errors import Deadlock, MessageMismatch, RankFailed, RingError
 from ringsim.traces.findings import Diagnosis
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 

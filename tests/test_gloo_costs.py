@@ -5,11 +5,9 @@ Times typed out, and constants found again in runs that were made with them.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import replace
 
-import cloudpickle
 import pytest
 import torch
 from hypothesis import given
@@ -29,8 +27,6 @@ from ringsim.simulator.gloo import list_steps
 from ringsim.topologies import GlooCosts, OneMachine
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.value import Trace
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 MS = 1e-3
 # A message takes 1 ms on each side, and a collective 10 ms before its first.

@@ -12,7 +12,6 @@ from fractions import Fraction
 from itertools import product
 from typing import Any
 
-import cloudpickle
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -53,8 +52,6 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.steps import measure_stage_use
 from ringsim.traces.value import Trace
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 LINK = ringsim.Link(alpha_s=0.0, beta_s_per_byte=0.0)
 

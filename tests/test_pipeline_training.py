@@ -9,14 +9,12 @@ from __future__ import annotations
 import doctest
 import math
 import re
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import matplotlib.pyplot as plt
 import pytest
 import torch
@@ -65,8 +63,6 @@ from ringsim.schedules.closed_forms import Step, peak_live
 from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.schedule import Schedule, parse_action
 from ringsim.traces.steps import count_steps, find_step
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "pipeline.md").read_text()

@@ -5,11 +5,9 @@ Some do not fit together, or share memory.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -21,8 +19,6 @@ from ringsim import comm as dist
 from ringsim.errors import ArgumentError, RankFailed, RingError
 from ringsim.simulator.api import simulate
 from ringsim.simulator.matching import Message
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 SEMANTICS = pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])
 

@@ -6,11 +6,9 @@ Arguments, rings, groups, prints, and what is not there.
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 from collections.abc import Callable
 
-import cloudpickle
 import pytest
 import torch
 from simulated_runs import LINK, exchange, now_s, run, switch
@@ -20,8 +18,6 @@ from ringsim import comm as dist
 from ringsim.errors import ArgumentError, PeerExited, RendezvousFailed, RingError
 from ringsim.simulator.api import simulate
 from ringsim.state import get_state
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 
 def own_arguments(values: list[int]) -> list[int]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from hypothesis import given
@@ -16,8 +14,6 @@ from simulated_runs import now_s, run
 import ringsim
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 # 4 bytes hold it for 4 s, and arrive 1 s later
 LINK = ringsim.Link(alpha_s=1.0, beta_s_per_byte=1.0)

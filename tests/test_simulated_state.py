@@ -12,14 +12,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from random import gauss
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.random import standard_normal
-from simulated_runs import LINK, exchange, run, switch
+from simulated_runs import LINK, draw_by_name, exchange, run, switch
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -99,11 +97,6 @@ def draw_alone(seed: int, times: int) -> list[Any]:
     """The same without ranks."""
     seed_streams(seed)
     return draw(times, lambda: None)
-
-
-def draw_by_name() -> list[float]:
-    switch()
-    return [gauss(0, 1), float(standard_normal())]
 
 
 def test_random_numbers_are_those_of_the_rank() -> None:

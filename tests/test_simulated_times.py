@@ -5,13 +5,11 @@ Closed forms, injections, shared cores, and collectives worked out by hand.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import cloudpickle
 import networkx as nx
 import pytest
 import torch
@@ -26,8 +24,6 @@ from ringsim.simulator.api import simulate
 from ringsim.simulator.links import SharedCores
 from ringsim.topologies import FullBisection, GraphLinks, Hosts, OneMachine, RingLinks, Topology
 from ringsim.traces.value import Trace
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 ALPHA, BETA = 1e-5, 1e-9
 LINK = ringsim.Link(alpha_s=ALPHA, beta_s_per_byte=BETA)

@@ -324,7 +324,11 @@ class Reading:
             or not self._required <= values.keys() <= self._defaults.keys()
         ):
             self.signature.bind(*args, **kwargs)  # which says what is wrong
-        return {**self._defaults, **values}
+        return self.complete(values)
+
+    def complete(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns some of the arguments and the defaults of the others."""
+        return {**self._defaults, **arguments}
 
 
 _ROOTED: Final = "group=None, async_op=False, group_{}=None"
@@ -511,6 +515,10 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
         call.root = find_root(group, row.root, arguments[row.root], arguments[f"group_{row.root}"])
     if row.reduces:
         call.op = arguments["op"]
+    if reading.in_place and gives[1] == _ONE:
+        tensors = [group.check(gives[0], arguments[gives[0]])]
+        call.given = call.taken = call.carried = call.results = tensors
+        return call
     at_root = call.root == NONE or group.rank() == call.root
     call.given = _read_side(group, gives, arguments, at_root or row.family != "scatter")
     call.taken = (
@@ -927,13 +935,14 @@ def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, An
     for value in (*args[1 if reading.in_place else 2 :], *kwargs.values()):
         op = getattr(value, "reduceOp", value)
         if isinstance(op, _REDUCTIONS):
-            return _name_once(op)
+            return name_of_reduction(op)
     return "SUM"
 
 
 _REDUCTIONS: Final = (ReduceOp, ReduceOp.RedOpType)
 
 
+@cache  # torch takes a microsecond to spell it
 def name_of_reduction(op: Any) -> str:
     """Returns what torch calls a reduction.
 
@@ -942,9 +951,6 @@ def name_of_reduction(op: Any) -> str:
         'MAX'
     """
     return str(getattr(op, "op", op)).rpartition(".")[2]
-
-
-_name_once: Final = cache(name_of_reduction)  # torch takes a microsecond to spell it
 
 
 def describe(tensors: Sequence[torch.Tensor], copies: int) -> tuple[str, tuple[int, ...], int]:

@@ -67,9 +67,16 @@ class Rank:
         return f"rank {self.number}"
 
     def start(self, function: Callable[[], None]) -> None:
-        """Starts the rank's thread, which runs the function once the rank has the baton."""
+        """Starts the rank's thread, which runs the function once the rank has the baton.
+
+        Returns when the thread waits: thousands of new threads would ask for the interpreter again
+        and again.
+        """
+        begun = _thread.allocate_lock()
+        begun.acquire()
 
         def live() -> None:
+            begun.release()
             self._baton.acquire()
             try:
                 if self._thrown is None:
@@ -80,6 +87,7 @@ class Rank:
                 self.clock.leave(self)
 
         self.thread = _thread.start_new_thread(live, ())
+        begun.acquire()
 
     def wake(self, error: BaseException | None = None) -> None:
         """Gives the rank the baton; with an error, that is raised where it gave way."""

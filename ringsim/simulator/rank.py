@@ -250,12 +250,13 @@ class SimulatedRank(Rank):
             arguments: those of the function, by name.
             carried: the tensors whose size is recorded, if the function's own are pieces of them.
         """
-        call = read_call(name, READINGS[name].bind((), arguments), team)
+        reading = READINGS[name]
+        call = read_call(name, reading.complete(arguments), team)
         if call.op is not None:
             check_reduction(call.op)
         kind = self.shared.kind_of(carried or call.carried, call.copies, call.op)
         post = self.shared.poster_of(call.recorded_name)
-        if READINGS[name].raw:
+        if reading.raw:
             self._refuse_gaps(call, kind, post)
         return self.take_part(call, kind, post)
 

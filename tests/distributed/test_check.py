@@ -6,14 +6,12 @@ Answers are judged on simulated ranks, and by the lessons on real ones.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import test_check_messages as messages
 import torch
@@ -24,9 +22,6 @@ from ringsim import check
 from ringsim import comm as dist
 from ringsim.check import examination, fits
 from ringsim.errors import Interrupted
-
-# as from a notebook; and ranks need not import pytest
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Answer = Callable[..., Any]
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as torch_dist
@@ -24,8 +22,6 @@ import ringsim
 from ringsim import comm as dist
 from ringsim.comm import log
 from ringsim.state import get_state
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 
 def counts(table: Any) -> dict[str, int]:

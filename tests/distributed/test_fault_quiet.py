@@ -10,14 +10,12 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -31,7 +29,6 @@ from ringsim.traces.findings import SLOW_KINDS
 from ringsim.traces.value import Trace
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 POLL_S = 0.002  # the watcher looks ten times as often as by default
 AT_ONCE = 5

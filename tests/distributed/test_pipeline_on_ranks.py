@@ -7,11 +7,9 @@ alone.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -52,8 +50,6 @@ from ringsim.schedules.engine import evaluate
 from ringsim.schedules.lowering import lower_in_step
 from ringsim.schedules.schedule import SEND_KINDS, Action
 from ringsim.traces.steps import find_step
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 SIZE = 3
 # whole and split backward passes, one stage a rank and several

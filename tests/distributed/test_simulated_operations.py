@@ -6,11 +6,9 @@ compared in test_conformance_torch.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -26,7 +24,6 @@ from ringsim.schedules import SCHEDULE_NAMES
 from ringsim.simulator.api import simulate
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need not import pytest
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
