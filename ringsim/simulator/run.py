@@ -264,7 +264,6 @@ class _Simulation:
         """Replaces what belongs to the process and must differ from rank to rank."""
         RankEnvironment(os.environ).install()
         RankSignals(self._clock, self._die).install()
-        self._recorder.complete_with = lambda work, slot: work.complete_record(self._recorder, slot)
         if self._settings.record:
             _put(make_replacements(self._recorder, lambda: None))
             self._shared.on_new_kind = self._look_for_pipelining
