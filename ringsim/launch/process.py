@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 from ringsim.launch.job import INTERRUPT, Job, RankConfig
 from ringsim.launch.results import write_result
 
-__all__ = ["Process", "become", "preload"]
+__all__ = ["Process", "become", "park", "preload"]
 
 _EXPECTED: Final = "ringsim.simulator.run:simulate_here"  # most calls are of this function
 
@@ -23,6 +23,12 @@ _EXPECTED: Final = "ringsim.simulator.run:simulate_here"  # most calls are of th
 def preload() -> None:
     """Loads the code of the function that most processes will run, before they are forked."""
     pkgutil.resolve_name(_EXPECTED)
+
+
+def park() -> NoReturn:
+    """Keeps the calling thread from going on; the caller ends the process."""
+    while True:
+        time.sleep(3600)
 
 
 class Process:
@@ -35,7 +41,8 @@ class Process:
     def __init__(self, channel: Connection, config: RankConfig) -> None:
         self.hand_over: Callable[[], Any] | None = None
         self._channel, self._file = channel, config.result_file
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._finished = False
 
     def say(self, what: str, value: Any) -> None:
         """Sends a message to the caller, from any thread."""
@@ -43,10 +50,14 @@ class Process:
             self._channel.send((what, value))
 
     def finish(self, value: Any, what: str = "result") -> None:
-        """Sends the result, from any thread."""
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        self.say(what, write_result(value, self._file))
+        """Sends the result, from any thread; the first one counts."""
+        with self._lock:
+            if self._finished:
+                return
+            self._finished = True
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            self.say(what, write_result(value, self._file))
 
     def listen(self) -> None:
         """Answers the caller; ends the process when the caller is gone."""
@@ -77,5 +88,4 @@ def become(
         process.finish(pkgutil.resolve_name(function)(process, *args))
     except BaseException as error:  # whatever it is, the caller must hear of it
         process.say("failed", error)
-    while True:
-        time.sleep(3600)  # the caller ends this process
+    park()

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from ringsim.state import OUR_THREADS
 from ringsim.traces.recorder import CallSites
 
-__all__ = ["Place", "Threads", "find_place", "list_threads"]
+__all__ = ["Place", "Threads", "find_place", "list_threads", "waits_without_end"]
 
 Place = tuple[str, int]  # a file and a line in it
 
@@ -83,7 +83,7 @@ def list_threads(library: str) -> Threads:
         ):
             continue
         file, first = frame.f_code.co_filename, thread is threading.main_thread()
-        endless = _waits_without_end(numbers.get(ident))
+        endless = waits_without_end(numbers.get(ident))
         if first and signal.getitimer(signal.ITIMER_REAL)[0]:
             endless = False  # an alarm will end it
         # A limit of the first thread's own is the program's, and so is a timer; others look after
@@ -136,12 +136,12 @@ def _is_quiet(of_python: Collection[int | None]) -> bool:
     except OSError:  # not Linux, or one of them has just ended
         return False
     return all(
-        name.startswith(_LIBRARY_THREADS) or _waits_without_end(int(task.name))
+        name.startswith(_LIBRARY_THREADS) or waits_without_end(int(task.name))
         for task, name in others
     )
 
 
-def _waits_without_end(thread: int | None) -> bool | None:
+def waits_without_end(thread: int | None) -> bool | None:
     """Tells whether only another thread of this process can end what a thread waits for.
 
     For it set no limit; None where nobody knows.

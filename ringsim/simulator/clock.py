@@ -120,11 +120,13 @@ class Clock:
         now_ns: the same in nanoseconds, as a trace counts it.
         ended_ns: when the latest rank ended.
         current: the rank that runs.
+        ranks: all of them.
         cores: the cores that ranks share, None if each has its own.
         until_s: the time at which the run ends, whatever is due later.
         polls: how often ranks have asked in vain whether something is done, since the last post.
         switches: how often the baton has changed hands.
         give_up: called by another thread if the rank that runs can never give way, with the reason.
+        refuse_thread: called by a thread that is no rank's and would have one wait.
         in_order: whether the operations of a rank on a group are carried out one after the other.
     """
 
@@ -135,7 +137,9 @@ class Clock:
         self.measures = measures
         self.in_order = False
         self.give_up: Callable[[str], None] = _do_nothing
+        self.refuse_thread: Callable[[], None] = lambda: None
         self.current = self._outside = Rank(-1, 0, self)
+        self.ranks: list[Rank] = []
         self._isolation = isolation
         self._stands = False  # whether every rank that gives way hands the baton back to `run`
         self._resumed_s = 0.0  # thread time when a rank went on, if computing is measured
@@ -219,6 +223,7 @@ class Clock:
 
     def pause(self) -> None:
         """Gives way; returns when the calling rank has been woken, or for no reason."""
+        self.check_thread()
         me = self.current
         to = self._next()
         if to is not me:
@@ -253,13 +258,22 @@ class Clock:
 
     # -- ranks
 
+    def is_rank(self) -> bool:
+        """Returns whether the calling thread is that of the rank that runs."""
+        return _thread.get_ident() == self.current.thread
+
+    def check_thread(self) -> None:
+        """Refuses a thread that a worker has started."""
+        if _thread.get_ident() != self.current.thread:
+            self.refuse_thread()
+
     def run(self, lives: Iterable[tuple[Rank, Callable[[], None]]]) -> None:
         """Runs functions, none of which may raise, each as a rank, until no rank can go on.
 
         Raises:
             RingError: the machine has no room for so many threads.
         """
-        ranks: list[Rank] = []
+        ranks = self.ranks
         for rank, function in lives:
             try:
                 rank.start(function)

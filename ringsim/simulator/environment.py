@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator, MutableMapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, Final, NoReturn
 
 from ringsim.errors import RingError
+from ringsim.simulator.clock import Clock
 
 __all__ = ["RankEnvironment", "RankSignals"]
+
+_HARMLESS: Final = (  # signals that do not end a process by default
+    0,
+    signal.SIGCHLD,
+    signal.SIGCONT,
+    signal.SIGSTOP,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGURG,
+    signal.SIGWINCH,
+)
 
 
 class _Changes(threading.local):
@@ -81,21 +96,28 @@ class _Handlers(threading.local):
 
 
 class RankSignals:
-    """Lets simulated ranks set signal handlers, which Python allows in the main thread only.
+    """Lets a simulated rank set signal handlers, send itself signals, and die.
 
-    No signal reaches a simulated rank, so a handler is kept, returned to who asks, and never
-    called.
+    Python sets handlers in the main thread only, and the process must outlive a rank that dies. So
+    a handler is kept, and called only if the rank sends itself the signal.
+
+    Args:
+        clock: of the ranks.
+        die: ends the calling rank, with an exit code or the negative number of a signal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock, die: Callable[[int], NoReturn]) -> None:
+        self._clock, self._die, self._process = clock, die, os.getpid()
         self._handlers = _Handlers()
-        self._ask = signal.getsignal
+        self._ask, self._kill, self._exit = signal.getsignal, os.kill, os._exit
 
     def install(self) -> None:
-        """Puts this object's methods in the place of those of ``signal``."""
-        replacements = {"signal": self.signal, "getsignal": self.getsignal}
+        """Puts this object's methods in the place of those of ``signal`` and ``os``."""
+        replacements: dict[str, Any] = {"signal": self.signal, "getsignal": self.getsignal}
         replacements |= {"alarm": self.refuse, "setitimer": self.refuse}
+        replacements |= {"raise_signal": functools.partial(self.kill, self._process)}
         vars(signal).update(replacements)
+        vars(os).update(kill=self.kill, _exit=self.exit, abort=self.abort)
 
     def signal(self, number: int, handler: Any) -> Any:
         """Sets the handler of a signal; returns the one before."""
@@ -107,6 +129,34 @@ class RankSignals:
         """Returns the handler of a signal."""
         handlers = self._handlers.values
         return handlers[number] if number in handlers else self._ask(number)
+
+    def kill(self, pid: int, number: int) -> None:
+        """Sends a signal, as ``os.kill``; a rank that sends itself one gets it alone."""
+        if pid != self._process or number in _HARMLESS or not self._asked_by_rank():
+            self._kill(pid, number)
+            return
+        handler = self.getsignal(number)
+        if handler == signal.SIG_DFL:
+            self._die(-number)
+        if handler != signal.SIG_IGN:
+            handler(number, sys._getframe(1))
+
+    def exit(self, code: int) -> NoReturn:
+        """Ends the calling rank, as ``os._exit`` ends a process."""
+        if self._asked_by_rank():
+            self._die(code)
+        self._exit(code)
+
+    def abort(self) -> NoReturn:
+        """Ends the calling rank, as ``os.abort`` ends a process."""
+        if self._asked_by_rank():
+            self._die(-signal.SIGABRT)
+        self._kill(os.getpid(), signal.SIGABRT)
+        raise AssertionError  # the signal has ended the process
+
+    def _asked_by_rank(self) -> bool:
+        """Returns whether a rank's own thread asks, and no process that it has forked."""
+        return os.getpid() == self._process and self._clock.is_rank()
 
     def refuse(self, *_: Any) -> NoReturn:
         """Refuses a timer: real time does not pass on a virtual clock.

@@ -8,14 +8,16 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
+import itertools
 import os
 import pickle
 import random
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -30,16 +32,18 @@ from ringsim.diagnose.failure import (
     error_of_kind,
     impose,
     make_error,
+    place_text,
     raised_where,
     rename_files,
+    report_death,
     report_exception,
 )
 from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
-from ringsim.diagnose.verdict import judge, wait_text
-from ringsim.errors import RingError, name_ranks
+from ringsim.diagnose.verdict import judge, waiting_text, waits_text
+from ringsim.errors import RingError
 from ringsim.faults import fails_at, jitter_of, slowed_by
-from ringsim.launch.process import Process
+from ringsim.launch.process import Process, park
 from ringsim.launch.results import describe_unpicklable
 from ringsim.provenance import note_doubts
 from ringsim.ring import Ring
@@ -265,8 +269,7 @@ class _Simulation:
     def _prepare_process(self) -> None:
         """Replaces what belongs to the process and must differ from rank to rank."""
         RankEnvironment(os.environ).install()
-        RankSignals().install()
-        self._recorder.complete_with = lambda work, slot: work.complete_record(self._recorder, slot)
+        RankSignals(self._clock, self._die).install()
         if self._settings.record:
             _put(make_replacements(self._recorder, lambda: None))
             self._shared.on_new_kind = self._look_for_pipelining
@@ -313,6 +316,24 @@ class _Simulation:
                 self._reports.append(report_exception(rank.number, error, self._clock.now_ns))
 
         return live
+
+    def _die(self, code: int) -> NoReturn:
+        """Ends the rank that calls it as its process would end, without unwinding its stack.
+
+        Args:
+            code: an exit code, or the negative number of a signal.
+        """
+        clock = self._clock
+        rank = clock.current
+        if not self._reports:
+            clock.until_s = clock.now + GRACE_S
+        stack = "".join(
+            f'File "{place.filename}", line {place.lineno} in {place.name}\n'
+            for place in reversed(traceback.extract_stack())
+        )
+        self._reports.append(report_death(rank.number, code, clock.now_ns, "", stack))
+        clock.leave(rank)
+        park()
 
     def _make_state(self, rank: SimulatedRank) -> RankState:
         size, number, settings = self._size, rank.number, self._settings
@@ -372,7 +393,10 @@ class _Simulation:
         ).settle()
         diagnosis = judge(snapshot)
         if not diagnosis.findings:  # each side of what they wait for has been posted
-            diagnosis = _judge_order(snapshot, diagnosis)
+            found = _judge_order(snapshot, {rank.number: self._find_place(rank) for rank in stuck})
+            waits = ((one.rank, one.peer, one) for one in found.operations if one.peer >= 0)
+            edges = tuple(itertools.starmap(Edge, waits))
+            diagnosis = replace(diagnosis, findings=(found,), edges=edges)
         diagnosis = tell_partings(diagnosis, events)
         text = str(diagnosis)
         self._give_up(stuck)
@@ -395,6 +419,11 @@ class _Simulation:
         error.trace = self._make_trace(complete=False)
         error.diagnosis = replace(diagnosis, trace=error.trace)
         return error
+
+    def _find_place(self, rank: SimulatedRank) -> str:
+        """Returns the file and line of the program at which a rank waits."""
+        frame = self._recorder.sites.find(sys._current_frames().get(rank.thread))
+        return "" if frame is None else place_text((frame.f_code.co_filename, frame.f_lineno))
 
     def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
         """Notes which ranks are ended from now on.
@@ -498,31 +527,34 @@ class _Simulation:
         return sorted([*returned, *failed], key=lambda end: int(end["rank"]))
 
 
-def _judge_order(world: Snapshot, nothing: Diagnosis) -> Diagnosis:
+def _judge_order(world: Snapshot, places: Mapping[int, str]) -> Finding:
     """Says why ranks can never go on whose operations are posted on both sides.
 
-    Each stands behind another of its rank.
+    Args:
+        world: the ranks and what they wait for.
+        places: where in the program each of them waits.
     """
-    awaited = [
-        (rank, one.operation) for rank, view in enumerate(world.ranks) for one in view.awaited
-    ]
-    ranks = sorted({rank for rank, _ in awaited})
-    waits = "; ".join(wait_text(operation) for _, operation in awaited[:_SHOWN])
-    message = (
-        f"{name_ranks(ranks)} wait for what stands behind something else in the order of a rank's "
-        f"operations on a group: {waits}."
-    )
-    hint = (
-        "Post the sends and recvs that belong together with batch_isend_irecv, or let one side "
-        "receive first."
-    )
-    finding = Finding(
-        "deadlock", tuple(ranks), tuple(operation for _, operation in awaited), message, hint
-    )
-    edges = tuple(
-        Edge(rank, operation.peer, operation) for rank, operation in awaited if operation.peer >= 0
-    )
-    return replace(nothing, findings=(finding,), edges=edges)
+    operations = tuple(one.operation for view in world.ranks for one in view.awaited)
+    waits, ranks = waits_text(operations), tuple(sorted({each.rank for each in operations}))
+    others = tuple(sorted(places.keys() - set(ranks)))  # these wait for no operation
+    if others:
+        where = "; ".join(f"rank {rank} at {places[rank]}" for rank in others[:_SHOWN])
+        message = (
+            f"{waiting_text(others)} for a future, or for a key of a store, that no rank will "
+            f"provide: {where}."
+        )
+        message += f" Because of it, {waits}." if waits else ""
+        hint = "Look for the rank that should complete the future, or set the key."
+    else:
+        message = (
+            f"{waiting_text(ranks)} for what stands behind something else in the order of a "
+            f"rank's operations on a group: {waits}."
+        )
+        hint = (
+            "Post the sends and recvs that belong together with batch_isend_irecv, or let one side "
+            "receive first."
+        )
+    return Finding("deadlock", (*others, *ranks), operations, message, hint)
 
 
 def _set_variables(rank: int, world_size: int) -> None:

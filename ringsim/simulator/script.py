@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ringsim.ring.printing import restore_output
 from ringsim.simulator.api import simulate
 from ringsim.traces.value import Trace
 
@@ -39,9 +40,12 @@ def simulate_script(
 
 def _run(place: str, argv: list[str], module: bool) -> None:
     """Runs the script; the ranks share the arguments and the import path, as they are the same."""
+    restore_output()  # a script has no ring before it asks for one: all ranks print
     sys.argv[:] = argv
     directory = os.getcwd() if module else os.path.dirname(place)
     if directory not in sys.path:
         sys.path.insert(0, directory)
-    run = runpy.run_module if module else runpy.run_path
-    run(place, run_name="__main__")
+    if module:
+        runpy.run_module(place, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(place, run_name="__main__")

@@ -1,9 +1,10 @@
 """Notices a simulated rank that waits where it cannot give way: in C++, for another rank.
 
 Such a wait would stop the clock and all ranks for good, without a word. So a thread looks at the
-rank that has the baton. If its thread has slept for some seconds without using a processor, in code
-of torch or on a lock that no code of Python's library takes, the process reports that and ends. A
-worker that sleeps by ``time.sleep``, or waits for a thread or a process of its own, goes on.
+rank that has the baton. The process reports the rank and ends if the rank's thread has slept for
+some seconds without using a processor: in code of torch, on a lock, or for another thread though
+the worker has none. A worker that sleeps by ``time.sleep``, or waits for a thread or a process of
+its own, goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Final
 
 import torch
 
+from ringsim.launch.threads import waits_without_end
 from ringsim.simulator.clock import Clock, Rank
+from ringsim.state import OUR_THREADS
 
 __all__ = ["watch"]
 
@@ -69,7 +72,20 @@ def _is_stuck(rank: Rank) -> bool:
     file = frame.f_code.co_filename
     if file.startswith(_OF_TORCH):
         return True
-    return not file.startswith(_OF_PYTHON) and "futex" in _channel_of(rank.native_thread)
+    if file.startswith(_OF_PYTHON):
+        return waits_without_end(rank.native_thread) is True and not _has_threads(rank.clock)
+    return "futex" in _channel_of(rank.native_thread)
+
+
+def _has_threads(clock: Clock) -> bool:
+    """Returns whether workers have started threads of their own that are alive."""
+    ranks = {rank.thread for rank in clock.ranks}
+    return any(
+        thread.ident not in ranks
+        and thread is not threading.main_thread()
+        and not thread.name.startswith(OUR_THREADS)
+        for thread in threading.enumerate()
+    )
 
 
 def _channel_of(thread: int) -> str:
@@ -84,11 +100,13 @@ def _report(clock: Clock) -> None:
     rank = clock.current
     frame = _frame_of(rank.thread)
     stack = traceback.extract_stack(frame)
-    users = [place for place in stack if not place.filename.startswith(_OF_TORCH)]
+    libraries = _OF_TORCH, _OF_PYTHON
+    users = [place for place in stack if not place.filename.startswith(libraries)]
+    where, user = stack[-1], (users or stack)[-1]
+    called = "" if where is user else f", called by {_name(user)}"
     clock.give_up(
-        f"rank {rank.number} waits in {_name(stack[-1])}, called by {_name((users or stack)[-1])}, "
-        "where a simulated rank cannot give way to the others. Run the program on real ranks: "
-        "ringsim.trace."
+        f"rank {rank.number} waits in {_name(where)}{called}, where a simulated rank cannot give "
+        "way to the others. Run the program on real ranks: ringsim.trace."
     )
 
 

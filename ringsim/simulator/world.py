@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from ringsim.comm.torch_hooks import GROUPS, own_limit
 from ringsim.comm.torch_private import (
@@ -32,13 +32,14 @@ from ringsim.comm.torch_private import (
     Future,
 )
 from ringsim.diagnose.failure import place_text
-from ringsim.errors import RendezvousFailed, RingError
+from ringsim.errors import RendezvousFailed
+from ringsim.launch.process import park
 from ringsim.launch.worlds import check_world
 from ringsim.ring.groups import pair_name
-from ringsim.simulator.clock import Clock
 from ringsim.simulator.group import SimulatedGroup
 from ringsim.simulator.matching import Kind, Operation, Team
 from ringsim.simulator.rank import Shared, SimulatedRank
+from ringsim.simulator.stores import let_stores_give_way
 from ringsim.traces.events import DESTROYED, MADE_ANEW, NONE, OP_CODES, Payload
 
 __all__ = ["Worlds"]
@@ -94,53 +95,6 @@ class RankWorld(threading.local):
         return read.fget(self)  # type: ignore[no-any-return]
 
 
-class VirtualStore(Store):
-    """A store of torch in which a rank that waits for a key gives way."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self._clock = clock
-        self._values: dict[str, bytes] = {}
-        self._waiting: list[Any] = []
-
-    def set(self, key: str, value: Any) -> None:
-        """Sets a value."""
-        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
-        self._clock.at(self._clock.now, *self._waiting)
-        self._waiting.clear()
-
-    def get(self, key: str) -> bytes:
-        """Returns a value; waits for it."""
-        self.wait([key])
-        return self._values[key]
-
-    def add(self, key: str, amount: int) -> int:
-        """Adds to a number, 0 at first; returns the sum."""
-        total = int(self._values.get(key, b"0")) + amount
-        self.set(key, str(total))
-        return total
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Returns whether all keys have a value."""
-        return all(key in self._values for key in keys)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Blocks until all keys have a value."""
-        while not self.check(keys):
-            self._waiting.append(self._clock.current)
-            self._clock.pause()
-
-    def delete_key(self, key: str) -> bool:
-        """Deletes a value; returns whether there was one."""
-        return self._values.pop(key, None) is not None
-
-    def num_keys(self) -> int:
-        """Returns the number of values."""
-        return len(self._values)
-
-    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 - as C++ calls them
-
-
 @dataclass
 class _Making:
     """A group that ranks are creating together.
@@ -183,8 +137,9 @@ class Worlds:
         self._shared, self._clock, self._recorder = shared, shared.clock, shared.recorder
         self._ranks = tuple(range(size))
         self._mapping = {rank: rank for rank in self._ranks}
-        self._store = VirtualStore(shared.clock)
+        self._store = dist.HashStore()  # type: ignore[attr-defined]
         self._world = RankWorld(self._refuse_thread)
+        shared.clock.refuse_thread = self._refuse_thread
         self._teams: list[Team] = []
         self._generations: list[_Generation] = []
         self._registered: dict[str, Any] = {}
@@ -364,11 +319,7 @@ class Worlds:
         self._register(name, group)
 
     def _refuse_thread(self) -> None:
-        """Ends the run for a thread of a worker that communicates.
-
-        Raises:
-            RingError: in that thread.
-        """
+        """Ends the run for a thread of a worker that communicates; that thread goes no further."""
         if threading.current_thread() is threading.main_thread():
             return
         place = self._recorder.sites.find(sys._getframe(1))
@@ -379,7 +330,7 @@ class Worlds:
             "another thread. Run the program on real ranks: ringsim.trace."
         )
         self._clock.give_up(message)
-        raise RingError(message)
+        park()
 
     # -- in torch's places
 
@@ -392,6 +343,7 @@ class Worlds:
         setattr(*SET_DEFAULT, self._make_set_default(getattr(*SET_DEFAULT)))
         setattr(*CHECK_BATCH, self._make_check_batch(getattr(*CHECK_BATCH)))
         Future.wait = self._make_wait(Future.wait)
+        let_stores_give_way(self._clock)
         init = self._make_init(dist.init_process_group)
         dist.init_process_group = distributed_c10d.init_process_group = init
         for (owner, name), function in self._shared.checks.replacements.items():

@@ -79,7 +79,7 @@ ALIVE, TIME, MEET, THREADS = (
 ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
     **dict.fromkeys(("6b", "7b", "19", "68b", "90a", "90c"), TIME),
     "26e": "a sleep takes no time of the virtual clock",
-    **dict.fromkeys(("20", "21", "22", "69", "89a", "89b", "89c"), ALIVE),
+    **dict.fromkeys(("21", "22", "69", "89a"), ALIVE),
     **dict.fromkeys(
         (
             "30",

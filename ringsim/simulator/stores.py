@@ -1,0 +1,71 @@
+"""Stores of torch on the virtual clock: a rank that waits for a key gives way to the others.
+
+torch gives each group a store, and a program may make its own (``TCPStore``, ``FileStore``). C++
+would wait there for good, because the rank that is to set the key cannot run meanwhile. So the
+methods of ``Store`` that wait ask for their keys here, before C++ does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from ringsim.simulator.clock import Clock
+
+__all__ = ["let_stores_give_way"]
+
+_WAITING: Final = ("get", "multi_get", "wait")
+_AT_ONCE: Final = timedelta(milliseconds=1)  # 0 means no limit
+_WRITING: Final = ("add", "append", "compare_set", "multi_set", "set")
+
+
+def let_stores_give_way(clock: Clock) -> None:
+    """Lets every store give way, for the rest of the process's life."""
+    waiting: list[Any] = []
+
+    def make_wait(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def wait(store: Any, keys: str | Sequence[str], *limit: timedelta) -> Any:
+            clock.check_thread()
+            names = [keys] if isinstance(keys, str) else list(keys)
+            seconds = [each.total_seconds() for each in limit]
+            if not store.check(names) and not _come(clock, store, names, seconds, waiting):
+                return call(store, names, _AT_ONCE)  # raises what a limit raises
+            return call(store, keys, *limit)
+
+        return wait
+
+    def make_write(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def write(*args: Any) -> Any:
+            clock.check_thread()
+            result = call(*args)
+            clock.at(clock.now, *waiting)
+            waiting.clear()
+            return result
+
+        return write
+
+    for name in _WAITING:
+        setattr(Store, name, make_wait(getattr(Store, name)))
+    for name in _WRITING:
+        setattr(Store, name, make_write(getattr(Store, name)))
+
+
+def _come(
+    clock: Clock, store: Any, keys: list[str], limits: list[float], waiting: list[Any]
+) -> bool:
+    """Gives way until the keys are in a store; returns False if a limit passes before."""
+    rank, ends_s = clock.current, [clock.now + limit for limit in limits]
+    for end_s in ends_s:
+        clock.at(end_s, rank)
+    while not (there := bool(store.check(keys))) and all(clock.now < end_s for end_s in ends_s):
+        waiting.append(rank)
+        clock.pause()
+    for end_s in ends_s:
+        clock.cancel(end_s, rank)
+    return there
