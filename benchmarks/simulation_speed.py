@@ -4,7 +4,9 @@ Messages per second at 256 ranks, recorded and not; a token round 10,000 ranks; 
 
     python benchmarks/simulation_speed.py [--ranks 256] [--rounds 1000] [--repeats 5]
 
-Each process measures one thing, pinned to one core. Messages are 64 float32 over private links.
+Each process measures one thing, in a simulation on one core. Times are the caller's, from the call
+of ``simulate`` to the trace; memory is that of the simulation's process, beyond one of two ranks.
+Messages are 64 float32 over private links.
 "ring": each rank sends to its successor and receives from its predecessor, and waits for both, in
 each round. "both ways": the same in both directions at once. Setting up and taking down the ranks
 counts. "3D": a million operations of 1,024 ranks, 8 tensor-parallel by 16 replicas by 8 stages; a
@@ -23,6 +25,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -111,32 +115,51 @@ def token_round() -> float:
     return token[0].item()
 
 
+class Measured:
+    """A worker that also returns the memory and the processor time of its process."""
+
+    def __init__(self, worker: Callable[..., Any]) -> None:
+        self.worker = worker
+
+    def __call__(self, *args: Any) -> tuple[Any, int, float]:
+        """Returns what the worker returns, the largest memory (KiB) and the time (s) so far."""
+        result = self.worker(*args)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return result, used.ru_maxrss, used.ru_utime + used.ru_stime
+
+
+def run(worker: Callable[..., Any], ranks: int, args: tuple[Any, ...], record: bool) -> Any:
+    """Returns the results of the ranks, and the memory and time of their process at the end."""
+    trace = ringsim.simulate(
+        Measured(worker), world_size=ranks, args=args, link=LINK, record=record
+    )
+    results, memory_kib, cpu_s = zip(*trace.results, strict=True)
+    return results, max(memory_kib), max(cpu_s)
+
+
 def measure(what: str, ranks: int, rounds: int, record: bool) -> dict[str, float]:
     """Runs one case in this process."""
     worker = {"ring": ring, "both ways": both_ways, "token": token_round, "3D": three_dimensions}[
         what
     ]
     args = () if what == "token" else (rounds,)
-    ringsim.simulate(ring, world_size=2, args=(2,), link=LINK)  # loads what is loaded on first use
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    begin, begin_cpu = time.perf_counter(), time.process_time()
-    trace = ringsim.simulate(worker, world_size=ranks, args=args, link=LINK, record=record)
+    _, least_kib, _ = run(ring, 2, (2,), record)  # also starts the server of processes
+    begin = time.perf_counter()
+    results, memory_kib, cpu_s = run(worker, ranks, args, record)
     seconds = time.perf_counter() - begin
-    cpu_s = time.process_time() - begin_cpu
     done = {
         "token": ranks,
-        "3D": sum(trace.results) if what == "3D" else 0,
+        "3D": sum(results) if what == "3D" else 0,
         "ring": ranks * rounds,
         "both ways": 2 * ranks * rounds,
     }[what]
     if what == "token":
-        assert trace.results[0] == ranks - 1, trace.results[0]
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert results[0] == ranks - 1, results[0]
     return {
         "seconds": seconds,
         "per_s": done / seconds,
         "cpu_s": cpu_s,
-        "kib_per_rank": grown / ranks,
+        "kib_per_rank": (memory_kib - least_kib) / ranks,
     }
 
 
