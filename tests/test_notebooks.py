@@ -575,6 +575,15 @@ def test_lesson_12_shows_what_it_claims() -> None:
         "all_reduce",
         "reduce_scatter_single",
     ]
+    assert (
+        "all_reduce of 16,640 bytes: 1.4 ms\nall_gather of 16,640 bytes: 6.3 ms"
+        in texts["many-cost"]
+    )
+    blocked = re.findall(r"blocks the rank for ([\d.]+) ms", texts["many-run"])
+    assert blocked == ["0.0", "0.0", "0.0", "1.4"]
+    assert "the step: 13.4 ms\n" in texts["many-run"]  # 4 * 1 + 4 * 2 + 1.4
+    assert texts["many-fsdp"].count("blocks the rank for 6.3 ms\n") == 12
+    assert "the step: 87.8 ms\n" in texts["many-fsdp"]  # 12 + 12 * 6.3
     assert [
         row[3]
         for row in columns(
