@@ -63,8 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests that take long, and are not the only ones of their kind: `make test-long` runs them.
-LONG = tuple((Path(__file__).parent / "long.txt").read_text().split("\n"))[:-1]
+# Tests that take long, and are not the only ones of their kind: `make test-long` runs them. A line
+# is a test, a case of one ("test[case]"), or all its cases but the first ("test[").
+LONG = frozenset((Path(__file__).parent / "long.txt").read_text().split("\n"))
 LEFT_BEHIND_AFTER_S = 60.0  # a process that is ending gets this long to do so
 # What the fork server, fresh ranks and a browser call themselves: they may stay for the next call,
 # or the next test.
@@ -80,6 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for module in {getattr(item, "module", None) for item in items} - {None}:
         cloudpickle.register_pickle_by_value(module)
+    seen: set[str] = set()
     for item in items:
         if "distributed" in item.path.parts:
             item.add_marker("distributed")
@@ -93,8 +95,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and item.config.getoption("--hypothesis-profile") != "soak"
         ):
             item.add_marker(pytest.mark.skip(reason="takes long: make soak"))
-        if item.nodeid.removeprefix("tests/").startswith(LONG):
+        name = item.nodeid.removeprefix("tests/")
+        test = name.partition("[")[0]
+        if not LONG.isdisjoint({name, test} | ({f"{test}["} & seen)):
             item.add_marker("long")
+        seen.add(f"{test}[")
         if item.get_closest_marker("long") and item.config.getoption("markexpr") != "long":
             item.add_marker(pytest.mark.skip(reason="takes long: make test-long"))
     items.sort(

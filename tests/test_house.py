@@ -283,6 +283,14 @@ def test_tests_that_the_specification_names_exist() -> None:
         ] == [], row
 
 
+def test_tests_that_take_long_exist() -> None:
+    lines = (ROOT / "tests" / "long.txt").read_text().splitlines()
+    assert lines == sorted(set(lines))
+    for line in lines:
+        file, name = line.partition("[")[0].split("::")
+        assert re.search(rf"\b{name}\b", (ROOT / "tests" / file).read_text()), line
+
+
 # -- lessons
 
 
