@@ -210,13 +210,16 @@ class Handle:
 
     def __init__(self) -> None:
         self.done, self.fails = threading.Event(), False
-        # what happens in its first waits, before their limits
+        # what happens in its first waits, before their limits; and whether one has come after those
         self.tries: list[Callable[[], None]] = []
+        self.tried = threading.Event()
 
     def wait(self, limit: timedelta | None = None) -> None:
         if self.tries:
             self.tries.pop(0)()
             limit = timedelta(0)
+        else:
+            self.tried.set()
         if not self.done.wait(None if limit is None else limit.total_seconds()) or self.fails:
             raise RuntimeError("not done")
 
@@ -447,7 +450,7 @@ def test_who_is_back_at_the_second_look_has_waited_for_what_is_done(
     if back_when == "it is done":
         assert program.looking.acquire(timeout=30)
     else:
-        come_true(lambda: not work.tries)
+        assert work.tried.wait(30)
         work.done.set()
     come_true(lambda: program.recorder.read().status[0] == OK)
     assert (program.end().wait_ns[0] == NONE) == (back_when == "it is not done")
