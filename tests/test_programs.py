@@ -15,7 +15,7 @@ from trace_mutations import DATA, read_in_full
 import ringsim
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError
-from ringsim.exchange.programs import Step, make_programs, replay
+from ringsim.prediction.programs import Step, make_programs, replay
 from ringsim.simulator.schedules import simulate_schedule
 from ringsim.traces.events import Group
 from ringsim.traces.value import Trace

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ringsim.exchange.reading import Rows
 from ringsim.link import Link, check_link
 from ringsim.simulator.links import PrivateLinks
 from ringsim.traces.collectives import count_rounds
@@ -45,6 +44,7 @@ from ringsim.traces.events import (
     Payload,
 )
 from ringsim.traces.matching import refused
+from ringsim.traces.rows import Rows
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
@@ -299,11 +299,13 @@ def replay(programs: list[list[Step]], link: Link) -> Trace:
         link: what a message costs.
 
     Returns:
-        A simulated trace. A step that waits for ever is in flight; the steps behind it are missing.
+        A simulated trace. A step that waits for ever is in flight; the steps after it are missing.
 
     Raises:
         ArgumentError: ``link`` is no Link.
-        ValueError: a step names a rank or a step that does not exist, or steps need each other.
+        ValueError: a step names a rank or a step that does not exist, steps need each other, or a
+            time is beyond 292 years.
+        TraceFileError: the messages of a collective are not known.
 
     Example:
         >>> programs = [
