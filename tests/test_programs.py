@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from random_traces import traces
-from synthetic import Story
+from test_exchange_viewers import small
 from trace_mutations import DATA, read_in_full
 
 import ringsim
@@ -25,20 +25,6 @@ LINK = ringsim.Link(alpha_s=1e-3, beta_s_per_byte=1e-6)
 
 def run_again(trace: Trace, link: ringsim.Link = LINK) -> Trace:
     return replay(make_programs(trace), link)
-
-
-def small() -> Trace:
-    """Rank 0 sends twice, the second time before the first is through.
-
-    Rank 1 was waiting; one receive is never served.
-    """
-    story = Story(2)
-    story.span(0, "outer", 0, 9, microbatch=1)
-    story.span(0, "inner", 1, 2)
-    story.message(0, 1, (1, 3, 4), (0, 0, 4))
-    story.message(0, 1, (2, 4, 5), (4, 4, 6), tag=-3)
-    story.op(1, "irecv", (7, 8, -1), peer=0, tag=9, group="world", size_bytes=8)
-    return story.trace()
 
 
 @pytest.mark.parametrize("file", ["small", *sorted(path.stem for path in DATA.glob("*.ringtrace"))])
@@ -199,6 +185,18 @@ def test_a_thread_does_one_thing_at_a_time() -> None:
         [0, 100, 150],
         [0, 150, 151],
     ]
+
+
+def test_messages_with_one_tag_on_two_groups_do_not_meet() -> None:
+    first, second = Group("first", (0, 1)), Group("second", (0, 1))
+    sends = [
+        Step("send", peer=1, group=first, size_bytes=1000),
+        Step("send", (0,), peer=1, group=second, size_bytes=2000),
+    ]
+    recvs = [Step("recv", peer=0, group=second), Step("recv", peer=0, group=first)]
+    trace = replay([sends, recvs], LINK)
+    assert trace.events.done_ns[2:].tolist() == [4_000_000, 2_000_000]
+    assert trace.unmatched == []
 
 
 def test_a_rank_that_waits_for_ever_is_in_flight() -> None:

@@ -73,7 +73,9 @@ def resolve(name: str) -> Any:
 
 
 def removed(name: str, instead: str) -> Callable[..., NoReturn]:
-    """Returns a function in place of a removed one, for one version: a call tells what to use.
+    """Returns a stand-in for a removed function; calling it raises RingError.
+
+    It stays for one version.
 
     Args:
         name: the function that was removed.
@@ -88,7 +90,7 @@ def removed(name: str, instead: str) -> Callable[..., NoReturn]:
     """
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        """Was removed; raises RingError."""
+        """Raises RingError: this function was removed."""
         raise RingError(f"{name} was removed in ringsim 0.3: use {instead}, or ringsim 0.2.")
 
     return refuse
