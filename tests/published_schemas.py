@@ -1,10 +1,8 @@
-"""The parts of two published schemas that ringsim writes or reads.
+"""The parts of Perfetto's published schema that ringsim writes or reads.
 
-Typed out from their sources a second time. They stand apart from ``exchange/schemas.py``.
-
-Perfetto: protos/perfetto/trace of https://github.com/google/perfetto. Chakra:
-schema/protobuf/et_def.proto of https://github.com/mlcommons/chakra. A field that ringsim wrote with
-another number or type than these is unknown to the parser.
+Typed out from its source a second time, apart from ``exchange/schemas.py``:
+protos/perfetto/trace of https://github.com/google/perfetto. A field that ringsim wrote with another
+number or type than these is unknown to the parser.
 """
 
 from __future__ import annotations
@@ -40,23 +38,13 @@ PERFETTO = {
     "Interned": "1 iid uint64, 2 name string",
 }
 
-CHAKRA = {
-    "GlobalMetadata": "1 version string",
-    "Node": "1 id uint64, 2 name string, 3 type int32, 4 ctrl_deps uint64*, 5 data_deps uint64*, 6 "
-    "start_time_micros uint64, "
-    "7 duration_micros uint64, 10 attr AttributeProto*",
-    "AttributeProto": (
-        "1 name string, 7 int32_val int32, 9 int64_val int64, 13 uint64_val uint64, 27 bool_val "
-        "bool, 29 string_val string"
-    ),
-}
 
-
-def compile_schema(package: str, messages: dict[str, str]) -> dict[str, Any]:
+def compile_schema(messages: dict[str, str]) -> dict[str, Any]:
     """Returns the message classes by name.
 
     A field is "number name type", with a star where it repeats.
     """
+    package = "perfetto"
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="proto2"
     )
@@ -70,9 +58,7 @@ def compile_schema(package: str, messages: dict[str, str]) -> dict[str, Any]:
                 else {"type": getattr(FieldType, f"TYPE_{base.upper()}")}
             )
             label = FieldType.LABEL_REPEATED if repeated else FieldType.LABEL_OPTIONAL
-            added = message.field.add(name=field, number=int(number), label=label, **told)
-            if package == "chakra" and repeated and base not in messages:
-                added.options.packed = True  # its schema is of proto3
+            message.field.add(name=field, number=int(number), label=label, **told)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file) if hasattr(pool, "Add") else pool.AddSerializedFile(file.SerializeToString())
     return {

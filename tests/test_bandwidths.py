@@ -27,7 +27,13 @@ from ringsim.traces.bandwidths import (
     load,
     make_bandwidths,
 )
-from ringsim.traces.collectives import algbw_gb_per_s, bus_factor, busbw_gb_per_s
+from ringsim.traces.collectives import (
+    algbw_gb_per_s,
+    bus_factor,
+    busbw_gb_per_s,
+    count_rounds,
+    make_rounds,
+)
 from ringsim.traces.events import OP_NAMES, readable
 
 ROW = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "measured", "n": 30}
@@ -400,3 +406,48 @@ def test_algbw_is_size_over_time() -> None:
     ] == [8.0, 8.0]
     for size_bytes, duration_us in ((0, 5.0), (8, 0.0), (8, math.nan)):
         assert math.isnan(algbw_gb_per_s(size_bytes, duration_us))
+
+
+# -- the messages of collectives
+
+ROUNDS = {
+    "all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 0,
+    "reduce": 0, "gather": 1, "scatter": 1,
+    "barrier": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ROUNDS)
+@given(size=st.integers(1, 9), data=st.data())
+def test_rounds_move_what_a_collective_must(op: str, size: int, data: st.DataObject) -> None:
+    root, share = data.draw(st.integers(0, size - 1)), data.draw(st.integers(1, 50))
+    rounds = list(make_rounds(op, size, root, share * size))
+    count, amount = count_rounds(op, size, share * size)
+    assert len(rounds) == count
+    assert {bytes_ for messages in rounds for _, _, bytes_ in messages} <= {amount}
+    assert all(source != to for messages in rounds for source, to, _ in messages)
+    if op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        sent = [
+            sum(bytes_ for messages in rounds for source, _, bytes_ in messages if source == rank)
+            for rank in range(size)
+        ]
+        assert sent == [round(share * size * bus_factor(op, size))] * size
+    elif op in ("broadcast", "reduce"):
+        have = {root}
+        for messages in (
+            rounds
+            if op == "broadcast"
+            else [[(to, source, _) for source, to, _ in one] for one in rounds[::-1]]
+        ):
+            assert {source for source, _, _ in messages} <= have
+            have |= {to for _, to, _ in messages}
+        assert have == set(range(size))
+        assert count == math.ceil(math.log2(size))
+    elif op == "barrier":
+        knows = [{rank} for rank in range(size)]
+        for messages in rounds:
+            knows = [
+                knows[rank].union(*(knows[source] for source, to, _ in messages if to == rank))
+                for rank in range(size)
+            ]
+        assert all(known == set(range(size)) for known in knows)

@@ -95,7 +95,7 @@ def test_show_prints_the_summary_and_draws(
 
 
 def test_show_exports(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for ending in ("pftrace", "json", "goal", "chakra"):
+    for ending in ("pftrace", "json"):
         path = tmp_path / f"run.{ending}"
         assert main(["show", str(trace_file), "--export", str(path)]) == 0
         assert capsys.readouterr().out.endswith(f"wrote {path}\n")

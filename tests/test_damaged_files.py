@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 from matplotlib.figure import Figure
 from test_bandwidths import damage_table
-from test_exchange_viewers import READERS, take_in, write_small
+from test_exchange_viewers import READERS, write_small
 from test_trace_parts import two_ranks
 from trace_mutations import DATA, Choose, change_meta, flip, mutate, read_in_full, real_files
 
@@ -42,8 +42,6 @@ DRAWN = 1000  # and of so many one is drawn
 MEMORY_BYTES = 2 * 2**30
 
 WHOLES = real_files()
-# which its own library in C reads: in a process of its own
-FOREIGN = [name for name in READERS if name != "otf2"]
 DESCRIPTION = Path(__file__).parent.parent / "docs" / "examples" / "pipeline.toml"
 
 
@@ -111,10 +109,8 @@ KINDS = {
         lambda found, _: to_text(found),
     ),
 } | {
-    name: Kind(
-        lambda path, name=name: write_small(name, path), lambda path, name=name: take_in(name, path)
-    )
-    for name in FOREIGN
+    name: Kind(lambda path, name=name: write_small(name, path), read)
+    for name, read in READERS.items()
 }
 
 

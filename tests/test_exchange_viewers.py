@@ -1,81 +1,52 @@
-"""Files for viewers and programs for simulators.
+"""Files for viewers, and files of profilers and flight recorders.
 
-What they say of a trace, and that they come back, and run, as they were.
+What they show of a trace, and that they come back as they were.
 """
 
 from __future__ import annotations
 
 import gzip
-import importlib.util
-import itertools
 import json
-import math
 import pickle
-import random
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from published_schemas import PERFETTO, compile_schema, parse_whole
-from random_traces import any_traces, may_be_read, traces
+from random_traces import any_traces, may_be_read
 from synthetic import Story
-from trace_mutations import DATA, flip, read_in_full
+from trace_mutations import DATA
 
 import ringsim
-from ringsim import comm as dist
-from ringsim.errors import ArgumentError, TraceFileError
+from ringsim.errors import TraceFileError
 from ringsim.exchange import (
-    read_chakra,
     read_chrome,
     read_flight_recorder,
-    read_goal,
-    read_otf2,
     read_perfetto,
     read_profiler,
 )
-from ringsim.exchange.programs import Step, make_programs, replay
 from ringsim.exchange.slices import place_apart, place_nested
-from ringsim.simulator.schedules import simulate_schedule
-from ringsim.traces.collectives import bus_factor, count_rounds, make_rounds
 from ringsim.traces.value import Trace
 
-LINK = ringsim.Link(alpha_s=1e-3, beta_s_per_byte=1e-6)
-needs_otf2 = pytest.mark.skipif(
-    importlib.util.find_spec("otf2") is None, reason="the package otf2 is not installed"
-)
-OTF2 = pytest.param("otf2", marks=needs_otf2)
-VIEWERS, PROGRAMS = ("perfetto", "chrome"), ("goal", "chakra")
+VIEWERS = ("perfetto", "chrome")
 READERS: dict[str, Callable[..., Trace]] = {
     "perfetto": read_perfetto,
     "chrome": read_chrome,
-    "goal": read_goal,
-    "chakra": read_chakra,
-    "otf2": read_otf2,
     "profiler": read_profiler,
     "flight recorder": read_flight_recorder,
 }
 
 
 def export(trace: Trace, name: str, path: Path) -> Path:
-    """Writes a trace in the place of what is there."""
-    shutil.rmtree(path, ignore_errors=True)
     getattr(trace, f"to_{name}")(path)
     return path
 
 
-def take_in(name: str, path: Path, link: Any = LINK) -> Trace:
-    return READERS[name](path, link=link) if name in PROGRAMS else READERS[name](path)
-
-
-def there_and_back(trace: Trace, name: str, directory: Path, link: Any = LINK) -> Trace:
-    return take_in(name, export(trace, name, directory / name), link)
+def there_and_back(trace: Trace, name: str, directory: Path) -> Trace:
+    return READERS[name](export(trace, name, directory / name))
 
 
 def small() -> Trace:
@@ -93,52 +64,11 @@ def small() -> Trace:
     return story.trace()
 
 
-KEPT = [
-    "rank",
-    "kind",
-    "peer",
-    "group",
-    "tag",
-    "size_bytes",
-    "label",
-    "stage",
-    "microbatch",
-    "status",
-    "post_ns",
-    "done_ns",
-]
-
-
-def kept_by_otf2(trace: Trace) -> list[str]:
-    """Of the events that are over, what both sides must agree on.
-
-    With the times counted from the first one.
-    """
-    events = trace.events.select((trace.events.status == 2) & (trace.events.op != 27))
-    frame = Trace(events, {"world_size": trace.world_size}).to_pandas().reset_index(drop=True)
-    frame[["post_ns", "done_ns"]] -= frame["post_ns"].min()
-    frame["size_bytes"] = frame["size_bytes"].fillna(0)  # nothing of spans
-    return sorted(map(str, frame[KEPT].to_numpy().tolist()))
-
-
 @pytest.mark.parametrize("file", ["small", *sorted(path.stem for path in DATA.glob("*.ringtrace"))])
-@pytest.mark.parametrize("name", [*VIEWERS, *PROGRAMS, OTF2])
-def test_a_trace_comes_back_or_runs_there(tmp_path: Path, file: str, name: str) -> None:
+@pytest.mark.parametrize("name", VIEWERS)
+def test_a_trace_comes_back(tmp_path: Path, file: str, name: str) -> None:
     trace = small() if file == "small" else ringsim.load(DATA / f"{file}.ringtrace")
-    there = there_and_back(trace, name, tmp_path)
-    if name in VIEWERS:
-        assert there == trace
-        return
-    assert there.world_size == trace.world_size
-    read_in_full(there, draw=False)
-    if name == "otf2":
-        assert there.metadata["source"] == "measured"
-        assert kept_by_otf2(there) == kept_by_otf2(trace)
-        assert len(there.messages) == len(trace.messages)
-    else:
-        assert there.unmatched == []
-        assert there.metadata["source"] == "simulated"
-        assert there.makespan_s >= sum(step.work_ns for step in make_programs(trace)[0]) * 1e-9
+    assert there_and_back(trace, name, tmp_path) == trace
 
 
 @pytest.mark.parametrize("name", VIEWERS)
@@ -154,23 +84,11 @@ def test_any_trace_comes_back_or_is_not_written(tmp_path: Path, trace: Trace, na
         assert_nested(tmp_path / "perfetto")
 
 
-@pytest.mark.parametrize("name", [*PROGRAMS, OTF2])
-@given(trace=traces)
-def test_any_trace_runs_there_or_is_refused(tmp_path: Path, trace: Trace, name: str) -> None:
-    try:
-        read_in_full(there_and_back(trace, name, tmp_path), draw=False)
-    except TraceFileError as error:
-        # such as a time of 292 years, or a trace without events
-        assert str(error).isprintable()  # noqa: PT017
-
-
 def assert_nested(path: Path) -> None:
     """Slices of Perfetto follow one another in time on every lane, and nest."""
     open_slices: dict[int, int] = {}
     times: dict[int, int] = {}
-    for packet in parse_whole(
-        compile_schema("perfetto", PERFETTO)["Trace"], path.read_bytes()
-    ).packet:
+    for packet in parse_whole(compile_schema(PERFETTO)["Trace"], path.read_bytes()).packet:
         if packet.HasField("track_event"):
             lane = packet.track_event.track_uuid
             assert packet.timestamp >= times.get(lane, 0)
@@ -239,7 +157,7 @@ def test_what_others_wrote_becomes_spans_and_messages(tmp_path: Path) -> None:
                    "done_ns") == [
         ["span", None, None, None, 0, 9000], ["isend", 1, 3, 24, 1000, 3500],
     ]  # fmt: skip
-    theirs = compile_schema("perfetto", PERFETTO)["Trace"]()
+    theirs = compile_schema(PERFETTO)["Trace"]()
     packets: tuple[dict[str, Any], ...] = (
         {"track_descriptor": {"uuid": 5, "process": {"pid": 900}}},
         {"track_descriptor": {"uuid": 6, "parent_uuid": 5}},
@@ -279,7 +197,7 @@ def test_a_perfetto_file_of_several_writers_that_begin_again(tmp_path: Path) -> 
 
     If its state was cleared, names of before count no more.
     """
-    theirs = compile_schema("perfetto", PERFETTO)["Trace"]()
+    theirs = compile_schema(PERFETTO)["Trace"]()
 
     def say(sequence: int, time_ns: int, number: int, **more: Any) -> None:
         event = {"type": 3, "name_iid": number}
@@ -331,56 +249,6 @@ def test_an_arrow_of_chrome_ends_within_the_slice_of_its_recv(tmp_path: Path) ->
     assert ends == [4_000_000 - 1, 6_000_000, 7_000_000]
 
 
-@needs_otf2
-def test_blocking_calls_of_mpi_are_read(tmp_path: Path) -> None:
-    """As Score-P writes them: MpiSend and MpiRecv within the region of the function."""
-    import otf2
-
-    with otf2.writer.open(str(tmp_path / "run"), timer_resolution=10**6) as archive:
-        define, mpi = archive.definitions, {"paradigm": otf2.Paradigm.MPI}
-        node = define.system_tree_node("node")
-        places = [
-            define.location(
-                f"rank {rank}", group=define.location_group(f"rank {rank}", system_tree_parent=node)
-            )
-            for rank in (0, 1)
-        ]
-        define.group("all", group_type=otf2.GroupType.COMM_LOCATIONS, members=places, **mpi)
-        world = define.comm(
-            "MPI_COMM_WORLD",
-            define.group("world", group_type=otf2.GroupType.COMM_GROUP, members=places, **mpi),
-        )
-        send, recv, bcast = (
-            define.region(name, **mpi) for name in ("MPI_Send", "MPI_Recv", "MPI_Bcast")
-        )
-        main = define.region("main", paradigm=otf2.Paradigm.COMPILER)
-        first, second = map(archive.event_writer_from_location, places)
-        for writer in (first, second):
-            writer.enter(0, main)
-        first.enter(10, send)
-        first.mpi_send(11, 1, world, 7, 800)
-        first.leave(15, send)
-        second.enter(5, recv)
-        second.mpi_recv(16, 0, world, 7, 800)
-        second.leave(17, recv)
-        for writer in (first, second):
-            writer.enter(20, bcast)
-            writer.mpi_collective_begin(20)
-            writer.mpi_collective_end(25, otf2.CollectiveOp.BCAST, world, 1, 0, 400)
-            writer.leave(25, bcast)
-            writer.leave(30, main)
-    trace = read_otf2(tmp_path / "run" / "traces.otf2")
-    frame = trace.to_pandas().sort_values(["rank", "post_ns"])
-    assert frame[["rank", "op", "post_ns"]].to_numpy().tolist() == [
-        *([0, "span", 0], [0, "send", 10_000], [0, "broadcast", 20_000]),
-        *([1, "span", 0], [1, "recv", 5_000], [1, "broadcast", 20_000]),
-    ]
-    assert frame["label"].dropna().tolist() == ["main", "main"]
-    assert frame["done_ns"].tolist() == [30_000, 15_000, 25_000, 30_000, 16_000, 25_000]
-    assert frame["peer"].dropna().tolist() == [1, 1, 0, 1]
-    assert trace.unmatched == []
-
-
 # -- damage, and what is refused
 
 
@@ -395,60 +263,8 @@ def write_small(name: str, path: Path) -> None:
         export(small(), name, path)
 
 
-def harm(path: Path, choose: Callable[[int, int], int]) -> None:
-    """Changes one file of what was written."""
-    files = sorted(one for one in path.rglob("*") if one.is_file()) or [path]
-    file = files[choose(0, len(files) - 1)]
-    file.write_bytes(flip(file.read_bytes(), choose))
-
-
-READ_HARMED = """
-import sys
-from ringsim.errors import TraceFileError
-from ringsim.exchange import read_otf2
-for path in sys.argv[1:]:
-    try:
-        print(len(read_otf2(path).events))
-    except TraceFileError as error:
-        assert str(error).isprintable()
-        print("refused")
-"""
-
-
-@needs_otf2
-def test_damage_to_otf2_gives_one_error(tmp_path: Path) -> None:
-    """In a process of its own.
-
-    The library in C writes to its standard error, and if it fell, this would be seen.
-    """
-    whole = export(ringsim.load(DATA / "straggler.ringtrace"), "otf2", tmp_path / "whole")
-    paths = [tmp_path / f"damaged-{seed}" for seed in range(30)]
-    for seed, path in enumerate(paths):
-        harm(shutil.copytree(whole, path), random.Random(seed).randint)
-    done = subprocess.run(
-        [sys.executable, "-c", READ_HARMED, *map(str, paths)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert len(done.stdout.split()) == 30
-    assert "refused" in done.stdout
-
-
-def test_without_the_package_otf2_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for call in (read_otf2, small().to_otf2):
-        with pytest.raises(ArgumentError, match=r"pip install 'ringsim\[otf2\]'"):
-            call(tmp_path / "run")
-
-
 def test_a_number_in_the_place_of_a_name_asks_for_no_memory(tmp_path: Path) -> None:
-    theirs = compile_schema("perfetto", {**PERFETTO, "TrackEvent": "9 type int32, 23 name uint64"})[
-        "Trace"
-    ]()
+    theirs = compile_schema({**PERFETTO, "TrackEvent": "9 type int32, 23 name uint64"})["Trace"]()
     event = theirs.packet.add().track_event
     event.type, event.name = 1, 2**40  # bytes(2**40) would be a terabyte of zeros
     (tmp_path / "hostile").write_bytes(theirs.SerializeToString())
@@ -500,58 +316,10 @@ def test_what_a_file_of_the_profiler_lacks_is_named(tmp_path: Path) -> None:
         read_profiler(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "does not begin with num_ranks"),
-        ("num_ranks 99999999999", "does not begin"),
-        ("num_ranks 1\nrank 1 {\n}", "rank 1 is not one of 1"),
-        ("num_ranks 1\nhello", "'hello' stands outside"),
-        ("num_ranks 1\nrank 0 {\ncalc x\n}", "'calc x' is no line of GOAL"),
-        # in a moment, not in an hour
-        ("num_ranks 1\n" + "/* " * 10**6, "num_ranks is 1, and 0 ranks"),
-        ("num_ranks 1000000\nrank 0 {\n}", "num_ranks is 1000000, and 1 ranks are there"),
-        ("num_ranks 2\nrank 0 {\nrecv 1b from 0\n}\nrank 1 {\n}", "receives from rank 0 of 2"),
-        (
-            "num_ranks 1\nrank 0 {\na: calc 1\nb: calc 1\na requires b\nb requires a\n}",
-            "steps of it need each other",
-        ),
-    ],
-    ids=range(9),
-)
-def test_what_is_no_program_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "run.goal").write_text(text)
-    with pytest.raises(TraceFileError, match=said):
-        read_goal(tmp_path / "run.goal", link=LINK)
-
-
-def test_places_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    for link, name in itertools.product((None, {(0, 1): LINK}), PROGRAMS):
-        with pytest.raises(ArgumentError, match="link must be"):
-            there_and_back(small(), name, tmp_path, link)
-    for name in (
-        *VIEWERS,
-        "goal",
-        "chakra",
-        *(["otf2"] if importlib.util.find_spec("otf2") else []),
-    ):
-        with pytest.raises(TraceFileError, match=r"must (exist|be there)"):
-            take_in(name, tmp_path / "none")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(TraceFileError, match=r"named <name>.<rank>.et"):
-        read_chakra(tmp_path / "empty", link=LINK)
-    (tmp_path / "file").touch()
-    with pytest.raises(TraceFileError, match="must be writable"):
-        small().to_chakra(tmp_path / "file")
-    export(small(), "chakra", tmp_path / "run")
-    with pytest.raises(TraceFileError, match="it holds files of another run"):
-        small().to_chakra(tmp_path / "run")
-
-
-@needs_otf2
-def test_a_directory_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(TraceFileError, match="must be new and writable"):
-        small().to_otf2(tmp_path)
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_that_does_not_exist_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(TraceFileError, match="must exist"):
+        READERS[name](tmp_path / "none")
 
 
 # -- lanes
@@ -578,211 +346,3 @@ def test_lanes_hold_what_they_promise(slices: list[tuple[int, int]]) -> None:
     assert len(
         {lane for lane, (start, end) in zip(apart, slices, strict=True) if end > start}
     ) <= max(most, 1) + sum(s == e for s, e in slices)
-
-
-# -- programs, run on the virtual clock
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize(
-    ("schedule", "num_ranks"), [("gpipe", 2), ("1f1b", 4), ("interleaved_1f1b", 2), ("zb_h1", 4)]
-)
-def test_a_simulated_step_takes_as_long_there(
-    tmp_path: Path, name: str, schedule: str, num_ranks: int
-) -> None:
-    link = ringsim.Link(alpha_s=0.05, beta_s_per_byte=1e-4)
-    settings = {
-        "num_ranks": num_ranks,
-        "num_microbatches": 4,
-        "num_chunks": 2 if "inter" in schedule else None,
-        "size_bytes": 1000,
-    }
-    here = simulate_schedule(schedule, link=link, semantics="buffered", **settings)
-    there = there_and_back(here.trace(), name, tmp_path, link)
-    assert there.makespan_s == pytest.approx(float(here.makespan), abs=1e-6)
-    assert len(there.messages) == len(here.trace().messages)
-
-
-def pass_round(rounds: int) -> None:
-    """Works unevenly, passes something on while it works on, and adds it up with all others."""
-    ring = ringsim.current_ring()
-    token = torch.zeros(250)
-    for _ in range(rounds):
-        ringsim.compute(1e-3 * (1 + ring.rank % 3))
-        received = torch.empty(250)
-        works = [
-            dist.isend(token, (ring.rank + 1) % ring.world_size),
-            dist.irecv(received, (ring.rank - 1) % ring.world_size),
-        ]
-        ringsim.compute(5e-4)
-        for work in works:
-            work.wait()
-    dist.all_reduce(torch.zeros(250_000))  # so much that it goes round the ring, as it does there
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_simulated_worker_takes_as_long_there(tmp_path: Path, name: str) -> None:
-    here = ringsim.simulate(pass_round, world_size=8, args=(5,), link=LINK, semantics="buffered")
-    assert there_and_back(here, name, tmp_path).makespan_s == pytest.approx(
-        here.makespan_s, abs=1e-7
-    )
-
-
-@st.composite
-def programs(draw: st.DrawFn) -> list[list[Step]]:
-    """Programs of three ranks, each one after the other but for messages that are waited for later.
-
-    Every message meets its other side.
-    """
-    ranks: list[list[Step]] = [[], [], []]
-    front: list[tuple[int, ...]] = [(), (), ()]
-    loose: list[list[int]] = [[], [], []]
-
-    def add(rank: int, step: Step) -> None:
-        ranks[rank].append(step)
-        if step.kind == "work":
-            front[rank] = (len(ranks[rank]) - 1,)
-        else:
-            loose[rank].append(len(ranks[rank]) - 1)
-
-    for _ in range(draw(st.integers(1, 12))):
-        src, dst = draw(st.permutations([0, 1, 2]))[:2]
-        for rank in (0, 1, 2):
-            if draw(st.booleans()):
-                if draw(st.booleans()):
-                    front[rank], loose[rank] = (*front[rank], *loose[rank]), []
-                add(
-                    rank,
-                    Step(
-                        "work", front[rank], work_ns=draw(st.integers(1, 4)) * 10**6, label="work"
-                    ),
-                )
-        size, tag = draw(st.integers(1, 3)) * 1000, draw(st.integers(0, 1))
-        add(src, Step("send", front[src], peer=dst, tag=tag, size_bytes=size))
-        add(dst, Step("recv", front[dst], peer=src, tag=tag, size_bytes=size))
-    return ranks
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-@given(found=programs())
-def test_any_program_runs_as_it_ran(tmp_path: Path, name: str, found: list[list[Step]]) -> None:
-    here = replay(
-        [
-            [*program, Step("work", tuple(range(len(program))), work_ns=10**6, label="end")]
-            for program in found
-        ],
-        LINK,
-        "a test",
-    )
-    there = there_and_back(here, name, tmp_path)
-    ends = [
-        trace.to_pandas().query("kind == 'span'").groupby("rank")["done_ns"].max().tolist()
-        for trace in (here, there)
-    ]
-    assert ends[1] == pytest.approx(ends[0], abs=10)
-    assert len(there.messages) == len(here.messages)
-
-
-def test_a_rank_waits_from_when_the_first_step_that_needs_a_message_lacks_nothing_else() -> None:
-    receiver = [
-        Step("recv", peer=0),
-        Step("work", (0,), work_ns=100),
-        Step("work", (0, 1), work_ns=100),
-    ]
-    events = replay([[Step("send", peer=1, size_bytes=1000)], receiver], LINK, "a test").events
-    assert (events.wait_ns[1], events.done_ns[1]) == (0, 2_000_000)
-
-
-def test_a_tree_of_loggopsim_takes_its_depth(tmp_path: Path) -> None:
-    """The broadcast of binary_tree_16.goal.
-
-    Rank r sends to r + 2^k wherever 2^k is larger than r.
-    """
-    lines = ["num_ranks 16", "// comment", "/* another", "one */"]
-    for rank in range(16):
-        sends = [rank + 2**k for k in range(4) if 2**k > rank]
-        parent = rank - 2 ** (rank.bit_length() - 1) if rank else None
-        lines += [
-            f"rank {rank} {{",
-            *([f"l1: recv 1b from {parent} tag 0 cpu 0 nic 0"] if rank else []),
-        ]
-        for number, other in enumerate(sends, start=2):
-            lines += [
-                f"\tl{number}: send 1b to {other}",
-                *([f"l{number} requires l1"] if rank else []),
-            ]
-        lines.append("}")
-    (tmp_path / "tree.goal").write_text("\r\n".join(lines))
-    trace = read_goal(tmp_path / "tree.goal", link=LINK)
-    assert len(trace.messages) == 15
-    assert trace.makespan_s == pytest.approx(4 * LINK.time_s(1))
-
-
-def test_what_begins_with_another_and_one_cpu_for_two(tmp_path: Path) -> None:
-    (tmp_path / "run.goal").write_text(
-        "num_ranks 1\nrank 0 {\na: calc 100\nb: calc 50\nb irequires a\nc: calc 30 cpu 1\nc "
-        "irequires a\nd: calc 1\nd requires c\n}"
-    )
-    spans = (
-        read_goal(tmp_path / "run.goal", link=LINK).to_pandas().sort_values(["post_ns", "done_ns"])
-    )
-    assert spans[["thread", "post_ns", "done_ns"]].to_numpy().tolist() == [
-        [1, 0, 30],
-        [0, 0, 100],
-        [0, 100, 150],
-        [0, 150, 151],
-    ]
-
-
-def test_who_waits_for_ever_is_in_flight(tmp_path: Path) -> None:
-    path = tmp_path / "run.goal"
-    path.write_text(
-        "num_ranks 2\nrank 0 {\nrecv 4b from 1\n}\nrank 1 {\na: recv 4b from 0\nb: send 4b to 0\n"
-        "b requires a\n}"
-    )
-    trace = read_goal(path, link=LINK)
-    assert [one.status for one in trace.unmatched] == ["in_flight", "in_flight"]
-    assert "wait" in str(trace.explain())
-
-
-ROUNDS = {
-    "all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 0,
-    "reduce": 0, "gather": 1, "scatter": 1,
-    "barrier": None,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("op", ROUNDS)
-@given(size=st.integers(1, 9), data=st.data())
-def test_rounds_move_what_a_collective_must(op: str, size: int, data: st.DataObject) -> None:
-    root, share = data.draw(st.integers(0, size - 1)), data.draw(st.integers(1, 50))
-    rounds = list(make_rounds(op, size, root, share * size))
-    count, amount = count_rounds(op, size, share * size)
-    assert len(rounds) == count
-    assert {bytes_ for messages in rounds for _, _, bytes_ in messages} <= {amount}
-    assert all(source != to for messages in rounds for source, to, _ in messages)
-    if op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
-        sent = [
-            sum(bytes_ for messages in rounds for source, _, bytes_ in messages if source == rank)
-            for rank in range(size)
-        ]
-        assert sent == [round(share * size * bus_factor(op, size))] * size
-    elif op in ("broadcast", "reduce"):
-        have = {root}
-        for messages in (
-            rounds
-            if op == "broadcast"
-            else [[(to, source, _) for source, to, _ in one] for one in rounds[::-1]]
-        ):
-            assert {source for source, _, _ in messages} <= have
-            have |= {to for _, to, _ in messages}
-        assert have == set(range(size))
-        assert count == math.ceil(math.log2(size))
-    elif op == "barrier":
-        knows = [{rank} for rank in range(size)]
-        for messages in rounds:
-            knows = [
-                knows[rank].union(*(knows[source] for source, to, _ in messages if to == rank))
-                for rank in range(size)
-            ]
-        assert all(known == set(range(size)) for known in knows)

@@ -203,8 +203,7 @@ def test_conda_environment_agrees_with_pyproject() -> None:
     assert {name: requirement.specifier for name, requirement in conda.items()} == {
         name: requirement.specifier
         for name, requirement in EVERYTHING.items()
-        # the last from PyPI, where its wheel brings the library
-        if name not in EXTRAS["soak"] | EXTRAS["site"] | EXTRAS["otf2"]
+        if name not in EXTRAS["soak"] | EXTRAS["site"]
     }
 
 

@@ -58,7 +58,7 @@ LIBRARIES: dict[str, set[str]] = {
     "simulator": {"torch"},
     "prediction": {"pandas"},
     "links": {"torch"},
-    "exchange": DATA | {"google", "otf2", "_otf2"},
+    "exchange": DATA | {"google"},
     "plot": {"matplotlib", "networkx"},
     "view": {"anywidget", "ipywidgets", "traitlets", "IPython", "pandas"},
     "check": {"torch", "cloudpickle", "IPython", "matplotlib", "nbclient", "nbformat"},

@@ -1,15 +1,12 @@
-"""Programs of sends and recvs take as long in other simulators.
+"""Programs of sends and recvs take as long in SimGrid, if it is installed.
 
-SimGrid and LogGOPSim, where they are installed. SimGrid is the package ``python3-simgrid`` of
-Debian, for the system's Python; ``tests/build_loggopsim.sh`` builds LogGOPSim.
+It is the package ``python3-simgrid`` of Debian, for the system's Python.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,14 +18,11 @@ from simulated_runs import now_s
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.exchange.goal import to_goal
-from ringsim.pipeline import Costs, make_schedule, rehearse
 from ringsim.simulator.api import simulate
 
 LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-9)
 HERE = Path(__file__).parent
 PYTHON = shutil.which("python3", path="/usr/bin") or ""
-LOGGOPSIM = os.environ.get("LOGGOPSIM") or os.path.dirname(shutil.which("LogGOPSim") or "")
 Program = list[list[list[Any]]]  # by rank: what it does, one after the other
 
 
@@ -41,9 +35,6 @@ def is_there(command: list[str]) -> bool:
 
 needs_simgrid = pytest.mark.skipif(
     not is_there([PYTHON, "-c", "import simgrid"]), reason="the system's Python has no simgrid"
-)
-needs_loggopsim = pytest.mark.skipif(
-    not LOGGOPSIM, reason="LOGGOPSIM does not name the directory of LogGOPSim and txt2bin"
 )
 
 
@@ -98,61 +89,3 @@ def test_random_programs_end_when_they_do_in_simgrid() -> None:
     for seed, (mine, theirs) in enumerate(zip(ours, json.loads(told), strict=True)):
         # SimGrid ends a flow some bytes early
         assert mine == pytest.approx(theirs, rel=1e-5), f"program {seed}"
-
-
-def pass_token(rounds: int) -> None:
-    ring, token = ringsim.current_ring(), torch.zeros(1000)
-    for number in range(rounds):
-        if ring.rank or number:
-            dist.recv(token, ring.pred)
-        ringsim.compute(1e-4)
-        dist.send(token, ring.succ)
-    if ring.rank == 0:
-        dist.recv(token, ring.pred)
-
-
-STEP = (make_schedule("1f1b", 4, 8), Costs(forward=0.001, backward=0.002))
-
-
-@needs_loggopsim
-@pytest.mark.parametrize(
-    ("worker", "args", "kwargs"),
-    [(pass_token, (3,), {}), (rehearse, STEP, {"size_bytes": 1})],
-    ids=["token", "1f1b"],
-)
-def test_a_trace_takes_as_long_in_loggopsim(
-    worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tmp_path: Path
-) -> None:
-    """There sends are done at once, a message's first byte costs nothing, and a rank has one port.
-
-    So the step sends little.
-    """
-    trace = simulate(
-        worker, world_size=4, args=args, kwargs=kwargs, link=LINK, semantics="buffered"
-    )
-    to_goal(trace, tmp_path / "run.goal")
-    subprocess.run(
-        [f"{LOGGOPSIM}/txt2bin", "-i", "run.goal", "-o", "run.bin"],
-        cwd=tmp_path,
-        capture_output=True,
-        check=True,
-    )
-    model = [
-        "-L",
-        f"{LINK.alpha_s * 1e9:.0f}",
-        "-G",
-        f"{LINK.beta_s_per_byte * 1e9:g}",
-        "-o",
-        "0",
-        "-g",
-        "0",
-        "-O",
-        "0",
-        "-S",
-        "1000000",
-    ]
-    command = [f"{LOGGOPSIM}/LogGOPSim", "-f", "run.bin", *model]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    ends_ns = [int(end) for end in re.findall(r"^Host \d+: (\d+)", told, re.MULTILINE)]
-    assert len(ends_ns) == 4
-    assert max(ends_ns) == pytest.approx(trace.makespan_s * 1e9, abs=len(trace.messages))

@@ -21,6 +21,8 @@ import pytest
 
 import ringsim
 import ringsim.pipeline
+from ringsim import exchange
+from ringsim.traces.events import make_events
 
 PUBLIC_NAMES = set(
     """
@@ -232,6 +234,19 @@ def _check_sections(name: str, value: Any, text: str) -> None:
         r"^\s+raise \w", inspect.getsource(value), re.MULTILINE
     ):
         assert re.search(r"^Raises:$", text, re.MULTILINE), f"{name} needs Raises"
+
+
+def test_a_removed_function_tells_what_to_use() -> None:
+    trace = ringsim.Trace(make_events({"rank": [], "op": []}), {"world_size": 1})
+    for name in ("goal", "chakra", "otf2"):
+        said = (
+            rf"_{name} was removed in ringsim 0\.3: use Perfetto's format \(\w+\), or ringsim 0\.2"
+        )
+        with pytest.raises(ringsim.errors.RingError, match=said):
+            getattr(trace, f"to_{name}")("run")
+        with pytest.raises(ringsim.errors.RingError, match=said):
+            getattr(exchange, f"read_{name}")("run", link=None)
+        assert f"read_{name}" not in exchange.__all__
 
 
 def test_every_error_is_in_the_tree_and_has_a_docstring() -> None:

@@ -294,12 +294,9 @@ def run_alone(script: Path, options: argparse.Namespace) -> Trace:
         return ringsim.load(path)
 
 
-# The method of Trace, by the ending of the path; .chakra and .otf2 are directories.
 PICTURES: Final = (".png", ".svg", ".pdf", ".html")
-EXPORTS: Final = {
-    ".pftrace": "to_perfetto", ".json": "to_chrome", ".goal": "to_goal", ".chakra": "to_chakra",
-    ".otf2": "to_otf2",
-}  # fmt: skip
+# The method of Trace, by the ending of the path.
+EXPORTS: Final = {".pftrace": "to_perfetto", ".json": "to_chrome"}
 
 
 def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:

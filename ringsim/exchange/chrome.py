@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ringsim.exchange.reading import Rows, list_files, name_missing, read_bytes, reading
+from ringsim.exchange.reading import list_files, name_missing, read_bytes, reading
 from ringsim.exchange.slices import (
     BLOCKED,
     COLUMNS,
@@ -60,6 +60,7 @@ from ringsim.traces.events import (
     parse_json,
 )
 from ringsim.traces.files import write_whole
+from ringsim.traces.rows import Rows
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -24,9 +24,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ringsim.exchange.reading import Rows, list_files, name_missing, read_bytes, reading
+from ringsim.exchange.reading import list_files, name_missing, read_bytes, reading
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.events import IN_FLIGHT, NONE, OK, OP_CODES, Group, Payload, parse_json
+from ringsim.traces.rows import Rows
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:

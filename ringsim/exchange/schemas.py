@@ -1,12 +1,11 @@
-"""The protocol-buffer messages of Perfetto and Chakra that ringsim writes and reads.
+"""The protocol-buffer messages of Perfetto that ringsim writes and reads.
 
 Only the fields in use are declared; protobuf skips all others. Enumerations are declared as
 numbers, which look the same in a file.
 
 Source:
     protos/perfetto/trace of https://github.com/google/perfetto (trace_packet, track_descriptor,
-    track_event, debug_annotation, interned_data); schema/protobuf/et_def.proto of
-    https://github.com/mlcommons/chakra
+    track_event, debug_annotation, interned_data)
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["chakra_messages", "perfetto_messages", "plain_text"]
+__all__ = ["perfetto_messages", "plain_text"]
 
 # A field is "number name type", with a star where it repeats.
-_PERFETTO: Final = {
+_MESSAGES: Final = {
     "Trace": ("1 packet TracePacket*",),
     "TracePacket": (
         *(
@@ -76,59 +75,20 @@ _PERFETTO: Final = {
     ),
     "InternedName": ("1 iid uint64", "2 name string"),
 }
-_CHAKRA: Final = {
-    "GlobalMetadata": ("1 version string",),
-    "Node": (
-        *(
-            "1 id uint64",
-            "2 name string",
-            "3 type int32",
-            "4 ctrl_deps uint64*",
-            "5 data_deps uint64*",
-            "7 duration_micros uint64",
-        ),
-        "10 attr AttributeProto*",
-    ),
-    "AttributeProto": (
-        *(
-            "1 name string",
-            "7 int32_val int32",
-            "9 int64_val int64",
-            "13 uint64_val uint64",
-            "27 bool_val bool",
-            "29 string_val string",
-        ),
-    ),
-}
 
 
 @cache
 def perfetto_messages() -> SimpleNamespace:
-    """Returns the message classes of Perfetto by name."""
-    return _make_classes("ringsim.perfetto", _PERFETTO, packed=False)
-
-
-@cache
-def chakra_messages() -> SimpleNamespace:
-    """Returns the message classes of Chakra by name."""
-    return _make_classes("ringsim.chakra", _CHAKRA, packed=True)
-
-
-def _make_classes(
-    package: str, messages: dict[str, tuple[str, ...]], *, packed: bool
-) -> SimpleNamespace:
-    """Returns the classes of a schema.
-
-    ``packed`` puts repeated numbers into one field, as proto3 does and proto2 does not.
-    """
+    """Returns the message classes by name."""
     field_type, features = descriptor_pb2.FieldDescriptorProto, descriptor_pb2.FeatureSet
+    package = "ringsim.perfetto"
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="editions"
     )
     # of proto2 and proto3 the one whose strings are checked and whose numbers may be absent
     file.edition = descriptor_pb2.EDITION_2023
-    file.options.features.repeated_field_encoding = features.PACKED if packed else features.EXPANDED
-    for name, fields in messages.items():
+    file.options.features.repeated_field_encoding = features.EXPANDED  # as proto2 does
+    for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
         for text in fields:
             number, field, kind = text.split()
@@ -137,14 +97,14 @@ def _make_classes(
             added.label = (
                 field_type.LABEL_REPEATED if kind.endswith("*") else field_type.LABEL_OPTIONAL
             )
-            if base in messages:
+            if base in _MESSAGES:
                 added.type, added.type_name = field_type.TYPE_MESSAGE, f".{package}.{base}"
             else:
                 added.type = field_type.Type.Value(f"TYPE_{base.upper()}")
-    # of our own: the process may hold the published schemas as well
+    # of our own: the process may hold the published schema as well
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    kinds = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in messages}
+    kinds = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in _MESSAGES}
     return SimpleNamespace(
         **{name: message_factory.GetMessageClass(kind) for name, kind in kinds.items()}
     )

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.exchange.reading import Rows, whole_rows
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLUMN_DTYPES,
@@ -47,6 +46,7 @@ from ringsim.traces.events import (
     write_tables,
 )
 from ringsim.traces.files import check_run
+from ringsim.traces.rows import Rows, whole_rows
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -102,14 +102,14 @@ def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 
 
 def on_lanes(
-    slices: list[Any], place: Callable[[list[int], list[float]], list[int]]
-) -> list[tuple[int, list[Any]]]:
+    slices: list[Slice], place: Callable[[list[int], list[float]], list[int]]
+) -> list[tuple[int, list[Slice]]]:
     """Returns the slices of each lane by the lane's number, in order.
 
     ``place`` gives each its lane.
     """
     slices.sort(key=lambda one: (one.start_ns, -one.end_ns))
-    lanes: dict[int, list[Any]] = {}
+    lanes: dict[int, list[Slice]] = {}
     for lane, one in zip(
         place([one.start_ns for one in slices], [one.end_ns for one in slices]), slices, strict=True
     ):

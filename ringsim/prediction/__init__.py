@@ -1,4 +1,5 @@
 """Predicting runs.
 
-Constants from a trace, a prediction beside its run, and from few ranks to many.
+Constants from a trace, a prediction next to its run, from few ranks to many, and what each rank did
+as a program that can run again.
 """

@@ -141,7 +141,7 @@ def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list
         24
     """
     family, ranks = _family_of(op), range(size)
-    # a message of no bytes would be lost in some formats
+    # an empty message counts as one byte
     share, whole = max(-(-size_bytes // size), 1), max(size_bytes, 1)
     count = _number_of_rounds(family, size)
     for step in range(count):

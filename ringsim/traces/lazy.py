@@ -9,9 +9,12 @@ from __future__ import annotations
 import base64
 import importlib
 import sys
-from typing import Any, Final, Literal, TypedDict
+from collections.abc import Callable
+from typing import Any, Final, Literal, NoReturn, TypedDict
 
-__all__ = ["NAMES", "Style", "bundle", "resolve", "shows_images"]
+from ringsim.errors import RingError
+
+__all__ = ["NAMES", "Style", "bundle", "removed", "resolve", "shows_images"]
 
 NAMES: Final = {
     "explain": "ringsim.diagnose.explain:explain",
@@ -23,9 +26,6 @@ NAMES: Final = {
     "write_whole": "ringsim.traces.files:write_whole",
     "to_perfetto": "ringsim.exchange.perfetto:to_perfetto",
     "to_chrome": "ringsim.exchange.chrome:to_chrome",
-    "to_goal": "ringsim.exchange.goal:to_goal",
-    "to_chakra": "ringsim.exchange.chakra:to_chakra",
-    "to_otf2": "ringsim.exchange.otf2:to_otf2",
     "to_html": "ringsim.view.html:to_html",
     "view": "ringsim.view.notebook:view",
     "plot_ring": "ringsim.plot.ring:plot_ring",
@@ -70,6 +70,30 @@ def resolve(name: str) -> Any:
     """
     module, function = NAMES[name].split(":")
     return getattr(importlib.import_module(module), function)
+
+
+def removed(name: str, instead: str) -> Callable[..., NoReturn]:
+    """Returns a stand-in for a removed function; calling it raises RingError.
+
+    It stays for one version.
+
+    Args:
+        name: the function that was removed.
+        instead: what to use.
+
+    Example:
+        >>> try:
+        ...     removed("to_old", "to_new")("run.old")
+        ... except RingError as error:
+        ...     print(error)
+        to_old was removed in ringsim 0.3: use to_new, or ringsim 0.2.
+    """
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        """Raises RingError: this function was removed."""
+        raise RingError(f"{name} was removed in ringsim 0.3: use {instead}, or ringsim 0.2.")
+
+    return refuse
 
 
 def bundle(value: Any, text: str, png: str, alt: str) -> tuple[dict[str, Any], dict[str, Any]]:

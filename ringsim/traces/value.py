@@ -31,7 +31,7 @@ from ringsim.traces.events import (
     Tables,
 )
 from ringsim.traces.items import Event, event_at
-from ringsim.traces.lazy import Style, bundle, resolve
+from ringsim.traces.lazy import Style, bundle, removed, resolve
 from ringsim.traces.matching import (
     Messages,
     Unmatched,
@@ -336,17 +336,9 @@ class Trace:
         """Writes Chrome's Trace Event Format (``*.json``): see ``ringsim.exchange.chrome``."""
         resolve("to_chrome")(self, path)
 
-    def to_goal(self, path: str | PathLike[str]) -> None:
-        """Writes a program for LogGOPSim and ATLAHS, ``*.goal``: see ``ringsim.exchange.goal``."""
-        resolve("to_goal")(self, path)
-
-    def to_chakra(self, directory: str | PathLike[str]) -> None:
-        """Writes Chakra execution traces, a file a rank: see ``ringsim.exchange.chakra``."""
-        resolve("to_chakra")(self, directory)
-
-    def to_otf2(self, directory: str | PathLike[str]) -> None:
-        """Writes an archive of OTF2, for Vampir and Scalasca: see ``ringsim.exchange.otf2``."""
-        resolve("to_otf2")(self, directory)
+    to_goal = removed("Trace.to_goal", "Perfetto's format (to_perfetto)")
+    to_chakra = removed("Trace.to_chakra", "Perfetto's format (to_perfetto)")
+    to_otf2 = removed("Trace.to_otf2", "Perfetto's format (to_perfetto)")
 
     def to_html(self, path: str | PathLike[str]) -> None:
         """Writes one interactive page, usually ``*.html``; it needs no network."""

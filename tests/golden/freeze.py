@@ -23,7 +23,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -325,11 +325,6 @@ def tell_text(text: str) -> str:
     return "\n".join([f"{len(lines)} lines, {digest(text)}", *lines[:200], ""])
 
 
-def freeze_goal(trace: Any, there: Path) -> str:
-    trace.to_goal(there)
-    return tell_text(there.read_text())
-
-
 def freeze_chrome(trace: Any, there: Path) -> str:
     trace.to_chrome(there)
     content = json.loads(there.read_text())
@@ -340,63 +335,20 @@ def freeze_chrome(trace: Any, there: Path) -> str:
 
 def freeze_perfetto(trace: Any, there: Path) -> str:
     from google.protobuf import text_format
+    from published_schemas import PERFETTO, compile_schema
 
     trace.to_perfetto(there)
-    parsed = schema("perfetto")["Trace"].FromString(there.read_bytes())
+    parsed = compile_schema(PERFETTO)["Trace"].FromString(there.read_bytes())
     lines = [text_format.MessageToString(packet, as_one_line=True).replace(str(HERE), "golden") for packet in parsed.packet]
     return tell_text("\n".join(line for line in lines if '"metadata' not in line and "metadata\\" not in line))
 
 
-def freeze_chakra(trace: Any, there: Path) -> str:
-    from google.protobuf import text_format
-    from google.protobuf.internal import decoder
-
-    trace.to_chakra(there)
-    messages, lines = schema("chakra"), []
-    for file in sorted(there.iterdir()):
-        data, at, kind = file.read_bytes(), 0, "GlobalMetadata"
-        lines.append(file.name)
-        if file.suffix == ".json":
-            lines.append(json.dumps(json.loads(data), sort_keys=True))
-            continue
-        while at < len(data):
-            size, at = decoder._DecodeVarint(data, at)  # type: ignore[attr-defined]
-            lines.append(text_format.MessageToString(messages[kind].FromString(data[at : at + size]), as_one_line=True))
-            at, kind = at + size, "Node"
-    return tell_text("\n".join(lines))
-
-
-def freeze_otf2(trace: Any, there: Path) -> str:
-    import otf2
-
-    trace.to_otf2(there)
-    lines = []
-    with otf2.reader.open(str(there / "traces.otf2")) as archive:
-        for location, event in archive.events:
-            region = f" {event.region.name}" if hasattr(event, "region") else ""
-            lines.append(f"{event.time} {location.group.name} {type(event).__name__}{region}")
-    return tell_text("\n".join(sorted(lines)))
-
-
-@cache
-def schema(package: str) -> dict[str, Any]:
-    import published_schemas
-
-    return published_schemas.compile_schema(f"golden_{package}", getattr(published_schemas, package.upper()))
-
-
-WRITERS = {
-    "goal": (freeze_goal, None),
-    "chrome": (freeze_chrome, None),
-    "perfetto": (freeze_perfetto, "google.protobuf"),
-    "chakra": (freeze_chakra, "google.protobuf"),
-    "otf2": (freeze_otf2, "otf2"),
-}
+WRITERS = {"chrome": freeze_chrome, "perfetto": freeze_perfetto}
 
 
 def freeze_export(tool: str, name: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        return WRITERS[tool][0](run(name)[0], Path(folder) / f"run.{'json' if tool == 'chrome' else tool}")
+        return WRITERS[tool](run(name)[0], Path(folder) / f"run.{'json' if tool == 'chrome' else tool}")
 
 
 # All of them
@@ -412,11 +364,6 @@ FILES: dict[str, Callable[[], str]] = {
     "faults/simulated.txt": freeze_simulated_faults,
     **{f"exports/{name}.{tool}.txt": lambda tool=tool, name=name: freeze_export(tool, name) for tool in WRITERS for name in EXPORTED},  # type: ignore[misc]
 }
-
-
-def needs(file: str) -> str | None:
-    """Returns the optional package that a file cannot be made without."""
-    return next((package for tool, (_, package) in WRITERS.items() if file.endswith(f".{tool}.txt")), None)
 
 
 def main() -> None:

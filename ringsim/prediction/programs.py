@@ -1,20 +1,19 @@
-"""What each rank did, as a program without times.
+"""What each rank did, as a program without times, and programs run on the virtual clock.
 
-Work, sends, recvs and collectives, and what each of them needs; and programs replayed. A trace has
-times; a program has reasons. Between two operations a thread worked, except while it was blocked;
-an operation was posted when what stood before it was over; and what comes after a wait needs what
-was waited for::
+A trace has times; a program has reasons: work, sends, recvs and collectives, and which steps each
+of them needs. So a program can be changed, or run on other links. Between two operations a thread
+worked, except while it was blocked; an operation was posted when the work before it was over; and
+the steps after a wait need the operation that was waited for::
 
     thread    work | isend i | work | wait for i | work
 
     work 0 --> isend i -----.
         '----> work 1 ------+--> work 2
 
-A replay runs programs on the virtual clock. Every message leaves when its step begins and takes the
-link of its pair of ranks, one after the other: it is over for the sender when its bytes are on
-their way, and for the receiver when it has arrived. So a send never waits for its recv, as in
-LogGOPSim below its limit for eager messages. Each thread of a rank does its work in order. A
-collective begins when all have come to it, and takes as long as its rounds
+In a replay, every message leaves when its step begins and uses the link between its two ranks, one
+message after the other: it is over for the sender when its bytes have left, and for the receiver
+when it has arrived. So a send never waits for its recv. Each thread of a rank does its work in
+order. A collective begins when all members have reached it, and takes as long as its rounds
 (``ringsim.traces.collectives``).
 """
 
@@ -30,7 +29,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ringsim.exchange.reading import Rows
 from ringsim.link import Link, check_link
 from ringsim.simulator.links import PrivateLinks
 from ringsim.traces.collectives import count_rounds
@@ -46,6 +44,7 @@ from ringsim.traces.events import (
     Payload,
 )
 from ringsim.traces.matching import refused
+from ringsim.traces.rows import Rows
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
@@ -64,15 +63,15 @@ class Step:
     """One step of a program: "work", "send", "recv", or "together" for a collective.
 
     Attributes:
-        needs: which steps of the same rank must be over before it; in programs of a trace, earlier
-            ones.
+        needs: the steps of the same rank that must be over before it; in programs of a trace,
+            earlier ones.
         peer: of a message the other side; of a collective the root, -1 for none.
+        group: on which group it moves; None for the world.
         size_bytes: of what moves; of a collective the S of ``ringsim.traces.collectives``.
         op: how torch calls it; empty for work.
         label: of work, the name of the innermost span around it, which gives stage and microbatch,
             too.
         thread: who does it.
-        after: which steps must have begun before it.
     """
 
     kind: str
@@ -87,7 +86,6 @@ class Step:
     stage: int = NONE
     microbatch: int = NONE
     thread: int = 0
-    after: tuple[int, ...] = ()
 
 
 def make_programs(trace: Trace) -> list[list[Step]]:
@@ -138,7 +136,7 @@ def make_programs(trace: Trace) -> list[list[Step]]:
 def _messages(trace: Trace) -> dict[int, Step]:
     """Returns a step for each matched send and recv, by its place among the events."""
     events, found = trace.events, trace.messages
-    sizes = [payload.size_bytes for payload in events.tables.payloads]
+    groups, payloads = events.tables.groups, events.tables.payloads
     columns = (
         found.src,
         found.dst,
@@ -150,31 +148,23 @@ def _messages(trace: Trace) -> dict[int, Step]:
         found.send,
         found.recv,
     )
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    # Elsewhere the tag alone tells messages of one pair of ranks apart, here the group does, too.
-    # Where one tag is used on two groups the pairs of both are numbered.
-    groups = {(src, dst, tag): group for src, dst, tag, group, *_ in rows}
-    clash = any(groups[src, dst, tag] != group for src, dst, tag, group, *_ in rows) or any(
-        not 0 <= tag < 2**30 for _, _, tag, *_ in rows
-    )
-    numbers = {
-        pair: number
-        for number, pair in enumerate(dict.fromkeys((group, tag) for _, _, tag, group, *_ in rows))
-    }
     steps = {}
-    for src, dst, tag, group, payload, stage, microbatch, send, recv in rows:
-        more: dict[str, Any] = {
-            "tag": numbers[group, tag] if clash else tag,
-            "stage": stage,
-            "microbatch": microbatch,
-        }
-        more["size_bytes"] = max(sizes[payload], 0) if payload != NONE else 0
-        steps[send] = Step(
-            SEND, peer=dst, op=OP_NAMES[events.op[send]], thread=int(events.thread[send]), **more
-        )
-        steps[recv] = Step(
-            RECV, peer=src, op=OP_NAMES[events.op[recv]], thread=int(events.thread[recv]), **more
-        )
+    for src, dst, tag, group, payload, stage, microbatch, send, recv in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        size_bytes = max(payloads[payload].size_bytes, 0) if payload != NONE else 0
+        for kind, peer, index in ((SEND, dst, send), (RECV, src, recv)):
+            steps[index] = Step(
+                kind,
+                peer=peer,
+                tag=tag,
+                size_bytes=size_bytes,
+                op=OP_NAMES[events.op[index]],
+                group=groups[group] if group != NONE else None,
+                stage=stage,
+                microbatch=microbatch,
+                thread=int(events.thread[index]),
+            )
     return steps
 
 
@@ -298,39 +288,38 @@ def _moments(
 
 _KINDS: Final = {SEND: "isend", RECV: "irecv"}
 
-Place = tuple[int, int]  # rank, number of the step
+_Channel = tuple[int, int, Group | None, int]  # from, to, group, tag
 
 
-def replay(programs: list[list[Step]], link: Link, source: str) -> Trace:
+def replay(programs: list[list[Step]], link: Link) -> Trace:
     """Runs programs on the virtual clock.
 
     Args:
         programs: by rank, the steps.
         link: what a message costs.
-        source: the format that they come from, for the metadata.
 
     Returns:
-        A simulated trace. A step that waits for ever is in flight; the steps behind it are missing.
+        A simulated trace. A step that waits for ever is in flight; the steps after it are missing.
 
     Raises:
         ArgumentError: ``link`` is no Link.
-        ValueError: a step names a rank or a step that does not exist, or steps need each other.
+        ValueError: a step names a rank or a step that does not exist, steps need each other, or a
+            time is beyond 292 years.
+        TraceFileError: the messages of a collective are not known.
 
     Example:
         >>> programs = [
         ...     [Step("work", work_ns=500), Step("send", needs=(0,), peer=1, size_bytes=1000)],
         ...     [Step("recv", peer=0)],
         ... ]
-        >>> replay(
-        ...     programs, Link(alpha_s=1e-6, beta_s_per_byte=1e-9), "nothing"
-        ... ).events.done_ns.tolist()
+        >>> replay(programs, Link(alpha_s=1e-6, beta_s_per_byte=1e-9)).events.done_ns.tolist()
         [500, 1500, 2500]
     """
     check_link("link", link)
     _check(programs)
     clock = _Replay(programs, link)
     clock.run()
-    return clock.trace(source)
+    return clock.trace()
 
 
 @dataclass(slots=True, eq=False)
@@ -346,8 +335,7 @@ class _Node:
     ready_s: float = 0.0
     begun_s: float | None = None
     done_s: float | None = None
-    needed_by: list[_Node] = field(default_factory=list)  # they wait for its end
-    followed_by: list[_Node] = field(default_factory=list)  # they wait for its beginning
+    needed_by: list[_Node] = field(default_factory=list)
 
 
 class _Replay:
@@ -355,21 +343,18 @@ class _Replay:
         self._link, self._carrier = link, PrivateLinks(link)
         self._world = Group("world", tuple(range(len(programs))))
         self._nodes = [
-            [_Node(rank, step, len(step.needs) + len(step.after)) for step in program]
+            [_Node(rank, step, len(step.needs)) for step in program]
             for rank, program in enumerate(programs)
         ]
         for nodes in self._nodes:
             for node in nodes:
                 for need in node.step.needs:
                     nodes[need].needed_by.append(node)
-                for need in node.step.after:
-                    nodes[need].followed_by.append(node)
         self._due: list[tuple[float, int, _Node]] = []
         self._count = itertools.count().__next__
         self._free: dict[tuple[int, int], float] = {}  # (rank, thread): when its work is over
-        # (from, to, tag)
-        self._arrivals: defaultdict[tuple[int, int, int], deque[float]] = defaultdict(deque)
-        self._receivers: defaultdict[tuple[int, int, int], deque[_Node]] = defaultdict(deque)
+        self._arrivals: defaultdict[_Channel, deque[float]] = defaultdict(deque)
+        self._receivers: defaultdict[_Channel, deque[_Node]] = defaultdict(deque)
         # (group, which call of it)
         self._gathered: defaultdict[tuple[Group, int], list[_Node]] = defaultdict(list)
         self._calls: defaultdict[tuple[int, Group], int] = defaultdict(int)
@@ -390,23 +375,24 @@ class _Replay:
             time_s = max(time_s, self._free.get((rank, step.thread), 0.0))
             self._free[rank, step.thread] = time_s + step.work_ns * 1e-9
         node.begun_s = time_s
-        self._tell(node.followed_by, time_s)
         if step.kind == WORK:
             self._end(time_s + step.work_ns * 1e-9, node)
         elif step.kind == SEND:
             arrival_s = self._carrier.carry(rank, step.peer, step.size_bytes, time_s)
             self._end(arrival_s - self._link.alpha_s, node)
-            self._arrivals[rank, step.peer, step.tag].append(arrival_s)
-            self._meet((rank, step.peer, step.tag))
+            channel = (rank, step.peer, step.group, step.tag)
+            self._arrivals[channel].append(arrival_s)
+            self._meet(channel)
         elif step.kind == RECV:
-            self._receivers[step.peer, rank, step.tag].append(node)
-            self._meet((step.peer, rank, step.tag))
+            channel = (step.peer, rank, step.group, step.tag)
+            self._receivers[channel].append(node)
+            self._meet(channel)
         else:
             self._gather(time_s, node)
 
-    def _meet(self, key: tuple[int, int, int]) -> None:
+    def _meet(self, channel: _Channel) -> None:
         """Ends the recvs whose messages have been sent."""
-        arrivals, receivers = self._arrivals[key], self._receivers[key]
+        arrivals, receivers = self._arrivals[channel], self._receivers[channel]
         while arrivals and receivers:
             node = receivers.popleft()
             self._end(max(arrivals.popleft(), node.begun_s or 0.0), node)
@@ -424,17 +410,13 @@ class _Replay:
 
     def _end(self, time_s: float, node: _Node) -> None:
         node.done_s = time_s
-        self._tell(node.needed_by, time_s)
+        for waiting in node.needed_by:
+            waiting.ready_s = max(waiting.ready_s, time_s)
+            waiting.missing -= 1
+            if waiting.missing == 0:
+                heappush(self._due, (waiting.ready_s, self._count(), waiting))
 
-    def _tell(self, waiting: list[_Node], time_s: float) -> None:
-        """Tells steps that one of those they wait for has begun or is over."""
-        for node in waiting:
-            node.ready_s = max(node.ready_s, time_s)
-            node.missing -= 1
-            if node.missing == 0:
-                heappush(self._due, (node.ready_s, self._count(), node))
-
-    def trace(self, source: str) -> Trace:
+    def trace(self) -> Trace:
         """Returns what happened; raises ValueError where steps need each other."""
         nodes = [node for nodes in self._nodes for node in nodes]
         if any(node.begun_s is None for node in nodes) and all(
@@ -448,12 +430,7 @@ class _Replay:
                 if node.begun_s is not None:
                     self._add(rows, node, node.begun_s, wait_s)
         link = {"alpha_s": self._link.alpha_s, "beta_s_per_byte": self._link.beta_s_per_byte}
-        notes = [
-            (
-                f"imported from {source} and run on the virtual clock: a "
-                "message leaves when it is posted"
-            )
-        ]
+        notes = ["replayed on the virtual clock: a message leaves when it is posted"]
         return rows.trace(
             {"world_size": len(self._nodes), "source": "simulated", "link": link, "notes": notes}
         )
@@ -472,10 +449,13 @@ class _Replay:
         if step.kind == WORK:
             rows.add(node.rank, "span", _ns(begun_s), label=step.label or "work", **columns)
             return
-        columns |= {"payload": Payload("", (), step.size_bytes), "peer": step.peer}
-        columns |= (
-            {"group": step.group or self._world} if step.kind == TOGETHER else {"tag": step.tag}
-        )
+        columns |= {
+            "payload": Payload("", (), step.size_bytes),
+            "peer": step.peer,
+            "group": step.group or self._world,
+        }
+        if step.kind != TOGETHER:
+            columns["tag"] = step.tag
         waited_ns = _ns(min(max(wait_s, begun_s), max(done_s or 0.0, begun_s)))
         rows.add(
             node.rank, step.op or _KINDS[step.kind], _ns(begun_s), wait_ns=waited_ns, **columns
@@ -507,7 +487,7 @@ def _ns(time_s: float) -> int:
 def _check(programs: list[list[Step]]) -> None:
     for rank, program in enumerate(programs):
         for step in program:
-            if not all(0 <= need < len(program) for need in step.needs + step.after):
+            if not all(0 <= need < len(program) for need in step.needs):
                 raise ValueError(f"a step of rank {rank} needs one that does not exist")
             if step.kind in (SEND, RECV) and not (
                 0 <= step.peer < len(programs) and step.peer != rank
@@ -519,7 +499,7 @@ def _check(programs: list[list[Step]]) -> None:
                 raise ValueError(
                     f"a step of rank {rank} takes a negative time, or moves a negative size"
                 )
-            if step.group is not None and rank not in step.group.ranks:
+            if step.kind == TOGETHER and step.group and rank not in step.group.ranks:
                 raise ValueError(
                     f"rank {rank} calls a collective of a group that it is not a member of"
                 )

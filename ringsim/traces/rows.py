@@ -1,0 +1,115 @@
+"""Events one by one, in any order, gathered into a trace."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from ringsim.traces.events import (
+    COLUMN_DTYPES,
+    NONE,
+    OP_CODES,
+    Events,
+    Tables,
+    make_events,
+    read_tables,
+    write_tables,
+)
+from ringsim.traces.files import check_run
+from ringsim.traces.value import Trace
+
+__all__ = ["Rows", "whole_rows"]
+
+_NAMED: Final = ("group", "payload", "label", "file")
+
+
+class Rows:
+    """Events that become a trace; they may be added in any order.
+
+    Example:
+        >>> from ringsim.traces.events import Group
+        >>> rows = Rows()
+        >>> rows.add(1, "recv", 500, peer=0, group=Group("world", (0, 1)), done_ns=900)
+        >>> rows.add(0, "send", 400, peer=1, group=Group("world", (0, 1)), done_ns=700)
+        >>> trace = rows.trace({"world_size": 2})
+        >>> trace.events.rank.tolist(), trace.events.post_ns.tolist(), len(trace.messages)
+        ([0, 1], [0, 100], 1)
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, int]] = []
+        self._numbers: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
+
+    def add(self, rank: int, op: str, post_ns: int, **columns: Any) -> None:
+        """Adds one event, by torch's name of its operation; the clock may start anywhere.
+
+        Other columns go by their names: ``group`` is a Group, ``payload`` a Payload, ``label`` and
+        ``file`` are words.
+        """
+        row = {"rank": rank, "op": OP_CODES[op], "post_ns": post_ns}
+        for name, value in columns.items():
+            if name in _NAMED:
+                numbers = self._numbers[name]
+                row[name] = numbers.setdefault(value, len(numbers))
+            else:
+                row[name] = value
+        self._rows.append(row)
+
+    def trace(self, metadata: dict[str, Any]) -> Trace:
+        """Returns the trace: each rank's events in the order of posting, the earliest at 0.
+
+        Raises ValueError where no run has them.
+        """
+        rows = sorted(self._rows, key=lambda row: (row["rank"], row["post_ns"]))
+        first = min((row["post_ns"] for row in rows), default=0)
+        columns: dict[str, list[int]] = {
+            name: [
+                row.get(name, 0 if name == "thread" else 2 if name == "status" else NONE)
+                for row in rows
+            ]
+            for name in COLUMN_DTYPES
+            if name != "seq"
+        }
+        for name in ("post_ns", "wait_ns", "done_ns"):
+            columns[name] = [
+                value if value == NONE and name != "post_ns" else value - first
+                for value in columns[name]
+            ]
+        groups, payloads, labels, files = (tuple(self._numbers[name]) for name in _NAMED)
+        # which checks every number, and every word
+        tables = read_tables(write_tables(Tables(groups, payloads, labels, files)))
+        events = make_events(_columns_of(columns), tables)
+        check_run(events, metadata)
+        return Trace(events, metadata)
+
+
+def _columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
+    """Returns columns as numpy arrays of the dtypes that ``Events`` has.
+
+    Raises ValueError where a number does not fit.
+    """
+    arrays = {}
+    for name, values in columns.items():
+        limits = np.iinfo(COLUMN_DTYPES[name])
+        if any(type(value) is not int for value in values):
+            raise ValueError(f"the column {name} holds something other than whole numbers")
+        if values and not (limits.min <= min(values) and max(values) <= limits.max):
+            raise ValueError(
+                f"the column {name} holds a number outside {limits.min} to {limits.max}"
+            )
+        arrays[name] = np.array(values, dtype=COLUMN_DTYPES[name])
+    return arrays
+
+
+def whole_rows(rows: list[Any], tables: Tables) -> Events:
+    """Returns events from rows of all columns, in any order.
+
+    Raises ValueError where a row does not have them, or a number does not fit.
+    """
+    if not all(isinstance(row, list) and len(row) == len(COLUMN_DTYPES) for row in rows):
+        raise ValueError(f"an event does not have {len(COLUMN_DTYPES)} numbers")
+    # by rank, then by the order of posting
+    ordered = sorted(rows, key=lambda row: (row[0], row[2]))
+    columns = {name: [row[place] for row in ordered] for place, name in enumerate(COLUMN_DTYPES)}
+    return make_events(_columns_of(columns), tables)
