@@ -23,6 +23,10 @@ __all__ = ["DEFAULT_TIMEOUT", "PythonGroup"]
 DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # torch's
 
 
+# torch's types give each method several signatures; these take the arguments of all of them
+# mypy: disable-error-code="override, assignment"
+
+
 class PythonGroup(ProcessGroup):
     """A process group in Python: it answers torch's questions, and reads torch's arguments.
 
