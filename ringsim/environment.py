@@ -661,7 +661,7 @@ def _ask_mpi(facts: Facts) -> Facts:
     # if mpi4py belongs to another MPI than the launcher, every process looks like a world of one
     _compare(facts, asked)
     head = world.bcast(
-        (_address_towards(others[0]) if others else HERE, _free_port()) if rank == 0 else None,
+        (address_towards(others[0]) if others else HERE, _free_port()) if rank == 0 else None,
         root=0,
     )
     # a free port is better than one made from the job's name
@@ -669,7 +669,7 @@ def _ask_mpi(facts: Facts) -> Facts:
     return replace(asked, head_ip=facts.head_ip or head[0], port=port, variables=facts.variables)
 
 
-def _address_towards(machine: str) -> str:
+def address_towards(machine: str) -> str:
     """Returns this machine's address on the way to another one; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         try:

@@ -1,6 +1,6 @@
 """The one state of a rank.
 
-Its ring, its recorder, where its hidden prints go, what carries its messages, and its clock.
+Its ring, its recorder, where its hidden prints go, the backend of groups to come, and its clock.
 ``RankState`` is a frozen value and is replaced whole. There is one for the process; each simulated
 rank has its own, in its context. Nothing else in ringsim is a module global that changes.
 """
@@ -28,7 +28,7 @@ class RankState:
         recorder: the ``Recorder`` of this rank's events, None while nothing is recorded.
         hidden_output: takes the text that print suppression hides, None to drop it.
         undo_print: gives ``builtins.print`` back, None while it is not replaced.
-        backend: the ``Backend`` that carries the messages of ``ringsim.comm``, None for torch.
+        backend: the name of the backend of groups to come, None for whatever torch takes.
         log: the ``LogOptions`` of what ``ringsim.comm`` logs, None for nothing.
         stopped_log: the log while it is stopped, with its settings and records; None before it was
             first configured.
@@ -46,7 +46,7 @@ class RankState:
     recorder: Any = None
     hidden_output: Callable[[str], None] | None = None
     undo_print: Callable[[], None] | None = None
-    backend: Any = None
+    backend: str | None = None
     log: Any = None
     stopped_log: Any = None
     clock: Any = None
@@ -61,8 +61,8 @@ class _Process:
     """The state of the process, and whether simulated ranks in it have states of their own.
 
     Attributes:
-        unchanged: whether neither a backend nor a log stands between a call of ``ringsim.comm`` and
-            torch, on any rank of the process.
+        unchanged: whether no log stands between a call of ``ringsim.comm`` and torch, on any rank
+            of the process.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _Process:
 
 def is_plain(state: RankState) -> bool:
     """Returns whether calls of ``ringsim.comm`` go to torch as they are on a rank."""
-    return state.backend is None and state.log is None
+    return state.log is None
 
 
 process = _Process()

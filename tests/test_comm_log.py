@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import math
 import tempfile
@@ -17,10 +18,10 @@ import pytest
 import torch
 
 from ringsim.comm import configure, timed_op
-from ringsim.comm.built import Handle
+from ringsim.comm.handles import Handle
 from ringsim.comm.log import read_settings
 from ringsim.comm.log_table import LogRow, LogTable, is_operation, make_rows, straggler_ns
-from ringsim.comm.mpi_transfers import MpiGroup, MpiHandle, MpiRecords
+from ringsim.comm.mpi_group import Job, MpiGroup
 from ringsim.comm.torch_hooks import uninstall
 from ringsim.errors import ArgumentError, RunTimeout
 from ringsim.state import change_state, get_state
@@ -364,7 +365,13 @@ def test_settings_come_from_arguments_before_the_configuration(
 
 # -- the record of a user's own operation
 
-MPI = SimpleNamespace(Exception=RuntimeError, BYTE="byte")
+MPI = SimpleNamespace(
+    Exception=RuntimeError,
+    SUM="sum",
+    Get_library_version=lambda: "MPI",
+    FLOAT="float",
+    buffer=SimpleNamespace(fromaddress=lambda *_: None),
+)
 
 
 @pytest.fixture
@@ -386,14 +393,11 @@ class Request:
         return self.done
 
 
-def begin_on_mpi(request: Request) -> MpiHandle:
-    """Returns what ``all_reduce(async_op=True)`` of the MPI backend returns."""
-    group = MpiGroup(SimpleNamespace(Get_rank=lambda: 0), (0, 1), "world", 0, 30.0)
-    handle = MpiHandle(MPI, request, "all_reduce", 30.0)
-    begun = MpiRecords("MPI").post(OP_CODES["all_reduce"], group, -1, -1, [torch.ones(2)])
-    assert begun is not None
-    handle.record(*begun)
-    return handle
+def begin_on_mpi(request: Request) -> Any:
+    """Returns what ``all_reduce(async_op=True)`` returns on MPI."""
+    comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2, Iallreduce=lambda *_: request)
+    job = Job(MPI, comm, None, itertools.count(1), {}, lambda: None)
+    return MpiGroup(job, comm, (0, 1), 0).allreduce([torch.ones(2)])
 
 
 def begin_built(request: Request) -> Handle:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import importlib
 import importlib.util
 import inspect
 import json
@@ -17,6 +18,7 @@ import tomllib
 import traceback
 import types
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,6 @@ import torch.distributed as native
 
 from ringsim import comm
 from ringsim.comm import functions
-from ringsim.comm.backend import TORCH, Backend, TorchBackend
-from ringsim.comm.functions import FALLBACKS, find
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 
@@ -79,21 +79,21 @@ def test_every_public_name_is_there(name: str) -> None:
         assert name == "log"
 
 
-def test_every_function_that_takes_a_group_goes_through_the_backend() -> None:
+def test_every_function_that_takes_a_group_is_timed_or_known_to_send_nothing() -> None:
     takes_group = {
         name
         for name in PUBLIC
         if isinstance(getattr(native, name), types.FunctionType)
         and "group" in inspect.signature(getattr(native, name)).parameters
     }
-    assert takes_group <= set(WRAPPED)
+    assert takes_group <= {*WRAPPED, *functions.QUESTIONS}
 
 
 @pytest.mark.parametrize("name", sorted(WRAPPED))
 def test_function_is_torchs_by_signature_name_and_docstring(name: str) -> None:
     ours = WRAPPED[name]
     if not hasattr(native, name):  # of a later torch, and built
-        assert name in FALLBACKS
+        assert "built" in str(ours.__doc__)
         return
     theirs = getattr(native, name)
     expected, found = inspect.signature(theirs), inspect.signature(ours)
@@ -164,7 +164,7 @@ def test_functions_that_a_tool_has_wrapped_are_taken_as_they_are(
     spec.loader.exec_module(fresh)
     assert fresh.FUNCTIONS.keys() == functions.FUNCTIONS.keys()
     monkeypatch.setattr(native, "get_rank", lambda group=None: 5)
-    assert fresh.MANAGING["get_rank"]() == 5
+    assert comm.get_rank() == 5
     assert list(inspect.signature(fresh.FUNCTIONS["isend"]).parameters) == list(
         inspect.signature(comm.isend).parameters
     )
@@ -209,17 +209,16 @@ def test_snapshot_of_the_installed_torch_is_what_the_script_makes() -> None:
 def test_function_and_fallback_take_what_torch_takes(name: str, text: str) -> None:
     wanted = signature_of(text)
     communicates = "group" in wanted.parameters or name == "batch_isend_irecv"
-    assert name in WRAPPED or name in functions._MANAGING or not communicates, (
-        "a new function of torch needs a fallback, or a place in MANAGING"
+    assert name in WRAPPED or name in functions.QUESTIONS or not communicates, (
+        "a new function of torch needs a fallback, or a place among the questions"
     )
-    if name in FALLBACKS:
-        taken = list(inspect.signature(FALLBACKS[name]).parameters)[1:]
-        # where the first one is called backend, too
-        taken = ["backend" if each == "backend_name" else each for each in taken]
-        assert taken[: len(wanted.parameters)] == list(wanted.parameters)
+    if communicates and not hasattr(native, name) and name not in functions.QUESTIONS:
+        assert outline(inspect.signature(WRAPPED[name])) == outline(wanted)
+    if name == "monitored_barrier":  # groups in Python have their own
+        return
     called: list[Any] = []
     function = functions.make_function(
-        name, wanted, lambda *args, **kwargs: called.append((args, kwargs)), logged=True
+        name, wanted, lambda *args, **kwargs: called.append((args, kwargs))
     )
     assert outline(inspect.signature(function)) == outline(wanted)
     values = {
@@ -232,46 +231,70 @@ def test_function_and_fallback_take_what_torch_takes(name: str, text: str) -> No
     assert called == [((), values), (tuple(values.values()), {})]
 
 
-# -- functions and backends
+# -- backends
 
 
-class Noting(TorchBackend):
-    """Notes what it is asked for."""
-
-    name = "noting"
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-
-    def broadcast(self, *args: Any) -> str:
-        self.asked.append(args)
-        return "sent"
+@pytest.fixture
+def joined() -> Iterator[None]:
+    native.init_process_group("gloo", store=native.HashStore(), rank=0, world_size=1)
+    yield
+    native.destroy_process_group()
 
 
-def test_call_goes_to_the_backend_without_the_defaults_at_its_end() -> None:
-    backend = comm.set_backend(Noting())
-    assert comm.cdb is backend is get_state().backend
-    assert comm.broadcast("x", 0) == "sent"
-    assert comm.broadcast("x", group_src=1, prof=True, log_name="mine") == "sent"
-    assert comm.broadcast("x", async_op=True, debug="me") == "sent"
-    assert backend.asked == [("x", 0), ("x", None, None, False, 1), ("x", None, None, True)]
-    assert comm.set_backend("torch") is TORCH is comm.cdb
+class Alone(comm.MessageGroup):
+    """A backend of one rank, as users write them."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+        super().__init__(rank, size, backend_name="alone", timeout=timeout)
+
+    def isend(self, tensor: torch.Tensor, dst: int, tag: int) -> Any:
+        raise ValueError("nobody is there")
+
+    irecv = isend  # type: ignore[assignment]
+
+
+def register_alone() -> None:
+    native.Backend.register_backend("alone", Alone, devices=["cpu"])
+
+
+def test_set_backend_holds_for_groups_from_then_on(joined: None) -> None:
+    register_alone()
+    assert comm.set_backend("alone") == comm.cdb
+    assert comm.cdb.name == get_state().backend == "alone"
+    group = comm.new_group()
+    assert isinstance(group, Alone)
+    assert comm.get_backend(group) == "alone"
+    assert comm.get_backend() == "gloo"  # which was there before
+    assert comm.get_backend(comm.new_group(backend="gloo")) == "gloo"
+    assert comm.set_backend("torch").name == comm.cdb.name == "torch"
+    assert comm.get_backend(comm.new_group()) == "gloo"
+    assert comm.cdb.get_world_size() == 1
+
+
+def test_init_process_group_takes_the_backend_that_was_set() -> None:
+    register_alone()
+    comm.set_backend("alone")
+    comm.init_process_group(store=native.HashStore(), rank=0, world_size=1)
+    try:
+        assert comm.get_backend() == "alone"
+    finally:
+        native.destroy_process_group()
+        comm.set_backend("torch")
 
 
 def test_simulated_rank_has_a_backend_of_its_own() -> None:
-    backend, states = Noting(), []
+    states = []
 
     def simulated_rank() -> None:
         enter_rank(RankState())
-        comm.set_backend(backend)
+        comm.set_backend("gloo")
         states.append(get_state())
-        assert comm.broadcast("x", 0) == "sent"
 
     with simulated_states():
         contextvars.copy_context().run(simulated_rank)
-        assert states[0].backend is backend
+        assert states[0].backend == "gloo"
         assert get_state().backend is None
-    assert comm.cdb is TORCH
+    assert comm.cdb.name == "torch"
 
 
 def test_traceback_shows_where_torch_is_called() -> None:
@@ -283,28 +306,6 @@ def test_traceback_shows_where_torch_is_called() -> None:
     )
 
 
-def test_what_only_torch_can_do_names_the_backend() -> None:
-    class Small(Backend):
-        name = "small"
-        is_initialized = get_rank = get_world_size = lambda self, *args: 1
-        init_process_group = destroy_process_group = get_process_group_ranks = new_group = isend = (
-            irecv
-        ) = lambda self, *args: None
-
-    comm.set_backend(Small())
-    for use in (
-        lambda: comm.DeviceMesh,
-        lambda: comm.init_device_mesh("cpu", (1,)),
-        lambda: comm.split_group(),
-        lambda: comm._coalescing_manager,
-    ):
-        with pytest.raises(RingError, match=r"ringsim\.comm\.\w+ must be .* the backend.*'small'"):
-            use()
-    assert comm.ReduceOp is native.ReduceOp
-    assert comm.get_backend() == "small"
-    assert comm.get_rank() == 1
-
-
 def test_backend_is_found_by_its_entry_point_and_anything_else_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,46 +313,45 @@ def test_backend_is_found_by_its_entry_point_and_anything_else_refused(
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: noted\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text(
-        "[ringsim.backends]\nnoting = test_comm_surface:Noting\nvalue = "
-        "test_comm_surface:BY_SNAPSHOT\nlost = not_there:Backend\n"
+        "[ringsim.backends]\nalone = test_comm_surface:register_alone\nvalue = "
+        "test_comm_surface:BY_SNAPSHOT\nlost = not_there:register\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert comm.set_backend("noting").name == "noting"
+    monkeypatch.setattr(
+        native.Backend, "backend_list", [*set(native.Backend.backend_list) - {"alone"}]
+    )
+    assert comm.set_backend("alone").name == "alone"
     wrong: dict[Any, str] = {
-        **dict.fromkeys(("pigeon", "nccl", 3, TorchBackend), "backend must be"),
-        "value": r"must be a ringsim\.comm\.backend\.Backend",
+        "pigeon": "backend must be one of .*, got 'pigeon'",
+        3: "backend must be a name, .*register_backend",
+        Alone: "backend must be a name, .*MessageGroup",
+        "value": "must register a backend of that name with torch",
         "lost": "lacks not_there",
     }
     for backend, message in wrong.items():
         with pytest.raises(ArgumentError, match=message):
             comm.set_backend(backend)
-    assert comm.cdb.name == "noting"
+    assert comm.cdb.name == "alone"
 
 
-def test_one_spelling_of_an_operation_stands_for_the_other() -> None:
-    class Old(TorchBackend):
-        def supports(self, op: str) -> bool:
-            return op != "all_gather_single" and super().supports(op)
-
-    # without a warning, which would be an error
-    assert find(Old(), "all_gather_single") is native.all_gather_into_tensor
+@pytest.mark.parametrize("name", ["Backend", "TorchBackend", "Membership", "get_backend_object"])
+def test_names_that_are_gone_say_what_takes_their_place(name: str) -> None:
+    with pytest.raises(RingError, match=r"Use ringsim\.comm|MessageGroup"):
+        getattr(importlib.import_module("ringsim.comm.backend"), name)
 
 
-def test_operation_that_the_installed_torch_lacks_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operation_that_the_installed_torch_lacks_is_built(
+    monkeypatch: pytest.MonkeyPatch, joined: None
+) -> None:
     monkeypatch.delattr(native, "all_gather_single")
-    monkeypatch.delattr(native, "all_gather_into_tensor")
     made = {
         name: (signature, function) for name, signature, function in functions._find_communicating()
     }
     signature, function = made["all_gather_single"]
     assert function is None
-    built = functions.make_function("all_gather_single", signature, None, logged=False)
-    native.init_process_group("gloo", store=native.HashStore(), rank=0, world_size=1)
-    try:
-        out = torch.zeros(2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            built(out, torch.ones(2))
-        assert out.tolist() == [1, 1]
-    finally:
-        native.destroy_process_group()
+    built = functions.make_function("all_gather_single", signature, None)
+    out = torch.zeros(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        built(out, torch.ones(2))
+    assert out.tolist() == [1, 1]

@@ -5,6 +5,7 @@ Groups, buffers, reductions, handles over a stand-in for a request, and ``sys.ex
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -17,23 +18,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from ringsim.comm.built import reduce_parts
+from ringsim.comm import set_backend
 from ringsim.comm.collectives import READINGS, Call, read_call
-from ringsim.comm.mpi import MpiBackend
-from ringsim.comm.mpi_transfers import (
-    MpiGroup,
-    MpiHandle,
-    MpiRecords,
-    _flatten,
-    _to_fill,
-    to_seconds,
-)
+from ringsim.comm.mpi_collectives import Started
+from ringsim.comm.mpi_group import Job, MpiGroup, MpiMembers, MpiWork, to_seconds
+from ringsim.comm.reductions import reduce_parts
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
-from ringsim.launch.joined import FileBoard
 from ringsim.state import change_state
-from ringsim.traces.events import ANY_SOURCE, OP_CODES, Group
+from ringsim.traces.events import Group
 from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
 
@@ -55,7 +50,17 @@ class Status:
         return 16
 
 
-MPI = SimpleNamespace(Status=Status, Exception=MpiError, BYTE="byte", ERR_TRUNCATE=15)
+MPI = SimpleNamespace(
+    Status=Status,
+    Exception=MpiError,
+    BYTE="byte",
+    ERR_TRUNCATE=15,
+    IN_PLACE="in place",
+    ANY_SOURCE=-1,
+    Get_library_version=lambda: "MPICH Version: 4.3\nMPICH Release date: 2025",
+    TAG_UB=0,
+    buffer=SimpleNamespace(fromaddress=lambda address, size: (address, size)),
+)
 
 
 class Request:
@@ -77,8 +82,18 @@ class Request:
         assert self.cancelled
 
 
-def group_of(*ranks: int, rank: int = 0) -> MpiGroup:
-    return MpiGroup(SimpleNamespace(Get_rank=lambda: rank), ranks, "mpi:7", 7, 30.0)
+def group_of(*ranks: int, rank: int = 0, begin: Any = None) -> MpiGroup:
+    """Returns a group on MPI whose operations ``begin`` begins."""
+    comm = SimpleNamespace(Get_rank=lambda: rank, Get_size=lambda: len(ranks), Get_attr=lambda _: 9)
+    comm.Isend = comm.Irecv = comm.Iallgather = comm.Igather = begin
+    job = Job(MPI, comm, None, itertools.count(1), {}, lambda: None)
+    group = MpiGroup(job, comm, ranks, 7, timedelta(seconds=30))
+    group._set_group_name("mpi:7")
+    return group
+
+
+def work_of(request: Request, what: str = "all_reduce", **about: Any) -> MpiWork:
+    return MpiWork(group_of(4, 5), Started(request, None, about.pop("finish", None)), what, **about)
 
 
 # -- groups
@@ -97,26 +112,32 @@ def group_of(*ranks: int, rank: int = 0) -> MpiGroup:
 )
 def test_a_group_refuses_ranks_that_it_has_not(ranks: tuple[Any, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        group_of(4, 2, 9).place_of("dst", *ranks)
+        group_of(4, 2, 9).members.place_of("dst", *ranks)
 
 
 # -- tensors as bytes
 
 
 def call_of(name: str, *args: Any) -> Call:
-    return read_call(name, READINGS[name].bind(args, {}), group_of(0, 1))
+    return read_call(name, READINGS[name].bind(args, {}), MpiMembers((0, 1), 0, "mpi:7"))
 
 
-def test_conjugates_travel_as_their_values() -> None:
-    assert _flatten([torch.tensor([1 + 2j]).conj()]).view(torch.complex64).tolist() == [1 - 2j]
+def test_what_lies_in_its_place_is_gathered_there() -> None:
+    """As FSDP does: MPI forbids to read what it writes."""
+    gathered: list[Any] = []
 
+    def begin(given: Any, taken: Any) -> Request:
+        gathered.append((given, taken))
+        return Request()
 
-def test_one_tensor_is_not_copied_but_where_mpi_would_read_what_it_writes() -> None:
-    whole, mine = torch.zeros(6), torch.ones(3)
-    flat, bring = _to_fill(call_of("all_gather_into_tensor", whole, mine))
-    assert (flat.data_ptr(), len(flat), bring) == (whole.data_ptr(), 24, None)
-    _, bring = _to_fill(call_of("all_gather_into_tensor", whole, whole[:3]))
-    assert bring is not None
+    whole = torch.zeros(6)
+    for mine in (torch.ones(3), whole[:3], whole[3:]):
+        group_of(0, 1, begin=begin).all_gather_single(whole, mine).wait()
+    apart, in_place, elsewhere = gathered
+    here = [(whole.data_ptr(), 24), 12, "byte"]
+    assert apart[1] == here
+    assert in_place == ("in place", here)
+    assert elsewhere[1] != here  # brought there afterwards
 
 
 TWO, THREE, FOUR = torch.empty(2), torch.empty(3), torch.empty(4)
@@ -182,9 +203,7 @@ def test_the_order_shows_in_the_rounding() -> None:
 
 def test_a_wait_finishes_once() -> None:
     calls: list[str] = []
-    handle = MpiHandle(
-        MPI, Request(looks=500), "all_reduce", 30.0, finish=lambda: calls.append("finished")
-    )
+    handle = work_of(Request(looks=500), finish=lambda: calls.append("finished"))
     assert not handle.is_completed()
     assert handle.wait()
     assert handle.wait(0.001)
@@ -195,7 +214,7 @@ def test_a_wait_finishes_once() -> None:
 @pytest.mark.parametrize("timeout", [0.02, timedelta(milliseconds=20)])
 def test_a_wait_ends_at_its_limit_and_can_be_repeated(timeout: Any) -> None:
     request = Request(looks=math.inf)
-    handle = MpiHandle(MPI, request, "irecv from rank 3, tag 1", 30.0)
+    handle = work_of(request, "irecv from rank 3, tag 1")
     begin = time.monotonic()
     with pytest.raises(
         RunTimeout, match=r"irecv from rank 3, tag 1 must be answered within 0.02 s, got no answer"
@@ -217,7 +236,7 @@ def test_a_wait_ends_at_its_limit_and_can_be_repeated(timeout: Any) -> None:
 def test_what_went_wrong_is_said_at_each_wait(
     request_: Request, size_bytes: int | None, error: type[Exception], message: str
 ) -> None:
-    handle = MpiHandle(MPI, request_, "recv", 30.0, size_bytes=size_bytes, ranks=(4, 5))
+    handle = work_of(request_, "recv", size_bytes=size_bytes)
     for _ in range(2):
         with pytest.raises(error, match=message):
             handle.wait()
@@ -225,7 +244,7 @@ def test_what_went_wrong_is_said_at_each_wait(
 
 
 def test_a_recv_knows_its_source_when_it_is_done() -> None:
-    handle = MpiHandle(MPI, Request(), "recv", 30.0, size_bytes=16, ranks=(4, 5))
+    handle = work_of(Request(), "recv", size_bytes=16)
     assert (handle.source_rank(), handle.wait(), handle.source_rank(), handle._source_rank()) == (
         -1,
         True,
@@ -236,7 +255,7 @@ def test_a_recv_knows_its_source_when_it_is_done() -> None:
 
 def test_a_recv_that_is_abandoned_says_so() -> None:
     request = Request(looks=math.inf)
-    handle = MpiHandle(MPI, request, "irecv", 30.0, size_bytes=8)
+    handle = work_of(request, "irecv", size_bytes=8)
     handle.abandon()
     assert request.cancelled
     with pytest.raises(RingError, match="before the process group is destroyed"):
@@ -245,11 +264,11 @@ def test_a_recv_that_is_abandoned_says_so() -> None:
 
 def test_a_future_holds_the_result_or_the_error() -> None:
     tensor = torch.ones(2)
-    assert MpiHandle(
-        MPI, Request(looks=5), "all_reduce", 30.0, results=[tensor]
-    ).get_future().wait() == [tensor]
+    assert work_of(Request(looks=5), results=[tensor]).get_future().wait() == [tensor]
+    late = work_of(Request(looks=math.inf))
+    late._group.set_timeout(timedelta(seconds=0.01))
     with pytest.raises(RunTimeout):
-        MpiHandle(MPI, Request(looks=math.inf), "all_reduce", 0.01).get_future().wait()
+        late.get_future().wait()
 
 
 @pytest.mark.parametrize("timeout", [-1, "soon", True, timedelta(seconds=-1)])
@@ -263,22 +282,16 @@ def test_a_limit_is_a_time(timeout: Any) -> None:
 
 def test_operations_are_written_down(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, 1, 2)
-    records, group, tensor = MpiRecords("MPI"), group_of(0, 1, rank=1), torch.zeros(2, 3)
-    assert records.post(OP_CODES["isend"], group, 0, 3, [tensor]) is None  # nobody records
+    requests: list[Any] = [Request(), Request(), Request(), Request(error=3)]
+    group = group_of(0, 1, rank=1, begin=lambda *_: requests.pop(0))
+    tensor = torch.zeros(2, 2)
+    group.send([tensor], 0, 3)  # nobody records
     change_state(recorder=recorder)
-    handles = []
-    for op, peer, copies, request in (
-        ("recv", ANY_SOURCE, 1, Request()),
-        ("gather", 0, 2, Request()),
-        ("send", 0, 1, Request(error=3)),
-    ):
-        handle = MpiHandle(
-            MPI, request, op, 30.0, size_bytes=16 if op == "recv" else None, ranks=group.ranks
-        )
-        begun = records.post(OP_CODES[op], group, peer, 3, [tensor], copies)
-        assert begun is not None
-        handle.record(*begun)
-        handles.append(handle)
+    handles = [
+        group.recv_anysource([tensor], 3),
+        group.gather([], [tensor], SimpleNamespace(rootRank=0)),
+        group.send([tensor], 0, 3),
+    ]
     handles[0].wait()
     handles[0].wait()
     with pytest.raises(RingError):
@@ -286,43 +299,24 @@ def test_operations_are_written_down(tmp_path: Path) -> None:
     recorder.close()
     events, facts = read_parts(tmp_path)
     assert events.peer.tolist() == [1, 0, 0]  # the sender is known now
-    assert events.size_bytes.tolist() == [24, 48, 24]
+    assert events.size_bytes.tolist() == [16, 32, 16]
     assert events.status.tolist() == [2, 1, 3]
     assert events.tables.groups[0] == Group("mpi:7", (0, 1))
     assert facts["backend"] == "mpi"
 
 
-def test_what_ranks_said_is_read_by_name(tmp_path: Path) -> None:
-    first, second = FileBoard(tmp_path, "job-1"), FileBoard(tmp_path, "job-2")
-    first.post(0, "here")
-    assert first.read(0, 0.0) == "here"
-    assert second.read(0, 0.02) is None
-
-
 # -- without a job
 
 
-@pytest.mark.parametrize(
-    ("use", "message"),
-    [
-        *((use, r"initialized before it is used.*ringsim.comm.init_process_group") for use in (
-            lambda: MpiBackend().get_rank(), lambda: MpiBackend().barrier(),
-            lambda: MpiBackend().new_group(),
-            lambda: MpiBackend().isend(torch.ones(1), 0),
-        )),
-        (lambda: MpiBackend().init_process_group(), r"pip install 'ringsim\[mpi\]'"),
-        (lambda: MpiBackend().init_process_group("gloo"),
-         "backend must be \"mpi\" or None with the mpi backend, got 'gloo'"),
-        (lambda: group_of(0).allreduce, "Use the functions of ringsim.comm"),
-    ],
-)  # fmt: skip
-def test_what_cannot_work_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, use: Any, message: str
-) -> None:
+def test_without_mpi4py_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    assert not MpiBackend().is_initialized()
-    with pytest.raises((RingError, AttributeError), match=message):
-        use()
+    if dist.is_mpi_available():  # it was there when ringsim.comm was imported
+        with pytest.raises(RingError, match=r"pip install 'ringsim\[mpi\]'"):
+            dist.init_process_group("mpi")
+    monkeypatch.setattr(dist, "is_mpi_available", lambda: False)
+    with pytest.raises(ArgumentError, match=r"pip install 'ringsim\[mpi\]'"):
+        set_backend("mpi")
+    assert not dist.is_initialized()
 
 
 PROGRAM = """

@@ -1,19 +1,20 @@
-"""``torch.distributed``, timed, on any backend.
+"""``torch.distributed``, timed.
 
 ``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``. Everything
-that ``torch.distributed`` offers is here under its own name. What communicates goes through the
-current backend, ``cdb``, which ``set_backend`` changes; with torch as the backend, and no log, that
-is torch's own function with 0.1 us before it. All else is torch's.
+that ``torch.distributed`` offers is here under its own name, and is torch's. What communicates can
+be logged; without a log that costs two questions. ``set_backend`` chooses the backend of groups
+that are made from then on, and importing this module lets torch make groups on MPI ("mpi").
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as _torch
 
-from ringsim.comm.backend import get_backend_object as _get_backend_object
-from ringsim.comm.backend import set_backend as set_backend
+from ringsim.comm.backends import current_backend as _current_backend
+from ringsim.comm.backends import set_backend as set_backend
+from ringsim.comm.building import FALLBACK_TAG as FALLBACK_TAG
 from ringsim.comm.deepspeed import OPERATIONS as _OPERATIONS
 from ringsim.comm.deepspeed import enable_symm_mem_for_group as enable_symm_mem_for_group
 from ringsim.comm.deepspeed import get_all_ranks_from_group as get_all_ranks_from_group
@@ -45,25 +46,18 @@ from ringsim.comm.log import has_comm_data as has_comm_data
 from ringsim.comm.log import log_summary as log_summary
 from ringsim.comm.log import reset_log as reset_log
 from ringsim.comm.log import timed_op as timed_op
-from ringsim.errors import RingError as _RingError
-from ringsim.state import get_state as _get_state
+from ringsim.comm.message_group import MessageGroup as MessageGroup
+from ringsim.comm.mpi import register as _register_mpi
 
 if TYPE_CHECKING:
     # for type checkers: our P2POp, and the rest
     from torch.distributed.distributed_c10d import *  # type: ignore[assignment]  # noqa: F403
 
-    from ringsim.comm.backend import Backend as _Backend
+    from ringsim.comm.backends import CurrentBackend as _CurrentBackend
 
-    cdb: _Backend
+    cdb: _CurrentBackend
 
-# on other backends these raise
-_TORCH_ONLY: Final = (
-    "DeviceMesh",
-    "_coalescing_manager",
-    "_all_gather_base",
-    "_reduce_scatter_base",
-)
-
+_register_mpi()
 globals().update(_FUNCTIONS)
 globals().update(_MANAGING)
 allgather_fn, inference_all_reduce = (
@@ -79,16 +73,9 @@ def __getattr__(name: str) -> Any:
     Else what ``torch.distributed`` has under that name.
     """
     if name == "cdb":
-        return _get_backend_object()
+        return _current_backend()
     if name.startswith("__"):  # Python asking about this module
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    backend = _get_state().backend
-    if backend is not None and name in _TORCH_ONLY:
-        raise _RingError(
-            f"ringsim.comm.{name} must be used with torch as the backend, got the backend "
-            f"{backend.name!r}. "
-            "Call set_backend('torch'), or do without it."
-        )
     try:
         return getattr(_torch, name)
     except AttributeError:

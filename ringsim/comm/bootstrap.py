@@ -603,6 +603,11 @@ def host(listener: socket.socket, timeout_s: float) -> Store:
     )
 
 
+def reach(address: str, port: int, timeout_s: float) -> Store:
+    """Connects to a store that another process hosts; a look-up in it waits ``timeout_s``."""
+    return BackgroundCall(partial(_connect, address, port, timeout_s)).result(timeout_s)
+
+
 def close_door(descriptor: int, address: str, port: int) -> socket.socket | None:
     """Ends the listening of a store whose ranks have all come.
 

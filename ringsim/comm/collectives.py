@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from operator import index
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch.distributed import ReduceOp
@@ -49,9 +49,8 @@ __all__ = [
         "READINGS",
         "Call",
         "Members",
-        "OpaqueGroup",
+        "GroupMembers",
         "Reading",
-        "check_batch",
         "check_dense",
         "check_list",
         "describe",
@@ -82,34 +81,18 @@ __all__ = [
 
 
 class Members(ABC):
-    """The ranks of a group, for backends whose groups are not torch's.
-
-    It is what users pass as ``group=``.
+    """The ranks of a group.
 
     Attributes:
-        kind: whose groups these are, for errors.
         ranks: the members, global ranks, in the group's order.
         places: the place of each member, by its global rank.
         group_name: "world", "ring:2>3", ...; the same on all members.
     """
 
     __slots__ = ()
-    kind: ClassVar[str] = "another backend"
     ranks: Sequence[int]
     places: Mapping[int, int]
     group_name: str
-
-    def __getattr__(self, name: str) -> Any:
-        """Says to torch's own functions what to do instead.
-
-        They look for the methods of ``ProcessGroup``.
-        """
-        raise AttributeError(
-            "the group of a call of torch.distributed must be one of torch's own, got group "
-            f'"{self.group_name}" of {self.kind}, '
-            f"which has no {name}. Use the functions of ringsim.comm: "
-            "from ringsim import comm as dist."
-        )
 
     @abstractmethod
     def rank(self) -> int:
@@ -166,21 +149,20 @@ class Members(ABC):
         return f'rank {self.rank()} of {len(self.ranks)} of group "{self.group_name}"'
 
 
-class OpaqueGroup(Members):
-    """The members of a group of which a backend says no more than who is in it.
+class GroupMembers(Members):
+    """The members of a group on one of its ranks.
 
     Args:
-        given: the group as the backend knows it.
         ranks: global ranks of its members.
         rank: this rank's place in it.
+        name: of the group.
     """
 
-    __slots__ = ("_rank", "given", "group_name", "places", "ranks")
+    __slots__ = ("_rank", "group_name", "places", "ranks")
 
-    def __init__(self, given: Any, ranks: Sequence[int], rank: int) -> None:
-        self.given, self.ranks, self._rank = given, ranks, rank
+    def __init__(self, ranks: Sequence[int], rank: int, name: str) -> None:
+        self.ranks, self._rank, self.group_name = ranks, rank, name
         self.places = {each: place for place, each in enumerate(ranks)}
-        self.group_name = "world" if given is None else str(getattr(given, "group_name", ""))
 
     def rank(self) -> int:
         """Returns this rank's place in the group."""
@@ -448,8 +430,6 @@ class Call:
         cut_given: cuts the one tensor that is given into one for each rank; None where they are
             several.
         cut_taken: the same of what is taken.
-        async_op: whether the caller gets a handle.
-        timeout: limit of a barrier, None for the group's.
     """
 
     name: str
@@ -463,8 +443,6 @@ class Call:
     op: Any = None
     cut_given: _Cut | None = None
     cut_taken: _Cut | None = None
-    async_op: bool = False
-    timeout: Any = None
 
     @property
     def collective(self) -> Collective:
@@ -500,14 +478,7 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
     """
     reading = READINGS[name]
     row, gives, takes = reading.collective, reading.gives, reading.takes
-    call = Call(
-        name,
-        group,
-        (),
-        (),
-        async_op=arguments.get("async_op", False),
-        timeout=arguments.get("timeout"),
-    )
+    call = Call(name, group, (), ())
     if row.family == "barrier":
         return call
     if row.root:
@@ -750,35 +721,6 @@ def _check_together(reading: Reading, call: Call) -> None:
                     f"the call, got {tuple(tensor.shape)} "
                     f"({here()}). Make them alike."
                 )
-
-
-def check_batch(p2p_op_list: Any, here: str) -> list[tuple[str, Any]]:
-    """Returns the messages of a batch, each with the name of its function, "isend" or "irecv".
-
-    Args:
-        p2p_op_list: the argument.
-        here: which rank this is, for errors.
-
-    Raises:
-        Refused: it is no list of ``P2POp`` of one group.
-    """
-    if not isinstance(p2p_op_list, list) or not p2p_op_list:
-        raise Refused(
-            f"p2p_op_list must be a list of at least one P2POp, got {p2p_op_list!r} ({here}). "
-            "Use ringsim.comm.P2POp."
-        )
-    for each in p2p_op_list:
-        if getattr(getattr(each, "op", None), "__name__", "") not in ("isend", "irecv"):
-            raise Refused(
-                f"p2p_op_list must hold P2POps of isend and irecv, got {each!r} ({here}). Use "
-                "ringsim.comm.P2POp."
-            )
-        if each.group is not p2p_op_list[0].group:
-            raise Refused(
-                f"all P2POps of a batch must have one group, got two ({here}). "
-                "Make a batch for each group."
-            )
-    return [(each.op.__name__, each) for each in p2p_op_list]
 
 
 # -- tensors as they lie in memory

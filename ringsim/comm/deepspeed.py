@@ -38,19 +38,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ringsim.comm.backend import TORCH, get_backend_object
-from ringsim.comm.backend import TorchBackend as TorchBackend
-from ringsim.comm.backend import set_backend as _set_backend
+from ringsim.comm.backends import CurrentBackend
+from ringsim.comm.backends import set_backend as _set_backend
 from ringsim.comm.bootstrap import Card, build_default_group, meet
-from ringsim.comm.built import Handle
 from ringsim.comm.collectives import make_signature, name_function
 from ringsim.comm.deepspeed_log import describe
 from ringsim.comm.functions import FUNCTIONS, MANAGING
+from ringsim.comm.handles import Handle
 from ringsim.comm.log import configure, find_place
 from ringsim.comm.log import log_summary as _log_summary
 from ringsim.environment import Discovery, discover
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 from ringsim.state import get_state
+
+TorchBackend = CurrentBackend  # DeepSpeed's name
 
 
 class ReduceOp(Enum):
@@ -267,32 +268,23 @@ def set_backend(backend: Any = None) -> None:
 
 
 def has_reduce_scatter_tensor() -> bool:
-    """Returns whether the backend has ``reduce_scatter_tensor`` itself.
-
-    Where it has not, it is built from messages.
-    """
-    return get_backend_object().supports("reduce_scatter_tensor")
+    """Returns whether torch has ``reduce_scatter_tensor``; if not, it is built from messages."""
+    return hasattr(dist, "reduce_scatter_tensor")
 
 
 def has_all_gather_into_tensor() -> bool:
-    """Returns whether the backend has ``all_gather_into_tensor`` itself.
-
-    Where it has not, it is built from messages.
-    """
-    return get_backend_object().supports("all_gather_into_tensor")
+    """Returns whether torch has ``all_gather_into_tensor``; if not, it is built from messages."""
+    return hasattr(dist, "all_gather_into_tensor")
 
 
 def has_all_reduce_coalesced() -> bool:
-    """Returns whether the backend has ``all_reduce_coalesced`` itself.
-
-    Where it has not, it is built from messages.
-    """
-    return get_backend_object().supports("all_reduce_coalesced")
+    """Returns whether torch has ``all_reduce_coalesced``; if not, it is built from messages."""
+    return hasattr(dist, "all_reduce_coalesced")
 
 
 def has_coalescing_manager() -> bool:
     """Returns whether operations can be put together by torch's coalescing manager."""
-    return get_state().backend is None and hasattr(dist, "_coalescing_manager")
+    return hasattr(dist, "_coalescing_manager")
 
 
 def get_world_group() -> Any:
@@ -302,7 +294,7 @@ def get_world_group() -> Any:
         RingError: there is none yet.
     """
     _check_joined()
-    return dist.group.WORLD if get_state().backend is None else None
+    return dist.group.WORLD
 
 
 class Accelerator:
@@ -363,12 +355,7 @@ def get_all_ranks_from_group(group: Any = None) -> list[int]:
         RingError: there is no process group yet.
     """
     _check_joined()
-    backend = get_backend_object()
-    return (
-        list(range(backend.get_world_size()))
-        if group is None
-        else list(backend.get_process_group_ranks(group))
-    )
+    return list(dist.get_process_group_ranks(group))
 
 
 def get_local_rank() -> int:
@@ -423,7 +410,7 @@ def get_world_size_from_launcher() -> int:
 
 
 def _check_joined() -> None:
-    if not get_backend_object().is_initialized():
+    if not dist.is_initialized():
         raise RingError(
             "the process group must exist before it is used, got none. Call init_distributed first."
         )
@@ -484,8 +471,7 @@ def init_distributed(
     """
     if config is not None:
         configure(config)
-    backend = get_backend_object()
-    if backend.is_initialized():
+    if dist.is_initialized():
         return
     if dist_init_required is False:
         raise RingError(
@@ -496,14 +482,13 @@ def init_distributed(
         raise ArgumentError(
             f"timeout must be a datetime.timedelta, got {timeout!r}. Write timedelta(minutes=10)."
         )
-    if backend is TORCH and dist_backend == "mpi":
-        backend = _set_backend("mpi")
-    if backend is not TORCH:
-        backend.init_process_group(dist_backend, timeout=timeout, rank=rank, world_size=world_size)
-        if dist_backend == "mpi":
-            _set(discover(rank=backend.get_rank(), world_size=backend.get_world_size()), verbose)
+    backend = dist_backend or get_state().backend
+    if backend == "mpi":
+        _set_backend("mpi")
+        MANAGING["init_process_group"]("mpi", timeout=timeout, world_size=world_size, rank=rank)
+        _set(discover(rank=dist.get_rank(), world_size=dist.get_world_size()), verbose)
         return
-    name = dist_backend or get_accelerator().communication_backend_name()
+    name = backend or get_accelerator().communication_backend_name()
     if init_method is not None:
         dist.init_process_group(
             name, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
@@ -565,15 +550,14 @@ def mpi_discovery(
             exists.
     """
     found = discover(port=distributed_port, environ=_without_torchs())
-    backend = get_backend_object()
-    if backend.is_initialized() and (backend.get_rank(), backend.get_world_size()) != (
+    if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (
         found.rank,
         found.world_size,
     ):
         raise RingError(
             f"MPI must number the ranks as the process group does, got rank {found.rank} of "
             f"{found.world_size} from {found.rule} "
-            f"(rank {backend.get_rank()} of {backend.get_world_size()}). Leave mpi_discovery "
+            f"(rank {dist.get_rank()} of {dist.get_world_size()}). Leave mpi_discovery "
             "out: there is a process group."
         )
     _set(found, verbose)

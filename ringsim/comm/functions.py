@@ -1,150 +1,114 @@
-"""The functions of ``torch.distributed`` that go through the current backend.
+"""The functions of ``torch.distributed`` that communicate, timed.
 
-Made from the signatures of the torch that is installed. With torch as the backend and no log, a
-call is passed on as it is. Otherwise the backend's own operation of that name is called, or another
-spelling of it, or what can be built instead: collectives and messages from ``isend`` and ``irecv``
-(``ringsim.comm.built``), objects from operations on tensors (``ringsim.comm.objects``), subgroups
-from ``new_group``. What is built says so once, in a warning. A function or a parameter that a later
-torch adds appears here by itself.
+Made from the signatures of the torch that is installed. Without a log, a call is passed on to
+torch's own function after two questions. An operation that this version of torch lacks, or that
+its backend refuses, is built from messages (``ringsim.comm.building``), and says so once, in a
+warning. A function or a parameter that a later torch adds appears here by itself.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import os
 import re
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any, Final
 
 import torch.distributed as dist
 
-from ringsim.comm.backend import TORCH, Backend, TorchBackend
-from ringsim.comm.built import BUILT, find_own
-from ringsim.comm.collectives import name_function
-from ringsim.comm.objects import OBJECTS
-from ringsim.errors import ArgumentError, RingError
+from ringsim.comm.building import build, warn_once
+from ringsim.comm.collectives import (
+    READINGS,
+    GroupMembers,
+    make_signature,
+    name_function,
+    read_call,
+)
+from ringsim.comm.mpi import check_place
+from ringsim.comm.python_group import PythonGroup
+from ringsim.comm.torch_hooks import name_and_ranks
 from ringsim.state import get_state, is_plain, process
 
-__all__ = ["FALLBACKS", "FUNCTIONS", "MANAGING", "P2POp", "find", "make_function"]
+__all__ = ["FUNCTIONS", "MANAGING", "QUESTIONS", "P2POp", "make_function"]
 
-# what can be built, by name: after the backend torch's arguments
-FALLBACKS: Final[dict[str, Callable[..., Any]]] = {**BUILT, **OBJECTS}
+# Torch says so before anything is sent: "Backend gloo does not support gather_single" (2.15).
 _REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")
-_HERE: Final = os.path.dirname(os.path.dirname(__file__))
 # arguments of the log: see ``LogOptions.call``
 _EXTRAS: Final = {"prof": False, "log_name": None, "debug": None}
-# these carry messages as well; all others say so by a parameter `group`
+# this carries messages as well; all others say so by a parameter `group`
 _WITHOUT_GROUP: Final = ("batch_isend_irecv",)
-_MANAGING: Final = (  # these say who is there; nothing is sent that a log could count
-    *(
-        "init_process_group",
-        "destroy_process_group",
-        "is_initialized",
-        "get_rank",
-        "get_world_size",
-        "get_process_group_ranks",
-    ),
-    *(
-        "get_group_rank",
-        "get_global_rank",
-        "get_backend",
-        "get_backend_config",
-        "get_backend_impl",
-        "get_pg_count",
-        "set_timeout",
-    ),
-    *(
-        "new_group",
-        "new_subgroups",
-        "new_subgroups_by_enumeration",
-        "split_group",
-        "shrink_group",
-        "init_device_mesh",
-        "breakpoint",
-    ),
+# these have a parameter `group`, and send nothing that a log could count
+QUESTIONS: Final = (
+    *("destroy_process_group", "get_rank", "get_world_size", "get_process_group_ranks"),
+    *("get_group_rank", "get_global_rank", "get_backend", "get_backend_config"),
+    *("get_backend_impl", "get_pg_count", "set_timeout", "split_group"),
+    *("shrink_group", "breakpoint"),
+)
+# those that make groups: where the program names no backend, they take that of ``set_backend``
+_MAKERS: Final = (
+    "init_process_group",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
 )
 
 
-def find(backend: Backend, op: str) -> Callable[..., Any]:
-    """Returns what does an operation on a backend: its own method, or one that is built.
+# -- what torch lacks
 
-    Args:
-        backend: the backend.
-        op: as torch.distributed spells it.
+
+def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Does a collective by messages; a group in Python begins it as it can.
 
     Returns:
-        A function that takes torch's arguments.
-
-    Raises:
-        RingError: neither exists.
-
-    Example:
-        >>> find(TORCH, "isend").__name__
-        'isend'
+        The handle of an asynchronous call, else None; None outside the group.
     """
-    return find_own(backend, op) or _build(backend, op)
+    arguments = READINGS[name].bind(args, kwargs)
+    group: Any = arguments["group"] or dist.group.WORLD
+    if dist.get_rank(group) < 0:
+        return None
+    if isinstance(group, PythonGroup):
+        handle = group.begin_collective(name, arguments)
+    else:
+        warn_once(name, dist.get_backend(group))
+        title, ranks = name_and_ranks(group)
+        members = GroupMembers(ranks, group.rank(), title)
+        handle = build(group, read_call(name, arguments, members))
+    if arguments["async_op"]:
+        return handle
+    handle.wait()
+    return None
 
 
-def _build(backend: Backend, op: str) -> Callable[..., Any]:
-    """Returns an operation that is built from others of a backend; warns once."""
-    if op not in FALLBACKS:
-        raise RingError(
-            f"ringsim.comm.{op} must be something that the backend {backend.name!r} can do, got "
-            "a backend without it. "
-            "Use set_backend('torch') for what only torch has."
-        )
-    # objects travel as tensors on every backend: there is no faster way
-    if "object" not in op and "subgroups" not in op:
-        _warn_once(op, backend.name)
-    return functools.partial(FALLBACKS[op], backend)
+def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
+    """Calls torch's, which serves Gloo alone; groups in Python have their own."""
+    own = group or dist.group.WORLD
+    if isinstance(own, PythonGroup):
+        return own.monitored_barrier(timeout, wait_all_ranks)
+    return dist.monitored_barrier(group, timeout, wait_all_ranks)
 
 
-@functools.cache
-def _warn_once(op: str, backend_name: str) -> None:
-    """Warns at the line of the user."""
-    frame: FrameType | None = sys._getframe(1)
-    level = 2
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame, level = frame.f_back, level + 1
-    message = (
-        f"the backend {backend_name!r} has no {op}; ringsim.comm builds it from other "
-        "operations, "
-        "which is slower"
-    )
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
-
-
-def _is_refusal(error: RuntimeError, op: str) -> bool:
-    """Returns whether an error says that torch's own backend lacks an operation that can be built.
-
-    Torch says so before anything is sent: ``Backend gloo does not support gather_single`` (torch
-    2.15).
-    """
-    return op in FALLBACKS and _REFUSAL.match(str(error)) is not None
+# -- making functions
 
 
 def make_function(
-    name: str, signature: inspect.Signature, native: Callable[..., Any] | None, *, logged: bool
+    name: str, signature: inspect.Signature, native: Callable[..., Any] | None
 ) -> FunctionType:
-    """Makes the function that stands in for one of torch's.
+    """Makes the function that stands in for one of torch's that communicates.
 
     Args:
         name: of the function.
         signature: torch's.
-        native: torch's function, called where torch is the backend and there is no log; None where
-            torch has it not.
-        logged: whether the log may count it, so that it has ``prof``, ``log_name`` and ``debug``
-            besides.
+        native: torch's function; None where torch has it not.
 
     Returns:
-        The function.
+        The function, with the log's ``prof``, ``log_name`` and ``debug`` besides.
     """
-    torchs = native or (lambda *args, **kwargs: _build(TORCH, name)(*args, **kwargs))
+
+    def call_built(*args: Any, **kwargs: Any) -> Any:
+        return _build(name, args, kwargs)
+
+    torchs = _monitored_barrier if name == "monitored_barrier" else native or call_built
 
     def communicate(
         *args: Any,
@@ -153,39 +117,63 @@ def make_function(
         debug: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        if process.unchanged or is_plain(get_state()):
-            try:
+        try:
+            if process.unchanged or is_plain(get_state()):
                 return torchs(*args, **kwargs)
-            except RuntimeError as error:
-                if not _is_refusal(error, name):
-                    raise
-                return _build(TORCH, name)(*args, **kwargs)
-        return _run(name, signature, args, kwargs, (prof, log_name, debug))
+            return get_state().log.call(name, torchs, args, kwargs, prof, log_name, debug)
+        except RuntimeError as error:
+            if name not in READINGS or not _REFUSAL.match(str(error)):
+                raise
+        log = get_state().log
+        if log is None:
+            return call_built(*args, **kwargs)
+        return log.call(name, call_built, args, kwargs, prof, log_name, debug)
 
-    def manage(*args: Any, **kwargs: Any) -> Any:
+    doc = native.__doc__ if native else f"``{name}``, as torch has it; built from messages."
+    return _dress(communicate, name, doc, signature, _with_extras(signature))
+
+
+def _make_maker(name: str, signature: inspect.Signature) -> FunctionType:
+    """Makes the function that stands in for one of torch's that make groups."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
         # Asked for anew: in ranks with a world of ringsim's own, init_process_group is replaced.
-        return (
-            getattr(dist, name, torchs)(*args, **kwargs)
-            if is_plain(get_state())
-            else _run(name, signature, args, kwargs, None)
-        )
+        torchs = getattr(dist, name)
+        backend = get_state().backend
+        given = signature.bind(*args, **kwargs)
+        if backend is not None and given.arguments.get("backend") is None:
+            given.arguments["backend"] = backend
+        if name == "init_process_group" and get_state().clock is None:
+            _check_mpi(given.arguments)
+        return torchs(*given.args, **given.kwargs)
 
-    shown = _with_extras(signature) if logged else signature
-    function = name_function(
-        communicate if logged else manage,
-        name,
-        (native or FALLBACKS[name]).__doc__,
-        shown,
-        "ringsim.comm",
-    )
-    function.__annotations__ = {
+    return _dress(make, name, getattr(dist, name).__doc__, signature, signature)
+
+
+def _check_mpi(arguments: dict[str, Any]) -> None:
+    """Checks what ``init_process_group`` is told of ranks that MPI numbers itself."""
+    if str(arguments.get("backend")).lower() != "mpi" or not dist.is_mpi_available():
+        return
+    # torch warns that it does not look at them
+    check_place(arguments.pop("world_size", -1), arguments.pop("rank", -1))
+
+
+def _dress(
+    function: Any,
+    name: str,
+    doc: str | None,
+    signature: inspect.Signature,
+    shown: inspect.Signature,
+) -> FunctionType:
+    """Gives a made function the name, docstring, signature and annotations of torch's."""
+    made: FunctionType = name_function(function, name, doc, shown, "ringsim.comm")
+    made.__annotations__ = {
         each.name: each.annotation
         for each in signature.parameters.values()
         if each.annotation is not each.empty
     }
     if signature.return_annotation is not signature.empty:
-        function.__annotations__["return"] = signature.return_annotation
-    made: FunctionType = function
+        made.__annotations__["return"] = signature.return_annotation
     return made
 
 
@@ -202,115 +190,59 @@ def _with_extras(signature: inspect.Signature) -> inspect.Signature:
     )
 
 
-def _run(
-    name: str,
-    signature: inspect.Signature,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    extras: tuple[bool, str | None, str | None] | None,
-) -> Any:
-    """Runs an operation where another backend, or a log, is in force.
-
-    ``extras`` are the log's, None where it does not count.
-    """
-    state = get_state()
-    backend, log = state.backend or TORCH, state.log if extras else None
-    own = getattr(backend, name, None) if log is None and backend.direct else None
-    if own is not None:
-        return own(*args, **kwargs)
-    if state.backend is not None:
-        args, kwargs = _place(signature, args, kwargs)
-
-    def run(function: Callable[..., Any]) -> Any:
-        return (
-            function(*args, **kwargs)
-            if log is None
-            else log.call(name, function, tuple(args), kwargs, *(extras or ()))
-        )
-
-    try:
-        return run(find(backend, name))
-    except RuntimeError as error:
-        if not _is_refusal(error, name):
-            raise
-        return run(_build(backend, name))
-
-
-def _place(
-    signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """Returns arguments as a backend takes them.
-
-    By position, without those at the end that have torch's default value.
-    """
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    values, defaults = list(bound.args), [each.default for each in signature.parameters.values()]
-    while values and not bound.kwargs and values[-1] is defaults[len(values) - 1]:
-        values.pop()
-    return values, bound.kwargs
-
-
 def _communicates(name: str, function: Any) -> bool:
     """Returns whether a function of torch sends something.
 
     Also one that this module has never heard of.
     """
-    if type(function) is not FunctionType or name.startswith("_") or name in _MANAGING:
+    if type(function) is not FunctionType or name.startswith("_"):
+        return False
+    if name in QUESTIONS or name in _MAKERS:
         return False
     if function.__module__ != dist.distributed_c10d.__name__:
         return False
     return name in _WITHOUT_GROUP or "group" in inspect.signature(function).parameters
 
 
+# where a tool has put another function in the place of torch's, which may not tell its arguments
+_SPELLINGS: Final = {
+    "isend": "tensor, dst=None, group=None, tag=0, group_dst=None",
+    "irecv": "tensor, src=None, group=None, tag=0, group_src=None",
+    "send": "tensor, dst=None, group=None, tag=0, group_dst=None",
+    "recv": "tensor, src=None, group=None, tag=0, group_src=None",
+    "batch_isend_irecv": "p2p_op_list",
+    "monitored_barrier": "group=None, timeout=None, wait_all_ranks=False",
+}
+
+
 def _find_communicating() -> Iterator[tuple[str, inspect.Signature, Any]]:
     """Yields name, signature and torch's function for all that communicate.
 
-    Also for those that only the fallbacks have. Where a tool has put something else in the place of
-    torch's function, which may not tell its arguments, they are taken from ours.
+    Also for those that only a later torch has, which are built.
     """
+    known = {name: make_signature(arguments) for name, arguments in _SPELLINGS.items()}
+    known |= {name: reading.signature for name, reading in READINGS.items()}
     for name, function in vars(dist).items():
         if _communicates(name, function):
+            known.pop(name, None)
             yield name, inspect.signature(function), function
-    for name, ours in {"isend": Backend.isend, "irecv": Backend.irecv, **FALLBACKS}.items():
-        function = getattr(dist, name, None)
-        if function is None or not (name in _MANAGING or _communicates(name, function)):
-            signature = inspect.signature(ours)
-            # without the backend
-            yield (
-                name,
-                signature.replace(parameters=list(signature.parameters.values())[1:]),
-                function,
-            )
+    for name, signature in known.items():
+        yield name, signature, getattr(dist, name, None)
 
 
 FUNCTIONS: Final[dict[str, FunctionType]] = {  # those that communicate, by name
-    name: make_function(name, signature, native, logged=True)
+    name: make_function(name, signature, native)
     for name, signature, native in sorted(_find_communicating(), key=itemgetter(0))
 }
-MANAGING: Final[dict[str, FunctionType]] = {  # those that say who is there
-    name: make_function(
-        name, inspect.signature(getattr(dist, name)), getattr(dist, name), logged=False
-    )
-    for name in sorted(_MANAGING)
-    if hasattr(dist, name)
+MANAGING: Final[dict[str, FunctionType]] = {  # those that make groups
+    name: _make_maker(name, inspect.signature(getattr(dist, name))) for name in _MAKERS
 }
 
 
-_SIGNATURE: Final = inspect.signature(dist.P2POp)
+# -- messages of a batch
+
+
 _OURS: Final = ("ringsim.comm", "ringsim.comm.deepspeed")
-
-
-def _find_original(op: Any) -> Any:
-    """Returns torch's function for one of ours, whoever's arguments that takes.
-
-    Any other value as it is.
-    """
-    return (
-        getattr(dist.distributed_c10d, op.__name__, op)
-        if getattr(op, "__module__", "") in _OURS
-        else op
-    )
 
 
 class P2POp(dist.P2POp):
@@ -327,29 +259,8 @@ class P2POp(dist.P2POp):
         return made
 
     def __init__(self, op: Any, *args: Any, **kwargs: Any) -> None:
-        """Takes torch's arguments; peers are found by the current backend."""
-        op = _find_original(op)
-        backend = get_state().backend
-        if backend is None or isinstance(backend, TorchBackend):
-            super().__init__(op, *args, **kwargs)
-            return
-        given = _SIGNATURE.bind(op, *args, **kwargs)
-        given.apply_defaults()
-        arguments = given.arguments
-        peer, place = arguments["peer"], arguments["group_peer"]
-        if (peer is None) == (place is None):
-            raise ArgumentError(
-                f"peer must be given once, got peer={peer!r} and group_peer={place!r} (P2POp). "
-                "Give one of them."
-            )
-        self.op, self.tensor, self.group, self.tag = (
-            op,
-            arguments["tensor"],
-            arguments["group"],
-            arguments["tag"],
-        )
-        self.peer = backend.get_global_rank(self.group, place) if peer is None else peer
-        self.group_peer = backend.get_group_rank(self.group, peer) if place is None else place
+        """Takes torch's arguments."""
+        super().__init__(_find_original(op), *args, **kwargs)
 
     def __repr__(self) -> str:
         return (
@@ -358,4 +269,11 @@ class P2POp(dist.P2POp):
         )
 
 
-P2POp.__signature__ = _SIGNATURE  # type: ignore[attr-defined]  # inspect reads it from any callable
+def _find_original(op: Any) -> Any:
+    """Returns torch's function for one of ours; any other value as it is."""
+    if getattr(op, "__module__", "") not in _OURS:
+        return op
+    return getattr(dist.distributed_c10d, op.__name__, op)
+
+
+P2POp.__signature__ = inspect.signature(dist.P2POp)  # type: ignore[attr-defined]

@@ -55,10 +55,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim.comm import torch_hooks
-from ringsim.comm.backend import Backend, get_backend_object
 from ringsim.comm.collectives import describe
 from ringsim.comm.deepspeed_log import write_line, write_table
-from ringsim.comm.functions import find
 from ringsim.comm.log_table import LogTable, is_operation, make_rows
 from ringsim.comm.torch_private import default_store, tree_leaves
 from ringsim.errors import ArgumentError, RingError
@@ -216,7 +214,7 @@ def begin_records() -> Records:
         directory = tempfile.mkdtemp(prefix="ringsim-log-")
         recorder = Recorder(directory, 0, _ANY_WORLD)
         weakref.finalize(recorder, _remove, directory, os.getpid())
-    # another backend's recorder needs no hooks in torch
+    # a simulated rank's recorder needs no hooks in torch
     if directory is not None or recorder.users:
         torch_hooks.install(recorder)
     return Records(recorder, recorder.count, directory, os.getpid())
@@ -642,13 +640,12 @@ def _leave_to_wait(recorder: Recorder, result: Any, slot: int) -> bool:
 
 def _number_group(recorder: Recorder, group: Any) -> int:
     """Numbers the group of a call: one of this rank alone if there is no process group."""
-    backend = get_backend_object()
-    if not backend.is_initialized():
+    if not dist.is_initialized():
         return recorder.group("", [0])
     if group is None:
-        return recorder.group("world", range(backend.get_world_size()))
+        return recorder.group("world", range(dist.get_world_size()))
     return recorder.group(
-        str(getattr(group, "group_name", "")), backend.get_process_group_ranks(group)
+        str(getattr(group, "group_name", "")), dist.get_process_group_ranks(group)
     )
 
 
@@ -713,21 +710,6 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
     return table
 
 
-def _gather_by_objects(backend: Backend, mine: Logged, world_size: int) -> LogTable:
-    """The same for a backend without a store, by ``all_gather_object`` or its method ``share``.
-
-    Every rank computes the table.
-    """
-    packed: list[Any] = [None] * world_size
-    # simulated ranks live in one process, and how many bytes this is depends on the machine
-    share = getattr(backend, "share", None)
-    if share is None:
-        find(backend, "all_gather_object")(packed, _pack(mine))
-    else:
-        packed = share(_pack(mine))
-    return _make_table([_unpack(each) for each in packed], world_size)
-
-
 def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str] = ()) -> LogTable:
     """Computes the table from the logs of some ranks, in order."""
     facts = [each for _, _, each in logs]
@@ -772,8 +754,7 @@ def _unpack(data: bytes) -> Logged:
 
 def find_place() -> tuple[int, int]:
     """Returns this rank, and how many there are; 0 and 1 without a process group."""
-    backend = get_backend_object()
-    return (backend.get_rank(), backend.get_world_size()) if backend.is_initialized() else (0, 1)
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 @overload
@@ -831,14 +812,12 @@ def log_summary(
         "notes": segment.notes,
     }
     mine = segment.events, segment.first, facts
-    store = default_store() if state.backend is None and world_size > 1 else None
-    if world_size == 1:
-        table = _make_table([mine], world_size)
-    elif store is not None:
+    store = default_store() if world_size > 1 else None
+    if store is not None:
         table = _gather(store, mine, rank, world_size)
     else:
-        with pause_log():
-            table = _gather_by_objects(get_backend_object(), mine, world_size)
+        alone = [f"this version of torch hides its store: this is the log of rank {rank} alone"]
+        table = _make_table([mine], world_size, alone if world_size > 1 else [])
     table = replace(table, show_straggler=show_straggler)
     if rank == 0:
         log = state.log or state.stopped_log

@@ -39,6 +39,9 @@ END_COALESCING: Final[Place] = (ProcessGroup, "_end_coalescing")
 CHECK_BATCH: Final[Place] = (distributed_c10d, "_check_p2p_op_list")  # called by batch_isend_irecv
 WORLD: Final[Place] = (distributed_c10d, "_world")  # torch's tables of groups
 REGISTER: Final[Place] = (distributed_c10d, "_register_process_group")  # with C++
+# what init_process_group and new_group create a group with
+MAKE_GROUP: Final[Place] = (distributed_c10d, "_new_process_group_helper")
+HAS_MPI: Final[Place] = (distributed_c10d, "_MPI_AVAILABLE")  # what is_mpi_available returns
 UNREGISTER: Final[Place] = (distributed_c10d, "_unregister_process_group")
 UNREGISTER_ALL: Final[Place] = (distributed_c10d, "_unregister_all_process_groups")
 Future: Final[Any] = torch.futures.Future.__bases__[0]  # what get_future returns

@@ -33,7 +33,6 @@ import sys
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -57,7 +56,7 @@ from ringsim.launch.watcher import (
     look_at,
     shut_connections,
 )
-from ringsim.state import OUR_THREADS, get_state
+from ringsim.state import OUR_THREADS
 from ringsim.traces.recorder import Recorder
 
 # messages posted before the block are not in the parts: give them time to arrive
@@ -338,38 +337,15 @@ def store_port() -> int:
     return int(getattr(store, "port", -1))
 
 
-class Board(ABC):
+class StoreBoard:
     """Where the ranks of one block announce that they have left it; each posts one text.
+
+    It is in the default store of ``torch.distributed``. The n-th block that a rank enters is the
+    n-th of every rank.
 
     Attributes:
         run_id: names the block, on all ranks alike; no other block has it.
-        store: of the block, through which parts can be gathered; None where there is none.
-    """
-
-    run_id: str
-    store: Any = None
-
-    @abstractmethod
-    def post(self, rank: int, text: str) -> None:
-        """Posts this rank's text."""
-
-    @abstractmethod
-    def find(self, rank: int) -> str | None:
-        """Returns the text of a rank, None if it has not posted yet."""
-
-    def read(self, rank: int, wait_s: float) -> str | None:
-        """Returns the text of a rank, None if it posts none within ``wait_s`` seconds."""
-        deadline, pause_s = time.monotonic() + wait_s, 0.0005
-        while (text := self.find(rank)) is None and time.monotonic() < deadline:
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LOOK_S)
-        return text
-
-
-class StoreBoard(Board):
-    """A board in the default store of ``torch.distributed``.
-
-    The n-th block that a rank enters is the n-th of every rank.
+        store: of the block, through which parts can be gathered.
     """
 
     def __init__(self, rank: int) -> None:
@@ -386,63 +362,21 @@ class StoreBoard(Board):
         self.run_id = self.store.compare_set("run_id", "", uuid.uuid4().hex[:12]).decode()
 
     def post(self, rank: int, text: str) -> None:
-        """See ``Board``."""
+        """Posts this rank's text."""
         self.store.set(str(rank), text)
 
     def find(self, rank: int) -> str | None:
-        """See ``Board``; it asks first, since torch warns of each time-out of a ``get``."""
+        """Returns the text of a rank, None if it has not posted yet.
+
+        It asks first, since torch warns of each time-out of a ``get``.
+        """
         said: bytes | None = self.store.get(str(rank)) if self.store.check([str(rank)]) else None
         return None if said is None else said.decode()
 
-
-class FileBoard(Board):
-    """A board of files beside the parts, for other backends.
-
-    ``block`` is a name that no other block has, the same on all ranks.
-
-    Example:
-        >>> import tempfile
-        >>> board = FileBoard(Path(tempfile.mkdtemp()), "job-1")
-        >>> board.post(1, "done")
-        >>> board.read(1, wait_s=1.0), board.read(2, wait_s=0.0)
-        ('done', None)
-    """
-
-    def __init__(self, directory: Path, block: str) -> None:
-        self._directory, self._block = directory, block
-        self.run_id = block
-
-    def post(self, rank: int, text: str) -> None:
-        """See ``Board``."""
-        path = self._path(rank)
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(text)
-        unfinished.replace(path)
-
-    def find(self, rank: int) -> str | None:
-        """See ``Board``."""
-        return self._path(rank).read_text() if self._path(rank).exists() else None
-
-    def _path(self, rank: int) -> Path:
-        return self._directory / f"left-{self._block}-{rank}.said"
-
-
-def make_board(directory: Path, rank: int) -> Board:
-    """Makes the board of the current backend's next block.
-
-    Every rank calls it, and it does not block.
-
-    Raises:
-        RingError: the backend cannot tell the blocks of a job apart.
-    """
-    backend = get_state().backend
-    if backend is None:
-        return StoreBoard(rank)
-    name_block = getattr(backend, "name_block", None)
-    if name_block is None:
-        raise RingError(
-            "a backend must have the method name_block for its ranks to be recorded, got "
-            f"{backend.name!r} without. Let it return a name "
-            "that is the same on all ranks, and another at each call."
-        )
-    return FileBoard(directory, name_block())
+    def read(self, rank: int, wait_s: float) -> str | None:
+        """Returns the text of a rank, None if it posts none within ``wait_s`` seconds."""
+        deadline, pause_s = time.monotonic() + wait_s, 0.0005
+        while (text := self.find(rank)) is None and time.monotonic() < deadline:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LOOK_S)
+        return text

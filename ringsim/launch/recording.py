@@ -28,9 +28,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import torch.distributed as dist
+
 from ringsim import provenance
 from ringsim.comm import torch_hooks
-from ringsim.comm.backend import get_backend_object
 from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.diagnose.failure import (
     clear_verdict,
@@ -45,7 +46,7 @@ from ringsim.errors import RingError
 from ringsim.launch.clocks import ClockComparison
 from ringsim.launch.gathering import Gathering, Store, find_place, offer, place_of
 from ringsim.launch.hosts import HostWatch, stay_unwatched
-from ringsim.launch.joined import JoinedWatch, make_board, store_port
+from ringsim.launch.joined import JoinedWatch, StoreBoard, store_port
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
 from ringsim.state import get_state
 from ringsim.traces.clocks import count_from, find_start, reference_ns
@@ -127,8 +128,7 @@ class Recording:
         return self._trace
 
     def __enter__(self) -> Self:
-        backend = get_backend_object()
-        if not backend.is_initialized():
+        if not dist.is_initialized():
             raise RingError(
                 "the ranks must be in a process group before they are recorded, got none. Call "
                 "ringsim.initialize_distributed() or "
@@ -136,8 +136,8 @@ class Recording:
                 "ringsim.trace(worker, world_size=4)."
             )
         self._trace, self._saved = None, False
-        self._rank, self._world_size = backend.get_rank(), backend.get_world_size()
-        self._backend = backend.get_backend()
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._backend = dist.get_backend()
         self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
         log = get_state().log
         moves = log is not None and log.records is not None and log.records.directory is not None
@@ -145,25 +145,21 @@ class Recording:
         moved = interrupt_log() if moves else None
         active = get_state().recorder
         self._path = self._given
-        self._board = make_board(active.directory if active else parts_of(self._path), self._rank)
-        self._keys = (
-            None
-            if self._board.store is None
-            else Store(self._board.store, self._board.run_id, self._world_size if self._rank else 1)
-        )
+        self._board = StoreBoard(self._rank)
+        patience = self._world_size if self._rank else 1
+        self._keys = Store(self._board.store, self._board.run_id, patience)
         self._own = active is None
-        if self._own and self._keys and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        if self._own and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
             self._path = number(self._given, self._agree_on_attempt(self._keys))
         self._recorder = active or self._make_recorder()
-        if self._keys:
-            self._place = {
-                **place_of(self._recorder.directory),
-                "start_ns": self._recorder.start_ns,
-            }
-            self._keys.put(f"at/{self._rank}", json.dumps(self._place).encode())
+        self._place = {
+            **place_of(self._recorder.directory),
+            "start_ns": self._recorder.start_ns,
+        }
+        self._keys.put(f"at/{self._rank}", json.dumps(self._place).encode())
         self._clocks: ClockComparison | None = None
         # a store within a process blocks all while one waits
-        if self._own and self._keys and self._world_size > 1 and store_port() >= 0:
+        if self._own and self._world_size > 1 and store_port() >= 0:
             self._clocks = ClockComparison(
                 self._board.store,
                 self._rank,
@@ -175,10 +171,10 @@ class Recording:
         torch_hooks.install(self._recorder, self._check)
         resume_log(moved)
         self._watch: JoinedWatch | None = None
-        if self._own and get_state().backend is None and "gloo" in self._backend and has_proc():
+        if self._own and "gloo" in self._backend and has_proc():
             self._watch = self._begin_watch(self._recorder)
         self._hosts: HostWatch | None = None
-        if self._watch is not None and self._keys is not None and self._world_size > 1:
+        if self._watch is not None and self._world_size > 1:
             about = (
                 self._board.store,
                 self._board.run_id,
@@ -237,7 +233,7 @@ class Recording:
             self._board.post(
                 self._rank, json.dumps({"span": span, "path": str(self._path), "left": left})
             )
-            if self._rank and self._keys:
+            if self._rank:
                 offer(
                     self._keys,
                     self._rank,
@@ -330,7 +326,7 @@ class Recording:
         }
 
     def _find_clock_of_rank_0(self, patience: Callable[[], bool]) -> str | None:
-        return None if self._keys is None else find_place(self._keys, 0, patience).get("clock")
+        return find_place(self._keys, 0, patience).get("clock")
 
     def _agree_on_attempt(self, keys: Store) -> int:
         """Returns the number of this attempt of a job that is restarted, which rank 0 finds.
@@ -366,7 +362,7 @@ class Recording:
         except OSError as error:
             if self._rank == 0:
                 recorder.set_meta("note", f"Nobody watched for stuck ranks: {error} (rank 0).")
-            elif self._keys is not None:
+            else:
                 stay_unwatched(self._board.store, self._board.run_id, recorder.directory)
             return None
         recorder.on_failure = watch.on_failure

@@ -357,8 +357,6 @@ def _is_gone(ring: Ring) -> bool:
 
     And the ring's groups with it.
     """
-    if get_state().backend is not None:  # torch knows nothing of these groups
-        return False
     if not torch_dist.is_initialized() or torch_dist.get_world_size() != ring.world_size:
         return True
     try:

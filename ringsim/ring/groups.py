@@ -28,9 +28,10 @@ which have no rank in common but for the last of an odd ring, then the others::
     edge 0: ranks 0, 1      edge 2: ranks 2, 3     ...      at once
          edge 1: ranks 1, 2      edge 3: ranks 3, 0         then these
 
-Other backends know no store, and have a ``new_group`` that all ranks call for every group, in one
-order. There the ranks first tell each other, in one all_gather, which ring each is in, and then
-make all pairs of all rings::
+On every other backend all ranks call the public ``new_group`` for every pair of every ring, in one
+order. MPI joins its ranks itself; the roll-call then goes over the store of its default group. On
+the virtual clock a store is of no use, whose waits are in real time: there the ranks first tell
+each other, in one all_gather, which ring each is in::
 
     rank 2 of 4, ring_ranks=[2, 3]          said by all  made by all, in this order
       |-- all_gather(my ring) ------------> [0,1] [0,1]  "ring:0>1" "ring:1>0"
@@ -60,7 +61,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
 
-from ringsim.comm.backend import Backend
 from ringsim.comm.bootstrap import (
     BackgroundCall,
     Card,
@@ -71,10 +71,11 @@ from ringsim.comm.bootstrap import (
     meet,
     meet_over,
 )
-from ringsim.comm.functions import find
+from ringsim.comm.functions import MANAGING
 from ringsim.comm.log import pause_log
 from ringsim.comm.torch_private import default_store
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError, is_number, read_whole
+from ringsim.state import get_state
 
 Pair = tuple[int, int]
 PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
@@ -268,7 +269,7 @@ def build_pair_groups(
         ranks: this ring's global ranks in order.
         rings: all rings of the world, the same list on every rank.
         store: a store that all ranks share, in which this ring's names are unused.
-        backend: "gloo" or "nccl".
+        backend: what carries the groups.
         timeout: limit of each operation on the groups.
 
     Returns:
@@ -473,8 +474,14 @@ def build_on_torch(
     """
     rank, world_size, timeout_s = wanted.rank, wanted.world_size, wanted.timeout_s
     timeout = timedelta(seconds=timeout_s)
+    chosen = get_state().backend
+    if wanted.comm_device == "gpu" and chosen not in (None, "nccl"):
+        raise ArgumentError(
+            f"comm_device must be 'cpu' on the backend {chosen!r}, got 'gpu' "
+            f"(rank {rank} of {world_size}). Pass 'cpu', or call set_backend('torch') for NCCL."
+        )
     gpu = _select_gpu(wanted) if wanted.comm_device == "gpu" else ""
-    backend = "nccl" if gpu else "gloo"
+    backend = "nccl" if gpu else chosen or "gloo"
     card = Card(
         world_size,
         wanted.comm_device,
@@ -482,6 +489,9 @@ def build_on_torch(
         gpu,
         socket.gethostname() if wanted.by_hosts else "",
     )
+    if backend == "mpi" and not dist.is_initialized():
+        MANAGING["init_process_group"](backend, None, timeout, world_size, rank)
+        undo.callback(destroy_group, dist.group.WORLD)
     builds_default = not dist.is_initialized()
     if builds_default:
         rendezvous = meet(
@@ -515,44 +525,35 @@ def build_on_torch(
     return groups, ranks
 
 
-def build_on_backend(
-    backend: Backend, wanted: RingArguments, undo: ExitStack
-) -> tuple[PairGroups, tuple[int, ...]]:
-    """Joins the ranks and builds all pair groups by a backend other than torch.
+def build_on_clock(wanted: RingArguments, undo: ExitStack) -> tuple[PairGroups, tuple[int, ...]]:
+    """Builds all pair groups of simulated ranks, which are joined already.
 
     Every rank of the world calls it. It blocks until all have made all groups. Returns the groups,
     and the ring's ranks in order.
 
     Args:
-        backend: makes the world, unless it is there, and the groups.
         wanted: the ring.
-        undo: receives the calls that take down what was built: the world with its groups, or only
-            the groups where a world existed.
+        undo: receives the calls that take down what was built.
 
     Raises:
-        ArgumentError: ``comm_device`` is "gpu", or the backend has another rank or number of ranks.
+        ArgumentError: ``comm_device`` is "gpu", or the world has another rank or number of ranks.
         RendezvousFailed: the ranks do not agree on their rings.
-        RingError: ranks are missing; the backend says so.
     """
     rank, world_size = wanted.rank, wanted.world_size
     if wanted.comm_device != "cpu":
         raise ArgumentError(
-            f"comm_device must be 'cpu' on the backend {backend.name!r}, got "
-            f"{wanted.comm_device!r} (rank {rank} of {world_size}). "
-            "Pass 'cpu', or call set_backend('torch') for NCCL."
+            f"comm_device must be 'cpu' on the virtual clock, got {wanted.comm_device!r} "
+            f"(rank {rank} of {world_size}). Pass 'cpu'."
         )
+    if not dist.is_initialized():
+        dist.init_process_group(world_size=world_size, rank=rank)
+        undo.callback(destroy_group, dist.group.WORLD)
+    _check_world(wanted, dist.get_rank(), dist.get_world_size())
     timeout = timedelta(seconds=wanted.timeout_s)
-    exists = backend.is_initialized()
-    if exists:
-        _check_world(wanted, backend.get_rank(), backend.get_world_size())
-    else:
-        backend.init_process_group(timeout=timeout, world_size=world_size, rank=rank)
-        undo.callback(_destroy, backend, None)
-    rings = _ask_for_rings(backend, wanted)
-    groups = _build_by_all(rank, rings, functools.partial(backend.new_group, timeout=timeout))
+    rings = _ask_for_rings(wanted)
+    groups = _build_by_all(rank, rings, functools.partial(dist.new_group, timeout=timeout))
     for group in groups:
-        if exists and group is not None:
-            undo.callback(_destroy, backend, group)
+        undo.callback(destroy_group, group)
     return groups, next(ring for ring in rings if rank in ring)
 
 
@@ -567,7 +568,7 @@ def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
             )
 
 
-def _ask_for_rings(backend: Backend, wanted: RingArguments) -> list[tuple[int, ...]]:
+def _ask_for_rings(wanted: RingArguments) -> list[tuple[int, ...]]:
     """Returns every ring of the world, the same list on every rank.
 
     A rank's ring is a row of numbers, filled up with -1. Where the ring is to be ordered by hosts,
@@ -579,7 +580,7 @@ def _ask_for_rings(backend: Backend, wanted: RingArguments) -> list[tuple[int, .
     row[: len(mine)] = torch.tensor(mine)
     rows = [torch.empty_like(row) for _ in range(size)]
     with pause_log():  # the program did not ask for it
-        find(backend, "all_gather")(rows, row)
+        dist.all_gather(rows, row)
     said = [tuple(each[each >= 0].tolist()) for each in rows]
     hosts = [str(ring[0]) if ring[0] >= size else "" for ring in said]
     whole = tuple(range(size))
@@ -594,16 +595,6 @@ def _ask_for_rings(backend: Backend, wanted: RingArguments) -> list[tuple[int, .
             "every rank of a ring."
         )
     return list_rings(cards)
-
-
-def _destroy(backend: Backend, group: Any) -> None:
-    """Destroys a group of a backend, or with None its world.
-
-    Harmless where the script has done so.
-    """
-    if backend.is_initialized():
-        with suppress(RingError):
-            backend.destroy_process_group(group)
 
 
 def _store_of_default_group(wanted: RingArguments) -> Store:

@@ -22,13 +22,13 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from ringsim.comm.backend import TORCH, Backend, get_backend_object
+from ringsim.comm.backends import TORCH
 from ringsim.environment import HERE, discover
 from ringsim.errors import ArgumentError, RingError
 from ringsim.ring.groups import (
     RingArguments,
     all_pairs,
-    build_on_backend,
+    build_on_clock,
     build_on_torch,
     check_ring_arguments,
     pair_name,
@@ -57,7 +57,8 @@ class Ring:
         head_ip: where rank 0 is.
         port: where rank 0 listens.
         timeout_s: limit of one operation, in seconds.
-        backend: what made the groups and carries their messages.
+        backend: the name of what carries the messages, as ``set_backend`` had it; "torch" if it
+            had none.
         take_down: destroys what was built for this ring, for ``destroy_distributed``.
         in_order: whether the operations that a rank posts on a group are executed one by one: on
             NCCL, and with ``simulate(..., semantics="grouped")``.
@@ -80,7 +81,7 @@ class Ring:
     head_ip: str = "127.0.0.1"
     port: int = 0
     timeout_s: float = _DEFAULT_TIMEOUT_S
-    backend: Backend = field(default=TORCH, repr=False, compare=False)
+    backend: str = field(default=TORCH, repr=False, compare=False)
     take_down: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     in_order: bool = field(default=False, repr=False, compare=False)
 
@@ -137,8 +138,8 @@ def initialize_distributed(
     shown (``suppress_output``). A second call with the values in force returns at once; arguments
     that it leaves out, and the default ``timeout_s``, fit any values.
 
-    On a backend other than torch (``ringsim.comm.set_backend`` before this), that backend joins the
-    ranks and makes the groups, and its errors are raised; ``head_ip`` and ``port`` are only stored.
+    After ``ringsim.comm.set_backend``, the groups are on that backend. On "mpi", MPI joins the
+    ranks, and ``head_ip`` and ``port`` are only stored.
 
     Arguments that are left out are found: in the default process group if there is one, then in
     what the launcher says (``ringsim.environment``: torchrun, ``srun``, ``mpirun`` and others). A
@@ -220,17 +221,17 @@ def initialize(
         head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks, ring_order
     )
     ring: Ring | None = get_state().ring
-    backend = get_backend_object()
-    if ring is not None and not ring.backend.is_initialized():
+    backend = get_state().backend or TORCH
+    if ring is not None and not dist.is_initialized():
         destroy_distributed()  # the script destroyed the default group, and the pair groups with it
     elif ring is not None:
         _check_same(ring, wanted, backend)
         return ring
     with ExitStack() as undo:
-        if backend is TORCH and get_state().clock is None:
+        if get_state().clock is None:
             groups, ranks = build_on_torch(wanted, listen_socket, undo)
         else:
-            groups, ranks = build_on_backend(backend, wanted, undo)
+            groups, ranks = build_on_clock(wanted, undo)
         place = ranks.index(wanted.rank)
         ring = Ring(
             **{
@@ -244,7 +245,7 @@ def initialize(
             pred_group=groups[0],
             succ_group=groups[1],
             backend=backend,
-            in_order=comm_device == "gpu" or backend.in_order or _is_virtually_in_order(),
+            in_order=comm_device == "gpu" or _is_virtually_in_order(),
             take_down=undo.pop_all().close,
         )
     change_state(ring=ring)
@@ -369,15 +370,12 @@ def _is_virtually_in_order() -> bool:
 
 def _known() -> dict[str, Any]:
     """Returns what the existing ring or default process group says about this rank."""
-    ring = get_state().ring
-    backend = ring.backend if ring is not None else get_backend_object()
-    if not backend.is_initialized():
+    ring: Ring | None = get_state().ring
+    if not dist.is_initialized():
         return {}
-    return (
-        vars(ring)
-        if ring is not None
-        else {"world_size": backend.get_world_size(), "rank": backend.get_rank()}
-    )
+    if ring is not None:
+        return vars(ring)
+    return {"world_size": dist.get_world_size(), "rank": dist.get_rank()}
 
 
 def _discover(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
@@ -395,12 +393,12 @@ def _discover(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     return {name: getattr(found, name) for name in values}
 
 
-def _check_same(ring: Ring, wanted: RingArguments, backend: Backend) -> None:
+def _check_same(ring: Ring, wanted: RingArguments, backend: str) -> None:
     """Raises unless a second call asks for the existing ring."""
-    if backend is not ring.backend:
+    if backend != ring.backend:
         raise ArgumentError(
-            f"the backend must be {ring.backend.name!r} as in the ring that exists, got "
-            f"{backend.name!r} (rank {ring.rank} of "
+            f"the backend must be {ring.backend!r} as in the ring that exists, got "
+            f"{backend!r} (rank {ring.rank} of "
             f"{ring.world_size}). Call set_backend before initialize_distributed, or "
             "destroy_distributed on every rank first."
         )

@@ -43,8 +43,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ringsim.comm.built import find_refusal, reduce_parts
 from ringsim.comm.collectives import Call
+from ringsim.comm.reductions import find_refusal, reduce_parts
 from ringsim.comm.torch_private import outside_modes
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, Refused, name_ranks

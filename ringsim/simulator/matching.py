@@ -57,7 +57,6 @@ class Team(Members):
         meetings: the state that ``ringsim.simulator.collectives`` keeps for the group.
     """
 
-    kind = "the simulator"
     ranks: tuple[int, ...]
 
     def __init__(self, clock: Clock, name: str, ranks: tuple[int, ...], number: int) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ringsim.comm.built import check_reduction
 from ringsim.comm.checks import Attempt, Prechecks, find_fault
 from ringsim.comm.collectives import (
     READINGS,
@@ -25,6 +24,7 @@ from ringsim.comm.collectives import (
     name_of_reduction,
     read_call,
 )
+from ringsim.comm.reductions import check_reduction
 from ringsim.comm.torch_hooks import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES
 from ringsim.compute_costs import PostingCosts
 from ringsim.errors import Refused

@@ -15,18 +15,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import modest_backend
 import pytest
 import torch
 import torch.distributed as native
-from conformance import FAMILIES
-from hidden import Hiding
 from torch.distributed import isend as bound_before
 
 import ringsim
 from ringsim import comm as dist
 from ringsim.comm import functions
-from ringsim.comm.built import reduce_parts
-from ringsim.comm.functions import FALLBACKS
+from ringsim.comm.reductions import reduce_parts
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_NAMES
 from ringsim.traces.value import Trace
@@ -66,10 +64,10 @@ def talk() -> list[Any]:
     with dist._coalescing_manager():
         dist.all_reduce(found)
     dist.barrier()  # barrier
-    dist.set_backend(Hiding())
+    modest_backend.register()
+    modest = dist.new_group(backend="modest")
     with warnings.catch_warnings(action="ignore"):
-        dist.all_reduce(torch.ones(3))  # built
-    dist.set_backend("torch")
+        dist.all_reduce(torch.ones(3), group=modest)  # built
     return [token.tolist(), found.tolist(), [part[0].item() for part in parts], words]
 
 
@@ -114,11 +112,13 @@ def warn() -> list[Any]:
 
     Without and with a log; each of them twice.
     """
+    modest_backend.register()
+    modest = dist.new_group(backend="modest")
     found, said, one = torch.ones(1), [], [torch.ones(1)]
-    for name, hidden, log, call in (
-        ("all_reduce", True, False, lambda: dist.all_reduce(found)),  # warned of
-        ("reduce_scatter", False, False, lambda: dist.reduce_scatter(found, one)),  # warned of
-        ("broadcast", False, True, lambda: dist.broadcast(found, 0)),  # warned of
+    for name, refused, log, call in (
+        ("all_reduce", False, False, lambda: dist.all_reduce(found, group=modest)),  # warned of
+        ("reduce_scatter", True, False, lambda: dist.reduce_scatter(found, one)),  # warned of
+        ("broadcast", True, True, lambda: dist.broadcast(found, 0)),  # warned of
     ):
 
         def refuse(*args: Any, name: str = name, **kwargs: Any) -> None:
@@ -128,8 +128,8 @@ def warn() -> list[Any]:
 
         with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
             warnings.simplefilter("always")
-            patch.setattr(native.ProcessGroup, "allreduce" if hidden else name, refuse)
-            dist.set_backend(Hiding(name) if hidden else "torch")
+            if refused:
+                patch.setattr(native.ProcessGroup, name, refuse)
             dist.configure(enabled=log, verbose=log)
             for _ in range(2):
                 call()
@@ -138,9 +138,6 @@ def warn() -> list[Any]:
         said.append(
             [(each.category, str(each.message), each.filename, each.lineno) for each in caught]
         )
-    objects: list[Any] = [None]
-    FALLBACKS["all_gather_object"](dist.cdb, objects, {"rank": 0}, None, True)  # as plain data
-    assert objects == [{"rank": 0}]
     return said
 
 
@@ -148,7 +145,7 @@ def test_a_built_operation_warns_once_at_the_users_line() -> None:
     said = ringsim.trace(warn, world_size=1).results[0]
     for each, words in zip(
         said,
-        ("'hiding' has no all_reduce", "'torch' has no reduce_scatter", "'torch' has no broadcast"),
+        ("'modest' has no all_reduce", "'gloo' has no reduce_scatter", "'gloo' has no broadcast"),
         strict=True,
     ):
         ((category, message, file, line),) = each
@@ -158,12 +155,7 @@ def test_a_built_operation_warns_once_at_the_users_line() -> None:
         assert "# warned of" in Path(file).read_text().splitlines()[line - 1]
 
 
-def test_everything_that_communicates_can_be_built() -> None:
-    assert set(dist._FUNCTIONS) - {"isend", "irecv"} <= set(FALLBACKS)
-    tested = "\n".join(
-        Path(__file__).with_name(f"conformance_{family}.py").read_text() for family in FAMILIES
-    )
-    assert {name for name in FALLBACKS if name not in tested} == {"new_subgroups_by_enumeration"}
+def test_a_reduction_that_torch_has_not_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"op must be one of SUM, AVG, .*"):
         reduce_parts([torch.ones(1)], "PREMUL_SUM")
 
@@ -238,7 +230,7 @@ def test_without_a_log_a_call_takes_fewer_steps_than_two_plain_wrappers(
     exec("def all_reduce(tensor, op=None, group=None, async_op=False): pass", scope)
     exec("def broadcast(tensor, src=None, group=None, async_op=False, group_src=None): pass", scope)
     nothing = scope[name]
-    ours = functions.make_function(name, inspect.signature(nothing), nothing, logged=True)
+    ours = functions.make_function(name, inspect.signature(nothing), nothing)
 
     def plainest(
         *args: Any,
@@ -261,7 +253,7 @@ def test_backend_of_the_docs_runs(tmp_path: Path) -> None:
     (program,) = [
         block
         for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-        if "class Loopback" in block
+        if "class Counting" in block
     ]
     (expected,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "program.py").write_text(program)
@@ -269,5 +261,6 @@ def test_backend_of_the_docs_runs(tmp_path: Path) -> None:
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == expected
-    assert re.findall(r"the backend 'loopback' has no (\w+)", ran.stderr) == ["recv", "all_reduce"]
+    lines = ran.stdout.splitlines(keepends=True)
+    assert "".join(line for line in lines if not line.startswith("[rank ")) == expected
+    assert re.findall(r"the backend 'counting' has no (\w+)", ran.stdout) == ["all_reduce"] * 3

@@ -1,23 +1,19 @@
-"""The conformance suite on torch (Gloo), and on a backend with what the protocol asks for.
-
-It has no more, so that all the rest is built.
-"""
+"""The conformance suite on Gloo, and on a backend that has messages alone: all else is built."""
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
-from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import conformance
-import torch.distributed as dist
+import modest_backend
 from conformance_collectives import WAYS
 
 import ringsim
 from ringsim import comm
-from ringsim.comm.backend import Backend
 from ringsim.errors import RingError
 from ringsim.simulator.api import simulate
 
@@ -65,21 +61,6 @@ LEAST = {  # what Gloo's messages cannot do, and what is built from them does no
 }
 
 
-class Least(Backend):
-    """Gloo with nothing but what the protocol asks for: everything else is built from messages."""
-
-    name = "least"
-    init_process_group = staticmethod(dist.init_process_group)
-    new_group = staticmethod(dist.new_group)
-    destroy_process_group = staticmethod(dist.destroy_process_group)
-    is_initialized = staticmethod(dist.is_initialized)
-    get_rank = staticmethod(dist.get_rank)
-    get_world_size = staticmethod(dist.get_world_size)
-    get_process_group_ranks = staticmethod(dist.get_process_group_ranks)
-    isend = staticmethod(dist.isend)
-    irecv = staticmethod(dist.irecv)
-
-
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 COLUMNS = ["op", "group", "peer", "tag", "size_bytes", "dtype", "shape", "status"]
 # What Gloo lacks is built; it takes complex numbers as pairs; it tells only in wait() that a
@@ -90,17 +71,19 @@ RECORDED_OTHERWISE = re.compile(
 )
 
 
-def keep_the_rules(
-    directory: str, make_backend: Callable[[], Backend] | None, skips: dict[str, str]
-) -> None:
+def keep_the_rules(directory: str, backend: str, skips: dict[str, str]) -> None:
     """Runs the rules on one rank."""
     warnings.simplefilter("ignore")  # what is built is announced
-    if make_backend is not None:
-        comm.set_backend(make_backend())
+    if backend == "modest":
+        modest_backend.register()
+        comm.set_backend("modest")
+        place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        limit = timedelta(seconds=20)
+        comm.init_process_group(init_method=f"file://{directory}/store", timeout=limit, **place)
     conformance.run_rules(comm, directory, skips)
 
 
-def check_rules(directory: Path, *args: Any) -> ringsim.Trace:
+def check_rules(directory: Path, backend: str, skips: dict[str, str]) -> ringsim.Trace:
     """With four ranks.
 
     Groups of one to three of them are among the rules, and simulated ranks keep all rules at every
@@ -114,7 +97,8 @@ def check_rules(directory: Path, *args: Any) -> ringsim.Trace:
                 ringsim.trace(
                     keep_the_rules,
                     world_size=4,
-                    args=(str(directory), *args),
+                    args=(str(directory), backend, skips),
+                    ring=backend == "gloo",
                     timeout_s=20,
                     limit_s=100,
                 )
@@ -123,7 +107,7 @@ def check_rules(directory: Path, *args: Any) -> ringsim.Trace:
             return str(error)
         return ""
 
-    conformance.check_job(directory, 4, args[-1], run)
+    conformance.check_job(directory, 4, skips, run)
     return traces[0]
 
 
@@ -139,13 +123,13 @@ def records_of(trace: ringsim.Trace) -> dict[str, list[tuple[str, ...]]]:
 
 
 def test_messages_alone_keep_the_rules(tmp_path: Path) -> None:
-    check_rules(tmp_path, Least, LEAST)
+    check_rules(tmp_path, "modest", LEAST)
 
 
 def test_torch_keeps_the_rules_and_simulated_ranks_record_the_same(tmp_path: Path) -> None:
-    real = records_of(check_rules(tmp_path, None, GLOO))
+    real = records_of(check_rules(tmp_path, "gloo", GLOO))
     simulated = records_of(
-        simulate(keep_the_rules, world_size=4, args=(str(tmp_path), None, GLOO), link=LINK)
+        simulate(keep_the_rules, world_size=4, args=(str(tmp_path), "gloo", GLOO), link=LINK)
     )
     names = [name for name in real if not RECORDED_OTHERWISE.search(name)]
     assert len(names) > 200

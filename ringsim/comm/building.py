@@ -1,0 +1,175 @@
+"""Collectives built from messages, for groups that lack them, and for versions of torch that do.
+
+All messages of a collective are posted before any is waited for, so ranks block each other in no
+order, and ``async_op`` costs nothing extra. Reductions go in the order of the ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch.distributed import ProcessGroup
+
+from ringsim.comm.collectives import Call, for_receiving, for_sending
+from ringsim.comm.handles import Handle
+from ringsim.comm.reductions import check_reduction, reduce_parts
+from ringsim.errors import RingError
+
+__all__ = ["FALLBACK_TAG", "build", "build_monitored_barrier", "warn_once"]
+
+FALLBACK_TAG: Final = 31_717  # below 2**15, which every MPI can carry
+_LIBRARIES: Final = (
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    os.path.dirname(torch.__file__) + os.sep,
+)
+
+
+@functools.cache
+def warn_once(op: str, backend_name: str) -> None:
+    """Warns, at the line of the user, that an operation is built; once for each backend."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame, level = frame.f_back, level + 1
+    message = (
+        f"the backend {backend_name!r} has no {op}; ringsim.comm builds it from other "
+        "operations, which is slower"
+    )
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
+
+
+def build(group: ProcessGroup, call: Call) -> Handle:
+    """Begins a collective by messages.
+
+    Args:
+        group: carries the messages.
+        call: the collective.
+
+    Returns:
+        The handle; its wait puts the results in place.
+
+    Raises:
+        ArgumentError: the reduction is none of torch's eight plain ones.
+    """
+    if call.op is not None:
+        check_reduction(call.op)
+    me, size = group.rank(), group.size()
+    others = [place for place in range(size) if place != me]
+    incoming = [_places_for(call, place) for place in range(size)]
+    landed = [
+        (place, for_sending(tensor).clone())
+        for tensor, place in zip(_gifts_to(call, me), incoming[me], strict=True)
+    ]
+    works = []
+    for other in others:
+        for place in incoming[other]:
+            buffer = for_receiving(place)
+            works.append(group.recv([_flat(buffer)], other, FALLBACK_TAG))
+            if buffer is not place:
+                landed.append((place, buffer))
+    for other in others:
+        works += [
+            group.send([_flat(for_sending(tensor))], other, FALLBACK_TAG)
+            for tensor in _gifts_to(call, other)
+        ]
+
+    def finish() -> None:
+        for place, value in landed:
+            place.copy_(value.view_as(place))
+        if call.op is not None:
+            # none where this is not the root
+            for output, parts in zip(call.outputs, zip(*incoming, strict=True), strict=False):
+                output.copy_(reduce_parts(parts, call.op).view_as(output))
+
+    return Handle(works, finish, call.results)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the numbers of a plain tensor, complex ones as pairs, sharing its memory."""
+    flat = tensor.view(-1)
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
+
+
+def _gifts_to(call: Call, rank: int) -> Sequence[torch.Tensor]:
+    """Returns the tensors that this rank gives to a rank of the group, itself included."""
+    match call.collective.family:
+        case "broadcast":
+            return call.inputs if call.group.rank() == call.root else ()
+        case "reduce" | "gather":
+            return call.inputs if rank == call.root else ()
+        case "scatter":
+            return (call.inputs[rank],) if call.group.rank() == call.root else ()
+        case "all_reduce" | "all_gather":
+            return call.inputs
+        case "reduce_scatter" | "all_to_all":
+            return (call.inputs[rank],)
+    return (torch.zeros(1, dtype=torch.int32),)  # a barrier
+
+
+def _places_for(call: Call, rank: int) -> Sequence[torch.Tensor]:
+    """Returns where that goes which a rank of the group gives to this one.
+
+    A buffer where it is to be reduced.
+    """
+    match call.collective.family:
+        case "broadcast" | "scatter":
+            return call.outputs if rank == call.root else ()
+        case "gather" | "all_gather":
+            count = len(call.inputs)
+            return call.outputs[rank * count : (rank + 1) * count]
+        case "all_to_all":
+            return (call.outputs[rank],)
+        case "reduce":
+            return _empty(call.outputs) if call.group.rank() == call.root else ()
+        case "all_reduce" | "reduce_scatter":
+            return _empty(call.outputs)
+    return (torch.zeros(1, dtype=torch.int32),)
+
+
+def _empty(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+
+
+def build_monitored_barrier(group: ProcessGroup, timeout: Any, wait_all_ranks: bool) -> None:
+    """Blocks until every rank has come: each reports to the first, which answers all.
+
+    Args:
+        group: whose ranks meet.
+        timeout: limit of each message; None for the group's.
+        wait_all_ranks: whether the first rank names all missing ranks, or one.
+
+    Raises:
+        RingError: on the first rank, a rank did not come in time.
+    """
+    others = range(1, group.size())
+
+    def report(place: int) -> Any:
+        return group.send([torch.zeros(1, dtype=torch.int32)], place, FALLBACK_TAG)
+
+    def listen(place: int) -> Any:
+        return group.recv([torch.zeros(1, dtype=torch.int32)], place, FALLBACK_TAG)
+
+    if group.rank() > 0:
+        Handle([report(0), listen(0)]).wait(timeout)
+        return
+    missing: dict[int, Exception] = {}
+    for place, work in [(place, listen(place)) for place in others]:
+        try:
+            Handle([work]).wait(timeout)
+        except (RuntimeError, OSError, RingError) as error:
+            missing[place] = error
+            if not wait_all_ranks:
+                break
+    if missing:
+        raise RingError(
+            f"all ranks must reach monitored_barrier, got none of ranks {list(missing)} in time. "
+            "Look where they are."
+        ) from next(iter(missing.values()))
+    Handle([report(place) for place in others]).wait(timeout)

@@ -1,0 +1,212 @@
+"""Handles written in Python: what the operations of a group in Python return."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from ringsim.comm.torch_private import (
+    in_backward,
+    outside_modes,
+    run_after_backward,
+    source_rank,
+)
+from ringsim.state import OUR_THREADS, get_state
+from ringsim.traces.events import ERROR, OK
+from ringsim.traces.recorder import Recorder
+
+__all__ = ["Handle"]
+
+
+class Handle(Work):
+    """Stands for several operations under way, and for what is left to do once they are complete.
+
+    Args:
+        works: handles of the operations; None among them is passed over.
+        finish: what is left to do then, once: copy to where the results belong, add up.
+        results: the tensors that hold the result.
+
+    Example:
+        >>> done = Handle([], lambda: print("finished"))
+        >>> done.wait(), done.is_completed()
+        finished
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        works: Iterable[Any] = (),
+        finish: Callable[[], Any] | None = None,
+        results: Iterable[torch.Tensor] = (),
+    ) -> None:
+        super().__init__()
+        self._works = [work for work in works if work is not None]
+        self._finish = finish
+        self._over = False
+        self._results = list(results)
+        self._lock = threading.RLock()
+        self._future: Any = None
+        self._error: BaseException | None = None
+        self._source = -1
+        self._waited = False
+        self._recorder: Recorder | None = None
+        # records that the wait completes; the first is that of the operation itself
+        self._slots: list[int] = []
+        self._sources: Sequence[int] = ()
+
+    # -- its record
+
+    def record(self, recorder: Recorder, slot: int, ranks: Sequence[int] = ()) -> None:
+        """Has the wait written down at ``slot`` of ``recorder``.
+
+        Args:
+            recorder: that has recorded the operation.
+            slot: where.
+            ranks: of a message that is received, the global rank of each rank of the group.
+        """
+        self._recorder, self._slots, self._sources = recorder, [slot], ranks
+
+    def complete_record(self, recorder: Recorder, slot: int) -> bool:
+        """Has the wait complete the record at ``slot``, too; False where it is over."""
+        with self._lock:
+            if self._waited or self._recorder not in (None, recorder):
+                return False
+            self._recorder = recorder
+            self._slots.append(slot)
+            return True
+
+    # -- waiting
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Blocks until the operations are complete and the results are in place.
+
+        The second time it returns at once.
+
+        Args:
+            timeout: limit for each operation, as its backend takes it (torch: a ``timedelta``);
+                None for the group's own.
+
+        Returns:
+            True.
+        """
+        with self._lock:
+            recorder: Any = self._recorder if self._recorder is get_state().recorder else None
+            slots = [] if recorder is None else self._slots
+            for slot in slots:
+                recorder.wait(slot)
+            status = ERROR
+            try:
+                self._wait(timeout)
+                status = OK
+            finally:
+                if slots and self._sources and self._source_rank() >= 0:
+                    recorder.amend(slots[0], peer=self._sources[self._source_rank()])
+                for slot in slots:
+                    recorder.complete(slot, status)
+            self._recorder, self._waited = None, True
+        return True
+
+    synchronize = block_current_stream = wait  # type: ignore[assignment]
+
+    def _wait(self, timeout: Any) -> None:
+        while self._works:
+            self._works[0].wait(timeout) if timeout else self._works[0].wait()
+            self._source = self._ask_source(self._works[0])
+            del self._works[0]  # a second wait for a message of Gloo would break the connection
+        if not self._over:
+            self._over = True
+            self._bring()
+
+    def _bring(self) -> None:
+        """Does what is left to do, outside of the modes that the calling thread happens to be in.
+
+        Tensors that were made in inference mode may be changed nowhere else.
+        """
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            with torch.inference_mode(), outside_modes():
+                finish()
+
+    @staticmethod
+    def _ask_source(work: Any) -> int:
+        """Returns the group rank that a message came from, -1 where the handle does not say."""
+        try:
+            source = source_rank(work)
+        except RuntimeError:  # of an operation that has no source
+            source = None
+        return -1 if source is None else source
+
+    def is_completed(self) -> bool:
+        """Returns whether the results are in place. Gloo tells of messages only in ``wait``."""
+        if not self._over and all(work.is_completed() for work in self._works):
+            self.wait()
+        return self._over
+
+    def is_success(self) -> bool:
+        """Returns whether the operation is complete, without an error."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Returns the error of the operation, None if there is none."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """Returns the tensors that hold the result, once it is there."""
+        self.wait()
+        return self._results
+
+    def source_rank(self) -> int:
+        """Returns the group rank that a received message came from, -1 before it has come."""
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    # -- as torch's coalesced forms have it, which return a future
+
+    def done(self) -> bool:
+        """``is_completed``, as futures spell it."""
+        return self.is_completed()
+
+    def value(self) -> list[torch.Tensor]:
+        """``result``, as futures spell it."""
+        return self.result()
+
+    # -- its future
+
+    def get_future(self) -> Any:
+        """Returns a ``torch.futures.Future`` of the result.
+
+        C++ waits for the futures of gradients at the end of a backward pass: so a callback waits a
+        moment earlier, on the thread of that pass. Elsewhere a thread waits.
+        """
+        if self._future is None:
+            self._future = torch.futures.Future()
+            if self._over:
+                self._fulfil()
+            elif in_backward():
+                run_after_backward(self._fulfil_or_raise)
+            else:
+                name = f"{OUR_THREADS}future"
+                threading.Thread(target=self._fulfil, name=name, daemon=True).start()
+        return self._future
+
+    def _fulfil_or_raise(self) -> None:
+        """Waits, and completes the future; an error also ends the backward pass."""
+        self._fulfil()
+        if self._error is not None:
+            raise self._error
+
+    def _fulfil(self) -> None:
+        """Waits, and completes the future."""
+        try:
+            result = self.result()
+        except BaseException as error:
+            self._error = error
+            self._future.set_exception(error)
+            return
+        self._future.set_result(result)

@@ -1,0 +1,199 @@
+"""A process group of torch that needs no more than messages: the base of backends in Python.
+
+A subclass has two methods, ``isend`` and ``irecv``. Collectives that it does not begin itself
+(``start``) are built from messages. Its operations are recorded here, in the one place where they
+are posted: patching the class ``ProcessGroup`` does not see a subclass in Python.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import Work
+
+from ringsim.comm.building import build, build_monitored_barrier, warn_once
+from ringsim.comm.collectives import (
+    READINGS,
+    Call,
+    GroupMembers,
+    describe,
+    name_of_reduction,
+    read_call,
+)
+from ringsim.comm.handles import Handle
+from ringsim.comm.python_group import PythonGroup
+from ringsim.comm.torch_hooks import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES, name_and_ranks
+from ringsim.errors import ArgumentError
+from ringsim.state import get_state
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES
+from ringsim.traces.recorder import Post, Recorder
+
+__all__ = ["MessageGroup"]
+
+Begun = tuple[Recorder, int] | None  # who recorded an operation, and where
+
+
+class MessageGroup(PythonGroup):
+    """A process group whose ranks exchange messages; all else is built from them.
+
+    Register a function that makes one, by ``torch.distributed.Backend.register_backend``; its
+    arguments are those of ``PythonGroup``.
+
+    Example:
+        A group of one rank, which needs no messages:
+
+        >>> class Alone(MessageGroup):
+        ...     def isend(self, tensor, dst, tag):
+        ...         raise ValueError("nobody is there")
+        ...
+        ...     def irecv(self, tensor, src, tag):
+        ...         raise ValueError("nobody is there")
+        >>> Alone(0, 1, backend_name="alone").size()
+        1
+    """
+
+    _members: GroupMembers | None = None
+    _recorder: Recorder | None = None
+    _posts: dict[str, Post] = {}  # noqa: RUF012 - replaced whole with each recorder
+
+    # -- what a backend does
+
+    @abstractmethod
+    def isend(self, tensor: Tensor, dst: int, tag: int) -> Work:
+        """Begins to send a tensor, contiguous or not; does not block.
+
+        Args:
+            tensor: what to send, of any shape; it does not change until the handle is complete.
+            dst: the receiver's rank in the group.
+            tag: the receiver's is the same.
+
+        Returns:
+            A handle.
+        """
+
+    @abstractmethod
+    def irecv(self, tensor: Tensor, src: int | None, tag: int) -> Work:
+        """Begins to receive into a tensor, contiguous or not; does not block.
+
+        Messages of one source and tag arrive in the order in which they were sent.
+
+        Args:
+            tensor: where to, as large as what is sent; filled when the handle's ``wait`` returns.
+            src: the sender's rank in the group, None for anybody.
+            tag: the sender's is the same.
+
+        Returns:
+            A handle, whose method ``_source_rank`` returns the sender's rank in the group.
+        """
+
+    def start(self, call: Call) -> Work:
+        """Begins a collective; one of a group without this method is built from messages.
+
+        Args:
+            call: what this rank gives and gets, checked.
+        """
+        warn_once(call.name, self.name())
+        return build(self, call)
+
+    # -- what follows from that
+
+    @property
+    def members(self) -> GroupMembers:
+        """The ranks of the group."""
+        if self._members is None:
+            name, ranks = name_and_ranks(self)
+            self._members = GroupMembers(ranks, self.rank(), name)
+        return self._members
+
+    def _set_group_name(self, name: str) -> None:
+        super()._set_group_name(name)
+        self._members = None
+
+    def begin_message(self, sends: bool, place: int | None, tensors: Any, tag: int) -> Work:
+        """Begins a message, and records it."""
+        members = self.members
+        tensor = members.check("tensor", tensors[0])
+        if place is not None and not 0 <= place < self.size():
+            what = "dst" if sends else "src"
+            raise ArgumentError(
+                f"{what} must be a rank of the group, from 0 to {self.size() - 1}, got {place} "
+                f"({members.here()}). Count ranks from 0."
+            )
+        peer = ANY_SOURCE if place is None else members.ranks[place]
+        begun = self._post("isend" if sends else "irecv", members, peer, tag, [tensor])
+        try:
+            work = self.isend(tensor, place or 0, tag) if sends else self.irecv(tensor, place, tag)
+        except BaseException:
+            _fail(begun)
+            raise
+        handle = work if isinstance(work, Handle) else Handle([work], results=[tensor])
+        if begun is not None:
+            handle.record(*begun, () if sends else members.ranks)
+        return handle
+
+    def begin_collective(
+        self, name: str, arguments: Mapping[str, Any], carried: Sequence[Tensor] | None = None
+    ) -> Work:
+        """Begins a collective, and records it; one that is built is recorded as its messages."""
+        members = self.members
+        call = read_call(name, READINGS[name].bind((), arguments), members)
+        if type(self).start is MessageGroup.start:
+            return self.start(call)
+        peer = NONE if call.root == NONE else members.ranks[call.root]
+        how = "" if call.op is None else name_of_reduction(call.op)
+        tensors = carried or call.carried
+        begun = self._post(call.recorded_name, members, peer, NONE, tensors, call.copies, how)
+        try:
+            work = self.start(call)
+        except BaseException:
+            _fail(begun)
+            raise
+        handle = work if isinstance(work, Handle) else Handle([work], results=call.results)
+        if begun is not None:
+            handle.record(*begun)
+        return handle
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Blocks until every rank of the group has come here."""
+        build_monitored_barrier(self, timeout, wait_all_ranks)
+
+    # -- the record
+
+    def about(self) -> dict[str, str]:
+        """Returns what a trace with operations of this group has among its metadata."""
+        return {}
+
+    def _post(
+        self,
+        name: str,
+        members: GroupMembers,
+        peer: int,
+        tag: int,
+        tensors: Sequence[Tensor],
+        copies: int = 1,
+        how: str = "",
+    ) -> Begun:
+        """Writes down that an operation begins; None where nobody records."""
+        recorder = get_state().recorder
+        if recorder is None:
+            return None
+        if recorder is not self._recorder:
+            self._recorder, self._posts = recorder, {}
+            for key, value in self.about().items():
+                recorder.set_meta(key, value)
+        post = self._posts.get(name)
+        if post is None:
+            spoken = {"isend": SEND_NAMES, "irecv": RECV_NAMES}.get(name, COLLECTIVE_NAMES)
+            post = self._posts[name] = recorder.make_post(OP_CODES[name], spoken)
+        payload = recorder.payload(*describe(tensors, copies), reduction=how)
+        slot = post(recorder.group(members.group_name, members.ranks), peer, tag, payload)
+        return None if slot is None else (recorder, slot)
+
+
+def _fail(begun: Begun) -> None:
+    if begun is not None:
+        recorder, slot = begun
+        recorder.complete(slot, ERROR)

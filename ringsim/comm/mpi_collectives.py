@@ -1,0 +1,277 @@
+"""How MPI begins each family of collectives.
+
+Each is one nonblocking operation of MPI, and what must be done with its result. Data that is only
+moved travels as bytes, whatever its dtype. What is reduced is reduced by MPI; where MPI does not
+have the type, it is gathered, and reduced in torch in the order of the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from ringsim.comm.collectives import (
+    Call,
+    for_receiving,
+    for_sending,
+    is_plain,
+    name_of_reduction,
+)
+from ringsim.comm.reductions import check_reduction, find_refusal, reduce_parts
+from ringsim.errors import ArgumentError
+from ringsim.traces.events import NONE
+
+__all__ = ["Started", "as_bytes", "as_mpi", "start"]
+
+# The names of MPI's types and operations, which must not be looked up before MPI is wanted.
+_TYPES: Final = {
+    torch.float32: "FLOAT",
+    torch.float64: "DOUBLE",
+    **{
+        getattr(torch, f"{kind}{bits}"): f"{kind}{bits}_t".upper()
+        for kind in ("int", "uint")
+        for bits in (8, 16, 32, 64)
+    },
+}
+_OPS: Final = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names
+
+
+class Started(NamedTuple):
+    """What MPI has begun.
+
+    Its request, what must live until it is done, and what brings the result to its place.
+    """
+
+    request: Any
+    keep: Any = None
+    finish: Callable[[], Any] | None = None
+
+
+def start(mpi: Any, comm: Any, call: Call) -> Started:
+    """Begins a collective.
+
+    Args:
+        mpi: the module ``mpi4py.MPI``.
+        comm: the communicator of the group.
+        call: what this rank gives and gets.
+
+    Raises:
+        ArgumentError: torch does not reduce tensors of that dtype in that way.
+    """
+    if call.op is not None:
+        check_reduction(call.op)
+        dtype = call.given[0].dtype
+        if refusal := find_refusal(dtype, name_of_reduction(call.op)):
+            raise ArgumentError(
+                f"op must be one that {dtype} has, got {call.op} ({refusal}). Convert the "
+                "tensor, or choose another."
+            )
+    return _STARTERS.get(call.collective.family, _move)(mpi, comm, call)
+
+
+# -- how MPI begins each family of collectives: a request, and what is done when it has ended
+
+
+def _move(mpi: Any, comm: Any, call: Call) -> Started:
+    """Begins what only moves data."""
+    count, family = call.group.size(), call.collective.family
+    if family == "all_gather" and _gathers_in_place(call):
+        whole = as_bytes(call.taken[0])
+        return Started(comm.Iallgather(mpi.IN_PLACE, as_mpi(mpi, whole, count)), whole)
+    given, (taken, finish) = _flatten(call.given), _to_fill(call)
+    match family:
+        case "all_gather":
+            request = comm.Iallgather(as_mpi(mpi, given), as_mpi(mpi, taken, count))
+        case "gather":
+            request = comm.Igather(
+                as_mpi(mpi, given), as_mpi(mpi, taken, count) if call.outputs else None, call.root
+            )
+        case "scatter":
+            request = comm.Iscatter(
+                as_mpi(mpi, given, count) if call.inputs else None, as_mpi(mpi, taken), call.root
+            )
+        case "all_to_all":
+            request = comm.Ialltoallv(
+                _in_pieces(mpi, given, call.inputs), _in_pieces(mpi, taken, call.outputs)
+            )
+        case _:
+            request = comm.Ibarrier()
+    return Started(request, (given, taken), finish)
+
+
+def _gathers_in_place(call: Call) -> bool:
+    """Tells whether what is given lies in its place in what is taken, as FSDP gathers."""
+    if len(call.taken) != 1 or len(call.given) != 1:
+        return False
+    whole, mine = call.taken[0], call.given[0]
+    if not is_plain(whole) or not is_plain(mine):
+        return False
+    return mine.data_ptr() == whole.data_ptr() + call.group.rank() * mine.nbytes
+
+
+def _broadcast(mpi: Any, comm: Any, call: Call) -> Started:
+    tensor, is_root = call.taken[0], call.group.rank() == call.root
+    data = for_sending(tensor) if is_root else for_receiving(tensor)
+    finish = None if is_root or data is tensor else lambda: tensor.copy_(data)
+    return Started(comm.Ibcast(as_mpi(mpi, as_bytes(data)), call.root), data, finish)
+
+
+def _reduce(mpi: Any, comm: Any, call: Call) -> Started:
+    """Begins all_reduce, and reduce, whose result is wanted on the root only."""
+    everywhere = call.root == NONE
+    wanted = everywhere or call.group.rank() == call.root
+    mine, outputs = (
+        _join_numbers(call.given),
+        [_real(tensor) for tensor in call.taken] if wanted else [],
+    )
+    if numbers := _as_numbers(mpi, mine):
+        rows = torch.empty((int(wanted), len(mine)), dtype=mine.dtype)
+        receive, op = _as_numbers(mpi, rows) if wanted else None, _op_of(mpi, call)
+        request = (
+            comm.Iallreduce(numbers, receive, op)
+            if everywhere
+            else comm.Ireduce(numbers, receive, op, call.root)
+        )
+    else:
+        rows = torch.empty((call.group.size() if wanted else 0, len(mine)), dtype=mine.dtype)
+        send, receive = (
+            as_mpi(mpi, as_bytes(mine)),
+            as_mpi(mpi, as_bytes(rows), call.group.size()) if wanted else None,
+        )
+        request = (
+            comm.Iallgather(send, receive) if everywhere else comm.Igather(send, receive, call.root)
+        )
+    return Started(request, (mine, rows), lambda: _complete_reduction(call, rows, outputs))
+
+
+def _reduce_scatter(mpi: Any, comm: Any, call: Call) -> Started:
+    parts, output = [_real(each) for each in call.inputs], _real(call.outputs[0])
+    mine, counts = _join_numbers(parts), [part.numel() for part in parts]
+    if numbers := _as_numbers(mpi, mine):
+        rows = torch.empty((1, output.numel()), dtype=mine.dtype)
+        request = comm.Ireduce_scatter(numbers, _as_numbers(mpi, rows), counts, _op_of(mpi, call))
+    else:
+        rows = torch.empty((call.group.size(), output.numel()), dtype=mine.dtype)
+        request = comm.Ialltoallv(
+            _in_pieces(mpi, as_bytes(mine), parts), as_mpi(mpi, as_bytes(rows), len(rows))
+        )
+    return Started(request, (mine, rows, counts), lambda: _complete_reduction(call, rows, [output]))
+
+
+def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+    """Fills the outputs from a total that MPI has made, one row.
+
+    Or from the parts of all ranks, which torch reduces.
+    """
+    if not outputs:
+        return
+    if rows.dtype not in _TYPES:
+        total = reduce_parts(list(rows), call.op)
+    else:
+        total = rows[0].div_(call.group.size()) if name_of_reduction(call.op) == "AVG" else rows[0]
+    for output, piece in zip(
+        outputs, total.split([output.numel() for output in outputs]), strict=True
+    ):
+        output.copy_(piece.view_as(output))
+
+
+# by family; `_move` begins the others
+_STARTERS: Final[dict[str, Callable[[Any, Any, Call], Started]]] = {
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "all_reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+}
+
+
+# -- tensors as MPI takes them
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a complex tensor as pairs of real numbers, which is how it is summed.
+
+    Any other as it is.
+    """
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _join_numbers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns a copy of the numbers in several tensors, one after the other."""
+    return torch.cat([for_sending(_real(tensor)).reshape(-1) for tensor in tensors])
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a plain tensor, shape (bytes), sharing its memory."""
+    # one element may have any stride
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def as_mpi(mpi: Any, data: torch.Tensor, parts: int = 1) -> list[Any]:
+    """Returns bytes as MPI takes them.
+
+    With ``parts`` as so many equal pieces, one for each rank.
+    """
+    return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), len(data) // parts, mpi.BYTE]
+
+
+def _in_pieces(mpi: Any, data: torch.Tensor, pieces: Sequence[torch.Tensor]) -> list[Any]:
+    """Returns bytes as MPI takes them in pieces of different sizes, one for each rank."""
+    sizes = [piece.nbytes for piece in pieces]
+    offsets = [sum(sizes[:place]) for place in range(len(sizes))]
+    return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), (sizes, offsets), mpi.BYTE]
+
+
+def _as_numbers(mpi: Any, tensor: torch.Tensor) -> list[Any] | None:
+    """Returns a plain tensor as MPI takes it to reduce it, None where it cannot."""
+    if tensor.dtype not in _TYPES:
+        return None
+    return [
+        mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes),
+        tensor.numel(),
+        getattr(mpi, _TYPES[tensor.dtype]),
+    ]
+
+
+def _op_of(mpi: Any, call: Call) -> Any:
+    name = name_of_reduction(call.op)
+    return getattr(mpi, _OPS.get(name, name))
+
+
+def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns the bytes of several tensors one after the other, shape (bytes).
+
+    A single plain one is not copied.
+    """
+    if len(tensors) == 1:
+        return as_bytes(for_sending(tensors[0]))
+    return torch.cat(
+        [torch.empty(0, dtype=torch.uint8), *(as_bytes(for_sending(tensor)) for tensor in tensors)]
+    )
+
+
+def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
+    """Returns the bytes to be filled for what is taken, shape (bytes), and what brings them there.
+
+    None where they are there already.
+    """
+    taken = call.taken
+    # which MPI forbids to be filled
+    storages = {each.untyped_storage().data_ptr() for each in call.given}
+    if (
+        len(taken) == 1
+        and is_plain(taken[0])
+        and taken[0].untyped_storage().data_ptr() not in storages
+    ):
+        return as_bytes(taken[0]), None
+    sizes = [tensor.nbytes for tensor in taken]
+    flat = torch.empty(sum(sizes), dtype=torch.uint8)
+
+    def bring() -> None:
+        for tensor, piece in zip(taken, flat.split(sizes), strict=True):
+            plain = torch.empty(tensor.shape, dtype=tensor.dtype)
+            as_bytes(plain).copy_(piece)
+            tensor.copy_(plain)
+
+    return flat, bring

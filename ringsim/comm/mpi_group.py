@@ -1,0 +1,475 @@
+"""A process group of torch over MPI, by mpi4py.
+
+Everything is begun without blocking and awaited with a limit. An operation moves on while some
+thread of this process is inside MPI: in a wait, or in another call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+
+from ringsim.comm.collectives import Call, GroupMembers, check_dense, for_receiving, for_sending
+from ringsim.comm.handles import Handle
+from ringsim.comm.message_group import MessageGroup
+from ringsim.comm.mpi_collectives import Started, as_bytes, as_mpi, start
+from ringsim.comm.python_group import DEFAULT_TIMEOUT
+from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
+from ringsim.traces.events import ERROR, NONE, OK
+
+__all__ = ["LEAVE_S", "Job", "MpiGroup", "MpiWork", "to_seconds"]
+
+# looks at a request with nothing but a step aside between them, before sleeping
+_YIELDS: Final = 200
+_FIRST_SLEEP_S: Final = 20e-6
+_LAST_SLEEP_S: Final = 1e-3
+# from here on, each new operation looks for handles that nobody waits for
+_MANY_UNDER_WAY: Final = 64
+LEAVE_S: Final = 5.0  # how long the end of a group waits for sends that nobody has received
+
+
+class MpiWork(Handle):
+    """An operation that MPI has begun.
+
+    It moves on while some thread of this process is inside MPI: in a wait, or in another call.
+
+    Args:
+        group: on which it runs.
+        started: what MPI has begun.
+        what: the operation and its peer, for errors.
+        size_bytes: for a message that is received, the size that it must have.
+        results: the tensors that hold the result, once it is there.
+    """
+
+    def __init__(
+        self,
+        group: MpiGroup,
+        started: Started,
+        what: str,
+        *,
+        size_bytes: int | None = None,
+        results: Sequence[torch.Tensor] = (),
+    ) -> None:
+        super().__init__((), started.finish, results)
+        self._group, self._request, self._keep = group, started.request, started.keep
+        self._what, self._size_bytes = what, size_bytes
+        self._testing = threading.Lock()
+        # so that what MPI reads or writes does not go away with a handle that was dropped
+        group.job.under_way[self] = None
+
+    @property
+    def group(self) -> MpiGroup:
+        """The group on which it runs."""
+        return self._group
+
+    @property
+    def receives(self) -> bool:
+        """Whether this is a message that is received."""
+        return self._size_bytes is not None
+
+    def is_completed(self) -> bool:
+        """Returns whether the operation is done, well or not; does not block."""
+        try:
+            return self._test()
+        except RingError:
+            return True
+
+    def abandon(self) -> None:
+        """Gives up an operation that nobody will wait for.
+
+        A recv is taken back, the rest is left to MPI.
+        """
+        with self._testing:
+            if not self._over and self.receives:
+                self._request.Cancel()
+                self._request.Wait()
+                what = f"{self._what} must be done before the process group is destroyed"
+                self._error = RingError(
+                    f"{what}, got neither a message nor a wait. Wait for it first."
+                )
+                self._end()
+
+    def _wait(self, timeout: Any) -> None:
+        """Waits until the operation is done, on this rank.
+
+        Raises:
+            RunTimeout: the limit, by default the group's, is over. The operation goes on, and can
+                be waited for again.
+            MessageMismatch: the message has another size than the tensor.
+            RingError: MPI reports something else.
+        """
+        limit_s = to_seconds(timeout) or self._group.timeout.total_seconds()
+        begin, looks, sleep_s = time.monotonic(), 0, _FIRST_SLEEP_S
+        while not self._test():
+            looks += 1
+            if looks <= _YIELDS:
+                os.sched_yield()
+                continue
+            if time.monotonic() - begin >= limit_s:
+                raise RunTimeout(
+                    f"{self._what} must be answered within {limit_s:g} s, got no answer. See "
+                    "what the other ranks do, or allow more time."
+                )
+            time.sleep(sleep_s)
+            sleep_s = min(sleep_s * 1.5, _LAST_SLEEP_S)
+
+    def _test(self) -> bool:
+        """Asks MPI, which also moves every other operation of this process on.
+
+        Takes over what is done.
+        """
+        with self._testing:
+            if not self._over and not self._take_over():
+                return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _take_over(self) -> bool:
+        """Asks MPI, and brings the result to its place if it is there.
+
+        Returns whether the operation is over, well or not.
+        """
+        status = None if self._size_bytes is None else self._group.job.mpi.Status()
+        try:
+            if not self._request.Test(status):
+                return False
+            if status is not None:
+                self._source = status.Get_source()
+                size_bytes = status.Get_count(self._group.job.mpi.BYTE)
+                if size_bytes != self._size_bytes:
+                    sender = self._group.members.ranks[self._source]
+                    self._error = self._mismatch(
+                        f"a message of {size_bytes} bytes from rank {sender}"
+                    )
+        except self._group.job.mpi.Exception as error:
+            self._error = self._explain(error)
+            self._error.__cause__ = error
+        try:
+            if self._error is None:
+                self._bring()
+        finally:
+            self._end()
+        return True
+
+    def _end(self) -> None:
+        """Lets go of what the operation needed."""
+        self._request = self._finish = self._keep = None
+        self._over = True
+        self._group.job.under_way.pop(self, None)
+
+    def _mismatch(self, message: str) -> MessageMismatch:
+        return MessageMismatch(
+            f"the tensor of {self._what} must be as large as the message, got {self._size_bytes} "
+            f"bytes for {message}. "
+            "Compare dtype and shape on both sides."
+        )
+
+    def _explain(self, error: Any) -> RingError:
+        if error.Get_error_class() == self._group.job.mpi.ERR_TRUNCATE:
+            return self._mismatch("a longer one")
+        return RingError(
+            f"{self._what} must be carried by MPI, got its error {error}. "
+            "See what the other ranks do."
+        )
+
+
+def to_seconds(timeout: timedelta | float | None) -> float:
+    """Returns a limit in seconds, 0 where there is none.
+
+    Raises ArgumentError where it is no time, or negative.
+    """
+    if timeout is None:
+        return 0.0
+    seconds: Any = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise ArgumentError(
+            f"timeout must be a number of seconds or a timedelta, 0 or more, got {timeout!r}. Or "
+            "leave it out."
+        )
+    return float(seconds)
+
+
+@dataclass(eq=False)
+class Job:
+    """The process's part in MPI, from ``init_process_group`` to ``destroy_process_group``."""
+
+    mpi: Any  # the module ``mpi4py.MPI``
+    control: Any  # a communicator of all ranks for ringsim's own messages
+    store: Any  # a store that all ranks share
+    numbers: Iterator[int]  # of the groups to come
+    # operations that may not be done yet, in the order of posting
+    under_way: dict[MpiWork, None]
+    leave: Callable[[], None]  # undoes what was changed in the process
+
+    @property
+    def library(self) -> str:
+        """The MPI library and its version."""
+        return str(self.mpi.Get_library_version()).splitlines()[0].strip("\0 ")
+
+    def settle(self, group: MpiGroup | None = None) -> None:
+        """Ends what nobody waited for: sends get a few seconds, recvs are taken back.
+
+        Args:
+            group: whose operations; None for those of all groups.
+        """
+        for work in list(self.under_way):
+            if group is not None and work.group is not group:
+                continue
+            try:
+                work.wait(0.001 if work.receives else LEAVE_S)
+            except RunTimeout:
+                work.abandon()
+            except RingError:
+                pass  # the program was told, or did not ask
+
+
+class MpiMembers(GroupMembers):
+    """The ranks of a group on MPI."""
+
+    __slots__ = ()
+
+    def check(self, what: str, tensor: Any) -> torch.Tensor:
+        """Returns a tensor that MPI can carry."""
+        return check_dense(what, tensor, "with the mpi backend")
+
+
+class MpiGroup(MessageGroup):
+    """The ranks that share a communicator, as a process group of torch.
+
+    CPU tensors of every dtype travel, contiguous or not, as bytes. Nobody sends to itself, as on
+    Gloo.
+
+    Args:
+        job: this process's part in MPI.
+        comm: the communicator.
+        ranks: the members, global ranks, in the group's order.
+        number: the same on all members, and no other group's; 0 for the group of all ranks.
+        timeout: limit of one operation on the group.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        comm: Any,
+        ranks: Sequence[int],
+        number: int,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+    ) -> None:
+        super().__init__(comm.Get_rank(), comm.Get_size(), backend_name="mpi", timeout=timeout)
+        self.job, self.comm, self._ranks, self._number = job, comm, tuple(ranks), number
+
+    @property
+    def members(self) -> MpiMembers:
+        """The ranks of the group."""
+        if self._members is None:
+            name = self.group_name if self._number else "world"
+            self._members = MpiMembers(self._ranks, self.rank(), name)
+        return self._members  # type: ignore[return-value]
+
+    # -- operations
+
+    def isend(self, tensor: torch.Tensor, dst: int, tag: int) -> MpiWork:
+        """Begins to send."""
+        plain = for_sending(tensor)
+        buffer = as_mpi(self.job.mpi, as_bytes(plain))
+        what = f"isend to rank {self._ranks[dst]}, tag {tag}"
+        with self._explaining(what):
+            request = self.comm.Isend(buffer, dst, self._check_tag(tag))
+        return self._under_way(Started(request, plain), what, [tensor])
+
+    def irecv(self, tensor: torch.Tensor, src: int | None, tag: int) -> MpiWork:
+        """Begins to receive, from anybody where no source is given."""
+        stage = for_receiving(tensor)
+        buffer = as_mpi(self.job.mpi, as_bytes(stage))
+        what = f"irecv from {'anybody' if src is None else f'rank {self._ranks[src]}'}, tag {tag}"
+        place = self.job.mpi.ANY_SOURCE if src is None else src
+        with self._explaining(what):
+            request = self.comm.Irecv(buffer, place, self._check_tag(tag))
+        finish = None if stage is tensor else lambda: tensor.copy_(stage)
+        return self._under_way(Started(request, stage, finish), what, [tensor], tensor.nbytes)
+
+    def start(self, call: Call) -> MpiWork:
+        """Begins a collective."""
+        with self._explaining(call.name):
+            started = start(self.job.mpi, self.comm, call)
+        return self._under_way(started, call.name, call.results)
+
+    def _check_tag(self, tag: int) -> int:
+        highest = self.comm.Get_attr(self.job.mpi.TAG_UB)
+        if not 0 <= tag <= highest:
+            raise ArgumentError(
+                f"tag must be from 0 to {highest} on this MPI, got {tag} "
+                f"({self.members.here()}). Choose another."
+            )
+        return tag
+
+    @contextmanager
+    def _explaining(self, what: str) -> Iterator[None]:
+        """Raises RingError in place of an error of MPI."""
+        try:
+            yield
+        except self.job.mpi.Exception as error:
+            raise RingError(
+                f"{what} must be carried by MPI, got its error {error} ({self.members.here()})."
+            ) from error
+
+    def _under_way(
+        self,
+        started: Started,
+        what: str,
+        results: Sequence[torch.Tensor],
+        size_bytes: int | None = None,
+    ) -> MpiWork:
+        about = f"{what} ({self.members.here()})"
+        work = MpiWork(self, started, about, size_bytes=size_bytes, results=results)
+        if len(self.job.under_way) >= _MANY_UNDER_WAY:
+            for each in list(self.job.under_way):
+                each.is_completed()  # which lets go of it
+        return work
+
+    def about(self) -> dict[str, str]:
+        """Returns the backend, and the MPI library with its version."""
+        return {"backend": "mpi", "mpi_library": self.job.library}
+
+    # -- barriers that name who is missing
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Blocks until every rank of the group has come here.
+
+        If one does not, rank 0 of the group says which.
+
+        Args:
+            timeout: limit, a timedelta or seconds; None for the group's.
+            wait_all_ranks: whether rank 0 names all missing ranks, or the first one.
+
+        Raises:
+            RunTimeout: a rank has not come.
+        """
+        limit_s = to_seconds(timeout) or self.timeout.total_seconds()
+        begun = self._post("monitored_barrier", self.members, NONE, NONE, [])
+        if begun is not None:
+            begun[0].wait(begun[1])
+        status = ERROR
+        try:
+            if self.rank() == 0:
+                self._count_all(limit_s, wait_all_ranks)
+            else:
+                what = f"monitored_barrier (rank {self.rank()} of {self.size()})"
+                self.tell(self._ranks[0], what, limit_s)
+                self.hear(self._ranks[0], what, limit_s)
+            status = OK
+        finally:
+            if begun is not None:
+                begun[0].complete(begun[1], status)
+
+    def _count_all(self, limit_s: float, all_missing: bool) -> None:
+        """Waits, on rank 0 of the group, for a word of each other rank, and answers all of them."""
+        deadline, missing = time.monotonic() + limit_s, []
+        for rank in self._ranks[1:]:
+            left_s = max(deadline - time.monotonic(), 0.001)
+            try:
+                self.hear(rank, f"monitored_barrier for rank {rank}", left_s)
+            except RunTimeout:
+                missing.append(rank)
+                if not all_missing:
+                    break
+        if missing:
+            raise RunTimeout(
+                f'all ranks of group "{self.members.group_name}" must come to monitored_barrier '
+                f"within {limit_s:g} s, got none of "
+                f"{'ranks' if len(missing) > 1 else 'rank'} {', '.join(map(str, missing))} "
+                f"({self.members.here()}). See where they are."
+            )
+        for rank in self._ranks[1:]:
+            self.tell(rank, "monitored_barrier", limit_s)
+
+    def complete(self, request: Any, what: str, keep: Any = None) -> None:
+        """Waits for an operation of ringsim's own, within the group's limit."""
+        MpiWork(self, Started(request, keep), what).wait()
+
+    def tell(self, rank: int, what: str, limit_s: float) -> None:
+        """Sends a word without content to a global rank."""
+        request = self.job.control.Isend(b"", rank, self._number)
+        MpiWork(self, Started(request), what).wait(limit_s)
+
+    def hear(self, rank: int, what: str, limit_s: float) -> None:
+        """Waits for such a word.
+
+        Takes the recv back if none comes within the limit, and raises RunTimeout.
+        """
+        request = self.job.control.Irecv(bytearray(0), rank, self._number)
+        word = MpiWork(self, Started(request), what, size_bytes=0)
+        try:
+            word.wait(limit_s)
+        except RunTimeout:
+            word.abandon()
+            raise
+
+    # -- groups
+
+    def make_group(self, ranks: Sequence[int], timeout: timedelta) -> MpiGroup | None:
+        """Makes a group of some of the ranks; all of them call it, in the same order.
+
+        Args:
+            ranks: global ranks of the members, in the group's order.
+            timeout: limit of an operation on the group.
+
+        Returns:
+            The group, None on a rank outside.
+
+        Raises:
+            ArgumentError: the ranks of this call differ between the processes.
+            RunTimeout: not all ranks have come.
+        """
+        number = self._agree("new_group", tuple(ranks))
+        comm = self.job.control.Create(self.job.control.Get_group().Incl(list(ranks)))
+        if comm == self.job.mpi.COMM_NULL:
+            return None
+        return MpiGroup(self.job, comm, ranks, number, timeout)
+
+    def _agree(self, what: str, values: tuple[int, ...]) -> int:
+        """Checks that all ranks ask for the same.
+
+        Returns how often they have agreed before.
+
+        Raises:
+            ArgumentError: they ask for different things.
+            RunTimeout: not all ranks have come.
+        """
+        mine = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
+        everything = bytearray(8 * self.size())
+        request = self.job.control.Iallgather(mine, everything)
+        self.complete(request, f"{what} ({self.members.here()})", (mine, everything))
+        places = range(self.size())
+        others = [rank for rank in places if everything[8 * rank : 8 * rank + 8] != mine]
+        number = next(self.job.numbers)
+        if others:
+            raise ArgumentError(
+                f"the ranks given to {what} must be the same in all processes, got "
+                f"{list(values)} here ({self.members.here()}) and others on "
+                f"rank {others[0]}. Call {what} for every group on every rank, in one order."
+            )
+        return number
+
+    def shutdown(self) -> None:
+        """Ends the group; that of all ranks ends the job.
+
+        Sends that nobody waited for get a few seconds to be received; recvs are taken back.
+        """
+        if self.comm == self.job.mpi.COMM_NULL:
+            return
+        self.job.settle(self if self._number else None)
+        self.comm.Free()
+        if not self._number:
+            self.job.leave()
+            self.job.control.Free()

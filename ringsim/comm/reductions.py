@@ -1,0 +1,101 @@
+"""Reductions in torch, in the order of the ranks: every rank gets the same bits.
+
+Sums and products of floats may differ from those of a library in the last ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch.distributed import ReduceOp
+
+from ringsim.comm.collectives import name_of_reduction
+from ringsim.errors import ArgumentError
+
+__all__ = ["check_reduction", "find_refusal", "reduce_parts"]
+
+_STEPS: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+_OF_COMPLEX: Final = ("SUM", "AVG")  # torch.distributed sums complex numbers as pairs of real ones
+
+
+def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Returns the function of two tensors that an operation repeats.
+
+    Raises ArgumentError for all but torch's eight plain ones.
+    """
+    step = (
+        _STEPS.get(name_of_reduction(op)) if isinstance(op, ReduceOp | ReduceOp.RedOpType) else None
+    )
+    if step is None:
+        words = f"op must be one of {', '.join(_STEPS)} where ringsim.comm adds up itself, got {op}"
+        raise ArgumentError(f"{words}. Use one of these, or another backend.")
+    return step
+
+
+@functools.cache
+def find_refusal(dtype: torch.dtype, how: str) -> str:
+    """Returns why torch does not reduce tensors of a dtype in a way, "" where it does.
+
+    It is asked to do so with one number.
+
+    Args:
+        dtype: of the tensors.
+        how: the name of the operation in ``ReduceOp``.
+
+    Example:
+        >>> find_refusal(torch.int64, "SUM"), find_refusal(torch.int64, "AVG")
+        ('', "result type Float can't be cast to the desired output type Long")
+    """
+    if dtype.is_complex and how not in _OF_COMPLEX:
+        return f"torch reduces complex numbers by {' and '.join(_OF_COMPLEX)} only"
+    number = torch.zeros(1, dtype=dtype, device="cpu")
+    try:
+        total = check_reduction(getattr(ReduceOp, how))(number, number)
+        if how == "AVG":
+            total.div_(1)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
+    """Combines tensors of one shape.
+
+    The first with the second, the result with the third, and so on. A sum of floats depends on its
+    order: that of a ring or a tree differs in the last bits. All else is exact.
+
+    Args:
+        parts: one tensor of each rank, in order.
+        op: one of ``ReduceOp``; AVG divides the sum by how many there are, whole numbers towards
+            zero.
+
+    Returns:
+        A new tensor of the same shape and dtype.
+
+    Raises:
+        ArgumentError: the operation is none of torch's eight plain ones.
+
+    Example:
+        >>> reduce_parts([torch.tensor([1, 5]), torch.tensor([3, 4])], ReduceOp.MAX).tolist()
+        [3, 5]
+    """
+    step = check_reduction(op)
+    result = parts[0].clone()
+    for part in parts[1:]:
+        result = step(result, part)
+    if op == ReduceOp.AVG:
+        whole = not (result.is_floating_point() or result.is_complex())
+        result = torch.div(result, len(parts), rounding_mode="trunc" if whole else None)
+    return result
