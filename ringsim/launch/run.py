@@ -39,7 +39,7 @@ from ringsim.diagnose.failure import (
 from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import operation_of, until
 from ringsim.diagnose.verdict import IN_A_THREAD
-from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
+from ringsim.errors import Interrupted, MessageMismatch, RankFailed, RingError, RunTimeout
 from ringsim.launch.job import Job, Kind
 from ringsim.launch.output import RankOutput
 from ringsim.launch.progress import Progress
@@ -58,9 +58,15 @@ from ringsim.launch.watcher import (
     has_proc,
     look_at,
 )
-from ringsim.traces.events import COLLECTIVE
+from ringsim.traces.events import COLLECTIVE, ERROR
 from ringsim.traces.findings import Diagnosis
-from ringsim.traces.parts import name_cells, read_parts, rename_file, rename_places
+from ringsim.traces.parts import (
+    PartReader,
+    name_cells,
+    read_parts,
+    rename_file,
+    rename_places,
+)
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05
@@ -308,9 +314,21 @@ class _Supervisor:
         By its error or, in C++, by torch's; and ended nothing as far as is known.
         """
         left = self._find_stuck()
-        return bool(verdict.waiting) and all(
+        over = bool(verdict.waiting) and all(
             rank in self._woken or not left[rank] for rank in verdict.waiting
         )
+        return over and self._was_raised(verdict)
+
+    def _was_raised(self, verdict: Verdict) -> bool:
+        """Returns whether anything was raised that a program could catch.
+
+        Gloo completes most operations whose sides disagree without a word, so ranks may be gone
+        from there before they are woken.
+        """
+        if self._woken or error_of_kind(verdict.diagnosis.kind) is not MessageMismatch:
+            return True
+        parts = (PartReader(self._ranks.directory, rank) for rank in verdict.waiting)
+        return any((part.read_all()["status"] == ERROR).any() for part in parts)
 
     def _find_stuck(self) -> list[list[int]]:
         """Returns by rank the slots of what it waited for at the verdict, and has not left."""

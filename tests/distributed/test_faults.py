@@ -50,8 +50,8 @@ from ringsim.diagnose.failure import error_of_kind
 from ringsim.errors import Deadlock, MessageMismatch, PeerExited, RankFailed, RingError, RunTimeout
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
-from ringsim.launch.run import RunOptions, run
-from ringsim.launch.watcher import LiveRecords
+from ringsim.launch.run import RunOptions, _Supervisor, run
+from ringsim.launch.watcher import WAKE, LiveRecords
 from ringsim.state import get_state
 from ringsim.traces.events import Group
 from ringsim.traces.findings import SLOW_KINDS, Diagnosis, Finding
@@ -866,3 +866,29 @@ def test_ranks_are_told_where_the_machine_says_so(parts: list[Programs]) -> None
     assert type(found.error) is error_of_kind(diagnosis.kind)
     # what is in the file is what the watcher saw
     assert said(found.trace.explain()) >= said(diagnosis)
+
+
+def send_too_little(count: int) -> None:
+    if dist.get_rank() == 0:
+        dist.send(torch.zeros(count), 1)
+    else:
+        dist.recv(torch.zeros(2 * count), 0)
+
+
+def test_what_disagrees_is_told_if_ranks_are_gone_from_there_before_they_are_woken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gloo fills a part of the tensor and says nothing: no program has caught that."""
+    say, held_back = _Supervisor._say, []
+
+    def say_too_late(self: Any, rank: int, message: Any) -> None:
+        if message == WAKE:
+            held_back.append(rank)
+        else:
+            say(self, rank, message)
+
+    monkeypatch.setattr(_Supervisor, "_say", say_too_late)
+    count = 40_000_000  # long enough under way for the watcher to find them waiting
+    with pytest.raises(MessageMismatch, match=rf"rank 0 sends float32\[{count}\]"):
+        ringsim.trace(send_too_little, world_size=2, args=(count,))
+    assert held_back
