@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 import ringsim
-from ringsim.errors import Deadlock, RankFailed
+from ringsim.errors import Deadlock, RankFailed, RingError
 from ringsim.pipeline import SmallTransformer
 
 ROOT = Path(__file__).parents[2]
@@ -172,17 +172,6 @@ def test_the_semantics_of_three_backends() -> None:
     assert by_tag == ["right", "WRONG NUMBERS", "right"]
 
 
-def test_a_backend_that_lacks_operations_has_them_built_from_messages() -> None:
-    for same, warned in run("real", communication.broadcast_three_times, 4).results:
-        assert same
-        assert len(warned) == 1
-    trace = run("real", communication.halves, 3)
-    assert trace.results == [True] * 3
-    messages = trace.to_pandas("messages")
-    # a ring: each rank sends 2 (N - 1) pieces of an N-th
-    assert messages.groupby("src")["size_bytes"].sum().tolist() == [4 * 48_000 // 3] * 3
-
-
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_the_log_has_busy_bandwidths(clock: str) -> None:
     for log in run(clock, communication.train, 4).results:
@@ -211,13 +200,12 @@ def test_a_program_with_the_names_of_deepspeed(clock: str) -> None:
     assert [value for value, _ in results] == [2.0, 2.0]  # the greatest is 1, and twice that
 
 
-@pytest.mark.filterwarnings("ignore:the backend 'loopback' has no:RuntimeWarning")
-def test_a_backend_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile((PLACE / "backend.py").read_text(), "backend.py", "exec"), {"__name__": "main"})
-    assert capsys.readouterr().out.splitlines() == [
-        "from rank 0 [1.0, 2.0]",
-        "sum over one rank 3.0 after 8 bytes",
-    ]
+@pytest.mark.parametrize("file", ["backend.py", "communication_backend.py"])
+def test_a_backend_that_is_an_object_is_told_what_takes_its_place(file: str) -> None:
+    """Backends have become torch's own: the one thing of 0.2.0 that runs no longer."""
+    program = compile((PLACE / file).read_text(), file, "exec")
+    with pytest.raises(RingError, match=r"backends are torch's own\. (Derive a class from|Use)"):
+        exec(program, {"__name__": "main"})
 
 
 # -- sessions, and cells
