@@ -355,3 +355,29 @@ def test_operation_that_the_installed_torch_lacks_is_built(
         warnings.simplefilter("ignore", RuntimeWarning)
         built(out, torch.ones(2))
     assert out.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("unchanged", [True, False], ids=["real ranks", "simulated ranks"])
+def test_a_call_without_a_log_costs_two_questions_at_most(
+    unchanged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Process:
+        @property
+        def unchanged(self) -> bool:
+            asked.append("is the process as it was at the start?")
+            return unchanged
+
+    def has_no_log(_state: Any) -> bool:
+        asked.append("has this rank no log?")
+        return True
+
+    def send(tensor: Any) -> str:
+        return f"torch's own function, with {tensor}"
+
+    monkeypatch.setattr(functions, "process", Process())
+    monkeypatch.setattr(functions, "is_plain", has_no_log)
+    call = functions.make_function("send", inspect.signature(send), send)
+    assert call("a tensor") == "torch's own function, with a tensor"
+    assert len(asked) == (1 if unchanged else 2)
