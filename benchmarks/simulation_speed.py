@@ -122,7 +122,7 @@ class Measured:
         self.worker = worker
 
     def __call__(self, *args: Any) -> tuple[Any, int, float]:
-        """Returns what the worker returns, the largest memory (KiB) and the time (s) so far."""
+        """Returns the worker's result, the largest memory (KiB) and the time (s) so far."""
         result = self.worker(*args)
         used = resource.getrusage(resource.RUSAGE_SELF)
         return result, used.ru_maxrss, used.ru_utime + used.ru_stime

@@ -1,4 +1,4 @@
-"""Names that are gone, since backends are torch's own; each says what takes its place."""
+"""Removed names: backends are torch's own now. Each raises an error that names its successor."""
 
 from __future__ import annotations
 

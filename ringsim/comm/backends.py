@@ -1,7 +1,7 @@
 """Which backend carries groups made from now on: any that is registered with torch.
 
 ``set_backend`` keeps a name. ``init_process_group``, ``new_group`` and ``initialize_distributed``
-take it where the program names none. Groups that exist stay on their own.
+take it if the program names none. Groups that exist stay on their own.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def set_backend(backend: str) -> CurrentBackend:
 
 
 def _load(name: str) -> None:
-    """Sees to it that a backend is registered with torch; raises ArgumentError where it cannot."""
+    """Makes sure that a backend is registered with torch; raises ArgumentError if it cannot be."""
     entries = {each.name.lower(): each for each in entry_points(group=GROUP)}
     registered = {each for each in dist.Backend.backend_list if each != dist.Backend.UNDEFINED}
     if name == dist.Backend.MPI and not dist.is_mpi_available():

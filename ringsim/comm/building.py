@@ -114,9 +114,9 @@ def _gifts_to(call: Call, rank: int) -> Sequence[torch.Tensor]:
 
 
 def _places_for(call: Call, rank: int) -> Sequence[torch.Tensor]:
-    """Returns where that goes which a rank of the group gives to this one.
+    """Returns the tensors that receive the data of a rank of the group.
 
-    A buffer where it is to be reduced.
+    If the data is to be reduced, they are buffers.
     """
     match call.collective.family:
         case "broadcast" | "scatter":

@@ -45,7 +45,7 @@ QUESTIONS: Final = (
     *("get_backend_impl", "get_pg_count", "set_timeout", "split_group"),
     *("shrink_group", "breakpoint"),
 )
-# those that make groups: where the program names no backend, they take that of ``set_backend``
+# those that make groups: if the program names no backend, they take that of ``set_backend``
 _MAKERS: Final = (
     "init_process_group",
     "new_group",
@@ -94,7 +94,7 @@ def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: b
 def make_function(
     name: str, signature: inspect.Signature, native: Callable[..., Any] | None
 ) -> FunctionType:
-    """Makes the function that stands in for one of torch's that communicates.
+    """Makes the function that replaces one of torch's that communicates.
 
     Args:
         name: of the function.
@@ -134,7 +134,7 @@ def make_function(
 
 
 def _make_maker(name: str, signature: inspect.Signature) -> FunctionType:
-    """Makes the function that stands in for one of torch's that make groups."""
+    """Makes the function that replaces one of torch's that make groups."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         # Asked for anew: in ranks with a world of ringsim's own, init_process_group is replaced.

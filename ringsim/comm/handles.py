@@ -71,7 +71,7 @@ class Handle(Work):
         self._recorder, self._slots, self._sources = recorder, [slot], ranks
 
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
-        """Has the wait complete the record at ``slot``, too; False where it is over."""
+        """Has the wait complete the record at ``slot``, too; False if it is over."""
         with self._lock:
             if self._waited or self._recorder not in (None, recorder):
                 return False
@@ -133,7 +133,7 @@ class Handle(Work):
 
     @staticmethod
     def _ask_source(work: Any) -> int:
-        """Returns the group rank that a message came from, -1 where the handle does not say."""
+        """Returns the group rank that a message came from, -1 if the handle does not know."""
         try:
             source = source_rank(work)
         except RuntimeError:  # of an operation that has no source

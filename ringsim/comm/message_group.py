@@ -163,7 +163,7 @@ class MessageGroup(PythonGroup):
     # -- the record
 
     def about(self) -> dict[str, str]:
-        """Returns what a trace with operations of this group has among its metadata."""
+        """Returns metadata for traces with operations of this group."""
         return {}
 
     def _post(
@@ -176,7 +176,7 @@ class MessageGroup(PythonGroup):
         copies: int = 1,
         how: str = "",
     ) -> Begun:
-        """Writes down that an operation begins; None where nobody records."""
+        """Writes down that an operation begins; None if nothing is recorded."""
         recorder = get_state().recorder
         if recorder is None:
             return None

@@ -224,7 +224,7 @@ def _in_pieces(mpi: Any, data: torch.Tensor, pieces: Sequence[torch.Tensor]) -> 
 
 
 def _as_numbers(mpi: Any, tensor: torch.Tensor) -> list[Any] | None:
-    """Returns a plain tensor as MPI takes it to reduce it, None where it cannot."""
+    """Returns a plain tensor as MPI takes it to reduce it, None if it cannot."""
     if tensor.dtype not in _TYPES:
         return None
     return [

@@ -184,9 +184,9 @@ class MpiWork(Handle):
 
 
 def to_seconds(timeout: timedelta | float | None) -> float:
-    """Returns a limit in seconds, 0 where there is none.
+    """Returns a limit in seconds, 0 if there is none.
 
-    Raises ArgumentError where it is no time, or negative.
+    Raises ArgumentError if it is no time, or negative.
     """
     if timeout is None:
         return 0.0
@@ -212,7 +212,7 @@ class Job:
     leave: Callable[[], None]  # undoes what was changed in the process
 
     @property
-    def library(self) -> str:
+    def version(self) -> str:
         """The MPI library and its version."""
         return str(self.mpi.Get_library_version()).splitlines()[0].strip("\0 ")
 
@@ -339,7 +339,7 @@ class MpiGroup(MessageGroup):
 
     def about(self) -> dict[str, str]:
         """Returns the backend, and the MPI library with its version."""
-        return {"backend": "mpi", "mpi_library": self.job.library}
+        return {"backend": "mpi", "mpi_library": self.job.version}
 
     # -- barriers that name who is missing
 

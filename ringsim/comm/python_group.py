@@ -33,7 +33,7 @@ class PythonGroup(ProcessGroup):
     Args:
         rank: this process's place in the group.
         size: how many ranks are in the group.
-        name: the name that torch knows it by; torch sets it where it is not known yet.
+        name: the name that torch knows it by; torch sets it if it is not known yet.
         desc: the description that the program gave it, likewise.
         backend_name: the name of what carries its messages.
         timeout: the limit of each operation.
