@@ -55,6 +55,11 @@ def bandwidth(table: bandwidths.Bandwidths) -> Axes:
     return table.plot()
 
 
+def bandwidth_on_one_gpu(table: bandwidths.Bandwidths) -> Axes:
+    """What Gloo and NCCL do between two ranks of a machine with one GPU, which they share."""
+    return table.plot()
+
+
 def schedule(trace: ringsim.Trace) -> Axes:
     """A training step with 1F1B: forwards and backwards take turns, and the gaps are the bubble."""
     return trace.plot_timeline()
@@ -162,6 +167,13 @@ FIGURES = (
     Wanted("deadlock", "deadlock.ringtrace", deadlock, (".png",)),
     Wanted("straggler", "straggler.ringtrace", straggler, (".png",)),
     Wanted("bandwidth", "bandwidth-gloo.json", bandwidth, load=bandwidths.load),
+    Wanted(
+        "bandwidth_on_one_gpu",
+        "bandwidth-one-gpu.json",
+        bandwidth_on_one_gpu,
+        (".png",),
+        bandwidths.load,
+    ),
     Wanted("prediction", "prediction-error.json", prediction, (".png",), PredictionErrors),
     Wanted("schedule", "schedule.ringtrace", schedule),
 )

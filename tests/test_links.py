@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -398,6 +399,9 @@ def pretend(
         torch.cuda, "can_device_access_peer", lambda one, other: (one, other) in (peers or set())
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=f"uuid {number}")
+    )
     for name in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"):
         monkeypatch.delenv(name, raising=False)
 
@@ -420,9 +424,12 @@ def test_what_lies_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 3, {(0, 1), (1, 0)})
     places = [worker.place_of(number) for number in range(3)]
     assert [place["peers"] for place in places] == [[1], [0], []]
-    paths = worker.paths_between((0, 1, 2, 3), [*places, {**places[0], "host": "another"}])
+    far = {**places[0], "host": "another", "uuid": "uuid 3"}
+    paths = worker.paths_between((0, 1, 2, 3), [*places, far])
     assert paths == {"0>1": "p2p", "1>2": "host-staged", "2>3": "network", "3>0": "network"}
     assert worker.paths_between((0,), places) == {}
+    shared = worker.paths_between((0, 1), [places[0], places[0]])
+    assert shared == {"0>1": "sockets, one GPU", "1>0": "sockets, one GPU"}
     assert _gpus((0, 1), [{"place": place} for place in places[:2]]) == {
         "gpus": ["GPU 0", "GPU 1"], "paths": {"0>1": "p2p", "1>0": "p2p"},
     }  # fmt: skip

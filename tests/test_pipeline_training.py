@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -45,6 +46,7 @@ from ringsim.pipeline import (
     eval_step_pipeline,
     forward_stage,
     gradient_report,
+    messages,
     partition_model,
     pipeline_state_dict,
     recv_activation,
@@ -591,6 +593,29 @@ def test_the_norm_of_half_precision_is_not_rounded() -> None:
     model = nn.Linear(999, 1, bias=False).half()
     model.weight.grad = torch.full_like(model.weight, 3.0)
     assert clip_grad_norm_pipeline(model, 1e9) == pytest.approx(3 * math.sqrt(999), rel=1e-12)
+
+
+@pytest.mark.parametrize("first", ["sent", "received"])
+def test_a_batch_with_one_handle_is_waited_for_whoever_asks_first(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL gives one handle for a batch, and fills the buffers when it is waited for."""
+
+    class Batch:
+        def __init__(self, operations: Sequence[Any]) -> None:
+            self.buffer = operations[1].tensor
+
+        def wait(self) -> None:
+            self.buffer.fill_(7)
+
+    monkeypatch.setattr(
+        messages.dist, "P2POp", lambda op, tensor, *_: SimpleNamespace(op=op, tensor=tensor)
+    )
+    monkeypatch.setattr(messages.dist, "batch_isend_irecv", lambda both: [Batch(both)])
+    sent, received = Route(1, None, torch.device("cpu")).iswap(torch.zeros(2), 0)
+    if first == "sent":
+        sent.wait()
+    assert received.wait().tolist() == [7.0, 7.0]
 
 
 def test_what_ranks_share_is_in_the_order_of_their_places() -> None:

@@ -239,6 +239,14 @@ def test_the_chart_says_what_went_on_meanwhile() -> None:
     assert "Between the GPUs 0>1: p2p, 1>0: host-staged." in words(plot_bandwidth(value))
 
 
+def test_ranks_that_share_a_gpu_are_never_taken_for_a_link() -> None:
+    shared = table(rows(line, backend="nccl"))
+    shared.metadata["paths"] = {"0>1": "sockets, one GPU", "1>0": "sockets, one GPU"}
+    assert "NCCL over sockets, one GPU" in title(shared.plot())
+    shared.metadata["paths"] = {"0>1": "p2p", "1>0": "p2p"}
+    assert "over sockets" not in title(shared.plot())
+
+
 def test_curves_leave_out_what_a_logarithmic_axis_cannot_show() -> None:
     nothing = rows(line)[0] | {"size_bytes": 0, "latency_us": 40.0}
     unknown = rows(line)[1] | {"latency_us": math.nan}

@@ -41,9 +41,9 @@ NOT_READ: Final = (
 )
 NO_EVENT: Final = "blocked the stream before an event could be recorded"
 _TRIES: Final = 4  # the narrowest of so many anchors is taken
-# an anchor that has not passed after so many looks tells too little; a look takes about a
-# microsecond
-_LOOKS: Final = 100
+# An anchor passes within microseconds. Where several processes share a GPU they take turns of about
+# 2 ms, and it passes in this process's turn.
+_TIE_NS: Final = 10_000_000
 _CAPTURED: Final = "were captured in a CUDA graph"
 _TOO_MANY: Final = f"came while {MAX_KEPT:,} others were to be read"
 _REFUSED: Final = "got no event from CUDA"
@@ -62,6 +62,10 @@ class _Anchor(NamedTuple):
     event: torch.cuda.Event
     host_ns: int
     within_ns: int
+
+
+def _width(anchor: _Anchor) -> int:
+    return anchor.within_ns
 
 
 class _Kept(NamedTuple):
@@ -119,11 +123,12 @@ class GpuTimes:
         for gpu, clock in list(self._clocks.items()):
             self._read_one(clock)
             times = f"On rank {self._rank}, {gpu}"
-            words.append(
-                f"{times}: {_count(clock.read)} got the times of CUDA events, within "
-                f"{clock.within_ns:,} ns of the host's clock: "
-                "wait is when the stream came to the operation, done when it got past."
-            )
+            if clock.read:
+                words.append(
+                    f"{times}: {_count(clock.read)} got the times of CUDA events, within "
+                    f"{clock.within_ns:,} ns of the host's clock: "
+                    "wait is when the stream came to the operation, done when it got past."
+                )
             late = Counter({_NOT_PASSED: sum(len(each.slots) for each in list(clock.kept))})
             for why, count in (clock.missed + late).items():
                 words.append(
@@ -216,16 +221,19 @@ class _GpuClock:
 
         None where its stream, which others may have got from torch's pool too, is busy.
         """
-        anchors = []
+        anchors: list[_Anchor] = []
+        deadline = self._now() + _TIE_NS
         for _ in range(_TRIES):
             event = torch.cuda.Event(enable_timing=True)
             event.record(self._stream)  # makes it, which takes longer than to record it again
             before = self._now()
             event.record(self._stream)
-            if any(event.query() for _ in range(_LOOKS)):
-                after = self._now()
-                anchors.append(_Anchor(event, (before + after) // 2, (after - before + 1) // 2))
-        return min(anchors, key=lambda anchor: anchor.within_ns, default=None)
+            while not event.query():
+                if self._now() > deadline:
+                    return min(anchors, key=_width, default=None)
+            after = self._now()
+            anchors.append(_Anchor(event, (before + after) // 2, (after - before + 1) // 2))
+        return min(anchors, key=_width)
 
 
 def _count(operations: int) -> str:

@@ -43,6 +43,7 @@ from ringsim.links.plan import (
 )
 from ringsim.ring import Ring, current_ring
 from ringsim.state import get_state
+from ringsim.traces.bandwidths import ONE_GPU
 from ringsim.traces.recorder import Recorder
 
 Step = Callable[[], None]
@@ -261,8 +262,8 @@ def place_of(local_rank: int) -> dict[str, Any]:
 
     Returns:
         ``host``, the same for all ranks of a machine; ``gpu``, its number there; ``name``;
-        ``peers``, the GPUs of the machine whose memory it can read, none if the environment forbids
-        NCCL to do so.
+        ``uuid``, the same for all ranks on this GPU; ``peers``, the GPUs of the machine whose
+        memory it can read, none if the environment forbids NCCL to do so.
     """
     forbidden = (
         os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
@@ -278,6 +279,7 @@ def place_of(local_rank: int) -> dict[str, Any]:
         "host": socket.gethostname(),
         "gpu": local_rank,
         "name": torch.cuda.get_device_name(local_rank),
+        "uuid": str(torch.cuda.get_device_properties(local_rank).uuid),
         "peers": peers,
     }
 
@@ -291,14 +293,20 @@ def paths_between(ranks: Sequence[int], places: Sequence[Mapping[str, Any]]) -> 
 
     Returns:
         By edge ("0>1"): "p2p" where one GPU can read the other's memory, "host-staged" where it
-        goes through the machine's memory, "network" where the other GPU is on another machine.
+        goes through the machine's memory, "network" where the other GPU is on another machine,
+        "sockets, one GPU" if both ranks share a GPU (NCCL_HOSTID), which is no link's bandwidth.
     """
     paths = {}
     for number, src in enumerate(ranks if len(ranks) > 1 else ()):
         dst = ranks[(number + 1) % len(ranks)]
         here, there = places[src], places[dst]
-        local = "p2p" if there["gpu"] in here["peers"] else "host-staged"
-        paths[f"{src}>{dst}"] = local if here["host"] == there["host"] else "network"
+        if here["uuid"] == there["uuid"]:
+            path = ONE_GPU
+        elif here["host"] != there["host"]:
+            path = "network"
+        else:
+            path = "p2p" if there["gpu"] in here["peers"] else "host-staged"
+        paths[f"{src}>{dst}"] = path
     return paths
 
 
@@ -387,7 +395,8 @@ class _Meter:
         """Waits for all ranks; returns what rank 0 says that the next block may take."""
         if self._ring.world_size == 1:
             return share_s
-        dist.barrier()
+        # without the device NCCL guesses one from the rank
+        dist.barrier(device_ids=[self._ring.local_rank] if self._gpu else None)
         told = torch.tensor(
             [min(share_s, self._plan.timeout_s / 4)], dtype=torch.float64, device=self._device
         )

@@ -294,8 +294,9 @@ class Route:
             for op, each in ((dist.isend, sent), (dist.irecv, received))
         ]
         works = dist.batch_isend_irecv(both)
-        # Gloo gives one handle for each operation, NCCL one for the batch.
-        return Posted(works[0], sent), Posted(works[1] if len(works) > 1 else None, received)
+        # Gloo gives one handle for each operation, NCCL one for the batch, which may be waited for
+        # twice: whoever takes the received tensor first must have waited.
+        return Posted(works[0], sent), Posted(works[-1], received)
 
     def _make_buffer(self, tensor: Tensor) -> Tensor:
         """Returns the tensor as transports take it.

@@ -37,7 +37,7 @@ from ringsim.plot import style
 from ringsim.plot.style import BLUE, GREEN, MUTED, ORANGE, PURPLE, Picture
 from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
-from ringsim.traces.bandwidths import CEILINGS, Bandwidths, Regime, find_regimes
+from ringsim.traces.bandwidths import CEILINGS, ONE_GPU, Bandwidths, Regime, find_regimes
 from ringsim.traces.events import NONE, OK, Ints
 from ringsim.traces.lazy import Style
 from ringsim.traces.units import bytes_text, time_text
@@ -388,7 +388,7 @@ class Curve:
 
     Numpy arrays of one length, the bands of shape (2, n) with p10 and p90. ``src`` and ``dst`` are
     global ranks, -1 where all ranks take part; ``gb_per_s`` is the bus bandwidth; ``n`` messages
-    make a median.
+    make a median. On one GPU, ranks take turns, so the curve says so: it is no link's.
     """
 
     pattern: str
@@ -402,6 +402,13 @@ class Curve:
     latency_band_us: Any
     band_gb_per_s: Any
     n: Any
+    on_one_gpu: bool = False
+
+    @property
+    def backend_name(self) -> str:
+        """The backend, and what it runs over if that is no link between GPUs."""
+        name = pen(self.backend).name
+        return f"{name} over {ONE_GPU}" if self.on_one_gpu and self.backend == "nccl" else name
 
     @property
     def is_ceiling(self) -> bool:
@@ -413,18 +420,16 @@ class Curve:
         """Backend, pattern and edge, for notes."""
         edge = f" {self.src} -> {self.dst}" if self.src >= 0 and self.dst >= 0 else ""
         return (
-            f"{pen(self.backend).name} {self.pattern}{edge}"
+            f"{self.backend_name} {self.pattern}{edge}"
             f"{'' if self.kind == 'measured' else f', {self.kind}'}"
         )
 
     @property
     def label(self) -> str:
         """The backend, and the pattern unless it is the usual one, for titles."""
-        return (
-            pen(self.backend).name
-            if self.pattern == "pingpong"
-            else f"{pen(self.backend).name} {self.pattern}"
-        )
+        if self.pattern == "pingpong":
+            return self.backend_name
+        return f"{self.backend_name} {self.pattern}"
 
     @property
     def bus_factor(self) -> float:
@@ -453,6 +458,7 @@ def make_curves(table: Bandwidths) -> list[Curve]:
     Zeros are left out, because a logarithmic axis cannot show them.
     """
     curves = []
+    on_one_gpu = ONE_GPU in table.metadata.get("paths", {}).values()
     drawable = (
         (table.columns["size_bytes"] > 0)
         & (table.columns["latency_us"] > 0)
@@ -474,7 +480,7 @@ def make_curves(table: Bandwidths) -> list[Curve]:
                     column["busbw_gb_per_s"],
                     np.stack([column["p10_latency_us"], column["p90_latency_us"]]),
                     np.stack([column["p10_algbw_gb_per_s"], column["p90_algbw_gb_per_s"]]) * factor,
-                    column["n"],
+                    column["n"], on_one_gpu,
                 )
             )  # fmt: skip
     return curves
@@ -524,12 +530,9 @@ def _draw_curves(
     for (backend, pattern, kind), edges in groups.items():
         for curve in edges:
             _draw_edge(curve, panels, alone=len(edges) == 1)
-        look = pen(backend)
-        words = (
-            look.name
-            if len({other for other in groups if other[0] == backend}) == 1
-            else f"{look.name} {pattern}"
-        )
+        look, words = pen(backend), edges[0].backend_name
+        if len({other for other in groups if other[0] == backend}) > 1:
+            words += f" {pattern}"
         several = (f", {len(edges)} edges" if len(edges) > 1 else "") + (
             f", {kind}" if kind != "measured" else ""
         )

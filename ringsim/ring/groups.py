@@ -614,7 +614,8 @@ def _store_of_default_group(wanted: RingArguments) -> Store:
 def _select_gpu(wanted: RingArguments) -> str:
     """Makes this rank's GPU the current device.
 
-    Returns a text that identifies it among all GPUs.
+    Returns a text that identifies it among all GPUs. It includes ``NCCL_HOSTID``, if you set one:
+    NCCL takes ranks with different ones for ranks of different machines, so they may share a GPU.
     """
     where = f"(rank {wanted.rank} of {wanted.world_size}, local_rank {wanted.local_rank})"
     if not torch.cuda.is_available() or not dist.is_nccl_available():
@@ -633,4 +634,5 @@ def _select_gpu(wanted: RingArguments) -> str:
     return (
         f"{torch.cuda.get_device_name(wanted.local_rank)} "
         f"{torch.cuda.get_device_properties(wanted.local_rank).uuid}"
+        f"{' as host ' + host if (host := os.environ.get('NCCL_HOSTID', '')) else ''}"
     )

@@ -82,6 +82,7 @@ __all__ = ["CEILINGS", "COLUMNS", "Bandwidths", "Regime", "find_regimes", "load"
 
 FORMAT: Final = 1
 MAX_FILE_BYTES: Final = 64 * 2**20
+ONE_GPU: Final = "sockets, one GPU"  # the path between two ranks that share one
 # no backends, but what a raw socket and a copy in memory achieve
 CEILINGS: Final = ("tcp", "memcpy")
 KINDS: Final = ("measured", "published", "simulated")

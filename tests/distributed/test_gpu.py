@@ -1,15 +1,27 @@
-"""Ranks on GPUs: one rank a GPU, on NCCL. These tests need a machine that has some."""
+"""Ranks on GPUs, on NCCL: one per GPU, and several that share one. They need a GPU."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from one_gpu_rank import PROMPTS, make_step
+from torch import nn
 
 import ringsim
+from ringsim.comm.bootstrap import listen
 from ringsim.errors import ArgumentError
+from ringsim.exchange import read_flight_recorder
+from ringsim.pipeline import cross_entropy, generate
+from ringsim.schedules import SCHEDULE_NAMES
 
 GPUS = torch.cuda.device_count() if dist.is_nccl_available() else 0
 pytestmark = [
@@ -118,3 +130,134 @@ def test_more_ranks_than_gpus_are_refused() -> None:
         ArgumentError, match=rf"below the number of GPUs of this machine, {GPUS}, got {GPUS}"
     ):
         ringsim.trace(pass_once, world_size=GPUS + 1, comm_device="gpu")
+
+
+# -- several ranks on one GPU
+
+
+def run(job: str, directory: Path, ranks: int, **more: str) -> list[tuple[int, str]]:
+    """Runs a job of ``one_gpu_rank.py`` on ranks that share a GPU.
+
+    Returns each rank's exit code and what it printed.
+    """
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+    program = str(Path(__file__).with_name("one_gpu_rank.py"))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, program, job, str(directory)],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "NCCL_HOSTID": f"of rank {rank}",
+                "NCCL_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                **more,
+            },
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(ranks)
+    ]
+    found = []
+    for process in processes:
+        try:
+            output, _ = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+        found.append((process.returncode, output))
+    return found
+
+
+def results_of(job: str, directory: Path, ranks: int = 2) -> tuple[list[Any], ringsim.Trace]:
+    ended = run(job, directory, ranks)
+    assert [code for code, _ in ended] == [0] * ranks, "\n".join(output for _, output in ended)
+    results = [json.loads((directory / f"{job}-{rank}.json").read_text()) for rank in range(ranks)]
+    trace = ringsim.load(directory / f"{job}.ringtrace")
+    assert trace.metadata["backend"] == "nccl"
+    return results, trace
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_on_one_gpu_may_receive_first(ranks: int, tmp_path: Path) -> None:
+    results, trace = results_of("receive_first", tmp_path, ranks)
+    assert results == [[float((rank - 1) % ranks)] * 4 for rank in range(ranks)]
+    assert len(trace.messages) == ranks
+    assert not trace.unmatched
+    said = "".join(trace.metadata["not_recorded"])
+    assert said.count("2 operations got the times of CUDA events") == ranks, said
+
+
+def test_batches_go_round_and_their_messages_are_paired(tmp_path: Path) -> None:
+    results, trace = results_of("batch", tmp_path)
+    # three hops, ten more at each: 1 + 30 and 0 + 30
+    assert results == [[61.0, 61.0]] * 2
+    assert len(trace.messages) == 6
+    assert set(trace.to_pandas("messages")["size_bytes"]) == {4096}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_steps_of_every_schedule_have_the_gradients_of_one_process(
+    ranks: int, tmp_path: Path
+) -> None:
+    results, _ = results_of("pipeline", tmp_path, ranks)
+    model, inputs, targets = make_step(torch.device("cuda", 0))
+    losses = [
+        cross_entropy(model(each), target) for each, target in zip(inputs, targets, strict=True)
+    ]
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    for schedule in SCHEDULE_NAMES:
+        found = [result[schedule] for result in results]
+        assert [each[0] for each in found] == pytest.approx([loss.item()] * ranks, rel=1e-5)
+        ours = {name: values for each in found for name, values in each[1].items()}
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            torch.testing.assert_close(
+                torch.tensor(ours[name]), parameter.grad.cpu(), rtol=1e-4, atol=1e-6
+            )
+
+
+def test_replicas_have_the_mean_of_their_gradients(tmp_path: Path) -> None:
+    results, _ = results_of("replicas", tmp_path)
+    assert results == [[[0.5], [4.0, 4.0]]] * 2
+
+
+def test_the_tokens_are_those_of_one_process(tmp_path: Path) -> None:
+    results, _ = results_of("generation", tmp_path)
+    model, _, _ = make_step(torch.device("cuda", 0))
+    assert results == [[generate(model, PROMPTS, 6)] * 2] * 2
+
+
+def test_the_reductions_of_ddp_are_seen(tmp_path: Path) -> None:
+    results, trace = results_of("data_parallel", tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    (model(torch.full((4, 8), 1.0)).sum() + model(torch.full((4, 8), 2.0)).sum()).backward()
+    assert results[0] == results[1]
+    for found, parameter in zip(results[0], model.parameters(), strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(torch.tensor(found), parameter.grad / 2, rtol=1e-3, atol=1e-5)
+    assert "all_reduce" in set(trace.to_pandas()["op"])
+
+
+def test_a_hang_ends_by_torchs_watchdog_and_its_dump_names_the_rank(tmp_path: Path) -> None:
+    dumps = str(tmp_path / "dump_")
+    ended = run(
+        "hang",
+        tmp_path,
+        2,
+        TORCH_NCCL_DUMP_ON_TIMEOUT="1",
+        TORCH_FR_BUFFER_SIZE="2000",
+        TORCH_FR_DUMP_TEMP_FILE=dumps,
+    )
+    assert ended[0][0] != 0, ended[0][1]
+    said = str(read_flight_recorder(sorted(tmp_path.glob("dump_*"))).explain())
+    assert "all_reduce" in said, said
+    assert "rank 1" in said, said

@@ -1,0 +1,153 @@
+"""One of several ranks that share one GPU; ``test_gpu.py`` starts them by hand.
+
+NCCL takes them for ranks of different machines, because each has an ``NCCL_HOSTID`` of its own, and
+connects them by sockets. So everything runs that needs several ranks; no time of it is a link's.
+
+    one_gpu_rank.py JOB DIRECTORY
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ringsim
+from ringsim.pipeline import (
+    SmallTransformer,
+    average_gradients,
+    generate,
+    new_replica_group,
+    train_step_pipeline,
+)
+from ringsim.schedules import SCHEDULE_NAMES
+
+VOCABULARY = 16
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7]]
+TIMEOUT_S = 15
+
+
+def receive_first() -> Any:
+    """All post their receive before they send, which needs pairs that are connected."""
+    ring = ringsim.current_ring()
+    arriving = torch.empty(4, device=ring.device)
+    mine = torch.full((4,), float(ring.rank), device=ring.device)
+    recv = dist.irecv(arriving, ring.pred, group=ring.pred_group)
+    send = dist.isend(mine, ring.succ, group=ring.succ_group)
+    for work in (recv, send):
+        assert work is not None
+        work.wait()
+    return arriving.tolist()
+
+
+def batch() -> Any:
+    """All send and receive in one batch, three times."""
+    ring = ringsim.current_ring()
+    token = torch.full((1024,), float(ring.rank), device=ring.device)
+    for _ in range(3):
+        arriving = torch.empty_like(token)
+        send = dist.P2POp(dist.isend, token, ring.succ)
+        recv = dist.P2POp(dist.irecv, arriving, ring.pred)
+        for work in dist.batch_isend_irecv([send, recv]):
+            work.wait()
+        token = arriving + 10
+    dist.all_reduce(token)
+    return token[:2].tolist()
+
+
+def pipeline() -> Any:
+    """A step with each schedule; returns the loss and this rank's gradients of each."""
+    ring = ringsim.current_ring()
+    found = {}
+    for schedule in SCHEDULE_NAMES:
+        model, inputs, targets = make_step(ring.device)
+        with ringsim.span(schedule):
+            loss = train_step_pipeline(model, inputs, targets, schedule=schedule)
+        gradients = {
+            name: parameter.grad.cpu().tolist()
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        found[schedule] = [loss, gradients]
+    return found
+
+
+def replicas() -> Any:
+    """Averages gradients over two rings of one rank; rank 1 has none for the second parameter."""
+    ring = ringsim.current_ring()
+    group = new_replica_group([[0], [1]])
+    model = nn.Linear(1 << 20, 2).to(ring.device)
+    model.weight.grad = torch.full_like(model.weight, float(ring.rank))
+    if ring.rank == 0:
+        model.bias.grad = torch.full_like(model.bias, 8.0)
+    average_gradients(model, group)
+    assert model.bias.grad is not None
+    return [model.weight.grad.unique().tolist(), model.bias.grad.tolist()]
+
+
+def generation() -> Any:
+    """Continues two prompts in a ring of stages, synchronously and asynchronously."""
+    ring = ringsim.current_ring()
+    model, _, _ = make_step(ring.device)
+    return [generate(model, PROMPTS, 6, async_comm=way) for way in (False, True)]
+
+
+def make_step(device: torch.device) -> tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]:
+    """Returns a small transformer and eight microbatches, the same on every rank."""
+    torch.manual_seed(0)
+    model = SmallTransformer(VOCABULARY, hidden_size=32, num_layers=8, num_heads=2, max_length=16)
+    tokens = torch.randint(VOCABULARY, (8, 2, 9))
+    inputs = [each[:, :-1].to(device) for each in tokens]
+    targets = [each[:, 1:].to(device) for each in tokens]
+    return model.to(device), inputs, targets
+
+
+def data_parallel() -> Any:
+    """A backward pass under DDP; returns the gradients, which are the mean of both ranks'."""
+    ring = ringsim.current_ring()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).to(ring.device)
+    wrapped = DistributedDataParallel(model, device_ids=[ring.device.index])
+    wrapped(torch.full((4, 8), float(ring.rank + 1), device=ring.device)).sum().backward()
+    return [parameter.grad.cpu().tolist() for parameter in model.parameters()]
+
+
+def hang() -> Any:
+    """Rank 1 leaves an all_reduce out; torch's watchdog ends rank 0."""
+    ring = ringsim.current_ring()
+    tensor = torch.ones(4, device=ring.device)
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    if ring.rank == 0:
+        dist.all_reduce(tensor)
+        torch.cuda.synchronize()
+    else:
+        time.sleep(2 * TIMEOUT_S)
+
+
+JOBS: dict[str, Callable[[], Any]] = {
+    job.__name__: job
+    for job in (receive_first, batch, pipeline, replicas, generation, data_parallel, hang)
+}
+
+
+def main() -> None:
+    """Joins the ring, records the job, and writes the trace and what this rank returned."""
+    name, directory = sys.argv[1], Path(sys.argv[2])
+    ringsim.initialize_distributed(comm_device="gpu", timeout_s=TIMEOUT_S)
+    with ringsim.trace(directory / f"{name}.ringtrace"):
+        result = JOBS[name]()
+        torch.cuda.synchronize()
+    (directory / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
