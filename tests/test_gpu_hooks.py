@@ -75,6 +75,7 @@ class StandInGpu:
         for name, stand_in in {
             "Event": lambda enable_timing=False: StandInEvent(self, enable_timing),
             "Stream": object,
+            "current_stream": lambda _: None,
             "device": lambda _: contextlib.nullcontext(),
             "is_current_stream_capturing": lambda: self.capturing,
             "synchronize": refuse,

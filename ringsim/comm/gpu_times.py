@@ -201,7 +201,8 @@ class _GpuClock:
     def record(self) -> torch.cuda.Event | str:
         """Records an event on the program's stream. Returns it, or why there is none."""
         try:
-            with torch.cuda.device(self.gpu):
+            # with its number: looking it up takes longer than recording an event
+            with torch.cuda.device(self.gpu.index):
                 if torch.cuda.is_current_stream_capturing():
                     return _CAPTURED
                 # the one time at which the GPU is asked while the program runs
@@ -211,7 +212,7 @@ class _GpuClock:
                 if self.anchor is None:
                     return _UNTIED
                 event = torch.cuda.Event(enable_timing=True)
-                event.record()
+                event.record(torch.cuda.current_stream(self.gpu.index))
         except RuntimeError:  # the program hears of it from its own operations
             return _REFUSED
         return event
