@@ -290,6 +290,22 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> No
             read_chrome(tmp_path / "packed")
 
 
+def test_a_run_on_nccl_has_its_messages_and_gpu_times_and_its_profile_is_refused() -> None:
+    run = Path(__file__).parent / "golden" / "nccl"
+    trace = ringsim.load(run / "run.ringtrace")
+    events = trace.to_pandas()
+    assert len(trace.messages) == 16  # two single ones and a batch of two, four times
+    assert not trace.unmatched
+    operations = events[events["kind"] != "span"]
+    assert (operations["post_ns"] < operations["wait_ns"]).all()
+    for _, mine in operations.groupby("rank"):
+        single = mine[~mine["op"].str.startswith("batch")]
+        assert single["done_ns"].is_monotonic_increasing  # one stream
+    for rank in range(2):
+        with pytest.raises(TraceFileError, match="on 'nccl', and only those on Gloo"):
+            read_profiler([run / f"profile-{rank}.json.gz"])
+
+
 def test_what_a_file_of_the_profiler_lacks_is_named(tmp_path: Path) -> None:
     about, path = PROFILED["distributedInfo"], tmp_path / "one.json"
     for change, said in (
