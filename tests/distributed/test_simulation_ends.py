@@ -9,6 +9,7 @@ import ctypes
 import os
 import queue
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -59,6 +60,50 @@ def check_that_the_next_one_works() -> None:
 
 
 # -- from outside
+
+
+REFUSES_THREADS = """
+import _thread
+
+start, begun = _thread.start_new_thread, []
+
+def start_some(function, *arguments):
+    if function.__qualname__.startswith("Rank.start"):
+        begun.append(function)
+        if len(begun) > 3:
+            raise RuntimeError("can't start new thread")
+    return start(function, *arguments)
+
+_thread.start_new_thread = start_some
+"""
+SIMULATES_SIX = """
+import ringsim
+import torch.distributed as dist
+
+def worker():
+    dist.barrier()
+
+try:
+    ringsim.simulate(worker, world_size=6, link=ringsim.Link(1e-5, 1e-10))
+except ringsim.errors.RingError as error:
+    print(error)
+"""
+
+
+def test_a_machine_without_room_for_the_threads_is_named(tmp_path: Path) -> None:
+    """The limit stands in the simulation's process: no test can make a machine that full."""
+    (tmp_path / "sitecustomize.py").write_text(REFUSES_THREADS)
+    done = subprocess.run(
+        [sys.executable, "-c", SIMULATES_SIX],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.stdout.splitlines()[:1] == [
+        "each simulated rank needs a thread, got can't start new thread after 3. Simulate fewer "
+        "ranks, or raise the limits (ulimit -u, pids.max)."
+    ], done.stderr
 
 
 def loop(file: Path) -> None:
