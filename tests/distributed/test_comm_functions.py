@@ -107,6 +107,28 @@ def test_worker_gets_what_torch_gives_and_the_trace_names_its_lines() -> None:
     assert {f"ring:{rank}>{(rank + 1) % size}" for rank in range(size)} <= groups
 
 
+def build_ring_on_own_backend() -> list[Any]:
+    """A ring on a user's backend, which a program chooses before it joins."""
+    modest_backend.register()
+    dist.set_backend("modest")
+    ringsim.initialize_distributed()
+    ring = ringsim.current_ring()
+    groups = [native.group.WORLD, ring.pred_group, ring.succ_group]
+    arriving = torch.empty(2)
+    for even in (True, False):
+        if (ring.rank % 2 == 0) is even:
+            native.send(torch.full((2,), float(ring.rank)), ring.succ, group=ring.succ_group)
+        else:
+            native.recv(arriving, ring.pred, group=ring.pred_group)
+    return [arriving.tolist(), [native.get_backend(group) for group in groups]]
+
+
+def test_a_ring_is_built_on_a_users_backend() -> None:
+    trace = ringsim.trace(build_ring_on_own_backend, world_size=4, ring=False)
+    assert trace.results == [[[float((rank - 1) % 4)] * 2, ["modest"] * 3] for rank in range(4)]
+    assert sorted((one.src, one.dst) for one in trace.messages) == [(0, 1), (1, 2), (2, 3), (3, 0)]
+
+
 def warn() -> list[Any]:
     """An operation that the backend lacks, and some of which torch has the function alone.
 
