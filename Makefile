@@ -18,6 +18,8 @@ TWO_AT_A_TIME := --numprocesses 2 --dist loadgroup
 # Only what is installed in .venv counts.
 export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
+# Without files to keep what it has compiled, each process that a test starts would compile ringsim anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-quick test-long test-lowest dist check check-format check-lint check-types check-spelling lab site figures soak clean clean-all

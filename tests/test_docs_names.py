@@ -53,8 +53,8 @@ def is_module(name: str) -> bool:
 
 def test_names_that_are_imported_exist() -> None:
     statements = find(r"from ringsim(?:\.\w+)* import [a-z]\w*(?:, \w+)*")
-    command = [sys.executable, "-c", "\n".join(statements)]
-    assert subprocess.run(command, timeout=120, check=False).returncode == 0
+    assert len(statements) > 10
+    exec("\n".join(statements), {})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -203,6 +203,22 @@ def test_lesson_runs_and_leaves_nothing_behind(lesson: Path) -> None:
     assert warnings == []
 
 
+FIRST_CELLS = 3
+
+
+@in_the_kernel_of("00")
+@pytest.mark.parametrize("lesson", LESSONS[1:], ids=lambda lesson: lesson.stem)
+def test_the_first_cells_of_a_lesson_run(lesson: Path) -> None:
+    """All of a lesson runs in the tests above and below, most of which take long."""
+    (client,) = CLIENTS
+    client.nb = nbformat.read(lesson, as_version=4)
+    client.reset_execution_trackers()
+    client.kc.execute("get_ipython().reset(new_session=True)", silent=True)
+    code = [index for index, cell in enumerate(client.nb.cells) if cell.cell_type == "code"]
+    for index in code[:FIRST_CELLS]:
+        client.execute_cell(client.nb.cells[index], index)  # a cell that raises raises here
+
+
 @each_lesson
 def test_every_picture_can_be_read_aloud(lesson: Path) -> None:
     pictures = [

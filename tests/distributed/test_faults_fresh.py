@@ -16,14 +16,6 @@ import ringsim
 
 pytestmark = pytest.mark.usefixtures("a_server")
 
-# One row for each kind of finding: those whose first use takes long, if there are any. All others
-# run in `make test-long`.
-QUICK = {ROWS[number].kind: number for number in ROWS}
-QUICK |= {
-    ROWS[number].kind: number
-    for number in ("1", "6c", "9", "18", "27", "86d", "49a", "39a", "43", "65", "70", "85b", "87a")
-}
-
 
 @pytest.fixture(scope="module")
 def a_server(nothing_left_behind: None) -> None:
@@ -34,12 +26,6 @@ def a_server(nothing_left_behind: None) -> None:
     ringsim.trace(time.monotonic, world_size=2)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        number if number in QUICK.values() else pytest.param(number, marks=pytest.mark.long)
-        for number in ROWS
-    ],
-)
+@pytest.mark.parametrize("number", ROWS)
 def test_a_fault_ends_as_the_document_says_in_fresh_ranks(number: str) -> None:
     judge_on_ranks(number, run(FAULTS[number]))

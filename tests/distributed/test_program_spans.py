@@ -40,16 +40,19 @@ def train() -> None:
         raise KeyError
 
 
+RANKS = 2
+
+
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return ringsim.trace(train, world_size=3)
+    return ringsim.trace(train, world_size=RANKS)
 
 
 def test_the_step_of_a_pipeline_of_torch_is_read_like_ours(trace: Trace) -> None:
     step = find_step(trace)
     assert step.schedule == "1f1b"
-    expected = make_schedule("1f1b", 3, 4)
-    assert [step.list_actions(rank) for rank in range(3)] == [
+    expected = make_schedule("1f1b", RANKS, 4)
+    assert [step.list_actions(rank) for rank in range(RANKS)] == [
         tuple(row) for row in expected.actions
     ]
     bubble = trace.bubble()
@@ -59,7 +62,7 @@ def test_the_step_of_a_pipeline_of_torch_is_read_like_ours(trace: Trace) -> None
 
 def test_blocks_of_record_function_are_spans(trace: Trace) -> None:
     frame = trace.to_pandas()
-    for rank in range(3):
+    for rank in range(RANKS):
         spans = frame[(frame["op"] == "span") & (frame["rank"] == rank)]
         count = spans["label"].value_counts()
         assert (count["the whole step"], count["Optimizer.step#SGD.step"]) == (2, 2)

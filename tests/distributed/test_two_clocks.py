@@ -83,6 +83,12 @@ def list_operations(trace: Trace) -> Operations:
     return found
 
 
+@pytest.fixture(scope="module")
+def operations(real: Trace, simulated: Trace) -> tuple[Operations, Operations]:
+    """What was recorded on real and on simulated ranks."""
+    return list_operations(real), list_operations(simulated)
+
+
 @pytest.mark.parametrize("name", NEW)
 def test_results_are_those_of_real_ranks(name: str, real: Trace, simulated: Trace) -> None:
     tolerance = (
@@ -93,8 +99,10 @@ def test_results_are_those_of_real_ranks(name: str, real: Trace, simulated: Trac
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_the_same_operations_are_recorded(name: str, real: Trace, simulated: Trace) -> None:
-    expected, found = list_operations(real), list_operations(simulated)
+def test_the_same_operations_are_recorded(
+    name: str, operations: tuple[Operations, Operations]
+) -> None:
+    expected, found = operations
     for rank in range(SIZE):
         assert found.get((rank, name)) == expected.get((rank, name))
 
