@@ -46,7 +46,7 @@ from ringsim.pipeline.sharing import TiedGradients, pass_back, pass_object_back
 from ringsim.pipeline.stage import Stage, build_stages, check_owned, count_stage_flops, seed_stage
 from ringsim.ring import Ring
 from ringsim.schedules import make_schedule
-from ringsim.schedules.engine import validate
+from ringsim.schedules.engine import lower_whole
 from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.schedule import Schedule
 
@@ -462,13 +462,14 @@ def _prepare(
             f"{schedule.num_ranks} and {schedule.num_microbatches}. Make it for this ring and "
             "this batch."
         )
-    validate(schedule)
+    lowered = lower_whole(schedule)
     if forward_only:
         forwards = tuple(
             tuple(action for action in row if action.kind == "F") for row in schedule.actions
         )
         schedule = replace(schedule, actions=forwards)
-    return lower_in_step(schedule) if in_step else lower(schedule)
+        lowered = lower(schedule)
+    return lower_in_step(schedule) if in_step else lowered
 
 
 def pipeline_state_dict(

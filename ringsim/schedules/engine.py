@@ -36,7 +36,7 @@ from typing import Final, Literal, NamedTuple
 
 from ringsim.errors import ArgumentError, Deadlock, ScheduleError
 from ringsim.schedules.costs import Costs, Time
-from ringsim.schedules.lowering import check_messages, check_order, check_places, get_recv, lower
+from ringsim.schedules.lowering import get_recv, lower_checked
 from ringsim.schedules.schedule import Action, Schedule
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "TimedMessage",
     "Wait",
     "evaluate",
+    "lower_whole",
     "run_programs",
     "validate",
 ]
@@ -502,20 +503,26 @@ def evaluate(
         ... ]
         ['1F0 1-2', '1B0 2-4', '1F1 4-5', '1B1 5-7']
     """
-    check_places(schedule)
-    check_order(schedule)
-    lowered = lower(schedule)
-    check_messages(lowered)
-    translated = [_translate(row, lowered, costs or Costs()) for row in lowered.actions]
-    run = run_programs(
-        [program for program, _ in translated],
-        latency=(costs or Costs()).latency,
-        semantics=semantics,
-    )
+    lowered = lower_checked(schedule)
+    run, owners = _play(lowered, costs or Costs(), semantics)
+    return _collect(run, lowered, owners)
+
+
+def _play(
+    lowered: Schedule, costs: Costs, semantics: Semantics = "rendezvous"
+) -> tuple[Run, list[list[int]]]:
+    """Runs a lowered schedule.
+
+    Returns the run, and for each rank the positions of the actions that its operations belong to.
+    Raises Deadlock if ranks wait for each other.
+    """
+    translated = [_translate(row, lowered, costs) for row in lowered.actions]
+    programs = [program for program, _ in translated]
     owners = [owners for _, owners in translated]
+    run = run_programs(programs, latency=costs.latency, semantics=semantics)
     if run.blocked:
         raise _describe_deadlock(run, lowered, owners)
-    return _collect(run, lowered, owners)
+    return run, owners
 
 
 def _translate(
@@ -611,10 +618,14 @@ def validate(schedule: Schedule) -> None:
         Traceback (most recent call last):
         ringsim.errors.ScheduleError: stage 0 must do the backward pass of microbatch 1, got none (rank 0). Add 0B1, or 0I1 and 0W1.
     """  # noqa: E501
-    check_places(schedule)
-    _check_complete(schedule)
+    lower_whole(schedule)
+
+
+def lower_whole(schedule: Schedule) -> Schedule:
+    """Returns a schedule with its sends and receives; refuses what `validate` refuses."""
+    lowered = lower_checked(schedule, whole=True)
     try:
-        evaluate(schedule)
+        _play(lowered, Costs())
     except Deadlock as stuck:
         rank, action = stuck.diagnosis[0]
         position = schedule.actions[rank].index(action)
@@ -622,28 +633,4 @@ def validate(schedule: Schedule) -> None:
             f"{stuck} The first is {action} (rank {rank}, position {position}).",
             diagnosis=stuck.diagnosis,
         ) from stuck
-
-
-def _check_complete(schedule: Schedule) -> None:
-    """Refuses a schedule in which a stage leaves out part of a microbatch."""
-    for stage, rank in enumerate(schedule.stage_ranks):
-        done = set(schedule.actions[rank])
-        for microbatch in range(schedule.num_microbatches):
-            forward, backward, gradient, weights = (
-                Action(stage, kind, microbatch) for kind in "FBIW"
-            )
-            where = f"of microbatch {microbatch}, got none (rank {rank})"
-            if forward not in done:
-                raise ScheduleError(
-                    f"stage {stage} must do the forward pass {where}. Add {forward}."
-                )
-            if backward not in done and gradient not in done:
-                raise ScheduleError(
-                    f"stage {stage} must do the backward pass {where}. Add {backward}, or "
-                    f"{gradient} and {weights}."
-                )
-            if gradient in done and weights not in done:
-                raise ScheduleError(
-                    f"stage {stage} must make the weights' gradients {where}. Add {weights} "
-                    f"after {gradient}."
-                )
+    return lowered

@@ -60,13 +60,11 @@ from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Ac
 
 __all__ = [
     "check_ahead",
-    "check_messages",
-    "check_order",
-    "check_places",
     "get_needs",
     "get_recv",
     "get_send",
     "lower",
+    "lower_checked",
     "lower_in_step",
 ]
 
@@ -150,16 +148,11 @@ def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, 
     return needs
 
 
-def check_places(schedule: Schedule) -> None:
+def _check_places(schedule: Schedule) -> None:
     """Refuses actions that their rank cannot do.
 
     Unknown ones, those of another rank's stages, and second ones.
-
-    Example:
-        >>> check_places(Schedule("mine", 1, (0,), ((Action(0, "F", 0), Action(0, "F", 0)),)))
-        Traceback (most recent call last):
-        ringsim.errors.ScheduleError: 0F0 must be done once, got a second one (rank 0, position 1). Take one out.
-    """  # noqa: E501
+    """
     if schedule.num_microbatches < 1:
         raise ScheduleError(
             f"num_microbatches must be 1 or more, got {schedule.num_microbatches}. Cut the step "
@@ -225,18 +218,13 @@ def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> N
             )
 
 
-def check_order(schedule: Schedule) -> None:
+def _check_order(schedule: Schedule) -> None:
     """Refuses actions that come before what they need from their own rank.
 
     A backward pass needs its forward pass, ``W`` needs its ``I``, and a stage needs the previous
     one if both are on one rank. In a lowered schedule a computation also needs its receive, and a
     send the computation of what it sends.
-
-    Example:
-        >>> check_order(Schedule("mine", 1, (0,), ((Action(0, "B", 0), Action(0, "F", 0)),)))
-        Traceback (most recent call last):
-        ringsim.errors.ScheduleError: 0B0 must come after 0F0, got it before or without (rank 0, position 0). Put 0F0 earlier.
-    """  # noqa: E501
+    """
     lowered = schedule.lowered
     for rank, row in enumerate(schedule.actions):
         done: set[Action] = set()
@@ -267,17 +255,11 @@ def _get_needs(
     return [tuple(maker for maker in makers if get_send(maker, stage_ranks) == action)]
 
 
-def check_messages(schedule: Schedule) -> None:
+def _check_messages(schedule: Schedule) -> None:
     """Refuses sends and receives that do not meet.
 
     Between two ranks, the k-th send must be received by the k-th receive.
-
-    Example:
-        >>> rows = ((Action(0, "F", 0), Action(0, "SEND_F", 0)), ())
-        >>> check_messages(Schedule("mine", 1, (0, 1), rows))
-        Traceback (most recent call last):
-        ringsim.errors.ScheduleError: 0SEND_F0 must meet 1RECV_F0, got nothing (rank 0, position 1, to rank 1). Write both in one order.
-    """  # noqa: E501
+    """
     sends: dict[tuple[int, int], list[tuple[Action, int]]] = {}
     receives: dict[tuple[int, int], list[tuple[Action, int]]] = {}
     for rank, row in enumerate(schedule.actions):
@@ -308,6 +290,31 @@ def check_messages(schedule: Schedule) -> None:
                 f"{action} must meet {action.other_side}, got {got} {where}. Write both in one "
                 "order."
             )
+
+
+def _check_complete(schedule: Schedule) -> None:
+    """Refuses a schedule in which a stage leaves out part of a microbatch."""
+    for stage, rank in enumerate(schedule.stage_ranks):
+        done = set(schedule.actions[rank])
+        for microbatch in range(schedule.num_microbatches):
+            forward, backward, gradient, weights = (
+                Action(stage, kind, microbatch) for kind in "FBIW"
+            )
+            where = f"of microbatch {microbatch}, got none (rank {rank})"
+            if forward not in done:
+                raise ScheduleError(
+                    f"stage {stage} must do the forward pass {where}. Add {forward}."
+                )
+            if backward not in done and gradient not in done:
+                raise ScheduleError(
+                    f"stage {stage} must do the backward pass {where}. Add {backward}, or "
+                    f"{gradient} and {weights}."
+                )
+            if gradient in done and weights not in done:
+                raise ScheduleError(
+                    f"stage {stage} must make the weights' gradients {where}. Add {weights} "
+                    f"after {gradient}."
+                )
 
 
 def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
@@ -342,6 +349,33 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
         for rank, row in enumerate(schedule.actions)
     )
     return replace(schedule, actions=tuple(map(tuple, rows)))
+
+
+def lower_checked(schedule: Schedule, *, whole: bool = False) -> Schedule:
+    """Inserts the sends and receives into a schedule of any origin, after checking it.
+
+    Args:
+        schedule: any schedule; if it is lowered already, its own sends and receives are checked.
+        whole: whether every stage must do every microbatch, forward and backward.
+
+    Returns:
+        The schedule as `lower` writes it.
+
+    Raises:
+        ScheduleError: with the first action that breaks a rule, its rank and its position.
+
+    Example:
+        >>> lower_checked(Schedule("mine", 1, (0,), ((Action(0, "B", 0), Action(0, "F", 0)),)))
+        Traceback (most recent call last):
+        ringsim.errors.ScheduleError: 0B0 must come after 0F0, got it before or without (rank 0, position 0). Put 0F0 earlier.
+    """  # noqa: E501
+    _check_places(schedule)
+    if whole:
+        _check_complete(schedule)
+    _check_order(schedule)
+    lowered = lower(schedule)
+    _check_messages(lowered)
+    return lowered
 
 
 def check_ahead(ahead: int) -> None:

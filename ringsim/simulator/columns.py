@@ -32,7 +32,7 @@ import numpy as np
 from ringsim.errors import ArgumentError, ScheduleError, is_integer, is_list, say
 from ringsim.link import Link, check_links
 from ringsim.schedules.costs import Costs
-from ringsim.schedules.lowering import check_ahead, check_messages, check_order, check_places, lower
+from ringsim.schedules.lowering import lower_checked
 from ringsim.schedules.schedule import (
     COMPUTE_KINDS,
     RECV_KINDS,
@@ -173,12 +173,9 @@ def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
         >>> columns.sent_after.tolist(), columns.posted_after.tolist()
         ([-1, -1, 5, 7, 0, -1, 1, -1], [-1, -1, 0, 1, -1, -1, 4, -1])
     """
-    check_ahead(ahead)
     # the phases of ringsim's own schedules keep the rules
     if not isinstance(schedule.actions, PhasedRows):
-        check_places(schedule)
-        check_order(schedule)
-        check_messages(lower(schedule))
+        lower_checked(schedule)
     reader = _Reader(schedule)
     return reader.read(min(ahead, len(reader.stage)))  # earlier than at the start is at the start
 

@@ -10,22 +10,23 @@ may end. 1F1B, the level of each computation (3 ranks, 4 microbatches)::
     rank 1      F0    F1 B0 F2 B1 F3 B2    B3
     rank 2         F0 B0 F1 B1 F2 B2 F3 B3
 
-`Levels` finds them for any schedule. With one stage a rank and phases like those above they follow
-from the phases alone: a microbatch is a fixed number of levels behind the one before it, and a rank
-one level behind its neighbour. `sweep` uses that: each level is a slice of the ranks, and only the
-ranks' clocks are kept, so a thousand ranks and thousands of microbatches take a fraction of a
-second.
+`find_levels` finds them for any schedule. Those of GPipe and 1F1B follow a rule: a microbatch is a
+fixed number of levels behind the one before it, and a rank one level behind its neighbour. `sweep`
+uses that: each level is a slice of the ranks, and only the ranks' clocks are kept, so a thousand
+ranks and thousands of microbatches take a second.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ringsim.schedules.schedule import Order, PhasedRow, PhasedRows, Schedule
+from ringsim.schedules.phases import gpipe, one_f_one_b
+from ringsim.schedules.schedule import PhasedRows, Schedule
 from ringsim.simulator.columns import Columns, Prices
 from ringsim.traces.events import Ints
 
@@ -246,9 +247,7 @@ def find_levels(columns: Columns) -> Levels | None:
 
 
 class Wave(NamedTuple):
-    """The levels of a schedule with one stage a rank, in a rule.
-
-    F j of rank s is on level s + stride * j.
+    """The levels of GPipe or 1F1B, as a rule: F j of rank s is on level s + stride * j.
 
     Attributes:
         num_ranks: P.
@@ -268,20 +267,27 @@ class Wave(NamedTuple):
         """How many levels there are."""
         return self.turn + self.num_ranks + self.stride * (self.num_microbatches - 1)
 
-    def count_early(self, rank: int) -> int:
-        """Returns how many forwards of a rank are on levels before its first backward."""
-        return min(
-            self.num_microbatches, -(-(self.turn + self.num_ranks - 1 - 2 * rank) // self.stride)
-        )
+    def find_ranks(self, direction: int, level: int) -> slice:
+        """Returns the ranks with a forward (0) or a backward (1) on a level."""
+        # ranks are first counted from the one where the direction begins
+        away = level - self.turn if direction else level
+        last_away = away - self.stride * (self.num_microbatches - 1)
+        nearest = max(away % self.stride, last_away)
+        farthest = min(away, self.num_ranks - 1)
+        if nearest > farthest:
+            return slice(0, 0)
+        if direction == 0:
+            return slice(nearest, farthest + 1, self.stride)
+        farthest -= (farthest - nearest) % self.stride
+        end = self.num_ranks - nearest
+        return slice(self.num_ranks - 1 - farthest, end, self.stride)
 
 
 def find_wave(schedule: Schedule) -> Wave | None:
-    """Reads the rule of a schedule's levels from its phases.
-
-    None where these are not ``F``, ``F B``, ``B``, or follow no such rule.
+    """Returns the rule for the levels of GPipe or 1F1B; None for any other schedule.
 
     Example:
-        >>> from ringsim.schedules import gpipe, one_f_one_b, zb_h1
+        >>> from ringsim.schedules import zb_h1
         >>> find_wave(one_f_one_b(3, 4)), find_wave(zb_h1(3, 4))
         (Wave(num_ranks=3, num_microbatches=4, stride=2, turn=3), None)
         >>> find_wave(gpipe(3, 4))
@@ -290,32 +296,11 @@ def find_wave(schedule: Schedule) -> Wave | None:
     p, m = schedule.num_ranks, schedule.num_microbatches
     if not isinstance(schedule.actions, PhasedRows) or schedule.stage_ranks != tuple(range(p)):
         return None
-    rows = schedule.actions.rows
-    warm_ups = [_warm_up(rank, row, m) for rank, row in enumerate(rows)]
-    stride = 1 if warm_ups[-1] == m else 2
-    # the last rank's backward follows the forwards before it at once
-    turn = p - 1 + min(m, warm_ups[-1] + 1)
-    wave = Wave(p, m, stride, turn)
-    fits = all(
-        warm_up >= 0 and min(m, warm_up + 1) == wave.count_early(rank)
-        for rank, warm_up in enumerate(warm_ups)
-    )
-    return wave if fits else None
-
-
-def _warm_up(stage: int, row: PhasedRow, num_microbatches: int) -> int:
-    """Returns how many forwards a row begins with.
-
-    If it then does one forward and one backward in turn; -1 if it does anything else.
-    """
-    order = (Order.of_stage(stage, num_microbatches),)
-    phases = [phase for phase in row.phases if phase[0] > 0]
-    warm_up = phases[0][0] if phases[0][1] == "F" else 0
-    steady = num_microbatches - warm_up
-    expected = [
-        phase for phase in ((warm_up, "F"), (steady, "F B"), (warm_up, "B")) if phase[0] > 0
-    ]
-    return warm_up if phases == expected and row.forwards == row.backwards == order else -1
+    for known, stride, turn in ((one_f_one_b, 2, p), (gpipe, 1, p - 1 + m)):
+        rows = known(p, m).actions
+        if isinstance(rows, PhasedRows) and rows.rows == schedule.actions.rows:
+            return Wave(p, m, stride, turn)
+    return None
 
 
 def sweep(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> Ints:
@@ -324,7 +309,6 @@ def sweep(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> Ints:
     With memory for the ranks alone; the prices are float64.
 
     Example:
-        >>> from ringsim.schedules import one_f_one_b
         >>> from ringsim.schedules.costs import Costs
         >>> from ringsim.simulator.columns import make_prices
         >>> sweep(
@@ -335,10 +319,10 @@ def sweep(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> Ints:
         ... ).tolist()
         [18.0, 16.0, 14.0]
     """
-    state = _Sweep(wave, prices, rendezvous=rendezvous, ahead=ahead)
-    for level in range(wave.num_levels):
-        state.advance(level)
-    return state.last()
+    last = np.zeros((wave.num_ranks, *prices.duration.shape[2:]))
+    for _, ranks, _, end in _sweep(wave, prices, rendezvous=rendezvous, ahead=ahead):
+        last[ranks] = end
+    return last
 
 
 def sweep_all(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> tuple[Ints, Ints]:
@@ -346,158 +330,45 @@ def sweep_all(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> tu
 
     The arguments are those of `sweep`, the result is that of `Levels.time`.
     """
-    p, m = wave.num_ranks, wave.num_microbatches
-    # ends and starts of messages, of forwards and backwards, by rank and microbatch
-    history = np.full((2, 2, p * m), -np.inf)
-    state = _Sweep(wave, prices, rendezvous=rendezvous, ahead=ahead)
-    for level in range(wave.num_levels):
-        for direction, low, high, start, end in state.advance(level):
-            # the level of the first microbatch on the first of these ranks
-            away = wave.turn + p - low if direction else low - 1
-            first = (low - 1) * m + (level - away) // wave.stride
-            # the next of these ranks is one microbatch behind, or ahead
-            step = max(wave.stride * m + (1 if direction else -1), 1)
-            some = slice(first, first + (high - low) // wave.stride * step + 1, step)
-            history[0, direction, some], history[1, direction, some] = end, start
-    forward, backward = history.reshape(2, 2, p, m).swapaxes(0, 1)
-    forward[1, 0] = backward[1, -1] = -np.inf  # nobody sends to where a direction begins
-    times = np.empty((2, p, 2 * m))
-    for rank in range(p):
-        # forwards before the rank takes turns, and backwards after it
-        alone = wave.count_early(rank) - 1
-        row, turns = times[:, rank], 2 * (m - alone)
-        row[:, :alone], row[:, alone + turns :] = (
-            forward[:, rank, :alone],
-            backward[:, rank, m - alone :],
-        )
-        row[:, alone : alone + turns : 2], row[:, alone + 1 : alone + turns : 2] = (
-            forward[:, rank, alone:],
-            backward[:, rank, : m - alone],
-        )
-    return times[0].ravel(), times[1].ravel()
+    ends, starts = np.empty((2, wave.num_ranks * 2 * wave.num_microbatches))
+    # where the next computation of each rank stands
+    place = np.arange(wave.num_ranks) * (2 * wave.num_microbatches)
+    for direction, ranks, start, end in _sweep(wave, prices, rendezvous=rendezvous, ahead=ahead):
+        start[prices.latency[direction, ranks] < 0] = -np.inf  # no message
+        ends[place[ranks]] = end
+        starts[place[ranks]] = start
+        place[ranks] += 1
+    return ends, starts
 
 
-class _Sweep:
-    """The clocks of the ranks: arrays over the ranks, with one that does nothing at either end.
+def _sweep(
+    wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int
+) -> Iterator[tuple[int, slice, Ints, Ints]]:
+    """Does the computations level by level, forwards and backwards.
 
-    Ranks are counted from 1. Those a stride apart stand side by side, so that the ranks of a level
-    are a slice.
+    Yields the direction (0 forwards, 1 backwards), the ranks that take part, when their messages
+    start, and when their computations end.
     """
-
-    def __init__(self, wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> None:
-        self.wave = wave
-        self.rendezvous, self.has_occupancy = rendezvous, bool((prices.occupancy > 0).any())
-        self.ranks = self._place(np.arange(1, wave.num_ranks + 1))
-        shape = (wave.stride * (wave.num_ranks // wave.stride + 2), *prices.duration.shape[2:])
-        self.duration, self.latency, self.occupancy = (
-            np.zeros((2, *shape)),
-            np.full((2, *shape), -np.inf),
-            np.zeros((2, *shape)),
-        )
-        self.duration[:, self.ranks] = prices.duration[:2]
-        self.latency[:, self.ranks], self.occupancy[:, self.ranks] = (
-            prices.latency,
-            prices.occupancy,
-        )
-        # when each rank's last computation ended: before a level and after it, taking turns
-        self.ends = np.zeros((2, *shape))
-        # when the last but one ended, and those before it
-        self.posts = np.zeros((min(ahead, 2 * wave.num_microbatches), *shape))
-        self.free = np.zeros((2, *shape))  # when the link of each rank's next message is free again
-        self.start, self.room = np.empty((2, *shape))
-        self.views: list[Any] = [(None, ()), (None, ())]
-
-    def last(self) -> Ints:
-        """Returns when each rank's last computation ended."""
-        last: Ints = self.ends[self.wave.num_levels % 2][self.ranks]
-        return last
-
-    def advance(self, level: int) -> list[Any]:
-        """Does the computations of a level.
-
-        Returns the blocks of ranks that take part, with when their messages start and they end.
-        """
-        turn = level % 2
-        blocks = self._list_blocks(level)
-        if self.views[turn][0] != blocks:
-            self.views[turn] = (blocks, [self._view(turn, *block) for block in blocks])
-        np.copyto(self.ends[1 - turn], self.ends[turn])
-        times = []
-        for (
-            block,
-            own,
-            after,
-            ready,
-            start,
-            room,
-            latency,
-            duration,
-            occupancy,
-            link,
-            posts,
-        ) in self.views[turn][1]:
-            if self.rendezvous:
-                ready = np.maximum(ready, posts[-1], out=start)
-            left = ready
-            if self.has_occupancy:
-                ready = np.maximum(ready, link, out=start)
-                left = np.add(ready, occupancy, out=link)
-            np.add(left, latency, out=room)
-            np.maximum(room, own, out=room)
-            np.add(room, duration, out=after)
-            for older, newer in zip(posts[:0:-1], posts[-2::-1], strict=True):
-                np.copyto(older, newer)
-            times.append((*block, ready, after))
-        return times
-
-    def _place(self, rank: Any) -> Any:
-        """Returns where ranks stand in the arrays."""
-        stride = self.wave.stride
-        return rank // stride + rank % stride * (self.wave.num_ranks // stride + 2)
-
-    def _view(self, turn: int, direction: int, low: int, high: int) -> tuple[Any, ...]:
-        """Returns the parts of the arrays of the ranks from low to high, and of their senders."""
-        step = 1 if direction else -1
-        here, there = (
-            slice(self._place(low + away), self._place(high + away) + 1) for away in (0, step)
-        )
-        own = self.ends[turn][here]
-        priced = (
-            table[direction][here]
-            for table in (self.latency, self.duration, self.occupancy, self.free)
-        )
-        posts = [own, *(post[here] for post in self.posts)]
-        after, ready = self.ends[1 - turn][here], self.ends[turn][there]
-        return (
-            (direction, low, high),
-            own,
-            after,
-            ready,
-            self.start[here],
-            self.room[here],
-            *priced,
-            posts,
-        )
-
-    def _list_blocks(self, level: int) -> list[tuple[int, int, int]]:
-        """Says what a level holds.
-
-        Forwards (0) or gradients (1), and the first and last rank; only every stride-th takes part.
-        """
-        blocks = []
-        for direction, away in ((0, level), (1, level - self.wave.turn)):
-            nearest = max(
-                away % self.wave.stride, away - self.wave.stride * (self.wave.num_microbatches - 1)
-            )
-            most = min(self.wave.num_ranks - 1, away)
-            farthest = most - (away - most) % self.wave.stride
-            # counted from the rank where the direction begins: activations at the first, gradients
-            # at the last
-            if nearest <= farthest:
-                last = self.wave.num_ranks
-                blocks.append(
-                    (1, last - farthest, last - nearest)
-                    if direction
-                    else (0, nearest + 1, farthest + 1)
-                )
-        return blocks
+    # with a rank that does nothing at either end
+    shape = (wave.num_ranks + 2, *prices.duration.shape[2:])
+    free = np.full((2, *shape), -np.inf)  # when the link of each rank's next message is free
+    # when each rank's last computation ended, the one before that, and so on: the receive of the
+    # next one is posted at the oldest
+    past = np.zeros((1 + min(ahead, 2 * wave.num_microbatches), *shape))
+    for level in range(wave.num_levels):
+        before = past[0].copy()
+        for direction, step in ((0, -1), (1, 1)):
+            ranks = wave.find_ranks(direction, level)
+            if ranks.start == ranks.stop:
+                continue
+            own = slice(ranks.start + 1, ranks.stop + 1, ranks.step)
+            senders = slice(own.start + step, own.stop + step, ranks.step)
+            start = np.maximum(before[senders], free[direction, own])
+            if rendezvous:
+                start = np.maximum(start, past[-1, own])
+            free[direction, own] = start + prices.occupancy[direction, ranks]
+            arrived = free[direction, own] + prices.latency[direction, ranks]
+            end = np.maximum(arrived, past[0, own]) + prices.duration[direction, ranks]
+            past[1:, own] = past[:-1, own]
+            past[0, own] = end
+            yield direction, ranks, start, end

@@ -5,7 +5,6 @@ How long a step of a pipeline takes, from its schedule and what things cost.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -443,7 +442,6 @@ def simulate_schedule(
     num_microbatches: int | None = None,
     num_chunks: int | None = None, link: Links | None = None, size_bytes: Sizes = 0,
     semantics: Semantics = "rendezvous", ahead: int = 1,
-    compiled: bool = False,
 ) -> ScheduleRun: ...  # fmt: skip
 
 
@@ -453,7 +451,7 @@ def simulate_schedule(
     num_microbatches: int | None = None,
     num_chunks: int | None = None, link: Links | Sequence[Links] | None = None,
     size_bytes: Sizes = 0,
-    semantics: Semantics = "rendezvous", ahead: int = 1, compiled: bool = False,
+    semantics: Semantics = "rendezvous", ahead: int = 1,
 ) -> WhatIfs: ...  # fmt: skip
 
 
@@ -468,7 +466,6 @@ def simulate_schedule(
     size_bytes: Sizes = 0,
     semantics: Semantics = "rendezvous",
     ahead: int = 1,
-    compiled: bool = False,
 ) -> ScheduleRun | WhatIfs:
     """Simulates one training step of a pipeline on a virtual clock; no rank is started.
 
@@ -495,7 +492,6 @@ def simulate_schedule(
             ``buffered``: when its send is (eager).
         ahead: how many computations before its use a receive is posted; 0: when the rank has
             nothing else to do. A lowered schedule says it itself.
-        compiled: deprecated, and without effect: numpy is quick enough.
 
     Returns:
         The times, and on demand the critical path and more; for K costs the K makespans. Exact if a
@@ -540,12 +536,6 @@ def simulate_schedule(
         raise ArgumentError(
             f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}. Take one of "
             "these."
-        )
-    if compiled:
-        warnings.warn(
-            "compiled has no effect any more: numpy is quick enough. Leave it out.",
-            DeprecationWarning,
-            stacklevel=2,
         )
     check_ahead(ahead)
     source = Source(
