@@ -491,10 +491,19 @@ class MpiRanks(SpawnedRanks):
         """See ``RankSet``: only mpirun knows the exit code."""
         return None, time.monotonic_ns()
 
+    def kill(self) -> None:
+        """See ``RankSet``; mpirun removes the files of MPI."""
+        for process in self._processes:
+            process.terminate()
+
     def close(self) -> None:
-        """See ``RankSet``; the ranks end after mpirun, which was killed."""
+        """See ``RankSet``."""
         self.kill()
         self.wait_for_end()
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(EXIT_S)
+            process.kill()
         super().close()
 
 
