@@ -91,10 +91,10 @@ def trace(
             is on its way and handles that are not waited for, at some cost. "off": none.
         backend: "mpi" to start the ranks on this machine with ``mpirun``, with the default group
             and the ring on MPI; None for Gloo or NCCL, by ``comm_device``. Over MPI, ``limit_s``
-            counts from when all ranks have started. Ranks that can never continue are found as on
-            Gloo if that follows from what they posted, after one second. If a rank sleeps or
-            computes for ever, or no proof is possible, only ``limit_s`` and ``timeout_s`` end the
-            run; the error says what each rank waited for.
+            counts from when ``mpirun`` has started all ranks. Ranks that can never continue are
+            found as on Gloo if that follows from what they posted, after one second. If a rank
+            sleeps or computes for ever, or no proof is possible, only ``limit_s`` and ``timeout_s``
+            end the run; the error says what each rank waited for.
 
     Returns:
         The trace: ``results`` and ``output`` by rank, events, pictures. Given a path: the context

@@ -203,7 +203,12 @@ def test_a_limit_ends_a_run_that_hangs(mpi: None) -> None:
         while True:
             time.sleep(0.01)
 
-    error = fails(errors.RunTimeout, "must end within limit_s=1 s", hang, limit_s=1)
+    for limit_s in (1, 16, 128):  # on a busy machine the ranks may take longer to meet
+        error = fails(
+            errors.RunTimeout, f"must end within limit_s={limit_s} s", hang, limit_s=limit_s
+        )
+        if "still being started" not in str(error):
+            break
     assert "rank 0 waits for" in str(error)
     assert error.trace.to_pandas()["status"].tolist() == ["in_flight"]
 
