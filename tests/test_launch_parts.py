@@ -277,7 +277,7 @@ def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPa
 
 def test_runs_on_gpus_alone_have_a_limit_by_default(tmp_path: Path) -> None:
     def limit(device: str, limit_s: float | None) -> float | None:
-        kind = SimpleNamespace(world_size=0, comm_device=device)
+        kind = SimpleNamespace(world_size=0, comm_device=device, backend=None)
         ranks: Any = SimpleNamespace(kind=kind, channels=[], directory=tmp_path, keep=False)
         job: Any = None
         return _Supervisor(ranks, job, RunOptions(limit_s))._limit_s

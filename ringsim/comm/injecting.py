@@ -23,6 +23,7 @@ import torch
 from torch.distributed import ProcessGroup, Work
 
 from ringsim.comm.collectives import METHODS
+from ringsim.comm.python_group import PythonGroup
 from ringsim.comm.torch_hooks import find_handle_types, install, name_and_ranks, put
 from ringsim.comm.torch_private import Place
 from ringsim.faults import Injection, degraded_by, fails_at, make_failure
@@ -61,8 +62,12 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
     recorder.undo_hooks = undo
     at_op = fails_at(inject, recorder.rank)
     if at_op is not None:
-        # taken back by the hooks, which put torch's own into the same places
-        put(_make_failing(at_op, recorder))
+        failing = _make_failing(at_op, recorder)
+        # those of ProcessGroup are taken back by the hooks, which put torch's own there
+        originals.update(
+            {(owner, name): vars(owner)[name] for owner, name in failing if owner is PythonGroup}
+        )
+        put(failing)
 
 
 def _make_failing(at_op: int, recorder: Recorder) -> dict[Place, Callable[..., Any]]:
@@ -79,9 +84,10 @@ def _make_failing(at_op: int, recorder: Recorder) -> dict[Place, Callable[..., A
         return operation
 
     return {
-        (ProcessGroup, name): make(vars(ProcessGroup)[name])
+        (owner, name): make(vars(owner)[name])
+        for owner in (ProcessGroup, PythonGroup)  # which groups on MPI are, with methods of its own
         for name in _OPERATIONS
-        if name in vars(ProcessGroup)
+        if name in vars(owner)
     }
 
 

@@ -17,12 +17,14 @@ import atexit
 import functools
 import inspect
 import itertools
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from datetime import timedelta
 from importlib.util import find_spec
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
@@ -38,7 +40,7 @@ from ringsim.comm.torch_private import HAS_MPI, MAKE_GROUP
 from ringsim.environment import HERE, address_towards
 from ringsim.errors import ArgumentError, RingError
 
-__all__ = ["check_place", "register", "watch_exit"]
+__all__ = ["check_place", "import_mpi", "register", "start_mpi", "watch_exit"]
 
 _CODE: Final[Any] = vars(SystemExit)["code"]
 
@@ -59,6 +61,10 @@ class _Exit(SystemExit):
         if frame is not None and frame.f_back is None:
             self.on_end(status)
         return status
+
+
+# as reports and tracebacks name it
+_Exit.__module__, _Exit.__qualname__, _Exit.__name__ = "builtins", "SystemExit", "SystemExit"
 
 
 def watch_exit(abort: Callable[[int], Any]) -> Callable[[], None]:
@@ -119,6 +125,19 @@ def import_mpi() -> Any:
             "Install both from PyPI: pip install 'ringsim[mpi]'."
         ) from error
     return MPI
+
+
+def start_mpi() -> int:
+    """Starts MPI in a process of ``mpirun``'s, and returns the rank once it has started in all.
+
+    Then MPICH's shared memory loses its name, so that ranks that are killed leave no file.
+    """
+    everybody = import_mpi().COMM_WORLD
+    everybody.Barrier()
+    with suppress(FileNotFoundError):  # of /proc
+        for name in re.findall(r"/dev/shm/mpich\S+", Path("/proc/self/maps").read_text()):
+            Path(name).unlink(missing_ok=True)
+    return int(everybody.Get_rank())
 
 
 def enter_job(everybody: Any) -> Callable[[], None]:

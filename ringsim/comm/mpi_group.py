@@ -30,6 +30,7 @@ __all__ = ["LEAVE_S", "Job", "MpiGroup", "MpiWork", "to_seconds"]
 
 # looks at a request with nothing but a step aside between them, before sleeping
 _YIELDS: Final = 200
+_ASK: Final = 256  # looks between two questions whether the wait is in vain
 _FIRST_SLEEP_S: Final = 20e-6
 _LAST_SLEEP_S: Final = 1e-3
 # from here on, each new operation looks for handles that nobody waits for
@@ -111,6 +112,8 @@ class MpiWork(Handle):
         begin, looks, sleep_s = time.monotonic(), 0, _FIRST_SLEEP_S
         while not self._test():
             looks += 1
+            if self._recorder is not None and looks % _ASK == 0:
+                self._recorder.on_failure()  # a watcher may know that no answer can come
             if looks <= _YIELDS:
                 os.sched_yield()
                 continue

@@ -41,6 +41,7 @@ def trace(
     inject: Sequence[Injection] = ...,
     ring: bool = ...,
     check: str = ...,
+    backend: str | None = ...,
 ) -> Trace: ...
 
 
@@ -57,6 +58,7 @@ def trace(
     inject: Sequence[Injection] = (),
     ring: bool = True,
     check: str = "basic",
+    backend: str | None = None,
 ) -> Trace | Recording:
     """Runs a function on real ranks and records every message.
 
@@ -87,6 +89,12 @@ def trace(
             and tensors that cannot be right, and messages and collectives whose sides disagree on
             size, dtype, shape, reduction or root. "full" adds buffers that are used while a message
             is on its way and handles that are not waited for, at some cost. "off": none.
+        backend: "mpi" to start the ranks on this machine with ``mpirun``, with the default group
+            and the ring on MPI; None for Gloo or NCCL, by ``comm_device``. Over MPI, ``limit_s``
+            counts from when ``mpirun`` has started all ranks. Ranks that can never continue are
+            found as on Gloo if that follows from what they posted, after one second. If a rank
+            sleeps or computes for ever, or no proof is possible, only ``limit_s`` and ``timeout_s``
+            end the run; the error says what each rank waited for.
 
     Returns:
         The trace: ``results`` and ``output`` by rank, events, pictures. Given a path: the context
@@ -95,6 +103,7 @@ def trace(
     Raises:
         ArgumentError: an argument breaks its rule, or what the worker uses cannot travel to the
             ranks.
+        RingError: ``mpirun`` or mpi4py is missing.
         RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` is
             what was recorded until then.
         Deadlock, PeerExited, MessageMismatch: ranks could never have continued; the error is raised
@@ -114,7 +123,7 @@ def trace(
     check_worker(worker_or_path)
     if is_replaying():
         return replay(name_run(worker_or_path, world_size, args, kwargs))
-    kind = make_kind(world_size, comm_device, timeout_s, ring=ring)
+    kind = make_kind(world_size, comm_device, timeout_s, ring=ring, backend=backend)
     if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
         raise ArgumentError(
             f"limit_s must be a positive number of seconds or None, got {limit_s!r}."
@@ -127,8 +136,24 @@ def trace(
             "message between GPUs does not wait for a "
             "program that sleeps. Degrade links of Gloo, or simulate."
         )
+    if backend is not None:
+        _check_for_mpi(injections, check)
     job = replace(pack_call(worker_or_path, args, kwargs, seed), check=check, inject=injections)
     return run(job, kind, RunOptions(limit_s=limit_s))
+
+
+def _check_for_mpi(injections: Sequence[Injection], check: str) -> None:
+    """Refuses what works only with groups that torch itself makes."""
+    if any(isinstance(each, Degrade) for each in injections):
+        raise ArgumentError(
+            f'inject must hold no Degrade with backend="mpi", got {list(injections)}: messages of '
+            "MPI are not held back. Degrade links of Gloo, or simulate."
+        )
+    if check == "full":
+        raise ArgumentError(
+            'check must be "basic" or "off" with backend="mpi", got "full": buffers and handles of '
+            "MPI are not followed. Check the worker on Gloo."
+        )
 
 
 def _record(
@@ -152,7 +177,14 @@ def _record(
     return Recording(path, check=check)
 
 
-def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, ring: bool) -> Kind:
+def make_kind(
+    world_size: int | None,
+    comm_device: str,
+    timeout_s: float,
+    *,
+    ring: bool,
+    backend: str | None = None,
+) -> Kind:
     """Checks what the ranks are to be like, and that they have a torch to load."""
     if is_replaying():
         refuse("ranks must be allowed to start")
@@ -167,9 +199,19 @@ def make_kind(world_size: int | None, comm_device: str, timeout_s: float, *, rin
         raise ArgumentError(
             f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.'
         )
+    if backend not in (None, "mpi"):
+        raise ArgumentError(
+            f'backend must be "mpi" or None, got {backend!r}. Leave it out for Gloo, and for NCCL '
+            'with comm_device="gpu".'
+        )
+    if backend is not None and comm_device != "cpu":
+        raise ArgumentError(
+            'comm_device must be "cpu" with backend="mpi", got "gpu". Leave one of them out.'
+        )
     if not is_number(timeout_s) or not timeout_s > 0:
         raise ArgumentError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}.")
-    return Kind(int(world_size), comm_device, float(timeout_s), ring, start_environment())
+    environment = start_environment()
+    return Kind(int(world_size), comm_device, float(timeout_s), ring, environment, backend=backend)
 
 
 def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Trace]]:

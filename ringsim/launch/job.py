@@ -49,6 +49,7 @@ class Kind:
     ring: bool
     environment: tuple[tuple[str, str], ...]
     interpreter: str = sys.executable
+    backend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class RankConfig:
 
     Attributes:
         directory: the run's private directory, for the rank's records, output and exit status.
+        backend: "mpi", or None for the device's own.
         keep: whether the directory outlives a launcher that was killed (the run was given a path).
         ring: whether the rank joins the default group and the ring before it takes a job.
         mark: stands in the rank's output before and after what print suppression hides; no program
@@ -71,6 +73,7 @@ class RankConfig:
     ring: bool
     keep: bool = False
     mark: str = ""
+    backend: str | None = None
 
     def for_rank(self, rank: int) -> RankConfig:
         """Returns the same for another rank."""

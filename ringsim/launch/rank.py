@@ -41,7 +41,9 @@ import numpy as np
 import torch
 
 from ringsim.comm import bootstrap, torch_hooks
+from ringsim.comm.backends import set_backend
 from ringsim.comm.injecting import install_with
+from ringsim.comm.mpi import import_mpi
 from ringsim.diagnose.failure import (
     call_to_end,
     note_failed_threads,
@@ -120,6 +122,10 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the worker may have closed or replaced it
             stream.flush()
+    while config.backend == "mpi" and inbox.empty():
+        # messages of MPI move on only while somebody calls it; and mpirun may end all with one
+        import_mpi().COMM_WORLD.Iprobe()
+        time.sleep(_PORT_POLL_S)
     if status == 0:
         inbox.get()  # "bye"
     os._exit(status)  # an interpreter that has loaded torch takes 0.2 s to finalize
@@ -212,7 +218,8 @@ def _watch(
                 elif message == WHERE:
                     say(("where", find_place(os.path.dirname(torch.__file__))))
                 elif message == WAKE:
-                    shut_connections(_read_port(config))
+                    if config.backend is None:  # a wait over MPI looks for a verdict by itself
+                        shut_connections(_read_port(config))
                     woken.set()
                 elif message[0] == OVER:
                     woken.clear()
@@ -247,6 +254,12 @@ def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
     else:
         listener = None
         port = _read_port(config)
+    if config.backend is not None:
+        set_backend(config.backend)
+    interface = bootstrap.loopback_interface()
+    if interface is not None and (config.backend is not None or not config.ring):
+        # for groups on Gloo that the script or worker makes itself
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if config.ring:
         place = config.world_size, config.rank, config.rank, config.comm_device
         descriptor = -1 if listener is None else listener.fileno()
@@ -254,10 +267,8 @@ def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
         # NCCL connects to the store again for later groups
         closes = descriptor >= 0 and config.comm_device == "cpu"
         return port, bootstrap.close_door(descriptor, HEAD, port) if closes else None, None
-    # The script or worker makes its own groups, on loopback and over this store, which it finds as
-    # it would find torchrun's.
-    if (interface := bootstrap.loopback_interface()) is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    # The script or worker makes its own groups over this store, which it finds as it would find
+    # torchrun's.
     return port, None, bootstrap.host(listener, config.timeout_s) if listener is not None else None
 
 

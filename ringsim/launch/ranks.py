@@ -1,7 +1,7 @@
 """Getting ranks.
 
-Parked ones, ranks forked by a server that has torch loaded, or, without such a server, fresh
-interpreters.
+Parked ones, ranks forked by a server that has torch loaded, or fresh interpreters: without such a
+server, and if ``mpirun`` starts the ranks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import asdict
+from importlib.util import find_spec
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import IO, Any, Final
@@ -41,6 +42,21 @@ _DYING_S: Final = 1.0  # for the ranks of a server that was killed
 _RECENT: Final = 64  # sets of ranks: of earlier ones the directories are gone long since
 PARKED_S: Final = 60.0  # parked ranks that no call has taken after this long are ended
 PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory: about 10 MB each
+_START: Final = "RINGSIM_START"  # tells ranks under mpirun where to call
+# Has mpirun start all ranks here, by anybody, more of them than cores, over loopback: the words of
+# MPICH and of Open MPI.
+_ON_THIS_MACHINE: Final = {
+    "HYDRA_LAUNCHER": "fork",
+    "HYDRA_RMK": "user",
+    "HYDRA_IFACE": "lo",
+    "FI_PROVIDER": "tcp",
+    "FI_TCP_IFACE": "lo",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 
 
 class RankSet(ABC):
@@ -76,6 +92,7 @@ class RankSet(ABC):
             kind.ring,
             self.keep,
             self._mark,
+            kind.backend,
         )
 
     @abstractmethod
@@ -361,29 +378,33 @@ class SpawnedRanks(RankSet):
         # without it no other process of this machine can pass for a rank
         key = secrets.token_bytes(32)
         self._processes: list[subprocess.Popen[str]] = []
-        with (
-            Listener(("127.0.0.1", 0), authkey=key) as listener,
-            (self.directory / "start.log").open("w") as log,
-        ):
-            for rank in range(kind.world_size):
-                process = subprocess.Popen(
-                    start_command("rank"),
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    text=True,
-                    start_new_session=True,
-                )
-                self._processes.append(process)
-                start = {
-                    "address": listener.address,
-                    "key": key.hex(),
-                    "config": asdict(self.config.for_rank(rank)),
-                }
-                if process.stdin is not None:
-                    process.stdin.write(json.dumps(start) + "\n")
-                    process.stdin.close()
-            self.channels = self._accept(listener)
+        try:
+            with (
+                Listener(("127.0.0.1", 0), authkey=key) as listener,
+                (self.directory / "start.log").open("w") as log,
+            ):
+                self._start({"address": listener.address, "key": key.hex()}, log)
+                self.channels = self._accept(listener)
+        except BaseException:  # Ctrl-C, too
+            self.close()
+            raise
+
+    def _start(self, meeting: dict[str, Any], log: IO[str]) -> None:
+        """Starts the processes, and has them told where to call; what they print goes to a log."""
+        for rank in range(self.kind.world_size):
+            process = subprocess.Popen(
+                start_command("rank"),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+            self._processes.append(process)
+            start = {**meeting, "config": asdict(self.config.for_rank(rank))}
+            if process.stdin is not None:
+                process.stdin.write(json.dumps(start) + "\n")
+                process.stdin.close()
 
     def _accept(self, listener: Listener) -> list[Connection]:
         """Waits until every rank has called; they call in any order and say who they are."""
@@ -406,7 +427,6 @@ class SpawnedRanks(RankSet):
                 process.poll() is not None for process in self._processes
             ):
                 errors = (self.directory / "start.log").read_text().strip()
-                self.close()
                 raise RingError(f"ranks must be startable, got: {errors or 'no answer'}.")
         return [by_rank[rank] for rank in range(self.kind.world_size)]
 
@@ -432,16 +452,75 @@ class SpawnedRanks(RankSet):
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+class MpiRanks(SpawnedRanks):
+    """Ranks on this machine that ``mpirun`` starts: that of this environment, or on ``PATH``."""
+
+    def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
+        places = [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
+        found = {
+            "mpirun": shutil.which("mpirun", path=os.pathsep.join(places)),
+            "mpi4py": find_spec("mpi4py"),
+        }
+        missing = [name for name, value in found.items() if value is None]
+        if missing:
+            raise RingError(
+                'mpirun and mpi4py must be installed for backend="mpi", got no '
+                f"{' and no '.join(missing)}. Install both: pip install 'ringsim[mpi]'."
+            )
+        self._mpirun = str(found["mpirun"])
+        super().__init__(kind, keep_at)
+
+    def _start(self, meeting: dict[str, Any], log: IO[str]) -> None:
+        start = json.dumps({**meeting, "config": asdict(self.config)})
+        version = subprocess.run([self._mpirun, "--version"], capture_output=True, check=False)
+        # MPICH's ends all ranks with one that dies: which of them was the first would be lost
+        options = ["-disable-auto-cleanup"] if b"HYDRA" in version.stdout else []
+        count = ["-n", str(self.kind.world_size)]
+        process = subprocess.Popen(
+            [self._mpirun, *options, *count, *start_command("rank")],
+            env={**_ON_THIS_MACHINE, **os.environ, _START: start},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+        self._processes.append(process)
+
+    def exit_status(self, rank: int) -> tuple[int | None, int]:
+        """See ``RankSet``: only mpirun knows the exit code."""
+        return None, time.monotonic_ns()
+
+    def kill(self) -> None:
+        """See ``RankSet``; mpirun removes the files of MPI."""
+        for process in self._processes:
+            process.terminate()
+
+    def close(self) -> None:
+        """See ``RankSet``."""
+        self.kill()
+        self.wait_for_end()
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(EXIT_S)
+            process.kill()
+        super().close()
+
+
 def become_rank() -> None:
     """Makes this fresh interpreter the rank that the line on standard input describes.
 
-    Does not return.
+    Or, under ``mpirun``, a variable. Does not return.
     """
-    start = json.loads(sys.stdin.readline())
+    start = json.loads(os.environ.pop(_START, "") or sys.stdin.readline())
     config = RankConfig(**start["config"])
+    if config.backend == "mpi":
+        from ringsim.comm.mpi import start_mpi  # with torch, which the launcher does not load
+
+        config = config.for_rank(start_mpi())
     channel = Client(tuple(start["address"]), authkey=bytes.fromhex(start["key"]))
     channel.send(config.rank)
-    from ringsim.launch import rank  # with torch, which the launcher does not load
+    from ringsim.launch import rank  # on use: torch
 
     try:
         rank.main(channel, config)
@@ -465,6 +544,8 @@ class Launcher:
             RingError: they cannot be started.
         """
         try:
+            if kind.backend == "mpi":
+                return MpiRanks(kind, keep_at)
             if has_fork_server():
                 return self._get_forked(kind, keep_at)
             return SpawnedRanks(kind, keep_at)
@@ -509,6 +590,7 @@ class Launcher:
             not has_fork_server()
             or kind.world_size > PARKED_RANKS_MAX
             or kind.comm_device != "cpu"
+            or kind.backend is not None
             or not kind.ring
         ):
             return

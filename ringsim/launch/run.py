@@ -48,6 +48,7 @@ from ringsim.launch.results import read_result
 from ringsim.launch.watcher import (
     ANSWER_S,
     ASK,
+    COLLECTIVE_S,
     OVER,
     POLL_S,
     WAKE,
@@ -178,6 +179,8 @@ class _Supervisor:
                 self._size,
                 ask=lambda rank: self._say(rank, ASK),
                 poll_s=options.poll_s,
+                # a send over MPI may end by itself, at the next look of its rank
+                settle_s=COLLECTIVE_S if ranks.kind.backend == "mpi" else 0.0,
             )
         if ranks.keep:
             (ranks.directory / "run.json").write_text(json.dumps(self._metadata()))
@@ -469,7 +472,9 @@ class _Supervisor:
         try:
             what, value = channel.recv()
         except (EOFError, OSError):
-            if rank not in self._results and rank not in self._reports:
+            # mpirun ends all ranks with one that a signal has ended
+            ended = bool(self._reports) and self._ranks.kind.backend == "mpi"
+            if rank not in self._results and rank not in self._reports and not ended:
                 self._report_death(rank)
             return False
         if what == "ready":
@@ -637,7 +642,7 @@ class _Supervisor:
             if kind.ring and self._size > 1
             else []
         )
-        backend = "nccl" if kind.comm_device == "gpu" else "gloo"
+        backend = kind.backend or ("nccl" if kind.comm_device == "gpu" else "gloo")
         return {
             **provenance.measured_run(self._size, backend, self._start_unix_ns),
             "run_id": self._run_id,

@@ -173,7 +173,7 @@ class Recorder:
         on_imports: called when the program has imported what it needs.
         on_growth: called now and then, when the file grows.
         on_reading: called before the records are read, and before the recorder closes.
-        on_failure: called when a wait has failed; may raise an error that says why.
+        on_failure: called when a wait has failed, or takes long; may raise an error that says why.
         complete_with: ``complete_with(handle, slot)`` has the wait for a handle complete one more
             record; False where it is not known.
 
