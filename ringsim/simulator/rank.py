@@ -69,12 +69,17 @@ class Shared:
             tensors: the tensors that it carries.
             copies: how often they count.
             op: how it reduces them, None if it does not.
+
+        Raises:
+            ArgumentError: the simulator cannot reduce them so.
         """
-        how = "" if op is None else name_of_reduction(op)
-        key = *((tensor.dtype, tensor.shape) for tensor in tensors), copies, how
+        key = *[(tensor.dtype, tensor.shape) for tensor in tensors], copies, op
         kind = self.kinds.get(key)
         if kind is None:
             self.on_new_kind()
+            if op is not None:
+                check_reduction(op)
+            how = "" if op is None else name_of_reduction(op)
             first = tensors[0] if tensors else None
             payload = Payload(*describe(list(tensors), copies), how)
             kind = self.kinds[key] = self.make_kind(payload, first)
@@ -252,8 +257,6 @@ class SimulatedRank(Rank):
         """
         reading = READINGS[name]
         call = read_call(name, reading.complete(arguments), team)
-        if call.op is not None:
-            check_reduction(call.op)
         kind = self.shared.kind_of(carried or call.carried, call.copies, call.op)
         post = self.shared.poster_of(call.recorded_name)
         if reading.raw:
