@@ -256,7 +256,7 @@ class SimulatedRank(Rank):
             carried: the tensors whose size is recorded, if the function's own are pieces of them.
         """
         reading = READINGS[name]
-        call = read_call(name, reading.complete(arguments), team)
+        call = read_call(name, arguments, team)
         kind = self.shared.kind_of(carried or call.carried, call.copies, call.op)
         post = self.shared.poster_of(call.recorded_name)
         if reading.raw:
@@ -287,7 +287,7 @@ class SimulatedRank(Rank):
     def _refuse_gaps(self, call: Call, kind: Kind, post: Post) -> None:
         """Raises ArgumentError for a tensor of whose memory Gloo would take the wrong part."""
         team: Any = call.group
-        for tensor in (*call.given, *call.taken):
+        for tensor in call.tensors:
             if has_gaps(tensor):
                 attempt = Attempt(call.recorded_name, team.number, NONE, None, kind.number)
                 self.shared.checks.refuse_collective(attempt, tensor, post)
