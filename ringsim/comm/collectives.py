@@ -306,11 +306,7 @@ class Reading:
             or not self._required <= values.keys() <= self._defaults.keys()
         ):
             self.signature.bind(*args, **kwargs)  # which says what is wrong
-        return self.complete(values)
-
-    def complete(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns some of the arguments and the defaults of the others."""
-        return {**self._defaults, **arguments}
+        return {**self._defaults, **values}
 
 
 _ROOTED: Final = "group=None, async_op=False, group_{}=None"
@@ -450,6 +446,11 @@ class Call:
         return COLLECTIVES[self.name]
 
     @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """What this rank gives and gets; once what is both."""
+        return self.given if self.given is self.taken else (*self.given, *self.taken)
+
+    @property
     def recorded_name(self) -> str:
         """What it is called in a trace, which knows no newer spelling of a gather."""
         return self.name if self.name in OP_CODES else self.collective.name
@@ -470,7 +471,7 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
 
     Args:
         name: of the function.
-        arguments: all that it has, by name; see ``Reading.bind``.
+        arguments: all that it has, by name; see ``Reading.bind``. Of a root, one of the two.
         group: its group, in which this rank is.
 
     Raises:
@@ -483,7 +484,8 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
         return call
     if row.root:
         find_root = root_of if reading.shards else Members.place_of
-        call.root = find_root(group, row.root, arguments[row.root], arguments[f"group_{row.root}"])
+        ranks = arguments.get(row.root), arguments.get(f"group_{row.root}")
+        call.root = find_root(group, row.root, *ranks)
     if row.reduces:
         call.op = arguments["op"]
     if reading.in_place and gives[1] == _ONE:

@@ -139,11 +139,14 @@ def _make_maker(name: str, signature: inspect.Signature) -> FunctionType:
     def make(*args: Any, **kwargs: Any) -> Any:
         # Asked for anew: in ranks with a world of ringsim's own, init_process_group is replaced.
         torchs = getattr(dist, name)
-        backend = get_state().backend
+        state = get_state()
+        begins = name == "init_process_group" and state.clock is None
+        if state.backend is None and not begins:
+            return torchs(*args, **kwargs)
         given = signature.bind(*args, **kwargs)
-        if backend is not None and given.arguments.get("backend") is None:
-            given.arguments["backend"] = backend
-        if name == "init_process_group" and get_state().clock is None:
+        if given.arguments.get("backend") is None and state.backend is not None:
+            given.arguments["backend"] = state.backend
+        if begins:
             _check_mpi(given.arguments)
         return torchs(*given.args, **given.kwargs)
 

@@ -58,6 +58,7 @@ class Rank:
         self.ended = False
         self.errands: list[Callable[[], object]] = []
         self.thread = self.native_thread = 0
+        self.function: Callable[[], None] | None = None  # until its thread begins
         self._baton = _thread.allocate_lock()
         self._baton.acquire()
         self._thrown: BaseException | None = None
@@ -66,33 +67,28 @@ class Rank:
         """Returns which rank this is, for errors."""
         return f"rank {self.number}"
 
-    def start(self, function: Callable[[], None]) -> None:
-        """Starts the rank's thread, which runs the function once the rank has the baton.
-
-        Returns when the thread waits: thousands of new threads would ask for the interpreter again
-        and again.
-        """
-        begun = _thread.allocate_lock()
-        begun.acquire()
-
-        def live() -> None:
-            begun.release()
-            self._baton.acquire()
-            try:
-                if self._thrown is None:
-                    self.native_thread = _thread.get_native_id()
-                    self.clock.begin(self)
-                    function()
-            finally:  # whatever happens, another rank gets the baton
-                self.clock.leave(self)
-
-        self.thread = _thread.start_new_thread(live, ())
-        begun.acquire()
-
     def wake(self, error: BaseException | None = None) -> None:
-        """Gives the rank the baton; with an error, that is raised where it gave way."""
+        """Gives the rank the baton; with an error, that is raised where it gave way.
+
+        The first time that starts its thread: thousands that start at once would ask for the
+        interpreter again and again.
+        """
         self._thrown = error
-        self._baton.release()
+        if self.function is None:
+            self._baton.release()
+        else:
+            _thread.start_new_thread(self._live, (self.function,))
+
+    def _live(self, function: Callable[[], None]) -> None:
+        """Runs the rank, on its own thread."""
+        self.thread, self.native_thread = _thread.get_ident(), _thread.get_native_id()
+        self.function = None
+        try:
+            if self._thrown is None:
+                self.clock.begin(self)
+                function()
+        finally:  # whatever happens, another rank gets the baton
+            self.clock.leave(self)
 
     def wait_for_baton(self) -> None:
         """Blocks the calling thread, the rank's own, until the rank has the baton."""
@@ -141,6 +137,7 @@ class Clock:
         self.current = self._outside = Rank(-1, 0, self)
         self.ranks: list[Rank] = []
         self._isolation = isolation
+        self._refusal: RuntimeError | None = None  # of the machine, to start a thread
         self._stands = False  # whether every rank that gives way hands the baton back to `run`
         self._resumed_s = 0.0  # thread time when a rank went on, if computing is measured
         self._asking: set[Rank] = set()
@@ -273,18 +270,17 @@ class Clock:
         Raises:
             RingError: the machine has no room for so many threads.
         """
-        ranks = self.ranks
         for rank, function in lives:
-            try:
-                rank.start(function)
-            except RuntimeError as error:
-                raise RingError(
-                    f"each simulated rank needs a thread, got {error} after {len(ranks):,}. "
-                    "Simulate fewer ranks, or raise the limits (ulimit -u, pids.max)."
-                ) from None
-            ranks.append(rank)
-        self._ready += ranks
+            rank.function = function
+            self.ranks.append(rank)
+        self._ready += self.ranks
         self._give_way_to_all()
+        if self._refusal is not None:
+            started = sum(rank.thread > 0 for rank in self.ranks)
+            raise RingError(
+                f"each simulated rank needs a thread, got {self._refusal} after {started:,}. "
+                "Simulate fewer ranks, or raise the limits (ulimit -u, pids.max)."
+            )
 
     def throw(self, rank: Rank, error: BaseException) -> None:
         """Raises an error in a rank, and lets it run until it gives way again."""
@@ -334,7 +330,11 @@ class Clock:
         """Hands the baton to another rank."""
         self.switches += 1
         self.current = to
-        to.wake(error)
+        try:
+            to.wake(error)
+        except RuntimeError as refusal:  # no room for one more thread
+            self._refusal, self.current = refusal, self._outside
+            self._outside.wake()
 
     def _go_on(self, me: Rank) -> None:
         """Puts back what belongs to the rank that has just been handed the baton."""

@@ -38,7 +38,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,6 +63,20 @@ _UNEVEN: Final = ("all_to_all", "all_to_all_single")  # of which every rank may 
 _Way = tuple[int, int, float]  # from, to: places in the group; bytes
 _Round = tuple[list[_Way], int]  # and how many latencies it pays
 _Fault = tuple[type[ArgumentError], str, str]  # kind of error; what is wrong; what to do
+
+
+class _Choice(NamedTuple):
+    """How a collective goes.
+
+    Attributes:
+        how: the algorithm.
+        alone_s: how long it takes on links that nobody else uses.
+        busy_s: how long its bytes keep them busy.
+    """
+
+    how: str
+    alone_s: float
+    busy_s: float
 
 
 class Part(Operation):
@@ -101,6 +115,7 @@ class Meetings:
         self.free_s = 0.0
         # the different links from each member to the next one, once somebody has asked
         self.links: tuple[Link, ...] = ()
+        self.choices: dict[tuple[str, int], _Choice] = {}  # by name and size
         # how often each was chosen, where there is a choice
         self.algorithms: Counter[str] = Counter()
 
@@ -212,9 +227,7 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
 
     Returns what is wrong with the tensors, None where nothing is.
     """
-    has_data = [
-        [not tensor.is_meta for tensor in (*part.call.given, *part.call.taken)] for part in parts
-    ]
+    has_data = [[not tensor.is_meta for tensor in part.call.tensors] for part in parts]
     if not any(map(any, has_data)):
         return None
     if not all(map(all, has_data)):
@@ -232,11 +245,7 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
         )
     try:
         for part in parts:
-            for tensor in (
-                part.call.given
-                if part.call.given is part.call.taken
-                else (*part.call.given, *part.call.taken)
-            ):
+            for tensor in part.call.tensors:
                 check_storage(tensor)
         # tensors that were made in it may be changed nowhere else
         with torch.inference_mode(), outside_modes():
@@ -367,11 +376,14 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
             lambda place, time_s: parts[place].complete(time_s),
         )
         return
-    how = _choose(first.name, size_bytes, first.group, links)
+    choice = _choose(first.name, size_bytes, first.group, links)
     if isinstance(links, SharedLinks) and size_bytes > 0:
-        _go_through(parts, links, _list_rounds(parts, how, size_bytes))
-    else:
-        _complete(parts, _take_turn(how, size_bytes, first.group, now_s))
+        _go_through(parts, links, _list_rounds(parts, choice.how, size_bytes))
+    else:  # over links that only its group uses
+        meetings = first.group.meetings
+        start_s = max(now_s, meetings.free_s)
+        meetings.free_s = start_s + choice.busy_s
+        _complete(parts, start_s + choice.alone_s)
 
 
 def _complete(parts: Sequence[Part], time_s: float) -> None:
@@ -388,37 +400,32 @@ def _complete(parts: Sequence[Part], time_s: float) -> None:
         parts[0].rank.clock.at(time_s, *waking)
 
 
-def _choose(name: str, size_bytes: int, group: Team, links: Links) -> str:
-    """Returns by what algorithm a collective goes.
+def _choose(name: str, size_bytes: int, group: Team, links: Links) -> _Choice:
+    """Returns by what algorithm a collective goes, and what that takes.
 
     An all_reduce by the quicker one, which is counted, any other by its name.
     """
     ranks, meetings = group.ranks, group.meetings
-    if not meetings.links:
-        pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
-        meetings.links = tuple(dict.fromkeys(links.link_of(rank, succ) for rank, succ in pairs))
-    if COLLECTIVES[name].family != "all_reduce":
-        return name
-    # of equals the ring
-    how = min((_RING, _TREE), key=lambda one: _alone_s(one, size_bytes, group))
-    meetings.algorithms[how] += 1
-    return how
+    choice: _Choice | None = meetings.choices.get((name, size_bytes))
+    if choice is None:
+        if not meetings.links:
+            pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
+            meetings.links = tuple(dict.fromkeys(links.link_of(rank, succ) for rank, succ in pairs))
+        hows = (_RING, _TREE) if COLLECTIVES[name].family == "all_reduce" else (name,)
+        choices = [_weigh(how, len(ranks), size_bytes, meetings.links) for how in hows]
+        choice = min(choices, key=lambda one: one.alone_s)  # of equals the ring
+        meetings.choices[name, size_bytes] = choice
+    if choice.how != name:
+        meetings.algorithms[choice.how] += 1
+    return choice
 
 
-def _alone_s(how: str, size_bytes: int, group: Team) -> float:
-    """Returns how long a collective takes on links that nobody else uses."""
-    latencies, moved_bytes = _count_steps(how, len(group.ranks), size_bytes)
-    links: Sequence[Link] = group.meetings.links
-    return max(latencies * link.alpha_s + moved_bytes * link.beta_s_per_byte for link in links)
-
-
-def _take_turn(how: str, size_bytes: int, group: Team, now_s: float) -> float:
-    """Returns when a collective is done over links that only its group uses."""
-    meetings = group.meetings
-    moved_bytes = _count_steps(how, len(group.ranks), size_bytes)[1]
-    start_s: float = max(now_s, meetings.free_s)
-    meetings.free_s = start_s + max(moved_bytes * link.beta_s_per_byte for link in meetings.links)
-    return start_s + _alone_s(how, size_bytes, group)
+def _weigh(how: str, count: int, size_bytes: int, links: Sequence[Link]) -> _Choice:
+    """Returns what a collective by an algorithm takes on links that nobody else uses."""
+    latencies, moved_bytes = _count_steps(how, count, size_bytes)
+    busy_s = [moved_bytes * link.beta_s_per_byte for link in links]
+    alone_s = [latencies * link.alpha_s + moved_bytes * link.beta_s_per_byte for link in links]
+    return _Choice(how, max(alone_s), max(busy_s))
 
 
 def _count_steps(how: str, count: int, size_bytes: int) -> tuple[int, float]:

@@ -69,12 +69,17 @@ class Shared:
             tensors: the tensors that it carries.
             copies: how often they count.
             op: how it reduces them, None if it does not.
+
+        Raises:
+            ArgumentError: the simulator cannot reduce them so.
         """
-        how = "" if op is None else name_of_reduction(op)
-        key = *((tensor.dtype, tensor.shape) for tensor in tensors), copies, how
+        key = *[(tensor.dtype, tensor.shape) for tensor in tensors], copies, op
         kind = self.kinds.get(key)
         if kind is None:
             self.on_new_kind()
+            if op is not None:
+                check_reduction(op)
+            how = "" if op is None else name_of_reduction(op)
             first = tensors[0] if tensors else None
             payload = Payload(*describe(list(tensors), copies), how)
             kind = self.kinds[key] = self.make_kind(payload, first)
@@ -251,9 +256,7 @@ class SimulatedRank(Rank):
             carried: the tensors whose size is recorded, if the function's own are pieces of them.
         """
         reading = READINGS[name]
-        call = read_call(name, reading.complete(arguments), team)
-        if call.op is not None:
-            check_reduction(call.op)
+        call = read_call(name, arguments, team)
         kind = self.shared.kind_of(carried or call.carried, call.copies, call.op)
         post = self.shared.poster_of(call.recorded_name)
         if reading.raw:
@@ -284,7 +287,7 @@ class SimulatedRank(Rank):
     def _refuse_gaps(self, call: Call, kind: Kind, post: Post) -> None:
         """Raises ArgumentError for a tensor of whose memory Gloo would take the wrong part."""
         team: Any = call.group
-        for tensor in (*call.given, *call.taken):
+        for tensor in call.tensors:
             if has_gaps(tensor):
                 attempt = Attempt(call.recorded_name, team.number, NONE, None, kind.number)
                 self.shared.checks.refuse_collective(attempt, tensor, post)
