@@ -475,6 +475,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         ),
         (share_without_span, 'Rank 0 of 3 must record one span named "share", got 0.'),
         (
+            sharing(lambda numbers, ring: sum(numbers[ring.rank :: ring.world_size]) + 1),
+            "Rank 0 of 3 must return the sum of its share, ",
+        ),
+        (
             lambda numbers: numbers[len(numbers)],
             "of 3 raised IndexError: list index out of range (line ",
         ),
@@ -577,6 +581,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             "With 2 ranks the answer is the same where every message carries zeros",
         ),
         (returns_before_it_is_there, ", and number 0 of it differs."),
+        (
+            lambda mine: dist.all_reduce(mine),
+            "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed.",
+        ),
         (lambda mine: by_isend(mine).to_sparse(), ", got one whose numbers cannot be read."),
         (lambda mine: by_isend(mine).to("meta"), ", got one whose numbers cannot be read."),
     ],

@@ -23,6 +23,7 @@ from ringsim.pipeline import (
     backward_stage,
     by_count,
     forward_stage,
+    lower,
     one_f_one_b,
     recv_activation,
     recv_gradient,
@@ -114,6 +115,38 @@ def dimension_by_dimension(tensor: Tensor) -> Tensor | None:
     for sent in sends:
         sent.wait()
     return received
+
+
+def with_headers(
+    length: Callable[[int], int] = lambda src: 5, spare: int = 0, closed: bool = False
+) -> Answer:
+    """Returns an answer whose header has a length by rank.
+
+    The payload may have numbers to spare, and the line may be closed.
+    """
+
+    def answer(tensor: Tensor) -> Tensor | None:
+        ring = ringsim.current_ring()
+        sends: list[Any] = []
+        if ring.world_size > 1 and (closed or ring.rank < ring.world_size - 1):
+            padded = [tensor.dim(), *tensor.shape, 0, 0, 0, 0][: length(ring.rank)]
+            payload = torch.cat([tensor.flatten(), torch.zeros(spare)])
+            sends = [
+                dist.isend(part, ring.succ, group=ring.succ_group)
+                for part in (torch.tensor(padded), payload)
+            ]
+        received = None
+        if ring.world_size > 1 and (closed or ring.rank > 0):
+            header = torch.empty(length(ring.pred), dtype=torch.int64)
+            dist.recv(header, ring.pred, group=ring.pred_group)
+            shape = header[1 : 1 + int(header[0])].tolist()
+            received = torch.empty(math.prod(shape) + spare)
+            dist.recv(received, ring.pred, group=ring.pred_group)
+        for sent in sends:
+            sent.wait()
+        return received
+
+    return answer
 
 
 def all_round_the_ring(tensor: Tensor) -> Tensor:
@@ -256,6 +289,12 @@ def all_weights_at_the_end(rank: int, p: int, m: int) -> list[str]:
     return [action for action in row if "W" not in action] + [f"{rank}W{i}" for i in range(m)]
 
 
+WITH_MESSAGES = {
+    (rank, 2, 4): [str(action) for action in row]
+    for rank, row in enumerate(lower(one_f_one_b(2, 4)).actions)
+}
+
+
 # -- fewest_microbatches, inner_iterations
 
 
@@ -325,6 +364,17 @@ def by_all_gather(gradients: list[Tensor], replicas: Any) -> None:
     write_back(gradients, sum(parts) / len(parts))
 
 
+def in_slots_of_the_world(gradients: list[Tensor], replicas: Any) -> None:
+    """Right in numbers: each stage has a place of its own in one bucket of the world."""
+    own = torch.cat([gradient.flatten() for gradient in gradients])
+    replica_count = dist.get_world_size(replicas)
+    stages = dist.get_world_size() // replica_count
+    slots = torch.zeros(stages, len(own))
+    slots[dist.get_rank() % stages] = own
+    dist.all_reduce(slots)
+    write_back(gradients, slots[dist.get_rank() % stages] / replica_count)
+
+
 def sparse_gradients(stage: torch.nn.Module, *_: Any) -> None:
     for parameter in stage.parameters():
         parameter.grad = torch.zeros_like(parameter).to_sparse()
@@ -383,6 +433,11 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             averaging(padding=100),
             "rank 0 must reduce 108 bytes, as many as it has gradients, and reduced 508.",
             "Join them",
+        ),
+        (
+            in_slots_of_the_world,
+            "rank 0 must reduce over ranks (0, 2), and did so over (0, 1, 2, 3).",
+            "Pass the group",
         ),
         (averaging(wait=False), "rank 0's all_reduce is never waited for.", "wait()"),
         (
@@ -451,6 +506,21 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             "Two messages",
         ),
         (all_round_the_ring, "must ", ""),
+        (
+            with_headers(closed=True),
+            "Rank 0 of 3 received 2 messages, and the line ends there.",
+            "the last rank nobody",
+        ),
+        (
+            with_headers(spare=1),
+            "Rank 0 of 3 must send a payload of ",
+            "Send tensor.contiguous()",
+        ),
+        (
+            with_headers(length=lambda src: 6 - src),
+            "The header must have one size for all, got 48 bytes for shape (",
+            "fill up with zeros",
+        ),
         (changed(torch.flatten), "must return a tensor of shape (", "the shape from the header"),
         (
             changed(lambda received: received.to("meta")),
@@ -542,6 +612,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
                 "With 2 ranks and 4 microbatches: stage 1 must do the forward pass of microbatch "
                 "2, got none (rank 1). Add 1F2."
             ),
+        ),
+        (
+            lambda *case: WITH_MESSAGES.get(case) or written_down(*case),
+            "the answer must leave out sends and receives: they are put in for it.",
         ),
         (
             lambda rank, p, m: ["forward 0", "backward 0"],

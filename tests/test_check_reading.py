@@ -18,8 +18,7 @@ from verdicts import verdict
 
 import ringsim
 from ringsim import check
-from ringsim.check import examination, fits
-from ringsim.check.fits import Data
+from ringsim.check import examination
 from ringsim.check.patients import FAULTS, draw
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_CODES, make_events
@@ -376,25 +375,37 @@ def test_alphabeta_says_what_is_wrong(answer: Answer, reason: str, hint: str) ->
     assert hint in result.hint
 
 
-def quiet(factor: float = 1.0) -> Data:
-    """Times of a link without noise; every second size takes ``factor`` times as long."""
-    link = ringsim.Link(40e-6, 2.5e-10)
-    times = [
-        link.time_s(size) * (factor if index % 2 else 1.0) for index, size in enumerate(fits.SIZES)
-    ]
-    return Data(list(fits.SIZES), times, None)
+def only_for_made_up_links(sizes: Any, times: Any) -> tuple[float, float]:
+    """Right, but for the messages of the real ranks, of which there are fewer."""
+    return weighted(sizes, times) if len(sizes) > 60 else (80e-6, 2.5e-10)
 
 
+@pytest.mark.usefixtures("on_the_clock")
 def test_a_line_is_judged_by_the_medians_of_real_messages() -> None:
-    trace = Trace(make_events({"rank": [], "op": []}), {"world_size": 2})
-    assert fits._judge_line(quiet(), ringsim.Link(44e-6, 2.8e-10), trace) is True
-    with pytest.raises(
-        examination.Wrong, match=r"8 B took 40 µs in the median, and the line says 80 µs"
-    ):
-        fits._judge_line(quiet(), ringsim.Link(80e-6, 2.5e-10), trace)
-    assert fits._judge_line(quiet(30.0), ringsim.Link(40e-6, 2.5e-10), trace) is False, (
-        "no line fits: nothing to judge by"
+    result = verdict(check.alphabeta, only_for_made_up_links)
+    assert not result.passed
+    assert result.reason == (
+        "Between two real ranks 8 B took 10 µs in the median, and the line says 80 µs."
     )
+
+
+@pytest.mark.usefixtures("on_the_clock")
+def test_messages_that_no_line_fits_are_not_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = examination.run
+
+    def run(job: Any, kind: Any, options: Any) -> Trace:
+        trace = simulated(job, kind, options)
+        if kind.world_size == 2:  # as if each message had taken less time than the one before
+            events = trace.events
+            events.done_ns[:] += 10**9
+            took_ns = np.geomspace(10**8, 10**4, len(events))
+            events.post_ns[:] = events.done_ns - took_ns.astype(np.int64)
+        return trace
+
+    monkeypatch.setattr(examination, "run", run)
+    result = verdict(check.alphabeta, only_for_made_up_links)
+    assert result.passed, result
+    assert "real messages were too irregular to judge by: a busy machine" in result.reason
 
 
 # -- prediction: what was said before, beside what was found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from ringsim.check.examination import (
+    Answer,
     CheckResult,
     Examination,
+    Passed,
     Wrong,
     examine,
     find_wrong,
@@ -54,7 +56,7 @@ _HINTS: Final = {
 }
 
 
-def gradients(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a training step over stages.
 
     Afterwards every parameter must have the gradient that one process computes. ``function(stage,
@@ -78,7 +80,7 @@ def gradients(function: Callable[..., Any], *, seed: int | None = None) -> Check
     return examine("gradients", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> tuple[str, Trace | None]:
+def _judge(examination: Examination) -> Passed:
     draw = examination.random
     traces = []
     for world_size, steps in (
@@ -105,9 +107,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     )
 
 
-def _steps_on_rank(
-    function: Callable[..., Any], secret: int, steps: Sequence[int]
-) -> list[GradientRow | None]:
+def _steps_on_rank(function: Answer, secret: int, steps: Sequence[int]) -> list[GradientRow | None]:
     """Does one step after the other, each with a model of its own.
 
     Returns what is wrong with this rank's gradients after each.
@@ -165,4 +165,4 @@ def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
             f"{who} has another gradient for {row.parameter} than one process, with {batches}: "
             f"they differ by {row.difference:.2g}."
         )
-    raise Wrong(reason, hint, trace=trace)
+    raise Wrong(reason, hint)

@@ -113,20 +113,13 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
         A straggler is found in runs that finished, and this one did not: some operations were never done.
     """  # noqa: E501
     diagnosis = trace.explain()
+    passed, hint = True, ""
     try:
         _judge(trace, diagnosis, kind, ranks, event)
+        reason = f"Right: {diagnosis.findings[0].message}"
     except Wrong as wrong:
-        return CheckResult(
-            "diagnose", False, wrong.reason, wrong.hint, world_size=trace.world_size, trace=trace
-        )
-    return CheckResult(
-        "diagnose",
-        True,
-        f"Right: {diagnosis.findings[0].message}",
-        "",
-        world_size=trace.world_size,
-        trace=trace,
-    )
+        passed, reason, hint = False, wrong.reason, wrong.hint
+    return CheckResult("diagnose", passed, reason, hint, world_size=trace.world_size, trace=trace)
 
 
 def _judge(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,14 +15,17 @@ import numpy as np
 from ringsim.check.examination import (
     ALONE_HINT,
     RAISED_HINT,
+    Answer,
     CheckResult,
     Examination,
+    Passed,
     Wrong,
     examine,
     judge_unmatched,
     listed,
     plain_tensor,
     shown,
+    sides,
 )
 from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND, SPAN
 from ringsim.traces.value import Trace, count
@@ -72,7 +75,7 @@ _SUM_HINT: Final = (
 )
 
 
-def timed_op(decorator: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def timed_op(decorator: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a decorator that times an operation.
 
     ``decorator(function)`` returns a function that takes its place. Every call of it is recorded in
@@ -99,7 +102,7 @@ def timed_op(decorator: Callable[..., Any], *, seed: int | None = None) -> Check
     return examine("timed_op", decorator, _judge, seed)
 
 
-def _judge(examination: Examination) -> tuple[str, Trace | None]:
+def _judge(examination: Examination) -> Passed:
     draw = examination.random
     trace = None
     for world_size in (3, 1):
@@ -110,7 +113,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
         for rank, complaint in enumerate(trace.results):
             if complaint is not None:
                 reason, hint = complaint
-                raise Wrong(f"On rank {rank} of {world_size} {reason}.", hint, trace=trace)
+                raise Wrong(f"On rank {rank} of {world_size} {reason}.", hint)
         _judge_spans(trace, names)
     return (
         (
@@ -134,9 +137,7 @@ class _Watched:
         return self.waited  # until then it is under way, however long one looks
 
 
-def _calls_on_rank(
-    decorator: Callable[..., Any], names: list[str], factor: float
-) -> Complaint | None:
+def _calls_on_rank(decorator: Answer, names: list[str], factor: float) -> Complaint | None:
     """Decorates three operations and calls them.
 
     Says what is wrong with what can be seen from outside. All calls are made before anything is
@@ -183,9 +184,9 @@ def _calls_on_rank(
         decorated[0](tensor=second),
         decorated[1](third),
     ]
-    handle = next((each for each in kept if isinstance(each, _Watched)), None)
-    waited = handle is not None and handle.waited
-    if handle is not None:
+    handles = [each for each in kept if isinstance(each, _Watched)]
+    waited = any(handle.waited for handle in handles)
+    for handle in handles:
         handle.wait()
     try:
         decorated[2](first)
@@ -292,19 +293,14 @@ def _judge_spans(trace: Trace, names: list[str]) -> None:
     events, size = trace.events, trace.world_size
     for rank in range(size):
         who = f"Rank {rank} of {size}"
-        spans = np.flatnonzero(
-            (events.rank == rank) & (events.kind == SPAN) & (events.label != NONE)
-        )
-        found = [events.tables.labels[events.label[index]] for index in spans.tolist()]
-        operations = np.flatnonzero(
-            (events.rank == rank) & np.isin(events.kind, (SEND, RECV, COLLECTIVE))
-        ).tolist()
-        strange = [
-            OP_NAMES[events.op[index]]
-            for index in operations
-            if OP_NAMES[events.op[index]] != "all_reduce"
-        ]
-        if strange or len(operations) != 3:
+        mine = events.rank == rank
+        spans = np.flatnonzero(mine & (events.kind == SPAN) & (events.label != NONE)).tolist()
+        found = [events.tables.labels[events.label[span]] for span in spans]
+        communicates = np.isin(events.kind, (SEND, RECV, COLLECTIVE))
+        operations = np.flatnonzero(mine & communicates).tolist()
+        called = [OP_NAMES[events.op[operation]] for operation in operations]
+        strange = [name for name in called if name != "all_reduce"]
+        if strange or len(called) != 3:
             reason = (
                 f"{who} called {strange[0] if strange else 'all_reduce'} in the decorator, which "
                 "must not communicate."
@@ -313,7 +309,7 @@ def _judge_spans(trace: Trace, names: list[str]) -> None:
                 "Do not synchronise: a decorator that makes ranks wait for each other changes the "
                 "program it measures."
             )
-            raise Wrong(reason, hint, trace=trace)
+            raise Wrong(reason, hint)
         for name, calls, times in zip(names, (2, 1, 1), ("twice", "once", "once"), strict=True):
             if found.count(name) != calls:
                 others = f", and one named {shown(found[0])}" if found and name not in found else ""
@@ -321,15 +317,14 @@ def _judge_spans(trace: Trace, names: list[str]) -> None:
                     f"{who} called {name} {times} and must record one span of that name for each "
                     f"call, got {found.count(name)}{others}."
                 )
-                raise Wrong(reason, _SPAN_HINT, trace=trace)
-        made = [int(span) for span, name in zip(spans, found, strict=True) if name in names[:2]]
-        for span, operation in zip(made, operations, strict=True):
+                raise Wrong(reason, _SPAN_HINT)
+        made = [(span, name) for span, name in zip(spans, found, strict=True) if name in names[:2]]
+        for (span, name), operation in zip(made, operations, strict=True):
             if not events.post_ns[span] <= events.post_ns[operation] <= events.done_ns[span]:
-                name = events.tables.labels[events.label[span]]
-                raise Wrong(f"{who} called {name} outside of its span.", _SPAN_HINT, trace=trace)
+                raise Wrong(f"{who} called {name} outside of its span.", _SPAN_HINT)
 
 
-def ring_all_reduce(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def ring_all_reduce(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks an all-reduce made of messages between neighbours: reduce-scatter, then all-gather.
 
     ``function(tensor)`` gets this rank's own numbers, a float32 tensor of one dimension whose
@@ -356,14 +351,14 @@ def ring_all_reduce(function: Callable[..., Any], *, seed: int | None = None) ->
     return examine("ring_all_reduce", function, _judge_chunks, seed)
 
 
-def _judge_chunks(examination: Examination) -> tuple[str, Trace | None]:
+def _judge_chunks(examination: Examination) -> Passed:
     draw = examination.random
     sizes = [3, 2, draw.choice([4, 5, 6]), 1]
     sentence, shown_trace = "", None
     for world_size in sizes:
         length = world_size * draw.randrange(5, 50)
         secret = draw.randrange(10**9)
-        trace = examination.run_on_ring(
+        trace = examination.run(
             _reduce_on_rank, world_size, length, secret, things="chunks", hint=RAISED_HINT
         )
         sent = _judge_bytes(trace, length * _ITEM_BYTES)
@@ -382,9 +377,7 @@ def _formula(world_size: int, size_bytes: int) -> str:
     return f"2 * {world_size - 1}/{world_size} * {size_bytes}"
 
 
-def _reduce_on_rank(
-    function: Callable[..., Any], length: int, secret: int
-) -> tuple[Numbers, Numbers | str]:
+def _reduce_on_rank(function: Answer, length: int, secret: int) -> tuple[Numbers, Numbers | str]:
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
@@ -402,35 +395,18 @@ def _judge_bytes(trace: Trace, size_bytes: int) -> int:
     """Every rank must have sent what the formula says; returns how many bytes that is."""
     events, size = trace.events, trace.world_size
     due = 2 * (size - 1) * size_bytes // size
-
-    for rank in range(size):
-        for kind, verb, done in ((SEND, "send", "sent"), (RECV, "receive", "received")):
-            payloads = events.payload[(events.rank == rank) & (events.kind == kind)]
-            found = sum(
-                events.tables.payloads[number].size_bytes
-                for number in payloads.tolist()
-                if number != NONE
+    whole, half = (size - 1) * size_bytes, due // 2
+    hints = {2 * whole: _WHOLE_HINT, whole: _WHOLE_HINT, half: _HALF_HINT}
+    for side in sides(trace):
+        found = int(events.size_bytes[side.events].clip(min=0).sum())
+        if found != due:
+            messages = count(len(side.events), "message")
+            amount = f"{found} in {messages}" if len(side.events) else "none"
+            reason = (
+                f"{side.who} must {side.verb} {_formula(size, size_bytes)} = {due} bytes, "
+                f"{side.done} {amount}."
             )
-            if found != due:
-                whole, half = (size - 1) * size_bytes, due // 2
-                hint = (
-                    _HALF_HINT
-                    if found == half
-                    else _WHOLE_HINT
-                    if found in (whole, 2 * whole)
-                    else _BYTES_HINT
-                )
-                amount = (
-                    f"{found} in {count(len(payloads), 'message')}" if len(payloads) else "none"
-                )
-                raise Wrong(
-                    (
-                        f"Rank {rank} of {size} must {verb} {_formula(size, size_bytes)} = {due} "
-                        f"bytes, {done} {amount}."
-                    ),
-                    hint,
-                    trace=trace,
-                )
+            raise Wrong(reason, hints.get(found, _BYTES_HINT))
     judge_unmatched(trace)
     return due
 
@@ -449,7 +425,7 @@ def _judge_sums(trace: Trace, length: int) -> None:
                 "The function must end in a return on every rank. torch.cat(chunks) joins chunks "
                 "to one tensor."
             )
-            raise Wrong(reason, hint, trace=trace)
+            raise Wrong(reason, hint)
         place = next(place for place in range(length) if answer[place] != due[place])
         own = ", its own number alone" if answer[place] == numbers[place] else ""
         reason = (
@@ -457,4 +433,4 @@ def _judge_sums(trace: Trace, length: int) -> None:
             f"{place // (length // size)}, must be "
             f"{shown(due[place])}, got {shown(answer[place])}{own}."
         )
-        raise Wrong(reason, ALONE_HINT if size == 1 else _SUM_HINT, trace=trace)
+        raise Wrong(reason, ALONE_HINT if size == 1 else _SUM_HINT)

@@ -27,7 +27,7 @@ from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.launch.watcher import look_at
-from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND
+from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND, Ints
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.value import Trace, count
 
@@ -63,7 +63,9 @@ _SIGNS: Final = {
     "not yet": ("\N{BALLOT X}", "#D55E00"),
     "undecided": ("?", "#0072B2"),
 }
-Counted = tuple[str, str]
+Answer = Callable[..., Any]  # a student's function
+Counted = tuple[str, str]  # a thing, and where it goes
+Passed = tuple[str, Trace | None]  # a sentence, and what to show
 VOCABULARY: Final = 11
 WIDTH: Final = 6
 
@@ -201,33 +203,19 @@ class Undecided(CheckResult):
     undecided = True
 
 
+@dataclass(eq=False)
 class Wrong(Exception):
-    """An answer does not hold.
+    """An answer does not hold; ``CheckResult`` explains the attributes.
 
-    Raised by whoever finds out, shown by the check; see ``CheckResult`` for what it says.
+    The trace is needed only if it is not that of the run under examination.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        hint: str,
-        *,
-        trace: Trace | None = None,
-        world_size: int | None = None,
-        diagnosis: Diagnosis | None = None,
-        undecided: bool = False,
-    ) -> None:
-        super().__init__(reason)
-        self.reason, self.hint, self.trace, self.diagnosis, self.undecided = (
-            reason,
-            hint,
-            trace,
-            diagnosis,
-            undecided,
-        )
-        self.world_size = (
-            trace.world_size if world_size is None and trace is not None else world_size
-        )
+    reason: str
+    hint: str
+    trace: Trace | None = None
+    world_size: int | None = None
+    diagnosis: Diagnosis | None = None
+    undecided: bool = False
 
 
 class _Effort:
@@ -257,20 +245,22 @@ class _Effort:
 class Examination:
     """One answer under examination.
 
-    The student's function, and ``random``, which draws sizes and data.
+    The student's function, ``random``, which draws sizes and data, and ``trace``, that of the run
+    that is judged.
     """
 
-    def __init__(self, function: Callable[..., Any], seed: int) -> None:
+    def __init__(self, function: Answer, seed: int) -> None:
         self.function = function
         self.random = random.Random(seed)
+        self.trace: Trace | None = None
         self._deadline = time.monotonic() + LIMIT_S
 
     def run(
         self,
-        on_rank: Callable[..., Any],
+        on_rank: Answer,
         world_size: int,
         *args: Any,
-        judge_early_end: Callable[[Trace], None] | None = None,
+        things: str = "",
         hint: str = "",
     ) -> Trace:
         """Runs ``on_rank(function, *args)`` on fresh ranks and returns the record.
@@ -281,45 +271,45 @@ class Examination:
             on_rank: what each rank does with the student's function.
             world_size: number of ranks.
             args: what else it is given.
-            judge_early_end: sees the trace of a run that had to be ended, and may raise a more
-                precise ``Wrong``.
+            things: what must go to the successor only, whether the run ends or not; empty if it
+                may go anywhere.
             hint: for a run in which the function raised.
 
         Raises:
-            Wrong: the run failed, or took too long.
+            Wrong: the run failed, or took too long, or ``things`` went another way.
         """
         left_s, effort = max(self._deadline - time.monotonic(), 0.5), _Effort()
         try:
             job = pack_call(on_rank, (self.function, *args), {}, seed=0)
             kind = make_kind(world_size, "cpu", 2 * LIMIT_S, ring=True)
-            trace = run(job, kind, RunOptions(limit_s=left_s, show=False, allows=effort.allows))
+            options = RunOptions(limit_s=left_s, show=False, allows=effort.allows)
+            self.trace = trace = run(job, kind, options)
         except RingError as error:
-            trace = error.trace
+            self.trace = trace = error.trace
+            timed_out = isinstance(error, RunTimeout)
             stuck = (
                 isinstance(error, Deadlock | PeerExited)
                 and trace is not None
                 and error.diagnosis is not None
             )
-            if (
-                judge_early_end is not None
-                and trace is not None
-                and (stuck or isinstance(error, RunTimeout))
-            ):
-                judge_early_end(trace)
+            if things and trace is not None and (stuck or timed_out):
+                judge_way(trace, things)
             if stuck:
                 raise _stuck(trace, error.diagnosis) from None
-            if isinstance(error, RunTimeout):
-                raise _unended(world_size, trace, effort) from None
+            if timed_out:
+                raise _unended(world_size, effort) from None
             raise self._failed(error, world_size, hint) from None
         for leak in find_leaks(trace):
             if leak.operations[0].kind != COLLECTIVE:
-                raise Wrong(leak.message[:1].upper() + leak.message[1:], leak.hint, trace=trace)
+                raise Wrong(leak.message[:1].upper() + leak.message[1:], leak.hint)
+        if things:
+            judge_way(trace, things)
         return trace
 
     def judge_content(
         self,
         judge: Callable[[Trace], None],
-        on_rank: Callable[..., Any],
+        on_rank: Answer,
         world_size: int,
         *args: Any,
     ) -> None:
@@ -333,6 +323,7 @@ class Examination:
             if wrong.undecided:
                 raise
             return
+        self.trace = None  # which looks right
         reason = (
             f"With {count(world_size, 'rank')} the answer is the same where every message carries "
             "zeros: its numbers go another way."
@@ -343,23 +334,6 @@ class Examination:
             world_size=world_size,
         )
 
-    def run_on_ring(
-        self, on_rank: Callable[..., Any], world_size: int, *args: Any, things: str, hint: str
-    ) -> Trace:
-        """Runs as ``run`` does.
-
-        Judges whether ``things`` went to the successor only, whether the run ended or not.
-        """
-        trace = self.run(
-            on_rank,
-            world_size,
-            *args,
-            judge_early_end=lambda trace: judge_way(trace, things),
-            hint=hint,
-        )
-        judge_way(trace, things)
-        return trace
-
     def ask(
         self, cases: Sequence[Any], read: Callable[[Any], Any], *, hint: str = "", own: bool = True
     ) -> Iterator[tuple[Any, Any]]:
@@ -369,6 +343,7 @@ class Examination:
         ``read`` makes it, or, of one that it cannot read, with a few words.
         """
         ((answers, called),) = self.run(_answer_on_rank, 1, cases, read, hint=hint).results
+        self.trace = None  # where nothing shows
         if own and called:
             raise Wrong(
                 f"The answer calls {called[0]} of ringsim, and must do that by itself.",
@@ -400,7 +375,6 @@ class Examination:
             reason,
             "" if never_ran else hint,
             world_size=world_size,
-            trace=error.trace,
             undecided=never_ran,
         )
 
@@ -408,7 +382,7 @@ class Examination:
 def examine(
     name: str,
     function: object,
-    judge: Callable[[Examination], tuple[str, Trace | None]],
+    judge: Callable[[Examination], Passed],
     seed: int | None,
 ) -> CheckResult:
     """Puts an answer to a judge, which returns a sentence for one that holds, and a trace to show.
@@ -426,20 +400,17 @@ def examine(
         sentence, trace = judge(examination)
     except Wrong as wrong:
         result = Undecided if wrong.undecided else CheckResult
+        trace = examination.trace if wrong.trace is None else wrong.trace
+        world_size = wrong.world_size
+        if world_size is None and trace is not None:
+            world_size = trace.world_size
         return result(
-            name,
-            False,
-            wrong.reason,
-            wrong.hint,
-            seed,
-            wrong.world_size,
-            wrong.trace,
-            wrong.diagnosis,
+            name, False, wrong.reason, wrong.hint, seed, world_size, trace, wrong.diagnosis
         )
     return CheckResult(name, True, sentence, "", seed, trace=trace)
 
 
-def _on_blank_rank(function: Callable[..., Any], on_rank: Callable[..., Any], *args: Any) -> Any:
+def _on_blank_rank(function: Answer, on_rank: Answer, *args: Any) -> Any:
     from ringsim.comm.injecting import blank_messages  # on the rank: it loads torch
 
     blank_messages()
@@ -447,7 +418,7 @@ def _on_blank_rank(function: Callable[..., Any], on_rank: Callable[..., Any], *a
 
 
 def _answer_on_rank(
-    function: Callable[..., Any], cases: Sequence[Any], read: Callable[[Any], Any]
+    function: Answer, cases: Sequence[Any], read: Callable[[Any], Any]
 ) -> tuple[list[Any], list[str]]:
     """Returns the answers, and the functions of ringsim that were called for them.
 
@@ -500,13 +471,12 @@ def _stuck(trace: Trace, diagnosis: Diagnosis) -> Wrong:
     return Wrong(
         f"In a ring of {trace.world_size}, {cause.message}",
         hint,
-        trace=trace,
         diagnosis=diagnosis,
         undecided=undecided,
     )
 
 
-def _unended(world_size: int, trace: Trace | None, effort: _Effort) -> Wrong:
+def _unended(world_size: int, effort: _Effort) -> Wrong:
     """Says of a run that had to be ended what it had used up.
 
     Only computing for ever is wrong for certain.
@@ -529,7 +499,7 @@ def _unended(world_size: int, trace: Trace | None, effort: _Effort) -> Wrong:
             "until then: the machine is busy."
         )
         hint = "Try again when less is running here."
-    return Wrong(reason, hint, trace=trace, world_size=world_size, undecided=not computed)
+    return Wrong(reason, hint, world_size=world_size, undecided=not computed)
 
 
 def plain_number(answer: Any) -> float | str:
@@ -600,9 +570,7 @@ def judge_way(trace: Trace, things: str) -> None:
         rank, peer, kind = int(events.rank[index]), int(events.peer[index]), events.kind[index]
         who, op = f"Rank {rank} of {size}", OP_NAMES[events.op[index]]
         if size == 1:
-            raise Wrong(
-                f"A single rank has nobody to talk to, and called {op}.", ALONE_HINT, trace=trace
-            )
+            raise Wrong(f"A single rank has nobody to talk to, and called {op}.", ALONE_HINT)
         if kind == COLLECTIVE:
             raise Wrong(
                 f"{who} called {op}, and only messages between neighbours are allowed.",
@@ -610,47 +578,64 @@ def judge_way(trace: Trace, things: str) -> None:
                     f"Sends and recvs are enough for the sum: pass {things} "
                     "on, and add up what arrives."
                 ),
-                trace=trace,
             )
         pred, succ = (rank - 1) % size, (rank + 1) % size
-        verb, due, other, role = (
-            ("sent to", succ, pred, "successor")
-            if kind == SEND
-            else ("received from", pred, succ, "predecessor")
-        )
+        if kind == SEND:
+            verb, way, role, opposite = "sent to", "go to", "successor", "predecessor"
+            due, other, edge = succ, pred, f"ring:{rank}>{succ}"
+        else:
+            verb, way, role, opposite = "received from", "come from", "predecessor", "successor"
+            due, other, edge = pred, succ, f"ring:{pred}>{rank}"
         if peer != due:
-            found = (
-                f"rank {peer}, its {'predecessor' if role == 'successor' else 'successor'}"
-                if peer == other
-                else f"rank {peer}"
+            found = f"rank {peer}" if peer >= 0 else "any rank"
+            if peer == other:
+                found += f", its {opposite}"
+            reason = f"{who} {verb} {found}, and {things} must {way} its {role}, rank {due}."
+            hint = (
+                "Send to ring.succ on ring.succ_group, receive from ring.pred on "
+                f"ring.pred_group: {things} go clockwise in the picture."
             )
-            found = found if peer >= 0 else "any rank"
-            raise Wrong(
-                (
-                    f"{who} {verb} {found}, and {things} must "
-                    f"{'go to' if kind == SEND else 'come from'} its {role}, rank {due}."
-                ),
-                (
-                    "Send to ring.succ on ring.succ_group, receive from ring.pred on "
-                    f"ring.pred_group: {things} go clockwise in the picture."
-                ),
-                trace=trace,
-            )
-        group = (
-            events.tables.groups[events.group[index]].name
-            if events.group[index] != NONE
-            else "none"
-        )
-        edge = f"ring:{rank}>{succ}" if kind == SEND else f"ring:{pred}>{rank}"
+            raise Wrong(reason, hint)
+        number = events.group[index]
+        group = "none" if number == NONE else events.tables.groups[number].name
         if group != edge:
-            raise Wrong(
-                (
-                    f'{who} {verb} rank {peer} on the group "{group}", and must do so on its '
-                    f'{role} group "{edge}".'
-                ),
-                _GROUP_HINT,
-                trace=trace,
+            reason = (
+                f'{who} {verb} rank {peer} on the group "{group}", and must do so on its '
+                f'{role} group "{edge}".'
             )
+            raise Wrong(reason, _GROUP_HINT)
+
+
+class Side(NamedTuple):
+    """What one rank sent, or what it received.
+
+    Attributes:
+        rank: the rank.
+        who: the rank in words, with the number of ranks.
+        kind: SEND or RECV.
+        verb: to send, or to receive, and ``done`` its past tense.
+        peer: the successor, or the predecessor.
+        events: the places of the operations, ascending.
+    """
+
+    rank: int
+    who: str
+    kind: int
+    verb: str
+    done: str
+    peer: int
+    events: Ints
+
+
+def sides(trace: Trace) -> Iterator[Side]:
+    """Yields what each rank sent, then what it received."""
+    events, size = trace.events, trace.world_size
+    ways = ((SEND, "send", "sent", 1), (RECV, "receive", "received", -1))
+    for rank in range(size):
+        who = f"Rank {rank} of {size}"
+        for kind, verb, done, step in ways:
+            found = np.flatnonzero((events.rank == rank) & (events.kind == kind))
+            yield Side(rank, who, kind, verb, done, (rank + step) % size, found)
 
 
 def judge_counts(
@@ -661,33 +646,20 @@ def judge_counts(
     Each must have a partner. What is counted is said by its name in the singular, and by the words
     that follow it.
     """
-    for rank in range(trace.world_size):
-        for kind, verb, done, number, (thing, whither) in zip(
-            (SEND, RECV),
-            ("send", "receive"),
-            ("sent", "received"),
-            due[rank],
-            (sent, received),
-            strict=True,
-        ):
-            found = int(np.count_nonzero((trace.events.rank == rank) & (trace.events.kind == kind)))
-            if found != number:
-                reason = (
-                    f"Rank {rank} of {trace.world_size} must {verb} "
-                    f"{count(number, thing)}{whither}, {done} {found or 'none'}."
-                )
-                raise Wrong(reason, hint, trace=trace)
+    for side in sides(trace):
+        is_recv = side.kind == RECV
+        thing, whither = received if is_recv else sent
+        number, found = due[side.rank][is_recv], len(side.events)
+        if found != number:
+            what = f"{count(number, thing)}{whither}"
+            raise Wrong(f"{side.who} must {side.verb} {what}, {side.done} {found or 'none'}.", hint)
     judge_unmatched(trace)
 
 
-def judge_unmatched(trace: Trace) -> None:
+def judge_unmatched(trace: Trace, hint: str = "Use the same tag on both sides, or none.") -> None:
     """Raises ``Wrong`` unless every send met its recv."""
     if trace.unmatched:
-        raise Wrong(
-            f"Every send needs its recv, and {trace.unmatched[0]!r}.",
-            "Use the same tag on both sides, or none.",
-            trace=trace,
-        )
+        raise Wrong(f"Every send needs its recv, and {trace.unmatched[0]!r}.", hint)
 
 
 class Task(NamedTuple):

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine
+from ringsim.check.examination import Answer, CheckResult, Examination, Passed, Wrong, examine
 from ringsim.link import Link, fit_link
 from ringsim.traces.events import RECV, SEND
 from ringsim.traces.units import bytes_text
@@ -56,7 +55,7 @@ class Data(NamedTuple):
     link: Link | None
 
 
-def alphabeta(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that fits alpha and beta.
 
     ``function(sizes_bytes, times_s)`` gets two numpy arrays of one length, in which each size
@@ -81,7 +80,7 @@ def alphabeta(function: Callable[..., Any], *, seed: int | None = None) -> Check
     return examine("alphabeta", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> tuple[str, Trace | None]:
+def _judge(examination: Examination) -> Passed:
     made_up = [_make_up(examination.random) for _ in range(LINKS)]
     trace = examination.run(_messages_on_rank, 2)
     data = [*made_up, _measured(trace)]
@@ -125,7 +124,7 @@ def _make_up(draw: random.Random) -> Data:
     return Data([size for size, _ in pairs], [time_s for _, time_s in pairs], link)
 
 
-def _messages_on_rank(_function: Callable[..., Any]) -> None:
+def _messages_on_rank(_function: Answer) -> None:
     """Sends messages of each size there and back, one more of each than counts."""
     import torch
 
@@ -221,5 +220,5 @@ def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
             f"Between two real ranks {bytes_text(size)} took {took:.3g} µs in the median, and the "
             f"line says {says:.3g} µs."
         )
-        raise Wrong(reason, _WEIGHT_HINT, trace=trace)
+        raise Wrong(reason, _WEIGHT_HINT, trace)
     return True

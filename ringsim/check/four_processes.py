@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import UserList
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from ringsim.check.examination import (
+    Answer,
     CheckResult,
     Examination,
+    Passed,
     Wrong,
     examine,
     listed,
@@ -32,7 +34,7 @@ _WHOLE_HINT: Final = (
 )
 
 
-def hello(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def hello(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that adds up one rank's share of a list of numbers.
 
     ``function(numbers)`` gets the same list on every rank. Rank r returns the sum of numbers[r],
@@ -57,7 +59,7 @@ def hello(function: Callable[..., Any], *, seed: int | None = None) -> CheckResu
     return examine("hello", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> tuple[str, Trace | None]:
+def _judge(examination: Examination) -> Passed:
     draw = examination.random
     sizes = [3, draw.choice([5, 6]), 2, 1]
     trace = None
@@ -84,7 +86,7 @@ class _Numbers(UserList[int]):
         return iter(self.data)
 
 
-def _share_on_rank(function: Callable[..., Any], numbers: Sequence[int]) -> float | str:
+def _share_on_rank(function: Answer, numbers: Sequence[int]) -> float | str:
     return plain_number(function(_Numbers(numbers)))
 
 
@@ -96,7 +98,7 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
         return
 
     def wrong(reason: str, hint: str = _WHOLE_HINT) -> Wrong:
-        return Wrong(reason, hint, trace=trace)
+        return Wrong(reason, hint)
 
     rank = next(rank for rank in range(size) if results[rank] != due[rank])
     got, who = results[rank], f"Rank {rank} of {size}"
@@ -146,7 +148,6 @@ def _judge_spans(trace: Trace) -> None:
             raise Wrong(
                 f'{who} must record one span named "{SPAN_NAME}", got {len(spans)}.',
                 hint,
-                trace=trace,
             )
         span = spans[0]
         inside = (reads > span) & (events.post_ns[reads] <= events.done_ns[span])
@@ -157,7 +158,6 @@ def _judge_spans(trace: Trace) -> None:
                     "somewhere else."
                 ),
                 hint,
-                trace=trace,
             )
 
 

@@ -6,14 +6,15 @@ Messages in an order that never jams; how many batches keep the stages busy.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Final
 
 from ringsim.check.examination import (
     RAISED_HINT,
+    Answer,
     CheckResult,
     Examination,
+    Passed,
     Wrong,
     examine,
     judge_counts,
@@ -40,7 +41,7 @@ WANTED: Final = Fraction(4, 5)
 Setting = tuple[int, bool]
 
 
-def token_ring(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def token_ring(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that exchanges messages with the neighbours in a generation ring.
 
     ``function(output, space)`` sends ``output`` to the successor, on its group, and fills ``space``
@@ -63,13 +64,13 @@ def token_ring(function: Callable[..., Any], *, seed: int | None = None) -> Chec
     return examine("token_ring", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> tuple[str, Trace | None]:
+def _judge(examination: Examination) -> Passed:
     draw = examination.random
     sizes = [3, 2, draw.choice([4, 5])]
     trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
-        trace = examination.run_on_ring(
+        trace = examination.run(
             _generate_on_rank,
             world_size,
             secret,
@@ -86,9 +87,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
     )
 
 
-def _generate_on_rank(
-    function: Callable[..., Any], secret: int
-) -> tuple[int, list[list[float | str]]]:
+def _generate_on_rank(function: Answer, secret: int) -> tuple[int, list[list[float | str]]]:
     """Does this rank's jobs; returns its number and, on the last rank, the tokens of each batch."""
     import torch  # here, so that a process that only starts ranks does not load it
 
@@ -136,10 +135,10 @@ def _judge_tokens(trace: Trace) -> None:
                     f"Token {place} of batch {batch} must be {x}, got {shown(token)}, in the ring "
                     f"of {count(size, 'rank')}."
                 )
-                raise Wrong(reason, _VALUE_HINT, trace=trace)
+                raise Wrong(reason, _VALUE_HINT)
 
 
-def inner_iterations(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def inner_iterations(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that chooses the settings of a generation ring.
 
     ``function(N)`` returns (T, async_comm): a ring of N stages must finish with T inner iterations,
@@ -161,7 +160,7 @@ def inner_iterations(function: Callable[..., Any], *, seed: int | None = None) -
     return examine("inner_iterations", function, _judge_settings, seed)
 
 
-def _judge_settings(examination: Examination) -> tuple[str, Trace | None]:
+def _judge_settings(examination: Examination) -> Passed:
     draw = examination.random
     sizes = [10, 4, 2, 5, 1, draw.randrange(6, 10), draw.randrange(11, 100)]
     for (size,), answer in examination.ask([(size,) for size in sizes], _read_setting):

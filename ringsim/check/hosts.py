@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, product
 from typing import Any, Final, NamedTuple
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine, refuse_text, shown
+from ringsim.check.examination import (
+    Answer,
+    CheckResult,
+    Examination,
+    Passed,
+    Wrong,
+    examine,
+    refuse_text,
+    shown,
+)
 from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
 from ringsim.traces.value import Trace
 
@@ -68,7 +77,7 @@ class _Run(NamedTuple):
     decoys: dict[Pair, str]
 
 
-def slow_link(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def slow_link(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that finds the slow link between two hosts.
 
     ``function(messages, hosts)`` gets the table ``trace.to_pandas("messages")`` of a run and
@@ -91,7 +100,7 @@ def slow_link(function: Callable[..., Any], *, seed: int | None = None) -> Check
     return examine("slow_link", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> tuple[str, Trace | None]:
+def _judge(examination: Examination) -> Passed:
     runs = [_make_up(examination.random, MISLEADING[number % 2]) for number in range(RUNS)]
     asked = [(run.messages, run.hosts) for run in runs]
     for run, (_, answer) in zip(runs, examination.ask(asked, _read_pair, own=False), strict=True):

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from ringsim.check.examination import CheckResult, Examination, Wrong, examine, plain_tensor
+from ringsim.check.examination import (
+    Answer,
+    CheckResult,
+    Examination,
+    Passed,
+    Wrong,
+    examine,
+    plain_tensor,
+)
 from ringsim.traces.events import COLLECTIVE, OK, OP_NAMES, RECV, SEND
 from ringsim.traces.value import Trace, count
 
@@ -41,7 +48,7 @@ _WAIT_HINT: Final = (
 )
 
 
-def average_gradients(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def average_gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that averages gradients over the replicas of a stage.
 
     ``function(gradients, replicas)`` gets the gradients of this rank's stage, a list of float32
@@ -64,7 +71,7 @@ def average_gradients(function: Callable[..., Any], *, seed: int | None = None) 
     return examine("average_gradients", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> tuple[str, Trace | None]:
+def _judge(examination: Examination) -> Passed:
     trace = None
     for stages, replicas in SIZES:
         about = f"With {count(stages, 'stage')} and {count(replicas, 'replica')}"
@@ -85,7 +92,7 @@ def _judge(examination: Examination) -> tuple[str, Trace | None]:
 
 
 def _average_on_rank(
-    function: Callable[..., Any], stages: int, secret: int
+    function: Answer, stages: int, secret: int
 ) -> tuple[list[float], list[float] | None]:
     """Returns the gradients of this rank before and after; None if they have other shapes then."""
     import torch  # here, so that a process that only starts ranks does not load it
@@ -115,7 +122,7 @@ def _judge_waits(trace: Trace, about: str) -> None:
         (trace.events.kind == COLLECTIVE) & (trace.events.status != OK)
     ).tolist():
         who = f"rank {int(trace.events.rank[index])}'s {OP_NAMES[trace.events.op[index]]}"
-        raise Wrong(f"{about} {who} is never waited for.", _WAIT_HINT, trace=trace)
+        raise Wrong(f"{about} {who} is never waited for.", _WAIT_HINT)
 
 
 def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
@@ -123,36 +130,30 @@ def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
     for rank, (_, found) in enumerate(trace.results):
         if found is None:
             reason = f"{about} the gradients of rank {rank} have other shapes than before."
-            raise Wrong(reason, _PLACE_HINT, trace=trace)
+            raise Wrong(reason, _PLACE_HINT)
     before, after = (np.array([row[place] for row in trace.results]) for place in (0, 1))
     size = len(before)
+    replicas = size // stages
+    everything = before.sum(axis=0)
     for rank in range(size):
-        total, mine = (
-            before[rank % stages :: stages].sum(axis=0),
-            f"{about} the gradients of rank {rank} are",
-        )
-        if np.allclose(after[rank], total / (size // stages)):
+        total = before[rank % stages :: stages].sum(axis=0)
+        if np.allclose(after[rank], total / replicas):
             continue
-        if np.array_equal(after[rank], before[rank]):
-            raise Wrong(f"{mine} what they were before.", _PLACE_HINT, trace=trace)
-        if np.allclose(after[rank], total):
-            raise Wrong(
-                f"{mine} the sum over the replicas, and must be the mean.", _MEAN_HINT, trace=trace
-            )
-        if np.allclose(after[rank], total / size):
-            raise Wrong(
-                f"{mine} divided by the {size} ranks of the world, not by those of the group.",
-                _MEAN_HINT,
-                trace=trace,
-            )
-        if any(
-            np.allclose(after[rank], before.sum(axis=0) / number)
-            for number in (1, size, size // stages)
-        ):
-            raise Wrong(f"{mine} mixed with those of other stages.", _GROUP_HINT, trace=trace)
-        raise Wrong(
-            f"{mine} not the mean over its replicas.", f"{_BUCKET_HINT} {_MEAN_HINT}", trace=trace
+        not_by_group = f"divided by the {size} ranks of the world, not by those of the group"
+        mixed = "mixed with those of other stages"
+        likenesses = (
+            (total, "the sum over the replicas, and must be the mean", _MEAN_HINT),
+            (total / size, not_by_group, _MEAN_HINT),
+            *((everything / number, mixed, _GROUP_HINT) for number in (1, size, replicas)),
         )
+        if np.array_equal(after[rank], before[rank]):
+            what, hint = "what they were before", _PLACE_HINT
+        else:
+            what, hint = next(
+                ((what, hint) for like, what, hint in likenesses if np.allclose(after[rank], like)),
+                ("not the mean over its replicas", f"{_BUCKET_HINT} {_MEAN_HINT}"),
+            )
+        raise Wrong(f"{about} the gradients of rank {rank} are {what}.", hint)
 
 
 def _judge_operations(trace: Trace, stages: int, about: str) -> None:
@@ -173,7 +174,6 @@ def _judge_operations(trace: Trace, stages: int, about: str) -> None:
                     f"({said})."
                 ),
                 _BUCKET_HINT,
-                trace=trace,
             )
         members, due = (
             events.tables.groups[events.group[called[0]]].ranks,
@@ -183,7 +183,6 @@ def _judge_operations(trace: Trace, stages: int, about: str) -> None:
             raise Wrong(
                 f"{who} must reduce over ranks {due}, and did so over {tuple(members)}.",
                 _GROUP_HINT,
-                trace=trace,
             )
         if (sent := int(events.size_bytes[called[0]])) != 4 * NUMBERS:
             raise Wrong(
@@ -192,5 +191,4 @@ def _judge_operations(trace: Trace, stages: int, about: str) -> None:
                     f"reduced {sent}."
                 ),
                 _BUCKET_HINT,
-                trace=trace,
             )

@@ -6,14 +6,15 @@ Numbers that go round until every rank knows their sum.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any, Final
 
 from ringsim.check.examination import (
     ALONE_HINT,
     RAISED_HINT,
+    Answer,
     CheckResult,
     Examination,
+    Passed,
     Wrong,
     examine,
     judge_counts,
@@ -45,7 +46,7 @@ _SUM_HINT: Final = (
 )
 
 
-def pair_groups(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def pair_groups(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that lists the pairs of a ring.
 
     ``function(N)`` returns a list of N pairs (predecessor, successor): pair i is (i, (i + 1) mod
@@ -66,7 +67,7 @@ def pair_groups(function: Callable[..., Any], *, seed: int | None = None) -> Che
     return examine("pair_groups", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> tuple[str, Trace | None]:
+def _judge(examination: Examination) -> Passed:
     draw = examination.random
     sizes = [1, 2, 3, 4, draw.randrange(5, 10), draw.randrange(10, 65)]
     for (size,), answer in examination.ask([(size,) for size in sizes], _read_pairs):
@@ -160,7 +161,7 @@ def _picture(size: int, answer: Pairs) -> Trace | None:
     )
 
 
-def ring(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def ring(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that passes numbers round the ring until every rank knows their sum.
 
     ``function(token)`` gets this rank's own number, a float32 tensor of shape (1,), which no other
@@ -182,13 +183,13 @@ def ring(function: Callable[..., Any], *, seed: int | None = None) -> CheckResul
     return examine("ring", function, _judge_rounds, seed)
 
 
-def _judge_rounds(examination: Examination) -> tuple[str, Trace | None]:
+def _judge_rounds(examination: Examination) -> Passed:
     draw = examination.random
     sizes = [3, 2, draw.choice([4, 5, 6]), 1]
     trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
-        trace = examination.run_on_ring(
+        trace = examination.run(
             _round_on_rank, world_size, secret, things="tokens", hint=RAISED_HINT
         )
         due = [(world_size - 1, world_size - 1)] * world_size
@@ -204,7 +205,7 @@ def _judge_rounds(examination: Examination) -> tuple[str, Trace | None]:
     return f"Right in rings of {listed(sizes)} ranks, message by message.", trace
 
 
-def _round_on_rank(function: Callable[..., Any], secret: int) -> tuple[float, float | str]:
+def _round_on_rank(function: Answer, secret: int) -> tuple[float, float | str]:
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
@@ -232,4 +233,4 @@ def _judge_sums(trace: Trace) -> None:
             if size == 1
             else _SUM_HINT
         )
-        raise Wrong(reason, hint, trace=trace)
+        raise Wrong(reason, hint)

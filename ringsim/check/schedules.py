@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ringsim.check.examination import (
+    Answer,
     CheckResult,
     Examination,
+    Passed,
     Wrong,
     examine,
     find_wrong,
@@ -68,7 +70,7 @@ _MORE_HINT: Final = (
 )
 
 
-def schedule(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that writes 1F1B.
 
     ``function(rank, num_ranks, num_microbatches)`` returns what one rank does, in order, as a list
@@ -93,7 +95,7 @@ def schedule(function: Callable[..., Any], *, seed: int | None = None) -> CheckR
     return examine("schedule", function, _judge_1f1b, seed)
 
 
-def fast_schedule(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def fast_schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that writes a schedule with a smaller bubble than 1F1B's.
 
     For the memory of 1F1B's first rank. ``function(rank, num_ranks, num_microbatches)`` is as for
@@ -117,7 +119,7 @@ def fast_schedule(function: Callable[..., Any], *, seed: int | None = None) -> C
     return examine("fast_schedule", function, _judge_fast, seed)
 
 
-def _judge_1f1b(examination: Examination) -> tuple[str, Trace | None]:
+def _judge_1f1b(examination: Examination) -> Passed:
     draw = examination.random
     sizes = [
         (2, 4),
@@ -146,7 +148,7 @@ def _judge_1f1b(examination: Examination) -> tuple[str, Trace | None]:
     )
 
 
-def _judge_fast(examination: Examination) -> tuple[str, Trace | None]:
+def _judge_fast(examination: Examination) -> Passed:
     draw = examination.random
     few = draw.randrange(5, 9)
     sizes = [(2, 4), (4, 8), (3, 5), (3, 3), (1, 2), (few, draw.randrange(few, 30))]
@@ -258,11 +260,11 @@ def _train(examination: Examination, schedule: Schedule) -> Trace:
                 f"{_about(_size_of(schedule))} stage {rank} gets another gradient for "
                 f"{row.parameter} than one process."
             )
-            raise Wrong(reason, _RULE_HINT, trace=trace)
+            raise Wrong(reason, _RULE_HINT)
     return trace
 
 
-def _step_on_rank(_: Callable[..., Any], schedule: Schedule, secret: int) -> Any:
+def _step_on_rank(_: Answer, schedule: Schedule, secret: int) -> Any:
     from ringsim.pipeline.partition import partition_model
     from ringsim.pipeline.stage import build_stages
     from ringsim.pipeline.training import train_step_pipeline
@@ -288,7 +290,7 @@ class _Case(NamedTuple):
         return Costs(forward=1, backward=self.backward, latency=self.latency)
 
 
-def fewest_microbatches(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that chooses how many microbatches a step of 1F1B should have.
 
     ``function(num_ranks, costs, limit)`` returns the smallest number of microbatches with which the
@@ -313,7 +315,7 @@ def fewest_microbatches(function: Callable[..., Any], *, seed: int | None = None
     return examine("fewest_microbatches", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> tuple[str, Trace | None]:
+def _judge(examination: Examination) -> Passed:
     draw = examination.random
     cases = [
         _Case(4, backward=2, latency=0, limit=0.11),

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from ringsim.check.examination import (
+    Answer,
     CheckResult,
     Examination,
+    Passed,
     Wrong,
     examine,
+    judge_unmatched,
     listed,
     plain_tensor,
     shown,
+    sides,
 )
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import COLLECTIVE, OP_NAMES, RECV, SEND
@@ -49,7 +52,7 @@ _COUNT_HINT: Final = "Each call sends one tensor, to ring.succ, and receives one
 
 
 def no_deadlock(
-    function: Callable[..., Any], *, way: str | None = None, seed: int | None = None
+    function: Answer, *, way: str | None = None, seed: int | None = None
 ) -> CheckResult:
     """Checks an exchange in which ranks send to the successor and receive from the predecessor.
 
@@ -82,7 +85,7 @@ def no_deadlock(
     return examine("no_deadlock", function, lambda examination: _judge(examination, way), seed)
 
 
-def _judge(examination: Examination, way: str | None) -> tuple[str, Trace | None]:
+def _judge(examination: Examination, way: str | None) -> Passed:
     draw = examination.random
     trace = None
     for world_size in _WORLD_SIZES:
@@ -102,9 +105,7 @@ def _judge(examination: Examination, way: str | None) -> tuple[str, Trace | None
     )
 
 
-def _exchange_on_rank(
-    function: Callable[..., Any], lengths: list[int], secret: int
-) -> list[str | None]:
+def _exchange_on_rank(function: Answer, lengths: list[int], secret: int) -> list[str | None]:
     """Exchanges a tensor of each length; says what is wrong with each that was returned."""
     import torch  # here, so that a process that only starts ranks does not load it
 
@@ -145,34 +146,26 @@ def _judge_messages(trace: Trace, exchanges: int) -> None:
 
     Each with a partner, and nothing else.
     """
-    events, size = trace.events, trace.world_size
-    for rank in range(size):
-        who, mine = f"Rank {rank} of {size}", events.rank == rank
-        collectives = events.op[mine & (events.kind == COLLECTIVE)]
+    events = trace.events
+    for side in sides(trace):
+        collectives = events.op[(events.rank == side.rank) & (events.kind == COLLECTIVE)]
         if len(collectives):
+            called = OP_NAMES[collectives[0]]
             reason = (
-                f"{who} called {OP_NAMES[collectives[0]]}, and only messages between neighbours "
-                "are allowed."
+                f"{side.who} called {called}, and only messages between neighbours are allowed."
             )
-            raise Wrong(reason, _COUNT_HINT, trace=trace)
-        for kind, verb, done, to, peer in (
-            (SEND, "send", "sent", "to its successor", (rank + 1) % size),
-            (RECV, "receive", "received", "from its predecessor", (rank - 1) % size),
-        ):
-            peers = events.peer[mine & (events.kind == kind)]
-            number = int(np.count_nonzero(peers == peer))
-            if number != exchanges or number != len(peers):
-                others = (
-                    f", and {count(len(peers) - number, 'other')}" if number != len(peers) else ""
-                )
-                reason = (
-                    f"{who} must {verb} {count(exchanges, 'tensor')} {to}, {done} "
-                    f"{number or 'none'}{others}."
-                )
-                raise Wrong(reason, _COUNT_HINT, trace=trace)
-    if trace.unmatched:
-        reason = f"Every send needs its recv, and {trace.unmatched[0]!r}."
-        raise Wrong(reason, "Use the same tag and the same group on both sides.", trace=trace)
+            raise Wrong(reason, _COUNT_HINT)
+        number = int(np.count_nonzero(events.peer[side.events] == side.peer))
+        more = len(side.events) - number
+        if number != exchanges or more:
+            to = "to its successor" if side.kind == SEND else "from its predecessor"
+            others = f", and {count(more, 'other')}" if more else ""
+            reason = (
+                f"{side.who} must {side.verb} {count(exchanges, 'tensor')} {to}, {side.done} "
+                f"{number or 'none'}{others}."
+            )
+            raise Wrong(reason, _COUNT_HINT)
+    judge_unmatched(trace, "Use the same tag and the same group on both sides.")
 
 
 def _judge_values(trace: Trace, lengths: list[int]) -> None:
@@ -183,7 +176,7 @@ def _judge_values(trace: Trace, lengths: list[int]) -> None:
                     f"Rank {rank} of {trace.world_size} must return the tensor of its predecessor, "
                     f"of shape ({length},), {complaint}."
                 )
-                raise Wrong(reason, _VALUE_HINT, trace=trace)
+                raise Wrong(reason, _VALUE_HINT)
 
 
 def _judge_way(trace: Trace, way: str) -> None:
@@ -197,4 +190,4 @@ def _judge_way(trace: Trace, way: str) -> None:
         f"It works, but with {' and '.join(sorted(used))}: this exercise is about the way called "
         f"{way}."
     )
-    raise Wrong(reason, _WAY_HINTS[way], trace=trace)
+    raise Wrong(reason, _WAY_HINTS[way])

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from typing import Any, Final
 
 from ringsim.check.examination import (
+    Answer,
     CheckResult,
     Examination,
+    Passed,
     Wrong,
     examine,
     listed,
     plain_tensor,
     refuse_text,
     shown,
+    sides,
 )
-from ringsim.traces.events import RECV, SEND
+from ringsim.traces.events import SEND
 from ringsim.traces.value import Trace, count
 
 __all__ = ["hand_over", "partition"]
@@ -67,7 +69,7 @@ _VALUE_HINT: Final = (
 )
 
 
-def partition(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def partition(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that cuts a model's layers into stages.
 
     ``function(num_layers, num_stages)`` returns a list with the layers of each stage, as ranges or
@@ -92,7 +94,7 @@ def partition(function: Callable[..., Any], *, seed: int | None = None) -> Check
     return examine("partition", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> tuple[str, Trace | None]:
+def _judge(examination: Examination) -> Passed:
     draw = examination.random
     sizes = [(8, 4), (10, 4), (4, 4), (3, 4), (1, 3), (5, 1), (0, 2)]
     sizes += [(draw.randrange(5, 100), draw.randrange(2, 20)) for _ in range(5)]
@@ -149,7 +151,7 @@ def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
         )
 
 
-def hand_over(function: Callable[..., Any], *, seed: int | None = None) -> CheckResult:
+def hand_over(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that hands a tensor to the next stage, which does not know its shape.
 
     ``function(tensor)`` is called on every rank with a float32 tensor of 1 to 4 dimensions, another
@@ -172,14 +174,14 @@ def hand_over(function: Callable[..., Any], *, seed: int | None = None) -> Check
     return examine("hand_over", function, _judge_hand_over, seed)
 
 
-def _judge_hand_over(examination: Examination) -> tuple[str, Trace | None]:
+def _judge_hand_over(examination: Examination) -> Passed:
     draw = examination.random
     sizes = [3, 2, draw.choice([4, 5]), 1]
     headers: dict[int, Shape] = {}
     trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
-        trace = examination.run_on_ring(
+        trace = examination.run(
             _hand_over_on_rank, world_size, secret, things="tensors", hint=_RAISED_HINT
         )
         _judge_messages(trace, secret, headers)
@@ -201,9 +203,7 @@ def _shape_of(rank: int, secret: int) -> Shape:
     return tuple(draw.randrange(2, 8) for _ in range(dimensions))
 
 
-def _hand_over_on_rank(
-    function: Callable[..., Any], secret: int
-) -> tuple[Shape, list[float]] | str | None:
+def _hand_over_on_rank(function: Answer, secret: int) -> tuple[Shape, list[float]] | str | None:
     """Makes this rank's tensor, which counts from 1000 times its rank.
 
     Returns what the answer gives for it in plain numbers.
@@ -225,86 +225,62 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
 
     A header as long as all before it, then as many bytes as the tensor has.
     """
-    events, size = trace.events, trace.world_size
-
-    for rank in range(size):
-        for kind, verb, done, peer, source in (
-            (SEND, "send", "sent", rank + 1, rank),
-            (RECV, "receive", "received", rank - 1, rank - 1),
-        ):
-            mine = (events.rank == rank) & (events.kind == kind)
-            found = [
-                events.tables.payloads[number].size_bytes
-                for number in events.payload[mine].tolist()
-            ]
-            who, inside = f"Rank {rank} of {size}", 0 <= peer < size
-            if not inside:
-                if found:
-                    raise Wrong(
-                        f"{who} {done} {count(len(found), 'message')}, and the line ends there.",
-                        _RAISED_HINT,
-                        trace=trace,
-                    )
-                continue
-            way = f"{'to' if kind == SEND else 'from'} rank {peer}"
-            if len(found) != 2:
-                reason = (
-                    f"{who} must {verb} 2 messages {way}, a header and a payload, {done} "
-                    f"{len(found) or 'none'}."
-                )
-                raise Wrong(reason, _TWO_MESSAGES_HINT, trace=trace)
-            shape = _shape_of(source, secret)
-            if found[1] != math.prod(shape) * _ITEM_BYTES:
-                due = f"{math.prod(shape) * _ITEM_BYTES} bytes of shape {shape}"
-                raise Wrong(
-                    (
-                        f"{who} must {verb} a payload of {due} after the header, {done} {found[1]} "
-                        "bytes."
-                    ),
-                    _VALUE_HINT,
-                    trace=trace,
-                )
-            headers.setdefault(found[0], shape)
-            if len(headers) > 1:
-                (first, of), (second, other) = headers.items()
-                reason = (
-                    f"The header must have one size for all, got {first} bytes for shape {of} and "
-                    f"{second} bytes for shape {other}."
-                )
-                raise Wrong(reason, _FIXED_HINT, trace=trace)
+    for side in sides(trace):
+        is_send = side.kind == SEND
+        who, done = side.who, side.done
+        found = trace.events.size_bytes[side.events].tolist()
+        source, target = (side.rank, side.peer) if is_send else (side.peer, side.rank)
+        if source >= target:
+            if found:
+                reason = f"{who} {done} {count(len(found), 'message')}, and the line ends there."
+                raise Wrong(reason, _RAISED_HINT)
+            continue
+        if len(found) != 2:
+            way = f"{'to' if is_send else 'from'} rank {side.peer}"
+            reason = (
+                f"{who} must {side.verb} 2 messages {way}, a header and a payload, {done} "
+                f"{len(found) or 'none'}."
+            )
+            raise Wrong(reason, _TWO_MESSAGES_HINT)
+        header_bytes, payload_bytes = found
+        shape = _shape_of(source, secret)
+        due_bytes = math.prod(shape) * _ITEM_BYTES
+        if payload_bytes != due_bytes:
+            reason = (
+                f"{who} must {side.verb} a payload of {due_bytes} bytes of shape {shape} after the "
+                f"header, {done} {payload_bytes} bytes."
+            )
+            raise Wrong(reason, _VALUE_HINT)
+        headers.setdefault(header_bytes, shape)
+        if len(headers) > 1:
+            (first, of), (second, other) = headers.items()
+            reason = (
+                f"The header must have one size for all, got {first} bytes for shape {of} and "
+                f"{second} bytes for shape {other}."
+            )
+            raise Wrong(reason, _FIXED_HINT)
 
 
 def _judge_values(trace: Trace, secret: int) -> None:
     """Every rank but the first must return what the rank before was given."""
-    size = trace.world_size
     for rank, answer in enumerate(trace.results):
-        who = f"Rank {rank} of {size}"
+        who = f"Rank {rank} of {trace.world_size}"
+        got = f"shape {answer[0]}" if isinstance(answer, tuple) else answer
         if rank == 0:
             if answer is not None:
-                reason = (
-                    f"{who} has nobody before it and must return None, got "
-                    f"{answer if isinstance(answer, str) else 'a tensor'}."
-                )
-                raise Wrong(reason, _RAISED_HINT, trace=trace)
+                tensor = "a tensor" if isinstance(answer, tuple) else answer
+                reason = f"{who} has nobody before it and must return None, got {tensor}."
+                raise Wrong(reason, _RAISED_HINT)
             continue
         due = _shape_of(rank - 1, secret)
-        got = (
-            "None"
-            if answer is None
-            else answer
-            if isinstance(answer, str)
-            else f"shape {answer[0]}"
-        )
         if not isinstance(answer, tuple) or answer[0] != due:
-            raise Wrong(
-                f"{who} must return a tensor of shape {due}, got {got}.", _VALUE_HINT, trace=trace
-            )
+            raise Wrong(f"{who} must return a tensor of shape {due}, got {got}.", _VALUE_HINT)
         if answer[1] != _flat_numbers(rank - 1, due):
             reason = (
                 f"{who} must return the numbers that rank {rank - 1} was given, and got others, or "
                 "these in another order."
             )
-            raise Wrong(reason, _VALUE_HINT, trace=trace)
+            raise Wrong(reason, _VALUE_HINT)
 
 
 def _flat_numbers(rank: int, shape: Shape) -> list[float]:

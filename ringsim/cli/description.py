@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
@@ -314,9 +314,7 @@ class Description:
         from ringsim.pipeline.executor import rehearse  # it needs torch
         from ringsim.simulator.api import simulate
 
-        step = self.schedule
-        if isinstance(step, Step):
-            step = make_schedule(step.name, step.num_ranks, step.num_microbatches, step.num_chunks)
+        step = _write_out(self.schedule)
         network: Any = {"link": self.link, "inject": self.jitter}
         if self.topology is not None:
             network = {"topology": self.topology, "inject": (*self.degrade, *self.jitter)}
@@ -332,20 +330,20 @@ class Description:
 
     def simulate(self) -> ScheduleRun:
         """Simulates the step by its schedule, without shared links and jitter."""
-        more: Any = {
-            "link": self.link,
-            "size_bytes": self.size_bytes,
-            "semantics": self.semantics,
-            "ahead": self.ahead,
-        }
-        step = self.schedule
+        step: Any = self.schedule
+        counts: dict[str, Any] = {}
         if isinstance(step, Step):
-            more |= {
-                "num_ranks": step.num_ranks,
-                "num_microbatches": step.num_microbatches,
-                "num_chunks": step.num_chunks,
-            }
-        return simulate_schedule(step.name if isinstance(step, Step) else step, self.costs, **more)
+            counts = asdict(step)
+            step = counts.pop("name")
+        return simulate_schedule(
+            step,
+            self.costs,
+            link=self.link,
+            size_bytes=self.size_bytes,
+            semantics=self.semantics,
+            ahead=self.ahead,
+            **counts,
+        )
 
 
 def read_description(file: Path) -> Description:
@@ -511,13 +509,13 @@ def _read_actions(schedule: TomlTable, num_ranks: int) -> Schedule:
 
 
 def _find_owners(step: Step | Schedule) -> Sequence[int]:
-    if isinstance(step, Schedule):
-        return step.stage_ranks
-    if step.name in _BY_RULE:
+    if isinstance(step, Step) and step.name in _BY_RULE:
         return range(step.num_ranks)
-    return make_schedule(
-        step.name, step.num_ranks, step.num_microbatches, step.num_chunks
-    ).stage_ranks
+    return _write_out(step).stage_ranks
+
+
+def _write_out(step: Step | Schedule) -> Schedule:
+    return make_schedule(*astuple(step)) if isinstance(step, Step) else step
 
 
 def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
@@ -652,12 +650,13 @@ def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
 
 
 def _slow_down(costs: Costs, factors: Sequence[float]) -> Costs:
-    def by_stage(times: Any) -> tuple[float, ...]:
+    def by_stage(times: Any) -> Any:
+        if times is None:
+            return None
         listed = times if isinstance(times, tuple) else (times,) * len(factors)
         return tuple(time * factor for time, factor in zip(listed, factors, strict=True))
 
-    backward = None if costs.backward is None else by_stage(costs.backward)
-    return Costs(by_stage(costs.forward), by_stage(costs.input), by_stage(costs.weight), backward)
+    return Costs(*map(by_stage, (costs.forward, costs.input, costs.weight, costs.backward)))
 
 
 def _lay_links(
