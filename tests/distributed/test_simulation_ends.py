@@ -68,7 +68,7 @@ import _thread
 start, begun = _thread.start_new_thread, []
 
 def start_some(function, *arguments):
-    if function.__qualname__.startswith("Rank.start"):
+    if function.__qualname__ == "Rank._live":
         begun.append(function)
         if len(begun) > 3:
             raise RuntimeError("can't start new thread")
