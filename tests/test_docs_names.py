@@ -22,13 +22,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_NAMES = {"ringsim.trace.x", "ringsim.backends"}  # what does not exist; an entry point group
 VALUES = {"rendezvous", "buffered"}  # of keys, in the table of a description's keys
+# Each in a process of its own: a name that is found loads modules, where others are found then.
 RESOLVE = """
-import functools, sys, ringsim
+import functools, os, sys
 for name in sys.argv[1:]:
-    try:
-        functools.reduce(getattr, name.split(".")[1:], ringsim)
-    except AttributeError:
-        print(name)
+    child = os.fork()
+    if child == 0:
+        import ringsim
+        try:
+            functools.reduce(getattr, name.split(".")[1:], ringsim)
+        except AttributeError:
+            print(name, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
 """
 
 
