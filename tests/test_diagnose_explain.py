@@ -362,6 +362,7 @@ def test_notice_comes_first_and_what_follows_is_folded() -> None:
             "rank": 0,
             "state": "failed",
             "about": "raised ArgumentError: tag must be 0 or more, got -1.",
+            "error": "ArgumentError",
         }
     ]
     (finding,) = run_of(*rows, labels=labels, ends=ends).findings
@@ -387,6 +388,7 @@ NOBODY_CAME = [
         "rank": 1,
         "state": "failed",
         "about": "raised RendezvousFailed: all ranks must come, got 1 of 2.",
+        "error": "RendezvousFailed",
     }
 ]
 

@@ -36,7 +36,7 @@ BARRIER: Instruction = ("barrier", 0)
 
 
 def diagnose(
-    *programs: list[Instruction], ends: dict[int, tuple[str, str]] | None = None
+    *programs: list[Instruction], ends: dict[int, tuple[str, str, str]] | None = None
 ) -> Diagnosis:
     """Runs programs until nobody can go on and explains what was recorded.
 
@@ -50,11 +50,12 @@ def diagnose(
     )
     machine = Machine(programs, groups)
     machine.run(lambda ranks: ranks[0])
-    known = dict.fromkeys(machine.finished, ("exited", "has returned from its worker")) | (
+    known = dict.fromkeys(machine.finished, ("exited", "has returned from its worker", "")) | (
         ends or {}
     )
     said = [
-        {"rank": rank, "state": state, "about": about} for rank, (state, about) in known.items()
+        {"rank": rank, "state": state, "about": about, "error": error}
+        for rank, (state, about, error) in known.items()
     ]
     return explain(
         Trace(
@@ -115,9 +116,9 @@ def all_round(size: int, *program: Callable[[int], Instruction]) -> list[list[In
 
 WAITS_FOR_THE_SECOND = [("isend", 1, 5, 0), ("irecv", 1, 5, 0), ("wait", 0)]
 POSTED_6 = [("isend", 0, 6, 0), ("irecv", 0, 6, 0)]
-GOES_ON = {0: ("exited", "left with sys.exit(0) (train.py, line 7, in step)")}
-RAISED = {0: ("failed", "raised ValueError: no such layer")}
-DIED = {0: ("killed", "was ended by signal 9 (SIGKILL)")}
+GOES_ON = {0: ("exited", "left with sys.exit(0) (train.py, line 7, in step)", "SystemExit")}
+RAISED = {0: ("failed", "raised ValueError: no such layer", "ValueError")}
+DIED = {0: ("killed", "was ended by signal 9 (SIGKILL)", "")}
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ DIED = {0: ("killed", "was ended by signal 9 (SIGKILL)")}
         ([[], [(RECV, 0, 0, 0)]], DIED, "peer_exited", (0, 1), [], ["SIGKILL"]),
         (
             [[(RECV, 1, 0, 0)], [("isend", 0, 1, 0)]],
-            {1: ("running", "")},
+            {1: ("running", "", "")},
             "stalled",
             (1, 0),
             [],
@@ -394,7 +395,7 @@ DIED = {0: ("killed", "was ended by signal 9 (SIGKILL)")}
 )
 def test_what_a_mistake_is_called(
     programs: list[list[Instruction]],
-    ends: dict[int, tuple[str, str]],
+    ends: dict[int, tuple[str, str, str]],
     kind: str,
     ranks: tuple[int, ...],
     echoes: list[tuple[int, ...]],
@@ -500,18 +501,22 @@ def test_what_came_after_a_moment_is_left_out(
 
 
 @pytest.mark.parametrize(
-    ("about", "message"),
+    ("about", "error", "message"),
     [
         # which says where
-        ("raised ValueError: no such layer", "rank 0 raised ValueError: no such layer."),
-        ("", "rank 0 has failed. The last that rank 0 posted was send to 1 (world, tag 0"),
+        (
+            "raised ValueError: no such layer",
+            "ValueError",
+            "rank 0 raised ValueError: no such layer.",
+        ),
+        ("", "", "rank 0 has failed. The last that rank 0 posted was send to 1 (world, tag 0"),
     ],
 )
 def test_what_a_rank_that_failed_posted_last_is_told_if_its_error_does_not_say_where(
-    about: str, message: str
+    about: str, error: str, message: str
 ) -> None:
     diagnosis = diagnose(
-        [(SEND, 1, 0, 0)], [(RECV, 0, 0, 0), (RECV, 0, 0, 0)], ends={0: ("failed", about)}
+        [(SEND, 1, 0, 0)], [(RECV, 0, 0, 0), (RECV, 0, 0, 0)], ends={0: ("failed", about, error)}
     )
     said = diagnosis.findings[0].message
     assert said.startswith(message)
@@ -525,7 +530,7 @@ def test_failures_come_in_order_of_time_and_those_of_unknown_time_last() -> None
         ("killed", 5),
         ("failed", None),
     ]
-    views = tuple(RankSnapshot(state, ended_ns=at_ns) for state, at_ns in states)
+    views = tuple(RankSnapshot(state, end=End(state, at_ns=at_ns)) for state, at_ns in states)
     assert [one.ranks for one in judge(Snapshot(views)).findings] == [(2,), (0,), (3,), (1,)]
 
 
@@ -547,7 +552,10 @@ def receives(rank: int, peer: int) -> RankSnapshot:
 def test_who_was_killed_takes_its_turn_among_the_failures_if_it_is_known_when(
     killed_ns: int | None, kinds: list[str]
 ) -> None:
-    ended = RankSnapshot("failed", ended_ns=9), RankSnapshot("killed", ended_ns=killed_ns)
+    ended = (
+        RankSnapshot("failed", end=End("failed", at_ns=9)),
+        RankSnapshot("killed", end=End("killed", at_ns=killed_ns)),
+    )
     snapshot = Snapshot((*ended, receives(2, 0), receives(3, 1), receives(4, 5), receives(5, 4)))
     assert [one.kind for one in judge(snapshot).findings] == kinds
 

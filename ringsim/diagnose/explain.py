@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.diagnose.failure import IN_VAIN, LOST_PEERS
+from ringsim.diagnose.failure import LOST_PEERS
 from ringsim.diagnose.lateness import Activity, describe_waiting, find_lateness
 from ringsim.diagnose.links import find_links
 from ringsim.diagnose.mismatches import (
@@ -38,20 +38,19 @@ from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
 from ringsim.errors import name_ranks
 from ringsim.traces.events import COLLECTIVE, NONE, Events
-from ringsim.traces.findings import Diagnosis, Edge, Finding
+from ringsim.traces.findings import IN_VAIN, LEFT_BLOCK, LOST, Diagnosis, Edge, End, Finding
 from ringsim.traces.units import time_text
 from ringsim.traces.value import count
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# the trace has a finding of these, too
+# errors of ringsim of which the trace has a finding, too
 _OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")
 _MOST_WAITS: Final = 4
 _HELD_HINT: Final = (
     "Not proved: other threads of these ranks went on, and might have posted what is missing."
 )
-LOST: Final = "is lost"  # how what is said of a rank begins whose host is silent
 _ABLE: Final = ("running", "unknown")
 _AT_WORK: Final = (*_ABLE, "stopped")
 
@@ -104,7 +103,7 @@ def explain(trace: Trace) -> Diagnosis:
     events, told = trace.events, read_ends(trace.metadata, size)
     ends = {rank: end for rank, end in told.items() if end.state != "unknown"}
     # what they waited for says why, where it does
-    lost = {rank: end.about for rank, end in told.items() if rank not in ends and end.about}
+    lost = {rank: end for rank, end in told.items() if rank not in ends and end.about}
     snapshot = snapshot_of_events(events, size, ends, end_ns=end_ns)
     judged = judge(snapshot)
     # At the end of a simulated run nothing was on its way any more; of a real one the watcher says
@@ -144,7 +143,7 @@ def explain(trace: Trace) -> Diagnosis:
     returned = [
         rank
         for rank, end in ends.items()
-        if end.state == "exited" and "recorded block" not in end.about and rank not in woken
+        if end.state == "exited" and end.how != LEFT_BLOCK and rank not in woken
     ]
     findings += find_missing(events) if len(returned) == size else ()
     findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
@@ -242,7 +241,8 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
             alone.append(one)
             continue
         cause = causes[place]
-        if IN_VAIN in one.message:  # what its rank posted on the way out merely follows
+        # what its rank posted on the way out merely follows
+        if one.end is not None and one.end.how == IN_VAIN:
             causes[place] = replace(
                 one,
                 consequences=(
@@ -261,14 +261,12 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
 
 def _restates(failure: Finding) -> bool:
     """Tells whether a rank failed with an error of ringsim that a finding explains better."""
-    return failure.kind in ("rank_failed", "rendezvous_failed") and any(
-        f" raised {name}" in failure.message for name in _OUR_ERRORS
-    )
+    return failure.end is not None and failure.end.error in _OUR_ERRORS
 
 
 def _renamed(finding: Finding) -> Finding:
     """Returns a finding with the kind of a failed rendezvous, if that is what failed."""
-    failed = finding.kind == "rank_failed" and " raised RendezvousFailed" in finding.message
+    failed = finding.end is not None and finding.end.error == "RendezvousFailed"
     return replace(finding, kind="rendezvous_failed") if failed else finding
 
 
@@ -277,11 +275,8 @@ def _gathered(findings: Sequence[Finding]) -> list[Finding]:
     kept: list[Finding] = []
     places: dict[str, int] = {}
     for one in findings:
-        said = (
-            one.message.partition(" raised MessageMismatch: ")[2]
-            if one.kind == "rank_failed"
-            else ""
-        )
+        raised = one.end is not None and one.end.error == "MessageMismatch"
+        said = one.message.partition(" raised MessageMismatch: ")[2] if raised else ""
         place = places.setdefault(said.partition(", got ")[0], len(kept)) if said else len(kept)
         if place < len(kept):
             first = kept[place]
@@ -308,7 +303,7 @@ def _find_leavers(snapshot: Snapshot) -> list[Finding]:
             "rank_failed",
             (rank,),
             (),
-            f"rank {rank} {view.about}: that ends the run.",
+            f"rank {rank} {view.end.about}: that ends the run.",
             "Let the worker return instead.",
         )
         for rank, view in enumerate(snapshot.ranks)
@@ -317,7 +312,7 @@ def _find_leavers(snapshot: Snapshot) -> list[Finding]:
 
 
 def _find_stall(
-    trace: Trace, snapshot: Snapshot, lost: Mapping[int, str]
+    trace: Trace, snapshot: Snapshot, lost: Mapping[int, End]
 ) -> tuple[list[Finding], tuple[Edge, ...]]:
     """Says who waited in a run that was ended from outside, and what the others did.
 
@@ -325,17 +320,19 @@ def _find_stall(
     """
     blocked = [rank for rank, view in enumerate(snapshot.ranks) if view.awaited]
     seen = [
-        rank for rank, view in enumerate(snapshot.ranks) if view.state in _AT_WORK and view.about
+        rank
+        for rank, view in enumerate(snapshot.ranks)
+        if view.state in _AT_WORK and view.end.about
     ]
     if trace.metadata.get("complete") is True:
         return [], ()
-    gone = [rank for rank, about in lost.items() if about.startswith(LOST)]
+    gone = [rank for rank, end in lost.items() if end.how == LOST]
     if not gone and (held := _find_held(trace.events, snapshot)) is not None:
         return [held], ()
     if not blocked and (lost or not seen):
         return [
-            Finding("rank_failed", (rank,), (), f"rank {rank} {about}.")
-            for rank, about in lost.items()
+            Finding("rank_failed", (rank,), (), f"rank {rank} {end.about}.", end=end)
+            for rank, end in lost.items()
         ], ()
     operations = tuple(one.operation for rank in blocked for one in snapshot.ranks[rank].awaited)
     edges = tuple(
@@ -346,8 +343,8 @@ def _find_stall(
     )
     if gone:
         alike = {
-            about: [rank for rank in gone if lost[rank] == about]
-            for about in dict.fromkeys(lost[rank] for rank in gone)
+            about: [rank for rank in gone if lost[rank].about == about]
+            for about in dict.fromkeys(lost[rank].about for rank in gone)
         }
         told = [
             f"{name_ranks(some)} {'are' if len(some) > 1 else 'is'}{about[2:]}"
@@ -397,7 +394,7 @@ def _find_stall(
     )
     if busy:
         message += f" Meanwhile {busy}."
-    message += "".join(f" Then rank {rank} {lost[rank]}." for rank in blocked if rank in lost)
+    message += "".join(f" Then rank {rank} {lost[rank].about}." for rank in blocked if rank in lost)
     hint = (
         "They were not stuck for good: the ranks that they waited for might have helped. Look at "
         "what those do, or give the run more time."
@@ -420,7 +417,7 @@ def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
             posted = tuple(
                 replace(one, awaited=one.awaited and one.thread == thread) for one in view.posted
             )
-            views[rank] = replace(view, state="blocked", about="", posted=posted)
+            views[rank] = replace(view, state="blocked", end=End("blocked"), posted=posted)
             if view.state in _ABLE or any(one.thread != thread for one in waits):
                 able.append(rank)
     first = next(iter(judge(Snapshot(tuple(views))).findings), None)
@@ -453,15 +450,20 @@ def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
     last_ns, end_ns = int(max(times)), read_end_ns(trace.metadata) or 0
     since = f"for {time_text(end_ns - last_ns)}" if end_ns > last_ns else ""
     if view.state == "stopped":
-        words, details = view.about or "is stopped by a signal", ["SIGSTOP, or one like it", since]
+        words, details = (
+            view.end.about or "is stopped by a signal",
+            ["SIGSTOP, or one like it", since],
+        )
     else:
         doing = Activity(events, trace.world_size).doing(
             rank, max(last_ns, end_ns) - 1, max(last_ns, end_ns)
         )
-        named = doing.startswith("still ") or not view.about  # by a span, else the line says more
+        named = (
+            doing.startswith("still ") or not view.end.about
+        )  # by a span, else the line says more
         words, details = (
-            f"was {doing if named else view.about}",
-            [since, view.about if named else ""],
+            f"was {doing if named else view.end.about}",
+            [since, view.end.about if named else ""],
         )
     return f"rank {rank} {words}" + (
         f" ({', '.join(filter(None, details))})" if any(details) else ""

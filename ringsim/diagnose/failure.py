@@ -53,14 +53,14 @@ from ringsim.errors import (
     name_ranks,
 )
 from ringsim.traces.events import THREAD_FAILED
-from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
+from ringsim.traces.findings import EXIT_CODE, IN_VAIN, Diagnosis, Edge, End, Finding, Operation
 from ringsim.traces.parts import name_cells, rename_places
 from ringsim.traces.recorder import DECORATOR, LOST_PEER, Recorder
 
 OWN: Final = ""
 PEER: Final = "peer"  # a wait of this rank ended because others failed or can never go on
 WAIT: Final = "wait"  # a wait reached its limit: the diagnosis of the wait says more than the error
-IN_VAIN: Final = "and waited in vain on its way out"
+_WAITED: Final = "and waited in vain on its way out"
 # after a rank has failed, the others have this long to fail or finish by themselves
 GRACE_S: Final = 0.5
 # how Gloo words that, of messages and of collectives
@@ -71,8 +71,14 @@ _OURS: Final = Path(__file__).parent.parent
 _PYTHON: Final = f"{os.path.dirname(os.__file__)}{os.sep}"
 # errors of ringsim in place of torch's own: they end a run as these do
 _OF_TORCH: Final = ("Refused", "RunTimeout")
-# what a process does to itself
-_CRASHES: Final = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+# the signals of a process that crashes by itself
+_CRASHES: Final = (
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+)
 _NO_FAILURE: Final = ("", "0", "None", "False")  # arguments of sys.exit that give exit code 0
 # findings that a program may well get over
 LOST_PEERS: Final = ("peer_exited", "missing_participant")
@@ -255,7 +261,8 @@ class Report:
 
     Attributes:
         error: name of the exception's type, or "" if the process died without one.
-        text: the exception's message, or what is known about the death.
+        text: the exception's message, or what is known about the death of the process: "was ended
+            by signal 9 (SIGKILL)".
         where: "file, line n, in function" of the user's own line, "" if there is none.
         traceback: the user's part of the traceback, with source lines.
         at_ns: when, CLOCK_MONOTONIC.
@@ -264,6 +271,8 @@ class Report:
         after: the exception that led to this one, "ValueError: nan loss (train.py, line 7, in
             step)", or "".
         waited: where a wait ended in vain while the exception was on its way out, or "".
+        exit_code: of a process that died (negative: a signal), None if unknown.
+        printed: what it had printed last.
     """
 
     rank: int
@@ -276,6 +285,8 @@ class Report:
     echo: str = OWN
     after: str = ""
     waited: str = ""
+    exit_code: int | None = None
+    printed: str = ""
 
     @property
     def is_consequence(self) -> bool:
@@ -386,22 +397,24 @@ def report_death(
     stack = traceback.StackSummary.from_list(
         [frame for frame in reversed(frames) if not is_internal(frame[0])]
     )
+    last: list[str] = []
     if exit_code is None:
-        text = "its process is gone"
+        text = "is gone"
     elif exit_code < 0:
-        text = f"its process was ended by signal {-exit_code} ({signal.Signals(-exit_code).name})"
-        if last := [line for line in output.splitlines() if line.strip()][-3:]:
-            text += ". It last printed:\n  " + "\n  ".join(last)
+        text = f"was ended by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+        last = [line for line in output.splitlines() if line.strip()][-3:]
     else:
-        text = f"its process left with exit code {exit_code} before the worker returned"
+        text = f"left with exit code {exit_code} before the worker returned"
     lines = errors.escape("".join(stack.format()).rstrip())
     return Report(
         rank=rank,
         error="",
-        text=errors.escape(text),
+        text=text,
         where=_innermost(stack),
         traceback=lines,
         at_ns=at_ns,
+        exit_code=exit_code,
+        printed=errors.escape("\n".join(last)),
     )
 
 
@@ -451,7 +464,7 @@ def describe_end(report: Report) -> dict[str, Any]:
 
     Example:
         >>> describe_end(report_death(2, -9, at_ns=0, output=""))
-        {'rank': 2, 'state': 'killed', 'about': 'was ended by signal 9 (SIGKILL)', 'error': ''}
+        {'rank': 2, 'state': 'killed', 'about': 'was ended by signal 9 (SIGKILL)', 'error': '', 'how': ''}
         >>> describe_end(
         ...     Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0)
         ... )["about"]
@@ -461,7 +474,8 @@ def describe_end(report: Report) -> dict[str, Any]:
         ...     for code in ("0", "7")
         ... ]
         ['exited', 'failed']
-    """
+    """  # noqa: E501
+    how = ""
     if report.error == "SystemExit":
         state = "exited" if report.text in _NO_FAILURE else "failed"
         about = f"left with sys.exit({report.text})"
@@ -469,17 +483,23 @@ def describe_end(report: Report) -> dict[str, Any]:
         text = report.text.partition("\n")[0]
         state, about = "failed", f"raised {report.error}{f': {text}' if text else ''}"
     else:
-        about = report.text.partition(". It last")[0].removeprefix("its process ")
-        by_others = "signal" in about and not any(name in about for name in _CRASHES)
-        state = "killed" if by_others else "exited" if "exit code 0" in about else "failed"
+        about, code = report.text, report.exit_code
+        state = "exited" if code == 0 else "failed"
+        if code is not None and code < 0:
+            state = "failed" if -code in _CRASHES else "killed"
+        elif code is not None:
+            how = EXIT_CODE
     about += f" ({report.where})" if report.where else ""
     about += f", after {report.after}" if report.after else ""
-    about += f", {IN_VAIN} ({report.waited})" if report.waited else ""
+    if report.waited:
+        about += f", {_WAITED} ({report.waited})"
+        how = IN_VAIN
     return {
         "rank": report.rank,
         "state": "unknown" if report.echo != OWN else state,
         "about": about,
         "error": report.error,
+        "how": how,
     }
 
 
@@ -562,17 +582,23 @@ def make_error(
         text = (
             f"{who} raised {first.error}: {first.text}"
             if first.error
-            else f"{who} failed: {first.text}"
+            else f"{who} failed: {describe_death(first)}"
         )
     if first.traceback and (first.where or not first.of_ringsim):
         text += "\n" + indent(first.traceback)
     if first.waited:
-        text += f"\n  {IN_VAIN}: {first.waited}"
+        text += f"\n  {_WAITED}: {first.waited}"
     others = [report for report in reports if report is not first]
     for what, told in (
         (
             "also failed",
-            _tell({one.rank: one.error or one.text for one in others if not one.is_consequence}),
+            _tell(
+                {
+                    one.rank: one.error or f"its process {one.text}"
+                    for one in others
+                    if not one.is_consequence
+                }
+            ),
         ),
         (
             "lost their peer because of it",
@@ -588,6 +614,12 @@ def make_error(
     )
     made: RingError = kind(text, rank=first.rank) if issubclass(kind, RankFailed) else kind(text)
     return made
+
+
+def describe_death(report: Report) -> str:
+    """Returns what is known of a process that died without an exception, and what it printed."""
+    last = f". It last printed:\n{indent(report.printed)}" if report.printed else ""
+    return f"its process {report.text}{last}"
 
 
 def _tell(texts: Mapping[int, str]) -> str:
@@ -723,6 +755,7 @@ def _read_finding(said: dict[str, Any]) -> Finding:
             "ranks": tuple(said["ranks"]),
             "operations": tuple(operations),
             "consequences": tuple(echoes),
+            "end": said["end"] and End(*said["end"]),
         }
     )
 

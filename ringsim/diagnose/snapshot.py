@@ -48,7 +48,7 @@ from ringsim.traces.events import (
     Tables,
     make_events,
 )
-from ringsim.traces.findings import Operation
+from ringsim.traces.findings import EXIT_CODE, IN_VAIN, LEFT_BLOCK, LOST, End, Operation
 from ringsim.traces.matching import CollectiveCalls, number_places, number_rows, refused
 
 STATES: Final = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
@@ -57,7 +57,15 @@ GONE: Final = frozenset({"exited", "failed", "killed"})  # will post nothing mor
 MOST_POSTED: Final = 1000
 MOST_REFUSED: Final = 100  # operations of a rank that were refused
 _NO_GROUP: Final = Group("", ())
+_UNKNOWN: Final = End("unknown")
 _MARK: Final = OP_CODES["mark"]
+# how files of version 0.2.0 say it, which had only words
+_OLD_WORDS: Final = {
+    "left with exit code": EXIT_CODE,
+    "has left the recorded block": LEFT_BLOCK,
+    "is lost: ": LOST,
+    "and waited in vain on its way out": IN_VAIN,
+}
 _ABLE: Final = ("unknown", "running")  # states of a finished trace of which the events tell more
 
 
@@ -118,10 +126,7 @@ class RankSnapshot:
             for each other. "exited": its worker has returned, or its process left with code 0.
             "failed": it raised. "killed": its process died. All others count as able to go on.
         posted: its operations that are not done.
-        about: what else is known, for the message: "raised ValueError: no such layer", "ended by
-            signal 9 (SIGKILL)".
-        ended_ns: when it failed or was killed, in ns from the start of the run; None where that is
-            not known.
+        end: what else is known of its end, or of what it was doing.
         refused: its latest messages that raised instead of being posted, each with the ``index``
             that it would have had.
         last: of one that is gone, the last operation that it posted.
@@ -129,8 +134,7 @@ class RankSnapshot:
 
     state: str
     posted: tuple[Posted, ...] = ()
-    about: str = ""
-    ended_ns: int | None = None
+    end: End = _UNKNOWN
     refused: tuple[Posted, ...] = ()
     last: Operation | None = None
 
@@ -153,7 +157,8 @@ class RankSnapshot:
 
         Rather than to have returned.
         """
-        return self.state == "exited" and self.about.startswith("left with ")
+        left = self.end.how == EXIT_CODE or self.end.error == "SystemExit"
+        return self.state == "exited" and left
 
 
 @dataclass(frozen=True)
@@ -194,20 +199,6 @@ class Snapshot:
                 )
             ranks.append(rank)
         return Snapshot(tuple(ranks))
-
-
-class End(NamedTuple):
-    """How a rank ended, as far as is known.
-
-    One of ``STATES``, words, and when, in ns from the start of the run.
-    """
-
-    state: str
-    about: str = ""
-    at_ns: int | None = None
-
-
-_UNKNOWN: Final = End("unknown")
 
 
 class Head(NamedTuple):
@@ -578,8 +569,7 @@ def _make_snapshot(
             RankSnapshot(
                 end.state,
                 tuple(posted[rank]),
-                end.about,
-                end.at_ns,
+                end,
                 tuple(turned_down),
                 last.get(rank),
             )
@@ -616,8 +606,9 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
     """Reads how the ranks ended from a trace's metadata, which may come from anywhere.
 
     Nonsense is ignored. ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about":
-    "raised ValueError: ...", "at_ns": 70_000}``; one that was ended from outside is "running" or
-    "stopped", with what it was doing. One whose error merely echoes another's has no entry.
+    "raised ValueError: ...", "error": "ValueError", "at_ns": 70_000}``, with "how" if that says
+    more; a rank that was ended from outside is "running" or "stopped", with what it was doing. A
+    rank whose error merely echoes another's has no entry.
 
     Example:
         >>> read_ends(
@@ -629,26 +620,24 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
         ...     },
         ...     2,
         ... )
-        {1: End(state='failed', about='', at_ns=70)}
+        {1: End(state='failed', about='', at_ns=70, error='', how='')}
     """
     said = metadata.get("ends")
     ends = {}
     for entry in said if isinstance(said, list) else ():
         if not isinstance(entry, dict):
             continue
-        rank, state, about, at_ns = (
-            entry.get("rank"),
-            entry.get("state"),
-            entry.get("about", ""),
-            entry.get("at_ns"),
-        )
+        rank, at_ns = entry.get("rank"), entry.get("at_ns")
+        state, about, error = (entry.get(key, "") for key in ("state", "about", "error"))
         if (
             type(rank) is int
             and 0 <= rank < world_size
             and state in STATES
             and isinstance(about, str)
         ):
-            ends[rank] = End(state, about, at_ns if type(at_ns) is int else None)
+            old = (how for words, how in _OLD_WORDS.items() if words in about)
+            how = str(entry["how"]) if "how" in entry else next(old, "")
+            ends[rank] = End(state, about, at_ns if type(at_ns) is int else None, str(error), how)
     return ends
 
 

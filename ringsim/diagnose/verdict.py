@@ -17,10 +17,9 @@ from ringsim.diagnose.snapshot import GONE, Posted, Snapshot
 from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
 from ringsim.errors import name_ranks
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
-from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, waited_text
+from ringsim.traces.findings import IN_THREAD, Diagnosis, Edge, End, Finding, Operation, waited_text
 from ringsim.traces.value import count
 
-IN_A_THREAD: Final = "a thread of rank"
 SAME_GROUPS: Final = (
     "Every rank must call new_group for every group, in one order, "
     "also for groups that it is not in."
@@ -127,8 +126,9 @@ def blame_threads(findings: Sequence[Finding], failed: Mapping[int, str]) -> tup
                     "rank_failed",
                     (rank,),
                     (),
-                    f"{IN_A_THREAD} {rank} {about}.",
+                    f"a thread of rank {rank} {about}.",
                     consequences=echoes,
+                    end=End("failed", about, how=IN_THREAD),
                 )
             )
             left = [one for one in left if one not in its]
@@ -159,7 +159,7 @@ def _ended(snapshot: Snapshot, rank: int) -> tuple[float, bool]:
     Among those of unknown time, failures come first.
     """
     view = snapshot.ranks[rank]
-    return (math.inf if view.ended_ns is None else view.ended_ns, view.state != "failed")
+    return (math.inf if view.end.at_ns is None else view.end.at_ns, view.state != "failed")
 
 
 def _circles(stuck: Stuck) -> list[tuple[int, ...]]:
@@ -333,7 +333,7 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
     ranks = tuple(dict.fromkeys([*gone, *sorted(one.rank for one in waits)]))
     views = [snapshot.ranks[rank] for rank in gone]
     ends = "; ".join(
-        f"rank {rank} {view.about or _STATE_WORDS[view.state]}"
+        f"rank {rank} {view.end.about or _STATE_WORDS[view.state]}"
         for rank, view in zip(gone, views, strict=True)
     )
     last = _last_text(snapshot, gone)
@@ -396,23 +396,19 @@ def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
 def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
     """Adds where threads of its ranks wait that are in no operation."""
     said = [
-        f"rank {rank} {view.about}"
+        f"rank {rank} {view.end.about}"
         for rank in root.ranks
-        if (view := snapshot.ranks[rank]).awaited and view.about
+        if (view := snapshot.ranks[rank]).awaited and view.end.about
     ]
     return replace(root, message=f"{root.message} Meanwhile {'; '.join(said)}.") if said else root
 
 
 def _failure(snapshot: Snapshot, rank: int) -> Finding:
     view = snapshot.ranks[rank]
-    # those say where
-    last = (
-        "" if "raised " in view.about or "sys.exit(" in view.about else _last_text(snapshot, [rank])
-    )
+    last = "" if view.end.error else _last_text(snapshot, [rank])  # an error says where
     waits = tuple(one.operation for one in view.posted if one.awaited)
-    return Finding(
-        "rank_failed", (rank,), waits, f"rank {rank} {view.about or 'has failed'}.{last}"
-    )
+    message = f"rank {rank} {view.end.about or 'has failed'}.{last}"
+    return Finding("rank_failed", (rank,), waits, message, end=view.end)
 
 
 def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:

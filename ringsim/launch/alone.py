@@ -19,7 +19,7 @@ import time
 from multiprocessing.connection import wait
 from typing import Any, Final
 
-from ringsim.diagnose.failure import indent, interrupted_once, report_death
+from ringsim.diagnose.failure import describe_death, indent, interrupted_once, report_death
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
 from ringsim.launch.job import ALONE, INTERRUPT, Kind, pack_caller, start_environment
 from ringsim.launch.output import RankOutput
@@ -130,7 +130,7 @@ class _Call:
             return RingError(f"the process of {self._doing} did not start:\n{errors}")
         where = f" ({report.where})" if report.where else ""
         lines = f"\n{indent(report.traceback)}" if report.traceback else ""
-        return RankFailed(f"{self._doing} ended early: {report.text}{where}{lines}")
+        return RankFailed(f"{self._doing} ended early: {describe_death(report)}{where}{lines}")
 
     def _explained(self, error: Any) -> Any:
         """Gives an error what the process hands over, if it does so in time."""

@@ -40,7 +40,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.torch_private import default_timeout_s
-from ringsim.diagnose.explain import LOST
 from ringsim.diagnose.links import STALL_BYTES_PER_S
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
@@ -49,6 +48,7 @@ from ringsim.errors import TraceFileError, name_ranks
 from ringsim.launch.gathering import Gathering, Store, find_place, place_of, send
 from ringsim.state import OUR_THREADS
 from ringsim.traces.events import IN_FLIGHT, NONE, are_all
+from ringsim.traces.findings import LOST
 from ringsim.traces.parts import read_run
 from ringsim.traces.value import Trace
 
@@ -159,8 +159,10 @@ class HostWatch:
         for rank in ranks:
             place = self._places.get(rank)
             if place and place["id"] in hosts & self._silent.keys():
-                about = f"{LOST}: nothing has come from host {place['host']} for {LOST_S:.0f} s"
-                ends.append({"rank": rank, "state": "unknown", "about": about, "error": ""})
+                about = f"is lost: nothing has come from host {place['host']} for {LOST_S:.0f} s"
+                ends.append(
+                    {"rank": rank, "state": "unknown", "about": about, "error": "", "how": LOST}
+                )
         return ends
 
     def _run(self) -> None:

@@ -52,6 +52,7 @@ from ringsim.state import get_state
 from ringsim.traces.clocks import count_from, find_start, reference_ns
 from ringsim.traces.events import Events, readable
 from ringsim.traces.files import load, save_pieces
+from ringsim.traces.findings import LEFT_BLOCK
 from ringsim.traces.parts import PartReader, Parts, share_tables, told_ends
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
@@ -537,7 +538,7 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
 
     Example:
         >>> tell_end(1, ValueError("no such layer"))["end"]
-        {'rank': 1, 'state': 'failed', 'about': 'raised ValueError: no such layer', 'error': 'ValueError'}
+        {'rank': 1, 'state': 'failed', 'about': 'raised ValueError: no such layer', 'error': 'ValueError', 'how': ''}
     """  # noqa: E501
     if error is None or isinstance(error, KeyboardInterrupt):
         return {
@@ -613,11 +614,16 @@ def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str,
     See ``find_ends``.
     """
     ends = find_ends(directory, [other for other in range(world_size) if other != rank])
-    return [end for end in ends if end != _left(end["rank"])] or ends
+    return [end for end in ends if not _has_left(end)] or ends
 
 
 def _left(rank: int) -> dict[str, Any]:
-    return {"rank": rank, "state": "exited", "about": "has left the recorded block", "error": ""}
+    about = "has left the recorded block"
+    return {"rank": rank, "state": "exited", "about": about, "error": "", "how": LEFT_BLOCK}
+
+
+def _has_left(end: Mapping[str, Any]) -> bool:
+    return end.get("how") == LEFT_BLOCK
 
 
 def gather_ends(
@@ -629,7 +635,7 @@ def gather_ends(
     rank lost a peer: otherwise it may still do what others wait for.
 
     Example:
-        >>> gather_ends(
+        >>> (end,) = gather_ends(
         ...     {
         ...         0: {"raised": True, "lost": True, "end": None},
         ...         1: {"raised": False, "lost": False, "end": None},
@@ -637,7 +643,8 @@ def gather_ends(
         ...     [],
         ...     0,
         ... )
-        [{'rank': 1, 'state': 'exited', 'about': 'has left the recorded block', 'error': ''}]
+        >>> end["rank"], end["state"], end["about"]
+        (1, 'exited', 'has left the recorded block')
     """
     lost = any(words["lost"] for words in said.values())
     ends = [
@@ -650,7 +657,7 @@ def gather_ends(
     by_rank = {int(end["rank"]): end for end in ends}
     # A rank that was at work a moment ago was killed because of the others.
     for end in sorted(others, key=lambda end: bool(end["state"] == "killed")):
-        if lost or end != _left(end["rank"]):
+        if lost or not _has_left(end):
             by_rank.setdefault(int(end["rank"]), dict(end))
     return [by_rank[rank] for rank in sorted(by_rank)]
 

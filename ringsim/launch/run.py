@@ -38,7 +38,6 @@ from ringsim.diagnose.failure import (
 )
 from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import operation_of, until
-from ringsim.diagnose.verdict import IN_A_THREAD
 from ringsim.errors import Interrupted, MessageMismatch, RankFailed, RingError, RunTimeout
 from ringsim.launch.job import Job, Kind
 from ringsim.launch.output import RankOutput
@@ -60,7 +59,7 @@ from ringsim.launch.watcher import (
     look_at,
 )
 from ringsim.traces.events import COLLECTIVE, ERROR
-from ringsim.traces.findings import Diagnosis
+from ringsim.traces.findings import IN_THREAD, Diagnosis
 from ringsim.traces.parts import (
     PartReader,
     name_cells,
@@ -441,12 +440,9 @@ class _Supervisor:
             # no report says why, or a limit ended it
             if lost or not self._reports or error.diagnosis.kind == "stalled":
                 error.args = (f"{error}\n{indent(str(error.diagnosis))}",)
-            first = error.diagnosis.findings[0].message
-            before = (
-                f"\n  after {first.removesuffix('.')}"
-                if first.startswith(IN_A_THREAD) and self._reports
-                else ""
-            )
+            first, before = found.findings[0], ""
+            if first.end is not None and first.end.how == IN_THREAD and self._reports:
+                before = f"\n  after {first.message.removesuffix('.')}"
             error.args = (f"{error}{before}{self._last_of_the_dead(error.trace)}",)
         return error
 

@@ -455,7 +455,7 @@ class Watcher:
             return None
         about = {rank: text for rank in ranks if (text := _describe_idle(threads[rank]))}
         views = tuple(
-            replace(view, about=about.get(rank, view.about))
+            replace(view, end=view.end._replace(about=about.get(rank, view.end.about)))
             for rank, view in enumerate(snapshot.ranks)
         )
         return Verdict(stuck.ranks, judge(Snapshot(views), stuck), now_ns, about=about)

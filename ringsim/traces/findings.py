@@ -9,7 +9,7 @@ import base64
 import html
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 from ringsim.traces.events import ANY_SOURCE, CALLS, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
 from ringsim.traces.lazy import Style, resolve, shows_images
@@ -23,6 +23,7 @@ __all__ = [
     "SLOW_KINDS",
     "Diagnosis",
     "Edge",
+    "End",
     "Finding",
     "Operation",
     "kind_text",
@@ -160,6 +161,33 @@ def kind_text(kind: str) -> str:
     return kind.replace("_", " ")
 
 
+# how a rank ended, if its state and its error do not say enough
+EXIT_CODE: Final = "exit_code"  # its process left before the worker returned
+LEFT_BLOCK: Final = "left_block"  # it left the recorded block, and may still be at work
+LOST: Final = "lost"  # nothing comes from its host any more
+IN_VAIN: Final = "in_vain"  # its error was held up by a wait that nothing could end
+IN_THREAD: Final = "in_thread"  # the error ended a thread of it, not the rank
+
+
+class End(NamedTuple):
+    """How a rank ended, as far as is known.
+
+    Attributes:
+        state: "exited", "failed", "killed"; if it had not ended, "running", "blocked", "stopped"
+            or "unknown".
+        about: the same in words, for messages: "raised ValueError: no such layer".
+        at_ns: when, in ns from the start of the run; None if unknown.
+        error: name of the exception's type, "" for none.
+        how: one of the words above, "" for none of them.
+    """
+
+    state: str
+    about: str = ""
+    at_ns: int | None = None
+    error: str = ""
+    how: str = ""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong, or slow.
@@ -173,6 +201,7 @@ class Finding:
         message: a sentence.
         hint: what to do, or what else was seen; may be empty.
         consequences: findings that follow from it.
+        end: how the first of the ranks ended, if that is what is wrong.
 
     Example:
         >>> print(Finding("peer_exited", (0, 1), (), "rank 0 has left.", "Let it send first."))
@@ -186,6 +215,7 @@ class Finding:
     message: str
     hint: str = ""
     consequences: tuple[Finding, ...] = ()
+    end: End | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         """Returns the sentences, with one line for each consequence."""
