@@ -32,14 +32,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import ringsim
 from ringsim import comm
 from ringsim.comm import torch_private
-from ringsim.comm.torch_hooks import (
-    GROUPS,
-    UNAWAITED,
-    find_handle_types,
-    install,
-    own_limit,
-    uninstall,
-)
+from ringsim.comm.group_order import GROUPS, own_limit
+from ringsim.comm.torch_hooks import UNAWAITED, find_handle_types, install, uninstall
 from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.errors import RendezvousFailed, RingError
 from ringsim.state import get_state

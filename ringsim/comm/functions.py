@@ -26,8 +26,8 @@ from ringsim.comm.collectives import (
     read_call,
 )
 from ringsim.comm.mpi import check_place
+from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.python_group import PythonGroup
-from ringsim.comm.torch_hooks import name_and_ranks
 from ringsim.state import get_state, is_plain, process
 
 __all__ = ["FUNCTIONS", "MANAGING", "QUESTIONS", "P2POp", "make_function"]

@@ -23,8 +23,9 @@ import torch
 from torch.distributed import ProcessGroup, Work
 
 from ringsim.comm.collectives import METHODS
+from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.python_group import PythonGroup
-from ringsim.comm.torch_hooks import find_handle_types, install, name_and_ranks, put
+from ringsim.comm.torch_hooks import find_handle_types, install, put
 from ringsim.comm.torch_private import Place
 from ringsim.faults import Injection, degraded_by, fails_at, make_failure
 from ringsim.state import get_state

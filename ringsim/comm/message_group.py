@@ -24,8 +24,8 @@ from ringsim.comm.collectives import (
     read_call,
 )
 from ringsim.comm.handles import Handle
+from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES, name_and_ranks
 from ringsim.comm.python_group import PythonGroup
-from ringsim.comm.torch_hooks import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES, name_and_ranks
 from ringsim.errors import ArgumentError
 from ringsim.state import get_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES

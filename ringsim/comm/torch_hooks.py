@@ -3,14 +3,6 @@
 By replacing methods of ``ProcessGroup`` and ``Work`` while something is recorded. Every operation
 that Python issues passes through these classes, whatever name it was called by and whenever that
 name was imported. When the last user uninstalls the hooks, the very same originals are back.
-
-Making and destroying groups is recorded, too: a rank that makes another group than its peers waits
-for them for half an hour, and one that destroys its groups leaves its peers in the middle of an
-operation. The n-th group that a rank makes meets the n-th of every other rank, whatever their
-members, because torch numbers them so. Each is recorded as a collective on a group of its own,
-``GROUPS``, with the members in place of a shape. A group made by its members alone
-(``use_local_synchronization``) is named by torch after them and the number of groups that the rank
-is in; its record is on a group of that name.
 """
 
 from __future__ import annotations
@@ -19,10 +11,8 @@ import contextlib
 import functools
 import os
 import sys
-import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from threading import get_ident
@@ -35,18 +25,11 @@ from torch.distributed import ProcessGroup, Work, c10d_logger, distributed_c10d
 
 from ringsim.comm import handed_over, program_spans
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
-from ringsim.comm.collectives import (
-    METHODS,
-    Reading,
-    describe,
-    find_reduction,
-    find_root,
-    find_splits,
-    find_tensors,
-    find_unfit,
-)
+from ringsim.comm.collectives import METHODS, Reading, find_splits
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
+from ringsim.comm.group_order import record_end_of_groups, record_new_groups
+from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES, Names
 from ringsim.comm.polling import make_is_completed
 from ringsim.comm.program_spans import find_pipelining, make_stage_replacements
 from ringsim.comm.torch_private import (
@@ -56,27 +39,13 @@ from ringsim.comm.torch_private import (
     START_COALESCING,
     Future,
     Place,
-    count_groups,
     is_message,
-    is_unused,
     present,
     source_rank,
 )
-from ringsim.errors import RendezvousFailed, RingError
+from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import (
-    ANY_SOURCE,
-    COLLECTIVE,
-    DESTROYED,
-    ERROR,
-    MADE_ANEW,
-    NONE,
-    OP_CODES,
-    OP_KINDS,
-    OP_NAMES,
-    Group,
-)
-from ringsim.traces.parts import PartReader
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_NAMES
 from ringsim.traces.recorder import Post, Recorder, fail_posting
 
 Hook = Callable[..., Any]
@@ -93,359 +62,6 @@ UNAWAITED: Final = (
     "The end of an operation is recorded in wait(); one awaited otherwise "
     "(a CUDA event) stays in flight."
 )
-
-# The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace
-# spells the operation.
-SEND_NAMES: Final = {
-    "isend": OP_CODES["isend"],
-    "send": OP_CODES["send"],
-    "batch_isend_irecv": OP_CODES["batch_isend"],
-    "send_object_list": OP_CODES["send_object_list"],
-}
-RECV_NAMES: Final = {
-    "irecv": OP_CODES["irecv"],
-    "recv": OP_CODES["recv"],
-    "batch_isend_irecv": OP_CODES["batch_irecv"],
-    "recv_object_list": OP_CODES["recv_object_list"],
-}
-# A collective's method is told by its name; torch's functions tell the old spelling from the new.
-COLLECTIVE_NAMES: Final = {
-    name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE
-}
-
-
-def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:
-    """Returns a group's name, the same on all of its ranks, and their global ranks.
-
-    The ranks where torch knows them.
-    """
-    if group is dist.group.WORLD:
-        name = "world"
-    else:
-        try:  # where torch numbered a pair group, its name stands in the description
-            name = (
-                group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
-            )
-        except RuntimeError:  # made behind torch's back
-            name = ""
-    try:
-        return name, dist.get_process_group_ranks(group)
-    except (KeyError, ValueError):
-        return f"{name or 'unnamed'} (unregistered: group ranks)", list(range(group.size()))
-
-
-class _Names:
-    """Numbers groups and payloads when they are first met.
-
-    Args:
-        recorder: gives the numbers, and writes down what they mean.
-        compared: whether whoever reads the records compares both sides of each operation.
-
-    Attributes:
-        groups: by the id of a group, its number, and the global rank of each group rank.
-        payloads: by dtype and shape, the number of what a message carries.
-    """
-
-    def __init__(self, recorder: Recorder, compared: bool) -> None:
-        self._recorder, self._compared = recorder, compared
-        self.groups: dict[int, tuple[int, dict[int, int]]] = {}
-        self.payloads: dict[torch.dtype | None, dict[torch.Size, int]] = {}
-        self._of_collectives: dict[Any, int] = {}
-        self._met: set[tuple[str, int]] = set()  # names of groups, and their worlds
-        self._used_before: set[str] = set()  # likewise
-        self._from_any: dict[int, str] = {}  # groups on which this rank receives from any source
-        # two threads may meet a group at the same time: it has one number
-        self._meeting = threading.RLock()
-
-    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
-        """Numbers a group at its first operation; the group itself is not kept alive."""
-        with self._meeting:
-            found = self.groups.get(id(group))
-            if found is None:
-                key, groups = id(group), self.groups
-                found = groups[key] = self._number_group(group)
-                weakref.finalize(group, groups.pop, key, None).atexit = False
-            return found
-
-    def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
-        name, ranks = name_and_ranks(group)
-        # Only where all of a group's operations are recorded is the k-th of one rank the k-th of
-        # the others.
-        key = name, self._recorder.world
-        fresh = self._compared and key not in self._met and is_unused(group)
-        self._met.add(key)
-        if self._compared and not fresh:
-            self._used_before.add(name)
-            self._recorder.set_meta("used_before", sorted(self._used_before))
-            self._say_what_is_not_checked()
-        return self._recorder.group(name, ranks, fresh=fresh), dict(enumerate(ranks))
-
-    def meet_recv_from_any(self, group: int) -> None:
-        """Notes that this rank receives from any source on a group.
-
-        Which send it meets is not known, so nothing there is compared.
-        """
-        if self._compared and group >= 0 and group not in self._from_any:
-            self._from_any[group] = self._recorder.groups[group].name
-            self._recorder.set_meta("from_any", list(self._from_any))
-            self._say_what_is_not_checked()
-
-    def _say_what_is_not_checked(self) -> None:
-        before = (
-            "Both sides of an operation were not compared on group {}: it was used before the "
-            "recording began, or is not Gloo's."
-        )
-        any_rank = (
-            f"What rank {self._recorder.rank} received on group {{}} was not compared: some of it "
-            "was from any rank."
-        )
-        sentences = [
-            *map(before.format, sorted(self._used_before)),
-            *map(any_rank.format, self._from_any.values()),
-        ]
-        self._recorder.set_meta("not_checked", sentences)
-
-    def meet_message(self, tensors: Any) -> int:
-        """Numbers the payload of a message.
-
-        NONE if there is none: the operation will be refused.
-        """
-        try:
-            tensor = tensors[0]
-            if tensor.is_meta:
-                return NONE
-            payload = self._recorder.payload(*describe([tensor], 1))
-            self.payloads.setdefault(tensor.dtype, {})[tensor.shape] = payload
-        except Exception:
-            return NONE
-        return payload
-
-    def meet_collective(
-        self, reading: Reading, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[int, int, torch.Tensor | None]:
-        """Returns a collective's payload by number, its root, and a tensor that is unfit for it.
-
-        The root is a rank of the group. NONE and None where there is none, and where the arguments
-        make no sense.
-        """
-        try:
-            tensors = find_tensors(reading, args, kwargs)
-            splits = find_splits(reading, group_size, args)
-            payload = self.meet_tensors(
-                reading, group_size, tensors, find_reduction(reading, args, kwargs), splits
-            )
-            return payload, find_root(reading, args, kwargs), find_unfit(reading, tensors, args)
-        except Exception:
-            return NONE, NONE, None
-
-    def meet_tensors(
-        self,
-        reading: Reading,
-        group_size: int,
-        tensors: list[torch.Tensor],
-        reduction: str,
-        splits: tuple[tuple[int, ...], ...],
-    ) -> int:
-        """Numbers what a collective carries."""
-        copies = group_size if reading.shards else 1
-        strides = (
-            [
-                each.stride()
-                for each in tensors
-                if each.layout == torch.strided and not each.is_contiguous()
-            ]
-            if reading.raw
-            else []
-        )
-        key = (
-            copies,
-            reduction,
-            splits,
-            *strides,
-            *[(tensor.shape, tensor.dtype) for tensor in tensors],
-        )
-        payload = self._of_collectives.get(key)
-        if payload is None:
-            payload = self._recorder.payload(
-                *describe(tensors, copies), reduction=reduction, strides=strides, splits=splits
-            )
-            self._of_collectives[key] = payload
-        return payload
-
-
-GROUPS: Final = "groups of the world"
-_LOCAL: Final = 4  # place of the argument use_local_synchronization after ranks
-_SHORT: Final = timedelta(seconds=30)
-
-
-def own_limit(timeout: timedelta | None) -> timedelta | None:
-    """Returns the time-out of a group if it lets the program go on, None if it is a net for hangs.
-
-    A verdict comes before that.
-    """
-    return timeout if timeout is not None and timeout <= _SHORT else None
-
-
-class _GroupOrder:
-    """Compares the groups that this rank makes with those of others in their place.
-
-    Before torch is called. No other comparison is made before the damage: nothing wakes a rank that
-    waits for others in torch's store.
-
-    Args:
-        recorder: writes this rank's own records, beside theirs.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._made: Counter[Group] = Counter()
-        self._others: dict[int, PartReader] = {}
-        # by rank and slot, the groups that the others make
-        self._records: dict[int, dict[int, Any]] = {}
-
-    def check(self, members: list[int], world: Group) -> None:
-        """Compares the next group of this rank with what its neighbours in the world make there.
-
-        As far as they have come.
-
-        Args:
-            members: of the group.
-            world: the group of whose calls this is one.
-
-        Raises:
-            RendezvousFailed: another rank makes another group.
-        """
-        me, size = self._recorder.rank, self._recorder.world_size
-        # whoever disagrees with all others is found with few looks
-        steps = [1 << power for power in range(size.bit_length())]
-        for rank in sorted(
-            {(me + step) % size for power in steps for step in (power, -power)} - {me}
-        ):
-            made = self._groups_of(rank, world)
-            if self._made[world] < len(made):
-                theirs, place = made[self._made[world]]
-                if list(theirs) != members:
-                    raise RendezvousFailed(
-                        f"all ranks must make the same groups in the same order, got {members} "
-                        f"here and {list(theirs)} in rank {rank}'s "
-                        f"new_group{place} (rank {me} of {size}). Call new_group for every group "
-                        "on every rank, in one order, also for "
-                        "groups that the rank is not in."
-                    )
-        self._made[world] += 1
-
-    def _groups_of(self, rank: int, world: Group) -> list[tuple[tuple[int, ...], str]]:
-        """Returns the members of the groups that a rank makes, or has made, and where it does."""
-        part = self._others.setdefault(rank, PartReader(self._recorder.directory, rank))
-        if not part.is_live():
-            return []  # what an earlier run left is not to be taken for the present
-        records, unread = self._records.setdefault(rank, {}), True
-        while unread:
-            batch = part.advance()
-            making = batch.records["op"] == OP_CODES["new_group"]
-            records.update(zip(batch.slots[making].tolist(), batch.records[making], strict=True))
-            unread = part.more
-        made = []
-        for _, record in sorted(records.items()):
-            number, payload = (
-                int(record["group"]),
-                part.names["payload"].get(int(record["payload"])),
-            )
-            refused = record["status"] == ERROR and record["wait_ns"] == NONE
-            of_world = number in part.fresh and part.names["group"][number] == world
-            if of_world and payload is not None and not refused:
-                file = part.names["file"].get(int(record["file"]), "")
-                made.append(
-                    (
-                        payload.shape,
-                        f" at {os.path.basename(file)}:{record['line']}" if file else "",
-                    )
-                )
-        return made
-
-
-def _record_new_groups(
-    recorder: Recorder, compared: bool, limits: weakref.WeakSet[ProcessGroup]
-) -> Hook:
-    """Makes the replacement for torch's function that makes groups.
-
-    Those with a time-out of their own are put into ``limits``.
-    """
-    call = getattr(*NEW_GROUP)
-    post = recorder.make_post(OP_CODES["new_group"])
-    order = _GroupOrder(recorder)
-
-    def post_making(ranks: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        if not dist.is_initialized():
-            return None
-        try:
-            world = list(range(dist.get_world_size()))
-            members = sorted(world if ranks is None else map(int, ranks))
-        except (TypeError, ValueError):
-            return None  # torch says what is wrong with them
-        payload = recorder.payload("ranks", members, 0)
-        if kwargs.get("use_local_synchronization", args[_LOCAL] if len(args) > _LOCAL else False):
-            if recorder.rank not in members:
-                return None  # it has no part in this
-            return post(
-                recorder.group(f"groups of {members} after {count_groups()} others", members),
-                NONE,
-                NONE,
-                payload,
-            )
-        group = recorder.group(GROUPS, world, fresh=compared)
-        slot = post(group, NONE, NONE, payload)
-        if slot is not None and compared:
-            try:
-                order.check(members, Group(GROUPS, tuple(world), recorder.world))
-            except RendezvousFailed as error:
-                recorder.complete(slot, ERROR)
-                recorder.notice("group_order_mismatch", str(error), group, NONE, NONE, payload)
-                raise
-        return slot
-
-    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        slot = post_making(ranks, args, kwargs)
-        if slot is None:
-            return call(ranks, *args, **kwargs)
-        recorder.wait(slot)
-        try:
-            group = call(ranks, *args, **kwargs)
-        except BaseException:
-            recorder.complete(slot, ERROR)
-            recorder.on_failure()
-            raise
-        recorder.complete(slot)
-        is_made = isinstance(group, ProcessGroup) and not name_and_ranks(group)[0].startswith(
-            "ring:"
-        )
-        if is_made and own_limit(kwargs.get("timeout", args[0] if args else None)) is not None:
-            limits.add(group)
-        return group
-
-    return new_group
-
-
-def _record_end_of_groups(recorder: Recorder, on_new_world: Callable[[], None]) -> Hook:
-    """Makes the replacement for torch's function that sets the default group.
-
-    It is set to None when all groups are destroyed.
-    """
-    call, destroyed = getattr(*SET_DEFAULT), False
-
-    def set_default(group: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal destroyed
-        if group is None:
-            destroyed = True
-            recorder.mark(DESTROYED)
-        elif destroyed:
-            destroyed = False
-            recorder.mark(MADE_ANEW)
-            recorder.world += 1
-        on_new_world()
-        return call(group, *args, **kwargs)
-
-    return set_default
 
 
 def install(recorder: Recorder, check: str = "basic") -> None:
@@ -608,7 +224,7 @@ class _Hooks:
         self.recorder = recorder
         compared = check != "off"
         self.checks = checks = Prechecks(recorder) if compared else None
-        self.names = _Names(recorder, compared)
+        self.names = Names(recorder, compared)
         self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
         self.others: dict[Work, _Others] = {}  # likewise
         # what could not be recorded
@@ -640,8 +256,8 @@ class _Hooks:
             **(checks.replacements if checks else {}),
         }
         makers: dict[Place, Callable[[], Hook]] = {
-            NEW_GROUP: lambda: _record_new_groups(recorder, compared, self.limits),
-            SET_DEFAULT: lambda: _record_end_of_groups(recorder, self.look_for_pipelining),
+            NEW_GROUP: lambda: record_new_groups(recorder, compared, self.limits),
+            SET_DEFAULT: lambda: record_end_of_groups(recorder, self.look_for_pipelining),
             START_COALESCING: self.make_start_coalescing,
             END_COALESCING: self.make_end_coalescing,
             (ProcessGroup, "send"): lambda: self.make_message("send", "isend", SEND_NAMES),
@@ -1159,9 +775,8 @@ class _Hooks:
                 else call(work, *timeout)
             )
         begun = None if other.gpu is None else self.gpu_times.begin(other.gpu)
-        limited, since_ns = other.limited or any(timeout), other.since_ns
-        if since_ns == NONE:
-            since_ns = time.monotonic_ns()
+        limited = other.limited or any(timeout)
+        since_ns = time.monotonic_ns() if other.since_ns == NONE else other.since_ns
         if not limited and other.since_ns == NONE:
             for slot in other.slots:
                 recorder.wait(slot)
@@ -1175,10 +790,10 @@ class _Hooks:
                 self.others[work] = other._replace(since_ns=since_ns)
                 raise
             self.failed.add(work)
-            if not limited:
-                recorder.on_failure()
             if limited:
                 _begin(recorder, other.slots, since_ns)
+            else:
+                recorder.on_failure()
             for slot in other.slots:
                 recorder.complete(slot, ERROR)
             raise

@@ -24,8 +24,8 @@ from ringsim.comm.collectives import (
     name_of_reduction,
     read_call,
 )
+from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES
 from ringsim.comm.reductions import check_reduction
-from ringsim.comm.torch_hooks import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES
 from ringsim.compute_costs import PostingCosts
 from ringsim.errors import Refused
 from ringsim.faults import make_failure

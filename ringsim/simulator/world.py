@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ringsim.comm.torch_hooks import GROUPS, own_limit
+from ringsim.comm.group_order import GROUPS, own_limit
 from ringsim.comm.torch_private import (
     CHECK_BATCH,
     REGISTER,

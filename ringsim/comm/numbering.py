@@ -1,0 +1,207 @@
+"""Numbers the groups and payloads of a rank's operations, and spells their names.
+
+The trace knows a group, or what an operation carries, by its number; its table says what that is.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from ringsim.comm.collectives import (
+    Reading,
+    describe,
+    find_reduction,
+    find_root,
+    find_splits,
+    find_tensors,
+    find_unfit,
+)
+from ringsim.comm.torch_private import is_unused
+from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_KINDS
+from ringsim.traces.recorder import Recorder
+
+__all__ = ["COLLECTIVE_NAMES", "RECV_NAMES", "SEND_NAMES", "Names", "name_and_ranks"]
+
+# The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace
+# spells the operation.
+SEND_NAMES: Final = {
+    "isend": OP_CODES["isend"],
+    "send": OP_CODES["send"],
+    "batch_isend_irecv": OP_CODES["batch_isend"],
+    "send_object_list": OP_CODES["send_object_list"],
+}
+RECV_NAMES: Final = {
+    "irecv": OP_CODES["irecv"],
+    "recv": OP_CODES["recv"],
+    "batch_isend_irecv": OP_CODES["batch_irecv"],
+    "recv_object_list": OP_CODES["recv_object_list"],
+}
+# A collective's method is told by its name; torch's functions tell the old spelling from the new.
+COLLECTIVE_NAMES: Final = {
+    name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE
+}
+
+
+def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:
+    """Returns a group's name, the same on all of its ranks, and their global ranks.
+
+    The ranks where torch knows them.
+    """
+    if group is dist.group.WORLD:
+        name = "world"
+    else:
+        try:  # where torch numbered a pair group, its name stands in the description
+            name = (
+                group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
+            )
+        except RuntimeError:  # made behind torch's back
+            name = ""
+    try:
+        return name, dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):
+        return f"{name or 'unnamed'} (unregistered: group ranks)", list(range(group.size()))
+
+
+class Names:
+    """Numbers groups and payloads when they are first met.
+
+    Args:
+        recorder: gives the numbers, and writes down what they mean.
+        compared: whether whoever reads the records compares both sides of each operation.
+
+    Attributes:
+        groups: by the id of a group, its number, and the global rank of each group rank.
+        payloads: by dtype and shape, the number of what a message carries.
+    """
+
+    def __init__(self, recorder: Recorder, compared: bool) -> None:
+        self._recorder, self._compared = recorder, compared
+        self.groups: dict[int, tuple[int, dict[int, int]]] = {}
+        self.payloads: dict[torch.dtype | None, dict[torch.Size, int]] = {}
+        self._of_collectives: dict[Any, int] = {}
+        self._met: set[tuple[str, int]] = set()  # names of groups, and their worlds
+        self._used_before: set[str] = set()  # likewise
+        self._from_any: dict[int, str] = {}  # groups on which this rank receives from any source
+        # two threads may meet a group at the same time: it has one number
+        self._meeting = threading.RLock()
+
+    def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
+        """Numbers a group at its first operation; the group itself is not kept alive."""
+        with self._meeting:
+            found = self.groups.get(id(group))
+            if found is None:
+                key, groups = id(group), self.groups
+                found = groups[key] = self._number_group(group)
+                weakref.finalize(group, groups.pop, key, None).atexit = False
+            return found
+
+    def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
+        name, ranks = name_and_ranks(group)
+        # Only where all of a group's operations are recorded is the k-th of one rank the k-th of
+        # the others.
+        key = name, self._recorder.world
+        fresh = self._compared and key not in self._met and is_unused(group)
+        self._met.add(key)
+        if self._compared and not fresh:
+            self._used_before.add(name)
+            self._recorder.set_meta("used_before", sorted(self._used_before))
+            self._say_what_is_not_checked()
+        return self._recorder.group(name, ranks, fresh=fresh), dict(enumerate(ranks))
+
+    def meet_recv_from_any(self, group: int) -> None:
+        """Notes that this rank receives from any source on a group.
+
+        Which send it meets is not known, so nothing there is compared.
+        """
+        if self._compared and group >= 0 and group not in self._from_any:
+            self._from_any[group] = self._recorder.groups[group].name
+            self._recorder.set_meta("from_any", list(self._from_any))
+            self._say_what_is_not_checked()
+
+    def _say_what_is_not_checked(self) -> None:
+        before = (
+            "Both sides of an operation were not compared on group {}: it was used before the "
+            "recording began, or is not Gloo's."
+        )
+        any_rank = (
+            f"What rank {self._recorder.rank} received on group {{}} was not compared: some of it "
+            "was from any rank."
+        )
+        sentences = [
+            *map(before.format, sorted(self._used_before)),
+            *map(any_rank.format, self._from_any.values()),
+        ]
+        self._recorder.set_meta("not_checked", sentences)
+
+    def meet_message(self, tensors: Any) -> int:
+        """Numbers the payload of a message.
+
+        NONE if there is none: the operation will be refused.
+        """
+        try:
+            tensor = tensors[0]
+            if tensor.is_meta:
+                return NONE
+            payload = self._recorder.payload(*describe([tensor], 1))
+            self.payloads.setdefault(tensor.dtype, {})[tensor.shape] = payload
+        except Exception:
+            return NONE
+        return payload
+
+    def meet_collective(
+        self, reading: Reading, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, int, torch.Tensor | None]:
+        """Returns a collective's payload by number, its root, and a tensor that is unfit for it.
+
+        The root is a rank of the group. NONE and None where there is none, and where the arguments
+        make no sense.
+        """
+        try:
+            tensors = find_tensors(reading, args, kwargs)
+            splits = find_splits(reading, group_size, args)
+            payload = self.meet_tensors(
+                reading, group_size, tensors, find_reduction(reading, args, kwargs), splits
+            )
+            return payload, find_root(reading, args, kwargs), find_unfit(reading, tensors, args)
+        except Exception:
+            return NONE, NONE, None
+
+    def meet_tensors(
+        self,
+        reading: Reading,
+        group_size: int,
+        tensors: list[torch.Tensor],
+        reduction: str,
+        splits: tuple[tuple[int, ...], ...],
+    ) -> int:
+        """Numbers what a collective carries."""
+        copies = group_size if reading.shards else 1
+        strides = (
+            [
+                each.stride()
+                for each in tensors
+                if each.layout == torch.strided and not each.is_contiguous()
+            ]
+            if reading.raw
+            else []
+        )
+        key = (
+            copies,
+            reduction,
+            splits,
+            *strides,
+            *[(tensor.shape, tensor.dtype) for tensor in tensors],
+        )
+        payload = self._of_collectives.get(key)
+        if payload is None:
+            payload = self._recorder.payload(
+                *describe(tensors, copies), reduction=reduction, strides=strides, splits=splits
+            )
+            self._of_collectives[key] = payload
+        return payload
