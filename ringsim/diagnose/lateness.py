@@ -21,7 +21,7 @@ import numpy as np
 from ringsim.diagnose.snapshot import operation_of
 from ringsim.traces.events import COLLECTIVE, ERROR, NONE, RECV, SEND, SPAN, Events, Ints
 from ringsim.traces.findings import Finding
-from ringsim.traces.matching import CollectiveCalls, wait_for_last
+from ringsim.traces.matching import CollectiveCalls, number_rows, wait_for_last
 from ringsim.traces.units import span_text, time_text
 from ringsim.traces.value import count
 
@@ -249,12 +249,10 @@ def _describe_groups(
     Folds those that follow from others.
     """
     events = trace.events
-    columns = np.stack(
-        [waits.kind, waits.waiter, waits.late, events.file[waits.event], events.line[waits.event]]
-    )
-    _, group = np.unique(columns, axis=1, return_inverse=True)
+    places = events.file[waits.event], events.line[waits.event]
+    group = number_rows(waits.kind, waits.waiter, waits.late, *places)
     length = waits.end_ns - waits.start_ns
-    total = np.bincount(group, weights=length)
+    total, times = np.bincount(group, weights=length), np.bincount(group)
     least = max(LATE_NS, LATE_SHARE * trace.makespan_s * 1e9)
     order = np.lexsort((-length, group))
     longest = order[np.searchsorted(group[order], np.arange(len(total)))]
@@ -271,7 +269,7 @@ def _describe_groups(
         if len(chain) > 1:
             follows[one] = int(group[chain[1]])
         findings[one] = _late_finding(
-            trace, waits, activity, chain, int((group == one).sum()), float(total[one])
+            trace, waits, activity, chain, int(times[one]), float(total[one])
         )
     roots = []
     for one in kept:

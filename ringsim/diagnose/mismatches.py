@@ -301,8 +301,10 @@ def _call_findings(
             for side in (mine, event)
         ]
     )
-    combination, number = np.unique(sides, axis=1, return_inverse=True)
-    said = [_call_difference(events, *column) for column in combination.T.tolist()]
+    number = number_rows(*sides)
+    example = np.zeros(int(number.max()) + 1, dtype=np.int64)
+    example[number] = np.arange(len(number))
+    said = [_call_difference(events, *column) for column in sides[:, example].T.tolist()]
     wrong = np.flatnonzero(np.array([bool(what) for what in said])[number])
     place = calls.place[compared]
     earliest: dict[int, int] = {}  # by group, the place of its first call that is wrong

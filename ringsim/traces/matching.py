@@ -280,12 +280,24 @@ def number_rows(*columns: Ints | None) -> Ints:
     for column in columns:
         if column is None:
             continue
-        values, codes = np.unique(column, return_inverse=True)
+        codes = _number_values(column)
         if len(key) == 0:
-            key = codes.astype(np.int64)
+            key = codes
         else:  # both factors are at most the number of rows, so their product cannot overflow
-            _, key = np.unique(key * len(values) + codes, return_inverse=True)
+            key = _number_values(key * (codes.max(initial=0) + 1) + codes)
     return key
+
+
+def _number_values(column: Ints) -> Ints:
+    """Numbers the distinct values of a column from 0, in ascending order (int64)."""
+    least, most = int(column.min(initial=0)), int(column.max(initial=0))
+    if most - least > 4 * len(column):
+        return np.unique(column, return_inverse=True)[1].astype(np.int64)
+    offset = column.astype(np.int64) - least
+    found = np.zeros(most - least + 1, dtype=np.int64)  # a table costs less than sorting
+    found[offset] = 1
+    numbers: Ints = (np.cumsum(found) - 1)[offset]
+    return numbers
 
 
 def number_places(key: Ints) -> Ints:
