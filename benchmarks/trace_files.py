@@ -1,7 +1,7 @@
-"""A million events: time to save and to load them, and the size of the file.
+"""A million events: time to save, to load and to explain them, and the size of the file.
 
 Beside the same events as Chrome JSON. Run: ``python benchmarks/trace_files.py``. The goals are 0.5
-s, 0.2 s and 12 MB. Both formats take turns, so that a busy machine slows both alike. The JSON side
+s, 0.2 s, 1 s and 12 MB. Both formats take turns, so that a busy machine slows both alike. The JSON side
 is favoured: making its dictionaries from the columns is not timed, nor is turning them back.
 
 ``--part 10`` writes a run of 64 ranks and 100 million events, and reads one rank, and a tenth of
@@ -37,7 +37,7 @@ from ringsim.traces.files import GROUP_ROWS, load
 from ringsim.traces.value import Trace
 
 RANKS = 8
-GOALS = {"save": (0.5, "s"), "load": (0.2, "s"), "size": (12.0, "MB")}
+GOALS = {"save": (0.5, "s"), "load": (0.2, "s"), "explain": (1.0, "s"), "size": (12.0, "MB")}
 # of a stage: forward, then backward
 STEP = [OP_CODES[name] for name in ("irecv", "span", "isend", "irecv", "span", "isend")]
 
@@ -178,6 +178,7 @@ def measure(count: int, repeats: int, directory: str) -> dict[str, dict[str, lis
         found["save"]["json"].append(timed(dump))
         found["load"]["ringtrace"].append(timed(lambda: load(ours)))
         found["load"]["json"].append(timed(parse))
+        found["explain"]["ringtrace"].append(timed(load(ours).explain))
         found["first load"]["ringtrace"].append(first_load(ours))
     found["size"] = {
         "ringtrace": [os.path.getsize(ours) / 1e6],
