@@ -47,7 +47,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Final, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 import numpy as np
 import torch
@@ -78,6 +78,7 @@ from ringsim.traces.events import (
     read_tables,
     write_tables,
 )
+from ringsim.traces.matching import number_places, number_rows
 from ringsim.traces.parts import join_events, read_parts
 from ringsim.traces.recorder import Recorder, label_in_force
 from ringsim.traces.units import bytes_text, rate_text, time_text
@@ -87,7 +88,6 @@ _STYLES: Final = ("ringsim", "deepspeed")
 _LOGGER: Final = logging.getLogger("ringsim.comm")
 # a recorder of our own may begin before this rank knows how many there are
 _ANY_WORLD: Final = 1 << 16
-_OPEN: Final = (1 << 63) - 1  # the end of a period that has not ended
 _WAIT_S: Final = 30.0  # how long rank 0 waits for the logs of the others
 _MARGIN_S: Final = 10.0  # the others wait this much longer, for rank 0 computes
 _READERS_S: Final = 5.0  # how long rank 0 stays for the others to read the table
@@ -97,10 +97,6 @@ _COLUMNS: Final = [
     if name not in ("thread", "stage", "microbatch", "file", "line", "seq")
 ]
 
-# a group, and the peer there; NONE for its collectives, a name for calls under timed_op
-Connection = tuple[Group | None, int | str]
-# from and to, as counts of records: a virtual clock may stand still
-Periods = tuple[tuple[int, int], ...]
 # a rank's operations, whether each is a first one, and what is known of the rank
 Logged = tuple[Events, Ints, dict[str, Any]]
 
@@ -181,19 +177,19 @@ class Records:
     """Where the log is being recorded."""
 
     recorder: Recorder
-    first: int  # how many records it had when the log began, or was reset
     directory: str | None  # the log's own, None if it shares a recorder
     pid: int  # a process forked from this one leaves the directory alone
 
 
-@dataclass(frozen=True, eq=False)
-class _Segment:
-    """What one recorder saw for the log."""
+class Recorded(NamedTuple):
+    """What a rank has recorded since its log first began."""
 
-    events: Events  # the operations to log, of this rank
-    first: Ints  # bool, as long: whether it is the first with that peer on that group
-    met: frozenset[Connection] = frozenset()  # the connections that were seen
-    notes: tuple[str, ...] = ()  # what the recorder had to say, that it stopped for example
+    events: Events  # its operations, in order of posting
+    logged: Ints  # bool, as long: the others are kept to tell which are first ones
+    notes: tuple[str, ...] = ()  # what recorders had to say, that one stopped for example
+
+
+_NOTHING: Final = Recorded(join_events([]), np.zeros(0, dtype=bool))
 
 
 def begin_records() -> Records:
@@ -217,7 +213,7 @@ def begin_records() -> Records:
     # a simulated rank's recorder needs no hooks in torch
     if directory is not None or recorder.users:
         torch_hooks.install(recorder)
-    return Records(recorder, recorder.count, directory, os.getpid())
+    return Records(recorder, directory, os.getpid())
 
 
 def end_records(records: Records) -> None:
@@ -234,9 +230,10 @@ def _remove(directory: str, pid: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _read_segment(log: LogOptions) -> _Segment:
-    """Reads what was recorded for the log until now, since it began or was reset."""
-    assert log.records is not None  # our own invariant, here and below: the log is on
+def _read(log: LogOptions) -> Recorded:
+    """Reads what was recorded for the log until now."""
+    if log.records is None:
+        return log.kept
     recorder = log.records.recorder
     if get_state().clock is None:
         recorder.complete_times()
@@ -249,51 +246,36 @@ def _read_segment(log: LogOptions) -> _Segment:
     else:
         everything, facts = recorder.read(recorder.rank), {"notes": ()}
     operations = everything.select(is_operation(everything))
-    met: frozenset[Connection] = frozenset().union(*(segment.met for segment in log.kept))
-    connections, first = _find_first(operations, met)
-    chosen = operations.label != NONE  # outside the periods, those with a label were selected
-    for begin, end in log.periods:
-        chosen |= (operations.seq >= begin) & (operations.seq < end)
-    chosen &= operations.seq >= log.records.first
-    notes = tuple(note for note in facts["notes"] if note.startswith("Recording of rank"))
-    return _Segment(operations.select(chosen), first[chosen], met | connections, notes)
+    starts, selects_all = np.array(log.switches).T
+    last_switch = np.searchsorted(starts, operations.seq, side="right") - 1
+    # outside the stretches in which all are, those with a label were selected
+    selected = (operations.label != NONE) | (selects_all[last_switch] == 1)
+    logged = selected & (operations.seq >= starts[0])
+    notes = [note for note in facts["notes"] if note.startswith("Recording of rank")]
+    return Recorded(
+        join_events([log.kept.events, operations]),
+        np.concatenate([log.kept.logged, logged]),
+        tuple(dict.fromkeys([*log.kept.notes, *notes])),
+    )
 
 
-def _find_first(events: Events, met: frozenset[Connection]) -> tuple[frozenset[Connection], Ints]:
-    """Returns the connections that the events used.
+def _find_first(events: Events) -> Ints:
+    """Marks a rank's first operation with each peer on each group.
 
-    Marks the first operation on each that is not in ``met``.
+    A group's collectives count as one peer, and so do the calls of each name under ``timed_op``.
     """
     kind = events.kind
-    other = np.where((kind == SEND) | (kind == RECV), events.peer.astype(np.int64), NONE)
-    # numbers that no peer has
-    other = np.where(kind == SPAN, -10 - events.label.astype(np.int64), other)
-    pairs, places = np.unique(
-        np.stack([events.group.astype(np.int64), other]), axis=1, return_index=True
-    )
-    first = np.zeros(len(events), dtype=bool)
-    found = set()
-    for group, number, place in zip(*pairs.tolist(), places.tolist(), strict=True):
-        name = None if group == NONE else events.tables.groups[group]
-        connection = name, (number if number > -10 else events.tables.labels[-10 - number])
-        found.add(connection)
-        first[place] = connection not in met
-    return frozenset(found), first
+    peer = np.where((kind == SEND) | (kind == RECV), events.peer, NONE)
+    name = np.where(kind == SPAN, events.label, NONE)
+    first: Ints = number_places(number_rows(events.group, peer, name)) == 0
+    return first
 
 
-def _read_own() -> _Segment:
-    """Returns what this rank has logged until now."""
-    log: LogOptions | None = get_state().log or get_state().stopped_log
-    segments = (
-        []
-        if log is None
-        else [*log.kept, *([_read_segment(log)] if log.records is not None else [])]
-    )
-    first = [np.zeros(0, dtype=bool), *(segment.first for segment in segments)]
-    notes = tuple(dict.fromkeys(note for segment in segments for note in segment.notes))
-    return _Segment(
-        join_events([segment.events for segment in segments]), np.concatenate(first), notes=notes
-    )
+def _read_logged() -> tuple[Events, Ints, tuple[str, ...]]:
+    """Returns what this rank has logged until now, which are first ones, and the notes."""
+    recorded = _read(get_state().log or get_state().stopped_log or LogOptions())
+    first = _find_first(recorded.events)
+    return recorded.events.select(recorded.logged), first[recorded.logged], recorded.notes
 
 
 # -- what is logged
@@ -315,8 +297,10 @@ class LogOptions:
     style: str = "ringsim"  # whose lines and table are written
     # where the operations are recorded now, None while the log is stopped
     records: Records | None = None
-    periods: Periods = ()  # when all operations were selected, of what is recorded there
-    kept: tuple[_Segment, ...] = ()  # what was recorded before, elsewhere
+    # from which record on all operations are selected, or no longer; the log began at the first one
+    switches: tuple[tuple[int, bool], ...] = ()
+    # what was recorded before, elsewhere
+    kept: Recorded = _NOTHING
 
     def selects(self, op: str, name: str, prof: bool) -> bool:
         """Returns whether an operation is to be logged.
@@ -468,28 +452,23 @@ def configure(
     if enabled and log.records is None:
         resume_log(log)
     elif enabled:
-        change_state(log=_change_period(log))
+        change_state(log=_switch(log, log.prof_all))
     else:
         change_state(log=log if log.records else None, stopped_log=log)
         interrupt_log()
 
 
-def _change_period(log: LogOptions) -> LogOptions:
-    """Ends the period in which all operations were selected.
-
-    Starts another if they are to be from now on.
-    """
-    now = 0 if log.records is None else log.records.recorder.count
-    ended = tuple((begin, min(end, now)) for begin, end in log.periods)
-    return replace(log, periods=(*ended, (now, _OPEN)) if log.prof_all else ended)
+def _switch(log: LogOptions, selects_all: bool) -> LogOptions:
+    """Selects all operations from now on, or only those with a label."""
+    assert log.records is not None  # our own invariant, here and below: the log is on
+    return replace(log, switches=(*log.switches, (log.records.recorder.count, selects_all)))
 
 
 def resume_log(log: LogOptions | None) -> None:
     """Restarts a log that ``interrupt_log`` returned; does nothing with None."""
     if log is not None:
-        change_state(
-            log=_change_period(replace(log, records=begin_records(), periods=())), stopped_log=None
-        )
+        log = replace(log, records=begin_records(), switches=())
+        change_state(log=_switch(log, log.prof_all), stopped_log=None)
 
 
 def interrupt_log() -> LogOptions | None:
@@ -500,8 +479,10 @@ def interrupt_log() -> LogOptions | None:
     log: LogOptions | None = get_state().log
     if log is None or log.records is None:
         return None
+    events, logged, notes = _read(log)
+    kept = logged | _find_first(events)
     stopped: LogOptions = replace(
-        log, records=None, periods=(), kept=(*log.kept, _read_segment(log))
+        log, records=None, kept=Recorded(events.select(kept), logged[kept], notes)
     )
     change_state(log=None, stopped_log=stopped)
     end_records(log.records)
@@ -516,20 +497,17 @@ def reset_log() -> None:
     Example:
         >>> reset_log()
     """
-
-    def empty(log: LogOptions) -> LogOptions:  # which connections have been made is still true
-        kept = tuple(
-            _Segment(each.events.select(np.zeros(0, dtype=np.int64)), each.first[:0], each.met)
-            for each in log.kept
-        )
-        return replace(log, kept=kept)
-
-    log, stopped = get_state().log, get_state().stopped_log
-    if log is not None and log.records is not None:
-        records = replace(log.records, first=log.records.recorder.count)
-        change_state(log=_change_period(replace(empty(log), records=records, periods=())))
-    elif stopped is not None:
-        change_state(stopped_log=empty(stopped))
+    state = get_state()
+    log = state.log or state.stopped_log
+    if log is None:
+        return
+    # which connections have been made is still true
+    events = log.kept.events
+    log = replace(log, switches=(), kept=Recorded(events, np.zeros(len(events), dtype=bool)))
+    if state.log is None:
+        change_state(stopped_log=log)
+    else:
+        change_state(log=_switch(log, log.prof_all))
 
 
 @contextmanager
@@ -539,12 +517,12 @@ def pause_log() -> Iterator[None]:
     if log is None:
         yield
         return
-    paused = replace(_change_period(replace(log, prof_all=False)), prof_all=log.prof_all)
+    paused = _switch(log, False)
     change_state(log=None, stopped_log=paused)
     try:
         yield
     finally:
-        change_state(log=_change_period(paused), stopped_log=None)
+        change_state(log=_switch(paused, log.prof_all), stopped_log=None)
 
 
 # -- operations of the user's own
@@ -804,14 +782,14 @@ def log_summary(
     """
     state = get_state()
     rank, world_size = find_place()
-    segment = _read_own()
+    events, first, notes = _read_logged()
     facts = {
         "rank": rank,
         "host": socket.gethostname(),
         "backend": dist.get_backend() if dist.is_initialized() else "",
-        "notes": segment.notes,
+        "notes": notes,
     }
-    mine = segment.events, segment.first, facts
+    mine = events, first, facts
     store = default_store() if world_size > 1 else None
     if store is not None:
         table = _gather(store, mine, rank, world_size)
@@ -837,7 +815,7 @@ def has_comm_data() -> bool:
         >>> has_comm_data()
         False
     """
-    return len(_read_own().events) > 0
+    return get_comm_operation_count() > 0
 
 
 def get_comm_operation_count() -> int:
@@ -849,7 +827,7 @@ def get_comm_operation_count() -> int:
         >>> get_comm_operation_count()
         0
     """
-    return len(_read_own().events)
+    return len(_read_logged()[0])
 
 
 def get_logged_comm_ops() -> list[str]:
@@ -861,6 +839,5 @@ def get_logged_comm_ops() -> list[str]:
         >>> get_logged_comm_ops()
         []
     """
-    segment = _read_own()
-    rows = make_rows(segment.events, np.zeros(len(segment.events), dtype=bool), one_clock=False)
-    return sorted({row.name for row in rows})
+    events, first, _ = _read_logged()
+    return sorted({row.name for row in make_rows(events, first, one_clock=False)})
