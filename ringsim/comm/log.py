@@ -58,6 +58,7 @@ from ringsim.comm import torch_hooks
 from ringsim.comm.collectives import describe
 from ringsim.comm.deepspeed_log import write_line, write_table
 from ringsim.comm.log_table import LogTable, is_operation, make_rows
+from ringsim.comm.torch_hooks import name_and_ranks
 from ringsim.comm.torch_private import default_store, tree_leaves
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import change_state, get_state
@@ -91,6 +92,7 @@ _ANY_WORLD: Final = 1 << 16
 _WAIT_S: Final = 30.0  # how long rank 0 waits for the logs of the others
 _MARGIN_S: Final = 10.0  # the others wait this much longer, for rank 0 computes
 _READERS_S: Final = 5.0  # how long rank 0 stays for the others to read the table
+_ALONE: Final = Group("", (0,))  # where there is no process group
 _COLUMNS: Final = [
     name
     for name in COLUMN_DTYPES
@@ -333,15 +335,10 @@ class LogOptions:
             debug: the caller's name, for ``configure(debug=True)``; None to find it.
         """
         name = log_name or op
-        if self.records is None or not self.selects(op, name, prof):
+        plain = name == op and op in OP_CODES and not (self.verbose or self.debug)
+        # where all operations are selected, the record of a plain one says it all
+        if (self.prof_all and plain) or not self.selects(op, name, prof):
             return function(*args, **kwargs)
-        if (
-            self.prof_all
-            and not (self.verbose or self.debug or prof)
-            and name == op
-            and op in OP_CODES
-        ):
-            return function(*args, **kwargs)  # its record says it all
         return _run_named(self, name, debug, lambda: function(*args, **kwargs))
 
 
@@ -353,11 +350,10 @@ def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], 
     assert log.records is not None
     recorder = log.records.recorder
     before = recorder.bookmark() if log.verbose else 0
-    if log.debug and debug is None:
-        frame = recorder.sites.find(sys._getframe(1))
-        debug = "an unknown function" if frame is None else frame.f_code.co_name
     if log.debug:
-        name += f" | [Caller Func: {debug}]" if log.style == "deepspeed" else f" in {debug}"
+        frame = recorder.sites.find(sys._getframe(1))
+        caller = debug or ("an unknown function" if frame is None else frame.f_code.co_name)
+        name += f" | [Caller Func: {caller}]" if log.style == "deepspeed" else f" in {caller}"
     label = label_in_force.set(recorder.label(name))
     try:
         return run()
@@ -376,11 +372,10 @@ def _write_lines(style: str, recorder: Recorder, before: int) -> None:
         return
     for record in recorder.records_since(before):
         op, status = OP_NAMES[record["op"]], int(record["status"])
-        name = recorder.labels[record["label"]] if record["label"] >= 0 else op
-        group = recorder.groups[record["group"]] if record["group"] >= 0 else Group("", (0,))
-        size_bytes = (
-            recorder.payloads[record["payload"]].size_bytes if record["payload"] >= 0 else 0
-        )
+        name = recorder.labels.get(record["label"], op)
+        group = recorder.groups.get(record["group"], _ALONE)
+        payload = recorder.payloads.get(record["payload"])
+        size_bytes = 0 if payload is None else payload.size_bytes
         took_ns = float(record["done_ns"] - record["post_ns"]) if status == OK else math.nan
         algbw = algbw_gb_per_s(size_bytes, took_ns * 1e-3)
         busbw = busbw_gb_per_s(op, size_bytes, took_ns * 1e-3, len(group.ranks))
@@ -562,7 +557,7 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def timed(*args: P.args, **kwargs: P.kwargs) -> R:
         log = get_state().log
-        if log is None or log.records is None:
+        if log is None:
             return function(*args, **kwargs)
         try:
             bound = signature.bind(*args, **kwargs)
@@ -592,49 +587,35 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
         _number_group(recorder, given.get("group")),
         _number_payload(recorder, given),
     )
-    failed = True
+    if slot is None:
+        return run()
     try:
         result = run()
-        failed = False
-    finally:
-        if slot is not None and (failed or not _leave_to_wait(recorder, result, slot)):
-            recorder.span_end(slot, failed=failed)
+    except BaseException:
+        recorder.span_end(slot, failed=True)
+        raise
+    if hasattr(result, "complete_record"):
+        left_to_wait = result.complete_record(recorder, slot)
+    else:  # torch's handles: the hooks know them
+        left_to_wait = recorder.complete_with(result, slot)
+    if not left_to_wait:
+        recorder.span_end(slot)
     return result
-
-
-def _leave_to_wait(recorder: Recorder, result: Any, slot: int) -> bool:
-    """Leaves a record to the wait for a handle.
-
-    False where ``result`` is no handle, or has been waited for already.
-    """
-    # torch's handles have none: the hooks know them
-    complete_record = getattr(result, "complete_record", None)
-    return (
-        recorder.complete_with(result, slot)
-        if complete_record is None
-        else complete_record(recorder, slot)
-    )
 
 
 def _number_group(recorder: Recorder, group: Any) -> int:
     """Numbers the group of a call: one of this rank alone if there is no process group."""
-    if not dist.is_initialized():
-        return recorder.group("", [0])
-    if group is None:
-        return recorder.group("world", range(dist.get_world_size()))
-    return recorder.group(
-        str(getattr(group, "group_name", "")), dist.get_process_group_ranks(group)
-    )
+    given: Any = group or dist.group.WORLD
+    return recorder.group(*(name_and_ranks(given) if dist.is_initialized() else _ALONE[:2]))
 
 
 def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
     """Numbers the payload of a call: its first argument that is a tensor, or holds some."""
-    arguments = (
-        [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-        for value in given.values()
-    )
-    tensors = next(filter(None, arguments), None)
-    return NONE if tensors is None else recorder.payload(*describe(tensors, 1))
+    for value in given.values():
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        if tensors:
+            return recorder.payload(*describe(tensors, 1))
+    return NONE
 
 
 # -- all ranks together
@@ -654,7 +635,7 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
         for other in range(1, world_size):
             try:
                 store.wait([str(other)], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
-            except (RuntimeError, dist.DistStoreError):
+            except RuntimeError:
                 late.append(other)
                 continue
             logs.append(_unpack(store.get(str(other))))
@@ -677,7 +658,7 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
     store.set(str(rank), _pack(mine))
     try:
         store.wait(["table"], timedelta(seconds=_WAIT_S + _MARGIN_S))
-    except (RuntimeError, dist.DistStoreError):
+    except RuntimeError:
         note = (
             f"rank 0 did not call log_summary in {_WAIT_S:g} s: this "
             f"is the log of rank {rank} alone"
