@@ -57,7 +57,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringsim.comm import torch_hooks
 from ringsim.comm.collectives import describe
 from ringsim.comm.deepspeed_log import write_line, write_table
-from ringsim.comm.log_table import LogTable, is_operation, make_rows
+from ringsim.comm.log_table import LogTable, is_operation, make_rows, name_operations
 from ringsim.comm.torch_hooks import name_and_ranks
 from ringsim.comm.torch_private import default_store, tree_leaves
 from ringsim.errors import ArgumentError, RingError
@@ -85,6 +85,7 @@ from ringsim.traces.recorder import Recorder, label_in_force
 from ringsim.traces.units import bytes_text, rate_text, time_text
 
 _SWITCHES: Final = ("enabled", "prof_all", "verbose", "debug")
+_SETTINGS: Final = ("enabled", "prof_all", "prof_ops", "verbose", "debug", "style")
 _STYLES: Final = ("ringsim", "deepspeed")
 _LOGGER: Final = logging.getLogger("ringsim.comm")
 # a recorder of our own may begin before this rank knows how many there are
@@ -103,48 +104,28 @@ _COLUMNS: Final = [
 Logged = tuple[Events, Ints, dict[str, Any]]
 
 
-def read_settings(
-    deepspeed_config: Any,
-    enabled: object,
-    prof_all: object,
-    prof_ops: object,
-    verbose: object,
-    debug: object,
-) -> dict[str, Any]:
+def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
     """Returns the settings that are given; an argument overrides the configuration.
 
-    For the arguments see ``configure``.
+    For the arguments see ``configure``; None is not given.
 
     Raises:
         ArgumentError: a value is of the wrong kind.
 
     Example:
-        >>> read_settings(
-        ...     {"comms_logger": {"enabled": True, "prof_ops": ["isend"]}},
-        ...     None,
-        ...     None,
-        ...     None,
-        ...     True,
-        ...     None,
-        ... )
-        {'enabled': True, 'verbose': True, 'prof_ops': frozenset({'isend'})}
+        >>> config = {"comms_logger": {"enabled": True, "prof_ops": ["isend"]}}
+        >>> read_settings(config, verbose=True)
+        {'enabled': True, 'prof_ops': frozenset({'isend'}), 'verbose': True}
     """
     if isinstance(deepspeed_config, Mapping):
         section = deepspeed_config.get("comms_logger", {})
     else:
         section = getattr(getattr(deepspeed_config, "comms_config", None), "comms_logger", {})
     if not isinstance(section, Mapping):
-        section = {name: getattr(section, name, None) for name in (*_SWITCHES, "prof_ops", "style")}
-    given = {
-        "enabled": enabled,
-        "prof_all": prof_all,
-        "verbose": verbose,
-        "debug": debug,
-        "prof_ops": prof_ops,
-        "style": None,
-    }
-    merged = {name: section.get(name) if value is None else value for name, value in given.items()}
-    settings: dict[str, Any] = {name: value for name, value in merged.items() if value is not None}
+        section = {name: getattr(section, name, None) for name in _SETTINGS}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    merged = {**section, **given}
+    settings = {name: merged[name] for name in _SETTINGS if merged.get(name) is not None}
     for name in _SWITCHES:
         if not isinstance(settings.get(name, True), bool):
             raise ArgumentError(
@@ -179,8 +160,8 @@ class Records:
     """Where the log is being recorded."""
 
     recorder: Recorder
-    directory: str | None  # the log's own, None if it shares a recorder
-    pid: int  # a process forked from this one leaves the directory alone
+    # removes the log's own directory; None if it shares a recorder
+    remove: Callable[[], None] | None
 
 
 class Recorded(NamedTuple):
@@ -202,7 +183,7 @@ def begin_records() -> Records:
     Raises:
         RingError: the rank is simulated, and nothing of it is recorded.
     """
-    recorder, directory = get_state().recorder, None
+    recorder, remove = get_state().recorder, None
     if recorder is None and get_state().clock is not None:
         raise RingError(
             "the log of ringsim.comm must have records on a simulated rank, got record=False. "
@@ -211,23 +192,24 @@ def begin_records() -> Records:
     if recorder is None:
         directory = tempfile.mkdtemp(prefix="ringsim-log-")
         recorder = Recorder(directory, 0, _ANY_WORLD)
-        weakref.finalize(recorder, _remove, directory, os.getpid())
+        remove = weakref.finalize(recorder, _remove, directory, os.getpid())
     # a simulated rank's recorder needs no hooks in torch
-    if directory is not None or recorder.users:
+    if remove or recorder.users:
         torch_hooks.install(recorder)
-    return Records(recorder, directory, os.getpid())
+    return Records(recorder, remove)
 
 
 def end_records(records: Records) -> None:
     """Undoes ``begin_records``."""
     if records.recorder.users:
         torch_hooks.uninstall(records.recorder)
-    if records.directory is not None:
+    if records.remove is not None:
         records.recorder.close()
-        _remove(records.directory, records.pid)
+        records.remove()
 
 
 def _remove(directory: str, pid: int) -> None:
+    # a process forked from the one that made it leaves it alone
     if pid == os.getpid():
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -275,9 +257,13 @@ def _find_first(events: Events) -> Ints:
 
 def _read_logged() -> tuple[Events, Ints, tuple[str, ...]]:
     """Returns what this rank has logged until now, which are first ones, and the notes."""
-    recorded = _read(get_state().log or get_state().stopped_log or LogOptions())
-    first = _find_first(recorded.events)
-    return recorded.events.select(recorded.logged), first[recorded.logged], recorded.notes
+    events, logged, notes = _read(_find_log())
+    return events.select(logged), _find_first(events)[logged], notes
+
+
+def _find_log() -> LogOptions:
+    """Returns this rank's log, whether it is on, stopped or was never configured."""
+    return get_state().log or get_state().stopped_log or LogOptions()
 
 
 # -- what is logged
@@ -439,9 +425,16 @@ def configure(
     Source:
         DeepSpeed, ``deepspeed.comm.configure``: names and order of the arguments.
     """
-    settings = read_settings(deepspeed_config, enabled, prof_all, prof_ops, verbose, debug)
+    settings = read_settings(
+        deepspeed_config,
+        enabled=enabled,
+        prof_all=prof_all,
+        prof_ops=prof_ops,
+        verbose=verbose,
+        debug=debug,
+    )
     state = get_state()
-    log = state.log or state.stopped_log or LogOptions()
+    log = _find_log()
     enabled = settings.pop("enabled", state.log is not None)
     log = replace(log, **settings)
     if enabled and log.records is None:
@@ -492,14 +485,11 @@ def reset_log() -> None:
     Example:
         >>> reset_log()
     """
-    state = get_state()
-    log = state.log or state.stopped_log
-    if log is None:
-        return
+    log = _find_log()
     # which connections have been made is still true
     events = log.kept.events
     log = replace(log, switches=(), kept=Recorded(events, np.zeros(len(events), dtype=bool)))
-    if state.log is None:
+    if get_state().log is None:
         change_state(stopped_log=log)
     else:
         change_state(log=_switch(log, log.prof_all))
@@ -640,16 +630,12 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
                 continue
             logs.append(_unpack(store.get(str(other))))
             store.delete_key(str(other))
-        table = _make_table(
-            logs,
-            world_size,
-            [f"ranks {late} had not called log_summary {_WAIT_S:g} s after rank 0"] if late else [],
-        )
+        missing = f"ranks {late} had not called log_summary {_WAIT_S:g} s after rank 0"
+        table = _make_table(logs, world_size, [missing] if late else [])
         store.set("table", table.to_json())
         deadline = time.monotonic() + _READERS_S
-        while (read := store.add("read", 0)) < world_size - 1 - len(
-            late
-        ) and time.monotonic() < deadline:
+        readers = len(logs) - 1
+        while (read := store.add("read", 0)) < readers and time.monotonic() < deadline:
             time.sleep(0.001)
         if read == world_size - 1:
             store.delete_key("table")
@@ -669,44 +655,35 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
     return table
 
 
-def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str] = ()) -> LogTable:
+def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str]) -> LogTable:
     """Computes the table from the logs of some ranks, in order."""
-    facts = [each for _, _, each in logs]
+    events, first, facts = zip(*logs, strict=True)
     one_clock = len({each["host"] for each in facts}) == 1
     rows = make_rows(
-        join_events([events for events, _, _ in logs]),
-        np.concatenate([first for _, first, _ in logs]),
+        join_events(events),
+        np.concatenate(first),
         one_clock=one_clock,
         by_tag=facts[0]["backend"] != "nccl",
     )
     said = dict.fromkeys(note for each in facts for note in each["notes"])
-    unaligned = (
-        []
-        if one_clock
-        else ["the ranks ran on several hosts, whose clocks are not aligned: no straggler time"]
-    )
-    return LogTable(
-        rows, world_size, tuple(each["rank"] for each in facts), (*said, *unaligned, *notes)
-    )
+    unaligned = "the ranks ran on several hosts, whose clocks are not aligned: no straggler time"
+    ranks = tuple(each["rank"] for each in facts)
+    return LogTable(rows, world_size, ranks, (*said, *([] if one_clock else [unaligned]), *notes))
 
 
 def _pack(logged: Logged) -> bytes:
     """Returns a rank's log as bytes: arrays of numbers and JSON, nothing that could be executed."""
     events, first, facts = logged
-    columns = {name: getattr(events, name) for name in _COLUMNS} | {
-        "rank": np.full(len(events), facts["rank"])
-    }
+    columns = {name: getattr(events, name) for name in _COLUMNS}
     text = json.dumps({**facts, "tables": write_tables(events.tables._replace(files=()))})
     buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer, **columns, first=first, facts=np.frombuffer(text.encode(), dtype=np.uint8)
-    )
+    np.savez_compressed(buffer, **columns, first=first, facts=text)
     return buffer.getvalue()
 
 
 def _unpack(data: bytes) -> Logged:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        facts = json.loads(arrays["facts"].tobytes())
+        facts = json.loads(str(arrays["facts"]))
         columns = {name: arrays[name] for name in _COLUMNS}
         return make_events(columns, read_tables(facts["tables"])), arrays["first"], facts
 
@@ -761,9 +738,10 @@ def log_summary(
     Source:
         DeepSpeed, ``deepspeed.comm.log_summary``: name and arguments.
     """
-    state = get_state()
     rank, world_size = find_place()
     events, first, notes = _read_logged()
+    # the log's own recorder does not know which rank this is
+    events = replace(events, rank=np.full(len(events), rank))
     facts = {
         "rank": rank,
         "host": socket.gethostname(),
@@ -779,10 +757,8 @@ def log_summary(
         table = _make_table([mine], world_size, alone if world_size > 1 else [])
     table = replace(table, show_straggler=show_straggler)
     if rank == 0:
-        log = state.log or state.stopped_log
-        sys.stdout.write(
-            f"{write_table(table) if log is not None and log.style == 'deepspeed' else table}\n"
-        )
+        text = write_table(table) if _find_log().style == "deepspeed" else table
+        sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     return table.to_dict() if return_dict else table
 
@@ -820,5 +796,4 @@ def get_logged_comm_ops() -> list[str]:
         >>> get_logged_comm_ops()
         []
     """
-    events, first, _ = _read_logged()
-    return sorted({row.name for row in make_rows(events, first, one_clock=False)})
+    return sorted(set(name_operations(_read_logged()[0]).tolist()))
