@@ -27,6 +27,7 @@ from ringsim.traces.events import (
     Ints,
 )
 from ringsim.traces.matching import match, number_places, number_rows, refused, split_waits
+from ringsim.traces.stats import count_calls
 from ringsim.traces.units import bytes_text, rate_text
 
 if TYPE_CHECKING:
@@ -161,9 +162,7 @@ class LogTable:
         """Returns the rows as a new pandas DataFrame, one column for each field of ``LogRow``."""
         import pandas as pd
 
-        return pd.DataFrame(
-            [asdict(row) for row in self.rows], columns=[field.name for field in fields(LogRow)]
-        )
+        return pd.DataFrame(list(self.rows), columns=[field.name for field in fields(LogRow)])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the table as a dictionary.
@@ -342,12 +341,13 @@ def _make_row(
     wait_ns = np.where(events.wait_ns == NONE, events.post_ns, events.wait_ns)
     blocked_us = (events.done_ns - wait_ns) * 1e-3
     steady = done & ~first
-    count = _count(events)
+    groups = np.unique(events.group)
+    count = sum(count_calls(events.rank[events.group == group], op) for group in groups)
     mean_us, blocked_mean_us = _mean(latency_us[steady]), _mean(blocked_us[steady])
     p10_us, median_us, p90_us = (
         np.percentile(latency_us[steady], [10, 50, 90]).tolist() if steady.any() else [math.nan] * 3
     )
-    hidden = (latency_us - blocked_us)[steady] / np.maximum(latency_us[steady], 1e-3)
+    hidden = ((latency_us - blocked_us) / np.maximum(latency_us, 1e-3))[steady]
     return LogRow(
         name=name,
         op=op,
@@ -376,17 +376,6 @@ def _make_row(
 
 def _mean(values: Ints) -> float:
     return float(values.mean()) if len(values) else math.nan
-
-
-def _count(events: Events) -> int:
-    """Returns how many operations these records are of.
-
-    A collective leaves one on each rank that took part.
-    """
-    if events.kind[0] in (SEND, RECV):
-        return len(events)
-    groups = np.unique(events.group)
-    return sum(int(np.bincount(events.rank[events.group == group]).max()) for group in groups)
 
 
 def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
