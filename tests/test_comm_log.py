@@ -320,14 +320,16 @@ SECTION = {
 
 
 @pytest.mark.parametrize(
-    ("arguments", "settings"),
+    ("config", "arguments", "settings"),
     [
         (
-            (SECTION, None, False, None, None, None),
+            SECTION,
+            {"prof_all": False},
             {"enabled": True, "prof_all": False, "prof_ops": frozenset({"isend"})},
         ),
         (
-            (DEEPSPEED, None, None, None, True, None),
+            DEEPSPEED,
+            {"verbose": True},
             {
                 "enabled": True,
                 "prof_all": False,
@@ -336,31 +338,30 @@ SECTION = {
                 "debug": True,
             },
         ),
-        ((object(), None, None, None, True, None), {"verbose": True}),
-        ((None, "yes", None, None, None, None), "enabled must be True or False, got 'yes'"),
+        (object(), {"verbose": True, "debug": None}, {"verbose": True}),
+        (None, {"enabled": "yes"}, "enabled must be True or False, got 'yes'"),
         (
-            (None, None, None, "all_reduce", None, None),
+            None,
+            {"prof_ops": "all_reduce"},
             "prof_ops must be a list of names, got 'all_reduce'",
         ),
-        ((None, None, None, [1], None, None), "prof_ops must be a list of names"),
+        (None, {"prof_ops": [1]}, "prof_ops must be a list of names"),
         (
-            ({"comms_logger": {"style": "pigeon"}}, *[None] * 5),
+            {"comms_logger": {"style": "pigeon"}},
+            {},
             'style must be "ringsim" or "deepspeed", got \'pigeon\'',
         ),
-        (
-            ({"comms_logger": {"debug": 1}}, None, None, None, None, None),
-            "debug must be True or False, got 1",
-        ),
+        ({"comms_logger": {"debug": 1}}, {}, "debug must be True or False, got 1"),
     ],
 )
 def test_settings_come_from_arguments_before_the_configuration(
-    arguments: tuple[Any, ...], settings: Any
+    config: Any, arguments: dict[str, Any], settings: Any
 ) -> None:
     if isinstance(settings, dict):
-        assert read_settings(*arguments) == settings
+        assert read_settings(config, **arguments) == settings
     else:
         with pytest.raises(ArgumentError, match=settings):
-            read_settings(*arguments)
+            read_settings(config, **arguments)
 
 
 # -- the record of a user's own operation

@@ -11,7 +11,8 @@ Source:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from ringsim.comm.log_table import LogRow, LogTable
@@ -83,16 +84,14 @@ def describe(table: LogTable) -> tuple[Cells, Cells]:
     for (name, size_bytes), rows in cells.items():
         count = sum(row.count for row in rows)
         size = {"msg_size_bytes": size_bytes, "msg_size_str": _size_text(size_bytes)}
-        latency_us = _mean(
-            rows, [row.first_mean_us if math.isnan(row.mean_us) else row.mean_us for row in rows]
-        )
-        straggler_us = min(_mean(rows, [row.straggler_mean_us for row in rows]), latency_us)
+        latency_us = _mean(rows, _latency_us)
+        straggler_us = min(_mean(rows, attrgetter("straggler_mean_us")), latency_us)
         summary.setdefault(name, {})[size_bytes] = {
             "count": count,
             "total_latency_ms": sum(row.total_us for row in rows) * 1e-3,
             "avg_latency_ms": latency_us * 1e-3,
-            "tput_avg_gbps": _mean(rows, [row.algbw_gb_per_s for row in rows]) * 8,
-            "busbw_avg_gbps": _mean(rows, [row.busbw_gb_per_s for row in rows]) * 8,
+            "tput_avg_gbps": _mean(rows, attrgetter("algbw_gb_per_s")) * 8,
+            "busbw_avg_gbps": _mean(rows, attrgetter("busbw_gb_per_s")) * 8,
             **size,
         }
         stragglers.setdefault(name, {})[size_bytes] = {
@@ -106,19 +105,18 @@ def describe(table: LogTable) -> tuple[Cells, Cells]:
     return summary, stragglers
 
 
-def _mean(rows: Sequence[LogRow], values: Sequence[float]) -> float:
+def _latency_us(row: LogRow) -> float:
+    return row.first_mean_us if math.isnan(row.mean_us) else row.mean_us
+
+
+def _mean(rows: Sequence[LogRow], value: Callable[[LogRow], float]) -> float:
     """Returns the mean of what is known, each row counting as often as it has operations.
 
     0 where nothing is known.
     """
-    known = [
-        (row.count, value) for row, value in zip(rows, values, strict=True) if not math.isnan(value)
-    ]
-    return (
-        sum(count * value for count, value in known) / sum(count for count, _ in known)
-        if known
-        else 0.0
-    )
+    known = [row for row in rows if not math.isnan(value(row))]
+    count = sum(row.count for row in known)
+    return sum(row.count * value(row) for row in known) / count if known else 0.0
 
 
 def write_table(table: LogTable) -> str:
@@ -141,14 +139,12 @@ def _write_cells(cells: Cells, headings: Sequence[str]) -> Iterator[str]:
     for name, sizes in cells.items():
         yield name
         for _, cell in sorted(sizes.items()):
-            values = (
-                math.nan if "gbps" in key and not value else value for key, value in cell.items()
-            )
-            yield write(
-                "",
-                cell["msg_size_str"],
-                *(_number(value) for _, value in zip(headings, values, strict=False)),
-            )
+            values = [
+                "-" if "gbps" in key and not value else _number(value)
+                for key, value in cell.items()
+                if not key.startswith("msg_size")
+            ]
+            yield write("", cell["msg_size_str"], *values)
 
 
 def write_line(
@@ -161,35 +157,26 @@ def write_line(
         'comm op: all_reduce | time (ms): 0.12 | msg size: 4.0 KB | algbw (Gbps): 0.26 | busbw (Gbps): 4.9e-05'
     """  # noqa: E501
     cells = (
-        ("time (ms)", took_ms),
-        ("msg size", size_bytes),
-        ("algbw (Gbps)", algbw_gb_per_s * 8),
-        ("busbw (Gbps)", busbw_gb_per_s * 8),
+        f"comm op: {name}",
+        f"time (ms): {_number(took_ms)}",
+        f"msg size: {_size_text(size_bytes)}",
+        f"algbw (Gbps): {_number(algbw_gb_per_s * 8)}",
+        f"busbw (Gbps): {_number(busbw_gb_per_s * 8)}",
     )
-    texts = (
-        f"{what}: {_size_text(size_bytes) if what == 'msg size' else _number(value)}"
-        for what, value in cells
-    )
-    return " | ".join((f"comm op: {name}", *texts))
+    return " | ".join(cells)
 
 
 def _number(value: float) -> str:
     """Two decimals, as in DeepSpeed, or as many as it takes not to be 0."""
     if math.isnan(value):
         return "-"
-    return (
-        str(value)
-        if isinstance(value, int)
-        else f"{value:.2f}"
-        if value == 0 or value >= 0.01
-        else f"{value:.2g}"
-    )
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.2f}" if value == 0 or value >= 0.01 else f"{value:.2g}"
 
 
 def _size_text(size_bytes: int) -> str:
-    power = max(size_bytes.bit_length() - 1, 0) // 10
-    return (
-        f"{round(size_bytes / 1024**power, 2)} {BYTE_UNITS[power].replace('i', '')}"
-        if size_bytes
-        else "0B"
-    )
+    if size_bytes == 0:
+        return "0B"
+    power = (size_bytes.bit_length() - 1) // 10
+    return f"{round(size_bytes / 1024**power, 2)} {BYTE_UNITS[power].replace('i', '')}"

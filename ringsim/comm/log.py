@@ -47,7 +47,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Final, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 import numpy as np
 import torch
@@ -57,7 +57,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringsim.comm import torch_hooks
 from ringsim.comm.collectives import describe
 from ringsim.comm.deepspeed_log import write_line, write_table
-from ringsim.comm.log_table import LogTable, is_operation, make_rows
+from ringsim.comm.log_table import LogTable, is_operation, make_rows, name_operations
+from ringsim.comm.torch_hooks import name_and_ranks
 from ringsim.comm.torch_private import default_store, tree_leaves
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import change_state, get_state
@@ -78,75 +79,53 @@ from ringsim.traces.events import (
     read_tables,
     write_tables,
 )
+from ringsim.traces.matching import number_places, number_rows
 from ringsim.traces.parts import join_events, read_parts
 from ringsim.traces.recorder import Recorder, label_in_force
 from ringsim.traces.units import bytes_text, rate_text, time_text
 
 _SWITCHES: Final = ("enabled", "prof_all", "verbose", "debug")
+_SETTINGS: Final = ("enabled", "prof_all", "prof_ops", "verbose", "debug", "style")
 _STYLES: Final = ("ringsim", "deepspeed")
 _LOGGER: Final = logging.getLogger("ringsim.comm")
 # a recorder of our own may begin before this rank knows how many there are
 _ANY_WORLD: Final = 1 << 16
-_OPEN: Final = (1 << 63) - 1  # the end of a period that has not ended
 _WAIT_S: Final = 30.0  # how long rank 0 waits for the logs of the others
 _MARGIN_S: Final = 10.0  # the others wait this much longer, for rank 0 computes
 _READERS_S: Final = 5.0  # how long rank 0 stays for the others to read the table
+_ALONE: Final = Group("", (0,))  # where there is no process group
 _COLUMNS: Final = [
     name
     for name in COLUMN_DTYPES
     if name not in ("thread", "stage", "microbatch", "file", "line", "seq")
 ]
 
-# a group, and the peer there; NONE for its collectives, a name for calls under timed_op
-Connection = tuple[Group | None, int | str]
-# from and to, as counts of records: a virtual clock may stand still
-Periods = tuple[tuple[int, int], ...]
 # a rank's operations, whether each is a first one, and what is known of the rank
 Logged = tuple[Events, Ints, dict[str, Any]]
 
 
-def read_settings(
-    deepspeed_config: Any,
-    enabled: object,
-    prof_all: object,
-    prof_ops: object,
-    verbose: object,
-    debug: object,
-) -> dict[str, Any]:
+def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
     """Returns the settings that are given; an argument overrides the configuration.
 
-    For the arguments see ``configure``.
+    For the arguments see ``configure``; None is not given.
 
     Raises:
         ArgumentError: a value is of the wrong kind.
 
     Example:
-        >>> read_settings(
-        ...     {"comms_logger": {"enabled": True, "prof_ops": ["isend"]}},
-        ...     None,
-        ...     None,
-        ...     None,
-        ...     True,
-        ...     None,
-        ... )
-        {'enabled': True, 'verbose': True, 'prof_ops': frozenset({'isend'})}
+        >>> config = {"comms_logger": {"enabled": True, "prof_ops": ["isend"]}}
+        >>> read_settings(config, verbose=True)
+        {'enabled': True, 'prof_ops': frozenset({'isend'}), 'verbose': True}
     """
     if isinstance(deepspeed_config, Mapping):
         section = deepspeed_config.get("comms_logger", {})
     else:
         section = getattr(getattr(deepspeed_config, "comms_config", None), "comms_logger", {})
     if not isinstance(section, Mapping):
-        section = {name: getattr(section, name, None) for name in (*_SWITCHES, "prof_ops", "style")}
-    given = {
-        "enabled": enabled,
-        "prof_all": prof_all,
-        "verbose": verbose,
-        "debug": debug,
-        "prof_ops": prof_ops,
-        "style": None,
-    }
-    merged = {name: section.get(name) if value is None else value for name, value in given.items()}
-    settings: dict[str, Any] = {name: value for name, value in merged.items() if value is not None}
+        section = {name: getattr(section, name, None) for name in _SETTINGS}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    merged = {**section, **given}
+    settings = {name: merged[name] for name in _SETTINGS if merged.get(name) is not None}
     for name in _SWITCHES:
         if not isinstance(settings.get(name, True), bool):
             raise ArgumentError(
@@ -181,19 +160,19 @@ class Records:
     """Where the log is being recorded."""
 
     recorder: Recorder
-    first: int  # how many records it had when the log began, or was reset
-    directory: str | None  # the log's own, None if it shares a recorder
-    pid: int  # a process forked from this one leaves the directory alone
+    # removes the log's own directory; None if it shares a recorder
+    remove: Callable[[], None] | None
 
 
-@dataclass(frozen=True, eq=False)
-class _Segment:
-    """What one recorder saw for the log."""
+class Recorded(NamedTuple):
+    """What a rank has recorded since its log first began."""
 
-    events: Events  # the operations to log, of this rank
-    first: Ints  # bool, as long: whether it is the first with that peer on that group
-    met: frozenset[Connection] = frozenset()  # the connections that were seen
-    notes: tuple[str, ...] = ()  # what the recorder had to say, that it stopped for example
+    events: Events  # its operations, in order of posting
+    logged: Ints  # bool, as long: the others are kept to tell which are first ones
+    notes: tuple[str, ...] = ()  # what recorders had to say, that one stopped for example
+
+
+_NOTHING: Final = Recorded(join_events([]), np.zeros(0, dtype=bool))
 
 
 def begin_records() -> Records:
@@ -204,7 +183,7 @@ def begin_records() -> Records:
     Raises:
         RingError: the rank is simulated, and nothing of it is recorded.
     """
-    recorder, directory = get_state().recorder, None
+    recorder, remove = get_state().recorder, None
     if recorder is None and get_state().clock is not None:
         raise RingError(
             "the log of ringsim.comm must have records on a simulated rank, got record=False. "
@@ -213,30 +192,32 @@ def begin_records() -> Records:
     if recorder is None:
         directory = tempfile.mkdtemp(prefix="ringsim-log-")
         recorder = Recorder(directory, 0, _ANY_WORLD)
-        weakref.finalize(recorder, _remove, directory, os.getpid())
+        remove = weakref.finalize(recorder, _remove, directory, os.getpid())
     # a simulated rank's recorder needs no hooks in torch
-    if directory is not None or recorder.users:
+    if remove or recorder.users:
         torch_hooks.install(recorder)
-    return Records(recorder, recorder.count, directory, os.getpid())
+    return Records(recorder, remove)
 
 
 def end_records(records: Records) -> None:
     """Undoes ``begin_records``."""
     if records.recorder.users:
         torch_hooks.uninstall(records.recorder)
-    if records.directory is not None:
+    if records.remove is not None:
         records.recorder.close()
-        _remove(records.directory, records.pid)
+        records.remove()
 
 
 def _remove(directory: str, pid: int) -> None:
+    # a process forked from the one that made it leaves it alone
     if pid == os.getpid():
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _read_segment(log: LogOptions) -> _Segment:
-    """Reads what was recorded for the log until now, since it began or was reset."""
-    assert log.records is not None  # our own invariant, here and below: the log is on
+def _read(log: LogOptions) -> Recorded:
+    """Reads what was recorded for the log until now."""
+    if log.records is None:
+        return log.kept
     recorder = log.records.recorder
     if get_state().clock is None:
         recorder.complete_times()
@@ -249,51 +230,40 @@ def _read_segment(log: LogOptions) -> _Segment:
     else:
         everything, facts = recorder.read(recorder.rank), {"notes": ()}
     operations = everything.select(is_operation(everything))
-    met: frozenset[Connection] = frozenset().union(*(segment.met for segment in log.kept))
-    connections, first = _find_first(operations, met)
-    chosen = operations.label != NONE  # outside the periods, those with a label were selected
-    for begin, end in log.periods:
-        chosen |= (operations.seq >= begin) & (operations.seq < end)
-    chosen &= operations.seq >= log.records.first
-    notes = tuple(note for note in facts["notes"] if note.startswith("Recording of rank"))
-    return _Segment(operations.select(chosen), first[chosen], met | connections, notes)
+    starts, selects_all = np.array(log.switches).T
+    last_switch = np.searchsorted(starts, operations.seq, side="right") - 1
+    # outside the stretches in which all are, those with a label were selected
+    selected = (operations.label != NONE) | (selects_all[last_switch] == 1)
+    logged = selected & (operations.seq >= starts[0])
+    notes = [note for note in facts["notes"] if note.startswith("Recording of rank")]
+    return Recorded(
+        join_events([log.kept.events, operations]),
+        np.concatenate([log.kept.logged, logged]),
+        tuple(dict.fromkeys([*log.kept.notes, *notes])),
+    )
 
 
-def _find_first(events: Events, met: frozenset[Connection]) -> tuple[frozenset[Connection], Ints]:
-    """Returns the connections that the events used.
+def _find_first(events: Events) -> Ints:
+    """Marks a rank's first operation with each peer on each group.
 
-    Marks the first operation on each that is not in ``met``.
+    A group's collectives count as one peer, and so do the calls of each name under ``timed_op``.
     """
     kind = events.kind
-    other = np.where((kind == SEND) | (kind == RECV), events.peer.astype(np.int64), NONE)
-    # numbers that no peer has
-    other = np.where(kind == SPAN, -10 - events.label.astype(np.int64), other)
-    pairs, places = np.unique(
-        np.stack([events.group.astype(np.int64), other]), axis=1, return_index=True
-    )
-    first = np.zeros(len(events), dtype=bool)
-    found = set()
-    for group, number, place in zip(*pairs.tolist(), places.tolist(), strict=True):
-        name = None if group == NONE else events.tables.groups[group]
-        connection = name, (number if number > -10 else events.tables.labels[-10 - number])
-        found.add(connection)
-        first[place] = connection not in met
-    return frozenset(found), first
+    peer = np.where((kind == SEND) | (kind == RECV), events.peer, NONE)
+    name = np.where(kind == SPAN, events.label, NONE)
+    first: Ints = number_places(number_rows(events.group, peer, name)) == 0
+    return first
 
 
-def _read_own() -> _Segment:
-    """Returns what this rank has logged until now."""
-    log: LogOptions | None = get_state().log or get_state().stopped_log
-    segments = (
-        []
-        if log is None
-        else [*log.kept, *([_read_segment(log)] if log.records is not None else [])]
-    )
-    first = [np.zeros(0, dtype=bool), *(segment.first for segment in segments)]
-    notes = tuple(dict.fromkeys(note for segment in segments for note in segment.notes))
-    return _Segment(
-        join_events([segment.events for segment in segments]), np.concatenate(first), notes=notes
-    )
+def _read_logged() -> tuple[Events, Ints, tuple[str, ...]]:
+    """Returns what this rank has logged until now, which are first ones, and the notes."""
+    events, logged, notes = _read(_find_log())
+    return events.select(logged), _find_first(events)[logged], notes
+
+
+def _find_log() -> LogOptions:
+    """Returns this rank's log, whether it is on, stopped or was never configured."""
+    return get_state().log or get_state().stopped_log or LogOptions()
 
 
 # -- what is logged
@@ -315,8 +285,10 @@ class LogOptions:
     style: str = "ringsim"  # whose lines and table are written
     # where the operations are recorded now, None while the log is stopped
     records: Records | None = None
-    periods: Periods = ()  # when all operations were selected, of what is recorded there
-    kept: tuple[_Segment, ...] = ()  # what was recorded before, elsewhere
+    # from which record on all operations are selected, or no longer; the log began at the first one
+    switches: tuple[tuple[int, bool], ...] = ()
+    # what was recorded before, elsewhere
+    kept: Recorded = _NOTHING
 
     def selects(self, op: str, name: str, prof: bool) -> bool:
         """Returns whether an operation is to be logged.
@@ -349,15 +321,10 @@ class LogOptions:
             debug: the caller's name, for ``configure(debug=True)``; None to find it.
         """
         name = log_name or op
-        if self.records is None or not self.selects(op, name, prof):
+        plain = name == op and op in OP_CODES and not (self.verbose or self.debug)
+        # where all operations are selected, the record of a plain one says it all
+        if (self.prof_all and plain) or not self.selects(op, name, prof):
             return function(*args, **kwargs)
-        if (
-            self.prof_all
-            and not (self.verbose or self.debug or prof)
-            and name == op
-            and op in OP_CODES
-        ):
-            return function(*args, **kwargs)  # its record says it all
         return _run_named(self, name, debug, lambda: function(*args, **kwargs))
 
 
@@ -369,11 +336,10 @@ def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], 
     assert log.records is not None
     recorder = log.records.recorder
     before = recorder.bookmark() if log.verbose else 0
-    if log.debug and debug is None:
-        frame = recorder.sites.find(sys._getframe(1))
-        debug = "an unknown function" if frame is None else frame.f_code.co_name
     if log.debug:
-        name += f" | [Caller Func: {debug}]" if log.style == "deepspeed" else f" in {debug}"
+        frame = recorder.sites.find(sys._getframe(1))
+        caller = debug or ("an unknown function" if frame is None else frame.f_code.co_name)
+        name += f" | [Caller Func: {caller}]" if log.style == "deepspeed" else f" in {caller}"
     label = label_in_force.set(recorder.label(name))
     try:
         return run()
@@ -392,11 +358,10 @@ def _write_lines(style: str, recorder: Recorder, before: int) -> None:
         return
     for record in recorder.records_since(before):
         op, status = OP_NAMES[record["op"]], int(record["status"])
-        name = recorder.labels[record["label"]] if record["label"] >= 0 else op
-        group = recorder.groups[record["group"]] if record["group"] >= 0 else Group("", (0,))
-        size_bytes = (
-            recorder.payloads[record["payload"]].size_bytes if record["payload"] >= 0 else 0
-        )
+        name = recorder.labels.get(record["label"], op)
+        group = recorder.groups.get(record["group"], _ALONE)
+        payload = recorder.payloads.get(record["payload"])
+        size_bytes = 0 if payload is None else payload.size_bytes
         took_ns = float(record["done_ns"] - record["post_ns"]) if status == OK else math.nan
         algbw = algbw_gb_per_s(size_bytes, took_ns * 1e-3)
         busbw = busbw_gb_per_s(op, size_bytes, took_ns * 1e-3, len(group.ranks))
@@ -460,36 +425,38 @@ def configure(
     Source:
         DeepSpeed, ``deepspeed.comm.configure``: names and order of the arguments.
     """
-    settings = read_settings(deepspeed_config, enabled, prof_all, prof_ops, verbose, debug)
+    settings = read_settings(
+        deepspeed_config,
+        enabled=enabled,
+        prof_all=prof_all,
+        prof_ops=prof_ops,
+        verbose=verbose,
+        debug=debug,
+    )
     state = get_state()
-    log = state.log or state.stopped_log or LogOptions()
+    log = _find_log()
     enabled = settings.pop("enabled", state.log is not None)
     log = replace(log, **settings)
     if enabled and log.records is None:
         resume_log(log)
     elif enabled:
-        change_state(log=_change_period(log))
+        change_state(log=_switch(log, log.prof_all))
     else:
         change_state(log=log if log.records else None, stopped_log=log)
         interrupt_log()
 
 
-def _change_period(log: LogOptions) -> LogOptions:
-    """Ends the period in which all operations were selected.
-
-    Starts another if they are to be from now on.
-    """
-    now = 0 if log.records is None else log.records.recorder.count
-    ended = tuple((begin, min(end, now)) for begin, end in log.periods)
-    return replace(log, periods=(*ended, (now, _OPEN)) if log.prof_all else ended)
+def _switch(log: LogOptions, selects_all: bool) -> LogOptions:
+    """Selects all operations from now on, or only those with a label."""
+    assert log.records is not None  # our own invariant, here and below: the log is on
+    return replace(log, switches=(*log.switches, (log.records.recorder.count, selects_all)))
 
 
 def resume_log(log: LogOptions | None) -> None:
     """Restarts a log that ``interrupt_log`` returned; does nothing with None."""
     if log is not None:
-        change_state(
-            log=_change_period(replace(log, records=begin_records(), periods=())), stopped_log=None
-        )
+        log = replace(log, records=begin_records(), switches=())
+        change_state(log=_switch(log, log.prof_all), stopped_log=None)
 
 
 def interrupt_log() -> LogOptions | None:
@@ -500,8 +467,10 @@ def interrupt_log() -> LogOptions | None:
     log: LogOptions | None = get_state().log
     if log is None or log.records is None:
         return None
+    events, logged, notes = _read(log)
+    kept = logged | _find_first(events)
     stopped: LogOptions = replace(
-        log, records=None, periods=(), kept=(*log.kept, _read_segment(log))
+        log, records=None, kept=Recorded(events.select(kept), logged[kept], notes)
     )
     change_state(log=None, stopped_log=stopped)
     end_records(log.records)
@@ -516,20 +485,14 @@ def reset_log() -> None:
     Example:
         >>> reset_log()
     """
-
-    def empty(log: LogOptions) -> LogOptions:  # which connections have been made is still true
-        kept = tuple(
-            _Segment(each.events.select(np.zeros(0, dtype=np.int64)), each.first[:0], each.met)
-            for each in log.kept
-        )
-        return replace(log, kept=kept)
-
-    log, stopped = get_state().log, get_state().stopped_log
-    if log is not None and log.records is not None:
-        records = replace(log.records, first=log.records.recorder.count)
-        change_state(log=_change_period(replace(empty(log), records=records, periods=())))
-    elif stopped is not None:
-        change_state(stopped_log=empty(stopped))
+    log = _find_log()
+    # which connections have been made is still true
+    events = log.kept.events
+    log = replace(log, switches=(), kept=Recorded(events, np.zeros(len(events), dtype=bool)))
+    if get_state().log is None:
+        change_state(stopped_log=log)
+    else:
+        change_state(log=_switch(log, log.prof_all))
 
 
 @contextmanager
@@ -539,12 +502,12 @@ def pause_log() -> Iterator[None]:
     if log is None:
         yield
         return
-    paused = replace(_change_period(replace(log, prof_all=False)), prof_all=log.prof_all)
+    paused = _switch(log, False)
     change_state(log=None, stopped_log=paused)
     try:
         yield
     finally:
-        change_state(log=_change_period(paused), stopped_log=None)
+        change_state(log=_switch(paused, log.prof_all), stopped_log=None)
 
 
 # -- operations of the user's own
@@ -584,7 +547,7 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def timed(*args: P.args, **kwargs: P.kwargs) -> R:
         log = get_state().log
-        if log is None or log.records is None:
+        if log is None:
             return function(*args, **kwargs)
         try:
             bound = signature.bind(*args, **kwargs)
@@ -614,49 +577,35 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
         _number_group(recorder, given.get("group")),
         _number_payload(recorder, given),
     )
-    failed = True
+    if slot is None:
+        return run()
     try:
         result = run()
-        failed = False
-    finally:
-        if slot is not None and (failed or not _leave_to_wait(recorder, result, slot)):
-            recorder.span_end(slot, failed=failed)
+    except BaseException:
+        recorder.span_end(slot, failed=True)
+        raise
+    if hasattr(result, "complete_record"):
+        left_to_wait = result.complete_record(recorder, slot)
+    else:  # torch's handles: the hooks know them
+        left_to_wait = recorder.complete_with(result, slot)
+    if not left_to_wait:
+        recorder.span_end(slot)
     return result
-
-
-def _leave_to_wait(recorder: Recorder, result: Any, slot: int) -> bool:
-    """Leaves a record to the wait for a handle.
-
-    False where ``result`` is no handle, or has been waited for already.
-    """
-    # torch's handles have none: the hooks know them
-    complete_record = getattr(result, "complete_record", None)
-    return (
-        recorder.complete_with(result, slot)
-        if complete_record is None
-        else complete_record(recorder, slot)
-    )
 
 
 def _number_group(recorder: Recorder, group: Any) -> int:
     """Numbers the group of a call: one of this rank alone if there is no process group."""
-    if not dist.is_initialized():
-        return recorder.group("", [0])
-    if group is None:
-        return recorder.group("world", range(dist.get_world_size()))
-    return recorder.group(
-        str(getattr(group, "group_name", "")), dist.get_process_group_ranks(group)
-    )
+    given: Any = group or dist.group.WORLD
+    return recorder.group(*(name_and_ranks(given) if dist.is_initialized() else _ALONE[:2]))
 
 
 def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
     """Numbers the payload of a call: its first argument that is a tensor, or holds some."""
-    arguments = (
-        [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-        for value in given.values()
-    )
-    tensors = next(filter(None, arguments), None)
-    return NONE if tensors is None else recorder.payload(*describe(tensors, 1))
+    for value in given.values():
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        if tensors:
+            return recorder.payload(*describe(tensors, 1))
+    return NONE
 
 
 # -- all ranks together
@@ -676,21 +625,17 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
         for other in range(1, world_size):
             try:
                 store.wait([str(other)], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
-            except (RuntimeError, dist.DistStoreError):
+            except RuntimeError:
                 late.append(other)
                 continue
             logs.append(_unpack(store.get(str(other))))
             store.delete_key(str(other))
-        table = _make_table(
-            logs,
-            world_size,
-            [f"ranks {late} had not called log_summary {_WAIT_S:g} s after rank 0"] if late else [],
-        )
+        missing = f"ranks {late} had not called log_summary {_WAIT_S:g} s after rank 0"
+        table = _make_table(logs, world_size, [missing] if late else [])
         store.set("table", table.to_json())
         deadline = time.monotonic() + _READERS_S
-        while (read := store.add("read", 0)) < world_size - 1 - len(
-            late
-        ) and time.monotonic() < deadline:
+        readers = len(logs) - 1
+        while (read := store.add("read", 0)) < readers and time.monotonic() < deadline:
             time.sleep(0.001)
         if read == world_size - 1:
             store.delete_key("table")
@@ -699,7 +644,7 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
     store.set(str(rank), _pack(mine))
     try:
         store.wait(["table"], timedelta(seconds=_WAIT_S + _MARGIN_S))
-    except (RuntimeError, dist.DistStoreError):
+    except RuntimeError:
         note = (
             f"rank 0 did not call log_summary in {_WAIT_S:g} s: this "
             f"is the log of rank {rank} alone"
@@ -710,44 +655,35 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
     return table
 
 
-def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str] = ()) -> LogTable:
+def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str]) -> LogTable:
     """Computes the table from the logs of some ranks, in order."""
-    facts = [each for _, _, each in logs]
+    events, first, facts = zip(*logs, strict=True)
     one_clock = len({each["host"] for each in facts}) == 1
     rows = make_rows(
-        join_events([events for events, _, _ in logs]),
-        np.concatenate([first for _, first, _ in logs]),
+        join_events(events),
+        np.concatenate(first),
         one_clock=one_clock,
         by_tag=facts[0]["backend"] != "nccl",
     )
     said = dict.fromkeys(note for each in facts for note in each["notes"])
-    unaligned = (
-        []
-        if one_clock
-        else ["the ranks ran on several hosts, whose clocks are not aligned: no straggler time"]
-    )
-    return LogTable(
-        rows, world_size, tuple(each["rank"] for each in facts), (*said, *unaligned, *notes)
-    )
+    unaligned = "the ranks ran on several hosts, whose clocks are not aligned: no straggler time"
+    ranks = tuple(each["rank"] for each in facts)
+    return LogTable(rows, world_size, ranks, (*said, *([] if one_clock else [unaligned]), *notes))
 
 
 def _pack(logged: Logged) -> bytes:
     """Returns a rank's log as bytes: arrays of numbers and JSON, nothing that could be executed."""
     events, first, facts = logged
-    columns = {name: getattr(events, name) for name in _COLUMNS} | {
-        "rank": np.full(len(events), facts["rank"])
-    }
+    columns = {name: getattr(events, name) for name in _COLUMNS}
     text = json.dumps({**facts, "tables": write_tables(events.tables._replace(files=()))})
     buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer, **columns, first=first, facts=np.frombuffer(text.encode(), dtype=np.uint8)
-    )
+    np.savez_compressed(buffer, **columns, first=first, facts=text)
     return buffer.getvalue()
 
 
 def _unpack(data: bytes) -> Logged:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        facts = json.loads(arrays["facts"].tobytes())
+        facts = json.loads(str(arrays["facts"]))
         columns = {name: arrays[name] for name in _COLUMNS}
         return make_events(columns, read_tables(facts["tables"])), arrays["first"], facts
 
@@ -802,16 +738,17 @@ def log_summary(
     Source:
         DeepSpeed, ``deepspeed.comm.log_summary``: name and arguments.
     """
-    state = get_state()
     rank, world_size = find_place()
-    segment = _read_own()
+    events, first, notes = _read_logged()
+    # the log's own recorder does not know which rank this is
+    events = replace(events, rank=np.full(len(events), rank))
     facts = {
         "rank": rank,
         "host": socket.gethostname(),
         "backend": dist.get_backend() if dist.is_initialized() else "",
-        "notes": segment.notes,
+        "notes": notes,
     }
-    mine = segment.events, segment.first, facts
+    mine = events, first, facts
     store = default_store() if world_size > 1 else None
     if store is not None:
         table = _gather(store, mine, rank, world_size)
@@ -820,10 +757,8 @@ def log_summary(
         table = _make_table([mine], world_size, alone if world_size > 1 else [])
     table = replace(table, show_straggler=show_straggler)
     if rank == 0:
-        log = state.log or state.stopped_log
-        sys.stdout.write(
-            f"{write_table(table) if log is not None and log.style == 'deepspeed' else table}\n"
-        )
+        text = write_table(table) if _find_log().style == "deepspeed" else table
+        sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     return table.to_dict() if return_dict else table
 
@@ -837,7 +772,7 @@ def has_comm_data() -> bool:
         >>> has_comm_data()
         False
     """
-    return len(_read_own().events) > 0
+    return get_comm_operation_count() > 0
 
 
 def get_comm_operation_count() -> int:
@@ -849,7 +784,7 @@ def get_comm_operation_count() -> int:
         >>> get_comm_operation_count()
         0
     """
-    return len(_read_own().events)
+    return len(_read_logged()[0])
 
 
 def get_logged_comm_ops() -> list[str]:
@@ -861,6 +796,4 @@ def get_logged_comm_ops() -> list[str]:
         >>> get_logged_comm_ops()
         []
     """
-    segment = _read_own()
-    rows = make_rows(segment.events, np.zeros(len(segment.events), dtype=bool), one_clock=False)
-    return sorted({row.name for row in rows})
+    return sorted(set(name_operations(_read_logged()[0]).tolist()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,8 @@ from ringsim.traces.events import (
     Events,
     Ints,
 )
-from ringsim.traces.matching import match, refused, split_waits
+from ringsim.traces.matching import match, number_places, number_rows, refused, split_waits
+from ringsim.traces.stats import count_calls
 from ringsim.traces.units import bytes_text, rate_text
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class LogRow:
     lower_bound: bool
 
 
+_OPS = np.array(OP_NAMES)
 # What the text shows: heading, field, width, decimals.
 _SHOWN = (
     ("count", "count", 8, 0),
@@ -160,9 +162,7 @@ class LogTable:
         """Returns the rows as a new pandas DataFrame, one column for each field of ``LogRow``."""
         import pandas as pd
 
-        return pd.DataFrame(
-            [asdict(row) for row in self.rows], columns=[field.name for field in fields(LogRow)]
-        )
+        return pd.DataFrame(list(self.rows), columns=[field.name for field in fields(LogRow)])
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the table as a dictionary.
@@ -252,6 +252,13 @@ def is_operation(events: Events) -> Ints:
     return mask
 
 
+def name_operations(events: Events) -> Ints:
+    """Returns what the log calls each event: its label, else its operation."""
+    labels = np.array([*events.tables.labels, ""])[events.label]
+    named: Ints = np.where(events.label == NONE, _OPS[events.op], labels)
+    return named
+
+
 def make_rows(
     events: Events, first: Ints, *, one_clock: bool = True, by_tag: bool = True
 ) -> tuple[LogRow, ...]:
@@ -266,7 +273,7 @@ def make_rows(
         by_tag: False for a backend that ignores tags (NCCL).
 
     Returns:
-        The rows, by name, operation, group size and message size.
+        The rows, in order of name, operation, group size and message size.
 
     Example:
         Two ranks reduce 1,000 bytes three times; the first time costs more:
@@ -299,42 +306,24 @@ def make_rows(
         ... )
         ('all_reduce', 3, 50.0, 10.0, 0.1, 0.1)
     """
-    if len(events) == 0:
-        return ()
-    # A label that repeats the name of the operation says nothing more.
-    pairs, pair_of = np.unique(
-        np.stack([events.label, events.op.astype(np.int32)]), axis=1, return_inverse=True
+    group_sizes = np.array([*(len(group.ranks) for group in events.tables.groups), 1])
+    keys = (
+        name_operations(events),
+        _OPS[events.op],
+        group_sizes[events.group],
+        np.maximum(events.size_bytes, 0),
     )
-    labels = [
-        NONE if label == NONE or events.tables.labels[label] == OP_NAMES[op] else label
-        for label, op in pairs.T.tolist()
-    ]
-    events = replace(events, label=np.array(labels, dtype=events.label.dtype)[pair_of])
-    sizes = np.maximum(events.size_bytes, 0)
-    group_sizes = np.array([*(len(group.ranks) for group in events.tables.groups), 1])[events.group]
     straggler = straggler_ns(events, by_tag=by_tag) if one_clock else np.full(len(events), math.nan)
-    # `op` and `label` number names, so a row of this array tells one row of the log from another.
-    keys, row_of = np.unique(
-        np.stack([events.label, events.op, group_sizes, sizes]), axis=1, return_inverse=True
-    )
-    members_of = np.split(np.argsort(row_of, kind="stable"), np.cumsum(np.bincount(row_of))[:-1])
+    row_of = number_rows(*keys)
     rows = []
-    for (label, op, group_size, size_bytes), members in zip(
-        keys.T.tolist(), members_of, strict=True
-    ):
-        name = OP_NAMES[op] if label == NONE else events.tables.labels[label]
+    for number in range(int(row_of.max(initial=NONE)) + 1):
+        members = np.flatnonzero(row_of == number)
+        name, op, group_size, size_bytes = (column[members[0]].item() for column in keys)
+        own = events.select(members)
         rows.append(
-            _make_row(
-                name,
-                OP_NAMES[op],
-                group_size,
-                size_bytes,
-                events.select(members),
-                first[members],
-                straggler[members],
-            )
+            _make_row(name, op, group_size, size_bytes, own, first[members], straggler[members])
         )
-    return tuple(sorted(rows, key=lambda row: (row.name, row.op, row.group_size, row.size_bytes)))
+    return tuple(rows)
 
 
 def _make_row(
@@ -352,12 +341,13 @@ def _make_row(
     wait_ns = np.where(events.wait_ns == NONE, events.post_ns, events.wait_ns)
     blocked_us = (events.done_ns - wait_ns) * 1e-3
     steady = done & ~first
-    count = _count(events)
+    groups = np.unique(events.group)
+    count = sum(count_calls(events.rank[events.group == group], op) for group in groups)
     mean_us, blocked_mean_us = _mean(latency_us[steady]), _mean(blocked_us[steady])
     p10_us, median_us, p90_us = (
         np.percentile(latency_us[steady], [10, 50, 90]).tolist() if steady.any() else [math.nan] * 3
     )
-    hidden = (latency_us - blocked_us)[steady] / np.maximum(latency_us[steady], 1e-3)
+    hidden = ((latency_us - blocked_us) / np.maximum(latency_us, 1e-3))[steady]
     return LogRow(
         name=name,
         op=op,
@@ -388,19 +378,6 @@ def _mean(values: Ints) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def _count(events: Events) -> int:
-    """Returns how many operations these records are of.
-
-    A collective leaves one on each rank that took part.
-    """
-    if events.kind[0] in (SEND, RECV):
-        return len(events)
-    (groups, _), records = np.unique(
-        np.stack([events.group, events.rank]), axis=1, return_counts=True
-    )
-    return sum(int(records[groups == group].max()) for group in np.unique(groups))
-
-
 def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
     """Returns how long each operation was blocked before the last rank that it needs had posted.
 
@@ -423,25 +400,19 @@ def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
     for side in (messages.send, messages.recv):
         late[side] = waits.late_sender_ns[side] + waits.late_receiver_ns[side]
     kind = events.kind
-    collective = np.flatnonzero((kind != SEND) & (kind != RECV) & ~refused(events))
-    if len(collective) == 0:
-        return late
-    columns = [
-        column[collective] for column in (events.group, events.op, events.payload, events.label)
-    ]
-    _, key = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    for number in range(int(key.max()) + 1):
-        members = collective[key == number]
-        group = int(events.group[members[0]])
-        expected = len(events.tables.groups[group].ranks) if group != NONE else 0
-        ranks, records = np.unique(events.rank[members], return_counts=True)
-        if len(ranks) != expected or len(set(records.tolist())) != 1:
-            continue
-        # ordered by rank, and within it by posting: one column a collective
-        members = members.reshape(expected, -1)
-        last_post = events.post_ns[members].max(axis=0)
-        wait, done = events.wait_ns[members], events.done_ns[members]
-        begin = np.where(wait == NONE, events.post_ns[members], wait)
-        until = np.where(done == NONE, last_post, np.minimum(last_post, done))
-        late[members] = np.maximum(until - begin, 0)
+    collective = np.flatnonzero(
+        (kind != SEND) & (kind != RECV) & (events.group != NONE) & ~refused(events)
+    )
+    calls = events.select(collective)
+    sizes = np.array([len(group.ranks) for group in events.tables.groups], dtype=np.int64)
+    alike = number_rows(name_operations(calls), calls.op, calls.group, calls.payload)
+    call = number_rows(alike, number_places(number_rows(alike, calls.rank)))
+    partial = np.bincount(call)[call] < sizes[calls.group]
+    known = ~np.isin(alike, alike[partial])
+    last_post = np.zeros(len(calls), dtype=np.int64)
+    np.maximum.at(last_post, call, calls.post_ns)
+    until = last_post[call]
+    until = np.where(calls.done_ns == NONE, until, np.minimum(until, calls.done_ns))
+    begin = np.where(calls.wait_ns == NONE, calls.post_ns, calls.wait_ns)
+    late[collective[known]] = np.maximum(until - begin, 0)[known]
     return late

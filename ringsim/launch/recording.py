@@ -141,7 +141,7 @@ class Recording:
         self._backend = dist.get_backend()
         self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
         log = get_state().log
-        moves = log is not None and log.records is not None and log.records.directory is not None
+        moves = log is not None and log.records.remove is not None
         # a log with its own recorder uses that of the block instead
         moved = interrupt_log() if moves else None
         active = get_state().recorder

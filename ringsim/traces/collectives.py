@@ -91,7 +91,7 @@ _ROWS: Final = (
 )
 # by every name
 COLLECTIVES: Final = {name: row for row in _ROWS for name in (row.name, *row.others)}
-_MESSAGES: Final = frozenset(
+MESSAGES: Final = frozenset(
     (
         "send",
         "recv",
@@ -235,7 +235,7 @@ def bus_factor(op: str, group_size: int) -> float:
             f"group_size must be 1 or more, got {group_size}. Pass the number of ranks in the "
             "operation's group."
         )
-    if op in _MESSAGES:
+    if op in MESSAGES:
         return 1.0
     shares = COLLECTIVES[op].shares if op in COLLECTIVES else None
     if shares is None:

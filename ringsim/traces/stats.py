@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ringsim.traces.collectives import COLLECTIVES, bus_factor
+from ringsim.traces.collectives import COLLECTIVES, MESSAGES, bus_factor
 from ringsim.traces.events import (
     COLLECTIVE,
     NONE,
@@ -97,8 +97,7 @@ class Stats:
         import pandas as pd
 
         return pd.DataFrame(
-            [asdict(row) for row in self.rows],
-            columns=[field.name for field in fields(OperationStats)],
+            list(self.rows), columns=[field.name for field in fields(OperationStats)]
         )
 
     def to_dict(self) -> list[dict[str, Any]]:
@@ -288,7 +287,7 @@ def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) ->
 def count_calls(ranks: Ints, op: str) -> int:
     """Returns how many operations the records of one name on one group are of.
 
-    A collective leaves one on each rank that took part.
+    A collective, or a call of a user's own, leaves one on each rank that took part.
 
     Example:
         >>> (
@@ -297,4 +296,4 @@ def count_calls(ranks: Ints, op: str) -> int:
         ... )
         (2, 4)
     """
-    return int(np.bincount(ranks).max(initial=0)) if op in COLLECTIVES else len(ranks)
+    return len(ranks) if op in MESSAGES else int(np.bincount(ranks).max(initial=0))

@@ -222,12 +222,14 @@ def toggling(directory: str, rank: int) -> Any:
         each.wait()
     dist.all_reduce(tensor, log_name="later")
     dist.configure(enabled=False)
-    before = counts(dist.log_summary())
+    before = dist.log_summary()
     dist.configure(enabled=True)
     dist.reset_log()
     dist.barrier()
-    after = counts(dist.log_summary())
-    return [stopped, before, after, float(tensor.sum())]
+    after = dist.log_summary()
+    # neither a stop nor a reset makes an operation a first one again
+    firsts = [row.first_count for table in (before, after) for row in table.rows]
+    return [stopped, counts(before), counts(after), firsts, float(tensor.sum())]
 
 
 def on_another_backend(directory: str, rank: int) -> Any:
@@ -316,7 +318,7 @@ def do_all(directory: str, rank: int, size: int) -> dict[str, Any]:
 
 EXPECTED = {
     # DeepSpeed 0.19.8 fails with unbound names when the log is switched while an operation runs.
-    "toggling": [[True, {"all_reduce": 1, "later": 1}, {"barrier": 1}, 32.0]] * 2,
+    "toggling": [[True, {"all_reduce": 1, "later": 1}, {"barrier": 1}, [2, 0, 0], 32.0]] * 2,
     # The gathering itself is left out.
     "on_another_backend": [[{"built": 2, "meeting": 1}] * 2] * 2,
     # One recorder serves both.
