@@ -58,7 +58,7 @@ from ringsim.comm import torch_hooks
 from ringsim.comm.collectives import describe
 from ringsim.comm.deepspeed_log import write_line, write_table
 from ringsim.comm.log_table import LogTable, is_operation, make_rows, name_operations
-from ringsim.comm.torch_hooks import name_and_ranks
+from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.torch_private import default_store, tree_leaves
 from ringsim.errors import ArgumentError, RingError
 from ringsim.state import change_state, get_state

@@ -290,14 +290,15 @@ def number_rows(*columns: Ints | None) -> Ints:
 
 def _number_values(column: Ints) -> Ints:
     """Numbers the distinct values of a column from 0, in ascending order (int64)."""
-    least, most = int(column.min(initial=0)), int(column.max(initial=0))
-    if most - least > 4 * len(column):
-        return np.unique(column, return_inverse=True)[1].astype(np.int64)
-    offset = column.astype(np.int64) - least
-    found = np.zeros(most - least + 1, dtype=np.int64)  # a table costs less than sorting
-    found[offset] = 1
-    numbers: Ints = (np.cumsum(found) - 1)[offset]
-    return numbers
+    if column.dtype.kind != "U":  # a table costs less than sorting, if it is short
+        least, most = int(column.min(initial=0)), int(column.max(initial=0))
+        if most - least <= 4 * len(column):
+            offset = column.astype(np.int64) - least
+            found = np.zeros(most - least + 1, dtype=np.int64)
+            found[offset] = 1
+            numbers: Ints = (np.cumsum(found) - 1)[offset]
+            return numbers
+    return np.unique(column, return_inverse=True)[1].astype(np.int64)
 
 
 def number_places(key: Ints) -> Ints:
