@@ -125,13 +125,14 @@ def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
     Whatever the user's style, which is restored. With ``users``, what the user has changed in
     matplotlib's settings of fonts, lines and sizes holds.
     """
-    changed = {
-        name for name in SETTINGS if users and mpl.rcParams[name] != mpl.rcParamsDefault[name]
-    }
+    kept = ("svg.", "text.")
     settings = {
         name: value
         for name, value in SETTINGS.items()
-        if name not in changed or "color" in name or name.startswith(("svg.", "text."))
+        if not users
+        or mpl.rcParams[name] == mpl.rcParamsDefault[name]
+        or "color" in name
+        or name.startswith(kept)
     }
     token = _compact.set(compact)
     try:
@@ -234,17 +235,18 @@ def tint(part: Figure | Axes, ground: str, ink: str) -> None:
     def turn(colours: Any) -> Any:
         return _turn(to_rgba_array(colours), to_rgb(ground), to_rgb(ink))
 
-    words = part.findobj(Text)
-    patches = [patch for text in words if (patch := text.get_bbox_patch()) is not None]
-    for text in words:
+    shapes = part.findobj(Patch)
+    for text in part.findobj(Text):
         patch = text.get_bbox_patch()
+        if patch is not None:
+            shapes.append(patch)
         if (
             patch is None
             or text.get_color() != BLACK
             or _is_grey(to_rgba_array(patch.get_facecolor())).all()
         ):
             text.set_color(turn(text.get_color())[0])
-    for shape in (*part.findobj(Patch), *patches):
+    for shape in shapes:
         shape.set(
             facecolor=turn(shape.get_facecolor())[0], edgecolor=turn(shape.get_edgecolor())[0]
         )
@@ -252,11 +254,9 @@ def tint(part: Figure | Axes, ground: str, ink: str) -> None:
         many.set(facecolor=turn(many.get_facecolor()), edgecolor=turn(many.get_edgecolor()))
     for line in part.findobj(Line2D):
         for name in ("color", "markerfacecolor", "markeredgecolor"):
-            if not isinstance(colour := getattr(line, f"get_{name}")(), str) or colour not in (
-                "none",
-                "auto",
-            ):
-                getattr(line, f"set_{name}")(turn(colour)[0])
+            colour = plt.getp(line, name)
+            if str(colour) not in ("none", "auto"):
+                plt.setp(line, name, turn(colour)[0])
     for ax in part.get_axes() if isinstance(part, Figure) else [part, *part.child_axes]:
         ax.tick_params(which="both", color=ink, labelcolor=ink, grid_color=turn(GRID)[0])
         for image in ax.get_images():
@@ -383,14 +383,23 @@ def per_point(ax: Axes) -> float:
 
 def swatch(look: Look, label: str | None = None) -> Patch:
     """Returns the legend's entry for a look, under its own name by default."""
-    hatch = look.hatch or None
     return Patch(
         facecolor=look.colour,
         edgecolor=look.ink,
-        hatch=hatch,
+        hatch=look.hatch or None,
         linewidth=0.5,
         label=look.name if label is None else label,
     )
+
+
+def entry(label: str, **look: Any) -> Line2D:
+    """Returns the legend's entry for a line, or for marks, dark by default."""
+    return Line2D([], [], label=label, **{"color": INK, **look})
+
+
+def mark_entry(label: str, marker: str, size: float, **look: Any) -> Line2D:
+    """Returns the legend's entry for marks without a line."""
+    return entry(label, linestyle="none", marker=marker, markersize=size, **look)
 
 
 def fade(colour: str, share: float) -> str:
@@ -468,37 +477,10 @@ def dress(
     start, end = (left, ax.bbox.x1) if compact else (ax.bbox.x0, max(right, ax.bbox.x1))
     room, below = end - start, (ax.bbox.y0 - min(bottom, ax.bbox.y0)) * to_points + GAP_POINTS
     indent = (start - ax.bbox.x0) * to_points
-    heading = [] if compact else [ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0)]
-    if subtitle and not compact:
-        heading.append(
-            write_beside(
-                ax,
-                subtitle,
-                (0, 1),
-                (0, 7),
-                ha="left",
-                va="bottom",
-                fontsize=SUBTITLE_SIZE,
-                color=MUTED,
-            )
-        )
-    for text in heading:
-        text.set_fontsize(
-            text.get_fontsize() * min(1.0, max(room / text.get_window_extent().width, LEAST_SHRUNK))
-        )
-    for number in range(min(columns, len(handles)), 0, -1):
-        legend = ax.legend(
-            handles=list(handles), loc="upper left", ncols=number, borderaxespad=0, borderpad=0,
-            handlelength=1.8, columnspacing=1.4,
-            bbox_to_anchor=(0, 0),
-            bbox_transform=ax.transAxes + ScaledTranslation(indent / 72, -below / 72,
-                                                            ax.figure.dpi_scale_trans),
-        )  # fmt: skip
-        legend.set_zorder(20)
-        extent = legend.get_window_extent()
-        if extent.width <= room or number == 1:
-            below += extent.height * to_points + GAP_POINTS
-            break
+    if not compact:
+        _write_heading(ax, title, subtitle, room)
+    if handles:
+        below += _add_legend(ax, handles, columns, room, (indent, -below)) + GAP_POINTS
     last = footer(metadata)
     if compact:
         letters_in_line = int(room * to_points / (SMALL * LETTER))
@@ -506,20 +488,43 @@ def dress(
             part for line in (*notes, last) for part in textwrap.wrap(line, letters_in_line)
         ]
     for line in notes:
-        write_beside(
-            ax, line, (0, 0), (indent, -below), ha="left", va="top", fontsize=letters(9), color=INK
-        )
+        write_beside(ax, line, (0, 0), (indent, -below), va="top", fontsize=letters(9))
         below += LINE_POINTS * letters(9) / 9
-    write_beside(
-        ax,
-        last,
-        (0, 0),
-        (indent, -below - 2),
-        ha="left",
-        va="top",
-        fontsize=letters(8.5),
-        color=MUTED,
-    )
+    at = indent, -below - 2
+    write_beside(ax, last, (0, 0), at, va="top", fontsize=letters(8.5), color=MUTED)
+
+
+def _write_heading(ax: Axes, title: str, subtitle: str, room: float) -> None:
+    """Writes title and subtitle, smaller where they would be wider than ``room`` pixels."""
+    heading: list[Any] = [ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0)]
+    if subtitle:
+        look: Any = {"va": "bottom", "fontsize": SUBTITLE_SIZE, "color": MUTED}
+        heading.append(write_beside(ax, subtitle, (0, 1), (0, 7), **look))
+    for text in heading:
+        share = room / text.get_window_extent().width
+        text.set_fontsize(text.get_fontsize() * min(1.0, max(share, LEAST_SHRUNK)))
+
+
+def _add_legend(
+    ax: Axes, handles: Sequence[Artist], columns: int, room: float, offset: tuple[float, float]
+) -> float:
+    """Adds a legend of as many columns as fit, its corner ``offset`` points from that of the axes.
+
+    Returns its height in points.
+    """
+    x, y = offset
+    shift = ScaledTranslation(x / 72, y / 72, ax.figure.dpi_scale_trans)
+    for number in range(min(columns, len(handles)), 0, -1):
+        legend = ax.legend(
+            handles=list(handles), loc="upper left", ncols=number, borderaxespad=0, borderpad=0,
+            handlelength=1.8, columnspacing=1.4,
+            bbox_to_anchor=(0, 0), bbox_transform=ax.transAxes + shift,
+        )  # fmt: skip
+        legend.set_zorder(20)
+        extent = legend.get_window_extent()
+        if extent.width <= room:
+            break
+    return float(extent.height * 72 / ax.figure.dpi)
 
 
 def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> bytes:
