@@ -158,15 +158,16 @@ def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, i
     going = communicates & ~failed
     waited, finished = wait != NONE, done != NONE
     begin, end = np.where(waited, wait, post), np.where(finished, done, last)
-    # an operation that is finished and was not waited for is posted all along
+    # an operation that is finished and was not waited for is posted all along; if it was done as it
+    # was posted its bar has no length, so that it is counted
     until = np.where(waited, wait, end)
+    posted = communicates & np.where(waited, wait > post, finished & ~failed)
     blocked = going & waited & finished
     matched = np.zeros(len(events), dtype=bool)
     matched[trace.messages.send] = matched[trace.messages.recv] = True
     message, late = events.kind != COLLECTIVE, wait + waits.late_sender_ns + waits.late_receiver_ns
     pieces = (
-        (going & (waited | finished) & (until > post), post, until, POSTED),
-        (failed & (begin > post), post, begin, POSTED),
+        (posted, post, until, POSTED),
         (failed, begin, end, FAILED),
         (going & ~finished & waited, begin, end, UNFINISHED),
         (going & ~finished & ~waited, post, end, UNWAITED),
@@ -175,8 +176,6 @@ def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, i
         (blocked & matched & message, late, done, TRANSFER),
         (blocked & ~matched & message, wait, done, BLOCKED),
         (blocked & ~message, wait, done, COLLECTIVE_BLOCKED),
-        # done as it was posted: no length, so that it is counted
-        (going & finished & ~waited & (until <= post), post, done, POSTED),
     )
     return [
         (np.flatnonzero(which), starts[which], ends[which], look)

@@ -23,8 +23,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
 from ringsim.errors import ArgumentError
-from ringsim.plot import style
+from ringsim.plot import sheet, style
 from ringsim.plot.layout import Rows, prepare_rows
+from ringsim.plot.sheet import Picture
 from ringsim.plot.steps import (
     ACTION_LOOKS,
     PHASE_NAME_POINTS,
@@ -34,7 +35,7 @@ from ringsim.plot.steps import (
     name_schedule,
     step_picture,
 )
-from ringsim.plot.style import Look, Picture, percent
+from ringsim.plot.style import Look, percent
 from ringsim.provenance import footer
 from ringsim.schedules.schedule import COMPUTE_KINDS
 from ringsim.simulator.critical_path import (
@@ -116,7 +117,7 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpac
         ... )
         '1F1B, 4 ranks, 8 microbatches: bubble 27 %, closed form 27 %'
     """
-    return style.show([_picture(run, with_curve=ax is None)], ax, **look)
+    return sheet.show([_picture(run, with_curve=ax is None)], ax, **look)
 
 
 def schedule_run_png(run: ScheduleRun) -> bytes:
@@ -124,7 +125,7 @@ def schedule_run_png(run: ScheduleRun) -> bytes:
 
     A PNG, the same bytes for the same schedule and costs.
     """
-    return style.picture_png([_picture(run)], repr(run))
+    return sheet.picture_png([_picture(run)], repr(run))
 
 
 def _picture(run: ScheduleRun, *, with_curve: bool = False) -> Picture:
@@ -419,7 +420,7 @@ def plot_overlay(
         >>> plot_overlay(compare(run(2_000_000), run(1_900_000))).get_title(loc="left")
         'Second 1.9 ms, first 2 ms: 5.0 % shorter'
     """
-    return style.show([_overlay(comparison, step)], ax, **look)
+    return sheet.show([_overlay(comparison, step)], ax, **look)
 
 
 def overlay_png(comparison: Comparison) -> bytes:
@@ -427,7 +428,7 @@ def overlay_png(comparison: Comparison) -> bytes:
 
     A PNG, the same bytes for the same comparison.
     """
-    return style.picture_png([_overlay(comparison, None)], comparison.describe())
+    return sheet.picture_png([_overlay(comparison, None)], comparison.describe())
 
 
 def _overlay(comparison: Comparison, step: int | None) -> Picture:
@@ -499,14 +500,12 @@ def _choose(comparison: Comparison, step: int) -> Ints:
 
     Of a run without steps all spans, else what it waited in.
     """
-    events = comparison.real.events
+    events, index = comparison.real.events, comparison.real_index
     drawn = is_action(events) if count_steps(events) else events.kind == SPAN
-    spans = (events.kind[comparison.real_index] == SPAN) & (
-        events.label[comparison.real_index] != NONE
-    )
-    waited = events.wait_ns[comparison.real_index] != NONE
+    spans = (events.kind[index] == SPAN) & (events.label[index] != NONE)
+    waited = events.wait_ns[index] != NONE
     waited &= comparison.virtual.events.wait_ns[comparison.virtual_index] != NONE
-    which = spans & drawn[comparison.real_index] if spans.any() else waited
+    which = spans & drawn[index] if spans.any() else waited
     chosen: Ints = np.flatnonzero((comparison.step == step) & which)
     if len(chosen) == 0:
         raise ArgumentError(

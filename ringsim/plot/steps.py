@@ -21,7 +21,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from ringsim.plot import style
+from ringsim.plot import sheet, style
 from ringsim.plot.layout import (
     LEAST_ROW_POINTS,
     MESSAGE_LOOK,
@@ -34,7 +34,8 @@ from ringsim.plot.layout import (
     prepare_rows,
     row_points,
 )
-from ringsim.plot.style import Look, Picture, percent
+from ringsim.plot.sheet import Picture
+from ringsim.plot.style import Look, percent
 from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN, Ints
@@ -543,4 +544,4 @@ def plot_schedule(
         if has_messages
         else None,
     )
-    return style.show([step_picture(picture, with_curve=ax is None)], ax, **look)
+    return sheet.show([step_picture(picture, with_curve=ax is None)], ax, **look)

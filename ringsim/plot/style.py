@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import io
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Final
 from xml.sax.saxutils import escape
 
 import matplotlib as mpl
@@ -33,7 +33,6 @@ from matplotlib.transforms import ScaledTranslation
 
 from ringsim.errors import ArgumentError, say
 from ringsim.provenance import footer
-from ringsim.traces.lazy import Style
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -59,8 +58,6 @@ SUBTITLE_SIZE: Final = 10.0
 LEGEND_SIZE: Final = 9.5
 LINE_POINTS: Final = 13.0  # height of a line below the legend
 GAP_POINTS: Final = 6.0  # between the axis, the legend and the lines
-LEAST_INCHES: Final = 0.4  # of a picture without its words
-PAD_INCHES: Final = 0.1  # around a picture and its words
 LETTER: Final = 0.55  # width of a letter, in sizes of the letters: an average
 LEAST_SHRUNK: Final = 0.5  # of its size, to which a long title shrinks before it reaches out
 
@@ -158,62 +155,7 @@ def least(points: float, wanted: float) -> float:
     return letters(wanted) if _compact.get() else points
 
 
-class Picture(NamedTuple):
-    """A picture that any axes can hold.
-
-    The function that draws it on axes of their final size, and the size in inches that suits it.
-    """
-
-    draw: Callable[[Axes], None]
-    width: float
-    height: float
-
-
-def show(pictures: Sequence[Picture], ax: Axes | None = None, **style: Unpack[Style]) -> Axes:
-    """Draws pictures on a new figure, by default as large as they need, or the first on given axes.
-
-    Returns the axes of the first.
-    """
-    _check(style, ax)
-    theme = style.get("theme")
-    ground, ink = _users_theme() if theme is None else THEMES[theme]
-    with drawing(compact=style.get("compact", False), users=True):
-        if ax is None:
-            figure = plt.figure(dpi=style.get("dpi"))
-            pictures = pictures[:1] if style.get("compact") else pictures
-            ax = _lay_out(figure, pictures, style.get("figsize"))[0]
-            tint(figure, ground, ink)
-        else:
-            pictures[0].draw(ax)
-            tint(ax, ground, ink)
-    return ax
-
-
-def _check(style: Style, ax: Axes | None) -> None:
-    if unknown := sorted(style.keys() - Style.__annotations__.keys()):
-        raise ArgumentError(
-            f"a style must be made of {', '.join(Style.__annotations__)}, got "
-            f"{', '.join(unknown)}. Leave it out."
-        )
-    if style.get("theme") not in (None, *THEMES):
-        raise ArgumentError(
-            f"theme must be {' or '.join(map(repr, THEMES))}, got {say(style['theme'])}. Leave "
-            "it out to follow matplotlib's."
-        )
-    size = style.get("figsize")
-    if size is not None and not (1 <= (size[0] or 0) <= 200 and 1 <= (size[1] or 1) <= 200):
-        raise ArgumentError(
-            f"figsize must be a width and a height from 1 to 200 inches, got {say(size)}. Write "
-            "figsize=(3.3, 2.4)."
-        )
-    if ax is not None and (size is not None or style.get("dpi") is not None):
-        raise ArgumentError(
-            "figsize and dpi must be left out where ax is given, got both. Set them on the "
-            "figure that the axes are of."
-        )
-
-
-def _users_theme() -> tuple[str, str]:
+def users_theme() -> tuple[str, str]:
     """Returns ground and ink that the user has set for matplotlib; else the light ones."""
     known, default = mpl.rcParams, mpl.rcParamsDefault
     ground, ink = (
@@ -281,88 +223,7 @@ def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
     return np.hstack([np.where(_is_grey(colours), turned, colours[:, :3]), colours[:, 3:]])
 
 
-def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
-    """Draws pictures side by side for a notebook.
-
-    A PNG, 100 pixels an inch; the same bytes for the same pictures.
-    """
-    figure = Figure()
-    with drawing():
-        _lay_out(figure, pictures)
-    return figure_png(figure, description=description)
-
-
-def _lay_out(
-    figure: Figure, pictures: Sequence[Picture], size: tuple[float, float | None] | None = None
-) -> list[Axes]:
-    """Draws pictures from left to right, their tops in line.
-
-    Gives the figure the size that they and the words around them need. Where the size is given, in
-    inches, the pictures are scaled until it is met: words take what they take.
-    """
-    if size is None:
-        return _draw_all(figure, pictures)
-    wide, high = (
-        sum(picture.width for picture in pictures),
-        max(picture.height for picture in pictures),
-    )
-    # where any height will do: rows shrink less than the time axis, to stay legible
-    power = 1 if wide < 1.2 * high else 0.5
-    across, down = 1.0, 1.0
-    for _ in range(5):
-        # one by one: where two share a logarithmic axis, matplotlib before 3.11 warns as it clears
-        # the figure
-        for ax in figure.axes:
-            ax.remove()
-        figure.clear()
-        fitted = [
-            picture._replace(width=picture.width * across, height=picture.height * down)
-            for picture in pictures
-        ]
-        axes = _draw_all(figure, fitted)
-        across = max(across + (size[0] - figure.get_figwidth()) / wide, LEAST_INCHES / wide)
-        # What hangs under a picture grows with it: half of what is missing is enough.
-        down = (
-            across**power
-            if size[1] is None
-            else max(down + (size[1] - figure.get_figheight()) / 2 / high, LEAST_INCHES / high)
-        )
-    figure.set_size_inches(size[0], size[1] or figure.get_figheight())
-    return axes
-
-
-def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
-    """Draws pictures, and gives the figure its size; returns the axes."""
-    axes = [figure.add_axes((0, 0, 1, 1), label=str(number)) for number in range(len(pictures))]
-    # sizes first: what is written into a picture depends on the room there is
-    _place(figure, axes, pictures, np.zeros((len(axes), 4)))
-    around = []
-    for ax, picture in zip(axes, pictures, strict=True):
-        picture.draw(ax)
-        around.append(np.abs(_reach(ax) - np.array(ax.bbox.extents)) / figure.dpi + PAD_INCHES)
-    _place(figure, axes, pictures, np.array(around))
-    return axes
-
-
-def _place(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], around: Any) -> None:
-    """Gives a figure the size of its pictures with the room around each, and places their axes.
-
-    Left, below, right, above, in inches.
-    """
-    left, below, right, above = around.T
-    widths, heights = (
-        np.array([getattr(picture, side) for picture in pictures]) for side in ("width", "height")
-    )
-    width, height = (left + widths + right).sum(), above.max() + (heights + below).max()
-    figure.set_size_inches(width, height)
-    starts = np.cumsum(left + widths + right) - widths - right
-    for ax, start, wide, high in zip(axes, starts, widths, heights, strict=True):
-        ax.set_position(
-            (start / width, (height - above.max() - high) / height, wide / width, high / height)
-        )
-
-
-def _reach(ax: Axes) -> Any:
+def reach(ax: Axes) -> Any:
     """Returns how far axes and all that is written around them reach, in pixels.
 
     Left, below, right, above.
@@ -473,7 +334,7 @@ def dress(
             lowest.set_xlabel(
                 textwrap.fill(lowest.get_xlabel(), int(ax.bbox.width * to_points / (8 * LETTER)))
             )
-    left, bottom, right, _ = _reach(ax)
+    left, bottom, right, _ = reach(ax)
     start, end = (left, ax.bbox.x1) if compact else (ax.bbox.x0, max(right, ax.bbox.x1))
     room, below = end - start, (ax.bbox.y0 - min(bottom, ax.bbox.y0)) * to_points + GAP_POINTS
     indent = (start - ax.bbox.x0) * to_points

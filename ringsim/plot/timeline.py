@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 
-from ringsim.plot import style
+from ringsim.plot import sheet, style
 from ringsim.plot.layout import (
     MERGED_SLOTS,
     OPERATION_LOOKS,
@@ -32,6 +32,7 @@ from ringsim.plot.layout import (
     row_points,
 )
 from ringsim.plot.ring import ring_picture
+from ringsim.plot.sheet import Picture
 from ringsim.plot.steps import microbatch_entry, picture_step, shows_step, step_picture
 from ringsim.traces.clocks import unalign
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
@@ -108,7 +109,7 @@ def plot_timeline(
             events=unalign(trace.events, trace.metadata.get("clocks", [])),
             metadata={key: value for key, value in trace.metadata.items() if key != "clocks"},
         )
-    return style.show([timeline_picture(trace, step, with_curve=ax is None)], ax, **look)
+    return sheet.show([timeline_picture(trace, step, with_curve=ax is None)], ax, **look)
 
 
 def trace_png(trace: Trace) -> bytes:
@@ -121,12 +122,10 @@ def trace_png(trace: Trace) -> bytes:
     if len(trace.events):
         times = timeline_picture(trace)
         pictures.append(times._replace(width=times.width * SMALLER, height=max(times.height, 2.6)))
-    return style.picture_png(pictures, trace.describe())
+    return sheet.picture_png(pictures, trace.describe())
 
 
-def timeline_picture(
-    trace: Trace, step: int | None = None, *, with_curve: bool = False
-) -> style.Picture:
+def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool = False) -> Picture:
     """Returns the timeline as a picture; of a pipeline a step, by default its last one.
 
     Under a step's rows stand the live activations if wanted.
@@ -139,7 +138,7 @@ def timeline_picture(
         + (0.22 if (events.kind == SPAN).any() else 0)
         + (0.14 if (events.kind == MARK).any() else 0)
     )
-    return style.Picture(
+    return Picture(
         lambda ax: _draw(trace, ax), WIDTH_INCHES, float(np.clip(row * trace.world_size, 1.2, 8.5))
     )
 

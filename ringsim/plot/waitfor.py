@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
-from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch
 from matplotlib.transforms import Bbox
 
-from ringsim.plot import style
-from ringsim.plot.ring import bow, label_edges, node_angle, place, words_box
-from ringsim.plot.style import Picture
+from ringsim.plot import sheet, style
+from ringsim.plot.layout import time_range
+from ringsim.plot.ring import bow, label_edges, node, words_box
+from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
@@ -82,12 +82,12 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
         >>> plot_waitfor(Diagnosis((finding,), 2, edges)).get_title(loc="left")
         'Deadlock: ranks 0 and 1'
     """
-    return style.show(_pictures(diagnosis), ax, **look)
+    return sheet.show(_pictures(diagnosis), ax, **look)
 
 
 def waitfor_png(diagnosis: Diagnosis) -> bytes:
     """Draws graph and timeline for a notebook: a PNG, the same bytes for the same diagnosis."""
-    return style.picture_png(_pictures(diagnosis), str(diagnosis))
+    return sheet.picture_png(_pictures(diagnosis), str(diagnosis))
 
 
 def _pictures(diagnosis: Diagnosis) -> list[Picture]:
@@ -113,29 +113,22 @@ def _last_moments(diagnosis: Diagnosis) -> Trace | None:
     if trace is None or len(trace.events) == 0 or trace.world_size > MOST_TIMELINE_RANKS:
         return None
     events = trace.events
-    last = int(max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max()))
-    waited_ns = (
-        max(
-            (edge.operation.waited_s for edge in diagnosis.edges if edge.operation is not None),
-            default=0.0,
-        )
-        * 1e9
-    )
+    last = time_range(events)[1]
+    waited_s = [edge.operation.waited_s for edge in diagnosis.edges if edge.operation is not None]
+    waited_ns = int(max(waited_s, default=0.0) * 1e9)
     if waited_ns == 0:
         return trace
-    waiting = events.wait_ns[(events.done_ns == NONE) & (events.wait_ns != NONE)]
-    stuck_since = int(waiting.min()) if len(waiting) else last - int(waited_ns)
+    stuck = (events.done_ns == NONE) & (events.wait_ns != NONE)
+    stuck_since = int(events.wait_ns[stuck].min()) if stuck.any() else last - waited_ns
     start = stuck_since - max(int(BEFORE * (last - stuck_since)), BEFORE_NS)
-    recent = ((events.done_ns == NONE) & (events.wait_ns != NONE)) | (
-        np.maximum(events.done_ns, events.post_ns) >= start
-    )
+    recent = stuck | (np.maximum(events.done_ns, events.post_ns) >= start)
     end = Tables(labels=("end of the run",))
     at_end = make_events(
         {
             "rank": [int(events.rank.min())],
             "op": [OP_CODES["mark"]],
             "label": [0],
-            "post_ns": [stuck_since + int(waited_ns)],
+            "post_ns": [stuck_since + waited_ns],
         },
         end,
     )
@@ -150,10 +143,7 @@ def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
     ax.set(xlim=(-HALF[0], HALF[0]), ylim=(-HALF[1], HALF[1]), aspect="equal")
     ax.set_axis_off()
     ax.apply_aspect()  # labels are placed by the size that the axes will have
-    at = {
-        rank: place(node_angle(index, len(ranks))) * (1.0 if len(ranks) > 1 else 0.0)
-        for index, rank in enumerate(ranks)
-    }
+    at = {rank: node(index, len(ranks)) for index, rank in enumerate(ranks)}
     radius = (
         min(RADIUS, CROWDED * 2 * float(np.sin(np.pi / len(ranks)))) if len(ranks) > 1 else RADIUS
     )
@@ -178,12 +168,9 @@ def _title(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
         return f"Nothing wrong was found on {count(diagnosis.world_size, 'rank')}"
     first = diagnosis.findings[0]
-    who = ", ".join(map(str, first.ranks[:6])) + (" …" if len(first.ranks) > 6 else "")
-    ranks = (
-        f"rank {who}"
-        if len(first.ranks) == 1
-        else f"ranks {' and '.join(who.rsplit(', ', 1)) if len(first.ranks) <= 6 else who}"
-    )
+    named, all_named = ", ".join(map(str, first.ranks[:6])), len(first.ranks) <= 6
+    who = " and ".join(named.rsplit(", ", 1)) if all_named else f"{named} …"
+    ranks = f"rank{'' if len(first.ranks) == 1 else 's'} {who}"
     more = (
         f" (and {count(len(diagnosis.findings) - 1, 'finding')} more)"
         if len(diagnosis.findings) > 1
@@ -319,27 +306,11 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
 def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[Artist]:
     handles: list[Artist] = []
     if any(edge.in_cycle for edge in edges):
-        handles.append(
-            Line2D([], [], color=style.VERMILLION, linewidth=2.6, label="waits for, in a circle")
-        )
+        handles.append(style.entry("waits for, in a circle", color=style.VERMILLION, linewidth=2.6))
     if not all(edge.in_cycle for edge in edges):
-        handles.append(
-            Line2D(
-                [], [], color=style.MUTED, linewidth=1.2, linestyle=(0, (4, 2)), label="waits for"
-            )
-        )
-    if any(diagnosis.states[rank] == "blocked" for rank in ranks if diagnosis.states):
-        colour = style.VERMILLION
-        handles.append(
-            Line2D(
-                [],
-                [],
-                linestyle="none",
-                marker="o",
-                markersize=9,
-                markerfacecolor="white",
-                markeredgecolor=colour,
-                label="blocked",
-            )
-        )
+        look: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (4, 2))}
+        handles.append(style.entry("waits for", color=style.MUTED, **look))
+    if diagnosis.states and any(diagnosis.states[rank] == "blocked" for rank in ranks):
+        look = {"markerfacecolor": "white", "markeredgecolor": style.VERMILLION}
+        handles.append(style.mark_entry("blocked", "o", 9, **look))
     return handles
