@@ -23,11 +23,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
     LogLocator,
     MultipleLocator,
-    NullLocator,
     PercentFormatter,
 )
 
@@ -155,17 +152,8 @@ def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> None:
         )
     _write_labels(ax, labels)
     ax.set_ylabel("bandwidth, GB/s (algbw = busbw)" if of_messages else "bus bandwidth, GB/s")
-    title, subtitle = _message(curves)
     notes += [*_circumstances(table.metadata), *map(str, table.metadata.get("notes", ()))]
-    style.dress(
-        ax,
-        title,
-        subtitle=subtitle,
-        notes=notes,
-        handles=handles,
-        metadata=table.metadata,
-        columns=3,
-    )
+    style.dress(ax, *_message(curves), notes, handles, metadata=table.metadata, columns=3)
 
 
 def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
@@ -179,16 +167,9 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
     handles += _draw_messages(found, True, "waited for later: a lower bound", colour, panels)
     _write_labels(ax, labels)
     notes = [f"Lines: {footer(table.metadata)}.", *_fit_notes(curves)] if table is not None else []
-    title, subtitle = _trace_message(found, trace)
-    style.dress(
-        ax,
-        title,
-        subtitle=subtitle,
-        notes=notes + _left_out(found),
-        handles=handles,
-        metadata=trace.metadata,
-        columns=3,
-    )
+    notes += _left_out(found)
+    words = _trace_message(found, trace)
+    style.dress(ax, *words, notes, handles, metadata=trace.metadata, columns=3)
 
 
 def _draw_messages(
@@ -208,7 +189,7 @@ def _draw_messages(
         handles.append(panels.plot(*dots, label=f"a message, {words}", gid=gid, **look))
     for some in many:
         # beside those of the other kind
-        size = float(np.median(found.size_bytes[some])) * (1.05 if is_bound else 0.95)
+        size = np.median(found.size_bytes[some]) * (1.05 if is_bound else 0.95)
         rates, times = (
             np.quantile(values[some], (0.1, 0.5, 0.9)) for values in (found.gb_per_s, found.time_us)
         )
@@ -286,7 +267,7 @@ def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
         queued = "NCCL's messages have no times of their own"
         return queued if found.queued else "No message arrived", ""
     best = int(np.argmax(found.gb_per_s))
-    bounds = int(np.count_nonzero(found.is_bound))
+    bounds = np.count_nonzero(found.is_bound)
     title = (
         f"{count(len(found), 'message')}: at best {found.gb_per_s[best]:.3g} GB/s, with "
         f"{bytes_text(found.size_bytes[best])}"
@@ -392,10 +373,6 @@ class Curve:
             np.round(np.median(self.gb_per_s * self.latency_us / self.size_bytes * 1e3), 4)
         )
 
-    def points(self, part: slice) -> tuple[Any, Any, Any]:
-        """Sizes, bandwidths and times of some of the sizes."""
-        return self.size_bytes[part], self.gb_per_s[part], self.latency_us[part]
-
     @property
     def parts(self) -> list[slice]:
         """The places of the regimes' sizes."""
@@ -467,7 +444,7 @@ def _group(curves: Sequence[Curve]) -> Groups:
 
 def _slowest(edges: Sequence[Curve]) -> Curve:
     """Returns the edge whose largest messages take longest."""
-    return max(edges, key=lambda curve: float(curve.latency_us[-1]))
+    return max(edges, key=lambda curve: curve.latency_us[-1])
 
 
 def _draw_curves(
@@ -481,12 +458,14 @@ def _draw_curves(
     for curve in curves:
         if curve.is_ceiling:
             look = pen(curve.backend)
-            line: dict[str, Any] = {"color": look.colour, "linestyle": look.line}
             for part in curve.parts:
-                marker = "." if part.stop - part.start == 1 else ""
-                gid = f"ceiling {curve.backend}"
-                panels.plot(*curve.points(part), linewidth=1.5, marker=marker, gid=gid, **line)
-            labels.append((float(curve.gb_per_s[-1]), look.name, look.ink))
+                panels.plot(
+                    curve.size_bytes[part], curve.gb_per_s[part], curve.latency_us[part],
+                    color=look.colour, linestyle=look.line,
+                    linewidth=1.5, marker="." if part.stop - part.start == 1 else "",
+                    gid=f"ceiling {curve.backend}",
+                )  # fmt: skip
+            labels.append((curve.gb_per_s[-1], look.name, look.ink))
     groups = _group(curves)
     for (backend, pattern, kind), edges in groups.items():
         for curve in edges:
@@ -498,8 +477,8 @@ def _draw_curves(
             words += f", {len(edges)} edges"
         if kind != "measured":
             words += f", {kind}"
-        height = float(np.median([curve.gb_per_s[-1] for curve in edges]))
-        labels.append((height, words, look.ink))
+        height = np.median([curve.gb_per_s[-1] for curve in edges])
+        labels.append((float(height), words, look.ink))
     for edges in groups.values():
         _draw_fit(_slowest(edges), panels, name=name_half and len(groups) == 1)
     return labels
@@ -589,7 +568,7 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
     look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
     for part in curve.parts:
         panels.plot(
-            *curve.points(part), color=look.colour,
+            curve.size_bytes[part], curve.gb_per_s[part], curve.latency_us[part], color=look.colour,
             linestyle=look.line if curve.kind == "measured" else NOT_MEASURED_LINE,
             linewidth=1.6 if alone else 0.8,
             marker=MARKERS.get(curve.pattern, OTHER_MARKER), markersize=4 if alone else 2,
@@ -680,23 +659,17 @@ def _add_panels(ax: Axes, sizes: Any) -> _Panels:
         1, -(-(high - low + 1) // min(MOST_TICKS, int(style.points(ax)[0] // TICK_POINTS) + 1))
     )
     for panel, label in ((ax, "bandwidth, GB/s"), (below, "time of a message")):
-        panel.set_ylabel(label)
         panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
+        panel.set(ylabel=label, yscale="log")
         panel.grid(color=style.FAINT, linewidth=0.6)
         panel.set_axisbelow(True)
+        panel.set_xticks([2.0**power for power in range(low, high + 1, step)])
+        panel.xaxis.set_major_formatter(lambda value, _: bytes_text(value))
         panel.yaxis.set_major_locator(LogLocator(base=10, numticks=7))
-        panel.yaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_locator(
-            FixedLocator([2.0**power for power in range(low, high + 1, step)])
-        )
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
+        panel.minorticks_off()
     ax.set_xlim(2 ** (low - 0.5), 2 ** (high + 0.5))
-    ax.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip("."))
-    )
-    below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value * 1e3)))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip("."))
+    below.yaxis.set_major_formatter(lambda value, _: time_text(value * 1e3))
     ax.tick_params(labelbottom=False)
     below.set_xlabel("size of a message")
     return _Panels(ax, below)
@@ -722,8 +695,7 @@ def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
     """Writes labels to the right of axes that have their size and range already."""
     to_points = 72 / ax.figure.dpi
     heights = [
-        float(ax.transData.transform((ax.get_xlim()[1], height))[1]) * to_points
-        for height, _, _ in labels
+        ax.transData.transform((ax.get_xlim()[1], height))[1] * to_points for height, _, _ in labels
     ]
     for (height, text, colour), own, place in zip(
         labels, heights, spread(heights, LINE_POINTS), strict=True
@@ -848,16 +820,19 @@ class LineRate:
 
 
 _H100, _A100, _A100_4 = "NVLink 4, H100", "NVLink 3, A100, 12 links", "NVLink 3, A100, 4 links"
-_ISSUES: Final = "https://github.com/NVIDIA/{}/issues/{}"
 _A40_TIMES_US: Final = {256: 34.24, 512: 34.24, 1024: 34.24, 2048: 31.58, 4096: 30.74, 8192: 31.76}
 
-LINE_RATES: Final = tuple(
-    LineRate(link, one_way, 2 * one_way, f"{project} #{number}", _ISSUES.format(project, number))
-    for link, one_way, project, number in (
-        (_H100, 450.0, "nccl", 1264), (_A100, 300.0, "nccl-tests", 149),
-        (_A100_4, 100.0, "nccl-tests", 331),
-    )
-)  # fmt: skip
+
+def _cite(project: str, number: int) -> tuple[str, str]:
+    """Returns the short name of a discussion, and its address."""
+    return f"{project} #{number}", f"https://github.com/NVIDIA/{project}/issues/{number}"
+
+
+LINE_RATES: Final = (
+    LineRate(_H100, 450.0, 900.0, *_cite("nccl", 1264)),
+    LineRate(_A100, 300.0, 600.0, *_cite("nccl-tests", 149)),
+    LineRate(_A100_4, 100.0, 200.0, *_cite("nccl-tests", 331)),
+)
 
 # Link, where and when it was published, the bandwidth of large messages or the times of single
 # sizes, remark.
@@ -904,8 +879,7 @@ FIGURES: Final = tuple(
     PublishedFigure(
         link,
         date,
-        f"{project} #{number}",
-        _ISSUES.format(project, number),
+        *_cite(project, number),
         size,
         time_us,
         rate,
@@ -1046,11 +1020,14 @@ def _draw_use(
             zorder=4,
         )
     if measured:
-        handles.append(style.mark_entry("filled: measured", "o", 5))
-    handles.append(style.mark_entry("never ends", "x", 7))
-    ax.set(xlabel="inner iterations: batches on their way at a time", ylabel="a stage works")
-    ax.set_xlim(0.6, 2 * num_stages + 0.4)
-    ax.set_ylim(-0.04, 1.06)
+        handles.append(style.entry("filled: measured", linestyle="none", marker="o", markersize=5))
+    handles.append(style.entry("never ends", linestyle="none", marker="x", markersize=7))
+    ax.set(
+        xlabel="inner iterations: batches on their way at a time",
+        ylabel="a stage works",
+        xlim=(0.6, 2 * num_stages + 0.4),
+        ylim=(-0.04, 1.06),
+    )
     ax.xaxis.set_major_locator(MultipleLocator(1 if num_stages <= 12 else num_stages // 6))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.grid(axis="y", color=style.GRID, linewidth=0.8)

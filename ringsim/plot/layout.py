@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from matplotlib.collections import PolyCollection
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import style
 from ringsim.plot.style import BLUE, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
@@ -120,25 +120,21 @@ def make_bars(trace: Trace) -> Bars:
     """
     events = trace.events
     first, last = time_range(events)
-    depth, depths = _depths(events, last)
-    pieces = _operation_pieces(trace, last)
+    done = np.where(events.done_ns == NONE, last, events.done_ns)
+    depth, depths = _depths(events, done)
     spans = np.flatnonzero(events.kind == SPAN)
-    done = np.where(events.done_ns[spans] == NONE, last, events.done_ns[spans])
     labels, label = np.unique(events.label[spans], return_inverse=True)
-    pieces.append((spans, events.post_ns[spans], done, len(OPERATION_LOOKS) + label))
-
-    event = np.concatenate([piece[0] for piece in pieces])
+    look = len(OPERATION_LOOKS) + label
+    pieces = [*_operation_pieces(trace, done), (spans, events.post_ns[spans], done[spans], look)]
+    event, start, end, look = (np.concatenate(column) for column in zip(*pieces, strict=True))
     kind = events.kind[event]
-    look = np.concatenate([np.broadcast_to(piece[3], piece[0].shape) for piece in pieces]).astype(
-        np.int64
-    )
     lane = np.select(
         [kind == SPAN, kind == SEND, kind == RECV], [depth[event], depths, depths + 1], depths + 2
     )
     # In a file that no run has left, something may end before it began: it takes no time, and
     # nothing lies before the first moment.
-    start = np.maximum(np.concatenate([piece[1] for piece in pieces]), first)
-    end = np.maximum(np.concatenate([piece[2] for piece in pieces]), start)
+    start = np.maximum(start, first)
+    end = np.maximum(end, start)
     is_open = (
         (look == UNFINISHED)
         | (look == UNWAITED)
@@ -149,15 +145,18 @@ def make_bars(trace: Trace) -> Bars:
     )
 
 
-def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
-    """Stretches of the sends, recvs and collectives: (events, starts, ends, look)."""
+def _operation_pieces(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, Ints]]:
+    """Stretches of the sends, recvs and collectives: (events, starts, ends, looks).
+
+    ``end`` is when each event is over, at the latest when the trace is.
+    """
     events, waits = trace.events, trace.waits
     post, wait, done = events.post_ns, events.wait_ns, events.done_ns
     communicates = (events.kind != SPAN) & (events.kind != MARK)
     failed = communicates & (events.status == ERROR)
     going = communicates & ~failed
     waited, finished = wait != NONE, done != NONE
-    begin, end = np.where(waited, wait, post), np.where(finished, done, last)
+    begin = np.where(waited, wait, post)
     # an operation that is finished and was not waited for is posted all along; if it was done as it
     # was posted its bar has no length, so that it is counted
     until = np.where(waited, wait, end)
@@ -178,12 +177,12 @@ def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, i
         (blocked & ~message, wait, done, COLLECTIVE_BLOCKED),
     )
     return [
-        (np.flatnonzero(which), starts[which], ends[which], look)
+        (np.flatnonzero(which), starts[which], ends[which], np.full(which.sum(), look))
         for which, starts, ends, look in pieces
     ]
 
 
-def _depths(events: Events, last: int) -> tuple[Ints, int]:
+def _depths(events: Events, done: Ints) -> tuple[Ints, int]:
     """Returns the lane of each span, and the number of lanes.
 
     The lane is the number of spans of the same thread that are open when it starts; threads lie
@@ -192,13 +191,13 @@ def _depths(events: Events, last: int) -> tuple[Ints, int]:
     depth, spans = np.zeros(len(events), dtype=np.int64), np.flatnonzero(events.kind == SPAN)
     if len(spans) == 0:
         return depth, 0
-    ends = np.where(events.done_ns[spans] == NONE, last, events.done_ns[spans])
+    last = time_range(events)[1]
     both = events.thread[spans].astype(np.int64) + (events.rank[spans].astype(np.int64) << 32)
     threads, thread = np.unique(both, return_inverse=True)
     # of a trace that lasts for centuries, lest it overflows
     coarser = max((len(threads) * (last + 1)).bit_length() - 62, 0)
     # Each thread after the one before: all counts in one go.
-    start, end = (np.stack([events.post_ns[spans], ends]) >> coarser) + thread * (
+    start, end = (np.stack([events.post_ns[spans], done[spans]]) >> coarser) + thread * (
         (last >> coarser) + 1
     )
     order = np.lexsort((-end, start))
@@ -302,9 +301,15 @@ class Rows:
         if not wide.all():
             plain = look.ink if look.colour == WHITE else look.colour  # its outline is what is seen
             # Smoothed edges of boxes as low as a pixel would beat with the rows.
-            more["antialiaseds"] = points[~wide] >= 1
-            boxes.append(PolyCollection(corners[~wide], facecolors=plain, linewidths=0, **more))
-            del more["antialiaseds"]
+            boxes.append(
+                PolyCollection(
+                    corners[~wide],
+                    facecolors=plain,
+                    linewidths=0,
+                    antialiaseds=points[~wide] >= 1,
+                    **more,
+                )
+            )
         if wide.any():
             more |= {"edgecolors": look.ink, "hatch": look.hatch or None, "linewidths": linewidth}
             boxes.append(PolyCollection(corners[wide], facecolors=look.colour, **more))
@@ -388,7 +393,7 @@ def _add_up(bars: Bars, which: Ints | bool, first_ns: int, slot_ns: float) -> tu
     start, end = (bars.start_ns - first_ns) / slot_ns, (bars.end_ns - first_ns) / slot_ns
     first = np.floor(start).astype(np.int64)
     pieces = np.where(which, np.maximum(np.ceil(end).astype(np.int64) - first, 1), 0)
-    bar = np.repeat(np.arange(len(bars)), pieces)
+    bar = np.repeat(np.arange(len(first)), pieces)
     slot = first[bar] + np.arange(len(bar)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     part = np.minimum(end[bar], slot + 1) - np.maximum(start[bar], slot)
     columns = np.stack([bars.rank[bar], bars.lane[bar], slot, bars.look[bar]]).astype(np.int64)
@@ -405,9 +410,7 @@ def _stack(columns: Ints, share: Ints, least: float) -> Density:
     Stacks higher than the lane are shrunk.
     """
     rank, lane, slot, look = columns
-    begins = np.append(True, (np.diff(rank) != 0) | (np.diff(lane) != 0) | (np.diff(slot) != 0))[
-        : len(rank)
-    ]
+    begins = np.append(True, np.diff(columns[:3], axis=1).any(axis=0))[: len(rank)]
     stack = np.cumsum(begins) - 1
     height = np.maximum(share, least)
     height /= np.maximum(np.bincount(stack, weights=height), 1.0)[stack]
@@ -486,8 +489,7 @@ def prepare_rows(
     ax.set_xlim(-0.004 * length, 1.012 * length)
     ax.set_ylim(len(names) - 0.5, -0.5 - above / row_points(ax, len(names)))
     every = math.ceil(ROW_NAME_POINTS / row_points(ax, len(names)))
-    ax.yaxis.set_major_locator(FixedLocator(range(0, len(names), every)))
-    ax.yaxis.set_major_formatter(FixedFormatter(names[::every]))
+    ax.set_yticks(range(0, len(names), every), names[::every])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x", color=style.GRID, linewidth=0.8)
@@ -499,7 +501,7 @@ def label_time(ax: Axes, text: str) -> None:
     """Labels the horizontal axis, and puts round numbers on it."""
     ax.set_xlabel(text, loc="left")
     ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
 def row_points(ax: Axes, rows: int) -> float:
@@ -575,13 +577,13 @@ def draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> Non
         return
     per_point = style.per_point(rows.ax)
     room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / per_point - 4
-    lane = float(np.min((rows.bottom - rows.top)[: bars.depths]))
+    lane = np.min((rows.bottom - rows.top)[: bars.depths])
     size = min(style.letters(NAME_SIZE), row_points(rows.ax, trace.world_size) * lane * 0.85)
     if size < style.least(LEAST_SIZE, NAME_SIZE):
         return
     widest = np.argsort(-room, kind="stable")[:MOST_NAMES]
     for bar, space in zip(spans[widest].tolist(), room[widest].tolist(), strict=True):
-        for text in span_texts(trace, int(bars.event[bar])):
+        for text in span_texts(trace, bars.event[bar]):
             if len(text) * LETTER * size <= space:
                 middle = float(axis.at(bars.start_ns[bar] / 2 + bars.end_ns[bar] / 2))
                 colour = look_of(bars.look[bar]).colour
@@ -592,9 +594,8 @@ def draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> Non
 def span_texts(trace: Trace, event: int) -> list[str]:
     """What may be written into a span, from the longest text to the shortest."""
     events = trace.events
-    label = int(events.label[event])
+    label, stage, microbatch = events.label[event], events.stage[event], events.microbatch[event]
     name = span_text(events.tables.labels[label]) if label != NONE else ""
-    stage, microbatch = int(events.stage[event]), int(events.microbatch[event])
     number = str(microbatch) if microbatch != NONE else ""
     full = [
         name,
@@ -602,11 +603,8 @@ def span_texts(trace: Trace, event: int) -> list[str]:
         f"microbatch {microbatch}" if number else "",
     ]
     short = [name, number]
-    return [
-        text
-        for text in (", ".join(filter(None, full)), " ".join(filter(None, short)), number)
-        if text
-    ]
+    texts = ", ".join(filter(None, full)), " ".join(filter(None, short)), number
+    return list(filter(None, texts))
 
 
 MOST_ARROWS: Final = 160

@@ -87,19 +87,10 @@ def ring_picture(trace: Trace) -> Picture:
 
 def _draw(trace: Trace, ax: Axes) -> None:
     graph = communication_graph(trace)
-    title, subtitle = _message(graph)
     is_matrix = len(graph) > MOST_NODES
     notes = (_draw_matrix if is_matrix else _draw_circle)(graph, ax) + _left_out(graph)
     handles = () if is_matrix else _circle_legend(graph)
-    style.dress(
-        ax,
-        title,
-        subtitle=subtitle,
-        notes=notes,
-        handles=handles,
-        metadata=trace.metadata,
-        columns=2,
-    )
+    style.dress(ax, *_message(graph), notes, handles, metadata=trace.metadata, columns=2)
 
 
 def _message(graph: nx.MultiDiGraph) -> tuple[str, str]:
@@ -282,11 +273,6 @@ def _chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
     return path[clear] if clear.sum() >= 2 else path
 
 
-def ribbon(path: Points, width: float) -> Points:
-    """Outline of a band of a width along a path, a closed polygon."""
-    return np.concatenate([beside(path, width / 2), beside(path, -width / 2)[::-1]])
-
-
 def arrow(path: Points, width: float, *, head: float) -> Points:
     """Outline of an arrow along a path.
 
@@ -372,8 +358,8 @@ def label_edges(
             linespacing=0.95,
         )
         half = np.array(written.get_window_extent().transformed(ax.transData.inverted()).size) / 2
-        cost, x, y = np.array(list(_places(path, *(2 * half).tolist()))).T
-        middle, others = np.stack([x, y], axis=1), np.array(boxes).reshape(-1, 4)
+        places = np.array(list(_places(path, *(2 * half))))
+        cost, middle, others = places[:, 0], places[:, 1:], np.array(boxes).reshape(-1, 4)
         between = (
             abs(middle[:, None] - (others[:, :2] + others[:, 2:]) / 2)
             - half
@@ -413,15 +399,12 @@ def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, 
         # from the middle of the box to its side, along the normal
         reach = (abs(normal[0]) * width + abs(normal[1]) * height) / 2
         off_middle = abs(share - 0.5)
-        yield off_middle + FAR_AWAY * AWAY[0], float(point[0]), float(point[1])
+        yield off_middle + FAR_AWAY * AWAY[0], *point
         for side, away, raised in itertools.product((normal, -normal), AWAY, RAISED):
             x, y = point + side * (away + reach)
-            towards_centre = INSIDE if float(side @ point) < 0 else 0.0
-            yield (
-                off_middle + FAR_AWAY * away + towards_centre + OFF * abs(raised),
-                float(x),
-                float(y + raised * height),
-            )
+            towards_centre = INSIDE if side @ point < 0 else 0.0
+            cost = off_middle + FAR_AWAY * away + towards_centre + OFF * abs(raised)
+            yield cost, x, y + raised * height
 
 
 # -- the circle
@@ -460,7 +443,7 @@ def _draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     notes = _draw_messages(graph, ax, radius)
     several = len(set(nx.get_node_attributes(graph, "host").values())) > 1
     for rank, data in graph.nodes(data=True):
-        x, y = node(rank, world_size).tolist()
+        x, y = node(rank, world_size)
         ax.add_patch(
             Circle(
                 (x, y),
@@ -512,12 +495,12 @@ def _draw_groups(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> None:
             words = [_amount({what: there[what] + back[what] for what in there if what != "lane"})]
         across = _crosses(graph, pred, succ)
         outline = style.VERMILLION if across else CLOSING_COLOUR if succ < pred else style.MUTED
-        tube = ribbon(_centre_line(graph, pred, succ, radius * 0.7), TUBE)
+        line = _centre_line(graph, pred, succ, radius * 0.7)
+        tube = np.concatenate([beside(line, TUBE / 2), beside(line, -TUBE / 2)[::-1]])
         ax.add_patch(
             Polygon(
                 tube, facecolor=TUBE_COLOUR, edgecolor=outline, linewidth=2.0 if across else 1.0,
                 linestyle="solid" if lanes else UNUSED,
-                zorder=1,
                 gid=f"group-{name}",
             )
         )  # fmt: skip

@@ -293,11 +293,8 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
         ),
         _constants(run),
     ]
-    style.dress(
-        ax, f"{title}: bubble {percent(run.bubble)}", subtitle=_about(run) + known, handles=handles,
-        metadata=run.setting.metadata,
-        notes=notes,
-    )  # fmt: skip
+    title += f": bubble {percent(run.bubble)}"
+    style.dress(ax, title, _about(run) + known, notes, handles, metadata=run.setting.metadata)
 
 
 def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
@@ -337,7 +334,7 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
     colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in COMPUTE_KINDS])
     busy = shares.sum(axis=-1, keepdims=True)
     image = np.clip(shares @ colours + (1 - busy) * np.array(to_rgb(IDLE)), 0.0, 1.0)
-    limits = ax.get_xlim(), ax.get_ylim()
+    xlim, ylim = ax.get_xlim(), ax.get_ylim()
     ax.imshow(
         image,
         aspect="auto",
@@ -346,7 +343,7 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
         zorder=1,
         gid="busy-map",
     )
-    ax.set(xlim=limits[0], ylim=limits[1])
+    ax.set(xlim=xlim, ylim=ylim)
     handles: list[Artist] = [
         Patch(facecolor=ACTION_LOOKS[letter].colour, label=ACTION_LOOKS[letter].name)
         for code, letter in enumerate(COMPUTE_KINDS)
@@ -445,10 +442,7 @@ def _overlay(comparison: Comparison, step: int | None) -> Picture:
 
 
 def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
-    real_s, virtual_s = (
-        float(comparison.real_steps_s[step]),
-        float(comparison.virtual_steps_s[step]),
-    )
+    real_s, virtual_s = comparison.real_steps_s[step], comparison.virtual_steps_s[step]
     unit_ns, unit = time_unit(round(max(real_s, virtual_s) * 1e9))
     steps = count_steps(comparison.real.events)
     names = [f"rank {rank}" for rank in range(comparison.real.world_size)]
@@ -468,31 +462,19 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
         line: dict[str, Any] = {"color": style.INK, "linewidth": 1.2, "linestyle": dash}
         ax.axvline(length_s * 1e9 / unit_ns, zorder=8, **line)
         handles.append(style.entry(f"end, {name}", **line))
-    title, subtitle = _words(comparison, step, steps)
-    above, below = (
-        ("what was measured", "what was predicted")
-        if comparison.predicts
-        else ("the first run", "the second")
-    )
+    above, below, source = "the first run", "the second", "The second"
+    if comparison.predicts:
+        above, below, source = "what was measured", "what was predicted", "Prediction"
     if comparison.called is not None:
         above, below = comparison.called
+        source = source if comparison.predicts else below
     notes = [
-        (
-            f"In each row: above {above}, below {below}. Colours: how much earlier or later it "
-            "ends, as a part of the step."
-        )
+        f"In each row: above {above}, below {below}. Colours: how much earlier or later it "
+        "ends, as a part of the step.",
+        f"{source}: {footer(comparison.virtual.metadata)}.",
     ]
-    source = "The second" if comparison.called is None else below
-    source = "Prediction" if comparison.predicts else source
-    notes.append(f"{source}: {footer(comparison.virtual.metadata)}.")
-    style.dress(
-        ax,
-        title,
-        subtitle=subtitle,
-        notes=notes,
-        handles=handles,
-        metadata=comparison.real.metadata,
-    )
+    words = _words(comparison, step, steps)
+    style.dress(ax, *words, notes, handles, metadata=comparison.real.metadata)
 
 
 def _choose(comparison: Comparison, step: int) -> Ints:
@@ -557,10 +539,7 @@ def _draw_predicted(
 
 
 def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
-    real_s, virtual_s = (
-        float(comparison.real_steps_s[step]),
-        float(comparison.virtual_steps_s[step]),
-    )
+    real_s, virtual_s = comparison.real_steps_s[step], comparison.virtual_steps_s[step]
     off = virtual_s / real_s - 1
     short, long = ("too short", "too long") if comparison.predicts else ("shorter", "longer")
     how = (

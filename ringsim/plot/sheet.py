@@ -41,17 +41,16 @@ def show(pictures: Sequence[Picture], ax: Axes | None = None, **look: Unpack[Sty
     Returns the axes of the first.
     """
     _check(look, ax)
-    theme = look.get("theme")
-    ground, ink = style.users_theme() if theme is None else style.THEMES[theme]
+    part: Figure | Axes
     with style.drawing(compact=look.get("compact", False), users=True):
         if ax is None:
-            figure = plt.figure(dpi=look.get("dpi"))
+            part = plt.figure(dpi=look.get("dpi"))
             pictures = pictures[:1] if look.get("compact") else pictures
-            ax = _lay_out(figure, pictures, look.get("figsize"))[0]
-            style.tint(figure, ground, ink)
+            ax = _lay_out(part, pictures, look.get("figsize"))[0]
         else:
+            part = ax
             pictures[0].draw(ax)
-            style.tint(ax, ground, ink)
+    style.tint(part, look.get("theme"))
     return ax
 
 
@@ -100,10 +99,8 @@ def _lay_out(
     """
     if size is None:
         return _draw_all(figure, pictures)
-    wide, high = (
-        sum(picture.width for picture in pictures),
-        max(picture.height for picture in pictures),
-    )
+    wide = sum(picture.width for picture in pictures)
+    high = max(picture.height for picture in pictures)
     # where any height will do: rows shrink less than the time axis, to stay legible
     power = 1 if wide < 1.2 * high else 0.5
     across, down = 1.0, 1.0
@@ -148,9 +145,7 @@ def _place(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], ar
     Left, below, right, above, in inches.
     """
     left, below, right, above = around.T
-    widths, heights = (
-        np.array([getattr(picture, side) for picture in pictures]) for side in ("width", "height")
-    )
+    widths, heights = np.array([(picture.width, picture.height) for picture in pictures]).T
     width, height = (left + widths + right).sum(), above.max() + (heights + below).max()
     figure.set_size_inches(width, height)
     starts = np.cumsum(left + widths + right) - widths - right

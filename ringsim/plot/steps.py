@@ -139,9 +139,7 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
     # no room for messages, and none to be left between the rows
     if row_points(ax, len(actions.ranks)) < LEAST_ROW_POINTS:
         rows = Rows(ax, top=np.full(4, -0.5), bottom=np.full(4, 0.5), marks=(-0.5, -0.5))
-    prepare_rows(
-        ax, _name_rows(actions), float(actions.end.max()), picture.time, above=PHASE_NAME_POINTS
-    )
+    prepare_rows(ax, _name_rows(actions), actions.end.max(), picture.time, above=PHASE_NAME_POINTS)
     handles = draw_actions(actions, rows)
     for draw in (picture.draw_messages, picture.draw_over):
         if draw is not None:
@@ -167,15 +165,7 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
         label_time(under, picture.time)
         ax.set_xlabel("")
         ax.tick_params(axis="x", length=0, labelbottom=False)
-    title, subtitle, notes = _words(picture, bubble)
-    style.dress(
-        ax,
-        title,
-        subtitle=subtitle,
-        notes=[*notes, *picture.notes],
-        handles=handles,
-        metadata=picture.metadata,
-    )
+    style.dress(ax, *_words(picture, bubble), handles, metadata=picture.metadata)
 
 
 def _name_rows(actions: StageActions) -> list[str]:
@@ -207,7 +197,11 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
             "Closed form: all stages alike, backward twice as long as forward, messages that "
             "take no time."
         )
-    return title, f"by span {by_span}, to the work {to_work}; {picture.about}", notes
+    return (
+        title,
+        f"by span {by_span}, to the work {to_work}; {picture.about}",
+        [*notes, *picture.notes],
+    )
 
 
 def name_schedule(name: str) -> str:
@@ -263,7 +257,7 @@ def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
 def microbatch_entry() -> Artist:
     """Returns the legend's entry for the numbers in boxes."""
     with mpl.rc_context({"text.parse_math": True}):  # how a marker says that it is a letter
-        return style.mark_entry("number: microbatch", "$0$", 6)
+        return style.entry("number: microbatch", linestyle="none", marker="$0$", markersize=6)
 
 
 def _shade(look: Look, chunk: int, chunks: int) -> Look:
@@ -276,7 +270,7 @@ def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
 
     Returns whether there is any.
     """
-    first, last = float(actions.start.min()), float(actions.end.max())
+    first, last = actions.start.min(), actions.end.max()
     gaps = []
     for place, rank in enumerate(actions.ranks):
         own = actions.of(rank)
@@ -328,9 +322,9 @@ def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, chunk: Ints, c
     Widest first; returns whether any has room.
     """
     lane = (
-        float(rows.bottom[COMPUTE_LANE] - rows.top[COMPUTE_LANE])
+        (rows.bottom[COMPUTE_LANE] - rows.top[COMPUTE_LANE])
         * style.points(rows.ax)[1]
-        / abs(float(np.diff(rows.ax.get_ylim())[0]))
+        / abs(np.diff(rows.ax.get_ylim())[0])
     )
     room = (actions.end - actions.start) / style.per_point(rows.ax) - 1.5
     largest = style.letters(NUMBER_SIZE)
@@ -373,7 +367,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
         np.linspace(0, len(peaks.ranks) - 1, min(MOST_CURVES, len(peaks.ranks))).round().astype(int)
     ).tolist()
     bounds = peaks.bounds or ()
-    end = float(actions.end.max())
+    end = actions.end.max()
     for number, place in enumerate(chosen):
         rank, peak = peaks.ranks[place], peaks.peaks[place]
         times, live = list_live(actions, rank)
@@ -506,13 +500,9 @@ def plot_schedule(
     """
     if isinstance(schedule, Evaluation):
         evaluation, source = schedule, "simulated, with costs of one's own"
-        has_messages = any(each.arrived > each.posted for each in schedule.messages)
     else:
-        evaluation, source = (
-            evaluate(schedule),
-            "simulated: forward 1, backward 2 or 1 for each half, messages take no time",
-        )
-        has_messages = False
+        evaluation = evaluate(schedule)
+        source = "simulated: forward 1, backward 2 or 1 for each half, messages take no time"
     ranks, computed, starts, ends = zip(
         *(
             (rank, *timed)
@@ -541,7 +531,7 @@ def plot_schedule(
         metadata={"source": source},
         about=f"{float(evaluation.makespan):,.6g} units",
         draw_messages=(lambda rows: draw_flights(rows, sources, targets, posted, arrived))
-        if has_messages
+        if isinstance(schedule, Evaluation) and (arrived > posted).any()
         else None,
     )
     return sheet.show([step_picture(picture, with_curve=ax is None)], ax, **look)

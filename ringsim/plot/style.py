@@ -155,22 +155,19 @@ def least(points: float, wanted: float) -> float:
     return letters(wanted) if _compact.get() else points
 
 
-def users_theme() -> tuple[str, str]:
-    """Returns ground and ink that the user has set for matplotlib; else the light ones."""
-    known, default = mpl.rcParams, mpl.rcParamsDefault
-    ground, ink = (
-        (known[name] if known[name] != default[name] else None)
-        for name in ("figure.facecolor", "text.color")
-    )
-    light = THEMES["light"]
-    return to_hex(ground or light[0]), to_hex(ink or light[1])
-
-
-def tint(part: Figure | Axes, ground: str, ink: str) -> None:
+def tint(part: Figure | Axes, theme: str | None) -> None:
     """Turns the greys of a picture that was drawn for white paper.
 
-    White becomes the ground, black the ink; hues and words on them stay.
+    White becomes the theme's ground, black its ink; hues and words on them stay. Without a theme
+    ground and ink are those that the user has set for matplotlib; else the light ones.
     """
+    ground, ink = THEMES[theme or "light"]
+    if theme is None:
+        known, default = mpl.rcParams, mpl.rcParamsDefault
+        if known["figure.facecolor"] != default["figure.facecolor"]:
+            ground = to_hex(known["figure.facecolor"])
+        if known["text.color"] != default["text.color"]:
+            ink = to_hex(known["text.color"])
     if (ground.lower(), ink.lower()) == ("#ffffff", INK):
         return
 
@@ -254,13 +251,8 @@ def swatch(look: Look, label: str | None = None) -> Patch:
 
 
 def entry(label: str, **look: Any) -> Line2D:
-    """Returns the legend's entry for a line, or for marks, dark by default."""
+    """Returns the legend's entry for a line or a mark, dark by default."""
     return Line2D([], [], label=label, **{"color": INK, **look})
-
-
-def mark_entry(label: str, marker: str, size: float, **look: Any) -> Line2D:
-    """Returns the legend's entry for marks without a line."""
-    return entry(label, linestyle="none", marker=marker, markersize=size, **look)
 
 
 def fade(colour: str, share: float) -> str:
@@ -308,11 +300,11 @@ def write_beside(
 def dress(
     ax: Axes,
     title: str,
-    *,
-    metadata: dict[str, Any],
     subtitle: str = "",
     notes: Sequence[str] = (),
     handles: Sequence[Artist] = (),
+    *,
+    metadata: dict[str, Any],
     columns: int = 4,
 ) -> None:
     """Puts the words around a picture.
@@ -322,10 +314,10 @@ def dress(
     Args:
         ax: the axes, which are drawn already.
         title: the message, one line.
-        metadata: the trace's, for the last line: machine, versions and date.
         subtitle: what follows from the message, smaller.
         notes: sentences on what the picture leaves out or merges, one line each.
         handles: entries of the legend.
+        metadata: the trace's, for the last line: machine, versions and date.
         columns: entries of the legend in a line, at most.
     """
     to_points, compact = 72 / ax.figure.dpi, _compact.get()
@@ -338,8 +330,15 @@ def dress(
     start, end = (left, ax.bbox.x1) if compact else (ax.bbox.x0, max(right, ax.bbox.x1))
     room, below = end - start, (ax.bbox.y0 - min(bottom, ax.bbox.y0)) * to_points + GAP_POINTS
     indent = (start - ax.bbox.x0) * to_points
+    heading: list[Any] = []
     if not compact:
-        _write_heading(ax, title, subtitle, room)
+        heading.append(ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0))
+        if subtitle:
+            look: Any = {"va": "bottom", "fontsize": SUBTITLE_SIZE, "color": MUTED}
+            heading.append(write_beside(ax, subtitle, (0, 1), (0, 7), **look))
+    for text in heading:
+        share = max(room / text.get_window_extent().width, LEAST_SHRUNK)
+        text.set_fontsize(text.get_fontsize() * min(1.0, share))
     if handles:
         below += _add_legend(ax, handles, columns, room, (indent, -below)) + GAP_POINTS
     last = footer(metadata)
@@ -353,17 +352,6 @@ def dress(
         below += LINE_POINTS * letters(9) / 9
     at = indent, -below - 2
     write_beside(ax, last, (0, 0), at, va="top", fontsize=letters(8.5), color=MUTED)
-
-
-def _write_heading(ax: Axes, title: str, subtitle: str, room: float) -> None:
-    """Writes title and subtitle, smaller where they would be wider than ``room`` pixels."""
-    heading: list[Any] = [ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0)]
-    if subtitle:
-        look: Any = {"va": "bottom", "fontsize": SUBTITLE_SIZE, "color": MUTED}
-        heading.append(write_beside(ax, subtitle, (0, 1), (0, 7), **look))
-    for text in heading:
-        share = room / text.get_window_extent().width
-        text.set_fontsize(text.get_fontsize() * min(1.0, max(share, LEAST_SHRUNK)))
 
 
 def _add_legend(
@@ -422,26 +410,19 @@ def save_figure(
         ArgumentError: the path ends in something else.
     """
     path = Path(path)
-    if path.suffix not in (".png", ".svg", ".pdf"):
+    if path.suffix == ".png":
+        path.write_bytes(figure_png(figure, dpi=dpi, description=description))
+    elif path.suffix == ".svg":
+        text = figure_svg(figure, title=title, description=description)
+        path.write_text(text, encoding="utf-8")
+    elif path.suffix == ".pdf":
+        about = {"CreationDate": None, "Creator": None, "Producer": None, "Title": title or None}
+        with drawing():
+            figure.savefig(path, metadata=about)
+    else:
         raise ArgumentError(
             f"a picture's file must end in .png, .svg or .pdf, got {say(str(path))}. Choose one."
         )
-    if path.suffix == ".png":
-        path.write_bytes(figure_png(figure, dpi=dpi, description=description))
-        return
-    if path.suffix == ".pdf":
-        with drawing():
-            figure.savefig(
-                path,
-                metadata={
-                    "CreationDate": None,
-                    "Creator": None,
-                    "Producer": None,
-                    "Title": title or None,
-                },
-            )
-        return
-    path.write_text(figure_svg(figure, title=title, description=description), encoding="utf-8")
 
 
 def figure_svg(figure: Figure, *, title: str = "", description: str = "") -> str:

@@ -187,14 +187,13 @@ def _draw(trace: Trace, ax: Axes) -> None:
         notes.append(
             f"Shorter than {pixel} and merged: {merged}; the height is the share of the time."
         )
-    arrived = int((trace.events.done_ns[trace.messages.recv] != NONE).sum())
+    arrived = (trace.events.done_ns[trace.messages.recv] != NONE).sum()
     if arrived < len(trace.messages):
         notes.append(f"{count(len(trace.messages) - arrived, 'message')} never arrived: no arrow.")
     if arrows < arrived:
         notes.append(f"Arrows: {arrows:,} of {count(arrived, 'message')}, evenly in time.")
-    title, subtitle = _message(trace, bars)
-    handles = _legend(trace, bars, arrows)
-    style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=trace.metadata)
+    words, handles = _message(trace, bars), _legend(trace, bars, arrows)
+    style.dress(ax, *words, notes, handles, metadata=trace.metadata)
 
 
 def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
@@ -235,7 +234,7 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
     by_rank = np.bincount(
         events.rank, weights=late_sender + late_receiver, minlength=trace.world_size
     )
-    worst = int(by_rank.argmax())
+    worst = by_rank.argmax()
     if by_rank[worst] > 0:
         said += f"; rank {worst} waited longest, {time_text(by_rank[worst])}"
     return title, said
@@ -264,7 +263,7 @@ def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
     for index, row, at, end in zip(
         marks.tolist(), rank.tolist(), x.tolist(), until.tolist(), strict=True
     ):
-        label = int(events.label[index])
+        label = events.label[index]
         name = events.tables.labels[label] if label != NONE else ""
         notice = read_notice(name)
         # the kind; the sentence would run across the picture
@@ -300,5 +299,5 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
         if trace.crosses(trace.messages.src, trace.messages.dst).any():
             handles.append(style.entry("from host to host", color=style.VERMILLION, **look))
     if (trace.events.kind == MARK).any():
-        handles.append(style.mark_entry("mark", "v", 4))
+        handles.append(style.entry("mark", linestyle="none", marker="v", markersize=4))
     return handles

@@ -48,8 +48,9 @@ FILE_LETTERS: Final = 20
 NOTE_LETTERS: Final = 76
 MOST_NOTES: Final = 4
 
-_LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {  # state: its words, fill, outline, dashes
-    "blocked": ("blocked", "white", style.VERMILLION, "solid"),
+# state: words beside the rank, fill, outline, dashes
+_LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
+    "blocked": ("", "white", style.VERMILLION, "solid"),
     "exited": ("has left", "#EDEDED", style.MUTED, (0, (2, 2))),
     "failed": ("failed", style.INK, style.INK, "solid"),
     "killed": ("dead", style.INK, style.INK, "solid"),
@@ -150,7 +151,7 @@ def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
     shown = [edge for edge in edges if edge.rank in at and edge.peer in at]
     taken: list[Bbox] = []
     for rank, (x, y) in at.items():
-        taken += _draw_rank(ax, rank, float(x), float(y), radius, states[rank] if states else "")
+        taken += _draw_rank(ax, rank, x, y, radius, states[rank] if states else "")
     unlabelled = _draw_edges(ax, shown, at, radius, taken)
     notes = _notes(diagnosis)
     hidden = diagnosis.world_size - len(ranks)
@@ -184,11 +185,9 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
         return []
     message = diagnosis.findings[0].message
     lines = textwrap.wrap(message[:1].upper() + message[1:], NOTE_LETTERS)
-    return (
-        lines
-        if len(lines) <= MOST_NOTES
-        else [*lines[: MOST_NOTES - 1], f"{lines[MOST_NOTES - 1]} …"]
-    )
+    if len(lines) > MOST_NOTES:
+        lines[MOST_NOTES - 1 :] = [f"{lines[MOST_NOTES - 1]} …"]
+    return lines
 
 
 def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
@@ -297,7 +296,7 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
         x, y, str(rank), ha="center", va="center", weight="bold", fontsize=size, color=ink, zorder=7
     )
     taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius)]
-    if words and state != "blocked":
+    if words:
         side = 1 if y >= -0.01 else -1
         taken.append(words_box(ax, x, y + side * (radius + 0.1), words))
     return taken
@@ -312,5 +311,5 @@ def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[A
         handles.append(style.entry("waits for", color=style.MUTED, **look))
     if diagnosis.states and any(diagnosis.states[rank] == "blocked" for rank in ranks):
         look = {"markerfacecolor": "white", "markeredgecolor": style.VERMILLION}
-        handles.append(style.mark_entry("blocked", "o", 9, **look))
+        handles.append(style.entry("blocked", linestyle="none", marker="o", markersize=9, **look))
     return handles
