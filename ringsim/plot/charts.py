@@ -23,18 +23,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
     LogLocator,
     MultipleLocator,
-    NullLocator,
     PercentFormatter,
 )
 
 from ringsim.errors import ArgumentError
 from ringsim.link import Link
-from ringsim.plot import style
-from ringsim.plot.style import BLUE, GREEN, MUTED, ORANGE, PURPLE, Picture
+from ringsim.plot import sheet, style
+from ringsim.plot.sheet import Picture
+from ringsim.plot.style import BLUE, GREEN, MUTED, ORANGE, PURPLE
 from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, ONE_GPU, Bandwidths, Regime, find_regimes
@@ -111,24 +109,15 @@ def plot_bandwidth(
         'Gloo: 8 B take 40 µs, 128 MiB go at 4 GB/s'
     """
     if not isinstance(trace, Bandwidths):
-        return style.show(
-            [Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES)], ax, **look
-        )
-    if curve is not None:
+        picture = Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES)
+    elif curve is not None:
         raise ArgumentError(
             "curve must be left out for a table of bandwidths, got one. Pass a trace, to be "
             "drawn over the curve."
         )
-    return style.show(
-        [
-            Picture(
-                lambda ax: _draw_table(trace, ax, published=published and not look.get("compact")),
-                *SIZE_INCHES,
-            )
-        ],
-        ax,
-        **look,
-    )
+    else:
+        picture = _table_picture(trace, published=published and not look.get("compact"))
+    return sheet.show([picture], ax, **look)
 
 
 def bandwidth_png(table: Bandwidths) -> bytes:
@@ -136,56 +125,35 @@ def bandwidth_png(table: Bandwidths) -> bytes:
 
     A PNG, 100 pixels an inch, with the table's description in the file.
     """
-    return style.picture_png(
-        [Picture(lambda ax: _draw_table(table, ax, published=True), *SIZE_INCHES)], table.describe()
-    )
+    return sheet.picture_png([_table_picture(table, published=True)], table.describe())
+
+
+def _table_picture(table: Bandwidths, *, published: bool) -> Picture:
+    return Picture(lambda ax: _draw_table(table, ax, published=published), *SIZE_INCHES)
 
 
 def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> None:
     curves = make_curves(table)
-    panels = _add_panels(
-        ax, np.concatenate([one.size_bytes for one in curves] or [np.array([1, 2**20])])
-    )
+    sizes = [one.size_bytes for one in curves] or [np.array([1, 2**20])]
+    panels = _add_panels(ax, np.concatenate(sizes))
     labels, handles = _draw_curves(curves, panels), _curve_legend(curves)
     notes = _fit_notes(curves) + _counts(curves)
-    if (
-        published
-        and curves
-        and all(one.backend != "nccl" and one.bus_factor == 1 for one in curves)
-    ):
+    of_messages = all(one.bus_factor == 1 for one in curves)
+    if published and curves and of_messages and all(one.backend != "nccl" for one in curves):
         labels += _draw_published(panels)
         # the dashes have theirs beside them
         points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}
-        notes.append(
-            "Published times: "
-            f"{'; '.join(f'{link} ({source})' for link, source in points.items())}."
-        )
+        cited = "; ".join(f"{link} ({source})" for link, source in points.items())
+        notes.append(f"Published times: {cited}.")
         handles.append(
-            Line2D(
-                [],
-                [],
-                label="NCCL, published by others (not measured here)",
-                linewidth=1.2,
-                **PUBLISHED_LOOK,
+            style.entry(
+                "NCCL, published by others (not measured here)", linewidth=1.2, **PUBLISHED_LOOK
             )
         )
     _write_labels(ax, labels)
-    ax.set_ylabel(
-        "bandwidth, GB/s (algbw = busbw)"
-        if {one.bus_factor for one in curves} <= {1.0}
-        else "bus bandwidth, GB/s"
-    )
-    title, subtitle = _message(curves)
+    ax.set_ylabel("bandwidth, GB/s (algbw = busbw)" if of_messages else "bus bandwidth, GB/s")
     notes += [*_circumstances(table.metadata), *map(str, table.metadata.get("notes", ()))]
-    style.dress(
-        ax,
-        title,
-        subtitle=subtitle,
-        notes=notes,
-        handles=handles,
-        metadata=table.metadata,
-        columns=3,
-    )
+    style.dress(ax, *_message(curves), notes, handles, metadata=table.metadata, columns=3)
 
 
 def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
@@ -194,25 +162,14 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
     sizes = np.concatenate([found.size_bytes, *(one.size_bytes for one in curves)])
     panels = _add_panels(ax, sizes if len(sizes) else np.array([2**10, 2**20]))
     labels, handles = _draw_curves(curves, panels, name_half=False), _curve_legend(curves)
-    for is_bound, words in (
-        (False, "watched from the start"),
-        (True, "waited for later: a lower bound"),
-    ):
-        handles += _draw_messages(
-            found, is_bound, words, pen(str(trace.metadata.get("backend") or "")).colour, panels
-        )
+    colour = pen(str(trace.metadata.get("backend") or "")).colour
+    handles += _draw_messages(found, False, "watched from the start", colour, panels)
+    handles += _draw_messages(found, True, "waited for later: a lower bound", colour, panels)
     _write_labels(ax, labels)
     notes = [f"Lines: {footer(table.metadata)}.", *_fit_notes(curves)] if table is not None else []
-    title, subtitle = _trace_message(found, trace)
-    style.dress(
-        ax,
-        title,
-        subtitle=subtitle,
-        notes=notes + _left_out(found),
-        handles=handles,
-        metadata=trace.metadata,
-        columns=3,
-    )
+    notes += _left_out(found)
+    words = _trace_message(found, trace)
+    style.dress(ax, *words, notes, handles, metadata=trace.metadata, columns=3)
 
 
 def _draw_messages(
@@ -232,7 +189,7 @@ def _draw_messages(
         handles.append(panels.plot(*dots, label=f"a message, {words}", gid=gid, **look))
     for some in many:
         # beside those of the other kind
-        size = float(np.median(found.size_bytes[some])) * (1.05 if is_bound else 0.95)
+        size = np.median(found.size_bytes[some]) * (1.05 if is_bound else 0.95)
         rates, times = (
             np.quantile(values[some], (0.1, 0.5, 0.9)) for values in (found.gb_per_s, found.time_us)
         )
@@ -254,57 +211,41 @@ def _draw_messages(
 
 def _message(curves: Sequence[Curve]) -> tuple[str, str]:
     """The chart's message in one line, and what follows from it in another."""
-    slowest = [
-        max(edges, key=lambda curve: float(curve.latency_us[-1]))
-        for edges in _group(curves).values()
-    ]
+    slowest = [_slowest(edges) for edges in _group(curves).values()]
     if not slowest:
         return "No backend was measured", ""
     curve = slowest[0]
     first, last = bytes_text(curve.size_bytes[0]), bytes_text(curve.size_bytes[-1])
     if len(slowest) > 1:
-        rates = ", ".join(f"{one.label} {one.gb_per_s[-1]:.3g}" for one in slowest[:MOST_NAMED])
-        times = ", ".join(
-            f"{one.label} {time_text(one.latency_us[0] * 1e3)}" for one in slowest[:MOST_NAMED]
-        )
+        named = slowest[:MOST_NAMED]
+        rates = ", ".join(f"{one.label} {one.gb_per_s[-1]:.3g}" for one in named)
+        times = ", ".join(f"{one.label} {time_text(one.latency_us[0] * 1e3)}" for one in named)
         return f"{last}: {rates} GB/s", f"{first}: {times}"
     title = (
         f"{curve.label}: {first} take {time_text(curve.latency_us[0] * 1e3)}, {last} go at "
         f"{curve.gb_per_s[-1]:.3g} GB/s"
     )
+    subtitle = "each point is a median; the line is what two numbers, alpha and beta, make of them"
     link = curve.regimes[-1].link
-    if (
-        len(curve.regimes) > 1
-        or link is None
-        or not _is_sure(link)
-        or not curve.size_bytes[0] < link.n_half_bytes < curve.size_bytes[-1]
-    ):
-        return (
-            title,
-            "each point is a median; the line is what two numbers, alpha and beta, make of them",
-        )
-    return (
-        title,
-        (
-            f"below n½ = {bytes_text(round(link.n_half_bytes))} most of the time is the fixed cost "
-            "of a message, alpha"
-        ),
-    )
+    if len(curve.regimes) == 1 and link is not None and _is_sure(link):
+        half = link.n_half_bytes
+        if curve.size_bytes[0] < half < curve.size_bytes[-1]:
+            subtitle = (
+                f"below n½ = {bytes_text(round(half))} most of the time is the fixed cost "
+                "of a message, alpha"
+            )
+    return title, subtitle
 
 
 def _counts(curves: Sequence[Curve]) -> list[str]:
-    counts = np.concatenate([curve.n for curve in curves if not curve.is_ceiling] or [np.zeros(0)])
-    if not len(counts) or not counts.max():
+    counts = [int(n) for curve in curves if not curve.is_ceiling for n in curve.n]
+    if not any(counts):
         return []
-    low, high = int(counts.min()), int(counts.max())
+    low, high = min(counts), max(counts)
     if all(curve.kind == "simulated" for curve in curves):
         return ["Each size once: on a virtual clock no repetition differs."]
-    return [
-        (
-            f"Medians of n = {f'{low:,}' if low == high else f'{low:,} to {high:,}'} repetitions "
-            "of each size, warm-up left out."
-        )
-    ]
+    many = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return [f"Medians of n = {many} repetitions of each size, warm-up left out."]
 
 
 def _circumstances(metadata: dict[str, Any]) -> list[str]:
@@ -313,10 +254,8 @@ def _circumstances(metadata: dict[str, Any]) -> list[str]:
     if metadata.get("interface"):
         parts.append(f"sockets over {metadata['interface']}")
     if metadata.get("paths"):
-        parts.append(
-            "between the GPUs "
-            + ", ".join(f"{edge}: {path}" for edge, path in metadata["paths"].items())
-        )
+        paths = ", ".join(f"{edge}: {path}" for edge, path in metadata["paths"].items())
+        parts.append(f"between the GPUs {paths}")
     if len(metadata.get("load") or ()) == 2:
         parts.append("load average {:.1f} before and {:.1f} after".format(*metadata["load"]))
     text = "; ".join(parts)
@@ -325,11 +264,10 @@ def _circumstances(metadata: dict[str, Any]) -> list[str]:
 
 def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
     if not len(found):
-        return (
-            "NCCL's messages have no times of their own" if found.queued else "No message arrived"
-        ), ""
+        queued = "NCCL's messages have no times of their own"
+        return queued if found.queued else "No message arrived", ""
     best = int(np.argmax(found.gb_per_s))
-    bounds = int(np.count_nonzero(found.is_bound))
+    bounds = np.count_nonzero(found.is_bound)
     title = (
         f"{count(len(found), 'message')}: at best {found.gb_per_s[best]:.3g} GB/s, with "
         f"{bytes_text(found.size_bytes[best])}"
@@ -339,17 +277,14 @@ def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
 
 
 def _left_out(found: Achieved) -> list[str]:
-    notes = []
-    if found.queued:
-        notes.append(
-            f"Not drawn: {count(found.queued, 'message')}: on NCCL the record has the end of "
-            "queueing, not of the transfer."
-        )
-    if found.empty:
-        notes.append(f"Not drawn: {count(found.empty, 'message')} of 0 bytes.")
-    if found.unfinished:
-        notes.append(f"Not drawn: {count(found.unfinished, 'message')} that never arrived.")
-    return notes
+    why = {
+        ": on NCCL the record has the end of queueing, not of the transfer": found.queued,
+        " of 0 bytes": found.empty,
+        " that never arrived": found.unfinished,
+    }
+    return [
+        f"Not drawn: {count(number, 'message')}{words}." for words, number in why.items() if number
+    ]
 
 
 # -- a table as curves
@@ -507,6 +442,11 @@ def _group(curves: Sequence[Curve]) -> Groups:
     return groups
 
 
+def _slowest(edges: Sequence[Curve]) -> Curve:
+    """Returns the edge whose largest messages take longest."""
+    return max(edges, key=lambda curve: curve.latency_us[-1])
+
+
 def _draw_curves(
     curves: Sequence[Curve], panels: _Panels, *, name_half: bool = True
 ) -> list[Label]:
@@ -525,7 +465,7 @@ def _draw_curves(
                     linewidth=1.5, marker="." if part.stop - part.start == 1 else "",
                     gid=f"ceiling {curve.backend}",
                 )  # fmt: skip
-            labels.append((float(curve.gb_per_s[-1]), look.name, look.ink))
+            labels.append((curve.gb_per_s[-1], look.name, look.ink))
     groups = _group(curves)
     for (backend, pattern, kind), edges in groups.items():
         for curve in edges:
@@ -533,17 +473,14 @@ def _draw_curves(
         look, words = pen(backend), edges[0].backend_name
         if len({other for other in groups if other[0] == backend}) > 1:
             words += f" {pattern}"
-        several = (f", {len(edges)} edges" if len(edges) > 1 else "") + (
-            f", {kind}" if kind != "measured" else ""
-        )
-        labels.append(
-            (float(np.median([curve.gb_per_s[-1] for curve in edges])), words + several, look.ink)
-        )
-    slowest = [
-        max(edges, key=lambda curve: float(curve.latency_us[-1])) for edges in groups.values()
-    ]
-    for curve in slowest:
-        _draw_fit(curve, panels, name=name_half and len(slowest) == 1)
+        if len(edges) > 1:
+            words += f", {len(edges)} edges"
+        if kind != "measured":
+            words += f", {kind}"
+        height = np.median([curve.gb_per_s[-1] for curve in edges])
+        labels.append((float(height), words, look.ink))
+    for edges in groups.values():
+        _draw_fit(_slowest(edges), panels, name=name_half and len(groups) == 1)
     return labels
 
 
@@ -552,35 +489,21 @@ def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
     groups = _group(curves)
     if not groups:
         return []
-    colour = (
-        pen(next(iter(groups))[0]).colour
-        if len({backend for backend, _, _ in groups}) == 1
-        else style.INK
-    )
+    backends = {backend for backend, _, _ in groups}
+    colour = pen(backends.pop()).colour if len(backends) == 1 else style.INK
     entries: list[Any] = [
-        Line2D(
-            [],
-            [],
+        style.entry(
+            f"{pattern}: median",
             color=colour,
             marker=MARKERS.get(pattern, OTHER_MARKER),
             markersize=5,
-            label=f"{pattern}: median",
         )
         for pattern in dict.fromkeys(pattern for _, pattern, _ in groups)
     ]
     if any(len(edges) == 1 for edges in groups.values()):
         entries.append(Patch(facecolor=colour, alpha=0.22, linewidth=0, label="p10 to p90"))
-    entries.append(
-        Line2D(
-            [],
-            [],
-            color=style.INK,
-            linestyle=FIT_LINE,
-            linewidth=1.1,
-            label="fit: time = alpha + beta · size",
-        )
-    )
-    return entries
+    fit = "fit: time = alpha + beta · size"
+    return [*entries, style.entry(fit, linestyle=FIT_LINE, linewidth=1.1)]
 
 
 def _fit_notes(curves: Sequence[Curve]) -> list[str]:
@@ -588,10 +511,9 @@ def _fit_notes(curves: Sequence[Curve]) -> list[str]:
 
     Also what a break means.
     """
-    groups = list(_group(curves).values())
     notes = []
-    for edges in groups[:MOST_NOTES]:
-        curve = max(edges, key=lambda curve: float(curve.latency_us[-1]))
+    for edges in list(_group(curves).values())[:MOST_NOTES]:
+        curve = _slowest(edges)
         which = f"{curve.name}, the slowest of {len(edges)} edges" if len(edges) > 1 else curve.name
         fitted = [
             (curve.size_bytes[regime.last], regime.link)
@@ -653,16 +575,10 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
             gid=f"median {name}", zorder=4,
         )  # fmt: skip
         for panel, band in zip(panels, (curve.band_gb_per_s, curve.latency_band_us), strict=True):
-            if alone and np.isfinite(band[:, part]).all():
-                panel.fill_between(
-                    curve.size_bytes[part],
-                    *band[:, part],
-                    color=look.colour,
-                    alpha=0.22,
-                    linewidth=0,
-                    gid=f"band {name}",
-                    zorder=2,
-                )
+            low, high = band[:, part]
+            if alone and np.isfinite((low, high)).all():
+                fill: Any = {"color": look.colour, "alpha": 0.22, "linewidth": 0, "zorder": 2}
+                panel.fill_between(curve.size_bytes[part], low, high, gid=f"band {name}", **fill)
 
 
 def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
@@ -696,17 +612,17 @@ def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
                 gid="n half", zorder=7,
             )  # fmt: skip
             if name:
-                text, halo = (
+                style.write_beside(
+                    panels.rates,
                     f"n½ = {bytes_text(round(half))}\nhalf of 1/beta",
-                    withStroke(linewidth=2.5, foreground="white"),
+                    (half, rate),
+                    (9, -6),
+                    where="data",
+                    va="top",
+                    fontsize=style.letters(9),
+                    zorder=7,
+                    path_effects=[withStroke(linewidth=2.5, foreground="white")],
                 )
-                look: dict[str, Any] = {
-                    "va": "top",
-                    "fontsize": style.letters(9),
-                    "zorder": 7,
-                    "path_effects": [halo],
-                }
-                style.write_beside(panels.rates, text, (half, rate), (9, -6), where="data", **look)
 
 
 # -- panels and labels
@@ -743,23 +659,17 @@ def _add_panels(ax: Axes, sizes: Any) -> _Panels:
         1, -(-(high - low + 1) // min(MOST_TICKS, int(style.points(ax)[0] // TICK_POINTS) + 1))
     )
     for panel, label in ((ax, "bandwidth, GB/s"), (below, "time of a message")):
-        panel.set_ylabel(label)
         panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
+        panel.set(ylabel=label, yscale="log")
         panel.grid(color=style.FAINT, linewidth=0.6)
         panel.set_axisbelow(True)
+        panel.set_xticks([2.0**power for power in range(low, high + 1, step)])
+        panel.xaxis.set_major_formatter(lambda value, _: bytes_text(value))
         panel.yaxis.set_major_locator(LogLocator(base=10, numticks=7))
-        panel.yaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_locator(
-            FixedLocator([2.0**power for power in range(low, high + 1, step)])
-        )
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
+        panel.minorticks_off()
     ax.set_xlim(2 ** (low - 0.5), 2 ** (high + 0.5))
-    ax.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip("."))
-    )
-    below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value * 1e3)))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip("."))
+    below.yaxis.set_major_formatter(lambda value, _: time_text(value * 1e3))
     ax.tick_params(labelbottom=False)
     below.set_xlabel("size of a message")
     return _Panels(ax, below)
@@ -785,8 +695,7 @@ def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
     """Writes labels to the right of axes that have their size and range already."""
     to_points = 72 / ax.figure.dpi
     heights = [
-        float(ax.transData.transform((ax.get_xlim()[1], height))[1]) * to_points
-        for height, _, _ in labels
+        ax.transData.transform((ax.get_xlim()[1], height))[1] * to_points for height, _, _ in labels
     ]
     for (height, text, colour), own, place in zip(
         labels, heights, spread(heights, LINE_POINTS), strict=True
@@ -911,16 +820,19 @@ class LineRate:
 
 
 _H100, _A100, _A100_4 = "NVLink 4, H100", "NVLink 3, A100, 12 links", "NVLink 3, A100, 4 links"
-_ISSUES: Final = "https://github.com/NVIDIA/{}/issues/{}"
 _A40_TIMES_US: Final = {256: 34.24, 512: 34.24, 1024: 34.24, 2048: 31.58, 4096: 30.74, 8192: 31.76}
 
-LINE_RATES: Final = tuple(
-    LineRate(link, one_way, 2 * one_way, f"{project} #{number}", _ISSUES.format(project, number))
-    for link, one_way, project, number in (
-        (_H100, 450.0, "nccl", 1264), (_A100, 300.0, "nccl-tests", 149),
-        (_A100_4, 100.0, "nccl-tests", 331),
-    )
-)  # fmt: skip
+
+def _cite(project: str, number: int) -> tuple[str, str]:
+    """Returns the short name of a discussion, and its address."""
+    return f"{project} #{number}", f"https://github.com/NVIDIA/{project}/issues/{number}"
+
+
+LINE_RATES: Final = (
+    LineRate(_H100, 450.0, 900.0, *_cite("nccl", 1264)),
+    LineRate(_A100, 300.0, 600.0, *_cite("nccl-tests", 149)),
+    LineRate(_A100_4, 100.0, 200.0, *_cite("nccl-tests", 331)),
+)
 
 # Link, where and when it was published, the bandwidth of large messages or the times of single
 # sizes, remark.
@@ -967,8 +879,7 @@ FIGURES: Final = tuple(
     PublishedFigure(
         link,
         date,
-        f"{project} #{number}",
-        _ISSUES.format(project, number),
+        *_cite(project, number),
         size,
         time_us,
         rate,
@@ -996,37 +907,18 @@ def _draw_published(panels: _Panels) -> list[Label]:
     """
     ax, below = panels
     ink, labels = pen("nccl").ink, []
-    times: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    times: dict[tuple[str, str], list[Any]] = {}
     low, high = ax.get_xlim()
     for figure in FIGURES:
-        if figure.bandwidth_gb_per_s is not None:
-            look = PUBLISHED_LOOK | {
-                "marker": "",
-                "linewidth": 1.6,
-                "zorder": 3,
-                "gid": f"published {figure.source}",
-            }
-            ax.plot(
-                (1 - PUBLISHED_SHARE, 1),
-                [figure.bandwidth_gb_per_s] * 2,
-                transform=ax.get_yaxis_transform(),
-                **look,
-            )
-            labels.append(
-                (
-                    figure.bandwidth_gb_per_s,
-                    f"{figure.bandwidth_gb_per_s:g}: {figure.link} ({figure.source})",
-                    ink,
-                )
-            )
-        elif (
-            figure.latency_us is not None
-            and figure.size_bytes is not None
-            and low <= figure.size_bytes <= high
-        ):
-            times.setdefault((figure.link, figure.source), []).append(
-                (figure.size_bytes, figure.latency_us)
-            )
+        rate, size = figure.bandwidth_gb_per_s, figure.size_bytes
+        if rate is not None:
+            look = PUBLISHED_LOOK | {"marker": "", "linewidth": 1.6, "zorder": 3}
+            place, gid = (1 - PUBLISHED_SHARE, 1), f"published {figure.source}"
+            ax.plot(place, [rate, rate], transform=ax.get_yaxis_transform(), gid=gid, **look)
+            labels.append((rate, f"{rate:g}: {figure.link} ({figure.source})", ink))
+        elif size is not None and low <= size <= high:
+            shown = times.setdefault((figure.link, figure.source), [])
+            shown.append((size, figure.latency_us))
     for (link, source), shown in times.items():
         below.plot(
             *zip(*shown, strict=True),
@@ -1096,7 +988,7 @@ def plot_inner_iterations(
         >>> plot_inner_iterations(4).get_title(loc="left")
         'With 4 stages, 4 batches on their way keep all of them busy'
     """
-    return style.show(
+    return sheet.show(
         [Picture(lambda ax: _draw_use(num_stages, measured, metadata, ax), *USE_INCHES)], ax, **look
     )
 
@@ -1105,80 +997,41 @@ def _draw_use(
     num_stages: int, measured: Sequence[MeasuredUse], metadata: dict[str, Any] | None, ax: Axes
 ) -> None:
     turns = range(1, 2 * num_stages + 1)
-    for async_comm, _, colour, marker, line in _LINES:
+    handles = []
+    for async_comm, name, colour, marker, line in _LINES:
+        look: dict[str, Any] = {
+            "color": colour, "marker": marker, "markersize": 7, "markerfacecolor": "white"
+        }  # fmt: skip
         uses = [float(steady_use(num_stages, number, async_comm)) for number in turns]
-        ax.plot(
-            turns,
-            uses,
-            line,
-            color=colour,
-            linewidth=1.6,
-            marker=marker,
-            markersize=7,
-            markerfacecolor="white",
-            zorder=3,
-        )
+        ax.plot(turns, uses, line, linewidth=1.6, zorder=3, **look)
+        handles.append(style.entry(f"{name}, closed form", linestyle=line, **look))
         stuck = [number for number, use in zip(turns, uses, strict=True) if use == 0]
+        size = 110 if async_comm else 60
+        cross: Any = {"marker": "x", "color": colour, "linewidths": 1.8, "zorder": 5}
+        ax.scatter(stuck, [0.0] * len(stuck), s=size, **cross)
+        own = [point for point in measured if point.async_comm is async_comm]
         ax.scatter(
-            stuck,
-            [0.0] * len(stuck),
-            s=110 if async_comm else 60,
-            marker="x",
-            color=colour,
-            linewidths=1.8,
-            zorder=5,
-        )
-        points = [
-            (point.num_inner_iterations, point.use)
-            for point in measured
-            if point.async_comm is async_comm
-        ]
-        ax.scatter(
-            [x for x, _ in points],
-            [y for _, y in points],
+            [point.num_inner_iterations for point in own],
+            [point.use for point in own],
             s=26,
             marker=marker,
             color=colour,
             linewidths=0,
             zorder=4,
         )
-    ax.set(xlabel="inner iterations: batches on their way at a time", ylabel="a stage works")
-    ax.set_xlim(0.6, 2 * num_stages + 0.4)
-    ax.set_ylim(-0.04, 1.06)
+    if measured:
+        handles.append(style.entry("filled: measured", linestyle="none", marker="o", markersize=5))
+    handles.append(style.entry("never ends", linestyle="none", marker="x", markersize=7))
+    ax.set(
+        xlabel="inner iterations: batches on their way at a time",
+        ylabel="a stage works",
+        xlim=(0.6, 2 * num_stages + 0.4),
+        ylim=(-0.04, 1.06),
+    )
     ax.xaxis.set_major_locator(MultipleLocator(1 if num_stages <= 12 else num_stages // 6))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.grid(axis="y", color=style.GRID, linewidth=0.8)
     ax.set_axisbelow(True)
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=colour,
-            linestyle=line,
-            marker=marker,
-            markersize=7,
-            markerfacecolor="white",
-            label=f"{name}, closed form",
-        )
-        for _, name, colour, marker, line in _LINES
-    ]
-    if measured:
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=style.INK,
-                linestyle="none",
-                marker="o",
-                markersize=5,
-                label="filled: measured",
-            )
-        )
-    handles.append(
-        Line2D(
-            [], [], color=style.INK, linestyle="none", marker="x", markersize=7, label="never ends"
-        )
-    )
     style.dress(
         ax,
         f"With {num_stages} stages, {num_stages} batches on their way keep all of them busy",

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from matplotlib.collections import PolyCollection
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import style
 from ringsim.plot.style import BLUE, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
@@ -120,25 +120,21 @@ def make_bars(trace: Trace) -> Bars:
     """
     events = trace.events
     first, last = time_range(events)
-    depth, depths = _depths(events, last)
-    pieces = _operation_pieces(trace, last)
+    done = np.where(events.done_ns == NONE, last, events.done_ns)
+    depth, depths = _depths(events, done)
     spans = np.flatnonzero(events.kind == SPAN)
-    done = np.where(events.done_ns[spans] == NONE, last, events.done_ns[spans])
     labels, label = np.unique(events.label[spans], return_inverse=True)
-    pieces.append((spans, events.post_ns[spans], done, len(OPERATION_LOOKS) + label))
-
-    event = np.concatenate([piece[0] for piece in pieces])
+    look = len(OPERATION_LOOKS) + label
+    pieces = [*_operation_pieces(trace, done), (spans, events.post_ns[spans], done[spans], look)]
+    event, start, end, look = (np.concatenate(column) for column in zip(*pieces, strict=True))
     kind = events.kind[event]
-    look = np.concatenate([np.broadcast_to(piece[3], piece[0].shape) for piece in pieces]).astype(
-        np.int64
-    )
     lane = np.select(
         [kind == SPAN, kind == SEND, kind == RECV], [depth[event], depths, depths + 1], depths + 2
     )
     # In a file that no run has left, something may end before it began: it takes no time, and
     # nothing lies before the first moment.
-    start = np.maximum(np.concatenate([piece[1] for piece in pieces]), first)
-    end = np.maximum(np.concatenate([piece[2] for piece in pieces]), start)
+    start = np.maximum(start, first)
+    end = np.maximum(end, start)
     is_open = (
         (look == UNFINISHED)
         | (look == UNWAITED)
@@ -149,24 +145,28 @@ def make_bars(trace: Trace) -> Bars:
     )
 
 
-def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
-    """Stretches of the sends, recvs and collectives: (events, starts, ends, look)."""
+def _operation_pieces(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, Ints]]:
+    """Stretches of the sends, recvs and collectives: (events, starts, ends, looks).
+
+    ``end`` is when each event is over, at the latest when the trace is.
+    """
     events, waits = trace.events, trace.waits
     post, wait, done = events.post_ns, events.wait_ns, events.done_ns
     communicates = (events.kind != SPAN) & (events.kind != MARK)
     failed = communicates & (events.status == ERROR)
     going = communicates & ~failed
     waited, finished = wait != NONE, done != NONE
-    begin, end = np.where(waited, wait, post), np.where(finished, done, last)
-    # an operation that is finished and was not waited for is posted all along
+    begin = np.where(waited, wait, post)
+    # an operation that is finished and was not waited for is posted all along; if it was done as it
+    # was posted its bar has no length, so that it is counted
     until = np.where(waited, wait, end)
+    posted = communicates & np.where(waited, wait > post, finished & ~failed)
     blocked = going & waited & finished
     matched = np.zeros(len(events), dtype=bool)
     matched[trace.messages.send] = matched[trace.messages.recv] = True
     message, late = events.kind != COLLECTIVE, wait + waits.late_sender_ns + waits.late_receiver_ns
     pieces = (
-        (going & (waited | finished) & (until > post), post, until, POSTED),
-        (failed & (begin > post), post, begin, POSTED),
+        (posted, post, until, POSTED),
         (failed, begin, end, FAILED),
         (going & ~finished & waited, begin, end, UNFINISHED),
         (going & ~finished & ~waited, post, end, UNWAITED),
@@ -175,16 +175,14 @@ def _operation_pieces(trace: Trace, last: int) -> list[tuple[Ints, Ints, Ints, i
         (blocked & matched & message, late, done, TRANSFER),
         (blocked & ~matched & message, wait, done, BLOCKED),
         (blocked & ~message, wait, done, COLLECTIVE_BLOCKED),
-        # done as it was posted: no length, so that it is counted
-        (going & finished & ~waited & (until <= post), post, done, POSTED),
     )
     return [
-        (np.flatnonzero(which), starts[which], ends[which], look)
+        (np.flatnonzero(which), starts[which], ends[which], np.full(which.sum(), look))
         for which, starts, ends, look in pieces
     ]
 
 
-def _depths(events: Events, last: int) -> tuple[Ints, int]:
+def _depths(events: Events, done: Ints) -> tuple[Ints, int]:
     """Returns the lane of each span, and the number of lanes.
 
     The lane is the number of spans of the same thread that are open when it starts; threads lie
@@ -193,13 +191,13 @@ def _depths(events: Events, last: int) -> tuple[Ints, int]:
     depth, spans = np.zeros(len(events), dtype=np.int64), np.flatnonzero(events.kind == SPAN)
     if len(spans) == 0:
         return depth, 0
-    ends = np.where(events.done_ns[spans] == NONE, last, events.done_ns[spans])
+    last = time_range(events)[1]
     both = events.thread[spans].astype(np.int64) + (events.rank[spans].astype(np.int64) << 32)
     threads, thread = np.unique(both, return_inverse=True)
     # of a trace that lasts for centuries, lest it overflows
     coarser = max((len(threads) * (last + 1)).bit_length() - 62, 0)
     # Each thread after the one before: all counts in one go.
-    start, end = (np.stack([events.post_ns[spans], ends]) >> coarser) + thread * (
+    start, end = (np.stack([events.post_ns[spans], done[spans]]) >> coarser) + thread * (
         (last >> coarser) + 1
     )
     order = np.lexsort((-end, start))
@@ -230,14 +228,16 @@ LEAST_ROW_POINTS: Final = 4.0  # a row a rank is at least so high
 MERGED_ROW_POINTS: Final = 12.0  # and one of several ranks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
-    """The lanes of a row, as distances of their edges from its middle.
+    """Rows of ranks on axes: all bars of all pictures are drawn here.
 
-    Y grows downwards, rank 0 has its middle at 0. ``marks`` has the upper and lower edge of the
-    strip for marks. ``ranks`` is how many ranks share a row.
+    ``top`` and ``bottom`` are the edges of the lanes, as distances from the middle of their row. Y
+    grows downwards, rank 0 has its middle at 0. ``marks`` has the upper and lower edge of the strip
+    for marks. ``ranks`` is how many ranks share a row.
     """
 
+    ax: Axes
     top: Ints
     bottom: Ints
     marks: tuple[float, float]
@@ -258,6 +258,7 @@ class Rows:
         span_edges = np.linspace(top, split - GAP if has_operations else split, bars.depths + 1)
         middle, height = (split + EDGE) / 2, row_points(ax, trace.world_size)
         return cls(
+            ax,
             top=np.concatenate([span_edges[:-1], [split, middle + GAP / 2, split]]),
             bottom=np.concatenate([span_edges[1:], [middle - GAP / 2, EDGE, EDGE]]),
             marks=(-EDGE, -EDGE + MARKS),
@@ -266,30 +267,74 @@ class Rows:
             else 2 ** math.ceil(math.log2(MERGED_ROW_POINTS / height)),
         )
 
-    def boxes(
+    def draw(
         self,
+        look: Look,
+        gid: str,
         rank: Ints,
         lane: Ints | int,
         start: Ints,
         end: Ints,
+        *,
         low: Ints | float = 0.0,
         high: Ints | float = 1.0,
-    ) -> Ints:
-        """Corners of boxes, shape (boxes, 4, 2).
+        linewidth: float = 0.0,
+        zorder: float = 3.0,
+        outlined: bool = False,
+    ) -> None:
+        """Draws bars of one look; texture and outlines only where they can be seen.
 
-        ``low`` and ``high`` are shares of the lane's height, counted from its lower edge.
+        They begin and end at places of the axis. ``low`` and ``high`` are shares of the lane's
+        height, counted from its lower edge.
         """
-        height = self.bottom[lane] - self.top[lane]
-        row = rank // self.ranks
-        lower, upper = (
-            row + self.bottom[lane] - low * height,
-            row + self.bottom[lane] - high * height,
-        )
-        return np.stack([start, lower, start, upper, end, upper, end, lower], axis=-1).reshape(
-            -1, 4, 2
+        base, height = rank // self.ranks + self.bottom[lane], self.bottom[lane] - self.top[lane]
+        lower, upper = base - low * height, base - high * height
+        corners: Any = np.stack([start, lower, start, upper, end, upper, end, lower], axis=-1)
+        corners = corners.reshape(-1, 4, 2)
+        left, right = self.ax.get_xlim()
+        bottom, top = self.ax.get_ylim()
+        points = abs(lower - upper) / abs(top - bottom) * style.points(self.ax)[1]
+        wide = end - start >= LEAST_TEXTURED * (right - left)
+        wide &= points >= LEAST_TEXTURED_POINTS
+        more: Any = {"zorder": zorder, "gid": gid}
+        boxes = []
+        if not wide.all():
+            plain = look.ink if look.colour == WHITE else look.colour  # its outline is what is seen
+            # Smoothed edges of boxes as low as a pixel would beat with the rows.
+            boxes.append(
+                PolyCollection(
+                    corners[~wide],
+                    facecolors=plain,
+                    linewidths=0,
+                    antialiaseds=points[~wide] >= 1,
+                    **more,
+                )
+            )
+        if wide.any():
+            more |= {"edgecolors": look.ink, "hatch": look.hatch or None, "linewidths": linewidth}
+            boxes.append(PolyCollection(corners[wide], facecolors=look.colour, **more))
+            if outlined:  # apart: a pattern takes the colour of the edge, and this is to be white
+                white: Any = {"edgecolors": "white", "linewidths": 0.6, "zorder": zorder + 0.1}
+                boxes.append(PolyCollection(corners[wide], facecolors="none", **white))
+        for each in boxes:
+            self.ax.add_collection(each, autolim=False)
+
+    def write(self, rank: int, lane: int, x: float, text: str, *, size: float, colour: str) -> None:
+        """Writes words into a bar, on a patch of its plain colour without texture and arrows."""
+        self.ax.text(
+            x,
+            float(self.middle(rank, lane)),
+            text,
+            ha="center",
+            va="center_baseline",
+            fontsize=size,
+            color=style.BLACK,
+            zorder=7,
+            clip_on=True,
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": colour, "edgecolor": "none"},
         )
 
-    def middle(self, rank: Ints, lane: Ints | int) -> Ints:
+    def middle(self, rank: Ints | int, lane: Ints | int) -> Ints:
         """Heights of the middle of a lane, in the rows of the ranks."""
         height: Ints = rank // self.ranks + (self.top[lane] + self.bottom[lane]) / 2
         return height
@@ -336,27 +381,22 @@ def merge_ranks(bars: Bars, first_ns: int, slot_ns: float, ranks: int, world_siz
     ``share`` is that of the time of all of them.
     """
     together = replace(bars, rank=bars.rank // ranks * ranks)
-    columns, share = _add_up(together, np.ones(len(bars), dtype=bool), first_ns, slot_ns)
+    columns, share = _add_up(together, True, first_ns, slot_ns)
     return _stack(columns, share / np.minimum(ranks, world_size - columns[0]), 0.0)
 
 
-def _add_up(bars: Bars, which: Ints, first_ns: int, slot_ns: float) -> tuple[Ints, Ints]:
-    """Cuts bars at the edges of slots.
+def _add_up(bars: Bars, which: Ints | bool, first_ns: int, slot_ns: float) -> tuple[Ints, Ints]:
+    """Cuts those ``which`` are meant at the edges of slots.
 
     Returns (rank, lane, slot, look) in ascending order, and the share of the slot that each takes.
     """
-    start, end = (
-        (bars.start_ns[which] - first_ns) / slot_ns,
-        (bars.end_ns[which] - first_ns) / slot_ns,
-    )
+    start, end = (bars.start_ns - first_ns) / slot_ns, (bars.end_ns - first_ns) / slot_ns
     first = np.floor(start).astype(np.int64)
-    pieces = np.maximum(np.ceil(end).astype(np.int64) - first, 1)
+    pieces = np.where(which, np.maximum(np.ceil(end).astype(np.int64) - first, 1), 0)
     bar = np.repeat(np.arange(len(first)), pieces)
     slot = first[bar] + np.arange(len(bar)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     part = np.minimum(end[bar], slot + 1) - np.maximum(start[bar], slot)
-    columns = np.stack(
-        [bars.rank[which][bar], bars.lane[which][bar], slot, bars.look[which][bar]]
-    ).astype(np.int64)
+    columns = np.stack([bars.rank[bar], bars.lane[bar], slot, bars.look[bar]]).astype(np.int64)
     if not len(bar):
         return columns, part
     sizes = tuple(columns.max(axis=1) + 1)
@@ -370,9 +410,7 @@ def _stack(columns: Ints, share: Ints, least: float) -> Density:
     Stacks higher than the lane are shrunk.
     """
     rank, lane, slot, look = columns
-    begins = np.append(True, (np.diff(rank) != 0) | (np.diff(lane) != 0) | (np.diff(slot) != 0))[
-        : len(rank)
-    ]
+    begins = np.append(True, np.diff(columns[:3], axis=1).any(axis=0))[: len(rank)]
     stack = np.cumsum(begins) - 1
     height = np.maximum(share, least)
     height /= np.maximum(np.bincount(stack, weights=height), 1.0)[stack]
@@ -433,6 +471,7 @@ class TimeAxis:
 # of the axis: in a narrower box neither texture nor outline can be seen
 LEAST_TEXTURED: Final = 8 / SLOTS
 LEAST_TEXTURED_POINTS: Final = 3.0  # high, at least
+WHITE: Final = "#FFFFFF"  # such a bar is its outline
 MOST_NAMES: Final = 500  # words in boxes
 LETTER: Final = 0.62  # width of a letter, as a share of the font's size
 NAME_SIZE: Final = 8.0  # points
@@ -450,8 +489,7 @@ def prepare_rows(
     ax.set_xlim(-0.004 * length, 1.012 * length)
     ax.set_ylim(len(names) - 0.5, -0.5 - above / row_points(ax, len(names)))
     every = math.ceil(ROW_NAME_POINTS / row_points(ax, len(names)))
-    ax.yaxis.set_major_locator(FixedLocator(range(0, len(names), every)))
-    ax.yaxis.set_major_formatter(FixedFormatter(names[::every]))
+    ax.set_yticks(range(0, len(names), every), names[::every])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x", color=style.GRID, linewidth=0.8)
@@ -463,7 +501,7 @@ def label_time(ax: Axes, text: str) -> None:
     """Labels the horizontal axis, and puts round numbers on it."""
     ax.set_xlabel(text, loc="left")
     ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
 def row_points(ax: Axes, rows: int) -> float:
@@ -478,105 +516,53 @@ def look_of(number: int) -> Look:
     return SPAN_LOOKS[(number - len(OPERATION_LOOKS)) % len(SPAN_LOOKS)]
 
 
-def draw_boxes(
-    ax: Axes,
-    corners: Any,
-    look: Look,
-    *,
-    gid: str,
-    linewidth: float = 0.0,
-    zorder: float = 3.0,
-    outlined: bool = False,
-) -> None:
-    """Draws boxes of one look, with corners as ``Rows.boxes`` returns them.
-
-    Texture and outlines only where they can be seen.
-    """
-    left, right = ax.get_xlim()
-    bottom, top = ax.get_ylim()
-    points = abs(corners[:, 0, 1] - corners[:, 1, 1]) / abs(top - bottom) * style.points(ax)[1]
-    wide = (corners[:, 2, 0] - corners[:, 0, 0] >= LEAST_TEXTURED * (right - left)) & (
-        points >= LEAST_TEXTURED_POINTS
-    )
-    plain = look.ink if look.colour == "#FFFFFF" else look.colour  # a white box is its outline
-    more: Any = {"facecolors": plain, "linewidths": 0, "zorder": zorder, "gid": gid}
-    # Smoothed edges of boxes as low as a pixel would beat with the rows.
-    boxes = (
-        [PolyCollection(corners[~wide], antialiaseds=points[~wide] >= 1, **more)]
-        if not wide.all()
-        else []
-    )
-    if wide.any():
-        more = {"edgecolors": look.ink, "hatch": look.hatch or None, "linewidths": linewidth}
-        boxes.append(
-            PolyCollection(corners[wide], facecolors=look.colour, zorder=zorder, gid=gid, **more)
-        )
-        if outlined:  # by itself: a pattern takes the colour of the edge, and this is to be white
-            boxes.append(
-                PolyCollection(
-                    corners[wide],
-                    facecolors="none",
-                    edgecolors="white",
-                    linewidths=0.6,
-                    zorder=zorder + 0.1,
-                )
-            )
-    for each in boxes:
-        ax.add_collection(each, autolim=False)
-
-
-def draw_bars(ax: Axes, bars: Bars, which: Ints, rows: Rows, axis: TimeAxis) -> None:
-    """Draws the bars numbered ``which``, to scale."""
+def draw_bars(rows: Rows, bars: Bars, which: Ints, axis: TimeAxis) -> None:
+    """Draws the bars of a mask, to scale."""
     for number in np.unique(bars.look[which]).tolist():
-        look, some = look_of(number), which[bars.look[which] == number]
-        corners = rows.boxes(
+        look, some = look_of(number), which & (bars.look == number)
+        rows.draw(
+            look,
+            f"boxes-{number}",
             bars.rank[some],
             bars.lane[some],
             axis.at(bars.start_ns[some]),
             axis.at(bars.end_ns[some]),
-        )
-        linewidth = 0.8 if look.colour == "#FFFFFF" else 0.0 if look.hatch else 0.5
-        draw_boxes(
-            ax,
-            corners,
-            look,
-            gid=f"boxes-{number}",
-            linewidth=linewidth,
+            linewidth=0.8 if look.colour == WHITE else 0.0 if look.hatch else 0.5,
             zorder=2 if number in (POSTED, UNWAITED) else 3,
         )
 
 
-def draw_density(ax: Axes, density: Density, rows: Rows, slot: float) -> None:
+def draw_density(rows: Rows, density: Density, slot: float) -> None:
     """Draws what bars add up to, in slots as wide as ``slot`` on the axis."""
     for number in np.unique(density.look).tolist():
         some = density.look == number
         start = density.slot[some] * slot
-        corners = rows.boxes(
+        rows.draw(
+            look_of(number),
+            f"density-{number}",
             density.rank[some],
             density.lane[some],
             start,
             start + slot,
-            density.bottom[some],
-            density.top[some],
+            low=density.bottom[some],
+            high=density.top[some],
+            zorder=2.5,
         )
-        draw_boxes(ax, corners, look_of(number), gid=f"density-{number}", zorder=2.5)
 
 
-def draw_open_ends(ax: Axes, bars: Bars, rows: Rows, axis: TimeAxis) -> None:
+def draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
     """Puts an arrowhead at the end of each bar that never ended.
 
     There the trace ends, not the operation.
     """
-    some = np.flatnonzero(bars.is_open)
-    if len(some):
-        height = rows.middle(bars.rank[some], bars.lane[some])
-        colours = np.where(bars.look[some] == UNFINISHED, VERMILLION, MUTED)
-        ax.scatter(
+    some = bars.is_open
+    if some.any():
+        rows.ax.scatter(
             axis.at(bars.end_ns[some]),
-            height,
+            rows.middle(bars.rank[some], bars.lane[some]),
             s=26,
             marker=">",
-            c=colours,
+            c=np.where(bars.look[some] == UNFINISHED, VERMILLION, MUTED),
             linewidths=0,
             zorder=6,
             clip_on=False,
@@ -584,61 +570,32 @@ def draw_open_ends(ax: Axes, bars: Bars, rows: Rows, axis: TimeAxis) -> None:
         )
 
 
-def draw_span_names(ax: Axes, trace: Trace, bars: Bars, rows: Rows, axis: TimeAxis) -> None:
+def draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> None:
     """Writes name, stage and microbatch into the spans where there is room, widest first."""
     spans = np.flatnonzero(bars.look >= len(OPERATION_LOOKS))
     if len(spans) == 0:
         return
-    room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / style.per_point(ax) - 4
-    lane_points = row_points(ax, trace.world_size) * float(
-        np.min((rows.bottom - rows.top)[: bars.depths])
-    )
-    size = min(style.letters(NAME_SIZE), lane_points * 0.85)
+    per_point = style.per_point(rows.ax)
+    room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / per_point - 4
+    lane = np.min((rows.bottom - rows.top)[: bars.depths])
+    size = min(style.letters(NAME_SIZE), row_points(rows.ax, trace.world_size) * lane * 0.85)
     if size < style.least(LEAST_SIZE, NAME_SIZE):
         return
     widest = np.argsort(-room, kind="stable")[:MOST_NAMES]
     for bar, space in zip(spans[widest].tolist(), room[widest].tolist(), strict=True):
-        fitting = [
-            text
-            for text in span_texts(trace, int(bars.event[bar]))
-            if len(text) * LETTER * size <= space
-        ]
-        if fitting:
-            middle = float(axis.at(bars.start_ns[bar] / 2 + bars.end_ns[bar] / 2))
-            height = float(rows.middle(bars.rank[bar], bars.lane[bar]))
-            write_inside(
-                ax,
-                middle,
-                height,
-                fitting[0],
-                size=size,
-                colour=look_of(int(bars.look[bar])).colour,
-            )
-
-
-def write_inside(ax: Axes, x: float, y: float, text: str, *, size: float, colour: str) -> None:
-    """Writes words into a box, on a patch of its plain colour without texture and arrows."""
-    patch = {"boxstyle": "square,pad=0.1", "facecolor": colour, "edgecolor": "none"}
-    ax.text(
-        x,
-        y,
-        text,
-        ha="center",
-        va="center_baseline",
-        fontsize=size,
-        color=style.BLACK,
-        zorder=7,
-        clip_on=True,
-        bbox=patch,
-    )
+        for text in span_texts(trace, bars.event[bar]):
+            if len(text) * LETTER * size <= space:
+                middle = float(axis.at(bars.start_ns[bar] / 2 + bars.end_ns[bar] / 2))
+                colour = look_of(bars.look[bar]).colour
+                rows.write(bars.rank[bar], bars.lane[bar], middle, text, size=size, colour=colour)
+                break
 
 
 def span_texts(trace: Trace, event: int) -> list[str]:
     """What may be written into a span, from the longest text to the shortest."""
     events = trace.events
-    label = int(events.label[event])
+    label, stage, microbatch = events.label[event], events.stage[event], events.microbatch[event]
     name = span_text(events.tables.labels[label]) if label != NONE else ""
-    stage, microbatch = int(events.stage[event]), int(events.microbatch[event])
     number = str(microbatch) if microbatch != NONE else ""
     full = [
         name,
@@ -646,11 +603,8 @@ def span_texts(trace: Trace, event: int) -> list[str]:
         f"microbatch {microbatch}" if number else "",
     ]
     short = [name, number]
-    return [
-        text
-        for text in (", ".join(filter(None, full)), " ".join(filter(None, short)), number)
-        if text
-    ]
+    texts = ", ".join(filter(None, full)), " ".join(filter(None, short)), number
+    return list(filter(None, texts))
 
 
 MOST_ARROWS: Final = 160
@@ -681,15 +635,13 @@ def choose_messages(trace: Trace, most: int = MOST_ARROWS, ranks: int = 1) -> In
     return np.sort(in_time[chosen[:: -(-len(chosen) // most)]])
 
 
-def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAxis) -> int:
+def draw_arrows(rows: Rows, trace: Trace, send_lane: int, axis: TimeAxis) -> int:
     """Draws arrows from where sends were posted to where their recvs were done.
 
     Returns how many.
     """
     messages, events = trace.messages, trace.events
     chosen = choose_messages(trace, ranks=rows.ranks)
-    if len(chosen) == 0:
-        return 0
     src, dst = messages.src[chosen], messages.dst[chosen]
     x, y = axis.at(events.post_ns[messages.send[chosen]]), rows.middle(src, send_lane)
     to_x, to_y = axis.at(events.done_ns[messages.recv[chosen]]), rows.middle(dst, send_lane + 1)
@@ -702,7 +654,7 @@ def draw_arrows(ax: Axes, trace: Trace, rows: Rows, send_lane: int, axis: TimeAx
     )
     for some, colour, zorder, gid in looks:
         if some.any():
-            ax.quiver(
+            rows.ax.quiver(
                 x[some], y[some], (to_x - x)[some], (to_y - y)[some], angles="xy", scale_units="xy",
                 scale=1, units="inches",
                 width=HEAD_POINTS / 72, headwidth=6, headlength=7, headaxislength=6.5, minlength=0,

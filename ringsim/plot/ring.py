@@ -30,10 +30,11 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.colors import LogNorm
 from matplotlib.patches import Circle, Patch, Polygon, Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
 from matplotlib.transforms import Bbox
 
-from ringsim.plot import style
+from ringsim.plot import sheet, style
+from ringsim.plot.sheet import Picture
 from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND
 from ringsim.traces.lazy import Style
 from ringsim.traces.units import bytes_text
@@ -76,58 +77,51 @@ def plot_ring(trace: Trace, *, ax: Axes | None = None, **look: Unpack[Style]) ->
         >>> plot_ring(trace).get_title(loc="left")
         'A ring of one rank has no edges'
     """
-    return style.show([ring_picture(trace)], ax, **look)
+    return sheet.show([ring_picture(trace)], ax, **look)
 
 
-def ring_picture(trace: Trace) -> style.Picture:
+def ring_picture(trace: Trace) -> Picture:
     """Returns the ring as a picture."""
-    return style.Picture(lambda ax: _draw(trace, ax), *SIZE_INCHES)
+    return Picture(lambda ax: _draw(trace, ax), *SIZE_INCHES)
 
 
 def _draw(trace: Trace, ax: Axes) -> None:
     graph = communication_graph(trace)
-    title, subtitle = _message(graph)
     is_matrix = len(graph) > MOST_NODES
     notes = (_draw_matrix if is_matrix else _draw_circle)(graph, ax) + _left_out(graph)
     handles = () if is_matrix else _circle_legend(graph)
-    style.dress(
-        ax,
-        title,
-        subtitle=subtitle,
-        notes=notes,
-        handles=handles,
-        metadata=trace.metadata,
-        columns=2,
-    )
+    style.dress(ax, *_message(graph), notes, handles, metadata=trace.metadata, columns=2)
 
 
 def _message(graph: nx.MultiDiGraph) -> tuple[str, str]:
     """The picture's message in one line, and what follows from it in another."""
-    edges = [data for _, _, data in graph.edges(data=True)]
-    sent = sum(data["messages"] for data in edges)
-    total = sum(data["size_bytes"] for data in edges)
-    outside = sum(data["messages"] for data in edges if data["lane"] == "outside")
-    ring = graph.graph["ring"]
+    used, ring = _list_used(graph), graph.graph["ring"]
+    sent = sum(data["messages"] for *_, data in used)
+    outside = sum(data["messages"] for *_, data in used if data["lane"] == "outside")
     if len(graph) == 1 and not sent:
         return "A ring of one rank has no edges", "nobody to send to: everything stays on rank 0"
-    used = {key for _, _, key, data in graph.edges(keys=True, data=True) if data["messages"]} & set(
-        ring
-    )
     built = count(len(ring), "pair group") + " built" if ring else "no ring was built"
     ranks = count(len(graph), "rank")
     if not sent:
         return f"{ranks} sent nothing", built
+    total = sum(data["size_bytes"] for *_, data in used)
     amount = f"{count(sent, 'message')}, {bytes_text(total)}"
     if outside == sent:
         return f"{ranks}: {amount}" + (", none on the ring" if ring else ""), built
+    groups = len({key for _, _, key, _ in used} & set(ring))
     if outside:
-        return f"{ranks}: {amount}; {outside:,} outside the ring", f"{built}, {len(used)} used"
-    lanes = {data["lane"] for data in edges if data["messages"]}
+        return f"{ranks}: {amount}; {outside:,} outside the ring", f"{built}, {groups} used"
+    lanes = {data["lane"] for *_, data in used}
     way = "both ways" if len(lanes) == 2 else "clockwise" if "forward" in lanes else "anticlockwise"
     return (
         f"{ranks} sent {amount}",
-        f"{way} round the ring; {built}, {'all' if len(used) == len(ring) else len(used)} used",
+        f"{way} round the ring; {built}, {'all' if groups == len(ring) else groups} used",
     )
+
+
+def _list_used(graph: nx.MultiDiGraph) -> list[tuple[int, int, str, dict[str, Any]]]:
+    """Returns the edges with messages: source, destination, group, data."""
+    return [edge for edge in graph.edges(keys=True, data=True) if edge[3]["messages"]]
 
 
 def _left_out(graph: nx.MultiDiGraph) -> list[str]:
@@ -206,13 +200,8 @@ def communication_graph(trace: Trace) -> nx.MultiDiGraph:
         keys.T.tolist(), messages.tolist(), size_bytes.tolist(), strict=True
     ):
         name = events.tables.groups[group].name if group != NONE else "no group"
-        lane = (
-            "forward"
-            if ring.get(name) == (src, dst)
-            else "backward"
-            if ring.get(name) == (dst, src)
-            else "outside"
-        )
+        ends = ring.get(name)
+        lane = "forward" if ends == (src, dst) else "backward" if ends == (dst, src) else "outside"
         graph.add_edge(src, dst, key=name, lane=lane, messages=number, size_bytes=total)
     return graph
 
@@ -224,13 +213,13 @@ def _ring_groups(trace: Trace) -> dict[str, tuple[int, int]]:
     """
     listed: list[Any] = trace.metadata.get("ring_groups", [])
     names = [name for name, _ in listed] or [group.name for group in trace.events.tables.groups]
-    found = {name: RING_NAME.fullmatch(name) for name in names}
-    ring = {name: (int(match[1]), int(match[2])) for name, match in found.items() if match}
-    return {
-        name: ends
-        for name, ends in ring.items()
-        if max(ends) < trace.world_size and ends[0] != ends[1]
-    }
+    ring = {}
+    for name in names:
+        if match := RING_NAME.fullmatch(name):
+            pred, succ = int(match[1]), int(match[2])
+            if pred != succ and max(pred, succ) < trace.world_size:
+                ring[name] = pred, succ
+    return ring
 
 
 # -- paths: arrays of points, shape (points, 2), in the coordinates of the axes
@@ -248,6 +237,11 @@ def node_angle(rank: int, world_size: int) -> float:
 def place(angle: Any, radius: float = 1.0) -> Points:
     """Point, or points, at an angle clockwise from the top; shape (2,) or (points, 2)."""
     return np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
+
+
+def node(rank: int, world_size: int) -> Points:
+    """Returns where a rank stands: on the circle, or, alone, in its middle."""
+    return place(node_angle(rank, world_size), 1.0 if world_size > 1 else 0.0)
 
 
 def arc(start: float, end: float, radius: float = 1.0) -> Points:
@@ -277,11 +271,6 @@ def _chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
     )
     clear = (np.hypot(*(path - start).T) >= gap) & (np.hypot(*(path - end).T) >= gap)
     return path[clear] if clear.sum() >= 2 else path
-
-
-def ribbon(path: Points, width: float) -> Points:
-    """Outline of a band of a width along a path, a closed polygon."""
-    return np.concatenate([beside(path, width / 2), beside(path, -width / 2)[::-1]])
 
 
 def arrow(path: Points, width: float, *, head: float) -> Points:
@@ -369,8 +358,8 @@ def label_edges(
             linespacing=0.95,
         )
         half = np.array(written.get_window_extent().transformed(ax.transData.inverted()).size) / 2
-        cost, x, y = np.array(list(_places(path, *(2 * half).tolist()))).T
-        middle, others = np.stack([x, y], axis=1), np.array(boxes).reshape(-1, 4)
+        places = np.array(list(_places(path, *(2 * half))))
+        cost, middle, others = places[:, 0], places[:, 1:], np.array(boxes).reshape(-1, 4)
         between = (
             abs(middle[:, None] - (others[:, :2] + others[:, 2:]) / 2)
             - half
@@ -410,15 +399,12 @@ def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, 
         # from the middle of the box to its side, along the normal
         reach = (abs(normal[0]) * width + abs(normal[1]) * height) / 2
         off_middle = abs(share - 0.5)
-        yield off_middle + FAR_AWAY * AWAY[0], float(point[0]), float(point[1])
+        yield off_middle + FAR_AWAY * AWAY[0], *point
         for side, away, raised in itertools.product((normal, -normal), AWAY, RAISED):
             x, y = point + side * (away + reach)
-            towards_centre = INSIDE if float(side @ point) < 0 else 0.0
-            yield (
-                off_middle + FAR_AWAY * away + towards_centre + OFF * abs(raised),
-                float(x),
-                float(y + raised * height),
-            )
+            towards_centre = INSIDE if side @ point < 0 else 0.0
+            cost = off_middle + FAR_AWAY * away + towards_centre + OFF * abs(raised)
+            yield cost, x, y + raised * height
 
 
 # -- the circle
@@ -457,7 +443,7 @@ def _draw_circle(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     notes = _draw_messages(graph, ax, radius)
     several = len(set(nx.get_node_attributes(graph, "host").values())) > 1
     for rank, data in graph.nodes(data=True):
-        x, y = _node(graph, rank).tolist()
+        x, y = node(rank, world_size)
         ax.add_patch(
             Circle(
                 (x, y),
@@ -496,62 +482,41 @@ def _draw_groups(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> None:
     both_ways = _goes_backward(graph)
     for name, (pred, succ) in graph.graph["ring"].items():
         lanes = [
-            (src, dst, graph.edges[src, dst, name])
+            (src, dst, data)
             for src, dst in ((pred, succ), (succ, pred))
-            if graph.has_edge(src, dst, name)
+            if (data := graph.get_edge_data(src, dst, name)) and data["messages"]
         ]
-        lanes = [lane for lane in lanes if lane[2]["messages"]]
         words = [
             f"{src}>{dst}: {_amount(data)}" if both_ways else _amount(data)
             for src, dst, data in lanes
         ]
         if len(lanes) == 2 and not detailed:
-            words = [
-                _amount(
-                    {
-                        what: sum(data[what] for *_, data in lanes)
-                        for what in ("messages", "size_bytes")
-                    }
-                )
-            ]
+            there, back = (data for *_, data in lanes)
+            words = [_amount({what: there[what] + back[what] for what in there if what != "lane"})]
         across = _crosses(graph, pred, succ)
-        outline = (
-            style.VERMILLION if across else CLOSING_COLOUR if _closes(pred, succ) else style.MUTED
-        )
-        tube = ribbon(_centre_line(graph, pred, succ, radius * 0.7), TUBE)
+        outline = style.VERMILLION if across else CLOSING_COLOUR if succ < pred else style.MUTED
+        line = _centre_line(graph, pred, succ, radius * 0.7)
+        tube = np.concatenate([beside(line, TUBE / 2), beside(line, -TUBE / 2)[::-1]])
         ax.add_patch(
             Polygon(
                 tube, facecolor=TUBE_COLOUR, edgecolor=outline, linewidth=2.0 if across else 1.0,
                 linestyle="solid" if lanes else UNUSED,
-                zorder=1,
                 gid=f"group-{name}",
             )
         )  # fmt: skip
         middle = _middle(_centre_line(graph, pred, succ, 0))
         heading = [name] if detailed or not words else []
-        _write(
-            ax,
-            middle,
-            middle,
-            TUBE / 2,
-            "\n".join(heading + (words or ["nothing sent"])),
-            style.INK if words else style.MUTED,
-            len(graph),
-        )
+        text = "\n".join(heading + (words or ["nothing sent"]))
+        ink = style.INK if words else style.MUTED
+        _write(ax, middle, middle, TUBE / 2, text, ink, len(graph))
 
 
 def _draw_messages(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> list[str]:
     """Draws the arrows; returns notes for below."""
-    edges = [
-        (src, dst, key, data)
-        for src, dst, key, data in graph.edges(keys=True, data=True)
-        if data["messages"]
-    ]
+    edges = _list_used(graph)
     most = max((data["size_bytes"] for *_, data in edges), default=0)
     lane_width = TUBE / 4 if _goes_backward(graph) else 0.0
-    chords = sorted(
-        (data["size_bytes"] for *_, data in edges if data["lane"] == "outside"), reverse=True
-    )
+    chords = sorted(data["size_bytes"] for *_, data in edges if data["lane"] == "outside")[::-1]
     least_named = chords[min(len(chords), MOST_CHORD_LABELS) - 1] if chords else 0
     gap = radius + 0.025
     to_itself = 0
@@ -561,9 +526,8 @@ def _draw_messages(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> list[str]
             to_itself += data["messages"]
         elif data["lane"] == "outside":
             clockwise = (dst - src) % len(graph) <= len(graph) // 2  # the way back bows further in
-            path = _chord(
-                _node(graph, src), _node(graph, dst), pull=0.4 if clockwise else 1.0, gap=gap
-            )
+            ends = node(src, len(graph)), node(dst, len(graph))
+            path = _chord(*ends, pull=0.4 if clockwise else 1.0, gap=gap)
             colour = style.VERMILLION if _crosses(graph, src, dst) else style.MUTED
             _draw_arrow(ax, path, width, colour, (0, (2, 2)), 3, f"outside-{src}-{dst}-{key}")
             if data["size_bytes"] >= least_named:
@@ -582,21 +546,15 @@ def _draw_messages(graph: nx.MultiDiGraph, ax: Axes, radius: float) -> list[str]
             pred, succ = graph.graph["ring"][key]
             forward = data["lane"] == "forward"
             path = _centre_line(graph, pred, succ, gap, lane_width if forward else -lane_width)
-            colour, texture = _look(pred, succ)
-            _draw_arrow(
-                ax,
-                path if forward else path[::-1],
-                width,
-                colour,
-                texture,
-                4,
-                f"{data['lane']}-{key}",
-            )
-    notes = (
-        ["The label of a pair group adds up both ways."]
-        if lane_width and len(graph) > MOST_DETAILED
-        else []
-    )
+            if not forward:
+                path = path[::-1]
+            closes = succ < pred
+            colour = CLOSING_COLOUR if closes else PAIR_COLOURS[pred % 3]
+            texture = CLOSING_TEXTURE if closes else PAIR_TEXTURES[pred % 3]
+            _draw_arrow(ax, path, width, colour, texture, 4, f"{data['lane']}-{key}")
+    notes = []
+    if lane_width and len(graph) > MOST_DETAILED:
+        notes.append("The label of a pair group adds up both ways.")
     if len(chords) > MOST_CHORD_LABELS:
         notes.append(
             f"Arrows across: all {len(chords)} are drawn, the {MOST_CHORD_LABELS} widest are "
@@ -652,38 +610,23 @@ def _middle(path: Points) -> Points:
 
 
 def _circle_legend(graph: nx.MultiDiGraph) -> list[Artist]:
-    edges = [data for _, _, data in graph.edges(data=True)]
-    busy = {key for _, _, key, data in graph.edges(keys=True, data=True) if data["messages"]}
-    handles: list[Artist] = []
-    if any(name in busy for name in graph.graph["ring"]):
-        handles.append(
-            Patch(facecolor=TUBE_COLOUR, edgecolor=style.MUTED, label="pair group with messages")
-        )
-    if any(name not in busy for name in graph.graph["ring"]):
-        handles.append(
-            Patch(
-                facecolor=TUBE_COLOUR,
-                edgecolor=style.MUTED,
-                linestyle=UNUSED,
-                label="pair group, nothing sent",
-            )
-        )
-    if any(data["messages"] and data["lane"] != "outside" for data in edges):
-        handles.append(Patch(facecolor=PAIR_COLOURS[0], label="messages on it, width = bytes"))
-    if any(data["lane"] == "outside" for data in edges):
-        handles.append(Patch(facecolor=style.MUTED, label="messages on other groups"))
-    if any(_closes(*ends) for ends in graph.graph["ring"].values()):
-        handles.append(Patch(facecolor=CLOSING_COLOUR, label="the edge that closes the ring"))
-    if any(_crosses(graph, src, dst) for src, dst in graph.edges()):
-        handles.append(
-            Patch(
-                facecolor=TUBE_COLOUR,
-                edgecolor=style.VERMILLION,
-                linewidth=2,
-                label="from host to host",
-            )
-        )
-    return handles
+    used, ring = _list_used(graph), graph.graph["ring"]
+    busy = {key for _, _, key, _ in used}
+    lanes = {data["lane"] for *_, data in used}
+    across = any(_crosses(graph, src, dst) for src, dst in graph.edges())
+    closes = any(succ < pred for pred, succ in ring.values())
+    tube = {"facecolor": TUBE_COLOUR, "edgecolor": style.MUTED}
+    unused = tube | {"linestyle": UNUSED}
+    marked = tube | {"edgecolor": style.VERMILLION, "linewidth": 2}
+    entries: tuple[tuple[Any, str, dict[str, Any]], ...] = (
+        (busy & set(ring), "pair group with messages", tube),
+        (set(ring) - busy, "pair group, nothing sent", unused),
+        (lanes - {"outside"}, "messages on it, width = bytes", {"facecolor": PAIR_COLOURS[0]}),
+        ("outside" in lanes, "messages on other groups", {"facecolor": style.MUTED}),
+        (closes, "the edge that closes the ring", {"facecolor": CLOSING_COLOUR}),
+        (across, "from host to host", marked),
+    )
+    return [Patch(label=label, **look) for is_shown, label, look in entries if is_shown]
 
 
 def _crosses(graph: nx.MultiDiGraph, src: int, dst: int) -> bool:
@@ -701,22 +644,6 @@ def _amount(data: dict[str, Any]) -> str:
     return f"{bytes_text(data['size_bytes'])}\n{count(data['messages'], 'message')}"
 
 
-def _closes(pred: int, succ: int) -> bool:
-    """Tells whether an edge leads from the end of a ring back to its beginning."""
-    return succ < pred
-
-
-def _look(pred: int, succ: int) -> tuple[str, Any]:
-    if _closes(pred, succ):
-        return CLOSING_COLOUR, CLOSING_TEXTURE
-    return PAIR_COLOURS[pred % 3], PAIR_TEXTURES[pred % 3]
-
-
-def _node(graph: nx.MultiDiGraph, rank: int) -> Points:
-    """Returns where a rank stands: on the circle, or, alone, in its middle."""
-    return place(node_angle(rank, len(graph)), 1.0 if len(graph) > 1 else 0.0)
-
-
 def _centre_line(
     graph: nx.MultiDiGraph, pred: int, succ: int, gap: float, lane: float = 0.0
 ) -> Points:
@@ -728,7 +655,7 @@ def _centre_line(
     if (pred + 1) % world_size == succ:
         start = node_angle(pred, world_size)
         return arc(start + gap, start + 2 * np.pi / world_size - gap, 1 + lane)
-    path = _chord(_node(graph, pred), _node(graph, succ), pull=0.3, gap=gap)
+    path = _chord(node(pred, world_size), node(succ, world_size), pull=0.3, gap=gap)
     return beside(path, lane)
 
 
@@ -770,24 +697,23 @@ def _draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
         ranks = np.diff(np.append(np.arange(0, len(graph), shared), len(graph)))
         cells = np.where(cells < 0, -1, cells / np.outer(ranks, ranks))
     ax.set(xlabel="receiving rank", ylabel="sending rank")
-    ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(9, integer=True))
-    ax.yaxis.set_major_locator(mpl.ticker.MaxNLocator(9, integer=True))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(9, integer=True))
     ax.spines[["top", "right"]].set_visible(True)
     edge = len(cells) * shared - 0.5
     # messages of 0 bytes: the scale's low end
-    sent = np.ma.masked_less(np.maximum(cells, np.where(cells == 0, 1, cells)), 0)
+    sent = np.ma.masked_less(np.where(cells == 0, 1, cells), 0)
     low, high = (float(sent.min()), float(sent.max())) if sent.count() else (1.0, 2.0)
+    widened = 1 if low < high else 2
     colours = mpl.colormaps["cividis_r"].with_extremes(bad="white")
     picture = ax.imshow(
         sent, cmap=colours,
-        norm=LogNorm(low if low < high else low / 2, high if low < high else high * 2),
+        norm=LogNorm(low / widened, high * widened),
         extent=(-0.5, edge, edge, -0.5), interpolation="antialiased", interpolation_stage="rgba",
     )  # fmt: skip
-    notes = (
-        [f"One cell stands for {shared} x {shared} ranks: the mean of their pairs."]
-        if shared > 1
-        else []
-    )
+    notes = []
+    if shared > 1:
+        notes.append(f"One cell stands for {shared} x {shared} ranks: the mean of their pairs.")
     if sent.count():
         beside = ax.inset_axes((1.04, 0.1, 0.04, 0.8))
         bar = ax.figure.colorbar(
@@ -801,8 +727,8 @@ def _draw_matrix(graph: nx.MultiDiGraph, ax: Axes) -> list[str]:
     borders = [rank - 0.5 for rank in range(1, len(graph)) if _crosses(graph, rank - 1, rank)]
     if borders and len(borders) < MOST_OUTLINES:
         for border in borders:
-            ax.axhline(border, color=style.VERMILLION, linewidth=0.8, gid="hosts")
-            ax.axvline(border, color=style.VERMILLION, linewidth=0.8, gid="hosts")
+            for draw in (ax.axhline, ax.axvline):
+                draw(border, color=style.VERMILLION, linewidth=0.8, gid="hosts")
         notes.append("Orange lines: from one host to the next.")
     unused = [
         ends

@@ -20,23 +20,22 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ringsim.errors import ArgumentError
-from ringsim.plot import style
-from ringsim.plot.layout import Rows, draw_boxes, prepare_rows
+from ringsim.plot import sheet, style
+from ringsim.plot.layout import Rows, prepare_rows
+from ringsim.plot.sheet import Picture
 from ringsim.plot.steps import (
     ACTION_LOOKS,
     PHASE_NAME_POINTS,
-    SCHEDULE_NAMES,
     StepPicture,
     draw_actions,
     draw_flights,
-    plot_step,
+    name_schedule,
     step_picture,
 )
-from ringsim.plot.style import Look, Picture, percent
+from ringsim.plot.style import Look, percent
 from ringsim.provenance import footer
 from ringsim.schedules.schedule import COMPUTE_KINDS
 from ringsim.simulator.critical_path import (
@@ -118,9 +117,7 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpac
         ... )
         '1F1B, 4 ranks, 8 microbatches: bubble 27 %, closed form 27 %'
     """
-    if _is_small(run):
-        return plot_step(_describe_step(run), ax, **look)
-    return style.show([Picture(lambda ax: _draw_map(run, ax), *MAP_INCHES)], ax, **look)
+    return sheet.show([_picture(run, with_curve=ax is None)], ax, **look)
 
 
 def schedule_run_png(run: ScheduleRun) -> bytes:
@@ -128,18 +125,14 @@ def schedule_run_png(run: ScheduleRun) -> bytes:
 
     A PNG, the same bytes for the same schedule and costs.
     """
-    picture = (
-        step_picture(_describe_step(run))
-        if _is_small(run)
-        else Picture(lambda ax: _draw_map(run, ax), *MAP_INCHES)
-    )
-    return style.picture_png([picture], repr(run))
+    return sheet.picture_png([_picture(run)], repr(run))
 
 
-def _is_small(run: ScheduleRun) -> bool:
-    return (
-        run.num_ranks <= MOST_ROWS and len(run.operations) <= MOST_BOXES and float(run.makespan) > 0
-    )
+def _picture(run: ScheduleRun, *, with_curve: bool = False) -> Picture:
+    is_small = run.num_ranks <= MOST_ROWS and len(run.operations) <= MOST_BOXES
+    if is_small and float(run.makespan) > 0:
+        return step_picture(_describe_step(run), with_curve=with_curve)
+    return Picture(lambda ax: _draw_map(run, ax), *MAP_INCHES)
 
 
 def _unit(run: ScheduleRun) -> tuple[float, str]:
@@ -149,43 +142,42 @@ def _unit(run: ScheduleRun) -> tuple[float, str]:
     return unit_ns * 1e-9, name
 
 
-def _length(run: ScheduleRun) -> str:
-    makespan = float(run.makespan)
-    return time_text(makespan * 1e9) if run.setting.sizes is not None else f"{makespan:,.6g} units"
+def _length(run: ScheduleRun, time: float) -> str:
+    return time_text(time * 1e9) if run.setting.sizes is not None else f"{time:,.6g}"
 
 
 def _about(run: ScheduleRun) -> str:
     path, makespan = run.critical_path, float(run.makespan)
     on_links = float(path.travelling) / makespan if makespan else 0.0
-    return f"{_length(run)}; the critical path is on links for {percent(on_links)} of it"
+    units = " units" if run.setting.sizes is None else ""
+    return (
+        f"{_length(run, makespan)}{units}; "
+        f"the critical path is on links for {percent(on_links)} of it"
+    )
 
 
 def _constants(run: ScheduleRun) -> str:
     """Says what the schedule was simulated with: times by kind, sizes, links."""
     operations, setting = run.operations, run.setting
 
-    def span(values: Any, text: Callable[[float], str]) -> str:
+    def span(values: Any, text: Callable[[float], str] = lambda time: _length(run, time)) -> str:
         low, high = text(float(values.min())), text(float(values.max()))
         return low if low == high else f"{low} to {high}"
-
-    def length(time: float) -> str:
-        return time_text(time * 1e9) if setting.sizes is not None else f"{time:,.6g}"
 
     parts = []
     for code in np.unique(operations.kind).tolist():
         times = setting.prices.duration[code][np.unique(operations.stage[operations.kind == code])]
-        parts.append(f"{ACTION_LOOKS[COMPUTE_KINDS[code]].name} {span(times, length)}")
+        parts.append(f"{ACTION_LOOKS[COMPUTE_KINDS[code]].name} {span(times)}")
     way = operations.direction, operations.stage
     met = operations.sent_after >= 0
     if met.any():
         latency, occupancy = setting.prices.latency[way][met], setting.prices.occupancy[way][met]
         if setting.sizes is None:
-            parts.append(f"messages {span(latency, length)}")
+            parts.append(f"messages {span(latency)}")
         else:
             sizes = span(np.array(setting.sizes), bytes_text)
             parts.append(
-                f"messages of {sizes}: on the link {span(occupancy, length)}, latency "
-                f"{span(latency, length)}"
+                f"messages of {sizes}: on the link {span(occupancy)}, latency {span(latency)}"
             )
     return f"Simulated with: {'; '.join(parts)}."
 
@@ -213,12 +205,12 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
         metadata=run.setting.metadata,
         about=_about(run),
         draw_messages=(
-            lambda ax, rows: draw_flights(ax, rows, sources, targets, start, start + travel / unit)
+            lambda rows: draw_flights(rows, sources, targets, start, start + travel / unit)
         )
         if travel.any()
         else None,
-        draw_over=lambda ax, rows: draw_path(
-            ax, run.critical_path, unit=unit, at=float(rows.bottom[0]) - 0.07
+        draw_over=lambda rows: draw_path(
+            rows.ax, run.critical_path, unit=unit, at=float(rows.bottom[0]) - 0.07
         ),
         notes=(_constants(run),),
     )
@@ -236,28 +228,20 @@ def draw_path(
     below the middle of its rank's row while the rank computes. Returns the legend's entries: one
     for each reason that occurs, with how often.
     """
-    if not path.hops:
+    hops = path.hops
+    if not hops:
         return []
-    start, end = (
-        np.array([float(time) for time in times]) / unit
-        for times in ([hop.start for hop in path.hops], [hop.end for hop in path.hops])
-    )
-    rank = np.array([hop.rank for hop in path.hops])
-    source = np.array([hop.source if hop.source >= 0 else hop.rank for hop in path.hops])
+    start = np.array([hop.start for hop in hops], dtype=float) / unit
+    end = np.array([hop.end for hop in hops], dtype=float) / unit
+    rank, sender = np.array([hop.rank for hop in hops]), np.array([hop.source for hop in hops])
+    sends = sender >= 0
+    source = np.where(sends, sender, rank)
     # A message that another one waits for leaves the link where it is: the line goes on from the
     # sender's row.
-    stays = np.array(
-        [
-            after.source >= 0 and hop.source >= 0
-            for hop, after in zip(path.hops, path.hops[1:], strict=False)
-        ]
-        + [False]
-    )
-    below = np.where(stays, source, rank)
-    lines = np.stack(
-        [np.stack([start, source + at], axis=-1), np.stack([end, below + at], axis=-1)], axis=1
-    )
-    reasons = np.array([PROGRAM if hop.reason == START else hop.reason for hop in path.hops])
+    stays = sends & np.append(sends[1:], False)
+    lines = np.stack([start, source + at, end, np.where(stays, source, rank) + at], axis=-1)
+    lines = lines.reshape(-1, 2, 2)
+    reasons = np.array([PROGRAM if hop.reason == START else hop.reason for hop in hops])
     halo = LineCollection(
         list(lines),
         colors="white",
@@ -269,25 +253,16 @@ def draw_path(
     ax.add_collection(halo, autolim=False)
     handles: list[Artist] = []
     for reason, colour in PATH_COLOURS.items():
-        some = np.flatnonzero(reasons == reason)
-        if len(some):
+        some = reasons == reason
+        if some.any():
+            look: dict[str, Any] = {"color": colour, "linestyle": PATH_DASHES[reason]}
             drawn = LineCollection(
-                list(lines[some]), colors=colour, linewidths=width,
-                linestyles=[PATH_DASHES[reason]], zorder=8, capstyle="butt",
-                gid=f"critical-path-{reason.replace(' ', '-')}",
+                list(lines[some]), linewidths=width, zorder=8, capstyle="butt",
+                gid=f"critical-path-{reason.replace(' ', '-')}", **look,
             )  # fmt: skip
             ax.add_collection(drawn, autolim=False)
-            label = f"critical path: {reason}, {len(some):,} times"
-            handles.append(
-                Line2D(
-                    [],
-                    [],
-                    color=colour,
-                    linewidth=width,
-                    linestyle=PATH_DASHES[reason],
-                    label=label,
-                )
-            )
+            label = f"critical path: {reason}, {np.count_nonzero(some):,} times"
+            handles.append(style.entry(label, linewidth=width, **look))
     return handles
 
 
@@ -303,15 +278,11 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
     ax.grid(visible=False)
     handles: list[Artist] = []
     if length:
-        handles = _draw_shares(
-            ax,
-            measure_shares(run, min(run.num_ranks, MAP_ROWS), MAP_COLUMNS),
-            length,
-            run.num_ranks,
-        )
+        shares = measure_shares(run, min(run.num_ranks, MAP_ROWS), MAP_COLUMNS)
+        handles = _draw_shares(ax, shares, length, run.num_ranks)
         handles += draw_path(ax, run.critical_path, unit=unit, width=THIN)
     title = (
-        f"{SCHEDULE_NAMES.get(run.name, run.name)}, {count(run.num_ranks, 'rank')}, "
+        f"{name_schedule(run.name)}, {count(run.num_ranks, 'rank')}, "
         f"{count(run.num_microbatches, 'microbatch')}"
     )
     known = "" if run.closed_form is None else f"; closed form {float(run.closed_form):,.6g}"
@@ -322,11 +293,8 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
         ),
         _constants(run),
     ]
-    style.dress(
-        ax, f"{title}: bubble {percent(run.bubble)}", subtitle=_about(run) + known, handles=handles,
-        metadata=run.setting.metadata,
-        notes=notes,
-    )  # fmt: skip
+    title += f": bubble {percent(run.bubble)}"
+    style.dress(ax, title, _about(run) + known, notes, handles, metadata=run.setting.metadata)
 
 
 def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
@@ -366,7 +334,7 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
     colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in COMPUTE_KINDS])
     busy = shares.sum(axis=-1, keepdims=True)
     image = np.clip(shares @ colours + (1 - busy) * np.array(to_rgb(IDLE)), 0.0, 1.0)
-    limits = ax.get_xlim(), ax.get_ylim()
+    xlim, ylim = ax.get_xlim(), ax.get_ylim()
     ax.imshow(
         image,
         aspect="auto",
@@ -375,11 +343,11 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
         zorder=1,
         gid="busy-map",
     )
-    ax.set(xlim=limits[0], ylim=limits[1])
-    drawn = [letter for code, letter in enumerate(COMPUTE_KINDS) if shares[..., code].any()]
+    ax.set(xlim=xlim, ylim=ylim)
     handles: list[Artist] = [
         Patch(facecolor=ACTION_LOOKS[letter].colour, label=ACTION_LOOKS[letter].name)
-        for letter in drawn
+        for code, letter in enumerate(COMPUTE_KINDS)
+        if shares[..., code].any()
     ]
     return [*handles, Patch(facecolor=IDLE, edgecolor="#B0B0B0", linewidth=0.5, label="bubble")]
 
@@ -389,7 +357,8 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
 
 WIDTH_INCHES: Final = 9.6
 ROW_INCHES: Final = 0.66
-ROWS: Final = Rows(top=np.array([-0.33, 0.06]), bottom=np.array([0.02, 0.42]), marks=(-0.44, -0.37))
+TOP, BOTTOM = np.array([-0.33, 0.06]), np.array([0.02, 0.42])  # of the two lanes
+MARKS: Final = (-0.44, -0.37)
 MEASURED_LANE, PREDICTED_LANE = 0, 1
 MEASURED_LOOK: Final = Look("measured", "#C9C9C9")
 # Bounds between the looks, as parts of the step: an end that is off by 1 % is on time.
@@ -448,7 +417,7 @@ def plot_overlay(
         >>> plot_overlay(compare(run(2_000_000), run(1_900_000))).get_title(loc="left")
         'Second 1.9 ms, first 2 ms: 5.0 % shorter'
     """
-    return style.show([_overlay(comparison, step)], ax, **look)
+    return sheet.show([_overlay(comparison, step)], ax, **look)
 
 
 def overlay_png(comparison: Comparison) -> bytes:
@@ -456,7 +425,7 @@ def overlay_png(comparison: Comparison) -> bytes:
 
     A PNG, the same bytes for the same comparison.
     """
-    return style.picture_png([_overlay(comparison, None)], comparison.describe())
+    return sheet.picture_png([_overlay(comparison, None)], comparison.describe())
 
 
 def _overlay(comparison: Comparison, step: int | None) -> Picture:
@@ -473,57 +442,39 @@ def _overlay(comparison: Comparison, step: int | None) -> Picture:
 
 
 def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
-    real_s, virtual_s = (
-        float(comparison.real_steps_s[step]),
-        float(comparison.virtual_steps_s[step]),
-    )
+    real_s, virtual_s = comparison.real_steps_s[step], comparison.virtual_steps_s[step]
     unit_ns, unit = time_unit(round(max(real_s, virtual_s) * 1e9))
     steps = count_steps(comparison.real.events)
     names = [f"rank {rank}" for rank in range(comparison.real.world_size)]
     what = f"time since the {'step' if steps else 'run'} began ({unit})"
     prepare_rows(ax, names, max(real_s, virtual_s) * 1e9 / unit_ns, what, above=PHASE_NAME_POINTS)
+    rows = Rows(ax, TOP, BOTTOM, MARKS)
     chosen = _choose(comparison, step)
     if steps:
         measured, begin = find_step(comparison.real, step), comparison.real_begin_ns[step]
         start, end = (measured.start - begin) / unit_ns, (measured.end - begin) / unit_ns
-        handles = draw_actions(ax, replace(measured, start=start, end=end), ROWS)
+        handles = draw_actions(replace(measured, start=start, end=end), rows)
     else:
-        handles = _draw_measured(ax, comparison, step, chosen, unit_ns)
-    handles += _draw_predicted(ax, comparison, step, chosen, unit_ns)
+        handles = _draw_measured(rows, comparison, step, chosen, unit_ns)
+    handles += _draw_predicted(rows, comparison, step, chosen, unit_ns)
     first, second = comparison.names
-    for length_s, dash, name in (
-        (real_s, (0, ()), f"end, {first}"),
-        (virtual_s, (0, (4, 2)), f"end, {second}"),
-    ):
-        ax.axvline(
-            length_s * 1e9 / unit_ns, color=style.INK, linewidth=1.2, linestyle=dash, zorder=8
-        )
-        handles.append(Line2D([], [], color=style.INK, linewidth=1.2, linestyle=dash, label=name))
-    title, subtitle = _words(comparison, step, steps)
-    above, below = (
-        ("what was measured", "what was predicted")
-        if comparison.predicts
-        else ("the first run", "the second")
-    )
+    for length_s, dash, name in ((real_s, (0, ()), first), (virtual_s, (0, (4, 2)), second)):
+        line: dict[str, Any] = {"color": style.INK, "linewidth": 1.2, "linestyle": dash}
+        ax.axvline(length_s * 1e9 / unit_ns, zorder=8, **line)
+        handles.append(style.entry(f"end, {name}", **line))
+    above, below, source = "the first run", "the second", "The second"
+    if comparison.predicts:
+        above, below, source = "what was measured", "what was predicted", "Prediction"
     if comparison.called is not None:
         above, below = comparison.called
+        source = source if comparison.predicts else below
     notes = [
-        (
-            f"In each row: above {above}, below {below}. Colours: how much earlier or later it "
-            "ends, as a part of the step."
-        )
+        f"In each row: above {above}, below {below}. Colours: how much earlier or later it "
+        "ends, as a part of the step.",
+        f"{source}: {footer(comparison.virtual.metadata)}.",
     ]
-    source = "The second" if comparison.called is None else below
-    source = "Prediction" if comparison.predicts else source
-    notes.append(f"{source}: {footer(comparison.virtual.metadata)}.")
-    style.dress(
-        ax,
-        title,
-        subtitle=subtitle,
-        notes=notes,
-        handles=handles,
-        metadata=comparison.real.metadata,
-    )
+    words = _words(comparison, step, steps)
+    style.dress(ax, *words, notes, handles, metadata=comparison.real.metadata)
 
 
 def _choose(comparison: Comparison, step: int) -> Ints:
@@ -531,14 +482,12 @@ def _choose(comparison: Comparison, step: int) -> Ints:
 
     Of a run without steps all spans, else what it waited in.
     """
-    events = comparison.real.events
+    events, index = comparison.real.events, comparison.real_index
     drawn = is_action(events) if count_steps(events) else events.kind == SPAN
-    spans = (events.kind[comparison.real_index] == SPAN) & (
-        events.label[comparison.real_index] != NONE
-    )
-    waited = events.wait_ns[comparison.real_index] != NONE
+    spans = (events.kind[index] == SPAN) & (events.label[index] != NONE)
+    waited = events.wait_ns[index] != NONE
     waited &= comparison.virtual.events.wait_ns[comparison.virtual_index] != NONE
-    which = spans & drawn[comparison.real_index] if spans.any() else waited
+    which = spans & drawn[index] if spans.any() else waited
     chosen: Ints = np.flatnonzero((comparison.step == step) & which)
     if len(chosen) == 0:
         raise ArgumentError(
@@ -549,53 +498,39 @@ def _choose(comparison: Comparison, step: int) -> Ints:
 
 
 def _draw_measured(
-    ax: Axes, comparison: Comparison, step: int, chosen: Ints, unit_ns: float
+    rows: Rows, comparison: Comparison, step: int, chosen: Ints, unit_ns: float
 ) -> list[Artist]:
-    events, index, begin = (
-        comparison.real.events,
-        comparison.real_index[chosen],
-        comparison.real_begin_ns[step],
-    )
-    start, end = (
-        (_begins(events, index) - begin) / unit_ns,
-        (events.done_ns[index] - begin) / unit_ns,
-    )
+    events, index = comparison.real.events, comparison.real_index[chosen]
+    times = _times(events, index, comparison.real_begin_ns[step], unit_ns)
     look = replace(MEASURED_LOOK, name=comparison.names[0])
-    draw_boxes(
-        ax,
-        ROWS.boxes(events.rank[index], MEASURED_LANE, start, end),
-        look,
-        gid="measured",
-        linewidth=0.6,
-    )
+    rows.draw(look, "measured", events.rank[index], MEASURED_LANE, *times, linewidth=0.6)
     return [style.swatch(look)]
 
 
-def _begins(events: Events, index: Ints) -> Ints:
-    begins: Ints = np.where(
-        events.kind[index] == SPAN, events.post_ns[index], events.wait_ns[index]
-    )
-    return begins
+def _times(events: Events, index: Ints, begin_ns: int, unit_ns: float) -> tuple[Ints, Ints]:
+    """Returns when spans and waits begin and end, on the time axis."""
+    begins = np.where(events.kind[index] == SPAN, events.post_ns[index], events.wait_ns[index])
+    return (begins - begin_ns) / unit_ns, (events.done_ns[index] - begin_ns) / unit_ns
 
 
 def _draw_predicted(
-    ax: Axes, comparison: Comparison, step: int, chosen: Ints, unit_ns: float
+    rows: Rows, comparison: Comparison, step: int, chosen: Ints, unit_ns: float
 ) -> list[Artist]:
     """Draws the predicted computations, each in the look for how far off its end is."""
-    events, index, begin = (
-        comparison.virtual.events,
-        comparison.virtual_index[chosen],
-        comparison.virtual_begin_ns[step],
-    )
-    start, end = (
-        (_begins(events, index) - begin) / unit_ns,
-        (events.done_ns[index] - begin) / unit_ns,
-    )
+    events, index = comparison.virtual.events, comparison.virtual_index[chosen]
+    start, end = _times(events, index, comparison.virtual_begin_ns[step], unit_ns)
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / comparison.real_steps_s[step])
     for number in np.unique(off).tolist():
         some = off == number
-        corners = ROWS.boxes(events.rank[index][some], PREDICTED_LANE, start[some], end[some])
-        draw_boxes(ax, corners, LOOKS[number], gid=f"predicted-{number}", linewidth=0.6)
+        rows.draw(
+            LOOKS[number],
+            f"predicted-{number}",
+            events.rank[index][some],
+            PREDICTED_LANE,
+            start[some],
+            end[some],
+            linewidth=0.6,
+        )
     early, *others = LOOKS
     return [
         style.swatch(look)
@@ -604,10 +539,7 @@ def _draw_predicted(
 
 
 def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
-    real_s, virtual_s = (
-        float(comparison.real_steps_s[step]),
-        float(comparison.virtual_steps_s[step]),
-    )
+    real_s, virtual_s = comparison.real_steps_s[step], comparison.virtual_steps_s[step]
     off = virtual_s / real_s - 1
     short, long = ("too short", "too long") if comparison.predicts else ("shorter", "longer")
     how = (
@@ -625,7 +557,7 @@ def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
     said = [count(comparison.real.world_size, "rank")]
     if steps:
         schedule = find_step(comparison.real, step).schedule
-        said = [f"{SCHEDULE_NAMES.get(schedule, schedule)}, {said[0]}"]
+        said = [f"{name_schedule(schedule)}, {said[0]}"]
     if steps > 1:
         errors = comparison.steps
         said.append(

@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from ringsim.plot import style
+from ringsim.plot import sheet, style
 from ringsim.plot.layout import (
     LEAST_ROW_POINTS,
     MESSAGE_LOOK,
@@ -31,14 +29,13 @@ from ringsim.plot.layout import (
     Rows,
     TimeAxis,
     draw_bars,
-    draw_boxes,
     label_time,
     make_bars,
     prepare_rows,
     row_points,
-    write_inside,
 )
-from ringsim.plot.style import Look, Picture, percent
+from ringsim.plot.sheet import Picture
+from ringsim.plot.style import Look, percent
 from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN, Ints
@@ -112,21 +109,13 @@ class StepPicture:
     time: str
     metadata: dict[str, Any]
     about: str
-    draw_messages: Callable[[Axes, Rows], list[Artist]] | None
+    draw_messages: Callable[[Rows], list[Artist]] | None
     notes: tuple[str, ...] = ()
-    draw_over: Callable[[Axes, Rows], list[Artist]] | None = None
-
-
-def plot_step(picture: StepPicture, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws a step on the given axes, or on a new figure with the live activations under the rows.
-
-    Returns the axes of the rows.
-    """
-    return style.show([step_picture(picture, with_curve=ax is None)], ax, **look)
+    draw_over: Callable[[Rows], list[Artist]] | None = None
 
 
 def step_picture(picture: StepPicture, *, with_curve: bool = False) -> Picture:
-    """Returns a step as a picture."""
+    """Returns a step as a picture, with the live activations under the rows if wanted."""
     height = float(np.clip(0.62 * len(picture.actions.ranks) + 0.15, 1.0, 8.5))
     return Picture(
         lambda ax: _draw_step(picture, ax, height if with_curve else None), WIDTH_INCHES, height
@@ -142,26 +131,21 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
     compute = 0.19 if picture.draw_messages is not None else 0.42
     # Lanes of computations, sends, recvs and collectives.
     rows = Rows(
+        ax,
         top=np.array([-0.33, 0.23, 0.34, 0.23]),
         bottom=np.array([compute, 0.32, 0.43, 0.43]),
         marks=(-0.44, -0.37),
     )
     # no room for messages, and none to be left between the rows
     if row_points(ax, len(actions.ranks)) < LEAST_ROW_POINTS:
-        rows = Rows(top=np.full(4, -0.5), bottom=np.full(4, 0.5), marks=(-0.5, -0.5))
-    prepare_rows(
-        ax, _name_rows(actions), float(actions.end.max()), picture.time, above=PHASE_NAME_POINTS
-    )
-    handles = draw_actions(ax, actions, rows)
+        rows = Rows(ax, top=np.full(4, -0.5), bottom=np.full(4, 0.5), marks=(-0.5, -0.5))
+    prepare_rows(ax, _name_rows(actions), actions.end.max(), picture.time, above=PHASE_NAME_POINTS)
+    handles = draw_actions(actions, rows)
     for draw in (picture.draw_messages, picture.draw_over):
-        handles += draw(ax, rows) if draw is not None else []
+        if draw is not None:
+            handles += draw(rows)
     bubble = measure_bubble(actions)
     if len(bubble.ranks) <= MOST_IDLE_SHARES:
-        look: dict[str, Any] = {
-            "va": "center_baseline",
-            "fontsize": style.letters(9),
-            "color": style.MUTED,
-        }
         for place, share in enumerate(bubble.of_total_by_rank):
             style.write_beside(
                 ax,
@@ -169,7 +153,9 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
                 (1, place),
                 (5, 0),
                 where=("axes fraction", "data"),
-                **look,
+                va="center_baseline",
+                fontsize=style.letters(9),
+                color=style.MUTED,
             )
     if inches is not None:
         under = ax.inset_axes(
@@ -179,58 +165,55 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
         label_time(under, picture.time)
         ax.set_xlabel("")
         ax.tick_params(axis="x", length=0, labelbottom=False)
-    title, subtitle, notes = _words(picture, bubble)
-    style.dress(
-        ax,
-        title,
-        subtitle=subtitle,
-        notes=[*notes, *picture.notes],
-        handles=handles,
-        metadata=picture.metadata,
-    )
+    style.dress(ax, *_words(picture, bubble), handles, metadata=picture.metadata)
 
 
 def _name_rows(actions: StageActions) -> list[str]:
     names, ranks = [], actions.ranks
     for rank in ranks:
-        stages = actions.stages_of(rank)
-        several = (
-            f"stages {', '.join(map(str, stages))}" if len(stages) > 1 else f"stage {stages[0]}"
-        )
-        names.append(
-            f"rank {rank}\n{several}" if len(ranks) <= MOST_STAGE_NAMES else f"rank {rank}"
-        )
+        name = f"rank {rank}"
+        if len(ranks) <= MOST_STAGE_NAMES:
+            stages = actions.stages_of(rank)
+            name += f"\nstage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+        names.append(name)
     return names
 
 
 def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
     known, actions = bubble.closed_form, picture.actions
-    microbatches = count(actions.num_microbatches, "microbatch")
     title = (
-        f"{SCHEDULE_NAMES.get(actions.schedule, actions.schedule)}, "
-        f"{count(len(bubble.ranks), 'rank')}, {microbatches}"
+        f"{name_schedule(actions.schedule)}, {count(len(bubble.ranks), 'rank')}, "
+        f"{count(actions.num_microbatches, 'microbatch')}: bubble {percent(bubble.of_total)}"
     )
-    title += f": bubble {percent(bubble.of_total)}"
+    by_span, to_work = percent(bubble.of_span), percent(bubble.of_ideal)
     notes = ["Bubble: the part of the step in which ranks do not compute."]
     if known is None:
         notes.append("No closed form: the step is not one that a formula is known for.")
-        said = [f"by span {percent(bubble.of_span)}, to the work {percent(bubble.of_ideal)}"]
     else:
         title += f", closed form {percent(known.of_total)}"
+        by_span += f" (closed form {percent(known.of_span)})"
+        to_work += f" ({percent(known.of_ideal)})"
         notes.append(
             "Closed form: all stages alike, backward twice as long as forward, messages that "
             "take no time."
         )
-        by_span = f"by span {percent(bubble.of_span)} (closed form {percent(known.of_span)})"
-        said = [f"{by_span}, to the work {percent(bubble.of_ideal)} ({percent(known.of_ideal)})"]
-    return title, "; ".join([*said, picture.about]), notes
+    return (
+        title,
+        f"by span {by_span}, to the work {to_work}; {picture.about}",
+        [*notes, *picture.notes],
+    )
+
+
+def name_schedule(name: str) -> str:
+    """Returns a schedule's name as papers write it."""
+    return SCHEDULE_NAMES.get(name, name)
 
 
 # -- the computations
 
 
-def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
-    """Draws the boxes of a step, the gaps between them and the phases on axes with a row a rank.
+def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
+    """Draws the boxes of a step, the gaps between them and the phases.
 
     Returns the legend's entries.
     """
@@ -243,14 +226,20 @@ def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
     chunks = int(chunk.max(initial=0)) + 1
     for kind, look in ACTION_LOOKS.items():
         for number in range(chunks):
-            some = np.flatnonzero((actions.kind == kind) & (chunk == number))
-            shade = _shade(look, number, chunks)
-            corners = rows.boxes(place[some], COMPUTE_LANE, actions.start[some], actions.end[some])
-            draw_boxes(ax, corners, shade, gid=f"actions-{kind}-{number}", outlined=True)
-    gaps = _draw_gaps(ax, actions, rows)
-    if row_points(ax, len(actions.ranks)) >= PHASES_FROM:
-        _draw_phases(ax, actions, rows)
-    numbers = _draw_numbers(ax, actions, rows, place, chunk, chunks)
+            some = (actions.kind == kind) & (chunk == number)
+            rows.draw(
+                _shade(look, number, chunks),
+                f"actions-{kind}-{number}",
+                place[some],
+                COMPUTE_LANE,
+                actions.start[some],
+                actions.end[some],
+                outlined=True,
+            )
+    gaps = _draw_gaps(actions, rows)
+    if row_points(rows.ax, len(actions.ranks)) >= PHASES_FROM:
+        _draw_phases(actions, rows)
+    numbers = _draw_numbers(actions, rows, place, chunk, chunks)
 
     handles: list[Artist] = [
         style.swatch(look) for kind, look in ACTION_LOOKS.items() if (actions.kind == kind).any()
@@ -258,15 +247,8 @@ def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
     if numbers:
         handles.append(microbatch_entry())
     if chunks > 1:
-        pale = _shade(ACTION_LOOKS["F"], 1, 2)
-        handles.append(
-            Patch(
-                facecolor=pale.colour,
-                edgecolor="white",
-                linewidth=0.5,
-                label="paler: later stage of the rank",
-            )
-        )
+        pale = replace(_shade(ACTION_LOOKS["F"], 1, 2), ink="white")
+        handles.append(style.swatch(pale, "paler: later stage of the rank"))
     if gaps:
         handles.append(style.swatch(BUBBLE_LOOK))
     return handles
@@ -275,134 +257,100 @@ def draw_actions(ax: Axes, actions: StageActions, rows: Rows) -> list[Artist]:
 def microbatch_entry() -> Artist:
     """Returns the legend's entry for the numbers in boxes."""
     with mpl.rc_context({"text.parse_math": True}):  # how a marker says that it is a letter
-        return Line2D(
-            [],
-            [],
-            color=style.INK,
-            linestyle="none",
-            marker="$0$",
-            markersize=6,
-            label="number: microbatch",
-        )
+        return style.entry("number: microbatch", linestyle="none", marker="$0$", markersize=6)
 
 
 def _shade(look: Look, chunk: int, chunks: int) -> Look:
     """Returns the look of one of a rank's stages: the later, the paler."""
-    share = PALEST * chunk / (chunks - 1) if chunks > 1 else 0.0
-    return Look(look.name, style.fade(look.colour, share), look.hatch, look.ink)
+    return replace(look, colour=style.fade(look.colour, PALEST * chunk / max(chunks - 1, 1)))
 
 
-def _draw_gaps(ax: Axes, actions: StageActions, rows: Rows) -> int:
+def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
     """Shades the time in which a rank computes nothing, from the start of the step to its end.
 
-    Returns how many gaps there are.
+    Returns whether there is any.
     """
-    first, last = float(actions.start.min()), float(actions.end.max())
+    first, last = actions.start.min(), actions.end.max()
     gaps = []
     for place, rank in enumerate(actions.ranks):
         own = actions.of(rank)
         begin, end = np.append(first, own.end), np.append(own.start, last)
-        gaps.append(
-            np.stack([np.full(len(begin), place), begin, end])[
-                :, end - begin >= LEAST_GAP * (last - first)
-            ]
-        )
+        seen = end - begin >= LEAST_GAP * (last - first)
+        gaps.append(np.stack([np.full(len(begin), place), begin, end])[:, seen])
     places, starts, ends = np.concatenate(gaps, axis=1)
-    draw_boxes(
-        ax,
-        rows.boxes(places, COMPUTE_LANE, starts, ends),
-        BUBBLE_LOOK,
-        gid="bubbles",
-        zorder=2,
-        outlined=True,
-    )
-    return len(places)
+    rows.draw(BUBBLE_LOOK, "bubbles", places, COMPUTE_LANE, starts, ends, zorder=2, outlined=True)
+    return len(places) > 0
 
 
-def _draw_phases(ax: Axes, actions: StageActions, rows: Rows) -> None:
+def _draw_phases(actions: StageActions, rows: Rows) -> None:
     """Draws a bracket over each phase, with its name in the top row."""
-    top, bottom = rows.marks
+    ax, (top, bottom) = rows.ax, rows.marks
     per_point = style.per_point(ax)
     for place, rank in enumerate(actions.ranks):
         phases = actions.phases(rank)
         before, after = sorted((phases.warm_up_until, phases.cool_down_from))
-        parts = [("warm-up", phases.start, before, 1.0), ("cool-down", after, phases.end, 1.0)]
+        parts = [
+            ("warm-up", phases.start, before, style.MUTED, 1.0),
+            ("cool-down", after, phases.end, style.MUTED, 1.0),
+        ]
         if phases.has_steady:
-            parts.append(("steady", before, after, 2.4))
-        for name, start, end, width in parts:
+            parts.append(("steady", before, after, style.INK, 2.4))
+        y = place + (top + bottom) / 2
+        for name, start, end, colour, width in parts:
             inset = min(1.2 * per_point, (end - start) / 3)
-            y = place + (top + bottom) / 2
-            colour = style.INK if name == "steady" else style.MUTED
-            ax.hlines(
-                y,
-                start + inset,
-                end - inset,
-                colors=colour,
-                linewidths=width,
-                zorder=4,
-                gid=f"phase-{name}",
-            )
-            ax.vlines(
-                [start + inset, end - inset],
-                y,
-                place + bottom + 0.02,
-                colors=colour,
-                linewidths=1.0,
-                zorder=4,
-            )
+            ends = start + inset, end - inset
+            look: Any = {"colors": colour, "zorder": 4}
+            ax.hlines(y, *ends, linewidths=width, gid=f"phase-{name}", **look)
+            ax.vlines(ends, y, place + bottom + 0.02, linewidths=1.0, **look)
             if place == 0 and len(name) * LETTER * NUMBER_SIZE * per_point <= end - start:
-                look: dict[str, Any] = {
-                    "ha": "center",
-                    "va": "bottom",
-                    "fontsize": style.letters(NUMBER_SIZE),
-                    "color": colour,
-                }
-                style.write_beside(ax, name, ((start + end) / 2, y), (0, 3), where="data", **look)
+                style.write_beside(
+                    ax,
+                    name,
+                    ((start + end) / 2, y),
+                    (0, 3),
+                    where="data",
+                    ha="center",
+                    va="bottom",
+                    fontsize=style.letters(NUMBER_SIZE),
+                    color=colour,
+                )
 
 
-def _draw_numbers(
-    ax: Axes, actions: StageActions, rows: Rows, place: Ints, chunk: Ints, chunks: int
-) -> int:
+def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, chunk: Ints, chunks: int) -> bool:
     """Writes the number of the microbatch into the boxes that have room for the highest one.
 
-    Widest first; returns how many.
+    Widest first; returns whether any has room.
     """
     lane = (
-        float(rows.bottom[COMPUTE_LANE] - rows.top[COMPUTE_LANE])
-        * style.points(ax)[1]
-        / abs(float(np.diff(ax.get_ylim())[0]))
+        (rows.bottom[COMPUTE_LANE] - rows.top[COMPUTE_LANE])
+        * style.points(rows.ax)[1]
+        / abs(np.diff(rows.ax.get_ylim())[0])
     )
-    room = (actions.end - actions.start) / style.per_point(ax) - 1.5
+    room = (actions.end - actions.start) / style.per_point(rows.ax) - 1.5
     largest = style.letters(NUMBER_SIZE)
-    size = np.minimum(
-        min(largest, lane * 0.85), room / (LETTER * len(str(actions.num_microbatches - 1)))
-    )
+    digits = len(str(actions.num_microbatches - 1))
+    size = np.minimum(min(largest, lane * 0.85), room / (LETTER * digits))
     widest = np.argsort(-room, kind="stable")[:MOST_NUMBERS]
-    chosen = widest[size[widest] >= style.least(LEAST_SIZE, largest)].tolist()
-    middle = (actions.start + actions.end) / 2
+    chosen = widest[size[widest] >= style.least(LEAST_SIZE, largest)]
     for index in chosen:
-        height = float(rows.middle(place[index], COMPUTE_LANE))
-        colour = _shade(ACTION_LOOKS[str(actions.kind[index])], int(chunk[index]), chunks).colour
-        write_inside(
-            ax,
-            float(middle[index]),
-            height,
-            str(int(actions.microbatch[index])),
+        rows.write(
+            place[index],
+            COMPUTE_LANE,
+            (actions.start[index] + actions.end[index]) / 2,
+            str(actions.microbatch[index]),
             size=size[index],
-            colour=colour,
+            colour=_shade(ACTION_LOOKS[actions.kind[index]], chunk[index], chunks).colour,
         )
-    return len(chosen)
+    return len(chosen) > 0
 
 
-def draw_flights(
-    ax: Axes, rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Ints
-) -> list[Artist]:
+def draw_flights(rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Ints) -> list[Artist]:
     """Draws messages on their way, each twice.
 
     In the row of its sender and in that of its receiver; returns the legend's entry.
     """
     for lane, places in ((SEND_LANE, sources), (RECV_LANE, targets)):
-        draw_boxes(ax, rows.boxes(places, lane, start, end), MESSAGE_LOOK, gid=f"messages-{lane}")
+        rows.draw(MESSAGE_LOOK, f"messages-{lane}", places, lane, start, end)
     return [style.swatch(MESSAGE_LOOK)]
 
 
@@ -418,27 +366,28 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
     chosen = np.unique(
         np.linspace(0, len(peaks.ranks) - 1, min(MOST_CURVES, len(peaks.ranks))).round().astype(int)
     ).tolist()
-    highest = max(*peaks.peaks, *(peaks.bounds or (0,)), 1)
-    end = float(actions.end.max())
-    colours = [
-        style.fade(style.BLUE, PALEST_CURVE * number / max(len(chosen) - 1, 1))
-        for number in range(len(chosen))
-    ]
+    bounds = peaks.bounds or ()
+    end = actions.end.max()
     for number, place in enumerate(chosen):
-        times, live = list_live(actions, peaks.ranks[place])
-        x, y = np.concatenate([[0.0], times, [end]]), np.concatenate([[0], live, live[-1:]])
+        rank, peak = peaks.ranks[place], peaks.peaks[place]
+        times, live = list_live(actions, rank)
         ax.step(
-            x,
-            y,
+            np.concatenate([[0.0], times, [end]]),
+            np.concatenate([[0], live, live[-1:]]),
             where="post",
-            color=colours[number],
+            color=style.fade(style.BLUE, PALEST_CURVE * number / max(len(chosen) - 1, 1)),
             linewidth=1.6,
             zorder=4 - number / 10,
-            gid=f"live-{peaks.ranks[place]}",
+            gid=f"live-{rank}",
         )
-    for bound in sorted(
-        {peaks.bounds[place] for place in chosen} if peaks.bounds is not None else ()
-    ):
+        style.write_beside(
+            ax,
+            f"rank {rank}: {peak}" + (f" of {bounds[place]}" if bounds else ""),
+            (1, 1),
+            (5, -CURVE_NAME_POINTS * (number + 1)),
+            fontsize=style.letters(8.5),
+        )
+    for bound in sorted({bounds[place] for place in chosen} if bounds else ()):
         ax.axhline(
             bound,
             color=style.VERMILLION,
@@ -447,22 +396,11 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
             zorder=2,
             gid="bound",
         )
-    ax.set_ylim(0, highest * 1.12)
+    ax.set_ylim(0, max(*peaks.peaks, *bounds, 1) * 1.12)
     ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     ax.set_ylabel("live activations", fontsize=style.letters(9))
     ax.grid(axis="x", color=style.GRID, linewidth=0.8)
     ax.set_axisbelow(True)
-    for number, place in enumerate(chosen):
-        bound = "" if peaks.bounds is None else f" of {peaks.bounds[place]}"
-        offset = (5, -CURVE_NAME_POINTS * (number + 1))
-        style.write_beside(
-            ax,
-            f"rank {peaks.ranks[place]}: {peaks.peaks[place]}{bound}",
-            (1, 1),
-            offset,
-            fontsize=style.letters(8.5),
-            color=style.INK,
-        )
 
 
 # -- recorded steps, and schedules
@@ -496,7 +434,7 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
         time=f"time since the step began ({unit})",
         metadata=trace.metadata,
         about=f"step {number + 1} of {steps}, {length}" if steps > 1 else length,
-        draw_messages=(lambda ax, rows: _draw_recorded(ax, rows, trace, number, measured, axis))
+        draw_messages=(lambda rows: _draw_recorded(rows, trace, number, measured.ranks, axis))
         if len(measured.ranks) > 1
         else None,
         notes=_list_notes(trace),
@@ -519,7 +457,7 @@ def _list_notes(trace: Trace) -> tuple[str, ...]:
 
 
 def _draw_recorded(
-    ax: Axes, rows: Rows, trace: Trace, step: int, actions: StageActions, axis: TimeAxis
+    rows: Rows, trace: Trace, step: int, ranks: list[int], axis: TimeAxis
 ) -> list[Artist]:
     """Draws the sends and recvs of a step by what their time was spent on.
 
@@ -529,8 +467,8 @@ def _draw_recorded(
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)
     own = Trace(events.select(operations & in_step(events, step)), trace.metadata)
     bars = make_bars(own)
-    bars = replace(bars, rank=np.searchsorted(actions.ranks, bars.rank), lane=bars.lane + SEND_LANE)
-    draw_bars(ax, bars, np.flatnonzero(bars.end_ns > bars.start_ns), rows, axis)
+    bars = replace(bars, rank=np.searchsorted(ranks, bars.rank), lane=bars.lane + SEND_LANE)
+    draw_bars(rows, bars, bars.end_ns > bars.start_ns, axis)
     return [style.swatch(OPERATION_LOOKS[number]) for number in np.unique(bars.look).tolist()]
 
 
@@ -562,40 +500,38 @@ def plot_schedule(
     """
     if isinstance(schedule, Evaluation):
         evaluation, source = schedule, "simulated, with costs of one's own"
-        has_messages = any(each.arrived > each.posted for each in schedule.messages)
     else:
-        evaluation, source = (
-            evaluate(schedule),
-            "simulated: forward 1, backward 2 or 1 for each half, messages take no time",
-        )
-        has_messages = False
-    timed = [
-        (rank, *each)
-        for rank in range(evaluation.schedule.num_ranks)
-        for each in evaluation.get_computations(rank)
-    ]
+        evaluation = evaluate(schedule)
+        source = "simulated: forward 1, backward 2 or 1 for each half, messages take no time"
+    ranks, computed, starts, ends = zip(
+        *(
+            (rank, *timed)
+            for rank in range(evaluation.schedule.num_ranks)
+            for timed in evaluation.get_computations(rank)
+        ),
+        strict=True,
+    )
     actions = StageActions(
         schedule=evaluation.schedule.name,
-        rank=np.array([rank for rank, *_ in timed]),
-        stage=np.array([action.stage for _, action, _, _ in timed]),
-        kind=np.array([action.kind for _, action, _, _ in timed]),
-        microbatch=np.array([action.microbatch for _, action, _, _ in timed]),
-        start=np.array([float(start) for _, _, start, _ in timed]),
-        end=np.array([float(end) for _, _, _, end in timed]),
+        rank=np.array(ranks),
+        stage=np.array([action.stage for action in computed]),
+        kind=np.array([action.kind for action in computed]),
+        microbatch=np.array([action.microbatch for action in computed]),
+        start=np.array(starts, dtype=float),
+        end=np.array(ends, dtype=float),
     )
     messages = evaluation.messages
-    posted, arrived = (
-        np.array([float(time) for time in times])
-        for times in ([m.posted for m in messages], [m.arrived for m in messages])
-    )
-    sources, targets = np.array([m.source for m in messages]), np.array([m.rank for m in messages])
+    posted = np.array([message.posted for message in messages], dtype=float)
+    arrived = np.array([message.arrived for message in messages], dtype=float)
+    sources = np.array([message.source for message in messages])
+    targets = np.array([message.rank for message in messages])
     picture = StepPicture(
         actions=actions,
         time="time (units)",
         metadata={"source": source},
         about=f"{float(evaluation.makespan):,.6g} units",
-        draw_messages=(lambda ax, rows: draw_flights(ax, rows, sources, targets, posted, arrived))
-        if has_messages
+        draw_messages=(lambda rows: draw_flights(rows, sources, targets, posted, arrived))
+        if isinstance(schedule, Evaluation) and (arrived > posted).any()
         else None,
     )
-    return plot_step(picture, ax, **look)
+    return sheet.show([step_picture(picture, with_curve=ax is None)], ax, **look)

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import io
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Final
 from xml.sax.saxutils import escape
 
 import matplotlib as mpl
@@ -33,7 +33,6 @@ from matplotlib.transforms import ScaledTranslation
 
 from ringsim.errors import ArgumentError, say
 from ringsim.provenance import footer
-from ringsim.traces.lazy import Style
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -59,8 +58,6 @@ SUBTITLE_SIZE: Final = 10.0
 LEGEND_SIZE: Final = 9.5
 LINE_POINTS: Final = 13.0  # height of a line below the legend
 GAP_POINTS: Final = 6.0  # between the axis, the legend and the lines
-LEAST_INCHES: Final = 0.4  # of a picture without its words
-PAD_INCHES: Final = 0.1  # around a picture and its words
 LETTER: Final = 0.55  # width of a letter, in sizes of the letters: an average
 LEAST_SHRUNK: Final = 0.5  # of its size, to which a long title shrinks before it reaches out
 
@@ -125,13 +122,14 @@ def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
     Whatever the user's style, which is restored. With ``users``, what the user has changed in
     matplotlib's settings of fonts, lines and sizes holds.
     """
-    changed = {
-        name for name in SETTINGS if users and mpl.rcParams[name] != mpl.rcParamsDefault[name]
-    }
+    kept = ("svg.", "text.")
     settings = {
         name: value
         for name, value in SETTINGS.items()
-        if name not in changed or "color" in name or name.startswith(("svg.", "text."))
+        if not users
+        or mpl.rcParams[name] == mpl.rcParamsDefault[name]
+        or "color" in name
+        or name.startswith(kept)
     }
     token = _compact.set(compact)
     try:
@@ -157,94 +155,37 @@ def least(points: float, wanted: float) -> float:
     return letters(wanted) if _compact.get() else points
 
 
-class Picture(NamedTuple):
-    """A picture that any axes can hold.
-
-    The function that draws it on axes of their final size, and the size in inches that suits it.
-    """
-
-    draw: Callable[[Axes], None]
-    width: float
-    height: float
-
-
-def show(pictures: Sequence[Picture], ax: Axes | None = None, **style: Unpack[Style]) -> Axes:
-    """Draws pictures on a new figure, by default as large as they need, or the first on given axes.
-
-    Returns the axes of the first.
-    """
-    _check(style, ax)
-    theme = style.get("theme")
-    ground, ink = _users_theme() if theme is None else THEMES[theme]
-    with drawing(compact=style.get("compact", False), users=True):
-        if ax is None:
-            figure = plt.figure(dpi=style.get("dpi"))
-            pictures = pictures[:1] if style.get("compact") else pictures
-            ax = _lay_out(figure, pictures, style.get("figsize"))[0]
-            tint(figure, ground, ink)
-        else:
-            pictures[0].draw(ax)
-            tint(ax, ground, ink)
-    return ax
-
-
-def _check(style: Style, ax: Axes | None) -> None:
-    if unknown := sorted(style.keys() - Style.__annotations__.keys()):
-        raise ArgumentError(
-            f"a style must be made of {', '.join(Style.__annotations__)}, got "
-            f"{', '.join(unknown)}. Leave it out."
-        )
-    if style.get("theme") not in (None, *THEMES):
-        raise ArgumentError(
-            f"theme must be {' or '.join(map(repr, THEMES))}, got {say(style['theme'])}. Leave "
-            "it out to follow matplotlib's."
-        )
-    size = style.get("figsize")
-    if size is not None and not (1 <= (size[0] or 0) <= 200 and 1 <= (size[1] or 1) <= 200):
-        raise ArgumentError(
-            f"figsize must be a width and a height from 1 to 200 inches, got {say(size)}. Write "
-            "figsize=(3.3, 2.4)."
-        )
-    if ax is not None and (size is not None or style.get("dpi") is not None):
-        raise ArgumentError(
-            "figsize and dpi must be left out where ax is given, got both. Set them on the "
-            "figure that the axes are of."
-        )
-
-
-def _users_theme() -> tuple[str, str]:
-    """Returns ground and ink that the user has set for matplotlib; else the light ones."""
-    known, default = mpl.rcParams, mpl.rcParamsDefault
-    ground, ink = (
-        (known[name] if known[name] != default[name] else None)
-        for name in ("figure.facecolor", "text.color")
-    )
-    light = THEMES["light"]
-    return to_hex(ground or light[0]), to_hex(ink or light[1])
-
-
-def tint(part: Figure | Axes, ground: str, ink: str) -> None:
+def tint(part: Figure | Axes, theme: str | None) -> None:
     """Turns the greys of a picture that was drawn for white paper.
 
-    White becomes the ground, black the ink; hues and words on them stay.
+    White becomes the theme's ground, black its ink; hues and words on them stay. Without a theme
+    ground and ink are those that the user has set for matplotlib; else the light ones.
     """
+    ground, ink = THEMES[theme or "light"]
+    if theme is None:
+        known, default = mpl.rcParams, mpl.rcParamsDefault
+        if known["figure.facecolor"] != default["figure.facecolor"]:
+            ground = to_hex(known["figure.facecolor"])
+        if known["text.color"] != default["text.color"]:
+            ink = to_hex(known["text.color"])
     if (ground.lower(), ink.lower()) == ("#ffffff", INK):
         return
 
     def turn(colours: Any) -> Any:
         return _turn(to_rgba_array(colours), to_rgb(ground), to_rgb(ink))
 
-    words = part.findobj(Text)
-    patches = [patch for text in words if (patch := text.get_bbox_patch()) is not None]
-    for text in words:
+    shapes = part.findobj(Patch)
+    for text in part.findobj(Text):
         patch = text.get_bbox_patch()
+        if patch is not None:
+            shapes.append(patch)
         if (
             patch is None
             or text.get_color() != BLACK
             or _is_grey(to_rgba_array(patch.get_facecolor())).all()
         ):
             text.set_color(turn(text.get_color())[0])
-    for shape in (*part.findobj(Patch), *patches):
+    for shape in shapes:
         shape.set(
             facecolor=turn(shape.get_facecolor())[0], edgecolor=turn(shape.get_edgecolor())[0]
         )
@@ -252,11 +193,9 @@ def tint(part: Figure | Axes, ground: str, ink: str) -> None:
         many.set(facecolor=turn(many.get_facecolor()), edgecolor=turn(many.get_edgecolor()))
     for line in part.findobj(Line2D):
         for name in ("color", "markerfacecolor", "markeredgecolor"):
-            if not isinstance(colour := getattr(line, f"get_{name}")(), str) or colour not in (
-                "none",
-                "auto",
-            ):
-                getattr(line, f"set_{name}")(turn(colour)[0])
+            colour = plt.getp(line, name)
+            if str(colour) not in ("none", "auto"):
+                plt.setp(line, name, turn(colour)[0])
     for ax in part.get_axes() if isinstance(part, Figure) else [part, *part.child_axes]:
         ax.tick_params(which="both", color=ink, labelcolor=ink, grid_color=turn(GRID)[0])
         for image in ax.get_images():
@@ -281,88 +220,7 @@ def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
     return np.hstack([np.where(_is_grey(colours), turned, colours[:, :3]), colours[:, 3:]])
 
 
-def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
-    """Draws pictures side by side for a notebook.
-
-    A PNG, 100 pixels an inch; the same bytes for the same pictures.
-    """
-    figure = Figure()
-    with drawing():
-        _lay_out(figure, pictures)
-    return figure_png(figure, description=description)
-
-
-def _lay_out(
-    figure: Figure, pictures: Sequence[Picture], size: tuple[float, float | None] | None = None
-) -> list[Axes]:
-    """Draws pictures from left to right, their tops in line.
-
-    Gives the figure the size that they and the words around them need. Where the size is given, in
-    inches, the pictures are scaled until it is met: words take what they take.
-    """
-    if size is None:
-        return _draw_all(figure, pictures)
-    wide, high = (
-        sum(picture.width for picture in pictures),
-        max(picture.height for picture in pictures),
-    )
-    # where any height will do: rows shrink less than the time axis, to stay legible
-    power = 1 if wide < 1.2 * high else 0.5
-    across, down = 1.0, 1.0
-    for _ in range(5):
-        # one by one: where two share a logarithmic axis, matplotlib before 3.11 warns as it clears
-        # the figure
-        for ax in figure.axes:
-            ax.remove()
-        figure.clear()
-        fitted = [
-            picture._replace(width=picture.width * across, height=picture.height * down)
-            for picture in pictures
-        ]
-        axes = _draw_all(figure, fitted)
-        across = max(across + (size[0] - figure.get_figwidth()) / wide, LEAST_INCHES / wide)
-        # What hangs under a picture grows with it: half of what is missing is enough.
-        down = (
-            across**power
-            if size[1] is None
-            else max(down + (size[1] - figure.get_figheight()) / 2 / high, LEAST_INCHES / high)
-        )
-    figure.set_size_inches(size[0], size[1] or figure.get_figheight())
-    return axes
-
-
-def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
-    """Draws pictures, and gives the figure its size; returns the axes."""
-    axes = [figure.add_axes((0, 0, 1, 1), label=str(number)) for number in range(len(pictures))]
-    # sizes first: what is written into a picture depends on the room there is
-    _place(figure, axes, pictures, np.zeros((len(axes), 4)))
-    around = []
-    for ax, picture in zip(axes, pictures, strict=True):
-        picture.draw(ax)
-        around.append(np.abs(_reach(ax) - np.array(ax.bbox.extents)) / figure.dpi + PAD_INCHES)
-    _place(figure, axes, pictures, np.array(around))
-    return axes
-
-
-def _place(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], around: Any) -> None:
-    """Gives a figure the size of its pictures with the room around each, and places their axes.
-
-    Left, below, right, above, in inches.
-    """
-    left, below, right, above = around.T
-    widths, heights = (
-        np.array([getattr(picture, side) for picture in pictures]) for side in ("width", "height")
-    )
-    width, height = (left + widths + right).sum(), above.max() + (heights + below).max()
-    figure.set_size_inches(width, height)
-    starts = np.cumsum(left + widths + right) - widths - right
-    for ax, start, wide, high in zip(axes, starts, widths, heights, strict=True):
-        ax.set_position(
-            (start / width, (height - above.max() - high) / height, wide / width, high / height)
-        )
-
-
-def _reach(ax: Axes) -> Any:
+def reach(ax: Axes) -> Any:
     """Returns how far axes and all that is written around them reach, in pixels.
 
     Left, below, right, above.
@@ -383,14 +241,18 @@ def per_point(ax: Axes) -> float:
 
 def swatch(look: Look, label: str | None = None) -> Patch:
     """Returns the legend's entry for a look, under its own name by default."""
-    hatch = look.hatch or None
     return Patch(
         facecolor=look.colour,
         edgecolor=look.ink,
-        hatch=hatch,
+        hatch=look.hatch or None,
         linewidth=0.5,
         label=look.name if label is None else label,
     )
+
+
+def entry(label: str, **look: Any) -> Line2D:
+    """Returns the legend's entry for a line or a mark, dark by default."""
+    return Line2D([], [], label=label, **{"color": INK, **look})
 
 
 def fade(colour: str, share: float) -> str:
@@ -438,11 +300,11 @@ def write_beside(
 def dress(
     ax: Axes,
     title: str,
-    *,
-    metadata: dict[str, Any],
     subtitle: str = "",
     notes: Sequence[str] = (),
     handles: Sequence[Artist] = (),
+    *,
+    metadata: dict[str, Any],
     columns: int = 4,
 ) -> None:
     """Puts the words around a picture.
@@ -452,10 +314,10 @@ def dress(
     Args:
         ax: the axes, which are drawn already.
         title: the message, one line.
-        metadata: the trace's, for the last line: machine, versions and date.
         subtitle: what follows from the message, smaller.
         notes: sentences on what the picture leaves out or merges, one line each.
         handles: entries of the legend.
+        metadata: the trace's, for the last line: machine, versions and date.
         columns: entries of the legend in a line, at most.
     """
     to_points, compact = 72 / ax.figure.dpi, _compact.get()
@@ -464,41 +326,21 @@ def dress(
             lowest.set_xlabel(
                 textwrap.fill(lowest.get_xlabel(), int(ax.bbox.width * to_points / (8 * LETTER)))
             )
-    left, bottom, right, _ = _reach(ax)
+    left, bottom, right, _ = reach(ax)
     start, end = (left, ax.bbox.x1) if compact else (ax.bbox.x0, max(right, ax.bbox.x1))
     room, below = end - start, (ax.bbox.y0 - min(bottom, ax.bbox.y0)) * to_points + GAP_POINTS
     indent = (start - ax.bbox.x0) * to_points
-    heading = [] if compact else [ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0)]
-    if subtitle and not compact:
-        heading.append(
-            write_beside(
-                ax,
-                subtitle,
-                (0, 1),
-                (0, 7),
-                ha="left",
-                va="bottom",
-                fontsize=SUBTITLE_SIZE,
-                color=MUTED,
-            )
-        )
+    heading: list[Any] = []
+    if not compact:
+        heading.append(ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0))
+        if subtitle:
+            look: Any = {"va": "bottom", "fontsize": SUBTITLE_SIZE, "color": MUTED}
+            heading.append(write_beside(ax, subtitle, (0, 1), (0, 7), **look))
     for text in heading:
-        text.set_fontsize(
-            text.get_fontsize() * min(1.0, max(room / text.get_window_extent().width, LEAST_SHRUNK))
-        )
-    for number in range(min(columns, len(handles)), 0, -1):
-        legend = ax.legend(
-            handles=list(handles), loc="upper left", ncols=number, borderaxespad=0, borderpad=0,
-            handlelength=1.8, columnspacing=1.4,
-            bbox_to_anchor=(0, 0),
-            bbox_transform=ax.transAxes + ScaledTranslation(indent / 72, -below / 72,
-                                                            ax.figure.dpi_scale_trans),
-        )  # fmt: skip
-        legend.set_zorder(20)
-        extent = legend.get_window_extent()
-        if extent.width <= room or number == 1:
-            below += extent.height * to_points + GAP_POINTS
-            break
+        share = max(room / text.get_window_extent().width, LEAST_SHRUNK)
+        text.set_fontsize(text.get_fontsize() * min(1.0, share))
+    if handles:
+        below += _add_legend(ax, handles, columns, room, (indent, -below)) + GAP_POINTS
     last = footer(metadata)
     if compact:
         letters_in_line = int(room * to_points / (SMALL * LETTER))
@@ -506,20 +348,32 @@ def dress(
             part for line in (*notes, last) for part in textwrap.wrap(line, letters_in_line)
         ]
     for line in notes:
-        write_beside(
-            ax, line, (0, 0), (indent, -below), ha="left", va="top", fontsize=letters(9), color=INK
-        )
+        write_beside(ax, line, (0, 0), (indent, -below), va="top", fontsize=letters(9))
         below += LINE_POINTS * letters(9) / 9
-    write_beside(
-        ax,
-        last,
-        (0, 0),
-        (indent, -below - 2),
-        ha="left",
-        va="top",
-        fontsize=letters(8.5),
-        color=MUTED,
-    )
+    at = indent, -below - 2
+    write_beside(ax, last, (0, 0), at, va="top", fontsize=letters(8.5), color=MUTED)
+
+
+def _add_legend(
+    ax: Axes, handles: Sequence[Artist], columns: int, room: float, offset: tuple[float, float]
+) -> float:
+    """Adds a legend of as many columns as fit, its corner ``offset`` points from that of the axes.
+
+    Returns its height in points.
+    """
+    x, y = offset
+    shift = ScaledTranslation(x / 72, y / 72, ax.figure.dpi_scale_trans)
+    for number in range(min(columns, len(handles)), 0, -1):
+        legend = ax.legend(
+            handles=list(handles), loc="upper left", ncols=number, borderaxespad=0, borderpad=0,
+            handlelength=1.8, columnspacing=1.4,
+            bbox_to_anchor=(0, 0), bbox_transform=ax.transAxes + shift,
+        )  # fmt: skip
+        legend.set_zorder(20)
+        extent = legend.get_window_extent()
+        if extent.width <= room:
+            break
+    return float(extent.height * 72 / ax.figure.dpi)
 
 
 def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> bytes:
@@ -556,26 +410,19 @@ def save_figure(
         ArgumentError: the path ends in something else.
     """
     path = Path(path)
-    if path.suffix not in (".png", ".svg", ".pdf"):
+    if path.suffix == ".png":
+        path.write_bytes(figure_png(figure, dpi=dpi, description=description))
+    elif path.suffix == ".svg":
+        text = figure_svg(figure, title=title, description=description)
+        path.write_text(text, encoding="utf-8")
+    elif path.suffix == ".pdf":
+        about = {"CreationDate": None, "Creator": None, "Producer": None, "Title": title or None}
+        with drawing():
+            figure.savefig(path, metadata=about)
+    else:
         raise ArgumentError(
             f"a picture's file must end in .png, .svg or .pdf, got {say(str(path))}. Choose one."
         )
-    if path.suffix == ".png":
-        path.write_bytes(figure_png(figure, dpi=dpi, description=description))
-        return
-    if path.suffix == ".pdf":
-        with drawing():
-            figure.savefig(
-                path,
-                metadata={
-                    "CreationDate": None,
-                    "Creator": None,
-                    "Producer": None,
-                    "Title": title or None,
-                },
-            )
-        return
-    path.write_text(figure_svg(figure, title=title, description=description), encoding="utf-8")
 
 
 def figure_svg(figure: Figure, *, title: str = "", description: str = "") -> str:

@@ -6,12 +6,11 @@ Also what a notebook shows of a trace, ring and timeline in one.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
-from matplotlib.lines import Line2D
 
-from ringsim.plot import style
+from ringsim.plot import sheet, style
 from ringsim.plot.layout import (
     MERGED_SLOTS,
     OPERATION_LOOKS,
@@ -33,7 +32,8 @@ from ringsim.plot.layout import (
     row_points,
 )
 from ringsim.plot.ring import ring_picture
-from ringsim.plot.steps import microbatch_entry, picture_step, plot_step, shows_step, step_picture
+from ringsim.plot.sheet import Picture
+from ringsim.plot.steps import microbatch_entry, picture_step, shows_step, step_picture
 from ringsim.traces.clocks import unalign
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
 from ringsim.traces.lazy import Style
@@ -104,15 +104,12 @@ def plot_timeline(
         'Nothing was recorded on 4 ranks'
     """
     if not align:
-        shown = unalign(trace.events, trace.metadata.get("clocks", []))
         trace = replace(
             trace,
-            events=shown,
+            events=unalign(trace.events, trace.metadata.get("clocks", [])),
             metadata={key: value for key, value in trace.metadata.items() if key != "clocks"},
         )
-    if step is not None or shows_step(trace):
-        return plot_step(picture_step(trace, step), ax, **look)
-    return style.show([timeline_picture(trace)], ax, **look)
+    return sheet.show([timeline_picture(trace, step, with_curve=ax is None)], ax, **look)
 
 
 def trace_png(trace: Trace) -> bytes:
@@ -120,29 +117,28 @@ def trace_png(trace: Trace) -> bytes:
 
     The same bytes for the same trace.
     """
-    pictures = [ring_picture(trace)] + ([timeline_picture(trace)] if len(trace.events) else [])
-    small = [
-        picture._replace(width=picture.width * SMALLER, height=picture.height * SMALLER)
-        for picture in pictures[:1]
-    ]
-    small += [
-        picture._replace(width=picture.width * SMALLER, height=max(picture.height, 2.6))
-        for picture in pictures[1:]
-    ]
-    return style.picture_png(small, trace.describe())
+    ring = ring_picture(trace)
+    pictures = [ring._replace(width=ring.width * SMALLER, height=ring.height * SMALLER)]
+    if len(trace.events):
+        times = timeline_picture(trace)
+        pictures.append(times._replace(width=times.width * SMALLER, height=max(times.height, 2.6)))
+    return sheet.picture_png(pictures, trace.describe())
 
 
-def timeline_picture(trace: Trace) -> style.Picture:
-    """Returns the timeline as a picture; of a pipeline its last step."""
-    if shows_step(trace):
-        return step_picture(picture_step(trace))
+def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool = False) -> Picture:
+    """Returns the timeline as a picture; of a pipeline a step, by default its last one.
+
+    Under a step's rows stand the live activations if wanted.
+    """
+    if step is not None or shows_step(trace):
+        return step_picture(picture_step(trace, step), with_curve=with_curve)
     events = trace.events
     row = (
         0.62
         + (0.22 if (events.kind == SPAN).any() else 0)
         + (0.14 if (events.kind == MARK).any() else 0)
     )
-    return style.Picture(
+    return Picture(
         lambda ax: _draw(trace, ax), WIDTH_INCHES, float(np.clip(row * trace.world_size, 1.2, 8.5))
     )
 
@@ -152,30 +148,19 @@ def _draw(trace: Trace, ax: Axes) -> None:
     bars = make_bars(trace)
     rows = Rows.of(trace, bars, ax)
     length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
-    firsts = range(0, trace.world_size, rows.ranks)
-    lasts = [min(first + rows.ranks, trace.world_size) - 1 for first in firsts]
-    names = [
-        f"rank {first}" if first == last else f"ranks {first}–{last}"
-        for first, last in zip(firsts, lasts, strict=True)
-    ]
-    if len({*trace.hosts} - {""}) > 1:
-        names = [
-            name
-            if first and trace.hosts[first] == trace.hosts[first - 1]
-            else f"{trace.hosts[first]}  {name}"
-            for first, name in zip(firsts, names, strict=True)
-        ]
+    several = len({*trace.hosts} - {""}) > 1
+    names, borders = [], []
+    for row, first in enumerate(range(0, trace.world_size, rows.ranks)):
+        last = min(first + rows.ranks, trace.world_size) - 1
+        name = f"rank {first}" if first == last else f"ranks {first}–{last}"
+        if several and (first == 0 or trace.hosts[first] != trace.hosts[first - 1]):
+            name = f"{trace.hosts[first]}  {name}"
+        names.append(name)
+        if first and trace.crosses(first - 1, first):
+            borders.append(row - 0.5)
     prepare_rows(ax, names, length, axis.label)
-    borders = [row for row in range(1, len(firsts)) if trace.crosses(lasts[row - 1], firsts[row])]
     if borders:
-        ax.hlines(
-            np.array(borders) - 0.5,
-            *ax.get_xlim(),
-            color=style.MUTED,
-            linewidth=0.8,
-            zorder=1,
-            gid="hosts",
-        )
+        ax.hlines(borders, *ax.get_xlim(), color=style.MUTED, linewidth=0.8, zorder=1, gid="hosts")
     for row in range(0, len(names) if len(names) <= MOST_STRIPES else 0, 2):
         ax.axhspan(row - 0.5, row + 0.5, color="#F7F7F7", linewidth=0, zorder=0)
 
@@ -185,13 +170,13 @@ def _draw(trace: Trace, ax: Axes) -> None:
     else:
         slot_ns = axis.slot_ns
         long, density = merge_short(bars, axis.first_ns, slot_ns)
-        draw_bars(ax, bars, np.flatnonzero(long), rows, axis)
-    draw_density(ax, density, rows, slot_ns / axis.unit_ns)
-    draw_open_ends(ax, bars, rows, axis)
+        draw_bars(rows, bars, long, axis)
+    draw_density(rows, density, slot_ns / axis.unit_ns)
+    draw_open_ends(rows, bars, axis)
     if rows.ranks == 1:
-        draw_span_names(ax, trace, bars, rows, axis)
-    _draw_marks(ax, trace, rows, axis)
-    arrows = draw_arrows(ax, trace, rows, bars.depths, axis)
+        draw_span_names(rows, trace, bars, axis)
+    _draw_marks(rows, trace, axis)
+    arrows = draw_arrows(rows, trace, bars.depths, axis)
 
     notes = []
     if rows.ranks > 1:
@@ -202,14 +187,13 @@ def _draw(trace: Trace, ax: Axes) -> None:
         notes.append(
             f"Shorter than {pixel} and merged: {merged}; the height is the share of the time."
         )
-    arrived = int((trace.events.done_ns[trace.messages.recv] != NONE).sum())
+    arrived = (trace.events.done_ns[trace.messages.recv] != NONE).sum()
     if arrived < len(trace.messages):
         notes.append(f"{count(len(trace.messages) - arrived, 'message')} never arrived: no arrow.")
     if arrows < arrived:
         notes.append(f"Arrows: {arrows:,} of {count(arrived, 'message')}, evenly in time.")
-    title, subtitle = _message(trace, bars)
-    handles = _legend(trace, bars, arrows)
-    style.dress(ax, title, subtitle=subtitle, notes=notes, handles=handles, metadata=trace.metadata)
+    words, handles = _message(trace, bars), _legend(trace, bars, arrows)
+    style.dress(ax, *words, notes, handles, metadata=trace.metadata)
 
 
 def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
@@ -245,24 +229,20 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
         "transfers": trace.waits.transfer_ns.sum(),
         "collectives": blocked[events.kind == COLLECTIVE].sum(),
     }
-    said = [
-        f"{name} {style.percent(part / time)}"
-        for name, part in sorted(parts.items(), key=lambda item: -item[1])
-        if part > 0
-    ][:3]
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:3]
+    said = ", ".join(f"{name} {style.percent(part / time)}" for name, part in largest if part > 0)
     by_rank = np.bincount(
         events.rank, weights=late_sender + late_receiver, minlength=trace.world_size
     )
-    if by_rank.max() > 0:
-        worst = int(by_rank.argmax())
-        said.append(f"rank {worst} waited longest, {time_text(by_rank[worst])}")
-        return title, "; ".join((", ".join(said[:-1]), said[-1]))
-    return title, ", ".join(said)
+    worst = by_rank.argmax()
+    if by_rank[worst] > 0:
+        said += f"; rank {worst} waited longest, {time_text(by_rank[worst])}"
+    return title, said
 
 
-def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
+def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
     """Draws a tick for each mark, with its name where there is room before the next."""
-    events = trace.events
+    ax, events = rows.ax, trace.events
     marks = np.flatnonzero(events.kind == MARK)
     if len(marks) == 0:
         return
@@ -271,37 +251,34 @@ def _draw_marks(ax: Axes, trace: Trace, rows: Rows, axis: TimeAxis) -> None:
     top, bottom = rows.marks
     ax.vlines(x, rank + top, rank + bottom, colors=style.INK, linewidths=1.2, zorder=5, gid="marks")
     ax.scatter(x, rank + bottom, s=12, marker="v", c=style.INK, linewidths=0, zorder=5)
-    right, per_point = ax.get_xlim()[1], style.per_point(ax)
-    until = np.append(np.where(rank[1:] == rank[:-1], x[1:], right), right)
     size = min(
         style.letters(MARK_NAME_SIZE),
         (bottom - top) * row_points(ax, -(-trace.world_size // rows.ranks)) * 0.95,
     )
+    if size < style.least(5, MARK_NAME_SIZE):
+        return
+    right, per_point = ax.get_xlim()[1], style.per_point(ax)
+    until = np.append(np.where(rank[1:] == rank[:-1], x[1:], right), right)
     named = 0
-    for index, at, end in zip(marks.tolist(), x.tolist(), until.tolist(), strict=True):
-        label = int(events.label[index])
+    for index, row, at, end in zip(
+        marks.tolist(), rank.tolist(), x.tolist(), until.tolist(), strict=True
+    ):
+        label = events.label[index]
         name = events.tables.labels[label] if label != NONE else ""
         notice = read_notice(name)
         # the kind; the sentence would run across the picture
         name = notice[0] if notice is not None else name
-        if not name or size < style.least(5, MARK_NAME_SIZE) or named == MOST_MARK_NAMES:
+        if not name or named == MOST_MARK_NAMES:
             continue
-        width = (len(name) * 0.6 * size + 5) * per_point
-        row = int(events.rank[index]) // rows.ranks + (top + bottom) / 2
-        if at + width <= end:
-            ax.text(at + 4 * per_point, row, name, fontsize=size, va="center_baseline", zorder=7)
-            named += 1
+        if at + (len(name) * 0.6 * size + 5) * per_point <= end:
+            side, offset = "left", 4
         elif end == right:  # the last of its row, at the right edge: to the left of its tick
-            ax.text(
-                at - 4 * per_point,
-                row,
-                name,
-                fontsize=size,
-                va="center_baseline",
-                ha="right",
-                zorder=7,
-            )
-            named += 1
+            side, offset = "right", -4
+        else:
+            continue
+        place = at + offset * per_point, row + (top + bottom) / 2
+        ax.text(*place, name, fontsize=size, va="center_baseline", ha=side, zorder=7)
+        named += 1
 
 
 def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
@@ -311,47 +288,16 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
         name = span_text(trace.events.tables.labels[label]) if label != NONE else "span"
         handles.append(style.swatch(look_of(number), name))
     if len(bars.labels) > MOST_SPAN_NAMES:
-        handles.append(
-            Line2D(
-                [],
-                [],
-                linestyle="none",
-                label=f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans",
-            )
-        )
+        more = f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans"
+        handles.append(style.entry(more, linestyle="none"))
     if (trace.events.microbatch[bars.event[bars.look >= len(OPERATION_LOOKS)]] != NONE).any():
         handles.append(microbatch_entry())
     handles += [style.swatch(look_of(number)) for number in looks if number < len(OPERATION_LOOKS)]
     if arrows:
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=style.INK,
-                linewidth=1,
-                marker=">",
-                markersize=5,
-                markevery=[1],
-                label="send posted → recv done",
-            )
-        )
+        look: Any = {"linewidth": 1, "marker": ">", "markersize": 5, "markevery": [1]}
+        handles.append(style.entry("send posted → recv done", **look))
         if trace.crosses(trace.messages.src, trace.messages.dst).any():
-            handles.append(
-                Line2D(
-                    [],
-                    [],
-                    color=style.VERMILLION,
-                    linewidth=1,
-                    marker=">",
-                    markersize=5,
-                    markevery=[1],
-                    label="from host to host",
-                )
-            )
+            handles.append(style.entry("from host to host", color=style.VERMILLION, **look))
     if (trace.events.kind == MARK).any():
-        handles.append(
-            Line2D(
-                [], [], color=style.INK, linestyle="none", marker="v", markersize=4, label="mark"
-            )
-        )
+        handles.append(style.entry("mark", linestyle="none", marker="v", markersize=4))
     return handles

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
-from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch
 from matplotlib.transforms import Bbox
 
-from ringsim.plot import style
-from ringsim.plot.ring import bow, label_edges, node_angle, place, words_box
-from ringsim.plot.style import Picture
+from ringsim.plot import sheet, style
+from ringsim.plot.layout import time_range
+from ringsim.plot.ring import bow, label_edges, node, words_box
+from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
@@ -48,8 +48,9 @@ FILE_LETTERS: Final = 20
 NOTE_LETTERS: Final = 76
 MOST_NOTES: Final = 4
 
-_LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {  # state: its words, fill, outline, dashes
-    "blocked": ("blocked", "white", style.VERMILLION, "solid"),
+# state: words beside the rank, fill, outline, dashes
+_LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
+    "blocked": ("", "white", style.VERMILLION, "solid"),
     "exited": ("has left", "#EDEDED", style.MUTED, (0, (2, 2))),
     "failed": ("failed", style.INK, style.INK, "solid"),
     "killed": ("dead", style.INK, style.INK, "solid"),
@@ -82,12 +83,12 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
         >>> plot_waitfor(Diagnosis((finding,), 2, edges)).get_title(loc="left")
         'Deadlock: ranks 0 and 1'
     """
-    return style.show(_pictures(diagnosis), ax, **look)
+    return sheet.show(_pictures(diagnosis), ax, **look)
 
 
 def waitfor_png(diagnosis: Diagnosis) -> bytes:
     """Draws graph and timeline for a notebook: a PNG, the same bytes for the same diagnosis."""
-    return style.picture_png(_pictures(diagnosis), str(diagnosis))
+    return sheet.picture_png(_pictures(diagnosis), str(diagnosis))
 
 
 def _pictures(diagnosis: Diagnosis) -> list[Picture]:
@@ -113,29 +114,22 @@ def _last_moments(diagnosis: Diagnosis) -> Trace | None:
     if trace is None or len(trace.events) == 0 or trace.world_size > MOST_TIMELINE_RANKS:
         return None
     events = trace.events
-    last = int(max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max()))
-    waited_ns = (
-        max(
-            (edge.operation.waited_s for edge in diagnosis.edges if edge.operation is not None),
-            default=0.0,
-        )
-        * 1e9
-    )
+    last = time_range(events)[1]
+    waited_s = [edge.operation.waited_s for edge in diagnosis.edges if edge.operation is not None]
+    waited_ns = int(max(waited_s, default=0.0) * 1e9)
     if waited_ns == 0:
         return trace
-    waiting = events.wait_ns[(events.done_ns == NONE) & (events.wait_ns != NONE)]
-    stuck_since = int(waiting.min()) if len(waiting) else last - int(waited_ns)
+    stuck = (events.done_ns == NONE) & (events.wait_ns != NONE)
+    stuck_since = int(events.wait_ns[stuck].min()) if stuck.any() else last - waited_ns
     start = stuck_since - max(int(BEFORE * (last - stuck_since)), BEFORE_NS)
-    recent = ((events.done_ns == NONE) & (events.wait_ns != NONE)) | (
-        np.maximum(events.done_ns, events.post_ns) >= start
-    )
+    recent = stuck | (np.maximum(events.done_ns, events.post_ns) >= start)
     end = Tables(labels=("end of the run",))
     at_end = make_events(
         {
             "rank": [int(events.rank.min())],
             "op": [OP_CODES["mark"]],
             "label": [0],
-            "post_ns": [stuck_since + int(waited_ns)],
+            "post_ns": [stuck_since + waited_ns],
         },
         end,
     )
@@ -150,17 +144,14 @@ def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
     ax.set(xlim=(-HALF[0], HALF[0]), ylim=(-HALF[1], HALF[1]), aspect="equal")
     ax.set_axis_off()
     ax.apply_aspect()  # labels are placed by the size that the axes will have
-    at = {
-        rank: place(node_angle(index, len(ranks))) * (1.0 if len(ranks) > 1 else 0.0)
-        for index, rank in enumerate(ranks)
-    }
+    at = {rank: node(index, len(ranks)) for index, rank in enumerate(ranks)}
     radius = (
         min(RADIUS, CROWDED * 2 * float(np.sin(np.pi / len(ranks)))) if len(ranks) > 1 else RADIUS
     )
     shown = [edge for edge in edges if edge.rank in at and edge.peer in at]
     taken: list[Bbox] = []
     for rank, (x, y) in at.items():
-        taken += _draw_rank(ax, rank, float(x), float(y), radius, states[rank] if states else "")
+        taken += _draw_rank(ax, rank, x, y, radius, states[rank] if states else "")
     unlabelled = _draw_edges(ax, shown, at, radius, taken)
     notes = _notes(diagnosis)
     hidden = diagnosis.world_size - len(ranks)
@@ -178,12 +169,9 @@ def _title(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
         return f"Nothing wrong was found on {count(diagnosis.world_size, 'rank')}"
     first = diagnosis.findings[0]
-    who = ", ".join(map(str, first.ranks[:6])) + (" …" if len(first.ranks) > 6 else "")
-    ranks = (
-        f"rank {who}"
-        if len(first.ranks) == 1
-        else f"ranks {' and '.join(who.rsplit(', ', 1)) if len(first.ranks) <= 6 else who}"
-    )
+    named, all_named = ", ".join(map(str, first.ranks[:6])), len(first.ranks) <= 6
+    who = " and ".join(named.rsplit(", ", 1)) if all_named else f"{named} …"
+    ranks = f"rank{'' if len(first.ranks) == 1 else 's'} {who}"
     more = (
         f" (and {count(len(diagnosis.findings) - 1, 'finding')} more)"
         if len(diagnosis.findings) > 1
@@ -197,11 +185,9 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
         return []
     message = diagnosis.findings[0].message
     lines = textwrap.wrap(message[:1].upper() + message[1:], NOTE_LETTERS)
-    return (
-        lines
-        if len(lines) <= MOST_NOTES
-        else [*lines[: MOST_NOTES - 1], f"{lines[MOST_NOTES - 1]} …"]
-    )
+    if len(lines) > MOST_NOTES:
+        lines[MOST_NOTES - 1 :] = [f"{lines[MOST_NOTES - 1]} …"]
+    return lines
 
 
 def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
@@ -310,7 +296,7 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
         x, y, str(rank), ha="center", va="center", weight="bold", fontsize=size, color=ink, zorder=7
     )
     taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius)]
-    if words and state != "blocked":
+    if words:
         side = 1 if y >= -0.01 else -1
         taken.append(words_box(ax, x, y + side * (radius + 0.1), words))
     return taken
@@ -319,27 +305,11 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
 def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[Artist]:
     handles: list[Artist] = []
     if any(edge.in_cycle for edge in edges):
-        handles.append(
-            Line2D([], [], color=style.VERMILLION, linewidth=2.6, label="waits for, in a circle")
-        )
+        handles.append(style.entry("waits for, in a circle", color=style.VERMILLION, linewidth=2.6))
     if not all(edge.in_cycle for edge in edges):
-        handles.append(
-            Line2D(
-                [], [], color=style.MUTED, linewidth=1.2, linestyle=(0, (4, 2)), label="waits for"
-            )
-        )
-    if any(diagnosis.states[rank] == "blocked" for rank in ranks if diagnosis.states):
-        colour = style.VERMILLION
-        handles.append(
-            Line2D(
-                [],
-                [],
-                linestyle="none",
-                marker="o",
-                markersize=9,
-                markerfacecolor="white",
-                markeredgecolor=colour,
-                label="blocked",
-            )
-        )
+        look: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (4, 2))}
+        handles.append(style.entry("waits for", color=style.MUTED, **look))
+    if diagnosis.states and any(diagnosis.states[rank] == "blocked" for rank in ranks):
+        look = {"markerfacecolor": "white", "markeredgecolor": style.VERMILLION}
+        handles.append(style.entry("blocked", linestyle="none", marker="o", markersize=9, **look))
     return handles
