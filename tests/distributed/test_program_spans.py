@@ -88,6 +88,7 @@ def look() -> list[bool]:
     ]
     recorder = get_state().recorder
     assert recorder is not None
+    dist.barrier()  # what the program has imported by now is looked for at the next new group
     during = [vars(owner)[name].__module__.startswith("ringsim") for owner, name in places]
     uninstall(recorder)
     after = [vars(owner)[name].__module__.startswith("ringsim") for owner, name in places]
