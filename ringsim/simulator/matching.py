@@ -188,16 +188,17 @@ class Operation(Work):
         tag: of a message; -1 where there is none.
     """
 
+    # of the class until they change: most operations never have others
+    peer = tag = NONE
+    done_s, waiting, awaited = NEVER, False, False
+    error: Exception | None = None
+    future: Any = None
+
     def __init__(
         self, op: int, rank: Rank, slots: tuple[int, ...], group: Team, kind: Kind
     ) -> None:
         super().__init__()
         self.op, self.rank, self.slots, self.group, self.kind = op, rank, slots, group, kind
-        self.peer = self.tag = NONE
-        self.done_s, self.waiting = NEVER, False
-        self.error: Exception | None = None
-        self.future: Any = None
-        self.awaited = False
 
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operation is done; returns True.
@@ -413,6 +414,11 @@ class Message(Operation):
         entry: what it is carried out with, where a rank's messages go one after the other.
     """
 
+    number = 0
+    met: Message | None = None
+    arrives_s: float | None = None
+    entry: _Entry | None = None
+
     def __init__(
         self,
         op: int,
@@ -427,10 +433,6 @@ class Message(Operation):
         super().__init__(op, rank, slots, channel.group, kind)
         self.channel, self.tensor, self.tag, self.sends = channel, tensor, tag, sends
         self.peer = channel.dst if sends else channel.src
-        self.number = 0
-        self.met: Message | None = None
-        self.arrives_s: float | None = None
-        self.entry: _Entry | None = None
 
     def break_off(self) -> None:
         """Closes the connection in the group, as Gloo does."""
