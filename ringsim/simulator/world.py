@@ -228,9 +228,7 @@ class Worlds:
             self._meet(making, makers, members)
         if self._clock.current.number in making.group.team.places:
             return making.group
-        world.pg_group_ranks[dist.GroupMember.NON_GROUP_MEMBER] = {
-            rank: place for place, rank in enumerate(members)
-        }
+        world.pg_group_ranks[dist.GroupMember.NON_GROUP_MEMBER] = making.group.team.places
         return None
 
     def _find_local(
@@ -248,8 +246,10 @@ class Worlds:
         title = desc if desc.startswith("ring:") else name
         team = self._make_team(title, members, self._world.generation)
         group = SimulatedGroup(team, name, desc, self.make_group)
-        kind = self._shared.make_kind(Payload("ranks", tuple(sorted(members)), 0))
-        return _Making(group, kind, len(members))
+        return _Making(group, self._kind_of(members), len(members))
+
+    def _kind_of(self, members: tuple[int, ...]) -> Kind:
+        return self._shared.make_kind(Payload("ranks", tuple(sorted(members)), 0))
 
     def _meet(self, making: _Making, makers: Team, members: tuple[int, ...]) -> None:
         """Waits for the other members, recorded as on real ranks: a collective of all ranks."""
@@ -260,8 +260,7 @@ class Worlds:
             makers.number = self._recorder.group(GROUPS, self._ranks)
             self._recorder.world = 0
         fits = team.ranks == members
-        payload = Payload("ranks", tuple(sorted(members)), 0)
-        kind = making.kind if fits else shared.make_kind(payload)
+        kind = making.kind if fits else self._kind_of(members)
         slots: tuple[Any, ...] = ()
         if shared.records:
             slots = (self._post(makers.number, NONE, NONE, kind.number),)
