@@ -352,6 +352,7 @@ _ROWS_OF_TABLE: Final = (
         f"tensor, gather_tensor=None, dst=None, {_TO}",
         _TENSOR,
         ("gather_tensor", _WHOLE),
+        methods="gather_into_tensor gather_single",
     ),
     Reading(
         "scatter",

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from ringsim.comm.torch_private import is_registered
+
 __all__ = ["DEFAULT_TIMEOUT", "PythonGroup"]
 
 DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # torch's
@@ -135,7 +137,8 @@ class PythonGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        # torch (from 2.15) has its flight recorder look at a group that has some as it is made
+        return [torch.device("cpu")] if is_registered(self) else []
 
     @property
     def options(self) -> Any:
@@ -228,6 +231,16 @@ class PythonGroup(ProcessGroup):
         taken = outputs[0] if outputs else None
         tensor, root = _one(inputs), _root(opts)
         return self._begin("gather", tensor=tensor, gather_list=taken, group_dst=root)
+
+    def gather_single(
+        self, output: Tensor, given: Tensor, opts: Any = None, timeout: Any = None
+    ) -> Work:
+        """Begins ``gather_single``; torch calls it from 2.15 on."""
+        root = _root(opts)
+        taken = output if self.rank() == root else None
+        return self._begin("gather_single", tensor=given, gather_tensor=taken, group_dst=root)
+
+    gather_into_tensor = gather_single
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Begins ``scatter``."""

@@ -83,6 +83,12 @@ def count_groups() -> int:
     return len(getattr(getattr(distributed_c10d, "_world", None), "pg_names", ()))
 
 
+def is_registered(group: ProcessGroup) -> bool:
+    """Returns whether torch has taken a group into its tables; True where torch hides them."""
+    known = getattr(getattr(distributed_c10d, "_world", None), "pg_map", None)
+    return known is None or group in known
+
+
 def is_unused(group: ProcessGroup) -> bool:
     """Returns whether no operation has been posted on a group.
 

@@ -82,7 +82,7 @@ PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 
 # where Gloo keeps addresses in a store is no public promise: other versions take the public way
 # until tried
-_KNOWN_TORCH = "2.13."
+_KNOWN_TORCH = ("2.13.", "2.15.")
 _LONGEST_TIMEOUT_S = 1e6  # eleven days: in milliseconds it fits into the 32 bits that poll(2) takes
 
 

@@ -72,6 +72,7 @@ class RankWorld(threading.local):
         self.tags_to_pg: dict[str, list[Any]] = {}
         self.pg_to_tag: dict[Any, str] = {}
         self.pg_coalesce_state: dict[Any, list[Any]] = {}
+        self.pg_flight_recorder_hooks: dict[Any, Any] = {}  # torch 2.15
         self.comms: list[Any] = []
         self.group_count = 0
         self.generation = self.made = 0
