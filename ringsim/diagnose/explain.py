@@ -38,7 +38,16 @@ from ringsim.diagnose.verdict import blame_threads, judge, waits_text
 from ringsim.diagnose.waitfor import hindering
 from ringsim.errors import name_ranks
 from ringsim.traces.events import COLLECTIVE, NONE, Events
-from ringsim.traces.findings import IN_VAIN, LEFT_BLOCK, LOST, Diagnosis, Edge, End, Finding
+from ringsim.traces.findings import (
+    IN_VAIN,
+    LEFT_BLOCK,
+    LOST,
+    Diagnosis,
+    Edge,
+    End,
+    Finding,
+    Operation,
+)
 from ringsim.traces.units import time_text
 from ringsim.traces.value import count
 
@@ -318,77 +327,75 @@ def _find_stall(
 
     Where nobody waits, what ranks raised (``lost``).
     """
-    blocked = [rank for rank, view in enumerate(snapshot.ranks) if view.awaited]
-    seen = [
-        rank
-        for rank, view in enumerate(snapshot.ranks)
-        if view.state in _AT_WORK and view.end.about
-    ]
     if trace.metadata.get("complete") is True:
         return [], ()
     gone = [rank for rank, end in lost.items() if end.how == LOST]
     if not gone and (held := _find_held(trace.events, snapshot)) is not None:
         return [held], ()
-    if not blocked and (lost or not seen):
+    views = list(enumerate(snapshot.ranks))
+    waits = [(rank, one) for rank, view in views for one in view.awaited]
+    seen = [rank for rank, view in views if view.state in _AT_WORK and view.end.about]
+    if not waits and (lost or not seen):
         return [
             Finding("rank_failed", (rank,), (), f"rank {rank} {end.about}.", end=end)
             for rank, end in lost.items()
         ], ()
-    operations = tuple(one.operation for rank in blocked for one in snapshot.ranks[rank].awaited)
     edges = tuple(
         Edge(rank, peer, one.operation)
-        for rank in blocked
-        for one in snapshot.ranks[rank].awaited
+        for rank, one in waits
         for peer in hindering(snapshot, rank, one)
     )
+    operations = tuple(one.operation for _, one in waits)
     if gone:
-        alike = {
-            about: [rank for rank in gone if lost[rank].about == about]
-            for about in dict.fromkeys(lost[rank].about for rank in gone)
-        }
-        told = [
-            f"{name_ranks(some)} {'are' if len(some) > 1 else 'is'}{about[2:]}"
-            for about, some in alike.items()
-        ]
-        message = (
-            "; ".join(
-                [
-                    *told,
-                    *(
-                        [f"{name_ranks(blocked)} waited: {waits_text(operations)}"]
-                        if blocked
-                        else []
-                    ),
-                ]
-            )
-            + "."
-        )
-        waiting = [rank for rank in blocked if rank not in gone]
-        return [
-            Finding(
-                "lost",
-                (*gone, *waiting),
-                operations,
-                message,
-                "Look at the machine, and at the network to it.",
-            )
-        ], edges
+        return [_name_lost({rank: lost[rank].about for rank in gone}, operations)], edges
     wanted = {edge.peer for edge in edges}
+    return [_name_busy(trace, snapshot, operations, wanted, seen, lost)], edges
+
+
+def _ranks_of(operations: Sequence[Operation]) -> list[int]:
+    return list(dict.fromkeys(one.rank for one in operations))
+
+
+def _name_lost(gone: Mapping[int, str], operations: tuple[Operation, ...]) -> Finding:
+    """Makes the finding of ranks whose hosts are silent, given what is said of each."""
+    blocked, told = _ranks_of(operations), []
+    for about in dict.fromkeys(gone.values()):
+        some = [rank for rank in gone if gone[rank] == about]
+        told.append(f"{name_ranks(some)} {'are' if len(some) > 1 else 'is'}{about[2:]}")
+    if blocked:
+        told.append(f"{name_ranks(blocked)} waited: {waits_text(operations)}")
+    ranks = tuple(dict.fromkeys([*gone, *blocked]))
+    hint = "Look at the machine, and at the network to it."
+    return Finding("lost", ranks, operations, f"{'; '.join(told)}.", hint)
+
+
+def _name_busy(
+    trace: Trace,
+    snapshot: Snapshot,
+    operations: tuple[Operation, ...],
+    wanted: set[int],
+    seen: Sequence[int],
+    lost: Mapping[int, End],
+) -> Finding:
+    """Makes the finding of a run in which ranks might have gone on, with what these were doing.
+
+    Args:
+        trace: of the run.
+        snapshot: of its end.
+        operations: in which ranks waited.
+        wanted: the ranks that they waited for.
+        seen: ranks of which it is known what they did.
+        lost: what ranks raised that waited for others.
+    """
+    blocked = _ranks_of(operations)
     others = sorted({*wanted, *seen} - set(blocked), key=lambda rank: (rank not in wanted, rank))
     able = [rank for rank in others if snapshot.ranks[rank].state in _AT_WORK]
     busy = "; ".join(_tell_busy(trace, snapshot, rank) for rank in able[:_MOST_WAITS])
     busy += f"; and {len(able) - _MOST_WAITS} more ranks" if len(able) > _MOST_WAITS else ""
     if not blocked:
         message = f"no rank waited for another when the run was ended: {busy}."
-        return [
-            Finding(
-                "stalled",
-                tuple(seen),
-                (),
-                message,
-                "Look at what they do, or give the run more time.",
-            )
-        ], ()
+        hint = "Look at what they do, or give the run more time."
+        return Finding("stalled", tuple(seen), (), message, hint)
     message = (
         f"{name_ranks(blocked)} still waited when the run was ended: {waits_text(operations)}."
     )
@@ -400,7 +407,7 @@ def _find_stall(
         "what those do, or give the run more time."
     )
     culprits = [rank for rank in able if rank in wanted]
-    return [Finding("stalled", (*culprits, *blocked), operations, message, hint)], edges
+    return Finding("stalled", (*culprits, *blocked), operations, message, hint)
 
 
 def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
