@@ -113,15 +113,7 @@ def explain(trace: Trace) -> Diagnosis:
     ends = {rank: end for rank, end in told.items() if end.state != "unknown"}
     # what they waited for says why, where it does
     lost = {rank: end for rank, end in told.items() if rank not in ends and end.about}
-    snapshot = snapshot_of_events(events, size, ends, end_ns=end_ns)
-    judged = judge(snapshot)
-    # At the end of a simulated run nothing was on its way any more; of a real one the watcher says
-    # so.
-    if not judged.findings and (
-        trace.metadata.get("at_rest") is True or trace.metadata.get("source") == "simulated"
-    ):
-        snapshot = snapshot.settle()
-        judged = judge(snapshot)
+    snapshot, judged = _judge(trace, ends, end_ns)
     messages = find_message_mismatches(trace)
     calls = find_collective_mismatches(events.select(is_recorded_whole(trace)))
     found, retried = _find_caught(trace)
@@ -149,16 +141,7 @@ def explain(trace: Trace) -> Diagnosis:
     findings += [one for one in caught if (one.kind, set(one.ranks)) not in _names(causes)]
     # what these had posted is over
     woken = {rank for one in (*found, *retried) for rank in one.ranks}
-    returned = [
-        rank
-        for rank, end in ends.items()
-        if end.state == "exited" and end.how != LEFT_BLOCK and rank not in woken
-    ]
-    findings += find_missing(events) if len(returned) == size else ()
-    findings += [one for one in find_leaks(trace) if one.ranks[0] in returned]
-    # whose messages are done long after the thread has gone on
-    if trace.metadata.get("backend") != "nccl":
-        findings += find_races(trace)
+    findings += _find_untidy(trace, {rank: ends[rank] for rank in ends.keys() - woken})
     if not findings:
         # who waits for whom may follow from a slow link
         findings += [*find_links(trace), *find_lateness(trace)]
@@ -167,6 +150,33 @@ def explain(trace: Trace) -> Diagnosis:
     return tell_partings(
         Diagnosis(tuple(findings), size, edges, judged.states, whole, tuple(notes)), events
     )
+
+
+def _judge(trace: Trace, ends: Mapping[int, End], end_ns: int | None) -> tuple[Snapshot, Diagnosis]:
+    """Returns what the ranks had posted at the end of a run, and what follows from that."""
+    snapshot = snapshot_of_events(trace.events, trace.world_size, ends, end_ns=end_ns)
+    judged = judge(snapshot)
+    # At the end of a simulated run nothing was on its way any more; of a real one the watcher says
+    # so.
+    rests = trace.metadata.get("at_rest") is True or trace.metadata.get("source") == "simulated"
+    if rests and not judged.findings:
+        snapshot = snapshot.settle()
+        judged = judge(snapshot)
+    return snapshot, judged
+
+
+def _find_untidy(trace: Trace, ends: Mapping[int, End]) -> list[Finding]:
+    """Finds what ranks left undone, or did at the risk of a race, given how some ended."""
+    returned = {
+        rank for rank, end in ends.items() if end.state == "exited" and end.how != LEFT_BLOCK
+    }
+    findings = [one for one in find_leaks(trace) if one.ranks[0] in returned]
+    if len(returned) == trace.world_size:
+        findings = [*find_missing(trace.events), *findings]
+    # on NCCL, messages are done long after the thread has gone on
+    if trace.metadata.get("backend") != "nccl":
+        findings += find_races(trace)
+    return findings
 
 
 def _names(findings: Iterable[Finding]) -> list[tuple[str, set[int]]]:
