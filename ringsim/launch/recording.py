@@ -50,7 +50,7 @@ from ringsim.launch.joined import JoinedWatch, StoreBoard, store_port
 from ringsim.launch.watcher import LiveRecords, has_proc, look_at
 from ringsim.state import get_state
 from ringsim.traces.clocks import count_from, find_start, reference_ns
-from ringsim.traces.events import Events, readable
+from ringsim.traces.events import NONE, Events, readable
 from ringsim.traces.files import load, save_pieces
 from ringsim.traces.findings import LEFT_BLOCK
 from ringsim.traces.parts import PartReader, Parts, share_tables, told_ends
@@ -213,10 +213,10 @@ class Recording:
         left = tell_end(self._rank, error)
         if error is not None:
             self._say_why(recorder, error, left)
-        doing: list[dict[str, Any]] = []
+        others_do = (
+            self._watch.ask_others() if self._watch is not None and error is not None else []
+        )
         if self._watch is not None:
-            if error is not None:
-                doing = self._watch.ask_others()
             self._watch.stop()
         if self._clocks is not None and self._rank:
             self._clocks.stop(failed=error is not None)
@@ -243,28 +243,9 @@ class Recording:
                     self._path,
                     failed=error is not None,
                 )
-            if self._rank == 0:
-                try:
-                    said, late = self._collect_announcements(
-                        recorder.directory, hurry, failed=error is not None
-                    )
-                    if self._hosts is not None:
-                        doing += self._hosts.find_lost(late)
-                        self._hosts.stop()
-                finally:
-                    if self._clocks is not None:
-                        self._clocks.stop(failed=error is not None)
-                gathering = Gathering(self._keys, recorder.directory, self._world_size)
-                gathering.fetch([*said], lambda: not hurry.is_set())
-                whole = self._merge(recorder.directory, said, late, doing, gathering.missing)
-                if isinstance(error, RingError) and error.trace is None:
-                    error.trace = self.trace
-                    error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self.trace)
-                gathering.acknowledge(whole=whole and self._own, keep=self._own)
-                if error is None and self._own and not late and "gloo" in self._backend:
-                    mismatch = mismatch or self._find_mismatch(recorder.directory)
-                if self._own and whole:
-                    shutil.rmtree(recorder.directory, ignore_errors=True)
+            else:
+                found = self._gather(recorder.directory, error, hurry, others_do)
+                mismatch = mismatch or found
         except (RingError, RuntimeError, OSError) as failure:
             if error is None:
                 raise RingError(
@@ -277,6 +258,39 @@ class Recording:
         if mismatch is not None:
             mismatch.trace = self.trace if self._saved else None
             raise mismatch
+
+    def _gather(
+        self,
+        directory: Path,
+        error: BaseException | None,
+        hurry: threading.Event,
+        others_do: list[dict[str, Any]],
+    ) -> RingError | None:
+        """Collects the parts of all ranks, and writes the file; on rank 0.
+
+        Returns the error of operations whose sides disagree.
+        """
+        try:
+            said, late = self._collect_announcements(directory, hurry, failed=error is not None)
+            if self._hosts is not None:
+                others_do += self._hosts.find_lost(late)
+                self._hosts.stop()
+        finally:
+            if self._clocks is not None:
+                self._clocks.stop(failed=error is not None)
+        gathering = Gathering(self._keys, directory, self._world_size)
+        gathering.fetch([*said], lambda: not hurry.is_set())
+        whole = self._merge(directory, said, late, others_do, gathering.missing)
+        if isinstance(error, RingError) and error.trace is None:
+            error.trace = self.trace
+            error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self.trace)
+        gathering.acknowledge(whole=whole and self._own, keep=self._own)
+        mismatch = None
+        if error is None and self._own and not late and "gloo" in self._backend:
+            mismatch = self._find_mismatch(directory)
+        if self._own and whole:
+            shutil.rmtree(directory, ignore_errors=True)
+        return mismatch
 
     def _find_mismatch(self, directory: Path) -> RingError | None:
         """Returns the error of a block that all have left though an operation's sides disagree.
@@ -391,29 +405,21 @@ class Recording:
         directory: Path,
         said: dict[int, dict[str, Any]],
         late: list[int],
-        doing: list[dict[str, Any]],
+        others_do: list[dict[str, Any]],
         missing: list[str],
     ) -> bool:
         """Writes the file; returns whether the parts are complete.
 
-        ``late`` ranks announced nothing; ``missing`` is said.
+        Args:
+            directory: of the parts.
+            said: by rank, what it announced as it left.
+            late: ranks that announced nothing.
+            others_do: what ranks were doing that had not left.
+            missing: sentences on the parts that did not come.
         """
         parts = Parts(directory, self._world_size)
-
-        # what was posted within the block, some at a time: all of them may be more than memory
-        # holds
-        def read() -> Iterator[Events]:
-            for events in parts.read():
-                rank = int(events.rank[0]) if len(events) else None
-                first, last = said[rank]["span"] if rank in said else (0, math.inf)
-                inside = (events.seq >= first) & (events.seq < last)
-                yield replace(
-                    events if inside.all() else events.select(inside),
-                    seq=events.seq[inside] - first,
-                )
-
         firsts: dict[int, int] = {}
-        for events in read():
+        for events in _read_inside(parts, said):
             if len(events):
                 rank, post_ns = int(events.rank[0]), int(events.post_ns.min())
                 firsts[rank] = min(post_ns, firsts.get(rank, post_ns))
@@ -424,26 +430,44 @@ class Recording:
         for rank, words in said.items():
             words["left"]["at_ns"] = reference_ns(clocks, rank, words["left"]["at_ns"])
         raised_ns = [words["left"]["at_ns"] for words in said.values() if words["left"]["raised"]]
+        notes = [*facts["notes"], *missing, *(self._hosts.said if self._hosts is not None else ())]
+        if late:
+            notes.append(
+                f"ranks {late} had not left the recorded block when rank 0 wrote what they had "
+                "done by then."
+            )
         metadata = {
             **facts,
             **self._describe(),
-            "notes": [
-                *facts["notes"],
-                *missing,
-                *(self._hosts.said if self._hosts is not None else ()),
-            ],
+            "notes": notes,
             "complete": facts["complete"] and not late and not raised_ns and not missing,
             **({"clocks": moved} if moved else {}),
+            **self._list_ends(directory, said, late, others_do, start_ns),
         }
+        if late or raised_ns:  # ranks that still wait have waited until then
+            metadata["end_ns"] = max(raised_ns if not late else [time.monotonic_ns()]) - start_ns
+        inside = (count_from(events, base_ns) for events in share_tables(_read_inside(parts, said)))
+        count = save_pieces(inside, metadata, self._path)
+        self._saved, self._trace = True, load(self._path) if count <= MOST_KEPT else None
+        return bool(facts["complete"]) and not late and not missing
+
+    def _list_ends(
+        self,
+        directory: Path,
+        said: dict[int, dict[str, Any]],
+        late: list[int],
+        others_do: list[dict[str, Any]],
+        start_ns: int,
+    ) -> dict[str, Any]:
+        """Returns what the metadata say of how the ranks ended; see ``_merge``."""
+        left = {rank: words["left"] for rank, words in said.items()}
         others = [
             *find_ends(directory, late),
             *find_told(directory, late, self._world_size),
-            *(end for end in doing if end["rank"] in late),
+            *(end for end in others_do if end["rank"] in late),
         ]
-        ends = gather_ends({rank: words["left"] for rank, words in said.items()}, others, start_ns)
-        on_their_own = any(
-            words["left"]["raised"] and not words["left"]["woken"] for words in said.values()
-        )
+        ends, metadata = gather_ends(left, others, start_ns), dict[str, Any]()
+        on_their_own = any(end["raised"] and not end["woken"] for end in left.values())
         woken = read_verdict(directory) if self._watch is not None and not on_their_own else None
         if woken is not None:  # what they did afterwards does not say why
             metadata["given_up_ns"] = woken.at_ns - start_ns
@@ -451,21 +475,7 @@ class Recording:
             ends = [*stood.values(), *(end for end in ends if end["rank"] not in stood)]
         if ends:
             metadata["ends"] = ends
-        if late:
-            metadata["notes"] = [
-                *metadata["notes"],
-                (
-                    f"ranks {late} had not left the recorded block when rank 0 wrote what they had "
-                    "done by then."
-                ),
-            ]
-        if late or raised_ns:  # ranks that still wait have waited until then
-            metadata["end_ns"] = max(raised_ns if not late else [time.monotonic_ns()]) - start_ns
-        count = save_pieces(
-            (count_from(events, base_ns) for events in share_tables(read())), metadata, self._path
-        )
-        self._saved, self._trace = True, load(self._path) if count <= MOST_KEPT else None
-        return bool(facts["complete"]) and not late and not missing
+        return metadata
 
     def _collect_announcements(
         self, directory: Path, hurry: threading.Event, *, failed: bool
@@ -495,6 +505,21 @@ class Recording:
                     f"(rank {rank} of {self._world_size}). Give an absolute path."
                 )
         return said, late
+
+
+def _read_inside(parts: Parts, said: Mapping[int, Mapping[str, Any]]) -> Iterator[Events]:
+    """Yields what was posted within the block, some at a time: all may be more than memory holds.
+
+    Args:
+        parts: of the ranks.
+        said: by rank, what it announced as it left; all that the others did counts.
+    """
+    for events in parts.read():
+        rank = int(events.rank[0]) if len(events) else NONE
+        first, last = said[rank]["span"] if rank in said else (0, math.inf)
+        inside = (events.seq >= first) & (events.seq < last)
+        within = events if inside.all() else events.select(inside)
+        yield replace(within, seq=within.seq - first)
 
 
 def parts_of(path: Path) -> Path:

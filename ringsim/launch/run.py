@@ -8,7 +8,7 @@ import os
 import pickle
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -197,67 +197,61 @@ class _Supervisor:
         finally:
             self._progress.clear()
         self._settle()
-        if not self._ranks.directory.is_dir():
-            error = RingError(
-                f"the directory of a run must be there to its end, got {self._ranks.directory}, "
-                "which is gone. Leave it there."
-            )
-            raise self._explained(error)
-        if self._verdict is not None and not any(
-            report.waited for report in self._reports.values()
-        ):
-            # with the user's lines where these waits ended
-            first = self._verdict.diagnosis.findings[:1]
-            named = dict.fromkeys(
-                rank
-                for one in first
-                for finding in (one, *one.consequences)
-                for rank in finding.ranks
-            )
-            stuck = [rank for rank in named if rank in self._reports][:_SHOWN]
-            raise self._error_of(
-                self._verdict.diagnosis,
-                "".join(raised_where(self._reports[rank]) for rank in stuck),
-            )
-        if self._verdict is None and (found := self._find_mismatch()) is not None:
-            also = (
-                f"\n  {make_error(list(self._reports.values()), self._size, [])}"
-                if self._reports
-                else ""
-            )
-            raise self._error_of(found, also)
-        if self._reports:
-            stopped = [
-                rank
-                for rank in range(self._size)
-                if rank not in self._results and rank not in self._reports
-            ]
-            error = self._startup_error() or make_error(
-                list(self._reports.values()), self._size, stopped
-            )
-            raise self._explained(error)
-        if len(self._results) < self._size:
-            missing = [rank for rank in range(self._size) if rank not in self._results]
-            if len(self._pids) < self._size and (self._limit_s is None or self._limit_s > START_S):
-                up = f"{len(self._pids)} of {self._size} by then"
-                raise self._explained(
-                    RingError(
-                        f"ranks must come up within {START_S:g} s, got {up}. Call again; look at "
-                        "what else runs here."
-                    )
-                )
-            error = RunTimeout(
-                f"the run must end within limit_s={self._limit_s:g} s, got no result from ranks "
-                f"{missing} of {self._size} by then"
-                f"{'' if len(self._loaded) == self._size else ': they were still being started'}. "
-                "Raise limit_s, or look at error.trace for where they were."
-            )
-            raise self._explained(error)
+        if (error := self._find_error()) is not None:
+            raise error
         trace = self._make_trace(self._read_results(), complete=True)
         # not before: the end of one rank breaks what a thread of another may still wait for, which
         # the trace is to show
         self._send("bye")
         return trace
+
+    def _find_error(self) -> RingError | None:
+        """Returns the error of the run, None if all ranks have returned."""
+        reports = list(self._reports.values())
+        if not self._ranks.directory.is_dir():
+            return self._explained(
+                RingError(
+                    "the directory of a run must be there to its end, got "
+                    f"{self._ranks.directory}, which is gone. Leave it there."
+                )
+            )
+        if self._verdict is not None and not any(report.waited for report in reports):
+            return self._error_of(self._verdict.diagnosis, self._quote_stuck(self._verdict))
+        if self._verdict is None and (found := self._find_mismatch()) is not None:
+            also = f"\n  {make_error(reports, self._size, [])}" if reports else ""
+            return self._error_of(found, also)
+        missing = [rank for rank in range(self._size) if rank not in self._results]
+        if reports:
+            stopped = [rank for rank in missing if rank not in self._reports]
+            error = self._startup_error() or make_error(reports, self._size, stopped)
+            return self._explained(error)
+        return self._explained(self._name_missing(missing)) if missing else None
+
+    def _quote_stuck(self, verdict: Verdict) -> str:
+        """Returns the user's lines at which the waits of ranks ended that a verdict names."""
+        named = dict.fromkeys(
+            rank
+            for first in verdict.diagnosis.findings[:1]
+            for finding in (first, *first.consequences)
+            for rank in finding.ranks
+        )
+        stuck = [rank for rank in named if rank in self._reports][:_SHOWN]
+        return "".join(raised_where(self._reports[rank]) for rank in stuck)
+
+    def _name_missing(self, missing: Sequence[int]) -> RingError:
+        """Makes the error of a run in which ranks neither returned nor failed."""
+        if len(self._pids) < self._size and (self._limit_s is None or self._limit_s > START_S):
+            return RingError(
+                f"ranks must come up within {START_S:g} s, got {len(self._pids)} of {self._size} "
+                "by then. Call again; look at what else runs here."
+            )
+        starting = len(self._loaded) < self._size
+        return RunTimeout(
+            f"the run must end within limit_s={self._limit_s:g} s, got no result from ranks "
+            f"{missing} of {self._size} by then"
+            f"{': they were still being started' if starting else ''}. "
+            "Raise limit_s, or look at error.trace for where they were."
+        )
 
     @property
     def _elapsed_s(self) -> float:
