@@ -306,3 +306,16 @@ def test_lesson_is_committed_without_outputs(path: Path) -> None:
             assert cell["execution_count"] is None
         assert "execution" not in cell["metadata"], "times of an execution"
         assert not re.search(r"pip install.*git\+", "".join(cell["source"]))
+
+
+def test_what_newcomers_are_sent_to_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("## Where to change what")[2].partition("##")[0]
+    places = re.findall(r"`([a-z_]+/[\w/.]*|\w+\.py)`", table)
+    names = re.findall(r"`(\w+)`", table)
+    assert len(places) > 12
+    assert len(names) > 4
+    package = ROOT / "ringsim"
+    assert [place for place in places if not (package / place).exists()] == []
+    source = "".join(path.read_text() for path in package.rglob("*.py"))
+    assert [name for name in names if name not in source] == []
