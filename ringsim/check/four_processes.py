@@ -146,5 +146,6 @@ def _judge_spans(trace: Trace) -> None:
 
 
 def _nth(number: int) -> str:
-    endings = {1: "st", 2: "nd", 3: "rd"}
-    return f"{number}{endings.get(number if number < 20 else number % 10, 'th')}"
+    return (
+        f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number if number < 20 else number % 10, 'th') }"
+    )
