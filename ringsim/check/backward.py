@@ -25,15 +25,13 @@ __all__ = ["gradients"]
 
 _RAISED_HINT: Final = (
     "If something is None here: x.grad is None where x was not made a leaf with requires_grad_() "
-    "before it was fed forward, or where "
-    "another copy of it was fed forward. The first stage receives no activation and sends no "
-    "gradient, the last one the other way round."
+    "before it was fed forward, or where another copy of it was fed forward. The first stage "
+    "receives no activation and sends no gradient, the last one the other way round."
 )
 _HINTS: Final = {
     "missing": (
         "A gradient comes to a stage from the stage after: recv_gradient, and then "
-        "y.backward(grad) with the y that was sent. Keep x and y "
-        "of every microbatch until then."
+        "y.backward(grad) with the y that was sent. Keep x and y of every microbatch until then."
     ),
     "scaled": (
         "The loss of a step is the mean over microbatches: divide each one's loss by their number, "
@@ -54,6 +52,9 @@ _HINTS: Final = {
         "and nothing else of the model."
     ),
 }
+_SMALL_HINT: Final = (
+    "They are too small: is the loss divided twice, or are the gradients of some microbatches lost?"
+)
 
 
 def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
@@ -83,28 +84,22 @@ def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
 def _judge(examination: Examination) -> Passed:
     draw = examination.random
     traces = []
-    for world_size, steps in (
-        (3, (4,)),
-        (2, (1, draw.choice([2, 3]))),
-        (1, (draw.choice([2, 5]),)),
-    ):
-        traces.append(
-            examination.run(
-                _steps_on_rank, world_size, draw.randrange(10**9), steps, hint=_RAISED_HINT
-            )
+    runs = {3: [4], 2: [1, draw.choice([2, 3])], 1: [draw.choice([2, 5])]}
+    for world_size, steps in runs.items():
+        trace = examination.run(
+            _steps_on_rank, world_size, draw.randrange(10**9), steps, hint=_RAISED_HINT
         )
+        traces.append(trace)
         for index, num_microbatches in enumerate(steps):
-            _judge_step(traces[-1], index, num_microbatches)
+            _judge_step(trace, index, num_microbatches)
     examination.judge_content(
-        lambda blank: _judge_step(blank, 0, 2), _steps_on_rank, 2, draw.randrange(10**9), (2,)
+        lambda blank: _judge_step(blank, 0, 2), _steps_on_rank, 2, draw.randrange(10**9), [2]
     )
-    return (
-        (
-            "Every parameter has the gradient of one process, on 1, 2 and 3 ranks, with one "
-            "microbatch and with more."
-        ),
-        traces[0],
+    sentence = (
+        "Every parameter has the gradient of one process, on 1, 2 and 3 ranks, with one microbatch "
+        "and with more."
     )
+    return sentence, traces[0]
 
 
 def _steps_on_rank(function: Answer, secret: int, steps: Sequence[int]) -> list[GradientRow | None]:
@@ -135,34 +130,31 @@ def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
 
     A missing one is said before others, for it is often their cause.
     """
-    size = trace.world_size
-    wrong = [
-        (rank, row) for rank, rows in enumerate(trace.results) if (row := rows[index]) is not None
-    ]
+    rows = [result[index] for result in trace.results]
+    wrong = [rank for rank, row in enumerate(rows) if row is not None]
     if not wrong:
         return
-    rank, row = min(wrong, key=lambda each: (each[1].verdict != "missing", each[0]))
-    who, batches = f"Stage {rank} of {size}", count(num_microbatches, "microbatch")
+    rank = min(wrong, key=lambda rank: (rows[rank].verdict != "missing", rank))
+    row = rows[rank]
+    name = row.parameter
+    who, batches = f"{rank} of {trace.world_size}", count(num_microbatches, "microbatch")
     hint = _HINTS[row.verdict]
     if row.verdict == "missing":
-        reason = f"{who} has no gradient for its parameter {row.parameter}, with {batches}."
+        reason = f"Stage {who} has no gradient for its parameter {name}, with {batches}."
     elif row.verdict == "zeros":
-        reason = f"{who} has a gradient of zeros for its parameter {row.parameter}, with {batches}."
+        reason = f"Stage {who} has a gradient of zeros for its parameter {name}, with {batches}."
     elif row.verdict == "unexpected":
-        reason = f"{who} has a gradient for {row.parameter}, which is another stage's."
+        reason = f"Stage {who} has a gradient for {name}, which is another stage's."
     elif row.verdict == "scaled":
         reason = (
-            f"The gradients of {who[0].lower() + who[1:]} are {row.scale:.4g} times those of one "
-            f"process, with {batches}."
+            f"The gradients of stage {who} are {row.scale:.4g} times those of one process, with "
+            f"{batches}."
         )
-        if row.scale is not None and row.scale < 1:
-            hint = (
-                "They are too small: is the loss divided twice, or are the gradients of some "
-                "microbatches lost?"
-            )
+        if row.scale < 1:
+            hint = _SMALL_HINT
     else:
         reason = (
-            f"{who} has another gradient for {row.parameter} than one process, with {batches}: "
+            f"Stage {who} has another gradient for {name} than one process, with {batches}: "
             f"they differ by {row.difference:.2g}."
         )
     raise Wrong(reason, hint)

@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 
 from ringsim.check.examination import CheckResult, Wrong, shown
-from ringsim.traces.events import NONE, OK, SPAN
 from ringsim.traces.findings import KINDS, SLOW_KINDS, Diagnosis, Finding
 from ringsim.traces.value import Trace, count
 
@@ -67,11 +66,10 @@ _FINISHED_HINT: Final = (
 )
 _EVENT_HINT: Final = (
     "An event is a row of trace.to_pandas(); its number is in the index, on the left. Of a run "
-    "that got stuck, take an operation that was "
-    "never done, of one of the ranks that you named, with another of them as its peer. Of a rank "
-    "that failed, take the last thing that it "
-    "did, or an operation that waits for it. Of a run that was slow, take a span of the slow "
-    "rank, or an operation with it as the peer."
+    "that got stuck, take an operation that was never done, of one of the ranks that you named, "
+    "with another of them as its peer. Of a rank that failed, take the last thing that it did, or "
+    "an operation that waits for it. Of a run that was slow, take a span of the slow rank, or an "
+    "operation with it as the peer."
 )
 
 
@@ -144,10 +142,8 @@ def _judge(
     if named != due:
         found = shown(", ".join(map(str, sorted(named))) or "none")
         raise Wrong(
-            (
-                f"It is a {kind}, and it concerns {count(len(due), 'rank')}, not those that you "
-                f"named: {found}."
-            ),
+            f"It is a {kind}, and it concerns {count(len(due), 'rank')}, not those that you "
+            f"named: {found}.",
             hint,
         )
     if not _shows(trace, event, cause):
@@ -171,17 +167,17 @@ def _reject(kind: str, cause: Finding) -> str:
 
 def _shows(trace: Trace, event: Any, cause: Finding) -> bool:
     """Tells whether an event is evidence of a fault."""
-    events = trace.events
-    if not isinstance(event, int) or not 0 <= event < len(events):
+    if not isinstance(event, int) or not 0 <= event < len(trace):
         return False
-    rank, peer = int(events.rank[event]), int(events.peer[event])
+    shown_event, concerned = trace[event], cause.ranks
+    rank, peer = shown_event.rank, shown_event.peer
     if cause.kind in ("link", "slow_link"):
-        return rank in cause.ranks and peer in cause.ranks
+        return rank in concerned and peer in concerned
     if cause.kind in SLOW_KINDS:
-        late = cause.ranks[0]
-        return peer == late or (rank == late and bool(events.kind[event] == SPAN))
-    never_done = bool(events.status[event] != OK)
+        late = concerned[0]
+        return peer == late or (rank == late and shown_event.kind == "span")
+    never_done = shown_event.status != "ok"
     if cause.kind == "rank_failed":  # by an error that may have to do with no operation
-        is_last = event == int(np.flatnonzero(events.rank == rank)[-1])
-        return (rank in cause.ranks and is_last) or (never_done and peer in cause.ranks)
-    return never_done and rank in cause.ranks and (peer in cause.ranks or peer == NONE)
+        is_last = event == np.flatnonzero(trace.events.rank == rank)[-1]
+        return (rank in concerned and is_last) or (never_done and peer in concerned)
+    return never_done and rank in concerned and (peer in concerned or peer is None)

@@ -50,12 +50,18 @@ ALONE_HINT: Final = (
 )
 RAISED_HINT: Final = (
     "Each pair group joins two ranks only: ring.succ goes with ring.succ_group, ring.pred with "
-    "ring.pred_group. In a ring of one "
-    "there are no groups, and nothing to send."
+    "ring.pred_group. In a ring of one there are no groups, and nothing to send."
 )
 _GROUP_HINT: Final = (
     "Name the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), "
     "dist.recv(..., ring.pred, group=ring.pred_group)."
+)
+_ERROR_HINT: Final = (
+    "Run it with ringsim.trace to see the whole error, and read the error from its last line "
+    "upwards."
+)
+_STUCK_HINT: Final = (
+    "Follow the arrows of the picture: each leads from a rank to the one that it waits for."
 )
 _SENTENCE: Final = re.compile(r"(?<=[.?:]) (?=[A-Z])")
 _SIGNS: Final = {
@@ -146,17 +152,16 @@ class CheckResult:
         about = [] if self.seed is None else [f"seed {self.seed}"]
         if self.world_size is not None and not (self.passed and about):
             about.insert(0, count(self.world_size, "rank"))
-        said = [self.reason, *(f"Hint: {hint}" for hint in self.hints[:1])]
-        said += (
-            [f"({count(len(self.hints) - 1, 'more hint')}: .hints)"] if len(self.hints) > 1 else []
-        )
-        lines = [
-            line
-            for each in said
-            for line in textwrap.wrap(each, 110, break_long_words=False, break_on_hyphens=False)
-        ]
         runs = f" ({', '.join(about)})" if about else ""
-        return "\n  ".join([f"check.{self.check}: {self.verdict}{runs}", *lines])
+        said = [self.reason]
+        if self.hints:
+            said.append(f"Hint: {self.hints[0]}")
+        if len(self.hints) > 1:
+            said.append(f"({count(len(self.hints) - 1, 'more hint')}: .hints)")
+        lines = [f"check.{self.check}: {self.verdict}{runs}"]
+        for each in said:
+            lines += textwrap.wrap(each, 110, break_long_words=False, break_on_hyphens=False)
+        return "\n  ".join(lines)
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -183,10 +188,8 @@ class CheckResult:
         sign, colour = _SIGNS[self.verdict]
         hints = ""
         for number, hint in reversed(list(enumerate(self.hints))):
-            hints = (
-                f"<details><summary>{'Another hint' if number else 'A hint'}</"
-                f"summary>{html.escape(hint)}{hints}</details>"
-            )
+            summary = "Another hint" if number else "A hint"
+            hints = f"<details><summary>{summary}</summary>{html.escape(hint)}{hints}</details>"
         seed = "" if self.seed is None else f" (seed {self.seed})"
         return (
             f'<div style="border-left: 4px solid {colour}; padding: 2px 12px; word-break: '
@@ -324,12 +327,9 @@ class Examination:
                 raise
             return
         self.trace = None  # which looks right
-        reason = (
-            f"With {count(world_size, 'rank')} the answer is the same where every message carries "
-            "zeros: its numbers go another way."
-        )
         raise Wrong(
-            reason,
+            f"With {count(world_size, 'rank')} the answer is the same where every message carries "
+            "zeros: its numbers go another way.",
             "What a rank is to know of the others must be in the messages that it receives.",
             world_size=world_size,
         )
@@ -355,25 +355,19 @@ class Examination:
         """Says what was raised, with the student's own line."""
         text = str(error)
         first = text.splitlines()[0].rstrip(".")
-        code = getattr(self.function, "__code__", None)
+        own_file = getattr(getattr(self.function, "__code__", None), "co_filename", None)
         frames = [
             frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_PACKAGE)
         ]
-        theirs = [
-            frame for frame in frames if code is not None and frame["file"] == code.co_filename
-        ] or frames
+        theirs = [frame for frame in frames if frame["file"] == own_file] or frames
         where = f" (line {theirs[-1]['line']}: {shown(theirs[-1]['source'])})" if theirs else ""
         never_ran = isinstance(error, RendezvousFailed) or (
             type(error) is RingError and error.trace is None
         )
-        hint = hint or (
-            "Run it with ringsim.trace to see the whole error, and read the error from its "
-            "last line upwards."
-        )
         reason = f"{first[:1].upper()}{first[1:]}{where}."
         return Wrong(
             reason,
-            "" if never_ran else hint,
+            "" if never_ran else hint or _ERROR_HINT,
             world_size=world_size,
             undecided=never_ran,
         )
@@ -463,16 +457,11 @@ def refuse_text(answer: Any) -> Any:
 def _stuck(trace: Trace, diagnosis: Diagnosis) -> Wrong:
     """Says who waited for whom, of a run that could never have gone on."""
     cause = diagnosis.findings[0]
-    hint = (
-        " ".join(cause.hint.split())
-        or "Follow the arrows of the picture: each leads from a rank to the one that it waits for."
-    )
-    undecided = bool(trace.metadata.get("at_rest"))  # which is no proof
     return Wrong(
         f"In a ring of {trace.world_size}, {cause.message}",
-        hint,
+        " ".join(cause.hint.split()) or _STUCK_HINT,
         diagnosis=diagnosis,
-        undecided=undecided,
+        undecided=bool(trace.metadata.get("at_rest")),  # which is no proof
     )
 
 
@@ -481,24 +470,20 @@ def _unended(world_size: int, effort: _Effort) -> Wrong:
 
     Only computing for ever is wrong for certain.
     """
-    what, computed = f"A run of {count(world_size, 'rank')} did not end", effort.cpu_s > CPU_S
+    computed = effort.cpu_s > CPU_S
     if computed:
-        reason, hint = f"{what} after {CPU_S:g} s of CPU time.", "Look for a loop that never ends."
+        why = f" after {CPU_S:g} s of CPU time."
+        hint = "Look for a loop that never ends."
     elif effort.asleep_s > ASLEEP_S:
-        reason = (
-            f"{what}: for {ASLEEP_S:g} s no rank did anything, and nothing "
-            "proves that none ever would."
-        )
+        why = f": for {ASLEEP_S:g} s no rank did anything, and nothing proves that none ever would."
         hint = (
-            "Look for a sleep(), and for a loop that looks again and again "
-            "whether something has happened."
+            "Look for a sleep(), and for a loop that looks again and again whether something has "
+            "happened."
         )
     else:
-        reason = (
-            f"{what} in time, and had {effort.cpu_s:.1f} s of CPU time "
-            "until then: the machine is busy."
-        )
+        why = f" in time, and had {effort.cpu_s:.1f} s of CPU time until then: the machine is busy."
         hint = "Try again when less is running here."
+    reason = f"A run of {count(world_size, 'rank')} did not end{why}"
     return Wrong(reason, hint, world_size=world_size, undecided=not computed)
 
 
@@ -546,13 +531,10 @@ def shown(value: Any) -> str:
         ('None', '3', '[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,...')
     """
     try:
-        text = (
-            f"{value:.15g}"
-            if isinstance(value, float)
-            else value
-            if isinstance(value, str)
-            else repr(value)
-        )
+        if isinstance(value, float):
+            text = f"{value:.15g}"
+        else:
+            text = value if isinstance(value, str) else repr(value)
     except Exception:  # as above
         text = f"a {type(value).__name__}"
     line = " ".join(text.split())
@@ -565,7 +547,6 @@ def judge_way(trace: Trace, things: str) -> None:
     Also judges runs that did not end.
     """
     events, size = trace.events, trace.world_size
-
     for index in np.flatnonzero(np.isin(events.kind, (SEND, RECV, COLLECTIVE))).tolist():
         rank, peer, kind = int(events.rank[index]), int(events.peer[index]), events.kind[index]
         who, op = f"Rank {rank} of {size}", OP_NAMES[events.op[index]]
@@ -574,10 +555,8 @@ def judge_way(trace: Trace, things: str) -> None:
         if kind == COLLECTIVE:
             raise Wrong(
                 f"{who} called {op}, and only messages between neighbours are allowed.",
-                (
-                    f"Sends and recvs are enough for the sum: pass {things} "
-                    "on, and add up what arrives."
-                ),
+                f"Sends and recvs are enough for the sum: pass {things} on, and add up what "
+                "arrives.",
             )
         pred, succ = (rank - 1) % size, (rank + 1) % size
         if kind == SEND:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ringsim.check.examination import Answer, CheckResult, Examination, Passed, Wrong, examine
 from ringsim.link import Link, fit_link
-from ringsim.traces.events import RECV, SEND
+from ringsim.traces.events import RECV, SEND, Ints
 from ringsim.traces.units import bytes_text
 from ringsim.traces.value import Trace
 
@@ -50,8 +50,8 @@ class Data(NamedTuple):
     The link that they were made up with, or None where they were measured.
     """
 
-    sizes_bytes: list[int]
-    times_s: list[float]
+    sizes_bytes: Ints
+    times_s: Ints
     link: Link | None
 
 
@@ -84,11 +84,10 @@ def _judge(examination: Examination) -> Passed:
     made_up = [_make_up(examination.random) for _ in range(LINKS)]
     trace = examination.run(_messages_on_rank, 2)
     data = [*made_up, _measured(trace)]
-    asked = [(np.array(each.sizes_bytes), np.array(each.times_s)) for each in data]
+    asked = [(each.sizes_bytes, each.times_s) for each in data]
     close = False
-    for each, (_, answer) in zip(
-        data, examination.ask(asked, _read_line, hint=_RAISED_HINT), strict=True
-    ):
+    answers = examination.ask(asked, _read_line, hint=_RAISED_HINT)
+    for each, (_, answer) in zip(data, answers, strict=True):
         if isinstance(answer, str):
             raise Wrong(
                 f"The answer must be two numbers from 0, alpha and beta, got {answer}.", _UNITS_HINT
@@ -97,14 +96,10 @@ def _judge(examination: Examination) -> Passed:
             _judge_numbers(each.link, answer)
         else:
             close = _judge_line(each, answer, trace)
-    real = "close to the medians of messages between two real ranks"
-    return (
-        (
-            f"Right for {LINKS} links chosen at random; "
-            f"{real if close else 'real messages were too irregular to judge by: a busy machine'}."
-        ),
-        trace,
-    )
+    real = "real messages were too irregular to judge by: a busy machine"
+    if close:
+        real = "close to the medians of messages between two real ranks"
+    return f"Right for {LINKS} links chosen at random; {real}.", trace
 
 
 def _make_up(draw: random.Random) -> Data:
@@ -121,7 +116,8 @@ def _make_up(draw: random.Random) -> Data:
             held_up = draw.uniform(4, 30) if repeat < SLOW else 1.0
             pairs.append((size, link.time_s(size) * draw.uniform(0.95, 1.05) * held_up))
     draw.shuffle(pairs)
-    return Data([size for size, _ in pairs], [time_s for _, time_s in pairs], link)
+    sizes_bytes, times_s = zip(*pairs, strict=True)
+    return Data(np.array(sizes_bytes), np.array(times_s), link)
 
 
 def _messages_on_rank(_function: Answer) -> None:
@@ -150,15 +146,10 @@ def _measured(trace: Trace) -> Data:
     """
     events = trace.events
     mine = events.rank == 0
-    sends, recvs = (
-        np.flatnonzero(mine & (events.kind == SEND)),
-        np.flatnonzero(mine & (events.kind == RECV)),
-    )
-    times_s = (events.done_ns[recvs] - events.post_ns[sends]).reshape(len(SIZES), -1)[
-        :, 1:
-    ] * 0.5e-9
-    sizes = np.repeat(SIZES, times_s.shape[1])
-    return Data(sizes.tolist(), times_s.ravel().tolist(), None)
+    sent_ns = events.post_ns[mine & (events.kind == SEND)]
+    done_ns = events.done_ns[mine & (events.kind == RECV)]
+    times_s = (done_ns - sent_ns).reshape(len(SIZES), -1)[:, 1:] * 0.5e-9
+    return Data(np.repeat(SIZES, times_s.shape[1]), times_s.ravel(), None)
 
 
 def _read_line(answer: Any) -> Link:
@@ -175,35 +166,23 @@ def _judge_numbers(link: Link, answer: Link) -> None:
         ("alpha", link.alpha_s * 1e6, answer.alpha_s * 1e6, "µs"),
         ("beta", link.beta_s_per_byte * 1e9, answer.beta_s_per_byte * 1e9, "ns a byte"),
     ):
-        if abs(got / due - 1) > TOLERANCE:
-            swapped = answer.alpha_s < answer.beta_s_per_byte
-            hint = (
-                _UNITS_HINT
-                if swapped or got > 1e5 * due
-                else _SLOW_HINT
-                if due < got < 20 * due
-                else _WEIGHT_HINT
-            )
-            raise Wrong(
-                (
-                    f"{name} must be {due:.3g} {unit} within {100 * TOLERANCE:.0f} %, got "
-                    f"{got:.3g} {unit}."
-                ),
-                hint,
-            )
+        if abs(got / due - 1) <= TOLERANCE:
+            continue
+        if answer.alpha_s < answer.beta_s_per_byte or got > 1e5 * due:
+            hint = _UNITS_HINT
+        else:
+            hint = _SLOW_HINT if due < got < 20 * due else _WEIGHT_HINT
+        reason = (
+            f"{name} must be {due:.3g} {unit} within {100 * TOLERANCE:.0f} %, got {got:.3g} {unit}."
+        )
+        raise Wrong(reason, hint)
 
 
 def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
     """The line must be close to the medians that were measured; returns False where no line is."""
-    medians = {
-        size: statistics.median(
-            time
-            for other, time in zip(data.sizes_bytes, data.times_s, strict=True)
-            if other == size
-        )
-        for size in SIZES
-    }
-    reference = fit_link(list(medians), list(medians.values()))
+    medians_s = np.median(data.times_s.reshape(len(SIZES), -1), axis=1)
+    medians: dict[int, float] = dict(zip(SIZES, medians_s.tolist(), strict=True))
+    reference = fit_link(SIZES, medians_s)
 
     def miss(link: Link) -> float:
         return statistics.median(

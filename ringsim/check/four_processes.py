@@ -6,8 +6,6 @@ from collections import UserList
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from ringsim.check.examination import (
     Answer,
     CheckResult,
@@ -19,7 +17,6 @@ from ringsim.check.examination import (
     plain_number,
     shown,
 )
-from ringsim.traces.events import MARK, OK, SPAN
 from ringsim.traces.recorder import mark
 from ringsim.traces.value import Trace
 
@@ -29,8 +26,7 @@ SPAN_NAME: Final = "share"
 _READ: Final = "a number is taken"
 _WHOLE_HINT: Final = (
     "ringsim.current_ring() knows the rank and the world_size of the process that runs. The rank "
-    "says where a share begins, the "
-    "world_size how far it is from one of its numbers to the next."
+    "says where a share begins, the world_size how far it is from one of its numbers to the next."
 )
 
 
@@ -91,8 +87,7 @@ def _share_on_rank(function: Answer, numbers: Sequence[int]) -> float | str:
 
 
 def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
-    size = trace.world_size
-    results = trace.results or []
+    size, results = trace.world_size, trace.results
     due = [sum(numbers[rank::size]) for rank in range(size)]
     if results == due:
         return
@@ -129,34 +124,23 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
 
 
 def _judge_spans(trace: Trace) -> None:
-    events = trace.events
-    labelled = [
-        np.array([label == name for label in (*events.tables.labels, "")])[events.label]
-        for name in (SPAN_NAME, _READ)
-    ]
+    events = list(trace)
     hint = f'Put the work into a block that begins with: with ringsim.span("{SPAN_NAME}"):'
     for rank in range(trace.world_size):
-        who, mine = (
-            f"Rank {rank} of {trace.world_size}",
-            (events.rank == rank) & (events.status == OK),
-        )
-        spans, reads = (
-            np.flatnonzero(mine & (events.kind == kind) & these)
-            for kind, these in zip((SPAN, MARK), labelled, strict=True)
-        )
+        who = f"Rank {rank} of {trace.world_size}"
+        own = [event for event in events if event.rank == rank and event.status == "ok"]
+        spans = [event for event in own if event.kind == "span" and event.label == SPAN_NAME]
         if len(spans) != 1:
             raise Wrong(
                 f'{who} must record one span named "{SPAN_NAME}", got {len(spans)}.',
                 hint,
             )
-        span = spans[0]
-        inside = (reads > span) & (events.post_ns[reads] <= events.done_ns[span])
-        if not inside.any():
+        seq, done_ns = spans[0].seq, spans[0].done_ns
+        reads = [event for event in own if event.kind == "mark" and event.label == _READ]
+        if not any(read.seq > seq and read.post_ns <= (done_ns or 0) for read in reads):
             raise Wrong(
-                (
-                    f'{who} took no number inside its span named "{SPAN_NAME}": the work is '
-                    "somewhere else."
-                ),
+                f'{who} took no number inside its span named "{SPAN_NAME}": the work is '
+                "somewhere else.",
                 hint,
             )
 

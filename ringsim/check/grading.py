@@ -81,16 +81,13 @@ def take_apart(name: str, source: str) -> Exercise:
         body = ast.parse(TransformerManager().transform_cell(source)).body
     except SyntaxError:
         return Exercise(name, "", source, "")
-    found = [
-        (place, called)
-        for place, one in enumerate(body)
-        if (called := _find_check(one)) is not None
-    ]
-    if not found:
+    calls = [call for call in map(_find_check, body) if call is not None]
+    if not calls:
         return Exercise(name, "", source, "")
-    checked, call = found[-1][1]
-    rest: list[ast.stmt] = [one for number, one in enumerate(body) if number not in dict(found)]
-    if "seed" not in signature(getattr(check, checked)).parameters:
+    call = calls[-1]
+    checked = call.func.attr
+    rest = [one for one in body if _find_check(one) is None]
+    if not _takes_seed(checked):
         answer = f"answer_{name.replace('-', '_')}"
         made = ast.Call(ast.Name("dict"), [], call.keywords)
         rest.append(ast.Assign([ast.Name(answer)], made, lineno=0))
@@ -98,16 +95,16 @@ def take_apart(name: str, source: str) -> Exercise:
     return Exercise(name, checked, ast.unparse(ast.Module(rest, [])), ast.unparse(call))
 
 
-def _find_check(statement: ast.stmt) -> tuple[str, ast.Call] | None:
-    """Returns the name of the check that a statement calls, and the call."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if (
-        not isinstance(call, ast.Call)
-        or not isinstance(call.func, ast.Attribute)
-        or ast.unparse(call.func.value) != "check"
-    ):
-        return None
-    return (call.func.attr, call) if call.func.attr in check.__all__ else None
+def _find_check(statement: ast.stmt) -> Any:
+    """Returns the call of a check that a statement is, or None."""
+    match statement:
+        case ast.Expr(ast.Call(ast.Attribute(ast.Name("check"), name)) as call):
+            return call if name in check.__all__ else None
+    return None
+
+
+def _takes_seed(checked: str) -> bool:
+    return "seed" in signature(getattr(check, checked)).parameters
 
 
 def find_exercises(notebook: Any) -> dict[str, Exercise]:
@@ -161,13 +158,15 @@ def grade(path: Path, *, seed: int | None = None, lesson: Path | None = None) ->
 
 def _row(exercise: Exercise, judged: dict[str, Any]) -> dict[str, Any]:
     verdict = judged.get("verdict", "not yet")
-    reason, hint = (
-        judged.get("reason", "The notebook has no such cell any more."),
-        judged.get("hint", ""),
-    )
-    points = POINTS if verdict == "passed" else 0
-    about = {"verdict": verdict, "points": points, "of": POINTS, "reason": reason, "hint": hint}
-    return {"exercise": exercise.name, "check": exercise.check, **about}
+    return {
+        "exercise": exercise.name,
+        "check": exercise.check,
+        "verdict": verdict,
+        "points": POINTS if verdict == "passed" else 0,
+        "of": POINTS,
+        "reason": judged.get("reason", "The notebook has no such cell any more."),
+        "hint": judged.get("hint", ""),
+    }
 
 
 def _judge_all(
@@ -188,10 +187,9 @@ def _judge_all(
     )
 
     def run(source: str) -> list[Any]:
-        client.nb.cells.append(nbformat.v4.new_code_cell(source))
-        outputs: list[Any] = client.execute_cell(
-            client.nb.cells[-1], len(client.nb.cells) - 1
-        ).outputs
+        cell = nbformat.v4.new_code_cell(source)
+        client.nb.cells.append(cell)
+        outputs: list[Any] = client.execute_cell(cell, len(client.nb.cells) - 1).outputs
         return outputs
 
     with client.setup_kernel(env={**os.environ, "MPLBACKEND": "agg"}):
@@ -204,16 +202,8 @@ def _judge_all(
                     yield cell.id, _row(exercise, _judge(run, exercise, cell.source, seed))
             except DeadKernelError:
                 if exercise is not None:
-                    yield (
-                        cell.id,
-                        _row(
-                            exercise,
-                            {
-                                "reason": "The kernel died in this cell.",
-                                "hint": "Run it in Jupyter.",
-                            },
-                        ),
-                    )
+                    died = "The kernel died in this cell."
+                    yield cell.id, _row(exercise, {"reason": died, "hint": "Run it in Jupyter."})
                 return
 
 
@@ -223,11 +213,7 @@ def _judge(run: Any, exercise: Exercise, source: str, seed: int) -> dict[str, An
     outputs = run(written.answer)
     if exercise.check and all(output.output_type != "error" for output in outputs):
         word = secrets.token_hex(16)  # by which nobody else can sign
-        seeded = (
-            f", seed={seed})"
-            if "seed" in signature(getattr(check, exercise.check)).parameters
-            else ")"
-        )
+        seeded = f", seed={seed})" if _takes_seed(exercise.check) else ")"
         call = exercise.call.replace("check.", f"{_CALL}.", 1)[:-1] + seeded
         outputs += run(
             f"import json as _json, ringsim.check as {_CALL}\nprint('{word}' + "
@@ -281,20 +267,19 @@ def write_assignment(lesson: Path, directory: Path) -> list[Path]:
         exercise = exercises.get(cell.id)
         if exercise is None:
             continue
-        name = exercise.name
-        cell.source = (
-            cell.source.rpartition("check.")[0].rstrip()
-            if exercise.check != "diagnose"
-            else exercise.answer
-        )
+        name, source = exercise.name, cell.source
+        cell.source = exercise.answer
+        if exercise.check != "diagnose":
+            cell.source = source.rpartition("check.")[0].rstrip()
         judged = (
             f"verdict = {exercise.call}\ndisplay(verdict)\nassert verdict.passed, verdict.reason"
         )
         check_cell = nbformat.v4.new_code_cell(judged, id=f"{name}-check")
         # the answer's own cell is not nbgrader's: it is kept
-        known = {"schema_version": 3, "grade_id": check_cell.id, "points": POINTS}
         check_cell.metadata["nbgrader"] = {
-            **known,
+            "schema_version": 3,
+            "grade_id": check_cell.id,
+            "points": POINTS,
             "grade": True,
             "locked": True,
             "solution": False,

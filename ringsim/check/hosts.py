@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement, permutations
 from typing import Any, Final, NamedTuple
 
 from ringsim.check.examination import (
@@ -110,21 +110,15 @@ def _judge(examination: Examination) -> Passed:
                 f"The answer must be the names of two hosts, got {shown(answer)}.", _PAIR_HINT
             )
         if answer != run.slow:
-            between = (
-                f"between {answer[0]} and {answer[1]}"
-                if answer[0] != answer[1]
-                else f"within {answer[0]}"
-            )
+            first, second = answer
+            between = f"within {first}" if first == second else f"between {first} and {second}"
             reason = f"On the hosts {', '.join(names)} the slow link is not {between}."
             raise Wrong(reason, _HINTS[run.decoys.get(answer, "")])
     return f"Right for {RUNS} runs on 3 to 5 hosts.", None
 
 
 def _read_pair(answer: Any) -> Pair:
-    first, second = sorted(
-        str(refuse_text(name) if not isinstance(name, str) else name)
-        for name in refuse_text(answer)
-    )
+    first, second = sorted(map(str, refuse_text(answer)))
     return first, second
 
 
@@ -136,56 +130,38 @@ def _make_up(draw: random.Random, misleading: Sequence[str]) -> _Run:
     outer = [pair for pair in pairs if pair[0] != pair[1]]
     draw.shuffle(outer)
     slow = outer.pop()
-    decoys = dict(zip(outer, misleading, strict=False)) | {
-        pair: "inner" for pair in pairs if pair[0] == pair[1]
-    }
+    decoys = {pair: "inner" for pair in pairs if pair[0] == pair[1]}
+    decoys.update(zip(outer, misleading, strict=False))
+    rows = [row for pair in pairs for row in _messages(draw, hosts, pair, slow, decoys.get(pair))]
     names_of_columns = ("rank", "op", "peer", "tag", "payload", "post_ns", "wait_ns", "done_ns")
-    columns: dict[str, list[int]] = {name: [] for name in names_of_columns}
-    for pair in pairs:
-        for row in _messages(
-            draw,
-            [rank for rank, host in enumerate(hosts) if host in pair],
-            hosts,
-            pair,
-            slow,
-            decoys.get(pair, ""),
-        ):
-            for name, value in zip(columns, row, strict=True):
-                columns[name].append(value)
+    columns = dict(zip(names_of_columns, zip(*rows, strict=True), strict=True))
     trace = Trace(make_events(columns, PAYLOADS), {"world_size": len(hosts)})
     return _Run(trace.to_pandas("messages"), hosts, slow, decoys)
 
 
 def _messages(
-    draw: random.Random, ranks: list[int], hosts: list[str], pair: Pair, slow: Pair, decoy: str
+    draw: random.Random, hosts: list[str], pair: Pair, slow: Pair, decoy: str | None
 ) -> Iterator[tuple[int, ...]]:
     """Yields the send and the recv of each message between two hosts' ranks, or within one."""
+    ranks = [rank for rank, host in enumerate(hosts) if host in pair]
     edges = [
-        edge
-        for edge in product(ranks, ranks)
-        if edge[0] != edge[1] and {hosts[edge[0]], hosts[edge[1]]} == set(pair)
+        (src, dst) for src, dst in permutations(ranks, 2) if {hosts[src], hosts[dst]} == set(pair)
     ]
     start = 0
     for number, (src, dst) in enumerate(edges * (6 if decoy == "busy" else 2)):
-        payload = (
-            LARGEST
-            if decoy == "busy"
-            else 0
-            if decoy == "small" and number % 4
-            else draw.randrange(1, LARGEST)
-        )
-        rate = (
-            NS_PER_BYTE
-            * draw.uniform(0.9, 1.2)
-            * (SLOW if pair == slow else 2 * SLOW if decoy == "inner" else 1)
-        )
-        took = (
-            ALPHA_NS
-            + round(SIZES[payload] * rate)
-            + (STALL_NS if decoy == "stall" and number == 1 else 0)
-        )
+        if decoy == "busy":
+            payload = LARGEST
+        elif decoy == "small" and number % 4:
+            payload = 0
+        else:
+            payload = draw.randrange(1, LARGEST)
+        slower = SLOW if pair == slow else 2 * SLOW if decoy == "inner" else 1
+        rate = NS_PER_BYTE * draw.uniform(0.9, 1.2) * slower
+        took = ALPHA_NS + round(SIZES[payload] * rate)
+        if decoy == "stall" and number == 1:
+            took += STALL_NS
         recv_ns, send_ns = start, start + draw.randrange(LATE_NS if decoy == "late" else 1_000_000)
-        done_ns = max(recv_ns, send_ns) + took
+        done_ns = send_ns + took
         yield src, OP_CODES["send"], dst, 0, payload, send_ns, send_ns, done_ns
         yield dst, OP_CODES["recv"], src, 0, payload, recv_ns, recv_ns, done_ns
         start = done_ns + 1

@@ -20,7 +20,7 @@ from ringsim.check.examination import (
     examine,
     plain_tensor,
 )
-from ringsim.traces.events import COLLECTIVE, OK, OP_NAMES, RECV, SEND
+from ringsim.traces.events import COLLECTIVE, OP_CODES, OP_NAMES, RECV, SEND
 from ringsim.traces.value import Trace, count
 
 __all__ = ["average_gradients"]
@@ -30,8 +30,7 @@ SHAPES: Final[tuple[tuple[int, ...], ...]] = ((3, 4), (4,), (), (2, 1, 5))
 NUMBERS: Final = sum(math.prod(shape) for shape in SHAPES)
 _BUCKET_HINT: Final = (
     "Join them in one tensor, torch.cat([gradient.flatten() for gradient in gradients]). Reduce "
-    "that, and copy each part back to where it "
-    "came from."
+    "that, and copy each part back to where it came from."
 )
 _PLACE_HINT: Final = (
     "What counts is what stands in the tensors of the list afterwards: "
@@ -82,13 +81,11 @@ def _judge(examination: Examination) -> Passed:
         _judge_numbers(trace, stages, about)
         _judge_operations(trace, stages, about)
     sizes = ", ".join(f"{stages} x {replicas}" for stages, replicas in SIZES)
-    return (
-        (
-            f"Right for {sizes} stages and replicas, with one all_reduce "
-            f"of {4 * NUMBERS} bytes on each rank."
-        ),
-        trace,
+    sentence = (
+        f"Right for {sizes} stages and replicas, with one all_reduce of {4 * NUMBERS} bytes on "
+        "each rank."
     )
+    return sentence, trace
 
 
 def _average_on_rank(
@@ -118,11 +115,9 @@ def _average_on_rank(
 
 
 def _judge_waits(trace: Trace, about: str) -> None:
-    for index in np.flatnonzero(
-        (trace.events.kind == COLLECTIVE) & (trace.events.status != OK)
-    ).tolist():
-        who = f"rank {int(trace.events.rank[index])}'s {OP_NAMES[trace.events.op[index]]}"
-        raise Wrong(f"{about} {who} is never waited for.", _WAIT_HINT)
+    for event in trace:
+        if event.kind == "collective" and event.status != "ok":
+            raise Wrong(f"{about} rank {event.rank}'s {event.op} is never waited for.", _WAIT_HINT)
 
 
 def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
@@ -131,7 +126,7 @@ def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
         if found is None:
             reason = f"{about} the gradients of rank {rank} have other shapes than before."
             raise Wrong(reason, _PLACE_HINT)
-    before, after = (np.array([row[place] for row in trace.results]) for place in (0, 1))
+    before, after = map(np.array, zip(*trace.results, strict=True))
     size = len(before)
     replicas = size // stages
     everything = before.sum(axis=0)
@@ -139,20 +134,18 @@ def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
         total = before[rank % stages :: stages].sum(axis=0)
         if np.allclose(after[rank], total / replicas):
             continue
-        not_by_group = f"divided by the {size} ranks of the world, not by those of the group"
-        mixed = "mixed with those of other stages"
-        likenesses = (
-            (total, "the sum over the replicas, and must be the mean", _MEAN_HINT),
-            (total / size, not_by_group, _MEAN_HINT),
-            *((everything / number, mixed, _GROUP_HINT) for number in (1, size, replicas)),
-        )
+        mixed = [everything / number for number in (1, size, replicas)]
         if np.array_equal(after[rank], before[rank]):
             what, hint = "what they were before", _PLACE_HINT
+        elif np.allclose(after[rank], total):
+            what, hint = "the sum over the replicas, and must be the mean", _MEAN_HINT
+        elif np.allclose(after[rank], total / size):
+            what = f"divided by the {size} ranks of the world, not by those of the group"
+            hint = _MEAN_HINT
+        elif any(np.allclose(after[rank], like) for like in mixed):
+            what, hint = "mixed with those of other stages", _GROUP_HINT
         else:
-            what, hint = next(
-                ((what, hint) for like, what, hint in likenesses if np.allclose(after[rank], like)),
-                ("not the mean over its replicas", f"{_BUCKET_HINT} {_MEAN_HINT}"),
-            )
+            what, hint = "not the mean over its replicas", f"{_BUCKET_HINT} {_MEAN_HINT}"
         raise Wrong(f"{about} the gradients of rank {rank} are {what}.", hint)
 
 
@@ -160,35 +153,31 @@ def _judge_operations(trace: Trace, stages: int, about: str) -> None:
     """Each rank must have called one all_reduce, on its group, of all gradients at once."""
     events = trace.events
     for rank in range(trace.world_size):
-        mine = np.flatnonzero(
-            (events.rank == rank) & np.isin(events.kind, (SEND, RECV, COLLECTIVE))
+        called = np.flatnonzero(
+            (events.rank == rank)
+            & np.isin(events.kind, (SEND, RECV, COLLECTIVE))
+            & (events.op != OP_CODES["new_group"])
         )
-        called = [index for index in mine.tolist() if OP_NAMES[events.op[index]] != "new_group"]
-        names = [OP_NAMES[events.op[index]] for index in called]
+        names = [OP_NAMES[op] for op in events.op[called]]
         who = f"{about} rank {rank}"
         if names != ["all_reduce"]:
             said = ", ".join(dict.fromkeys(names)) or "none"
             raise Wrong(
-                (
-                    f"{who} must call one all_reduce, called {count(len(names), 'operation')} "
-                    f"({said})."
-                ),
+                f"{who} must call one all_reduce, called {count(len(names), 'operation')} "
+                f"({said}).",
                 _BUCKET_HINT,
             )
-        members, due = (
-            events.tables.groups[events.group[called[0]]].ranks,
-            tuple(range(rank % stages, trace.world_size, stages)),
-        )
-        if tuple(members) != due:
+        (index,) = called
+        members = tuple(events.tables.groups[events.group[index]].ranks)
+        due = tuple(range(rank % stages, trace.world_size, stages))
+        if members != due:
             raise Wrong(
-                f"{who} must reduce over ranks {due}, and did so over {tuple(members)}.",
-                _GROUP_HINT,
+                f"{who} must reduce over ranks {due}, and did so over {members}.", _GROUP_HINT
             )
-        if (sent := int(events.size_bytes[called[0]])) != 4 * NUMBERS:
+        sent = events.size_bytes[index]
+        if sent != 4 * NUMBERS:
             raise Wrong(
-                (
-                    f"{who} must reduce {4 * NUMBERS} bytes, as many as it has gradients, and "
-                    f"reduced {sent}."
-                ),
+                f"{who} must reduce {4 * NUMBERS} bytes, as many as it has gradients, and "
+                f"reduced {sent}.",
                 _BUCKET_HINT,
             )

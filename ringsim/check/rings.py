@@ -29,20 +29,20 @@ from ringsim.traces.value import Trace, count
 __all__ = ["pair_groups", "ring"]
 
 Pairs = list[tuple[int, int]]
+_SENT: Final = ("token", " to its successor")
+_RECEIVED: Final = ("token", " from its predecessor")
 _HINT: Final = (
     "Group i joins rank i and its successor, which is rank (i + 1) % "
     "N: the last rank's successor is rank 0."
 )
 _COUNT_HINT: Final = (
     "Each round passes one token on: what I received last I send next. After N - 1 rounds every "
-    "number has been at every rank: "
-    "for _ in range(ring.world_size - 1)."
+    "number has been at every rank: for _ in range(ring.world_size - 1)."
 )
 _SUM_HINT: Final = (
     "Keep two things apart: the token, which is passed on as it came, and the total, to which "
-    "every token that arrives is added. "
-    "Receive into a fresh tensor, torch.empty_like(token): the one that is being sent must not "
-    "change meanwhile."
+    "every token that arrives is added. Receive into a fresh tensor, torch.empty_like(token): the "
+    "one that is being sent must not change meanwhile."
 )
 
 
@@ -105,10 +105,8 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
     if size > 2 and sorted((succ, pred) for pred, succ in answer) == sorted(due):
         hint = "The predecessor comes first: it is the one that sends."
         raise wrong(
-            (
-                f"In the ring of {ranks} the pairs are the wrong way round: {answer[0]} instead of "
-                f"{answer[0][::-1]}."
-            ),
+            f"In the ring of {ranks} the pairs are the wrong way round: {answer[0]} instead of "
+            f"{answer[0][::-1]}.",
             hint,
         )
     if strange:
@@ -135,10 +133,8 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
         "the same time."
     )
     raise wrong(
-        (
-            f"The pairs of the ring of {ranks} must come in order, pair i for the edge from rank "
-            f"i, got {pairs}."
-        ),
+        f"The pairs of the ring of {ranks} must come in order, pair i for the edge from rank i, "
+        f"got {pairs}.",
         hint,
     )
 
@@ -148,12 +144,13 @@ def _picture(size: int, answer: Pairs) -> Trace | None:
 
     As far as they can be drawn.
     """
-    drawn = dict.fromkeys(
-        (pred, succ) for pred, succ in answer if 0 <= pred < size and 0 <= succ < size
-    )
     if size == 1:
         return None
-    groups = [[f"ring:{pred}>{succ}", [pred, succ]] for pred, succ in drawn]
+    groups = [
+        [f"ring:{pred}>{succ}", [pred, succ]]
+        for pred, succ in dict.fromkeys(answer)
+        if 0 <= pred < size and 0 <= succ < size
+    ]
     source = "the groups of the answer; nothing was run"
     return Trace(
         make_events({"rank": [], "op": []}),
@@ -193,13 +190,7 @@ def _judge_rounds(examination: Examination) -> Passed:
             _round_on_rank, world_size, secret, things="tokens", hint=RAISED_HINT
         )
         due = [(world_size - 1, world_size - 1)] * world_size
-        judge_counts(
-            trace,
-            due,
-            ("token", " to its successor"),
-            ("token", " from its predecessor"),
-            _COUNT_HINT,
-        )
+        judge_counts(trace, due, _SENT, _RECEIVED, _COUNT_HINT)
         _judge_sums(trace)
     examination.judge_content(_judge_sums, _round_on_rank, 2, secret)
     return f"Right in rings of {listed(sizes)} ranks, message by message.", trace
@@ -216,9 +207,8 @@ def _round_on_rank(function: Answer, secret: int) -> tuple[float, float | str]:
 
 def _judge_sums(trace: Trace) -> None:
     size = trace.world_size
-    numbers = [number for number, _ in trace.results or []]
-    due = sum(numbers)
-    for rank, (number, answer) in enumerate(trace.results or []):
+    due = sum(number for number, _ in trace.results)
+    for rank, (number, answer) in enumerate(trace.results):
         if answer == due:
             continue
         own = ", its own number alone" if answer == number else ""
@@ -226,11 +216,7 @@ def _judge_sums(trace: Trace) -> None:
             f"Rank {rank} of {size} must return the sum of all numbers, {shown(due)}, got "
             f"{shown(answer)}{own}."
         )
-        hint = (
-            "The function must end in a return on every rank."
-            if isinstance(answer, str)
-            else ALONE_HINT
-            if size == 1
-            else _SUM_HINT
-        )
+        hint = ALONE_HINT if size == 1 else _SUM_HINT
+        if isinstance(answer, str):
+            hint = "The function must end in a return on every rank."
         raise Wrong(reason, hint)

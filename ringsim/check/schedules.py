@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from ringsim.check.examination import (
@@ -38,13 +39,11 @@ _LISTS_HINT: Final = (
 )
 _RULE_HINT: Final = (
     "Write the order for 3 ranks and 4 microbatches down by hand, and compare it with what your "
-    "function gives. ringsim.pipeline.validate "
-    "finds the same fault."
+    "function gives. ringsim.pipeline.validate finds the same fault."
 )
 _MEMORY_HINT: Final = (
-    "A forward adds an activation, a backward takes one away. Rank s may begin with min(p - s - "
-    "1, m) forwards; from then on each further "
-    "forward is followed by a backward at once."
+    "A forward adds an activation, a backward takes one away. Rank s may begin with min(p - s - 1, "
+    "m) forwards; from then on each further forward is followed by a backward at once."
 )
 _TIME_HINT: Final = (
     "Some rank waits where it could compute. Rank s begins with min(p - s - 1, m) forwards, so "
@@ -121,16 +120,8 @@ def fast_schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
 
 def _judge_1f1b(examination: Examination) -> Passed:
     draw = examination.random
-    sizes = [
-        (2, 4),
-        (4, 8),
-        (1, 3),
-        (3, 5),
-        (4, 2),
-        (3, 1),
-        (draw.randrange(5, 12), draw.randrange(5, 30)),
-        (8, draw.randrange(1, 8)),
-    ]
+    sizes = [(2, 4), (4, 8), (1, 3), (3, 5), (4, 2), (3, 1)]
+    sizes += [(draw.randrange(5, 12), draw.randrange(5, 30)), (8, draw.randrange(1, 8))]
     schedules = _ask(examination, sizes)
     for each in schedules:
         _judge_kinds(each)
@@ -139,13 +130,11 @@ def _judge_1f1b(examination: Examination) -> Passed:
         for costs in (Costs(), Costs(forward=draw.randrange(1, 9), backward=draw.randrange(1, 9))):
             _judge_time(each, costs, makespan(step, costs), _TIME_HINT)
     trace = _train(examination, schedules[3])
-    return (
-        (
-            f"1F1B for {len(sizes)} pipelines: complete, min(p - s, m) live activations, no longer "
-            "than the formula; and it trains."
-        ),
-        trace,
+    sentence = (
+        f"1F1B for {len(sizes)} pipelines: complete, min(p - s, m) live activations, no longer "
+        "than the formula; and it trains."
     )
+    return sentence, trace
 
 
 def _judge_fast(examination: Examination) -> Passed:
@@ -158,21 +147,17 @@ def _judge_fast(examination: Examination) -> Passed:
         _judge_memory(each, (each.num_ranks,) * each.num_ranks)
         _judge_time(each, Costs(), makespan(step), _FAST_HINT)
     trace = _train(examination, schedules[2])
-    return (
-        f"Fast enough for {len(sizes)} pipelines, with p live activations at most; and it trains.",
-        trace,
+    sentence = (
+        f"Fast enough for {len(sizes)} pipelines, with p live activations at most; and it trains."
     )
+    return sentence, trace
 
 
 def _ask(examination: Examination, sizes: Sequence[Size]) -> list[Schedule]:
     """Returns the schedules of an answer, each whole and free of deadlock."""
-    rows = [
-        row
-        for _, row in examination.ask(
-            [(rank, *size) for size in sizes for rank in range(size[0])], _read_row
-        )
-    ]
-    return [_read(size, [rows.pop(0) for _ in range(size[0])]) for size in sizes]
+    cases = [(rank, *size) for size in sizes for rank in range(size[0])]
+    answers = examination.ask(cases, _read_row)
+    return [_read(size, [row for _, row in islice(answers, size[0])]) for size in sizes]
 
 
 def _read_row(row: Any) -> list[str]:
@@ -182,72 +167,60 @@ def _read_row(row: Any) -> list[str]:
 def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
     """Returns the schedule that an answer is, checked."""
     num_ranks, num_microbatches = size
+    about = _about(*size)
     if strange := [row for row in rows if isinstance(row, str)]:
-        raise Wrong(
-            f"{_about(size)} the answer must be a list of actions, got {strange[0]}.", _LISTS_HINT
-        )
+        raise Wrong(f"{about} the answer must be a list of actions, got {strange[0]}.", _LISTS_HINT)
     try:
         actions = tuple(tuple(map(parse_action, row)) for row in rows)
         found = Schedule("your schedule", num_microbatches, tuple(range(num_ranks)), actions)
         validate(found)
     except ScheduleError as error:
-        raise Wrong(f"{_about(size)}: {' '.join(str(error).split())}", _RULE_HINT) from None
+        raise Wrong(f"{about}: {' '.join(str(error).split())}", _RULE_HINT) from None
     if found.lowered:
         raise Wrong(
-            f"{_about(size)} the answer must leave out sends and receives: they are put in for it.",
+            f"{about} the answer must leave out sends and receives: they are put in for it.",
             _LISTS_HINT,
         )
     return found
 
 
-def _about(size: Size) -> str:
-    return f"With {count(size[0], 'rank')} and {count(size[1], 'microbatch')}"
+def _about(num_ranks: int, num_microbatches: int) -> str:
+    return f"With {count(num_ranks, 'rank')} and {count(num_microbatches, 'microbatch')}"
 
 
-def _size_of(schedule: Schedule) -> Size:
-    return schedule.num_ranks, schedule.num_microbatches
+def _too_much(schedule: Schedule, costs: Costs, reason: str, hint: str) -> Wrong:
+    """Returns the error for a schedule that is whole, but not good enough.
+
+    It shows the step as it was evaluated, if that is small enough to be read.
+    """
+    size = schedule.num_ranks
+    picture = simulate_schedule(schedule, costs).trace() if size <= MOST_RANKS else None
+    about = _about(size, schedule.num_microbatches)
+    return Wrong(f"{about} {reason}.", hint, world_size=size, trace=picture)
 
 
 def _judge_kinds(schedule: Schedule) -> None:
-    split = next(
-        (action for row in schedule.actions for action in row if action.kind in "IW"), None
-    )
-    if split is not None:
-        raise Wrong(
-            f"1F1B does a backward in one piece, got {split}.", "Write B for a whole backward."
-        )
+    for action in chain(*schedule.actions):
+        if action.kind in "IW":
+            reason = f"1F1B does a backward in one piece, got {action}."
+            raise Wrong(reason, "Write B for a whole backward.")
 
 
 def _judge_memory(schedule: Schedule, allowed: Sequence[int]) -> None:
     for rank, (live, most) in enumerate(zip(evaluate(schedule).peak_live, allowed, strict=True)):
         if live > most:
-            reason = (
-                f"{_about(_size_of(schedule))} rank {rank} holds {count(live, 'live activation')} "
-                f"at a time, and may hold {most}."
-            )
-            raise Wrong(
-                reason, _MEMORY_HINT, world_size=schedule.num_ranks, trace=_show(schedule, Costs())
-            )
+            held = count(live, "live activation")
+            reason = f"rank {rank} holds {held} at a time, and may hold {most}"
+            raise _too_much(schedule, Costs(), reason, _MEMORY_HINT)
 
 
 def _judge_time(schedule: Schedule, costs: Costs, most: Any, hint: str) -> None:
     took = evaluate(schedule, costs).makespan
     if took > most:
-        reason = (
-            f"{_about(_size_of(schedule))} the step takes {took} units, and must take {most} at "
-            "most."
-        )
+        reason = f"the step takes {took} units, and must take {most} at most"
         if costs != Costs():
-            reason = f"{reason[:-1]}, where F takes {costs.forward} and B {costs.backward}."
-        raise Wrong(reason, hint, world_size=schedule.num_ranks, trace=_show(schedule, costs))
-
-
-def _show(schedule: Schedule, costs: Costs) -> Trace | None:
-    """Returns the step as it was evaluated.
-
-    With a schedule that is whole, but not good enough, where it is small enough to be read.
-    """
-    return simulate_schedule(schedule, costs).trace() if schedule.num_ranks <= MOST_RANKS else None
+            reason += f", where F takes {costs.forward} and B {costs.backward}"
+        raise _too_much(schedule, costs, reason, hint)
 
 
 def _train(examination: Examination, schedule: Schedule) -> Trace:
@@ -256,9 +229,9 @@ def _train(examination: Examination, schedule: Schedule) -> Trace:
     trace = examination.run(_step_on_rank, size, schedule, examination.random.randrange(10**9))
     for rank, row in enumerate(trace.results):
         if row is not None:
+            about = _about(size, schedule.num_microbatches)
             reason = (
-                f"{_about(_size_of(schedule))} stage {rank} gets another gradient for "
-                f"{row.parameter} than one process."
+                f"{about} stage {rank} gets another gradient for {row.parameter} than one process."
             )
             raise Wrong(reason, _RULE_HINT)
     return trace
@@ -331,21 +304,17 @@ def _judge(examination: Examination) -> Passed:
         # for each microbatch, however many there are
         lost = 2 * latency * (num_ranks - 1) / num_ranks
         least = lost / (1 + backward + lost)
-        cases.append(
-            _Case(num_ranks, backward, latency, limit=math.ceil(100 * (least + 0.05)) / 100)
-        )
+        limit = math.ceil(100 * (least + 0.05)) / 100
+        cases.append(_Case(num_ranks, backward, latency, limit))
     asked = [(case.num_ranks, case.costs, case.limit) for case in cases]
-    for case, (_, answer) in zip(
-        cases, examination.ask(asked, _read_number, own=False), strict=True
-    ):
+    answers = examination.ask(asked, _read_number, own=False)
+    for case, (_, answer) in zip(cases, answers, strict=True):
         _judge_number(case, answer)
-    return (
-        (
-            f"Right for {len(cases)} pipelines of 1 to 8 ranks, with messages "
-            "that take time and without."
-        ),
-        None,
+    sentence = (
+        f"Right for {len(cases)} pipelines of 1 to 8 ranks, with messages that take time and "
+        "without."
     )
+    return sentence, None
 
 
 def _read_number(answer: Any) -> int | str:
@@ -353,10 +322,8 @@ def _read_number(answer: Any) -> int | str:
 
 
 def _judge_number(case: _Case, answer: int | str) -> None:
-    about = (
-        f"With {count(case.num_ranks, 'rank')}, F 1, B {case.backward} and {case.latency:g} a "
-        "message"
-    )
+    ranks = count(case.num_ranks, "rank")
+    about = f"With {ranks}, F 1, B {case.backward} and {case.latency:g} a message"
     if isinstance(answer, str):
         raise Wrong(
             f"{about}, the answer must be a number of microbatches, got {answer}.", _NUMBER_HINT

@@ -21,7 +21,7 @@ from ringsim.check.examination import (
     sides,
 )
 from ringsim.errors import ArgumentError
-from ringsim.traces.events import COLLECTIVE, OP_NAMES, RECV, SEND
+from ringsim.traces.events import COLLECTIVE, OP_NAMES, SEND
 from ringsim.traces.value import Trace, count
 
 __all__ = ["no_deadlock"]
@@ -98,11 +98,11 @@ def _judge(examination: Examination, way: str | None) -> Passed:
     examination.judge_content(
         lambda blank: _judge_values(blank, [1]), _exchange_on_rank, 2, [1], draw.randrange(10**6)
     )
-    sizes = listed(_WORLD_SIZES)
-    return (
-        f"Nobody waited in vain in rings of {sizes} ranks, with 4 bytes, a few kB and a megabyte.",
-        trace,
+    sentence = (
+        f"Nobody waited in vain in rings of {listed(_WORLD_SIZES)} ranks, with 4 bytes, a few kB "
+        "and a megabyte."
     )
+    return sentence, trace
 
 
 def _exchange_on_rank(function: Answer, lengths: list[int], secret: int) -> list[str | None]:
@@ -112,7 +112,7 @@ def _exchange_on_rank(function: Answer, lengths: list[int], secret: int) -> list
     from ringsim.ring import current_ring
 
     ring = current_ring()
-    complaints: list[str | None] = []
+    complaints = []
     for number, length in enumerate(lengths):
         own, due = (_fill(secret, number, rank) for rank in (ring.rank, ring.pred))
         answer = plain_tensor(function(torch.full((length,), own)))
@@ -131,9 +131,10 @@ def _complain(
         return f"got one of shape {shape}"
     if numbers == [own] * length:
         return "got its own"
-    differs = (place for place, number in enumerate(numbers) if number != due)
-    place = next(differs, None)
-    return None if place is None else f"and number {place} of it differs"
+    for place, number in enumerate(numbers):
+        if number != due:
+            return f"and number {place} of it differs"
+    return None
 
 
 def _fill(secret: int, number: int, rank: int) -> float:
@@ -147,12 +148,13 @@ def _judge_messages(trace: Trace, exchanges: int) -> None:
     Each with a partner, and nothing else.
     """
     events = trace.events
+    collectives = np.flatnonzero(events.kind == COLLECTIVE)
     for side in sides(trace):
-        collectives = events.op[(events.rank == side.rank) & (events.kind == COLLECTIVE)]
-        if len(collectives):
-            called = OP_NAMES[collectives[0]]
+        called = collectives[events.rank[collectives] == side.rank]
+        if len(called):
             reason = (
-                f"{side.who} called {called}, and only messages between neighbours are allowed."
+                f"{side.who} called {OP_NAMES[events.op[called[0]]]}, and only messages between "
+                "neighbours are allowed."
             )
             raise Wrong(reason, _COUNT_HINT)
         number = int(np.count_nonzero(events.peer[side.events] == side.peer))
@@ -181,9 +183,7 @@ def _judge_values(trace: Trace, lengths: list[int]) -> None:
 
 def _judge_way(trace: Trace, way: str) -> None:
     """The exchange must have been made in the way that the exercise is about."""
-    events = trace.events
-    messages = np.isin(events.kind, (SEND, RECV))
-    used = {OP_NAMES[op] for op in np.unique(events.op[messages]).tolist()}
+    used = {event.op for event in trace if event.kind in ("send", "recv")}
     if used <= set(WAYS[way]) and (way != "isend" or used & {"isend", "irecv"}):
         return
     reason = (

@@ -9,6 +9,9 @@ import math
 import random
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from ringsim.check.examination import (
     Answer,
     CheckResult,
@@ -41,17 +44,16 @@ _ORDER_HINT: Final = (
 )
 _BALANCE_HINT: Final = (
     "A pipeline is as fast as its slowest stage. Do not give all that is left over to one stage: "
-    "the first num_layers % num_stages stages "
-    "get one layer each."
+    "the first num_layers % num_stages stages get one layer each."
 )
 _ITEM_BYTES: Final = 4  # float32
 _MOST_DIMENSIONS: Final = 4
 Shape = tuple[int, ...]
+Floats = npt.NDArray[np.float32]
 _RAISED_HINT: Final = (
-    "Only neighbours within the line talk: rank 0 has nobody before it, the last rank nobody "
-    "after it, and with one rank there is nobody "
-    "at all. A recv needs a tensor of the size that is sent, so the shape must come first; and "
-    "what is sent must be contiguous."
+    "Only neighbours within the line talk: rank 0 has nobody before it, the last rank nobody after "
+    "it, and with one rank there is nobody at all. A recv needs a tensor of the size that is sent, "
+    "so the shape must come first; and what is sent must be contiguous."
 )
 _TWO_MESSAGES_HINT: Final = (
     "Two messages for each tensor: first one int64 tensor with the number of dimensions and the "
@@ -59,9 +61,8 @@ _TWO_MESSAGES_HINT: Final = (
     "for each dimension would make a network wait several times."
 )
 _FIXED_HINT: Final = (
-    "The receiver makes room for the header before it knows anything, so its size must not "
-    "depend on the shape. A tensor has at most 4 "
-    "dimensions here: fill up with zeros."
+    "The receiver makes room for the header before it knows anything, so its size must not depend "
+    "on the shape. A tensor has at most 4 dimensions here: fill up with zeros."
 )
 _VALUE_HINT: Final = (
     "Receive into torch.empty(shape) with the shape from the header, and return that tensor. Send "
@@ -100,13 +101,11 @@ def _judge(examination: Examination) -> Passed:
     sizes += [(draw.randrange(5, 100), draw.randrange(2, 20)) for _ in range(5)]
     for (num_layers, num_stages), answer in examination.ask(sizes, _read_cut):
         _judge_cut(num_layers, num_stages, answer)
-    return (
-        (
-            f"Every layer once, in order, and balanced, for {len(sizes)} models; stages without "
-            "layers included."
-        ),
-        None,
+    sentence = (
+        f"Every layer once, in order, and balanced, for {len(sizes)} models; stages without layers "
+        "included."
     )
+    return sentence, None
 
 
 def _read_cut(answer: Any) -> Cut:
@@ -213,10 +212,9 @@ def _hand_over_on_rank(function: Answer, secret: int) -> tuple[Shape, list[float
     from ringsim.ring import current_ring
 
     rank = current_ring().rank
-    shape = _shape_of(rank, secret)
-    numbers = torch.arange(math.prod(shape), dtype=torch.float32) + 1000 * rank
     # not contiguous, as activations may be
-    answer = function(numbers.view(*reversed(shape)).permute(*reversed(range(len(shape)))))
+    numbers = _numbers_of(rank, _shape_of(rank, secret))
+    answer = function(torch.from_numpy(numbers))
     return None if answer is None else plain_tensor(answer)
 
 
@@ -275,7 +273,7 @@ def _judge_values(trace: Trace, secret: int) -> None:
         due = _shape_of(rank - 1, secret)
         if not isinstance(answer, tuple) or answer[0] != due:
             raise Wrong(f"{who} must return a tensor of shape {due}, got {got}.", _VALUE_HINT)
-        if answer[1] != _flat_numbers(rank - 1, due):
+        if answer[1] != _numbers_of(rank - 1, due).ravel().tolist():
             reason = (
                 f"{who} must return the numbers that rank {rank - 1} was given, and got others, or "
                 "these in another order."
@@ -283,13 +281,7 @@ def _judge_values(trace: Trace, secret: int) -> None:
             raise Wrong(reason, _VALUE_HINT)
 
 
-def _flat_numbers(rank: int, shape: Shape) -> list[float]:
-    """The numbers that a rank was given, flat.
-
-    They count along the first dimension first, for the tensor was turned over.
-    """
-    strides = [math.prod(shape[:axis]) for axis in range(len(shape))]
-    places = [0]
-    for length, stride in zip(shape, strides, strict=True):
-        places = [place + index * stride for place in places for index in range(length)]
-    return [float(1000 * rank + place) for place in places]
+def _numbers_of(rank: int, shape: Shape) -> Floats:
+    """Returns the numbers that a rank is given: they count along the first dimension first."""
+    counted = 1000 * rank + np.arange(math.prod(shape), dtype=np.float32)
+    return counted.reshape(shape, order="F")

@@ -19,6 +19,7 @@ from ringsim.launch.job import Kind, pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.link import Link
 from ringsim.links.plan import (
+    LINK,
     STEADY,
     STEADY_S,
     STEPS_MAX,
@@ -38,8 +39,7 @@ from ringsim.traces.units import bytes_text
 
 STEADY_RULE = (
     f"median's 95 % interval within {STEADY:.1%} of it on either side, from {STEPS_MIN} "
-    f"repetitions and {STEADY_S * 1e3:g} ms on; "
-    f"{STEPS_MAX} repetitions at most"
+    f"repetitions and {STEADY_S * 1e3:g} ms on; {STEPS_MAX} repetitions at most"
 )
 
 
@@ -112,19 +112,26 @@ def bandwidth(
         raise ArgumentError(
             f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.'
         )
-    more: dict[str, Any] = {"edge": edge, "limit_s": limit_s, "timeout_s": timeout_s}
-    if link is not None or topology is not None or get_state().clock is not None:
-        from ringsim.links.joined import LINK, measure_simulated  # needs torch
-
-        make = functools.partial(
-            make_plan, sizes=sizes, pattern=pattern, backend=LINK, ceilings=False, **more
-        )
-        return measure_simulated(world_size, comm_device, link, topology, make)
-    backend = "nccl" if comm_device == "gpu" else "gloo"
+    simulated = link is not None or topology is not None or get_state().clock is not None
     make = functools.partial(
-        make_plan, sizes=sizes, pattern=pattern, backend=backend, ceilings=ceilings, **more
+        make_plan,
+        sizes=sizes,
+        pattern=pattern,
+        backend=LINK if simulated else _backend_of(comm_device),
+        edge=edge,
+        ceilings=ceilings and not simulated,
+        limit_s=limit_s,
+        timeout_s=timeout_s,
     )
+    if simulated:
+        from ringsim.links.joined import measure_simulated  # needs torch
+
+        return measure_simulated(world_size, comm_device, link, topology, make)
     return _measure_links(world_size, comm_device, timeout_s, make)
+
+
+def _backend_of(comm_device: str) -> str:
+    return "nccl" if comm_device == "gpu" else "gloo"
 
 
 def _measure_links(
@@ -150,7 +157,7 @@ def _measure_links(
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "machine": provenance.machine(),
         "versions": provenance.versions(),
-        "backend": "nccl" if comm_device == "gpu" else "gloo",
+        "backend": _backend_of(comm_device),
         "interface": results[0].get("interface") if results else None,
         "limit_s": plan.limit_s,
         "steady": STEADY_RULE,
@@ -168,10 +175,8 @@ def _measure_links(
 
 def _check_memory(plan: Plan, ranks: int) -> None:
     """Checks that the buffers of all ranks fit into half of this machine's memory."""
-    largest, memory = (
-        max(block.size_bytes for block in plan.blocks),
-        provenance.machine()["memory_bytes"],
-    )
+    largest = max(block.size_bytes for block in plan.blocks)
+    memory = provenance.machine()["memory_bytes"]
     if memory is not None and 2 * largest * ranks > memory / 2:
         raise ArgumentError(
             f"sizes must leave half of the memory ({bytes_text(memory)}) free, got "
@@ -184,7 +189,7 @@ def _ranks_run_already() -> bool:
     """Tells whether this process is one of several ranks that somebody else started."""
     torch_distributed: Any = sys.modules.get("torch.distributed")
     if (
-        torch_distributed is not None
+        torch_distributed
         and torch_distributed.is_available()
         and torch_distributed.is_initialized()
     ):
@@ -230,21 +235,16 @@ def _doing(directory: Path, total: int) -> str:
 
     A label is written when its block begins.
     """
-    lines = [
-        line
-        for names in directory.glob("rank-*.names")
-        for line in names.read_text(encoding="utf-8").splitlines()
-    ]
-    blocks = [
-        Block.from_label(json.loads(line)["name"])
-        for line in lines
-        if '"label"' in line and line.endswith("}")
-    ]
-    known = {block for block in blocks if block is not None}
+    known = set()
+    for names in directory.glob("rank-*.names"):
+        for line in names.read_text(encoding="utf-8").splitlines():
+            if '"label"' in line and line.endswith("}"):
+                known.add(Block.from_label(json.loads(line)["name"]))
+    known.discard(None)
     if not known:
         return ""
-    latest = max(known, key=lambda block: block.size_bytes)
-    return f"{len(known)} of {total} measured, now {bytes_text(latest.size_bytes)}"
+    latest = max(block.size_bytes for block in known if block is not None)
+    return f"{len(known)} of {total} measured, now {bytes_text(latest)}"
 
 
 def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
@@ -268,19 +268,16 @@ def _what_is_missing(
         and results
         and results[block.src]["host"] != results[block.dst]["host"]
     ]
-    notes = (
-        [f"no TCP over loopback: ranks {apart[0].src} and {apart[0].dst} are on two machines."]
-        if apart
-        else []
-    )
+    notes = []
+    if apart:
+        src, dst = apart[0].src, apart[0].dst
+        notes.append(f"no TCP over loopback: ranks {src} and {dst} are on two machines.")
     late = [block for block in missing if block not in apart]
     if late:
         first = bytes_text(min(block.size_bytes for block in late))
-        why = (
-            "the run was interrupted"
-            if interrupted
-            else f"the time (limit_s={plan.limit_s:g}) was up"
-        )
+        why = f"the time (limit_s={plan.limit_s:g}) was up"
+        if interrupted:
+            why = "the run was interrupted"
         notes.append(
             f"{len(late)} of {len(plan.blocks)} measurements are not there, from {first} on: {why}."
         )
@@ -292,10 +289,8 @@ def _who_else_ran(load: float | None) -> list[str]:
     if load is None or load < cores:
         return []
     return [
-        (
-            f"other programs ran: the load average was {load:g} on {cores} cores before the start. "
-            "They slow small messages too."
-        )
+        f"other programs ran: the load average was {load:g} on {cores} cores before the start. "
+        "They slow small messages too."
     ]
 
 

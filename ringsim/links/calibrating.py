@@ -72,21 +72,14 @@ def calibration_worker(
 def _send(size_bytes: int, repeats: int) -> None:
     """Sends a message to the other rank and back, and then both ways at once."""
     rank = dist.get_rank()
-    peer, here, there = (
-        1 - rank,
-        torch.zeros(size_bytes // _FLOAT_BYTES),
-        torch.zeros(size_bytes // _FLOAT_BYTES),
-    )
-
-    def bounce() -> None:
-        first, second = (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send)
-        first(here, peer)
-        second(there, peer)
-
+    peer, here = 1 - rank, torch.zeros(size_bytes // _FLOAT_BYTES)
+    there = torch.zeros_like(here)
+    first, second = (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send)
     for number in range(repeats + 1):
         if number % _MARKED == 0:  # often, for what stalls is left out
             _mark_processor_time()
-        bounce()
+        first(here, peer)
+        second(there, peer)
     for _ in range(repeats):
         sending = dist.isend(here, peer)
         assert sending is not None  # None only outside the group

@@ -84,7 +84,6 @@ def check_ring(ring: Ring, world_size: int | None, comm_device: str) -> None:
         )
 
 
-LINK: Final = "link"  # instead of a backend's name
 _SIMULATED: Final = "simulated"
 
 Links = Link | Mapping[tuple[int, int], Link]
@@ -114,8 +113,9 @@ def measure_simulated(
             "backend": "virtual clock",
             "world_size": ring.world_size,
             "comm_device": comm_device,
+            "versions": {"ringsim": __version__},
         }
-        return _tabulate(everybody, {**about, "versions": {"ringsim": __version__}})
+        return _tabulate(everybody, about)
     if comm_device != "cpu":
         raise ArgumentError(
             f"comm_device must be left out with link or topology, got {comm_device!r}: no device "
@@ -147,16 +147,11 @@ def _measure(plan: Plan) -> dict[Block, Floats]:
     assert clock is not None
     found = {}
     for block in plan.blocks:
-        numbers = block.pattern == "all_reduce"  # tensors without data: only the size counts
-        outgoing, incoming = (
-            torch.empty(
-                block.size_bytes // 4 if numbers else block.size_bytes,
-                dtype=torch.float32 if numbers else torch.uint8,
-                device="meta",
-            )
-            for _ in range(2)
-        )
-        step = make_step(block, ring, outgoing, incoming)
+        # without data: only the size counts
+        tensor = torch.empty(block.size_bytes, dtype=torch.uint8, device="meta")
+        if block.pattern == "all_reduce":
+            tensor = tensor.view(torch.float32)
+        step = make_step(block, ring, tensor, torch.empty_like(tensor))
         if ring.world_size > 1:
             dist.barrier()  # so that no other edge is busy
         if step is None:

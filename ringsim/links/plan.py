@@ -31,6 +31,7 @@ from ringsim.traces.collectives import bus_factor
 from ringsim.traces.events import NONE, Events
 
 PATTERNS: Final = ("pingpong", "oneway", "exchange", "shift", "all_reduce")
+LINK: Final = "link"  # instead of a backend's name, on the virtual clock
 SIZES: Final = tuple(2**power for power in range(3, 29))  # 8 B to 256 MiB
 STREAM: Final = 8  # messages in flight in the pattern "oneway"
 MAX_SIZE_BYTES: Final = 2**30
@@ -64,9 +65,10 @@ class Block(NamedTuple):
     def from_label(cls, label: str) -> Self | None:
         """Returns the block of a label, None if the label is not a block's."""
         found = _LABEL.fullmatch(label)
-        return (
-            cls(found[1], found[2], int(found[3]), int(found[4]), int(found[5])) if found else None
-        )
+        if found is None:
+            return None
+        backend, pattern, *numbers = found.groups()
+        return cls(backend, pattern, *map(int, numbers))
 
     @property
     def copies(self) -> int:
@@ -123,31 +125,29 @@ def make_plan(
     if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not limit_s > 0:
         raise ArgumentError(f"limit_s must be a positive number of seconds, got {limit_s!r}.")
     checked = _check_sizes(SIZES if sizes is None else sizes, patterns)
-    edges = _edges(ranks, edge)
+    edges = list_edges(ranks)
+    if edge is not None:
+        edges = [_check_edge(edge, edges)]
     blocks = []
     for size in checked:
         for name in patterns:
-            if name == "all_reduce":
+            if name == "all_reduce" or (name == "shift" and edges):  # all edges at once
                 blocks.append(Block(backend, name, -1, -1, size))
-            elif name == "shift":  # all edges at once: one block, one row for each edge
-                blocks += [Block(backend, name, -1, -1, size)] if edges else []
             else:
                 blocks += [Block(backend, name, src, dst, size) for src, dst in edges]
+        if ceilings and edges and backend == "gloo":
+            blocks.append(Block("tcp", "pingpong", *edges[0], size))
         if ceilings:
-            blocks += (
-                [Block("tcp", "pingpong", *edges[0], size)] if edges and backend == "gloo" else []
-            )
             blocks.append(Block("memcpy", "copy", -1, -1, size))
     return Plan(tuple(blocks), float(limit_s), timeout_s)
 
 
 def _check_sizes(sizes: Any, patterns: tuple[str, ...]) -> list[int]:
     try:
-        given = [operator.index(size) for size in sizes if not isinstance(size, bool)]
-        known = len(given) == len(sizes)
+        given = [0 if isinstance(size, bool) else operator.index(size) for size in sizes]
     except TypeError:
-        given, known = [], False
-    if not given or not known or not all(1 <= size <= MAX_SIZE_BYTES for size in given):
+        given = []
+    if not given or not all(1 <= size <= MAX_SIZE_BYTES for size in given):
         raise ArgumentError(
             f"sizes must be whole numbers of bytes from 1 to 2**30, one or more, got {sizes!r}. "
             "Try sizes=[8, 4096, 2**20]."
@@ -160,17 +160,19 @@ def _check_sizes(sizes: Any, patterns: tuple[str, ...]) -> list[int]:
     return sorted(set(given))
 
 
-def _edges(ranks: Sequence[int], edge: Any) -> list[tuple[int, int]]:
-    edges = list(itertools.pairwise([*ranks, ranks[0]])) if len(ranks) > 1 else []
-    if edge is None:
-        return edges
+def list_edges(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the edges of a ring; a single rank has none."""
+    return list(itertools.pairwise([*ranks, ranks[0]])) if len(ranks) > 1 else []
+
+
+def _check_edge(edge: Any, edges: list[tuple[int, int]]) -> tuple[int, int]:
     chosen = tuple(edge) if isinstance(edge, tuple | list) else None
     if chosen not in edges:
         raise ArgumentError(
             f"edge must be (src, dst), one of the ring's {edges}, got {edge!r}. Leave it out for "
             "all of them."
         )
-    return [chosen]
+    return chosen
 
 
 Floats = npt.NDArray[Any]
@@ -243,10 +245,8 @@ def is_steady(samples: Floats) -> bool:
         return False
     ordered = np.sort(samples)
     reach = 0.98 * n**0.5
-    low, high = (
-        ordered[max(0, int(n / 2 - reach))],
-        ordered[min(n - 1, int(np.ceil(n / 2 + reach)))],
-    )
+    low = ordered[max(0, int(n / 2 - reach))]
+    high = ordered[min(n - 1, int(np.ceil(n / 2 + reach)))]
     return bool((high - low) / 2 <= STEADY * np.median(ordered))
 
 
@@ -272,9 +272,8 @@ def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> 
     n = len(found)
     # By the mean, not the median: a few steps that wait for a core would otherwise take the time of
     # the sizes that follow.
-    spent_s, step_s = (
-        float(value) * parts_of(block) * 1e-9 for value in (found.sum(), max(fresh.mean(), 1.0))
-    )
+    spent_s = float(found.sum()) * parts_of(block) * 1e-9
+    step_s = max(float(fresh.mean()), 1.0) * parts_of(block) * 1e-9
     if n >= STEPS_MAX or (is_steady(found) and spent_s >= STEADY_S):
         return 0
     wished = max(STEPS_MIN, n, math.ceil((STEADY_S - spent_s) / step_s))
@@ -324,10 +323,10 @@ def make_rows(
     for block in sorted(samples, key=_place):
         by_rank = samples[block]
         if block.pattern == "shift":  # each rank times the edge on which it receives
-            told = [(src, dst) for src, dst in _edges(ranks, None) if len(by_rank.get(dst, ()))]
             rows += [
                 _row(block._replace(src=src, dst=dst), by_rank[dst], len(ranks), kind)
-                for src, dst in told
+                for src, dst in list_edges(ranks)
+                if len(by_rank.get(dst, ()))
             ]
             continue
         tellers = timed_ranks(block, ranks)
@@ -337,13 +336,9 @@ def make_rows(
 
 
 def _place(block: Block) -> tuple[int, int, int, int]:
+    backend = CEILINGS.index(block.backend) + 1 if block.backend in CEILINGS else 0
     pattern = (*PATTERNS, "copy").index(block.pattern)
-    return (
-        (CEILINGS.index(block.backend) + 1 if block.backend in CEILINGS else 0),
-        pattern,
-        block.src,
-        block.size_bytes,
-    )
+    return backend, pattern, block.src, block.size_bytes
 
 
 def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str, Any]:
@@ -352,10 +347,7 @@ def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str
     p10_ns, median_ns, p90_ns = np.percentile(times_ns, [10, 50, 90]).tolist()
     factor = bus_factor("all_reduce", group_size) if block.pattern == "all_reduce" else 1.0
     return {
-        "pattern": block.pattern,
-        "src": block.src,
-        "dst": block.dst,
-        "size_bytes": block.size_bytes,
+        **block._asdict(),
         "latency_us": median_ns * 1e-3,
         "algbw_gb_per_s": _rate(block, median_ns),
         "busbw_gb_per_s": _rate(block, median_ns) * factor,
@@ -364,7 +356,6 @@ def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str
         "p10_algbw_gb_per_s": _rate(block, p90_ns),
         "p90_algbw_gb_per_s": _rate(block, p10_ns),
         "n": len(times_ns),
-        "backend": block.backend,
         "kind": kind,
     }
 

@@ -36,6 +36,7 @@ from ringsim.links.plan import (
     Block,
     Floats,
     Plan,
+    list_edges,
     parts_of,
     step_ns,
     steps_wanted,
@@ -51,13 +52,7 @@ Step = Callable[[], None]
 
 def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
     """Returns the pair group of a block's edge, which this rank must be at an end of."""
-    group = (
-        ring.succ_group
-        if ring.rank == block.src
-        else ring.pred_group
-        if ring.rank == block.dst
-        else None
-    )
+    group = {block.src: ring.succ_group, block.dst: ring.pred_group}.get(ring.rank)
     if group is None:
         raise RingError(
             "a rank must be at an end of the edge that it measures, got "
@@ -98,10 +93,8 @@ def make_step(
             dist.send(outgoing, peer, group=group)
 
     def oneway() -> None:
-        if first:
-            works = [dist.isend(outgoing, peer, group=group) for _ in range(STREAM)]
-        else:
-            works = [dist.irecv(incoming, peer, group=group) for _ in range(STREAM)]
+        post, tensor = (dist.isend, outgoing) if first else (dist.irecv, incoming)
+        works = [post(tensor, peer, group=group) for _ in range(STREAM)]
         for work in works:
             _wait(work)
 
@@ -162,23 +155,18 @@ class Loopback:
         self._first = ring.rank == block.src
         group = group_of(block, ring)
         # the port, and a word that proves who comes
-        card = torch.zeros(2 + _WORD_BYTES, dtype=torch.uint8, device=device)
         if self._first:
+            card = torch.zeros(1 + _WORD_BYTES, dtype=torch.int32, device=device)
             dist.recv(card, block.dst, group=group)
-            high, low, *word = card.tolist()
-            self._connection = socket.create_connection(
-                ("127.0.0.1", high * 256 + low), timeout=timeout_s
-            )
+            port, *word = card.tolist()
+            self._connection = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
             self._connection.sendall(bytes(word))
         else:
             with socket.create_server(("127.0.0.1", 0), backlog=1) as server:
                 server.settimeout(timeout_s)
                 secret = secrets.token_bytes(_WORD_BYTES)
-                card.copy_(
-                    torch.tensor(
-                        [*divmod(server.getsockname()[1], 256), *secret], dtype=torch.uint8
-                    )
-                )
+                numbers = [server.getsockname()[1], *secret]
+                card = torch.tensor(numbers, dtype=torch.int32, device=device)
                 dist.send(card, block.src, group=group)
                 self._connection = _accept(server, secret, timeout_s)
         self._connection.settimeout(timeout_s)
@@ -269,12 +257,11 @@ def place_of(local_rank: int) -> dict[str, Any]:
         os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
         or os.environ.get("NCCL_P2P_LEVEL") == "LOC"
     )
-    others = [other for other in range(torch.cuda.device_count()) if other != local_rank]
-    peers = (
-        []
-        if forbidden
-        else [other for other in others if torch.cuda.can_device_access_peer(local_rank, other)]
-    )
+    peers = [
+        other
+        for other in range(0 if forbidden else torch.cuda.device_count())
+        if other != local_rank and torch.cuda.can_device_access_peer(local_rank, other)
+    ]
     return {
         "host": socket.gethostname(),
         "gpu": local_rank,
@@ -297,8 +284,7 @@ def paths_between(ranks: Sequence[int], places: Sequence[Mapping[str, Any]]) -> 
         "sockets, one GPU" if both ranks share a GPU (NCCL_HOSTID), which is no link's bandwidth.
     """
     paths = {}
-    for number, src in enumerate(ranks if len(ranks) > 1 else ()):
-        dst = ranks[(number + 1) % len(ranks)]
+    for src, dst in list_edges(ranks):
         here, there = places[src], places[dst]
         if here["uuid"] == there["uuid"]:
             path = ONE_GPU
@@ -325,19 +311,18 @@ def measure(plan: Plan) -> dict[str, Any]:
         recorded (from CUDA events on a GPU); ``host``, this machine; ``interface``, the network
         interface that Gloo was told to use; ``place``, where its GPU is.
     """
-    if get_state().recorder is None:
+    recorder = get_state().recorder
+    if recorder is None:
         raise RingError(
             "a measurement must be recorded, got no recorder. Call ringsim.bandwidth, "
             "which records it."
         )
     ring = current_ring()
-    times_ns = _Meter(plan, ring).run()
-    place = place_of(ring.local_rank) if ring.comm_device == "gpu" else None
     return {
-        "times_ns": times_ns,
+        "times_ns": _Meter(plan, ring, recorder).run(),
         "host": socket.gethostname(),
         "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
-        "place": place,
+        "place": place_of(ring.local_rank) if ring.comm_device == "gpu" else None,
     }
 
 
@@ -355,13 +340,11 @@ def not_recorded(recorder: Recorder) -> Iterator[None]:
 
 
 class _Meter:
-    def __init__(self, plan: Plan, ring: Ring) -> None:
-        recorder = get_state().recorder
-        assert recorder is not None
+    def __init__(self, plan: Plan, ring: Ring, recorder: Recorder) -> None:
         self._plan, self._ring, self._recorder = plan, ring, recorder
         self._gpu = ring.comm_device == "gpu"
         self._device = torch.device("cuda", ring.local_rank) if self._gpu else torch.device("cpu")
-        self._buffers = (torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8))
+        self._buffers = self._make_buffers(0)
         self._loopback: Loopback | None = None
         self._times_ns: dict[Block, Floats] = {}
 
@@ -397,9 +380,8 @@ class _Meter:
             return share_s
         # without the device NCCL guesses one from the rank
         dist.barrier(device_ids=[self._ring.local_rank] if self._gpu else None)
-        told = torch.tensor(
-            [min(share_s, self._plan.timeout_s / 4)], dtype=torch.float64, device=self._device
-        )
+        share_s = min(share_s, self._plan.timeout_s / 4)
+        told = torch.tensor([share_s], dtype=torch.float64, device=self._device)
         dist.broadcast(told, src=self._ring.ranks[0])
         return float(told.item())
 
@@ -408,20 +390,16 @@ class _Meter:
         if step is None:
             return
         tells = self._ring.rank in timed_ranks(block, self._ring.ranks)
+        warm_up, label = (WARM_UP, block.label) if tells else (None, None)
         with not_recorded(self._recorder):
-            fresh = self._repeat(
-                block,
-                step,
-                1 if block.size_bytes >= _LARGE_BYTES else 3,
-                WARM_UP if tells else None,
-            )
             found = np.zeros(0)
-            while (
-                count := self._agree(
-                    block, steps_wanted(block, found, share_s, fresh) if tells else 0
-                )
-            ) > 0:
-                fresh = self._repeat(block, step, count, block.label if tells else None)
+            fresh = self._repeat(block, step, 1 if block.size_bytes >= _LARGE_BYTES else 3, warm_up)
+            while True:
+                wanted = steps_wanted(block, found, share_s, fresh) if tells else 0
+                count = self._agree(block, wanted)
+                if count == 0:
+                    break
+                fresh = self._repeat(block, step, count, label)
                 found = np.concatenate([found, fresh])
         if tells:
             self._times_ns[block] = found
@@ -446,16 +424,17 @@ class _Meter:
         """Returns a step's buffers to send and to receive; all their pages have been touched."""
         size = block.size_bytes
         if len(self._buffers[0]) < size:
-            # free the smaller ones first
-            self._buffers = (torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8))
-            first, second = (
-                torch.empty(size, dtype=torch.uint8, device=self._device).fill_(0) for _ in range(2)
-            )
-            self._buffers = first, second
-        outgoing, incoming = self._buffers[0][:size], self._buffers[1][:size]
+            self._buffers = []  # free the smaller ones first
+            self._buffers = self._make_buffers(size)
+        outgoing, incoming = (buffer[:size] for buffer in self._buffers)
         if block.pattern == "all_reduce":
             return outgoing.view(torch.float32), incoming.view(torch.float32)
         return outgoing, incoming
+
+    def _make_buffers(self, size: int) -> list[torch.Tensor]:
+        return [
+            torch.empty(size, dtype=torch.uint8, device=self._device).fill_(0) for _ in range(2)
+        ]
 
     def _repeat(self, block: Block, step: Step, count: int, name: str | None) -> Floats:
         """Runs ``count`` steps.
@@ -482,15 +461,12 @@ class _Meter:
         if block.backend == "memcpy" or self._ring.world_size == 1:
             return count
         told = torch.tensor([count], dtype=torch.int64, device=self._device)
-        (leader, *_) = timed_ranks(block, self._ring.ranks)
+        leader = timed_ranks(block, self._ring.ranks)[0]
         if block.src < 0:
             dist.broadcast(told, src=leader)
         elif self._ring.rank == leader:
-            dist.send(
-                told,
-                block.dst if leader == block.src else block.src,
-                group=group_of(block, self._ring),
-            )
+            other = block.dst if leader == block.src else block.src
+            dist.send(told, other, group=group_of(block, self._ring))
         else:
             dist.recv(told, leader, group=group_of(block, self._ring))
         return int(told.item())

@@ -13,17 +13,18 @@ extremes: the steps of a chain add up, and so do their means.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ringsim.compute_costs import read_label
 from ringsim.errors import ArgumentError
-from ringsim.link import Link, fit_link
-from ringsim.prediction.gloo_costs import STALLED_S, find_gloo_costs, find_marks
+from ringsim.link import Link
+from ringsim.prediction.gloo_costs import STALLED_S, find_gloo_costs, find_marks, fit_by_size
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.schedule import Action
 from ringsim.simulator.links import AWAKE_S
@@ -73,6 +74,7 @@ class Moment(IntEnum):
     OTHER = 9
 
 
+POSTS: Final = (Moment.POST_SEND, Moment.POST_EARLY, Moment.POST_RECV, Moment.POST_COLLECTIVE)
 _AROUND: Final = (Moment.DONE, Moment.BEGIN, Moment.END)
 
 
@@ -145,25 +147,12 @@ class Calibration:
         Args:
             factor: from 0.
         """
+        times = ("link", "sending", "sending_early_s", "receiving_s", "sleep_s", "around_s")
         gloo = self.gloo
         if gloo is not None:
-            awake = None if gloo.awake is None else _scale(gloo.awake, factor)
-            times = {
-                name: getattr(gloo, name) * factor
-                for name in ("collective_s", "first_use_s", "stall_s")
-            }
-            gloo = replace(gloo, carrying=_scale(gloo.carrying, factor), awake=awake, **times)
-        seconds = {
-            name: getattr(self, name) * factor
-            for name in ("sending_early_s", "receiving_s", "sleep_s", "around_s")
-        }
-        return replace(
-            self,
-            link=_scale(self.link, factor),
-            sending=_scale(self.sending, factor),
-            gloo=gloo,
-            **seconds,
-        )
+            of_gloo = ("carrying", "awake", "collective_s", "first_use_s", "stall_s")
+            gloo = replace(gloo, **_scale(gloo, of_gloo, factor))
+        return replace(self, gloo=gloo, **_scale(self, times, factor))
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
         """Returns what posting a message takes of its rank's time, in seconds.
@@ -200,12 +189,9 @@ class Calibration:
         lines = [
             f"link      {_say(self.link)}, from {self.num_messages} messages, +-{self.spread:.0%}",
             f"posting   a send {_say(self.sending)}, before its receive "
-            f"{self.sending_early_s * 1e6:.1f} us, "
-            f"a receive {self.receiving_s * 1e6:.1f} us",
-            (
-                f"compute   {self.sleep_s * 1e6:.1f} us longer than asked, and "
-                f"{self.around_s * 1e6:.1f} us around it"
-            ),
+            f"{self.sending_early_s * 1e6:.1f} us, a receive {self.receiving_s * 1e6:.1f} us",
+            f"compute   {self.sleep_s * 1e6:.1f} us longer than asked, and "
+            f"{self.around_s * 1e6:.1f} us around it",
         ]
         if self.gloo is not None:
             gloo = self.gloo
@@ -267,86 +253,103 @@ def calibrate(*traces: Trace) -> Calibration:
                 "a trace to calibrate from must be measured, got a simulated one. Record real "
                 "ranks: ringsim.trace."
             )
-    sizes, times, awake = (
-        np.concatenate(columns) for columns in zip(*map(_sample_messages, traces), strict=True)
-    )
+    sizes, times, awake = join_columns(map(_sample_messages, traces))
     asleep = ~awake if _count(sizes[~awake]) else np.ones_like(awake)
     link, counts, spread = _fit_messages(sizes[asleep], times[asleep])
     gloo, missing = find_gloo_costs(traces, link)
     if gloo is not None and _count(sizes[awake]):
         gloo = replace(gloo, awake=_fit_messages(sizes[awake], times[awake])[0])
-    moments = [
-        (kind, gap, trace.events.size_bytes[event])
-        for trace in traces
-        for event, kind, gap in [list_moments(trace)]
-    ]
-    kinds, gaps, sizes = (np.concatenate(columns) for columns in zip(*moments, strict=True))
+    kinds, gaps, sizes = join_columns(map(_measure_moments, traces))
     overshoots = np.concatenate([_sample_overshoots(trace) for trace in traces])
     beside = _find_beside(kinds)
-    around = sum(
-        _typical(gaps[beside & (kinds == kind)]) * int((beside & (kinds == kind)).sum())
-        for kind in _AROUND
-    )
+    around_s = 0.0
+    for kind in _AROUND:
+        chosen = gaps[beside & (kinds == kind)]
+        around_s += _typical(chosen) * len(chosen)
     met = kinds == Moment.POST_SEND
     if not met.any():
         met = kinds == Moment.POST_EARLY
-    sending = _fit_sizes(sizes[met], gaps[met])
-    cores = min(int((trace.metadata.get("machine") or {}).get("cores") or 0) for trace in traces)
-    notes = (
-        []
-        if len(counts) > 1
-        else [
-            (
-                "messages had one size only: all of their time counts as latency, and other sizes "
-                "are not predicted"
-            )
-        ]
-    )
-    if (
-        len(overshoots)
-        and (apart := float(np.subtract(*np.quantile(overshoots, [0.9, 0.1])))) > WIDEST_SLEEP_S
-    ):
-        notes.append(
-            f"the machine was busy with other things: sleeps ended up to {apart * 1e3:.1f} ms "
-            "apart, less than 1 ms is usual"
-        )
-    between = _typical(gaps[np.isin(kinds, _AROUND)])
+    receiving = gaps[kinds == Moment.POST_RECV]
     costs = _find_costs(traces)
-    if not len(overshoots) and costs is None and between > LONGEST_BETWEEN_S:
-        notes.append(
-            f"ranks computed for {between * 1e3:.1f} ms at a time without ringsim.compute: that "
-            "will take no time"
-        )
-    posts = gaps[kinds == Moment.POST_RECV]
-    if len(posts) and (slow := float(np.quantile(posts, 0.9))) > SLOWEST_POST_S:
-        notes.append(
-            "the machine was busy with other things: posting a receive took up to "
-            f"{slow * 1e3:.1f} ms, less than 0.5 ms is usual"
-        )
+    between_s = _typical(gaps[np.isin(kinds, _AROUND)]) if costs is None else 0.0
     return Calibration(
         link=link,
-        sending=sending,
+        sending=fit_by_size(sizes[met], gaps[met], _typical),
         sending_early_s=_typical(gaps[kinds == Moment.POST_EARLY]),
-        receiving_s=_typical(gaps[kinds == Moment.POST_RECV]),
+        receiving_s=_typical(receiving),
         sleep_s=max(_typical(overshoots), 0.0),
-        around_s=around / len(overshoots) if len(overshoots) else 0.0,
-        cores=cores,
+        around_s=around_s / len(overshoots) if len(overshoots) else 0.0,
+        cores=min(int((trace.metadata.get("machine") or {}).get("cores") or 0) for trace in traces),
         costs=costs,
         num_messages=sum(counts.values()),
         sizes_bytes=tuple(counts),
-        notes=tuple(notes),
+        notes=tuple(_find_doubts(len(counts), overshoots, receiving, between_s)),
         gloo=gloo,
         missing=tuple(missing),
         spread=spread,
     )
 
 
-def _scale(link: Link, factor: float) -> Link:
-    return Link(link.alpha_s * factor, link.beta_s_per_byte * factor)
+def _find_doubts(
+    num_sizes: int, overshoots: Ints, receiving: Ints, between_s: float
+) -> Iterator[str]:
+    """Yields what makes the constants doubtful, a sentence each.
+
+    ``between_s`` is the usual time around computations; 0 where the costs of stages explain it.
+    """
+    if num_sizes == 1:
+        yield (
+            "messages had one size only: all of their time counts as latency, and other sizes are "
+            "not predicted"
+        )
+    if len(overshoots):
+        first_s, last_s = np.quantile(overshoots, [0.1, 0.9])
+        if last_s - first_s > WIDEST_SLEEP_S:
+            yield (
+                "the machine was busy with other things: sleeps ended up to "
+                f"{(last_s - first_s) * 1e3:.1f} ms apart, less than 1 ms is usual"
+            )
+    elif between_s > LONGEST_BETWEEN_S:
+        yield (
+            f"ranks computed for {between_s * 1e3:.1f} ms at a time without ringsim.compute: that "
+            "will take no time"
+        )
+    if len(receiving):
+        slow_s = np.quantile(receiving, 0.9)
+        if slow_s > SLOWEST_POST_S:
+            yield (
+                "the machine was busy with other things: posting a receive took up to "
+                f"{slow_s * 1e3:.1f} ms, less than 0.5 ms is usual"
+            )
+
+
+def join_columns(parts: Iterable[Iterable[Ints]]) -> Iterator[Ints]:
+    """Yields each column of several tables of the same columns, joined."""
+    return map(np.concatenate, zip(*parts, strict=True))
+
+
+def _scale(constants: object, names: Sequence[str], factor: float) -> dict[str, Any]:
+    """Returns the named times and links, ``factor`` times as long; None stays."""
+    scaled = {}
+    for name in names:
+        value = getattr(constants, name)
+        if isinstance(value, Link):
+            value = Link(value.alpha_s * factor, value.beta_s_per_byte * factor)
+        elif value is not None:
+            value *= factor
+        scaled[name] = value
+    return scaled
 
 
 def _say(link: Link) -> str:
     return f"{link.alpha_s * 1e6:.1f} us + {link.beta_s_per_byte * 1e9:.3f} ns a byte"
+
+
+def find_asked(events: Events) -> Ints:
+    """Returns the seconds that each ``ringsim.compute`` was asked for; NaN for other events."""
+    asked_s = np.array([*map(read_label, events.tables.labels), None], dtype=float)
+    found: Ints = np.where(events.kind == SPAN, asked_s[events.label], np.nan)
+    return found
 
 
 def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
@@ -359,14 +362,14 @@ def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
     wait, done = events.wait_ns[messages.recv], events.done_ns[messages.recv]
     # nothing happened on the rank between post and wait
     at_once = np.zeros(len(events), dtype=bool)
-    for rank in np.unique(events.rank).tolist():
-        own = np.flatnonzero(events.rank == rank)
-        moments = np.sort(
-            np.concatenate([events.post_ns[own], events.wait_ns[own], events.done_ns[own]])
-        )
-        following = np.searchsorted(moments, events.post_ns[own], "right")
-        at_once[own] = moments[np.minimum(following, len(moments) - 1)] == events.wait_ns[own]
-        at_once[own[:-1]] &= events.post_ns[own[1:]] >= events.wait_ns[own[:-1]]
+    for rank in np.unique(events.rank):
+        own = events.rank == rank
+        post_ns, wait_ns = events.post_ns[own], events.wait_ns[own]
+        moments = np.sort(np.concatenate([post_ns, wait_ns, events.done_ns[own]]))
+        following = np.searchsorted(moments, post_ns, "right")
+        waits_next = moments[np.minimum(following, len(moments) - 1)] == wait_ns
+        waits_next[:-1] &= post_ns[1:] >= wait_ns[:-1]
+        at_once[own] = waits_next
     whole = (wait != NONE) & (events.status[messages.recv] == OK) & _counts(events)[messages.recv]
     seen = whole & ((wait <= ready) | at_once[messages.recv])
     if np.count_nonzero(seen) < LEAST_MESSAGES:
@@ -387,39 +390,26 @@ def _counts(events: Events) -> Ints:
 
 def _count(sizes: Ints) -> dict[int, int]:
     """Counts the messages of each size that there are enough of."""
-    found, counts = np.unique(sizes, return_counts=True)
-    return {
-        int(size): int(count)
-        for size, count in zip(found, counts, strict=True)
-        if count >= LEAST_MESSAGES
-    }
+    counts = Counter(sizes.tolist())
+    return {size: counts[size] for size in sorted(counts) if counts[size] >= LEAST_MESSAGES}
 
 
 def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float]:
-    """The link, and how many messages of each size it is from.
-
-    Also how far parts of them are from the whole.
-    """
+    """The link, how many messages of each size it is from, and how far parts are from the whole."""
     enough = _count(sizes)
     if not enough:
         raise ArgumentError(
             f"a trace to calibrate from must have {LEAST_MESSAGES} messages of a size whose "
-            f"receiver waited for them, got {len(sizes)} of "
-            "any size. Let the receiver wait: a receive that blocks, and a sender that computes "
-            f"before it sends. {_FIND_ALL}"
+            f"receiver waited for them, got {len(sizes)} of any size. Let the receiver wait: a "
+            f"receive that blocks, and a sender that computes before it sends. {_FIND_ALL}"
         )
     chosen = np.isin(sizes, list(enough))
-    usual = {size: _typical(times[sizes == size]) for size in enough}
-    relative = times[chosen] / np.array([max(usual[size], 1e-9) for size in sizes[chosen].tolist()])
+    sizes, times = sizes[chosen], times[chosen]
+    relative = times.copy()
+    for size in enough:
+        relative[sizes == size] /= max(_typical(times[sizes == size]), 1e-9)
     parts = [_typical(part) for part in np.array_split(relative, PARTS) if len(part)]
-    return _fit_sizes(sizes[chosen], times[chosen]), enough, float(np.std(parts))
-
-
-def _fit_sizes(sizes: Ints, times: Ints) -> Link:
-    """Fits a line through the typical times by size; a level one if there is only one size."""
-    found = np.unique(sizes)
-    typical = [_typical(times[sizes == size]) for size in found]
-    return Link(typical[0], 0.0) if len(found) == 1 else fit_link(found, np.maximum(typical, 1e-9))
+    return fit_by_size(sizes, times, _typical), enough, float(np.std(parts))
 
 
 def _typical(times: Ints) -> float:
@@ -445,7 +435,7 @@ def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
     spans, sends, recvs, collectives = (
         events.kind == kind for kind in (SPAN, SEND, RECV, COLLECTIVE)
     )
-    asleep = events.spans(lambda label: read_label(label) is not None)
+    asleep = np.isfinite(find_asked(events))
     steps = is_step(events)  # what comes after one is not part of it
     both = sends | recvs | collectives
     messages = trace.messages
@@ -466,13 +456,20 @@ def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
         (spans & known & ~steps, events.done_ns, Moment.END),
         (steps & known, events.done_ns, Moment.OTHER),
     ]
-    index = np.concatenate([np.flatnonzero(which) for which, _, _ in parts])
-    time = np.concatenate([when[which] for which, when, _ in parts])
-    kind = np.concatenate([np.full(int(which.sum()), what) for which, _, what in parts])
+    index, time, kind = join_columns(
+        (np.flatnonzero(which), when[which], np.full(np.count_nonzero(which), what))
+        for which, when, what in parts
+    )
     order = np.lexsort((kind, time, events.thread[index], events.rank[index]))
     index, time, kind = index[order], time[order], kind[order]
     same = (np.diff(events.rank[index]) == 0) & (np.diff(events.thread[index]) == 0)
     return index[:-1][same], kind[:-1][same], np.diff(time)[same] * 1e-9
+
+
+def _measure_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
+    """Returns what happens at each moment, the seconds until the next, and the event's bytes."""
+    event, kind, seconds = list_moments(trace)
+    return kind, seconds, trace.events.size_bytes[event]
 
 
 def _find_beside(kinds: Ints) -> Ints:
@@ -480,39 +477,16 @@ def _find_beside(kinds: Ints) -> Ints:
 
     The last one before it and the first one after it.
     """
-    operations = (
-        Moment.POST_SEND,
-        Moment.POST_EARLY,
-        Moment.POST_RECV,
-        Moment.POST_COLLECTIVE,
-        Moment.WAIT,
-    )
-    stretch = np.cumsum(np.isin(kinds, operations))
-    where: Ints = (
-        np.bincount(stretch, weights=kinds == Moment.COMPUTE)[stretch] > 0
-        if len(kinds)
-        else np.zeros(0, dtype=bool)
-    )
-    return where
+    stretch = np.cumsum(np.isin(kinds, (*POSTS, Moment.WAIT)))
+    computes: Ints = np.bincount(stretch, weights=kinds == Moment.COMPUTE)[stretch] > 0
+    return computes
 
 
 def _sample_overshoots(trace: Trace) -> Ints:
     """How much longer each ``ringsim.compute`` lasted than it was asked to, in seconds."""
     events = trace.events
-    asked = np.array(
-        [
-            read_label(label) if read_label(label) is not None else np.nan
-            for label in events.tables.labels
-        ]
-        or [np.nan],
-        float,
-    )
-    seconds = np.where(
-        (events.kind == SPAN) & (events.label != NONE) & (events.status == OK),
-        asked[events.label],
-        np.nan,
-    )
-    found: Ints = ((events.done_ns - events.post_ns) * 1e-9 - seconds)[np.isfinite(seconds)]
+    longer_s = (events.done_ns - events.post_ns) * 1e-9 - find_asked(events)
+    found: Ints = longer_s[np.isfinite(longer_s) & (events.status == OK)]
     return found
 
 
@@ -521,11 +495,8 @@ def _find_costs(traces: Sequence[Trace]) -> Costs | None:
     for trace in traces:
         steps = [find_step(trace, step) for step in range(count_steps(trace.events))]
         if steps:
-            columns = zip(
-                *((each.stage, each.kind, (each.end - each.start) * 1e-9) for each in steps),
-                strict=True,
-            )
-            return median_costs(*(np.concatenate(column) for column in columns))
+            columns = ((each.stage, each.kind, (each.end - each.start) * 1e-9) for each in steps)
+            return median_costs(*join_columns(columns))
     return None
 
 

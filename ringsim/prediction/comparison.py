@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from ringsim.compute_costs import read_label
 from ringsim.errors import ArgumentError, RingError
-from ringsim.prediction.calibration import median_costs
+from ringsim.prediction.calibration import find_asked, median_costs
 from ringsim.prediction.differences import Differences, differ, pair
 from ringsim.prediction.parts import Parts, share_out
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
-from ringsim.traces.events import MARK, NONE, SPAN, Events, Ints
+from ringsim.traces.events import MARK, NONE, Events, Ints
 from ringsim.traces.lazy import Style, bundle, resolve
-from ringsim.traces.steps import StageActions, count_steps, find_step, is_step, number_steps
+from ringsim.traces.steps import count_steps, find_step, is_step, number_steps
 from ringsim.traces.units import time_text
 from ringsim.traces.value import Trace, check_trace, count
 
@@ -164,15 +163,18 @@ class Comparison:
         Raises:
             ArgumentError: there is no such baseline.
         """
-        known = {"nominal": self.nominal_s, "no communication": self.no_communication_s}
-        predicted = known.get(name)
+        predicted = self._baselines.get(name)
         if predicted is None:
-            there_are = [other for other, value in known.items() if value is not None]
             raise ArgumentError(
-                f"name must be one of the baselines {there_are}, got {name!r}. Compare steps of "
-                "a pipeline to have them."
+                f"name must be one of the baselines {list(self._baselines)}, got {name!r}. Compare "
+                "steps of a pipeline to have them."
             )
         return Errors.of(predicted / self.real_steps_s - 1)
+
+    @property
+    def _baselines(self) -> dict[str, float]:
+        known = {"nominal": self.nominal_s, "no communication": self.no_communication_s}
+        return {name: value for name, value in known.items() if value is not None}
 
     def plot(
         self, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]
@@ -207,27 +209,23 @@ class Comparison:
         if row is None:
             return ""
         change = float(table.longer_s[row])
+        step = f"step {table.step[row]}, " if count_steps(self.real.events) else ""
         stage = "" if table.stage[row] == NONE else f" of stage {table.stage[row]}"
-        which = [f"step {table.step[row]}, "] if count_steps(self.real.events) else [""]
-        began = (
-            ""
-            if table.began[row] == NONE
-            else f" It began with {self.virtual[int(table.began[row])]!r}."
-        )
         how = f"{time_text(abs(change) * 1e9)} {'longer' if change > 0 else 'less'}"
-        return f"{which[0]}rank {table.rank[row]}: {table.operation[row]}{stage} took {how}.{began}"
+        took = f"{step}rank {table.rank[row]}: {table.operation[row]}{stage} took {how}."
+        if table.began[row] == NONE:
+            return took
+        return f"{took} It began with {self.virtual[table.began[row]]!r}."
 
     def __repr__(self) -> str:
         """Returns the differences in a few lines, with the first rows of the table."""
-        table: list[str] = []
+        lines = self._tell()
         if self.differences.longer_s.any():
-            table = self.differences.to_text(self.names).splitlines()
-        notes = [
-            f"note on the prediction: {note}"
-            for note in self.virtual.metadata.get("notes", ())
-            if self.predicts
-        ]
-        return "\n".join([*self._tell(), *table, *notes])
+            lines.append(self.differences.to_text(self.names))
+        if self.predicts:
+            notes = self.virtual.metadata.get("notes", ())
+            lines += [f"note on the prediction: {note}" for note in notes]
+        return "\n".join(lines)
 
     def describe(self) -> str:
         """Returns one sentence that says what the picture shows: its alternative text."""
@@ -236,36 +234,30 @@ class Comparison:
 
     def _tell(self) -> list[str]:
         first, second = self.names
-        real_ms, virtual_ms = (
-            np.median(self.real_steps_s) * 1e3,
-            np.median(self.virtual_steps_s) * 1e3,
-        )
+        real_ms = np.median(self.real_steps_s) * 1e3
+        virtual_ms = np.median(self.virtual_steps_s) * 1e3
         what = "median step" if count_steps(self.real.events) else "run"
         lines = [
-            (
-                f"{what}: {first} {real_ms:.3f} ms, {second} {virtual_ms:.3f} ms "
-                f"({self.median_error:+.1%})"
-            )
+            f"{what}: {first} {real_ms:.3f} ms, {second} {virtual_ms:.3f} ms "
+            f"({self.median_error:+.1%})",
+            f"steps: {self._words(self.steps)}",
         ]
-        lines.append(f"steps: {self._words(self.steps)}")
-        for name, value in (
-            ("nominal", self.nominal_s),
-            ("no communication", self.no_communication_s),
-        ):
-            if value is not None and self.predicts:
-                lines.append(
-                    f"  baseline {name}: {value * 1e3:.3f} ms, {self._words(self.baseline(name))}"
-                )
+        if self.predicts:
+            lines += [
+                f"  baseline {name}: {value * 1e3:.3f} ms, {self._words(self.baseline(name))}"
+                for name, value in self._baselines.items()
+            ]
         lines.append(f"ends of operations, of the step: {self._words(self.operations)}")
         lines += [
             f"only {name}: {count(number, 'event')}"
             for name, number in zip(self.names, self.unpaired, strict=True)
             if number
         ]
-        if parts := f"{self.parts}":
+        if parts := str(self.parts):
             lines.append(f"all ranks: {parts}")
-        began = self.where_it_began()
-        return [*lines, f"most of it: {began}"] if began else lines
+        if began := self.where_it_began():
+            lines.append(f"most of it: {began}")
+        return lines
 
     def _words(self, errors: Errors) -> str:
         if self.predicts:
@@ -331,43 +323,36 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
     """
     check_trace("real", real)
     check_trace("virtual", virtual)
-    num_steps = min(count_steps(real.events), count_steps(virtual.events))
-    numbers = [_number_steps(trace.events, num_steps) for trace in (real, virtual)]
+    runs = (real, virtual)
+    num_steps = min(count_steps(trace.events) for trace in runs)
+    numbers = [_number_steps(trace.events, num_steps) for trace in runs]
     alike = [
         np.where(is_step(trace.events) & (num_steps > 0), NONE, of)
-        for trace, of in zip((real, virtual), numbers, strict=True)
+        for trace, of in zip(runs, numbers, strict=True)
     ]
-    real_index, virtual_index = pair(real, virtual, alike)
-    unpaired = [
-        _count_others(*one)
-        for one in zip((real, virtual), alike, (real_index, virtual_index), strict=True)
+    pairs = pair(real, virtual, alike)
+    others = [
+        _count_others(trace.events, of, index)
+        for trace, of, index in zip(runs, alike, pairs, strict=True)
     ]
     # a pair is in the step that the first run has it in
-    numbers[1][virtual_index] = numbers[0][real_index]
-    number = alike[0][real_index]
-    done = (
-        (number != NONE)
-        & (real.events.done_ns[real_index] != NONE)
-        & (virtual.events.done_ns[virtual_index] != NONE)
+    numbers[1][pairs[1]] = numbers[0][pairs[0]]
+    step = alike[0][pairs[0]]
+    real_done, virtual_done = (
+        trace.events.done_ns[index] for trace, index in zip(runs, pairs, strict=True)
     )
-    real_index, virtual_index, number = real_index[done], virtual_index[done], number[done]
-    if len(real_index) == 0:
+    done = (step != NONE) & (real_done != NONE) & (virtual_done != NONE)
+    if not done.any():
         raise ArgumentError(
             "the two runs must have something to compare, got no operation that both have done. "
             "Record the same worker twice."
         )
-    (real_begin, real_end), (virtual_begin, virtual_end) = (
-        _find_extents(trace, index, num_steps)
-        for trace, index in ((real, real_index), (virtual, virtual_index))
-    )
-    lag_ns = (virtual.events.done_ns[virtual_index] - virtual_begin[number]) - (
-        real.events.done_ns[real_index] - real_begin[number]
-    )
-    nominal, no_communication = (
-        _find_baselines(find_step(virtual, num_steps - 1), virtual.events)
-        if num_steps
-        else (None, None)
-    )
+    real_index, virtual_index = (index[done] for index in pairs)
+    step = step[done]
+    real_begin, real_end = _find_extents(real, real_index, num_steps)
+    virtual_begin, virtual_end = _find_extents(virtual, virtual_index, num_steps)
+    lag_ns = (virtual_done[done] - virtual_begin[step]) - (real_done[done] - real_begin[step])
+    nominal, no_communication = _find_baselines(virtual, num_steps)
     return Comparison(
         real=real,
         virtual=virtual,
@@ -379,19 +364,19 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         virtual_index=virtual_index,
         real_begin_ns=real_begin,
         virtual_begin_ns=virtual_begin,
-        step=number,
+        step=step,
         lag_s=lag_ns * 1e-9,
-        unpaired=(unpaired[0], unpaired[1]),
+        unpaired=(others[0], others[1]),
         differences=differ(
             real, virtual, numbers, (real_begin, virtual_begin), (real_index, virtual_index)
         ),
-        parts=share_out((real, virtual), numbers),
+        parts=share_out(runs, numbers),
     )
 
 
-def _count_others(trace: Trace, step: Ints, index: Ints) -> int:
+def _count_others(events: Events, step: Ints, index: Ints) -> int:
     """Counts the events that have a step and are not at ``index``."""
-    others = (step != NONE) & (trace.events.kind != MARK)
+    others = (step != NONE) & (events.kind != MARK)
     others[index] = False
     return int(np.count_nonzero(others))
 
@@ -414,52 +399,45 @@ def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints
     In a run without steps, the operations at ``index`` are one.
     """
     if num_steps == 0:
-        return trace.events.post_ns[index].min(keepdims=True), trace.events.done_ns[index].max(
-            keepdims=True
-        )
+        begin, end = trace.events.post_ns[index].min(), trace.events.done_ns[index].max()
+        return np.array([begin]), np.array([end])
     steps = [find_step(trace, step) for step in range(num_steps)]
-    return np.array([int(each.start.min()) for each in steps]), np.array(
-        [int(each.end.max()) for each in steps]
+    return np.array([each.start.min() for each in steps]), np.array(
+        [each.end.max() for each in steps]
     )
 
 
-def _find_baselines(actions: StageActions, events: Events) -> tuple[float | None, float | None]:
-    """Returns the makespan without communication.
+def _find_baselines(trace: Trace, num_steps: int) -> tuple[float | None, float | None]:
+    """Returns the makespan of the last step without communication.
 
     From what was asked of ``ringsim.compute``, and from the times of the computations.
     """
-    placed = {
-        int(stage): int(rank) for stage, rank in zip(actions.stage, actions.rank, strict=True)
-    }
-    if sorted(placed) != list(range(len(placed))) or sorted(set(placed.values())) != list(
-        range(len(actions.ranks))
-    ):
+    if num_steps == 0:
+        return None, None
+    events, actions = trace.events, find_step(trace, num_steps - 1)
+    placed = dict(zip(actions.stage.tolist(), actions.rank.tolist(), strict=True))
+    stages, ranks = sorted(placed), sorted(set(placed.values()))
+    if stages != list(range(len(stages))) or ranks != list(range(len(actions.ranks))):
         return None, None  # several pipelines side by side, or part of one
-    rows = tuple(actions.list_actions(rank) for rank in actions.ranks)
     schedule = Schedule(
         actions.schedule,
         actions.num_microbatches,
-        tuple(placed[stage] for stage in range(len(placed))),
-        rows,
+        tuple(placed[stage] for stage in stages),
+        tuple(actions.list_actions(rank) for rank in ranks),
     )
-    asked_s = np.array([read_label(label) or 0.0 for label in events.tables.labels] or [0.0])
-    seconds = np.where((events.kind == SPAN) & (events.label != NONE), asked_s[events.label], 0.0)
-    asked = np.zeros(len(actions))
-    for rank in actions.ranks:
-        own, mine = np.flatnonzero(actions.rank == rank), (events.rank == rank) & (seconds > 0)
-        until = np.concatenate([[0.0], np.cumsum(seconds[mine])])
-        begun = events.post_ns[mine]
-        asked[own] = (
-            until[np.searchsorted(begun, actions.end[own])]
-            - until[np.searchsorted(begun, actions.start[own])]
-        )
+    seconds = np.nan_to_num(find_asked(events))
+    asked_s = np.zeros(len(actions))
+    for rank in ranks:
+        own, mine = actions.rank == rank, (events.rank == rank) & (seconds > 0)
+        until_s = np.concatenate([[0.0], np.cumsum(seconds[mine])])
+        begun = np.searchsorted(events.post_ns[mine], [actions.start[own], actions.end[own]])
+        asked_s[own] = until_s[begun[1]] - until_s[begun[0]]
 
     def time_step(took_s: Ints) -> float:
         return float(evaluate(schedule, median_costs(actions.stage, actions.kind, took_s)).makespan)
 
     try:
-        return (time_step(asked) if asked.any() else None), time_step(
-            (actions.end - actions.start) * 1e-9
-        )
+        nominal = time_step(asked_s) if asked_s.any() else None
+        return nominal, time_step((actions.end - actions.start) * 1e-9)
     except RingError:
         return None, None  # not a schedule that can be timed

@@ -15,12 +15,13 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from ringsim.compute_costs import read_label
 from ringsim.errors import escape
+from ringsim.prediction.calibration import join_columns
 from ringsim.traces.events import CALLS, MARK, NONE, OP_NAMES, SPAN, Events, Ints
 from ringsim.traces.matching import number_places, number_rows, wait_for_last
 from ringsim.traces.steps import count_steps, is_step
@@ -126,25 +127,23 @@ class Differences:
         """Returns the rows as a new pandas DataFrame; first_s and second_s are with the waiting."""
         import pandas as pd
 
-        took, waited = self.own_s + self.waited_s, self.waited_s
-        columns: dict[str, Any] = {"step": self.step, "rank": self.rank}
-        columns |= {
+        took = self.own_s + self.waited_s
+        columns = {
+            "step": self.step,
+            "rank": self.rank,
             "stage": pd.arrays.IntegerArray(self.stage.copy(), self.stage == NONE),
-            "operation": list(self.operation),
-        }
-        columns |= {
+            "operation": self.operation,
             "first_count": self.counts[:, 0],
             "second_count": self.counts[:, 1],
             "first_s": took[:, 0],
             "second_s": took[:, 1],
-        }
-        columns |= {
             "longer_s": self.longer_s,
-            "waited_longer_s": waited[:, 1] - waited[:, 0],
+            "waited_longer_s": self.waited_s[:, 1] - self.waited_s[:, 0],
             "later_s": self.later_s,
+            "began": pd.arrays.IntegerArray(self.began.copy(), self.began == NONE),
+            "line": self.line,
         }
-        columns["began"] = pd.arrays.IntegerArray(self.began.copy(), self.began == NONE)
-        return pd.DataFrame(columns | {"line": list(self.line)})
+        return pd.DataFrame(columns)
 
     def to_text(self, names: tuple[str, str] = ("first", "second")) -> str:
         """Returns the first rows as text, with names of the two runs above their columns."""
@@ -155,17 +154,15 @@ class Differences:
         took, waited = self.own_s + self.waited_s, self.waited_s[:, 1] - self.waited_s[:, 0]
         for row in range(min(len(self), _SHOWN)):
             stage = "-" if self.stage[row] == NONE else self.stage[row]
-            changes = "".join(
-                f"{_signed(value):>10}" for value in (self.longer_s[row], waited[row])
-            )
             lines.append(
                 f"{self.step[row]:>4}{self.rank[row]:>6}{stage:>7}  {self.operation[row]:{wide}}"
                 f"{time_text(took[row, 0] * 1e9):>{first}}{time_text(took[row, 1] * 1e9):>{second}}"
-                f"{changes}{_signed(self.later_s[row]):>12}  {self.line[row]}".rstrip()
+                f"{_signed(self.longer_s[row]):>10}{_signed(waited[row]):>10}"
+                f"{_signed(self.later_s[row]):>12}  {self.line[row]}".rstrip()
             )
-        return "\n".join(
-            [*lines, *([f"... and {len(self) - _SHOWN:,} more rows"] if len(self) > _SHOWN else [])]
-        )
+        if len(self) > _SHOWN:
+            lines.append(f"... and {len(self) - _SHOWN:,} more rows")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         """Returns the first rows as text."""
@@ -173,13 +170,11 @@ class Differences:
 
 
 def _signed(time_s: float) -> str:
-    if time_s != time_s:
+    if np.isnan(time_s):
         return "-"
-    return (
-        "0"
-        if abs(time_s) < 5e-10
-        else f"{'+' if time_s > 0 else '-'}{time_text(abs(time_s) * 1e9)}"
-    )
+    if abs(time_s) < 5e-10:
+        return "0"
+    return f"{'+' if time_s > 0 else '-'}{time_text(abs(time_s) * 1e9)}"
 
 
 def name_operations(*several: Events) -> tuple[list[Ints], list[str]]:
@@ -223,28 +218,26 @@ def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints
     Returns:
         The places of the pairs in either, by those in the first.
     """
-    all_columns, chosen = [], []
-    for trace, name in zip(
-        (first, second), name_operations(first.events, second.events)[0], strict=True
-    ):
+    chosen, columns = [], []
+    names, _ = name_operations(first.events, second.events)
+    for trace, name in zip((first, second), names, strict=True):
         events, span = trace.events, trace.events.kind == SPAN
-        which = [np.where(span, column, NONE) for column in (events.stage, events.microbatch)]
-        all_columns.append(
-            np.stack([events.rank, name, np.where(span, NONE, events.peer), *which])[
-                :, events.kind != MARK
-            ]
+        peer = np.where(span, NONE, events.peer)
+        stage, microbatch = (
+            np.where(span, column, NONE) for column in (events.stage, events.microbatch)
         )
-        chosen.append(np.flatnonzero(events.kind != MARK))
+        index = np.flatnonzero(events.kind != MARK)
+        chosen.append(index)
+        columns.append(np.stack([events.rank, name, peer, stage, microbatch])[:, index])
     # on a virtual clock, which step it is in may not show where a step begins or ends
-    if np.array_equal(all_columns[0], all_columns[1]):
+    if np.array_equal(columns[0], columns[1]):
         return chosen[0], chosen[1]
-    counted = [step[index] != NONE for step, index in zip(steps, chosen, strict=True)]
-    chosen = [index[some] for index, some in zip(chosen, counted, strict=True)]
-    rows = np.concatenate(
-        [columns[:, some] for columns, some in zip(all_columns, counted, strict=True)], axis=1
-    )
-    step = np.concatenate([step[index] for step, index in zip(steps, chosen, strict=True)])
-    key, split = number_rows(step, *rows), len(chosen[0])
+    for run, step in enumerate(steps):
+        step = step[chosen[run]]
+        counted = step != NONE
+        chosen[run] = chosen[run][counted]
+        columns[run] = np.stack([step, *columns[run]])[:, counted]
+    key, split = number_rows(*np.concatenate(columns, axis=1)), len(chosen[0])
     alike = key * (len(key) + 1) + np.concatenate(
         [number_places(key[:split]), number_places(key[split:])]
     )
@@ -277,20 +270,15 @@ def differ(
         _share_out(trace, name, step, len(words))
         for trace, name, step in zip((first, second), names, steps, strict=True)
     ]
-    both = _Spent(*(np.concatenate(columns) for columns in zip(*spent, strict=True)))
-    row, run = (
-        number_rows(both.step, both.rank, both.stage, both.name),
-        np.repeat([0, 1], [len(one.event) for one in spent]),
-    )
-    number = int(row.max(initial=-1)) + 1
-    some = np.zeros(number, dtype=np.int64)
-    some[row] = np.arange(len(row))
+    both = _Spent(*join_columns(spent))
+    row = number_rows(both.step, both.rank, both.stage, both.name)
+    run = np.repeat([0, 1], [len(one.event) for one in spent])
+    some = np.unique(row, return_index=True)[1]
+    number = len(some)
 
     def add(values: Ints) -> Ints:
-        added: Ints = np.bincount(2 * row + run, weights=values, minlength=2 * number).reshape(
-            -1, 2
-        )
-        return added
+        added = np.bincount(2 * row + run, weights=values, minlength=2 * number)
+        return added.reshape(-1, 2)
 
     ends = np.full((number, 2), np.nan)
     np.fmax.at(
@@ -325,6 +313,14 @@ def differ(
     )
 
 
+def wait_for_others(trace: Trace) -> Ints:
+    """Returns how long each event was blocked by a rank that was late, in ns."""
+    waits = trace.waits
+    of_message = waits.late_sender_ns + waits.late_receiver_ns
+    waited: Ints = of_message + wait_for_last(trace.events, trace.apart)
+    return waited
+
+
 def _line_of(events: Events, index: int) -> str:
     """Returns file and line of an event; "" if unknown, and for the program."""
     if index == NONE or events.file[index] == NONE:
@@ -343,37 +339,19 @@ def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
     own = np.flatnonzero(
         (step != NONE) & (events.kind != MARK) & (begin != NONE) & (events.done_ns != NONE)
     )
-    waits = trace.waits
-    waited = (waits.late_sender_ns + waits.late_receiver_ns + wait_for_last(events, trace.apart))[
-        own
-    ]
-    rank, thread, start, end = (
-        events.rank[own],
-        events.thread[own],
-        begin[own],
-        np.maximum(events.done_ns[own], begin[own]),
-    )
+    rank, thread, start = events.rank[own], events.thread[own], begin[own]
+    end, waited = np.maximum(events.done_ns[own], start), wait_for_others(trace)[own]
     columns = [own, step[own], rank, thread, start, end, events.stage[own], name[own], waited]
     steps = is_step(events)[own] & (count_steps(events) > 0)
     if steps.any():
         columns[-2] = np.where(steps, program, name[own])
     elif len(own):  # the run is one step
         ranks, at = np.unique(rank, return_index=True)
-        until = np.maximum.reduceat(end, at)
         none, zero = np.full(len(ranks), NONE), np.zeros(len(ranks), dtype=np.int64)
-        posted = np.minimum.reduceat(events.post_ns[own], at)
-        runs = [
-            none,
-            zero,
-            ranks,
-            np.minimum.reduceat(thread, at),
-            posted,
-            until,
-            none,
-            zero + program,
-            zero,
-        ]
-        columns = [np.concatenate(both) for both in zip(runs, columns, strict=True)]
+        first_thread = np.minimum.reduceat(thread, at)
+        begun, ended = np.minimum.reduceat(events.post_ns[own], at), np.maximum.reduceat(end, at)
+        runs = [none, zero, ranks, first_thread, begun, ended, none, zero + program, zero]
+        columns = list(join_columns([runs, columns]))
     order = np.lexsort((-columns[5], columns[4], columns[3], columns[2]))
     event, step, rank, thread, start, end, stage, name, waited = (
         column[order] for column in columns

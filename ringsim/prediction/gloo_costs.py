@@ -13,7 +13,7 @@ The constants of `ringsim.topologies.GlooCosts`. Each is measured where it shows
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -26,6 +26,7 @@ from ringsim.simulator.links import CLOSE_S
 from ringsim.topologies import GlooCosts
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OK, OP_NAMES, RECV, SEND, Events, Ints
+from ringsim.traces.matching import number_rows
 from ringsim.traces.value import Trace
 
 __all__ = ["STALLED_S", "find_gloo_costs", "find_marks"]
@@ -46,15 +47,12 @@ def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | No
         link: what a message takes, in the place of its core time where that was not marked.
     """
     missing = []
-    ranks = [
-        found
-        for trace in traces
-        for rank in range(trace.world_size)
-        if (found := _list_intervals(trace, rank))
-    ]
-    carrying, first = link, list(_list_first_uses(ranks))
-    if ranks:
-        carrying = _fit_carrying([each for of_rank in ranks for each in of_rank])
+    ranks = [_list_intervals(trace, rank) for trace in traces for rank in range(trace.world_size)]
+    intervals = [each for of_rank in ranks for each in of_rank]
+    first_s = list(_list_first_uses(ranks))
+    carrying = link
+    if intervals:
+        carrying = _fit_carrying(intervals)
     else:
         missing += [
             "how much of the cores a message takes",
@@ -63,28 +61,21 @@ def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | No
     collectives = [found for trace in traces for found in _list_collectives(trace, carrying)]
     if not collectives:
         missing.append("what a collective costs")
-    messages = [_find_late(trace) for trace in traces]
-    exposed = sum(int(exposes.sum()) for _, exposes in messages)
-    late = [
-        seconds
-        for late_s, exposes in messages
-        for seconds in late_s[exposes & (late_s > STALLED_S)].tolist()
-    ]
-    exposed += sum(number * len(late_s) for _, number, late_s in collectives)
-    late += [
-        seconds for _, _, late_s in collectives for seconds in late_s[late_s > STALLED_S].tolist()
-    ]
+    messages_s = [_find_late(trace) for trace in traces]
+    exposed = sum(map(len, messages_s)) + sum(
+        each.messages * len(each.late_s) for each in collectives
+    )
+    late_s = np.concatenate([*messages_s, *(each.late_s for each in collectives)])
+    late_s = late_s[late_s > STALLED_S]
     if exposed < LEAST_EXPOSED:
-        exposed, late = 0, []
+        late_s = late_s[:0]
         missing.append("how often messages stall")
     costs = GlooCosts(
         carrying,
-        collective_s=max(float(np.median([base_s for base_s, _, _ in collectives])), 0.0)
-        if collectives
-        else 0.0,
-        first_use_s=max(float(np.mean(first)), 0.0) if first else 0.0,
-        stall_s=float(np.mean(late)) if late else 0.0,
-        stall_share=len(late) / exposed if exposed else 0.0,
+        collective_s=max(float(np.median([each.own_s for each in collectives] or [0.0])), 0.0),
+        first_use_s=max(float(np.mean(first_s or [0.0])), 0.0),
+        stall_s=float(np.mean(late_s)) if len(late_s) else 0.0,
+        stall_share=len(late_s) / max(exposed, 1),
     )
     return (None if costs == GlooCosts(link) else costs), missing
 
@@ -106,22 +97,15 @@ def _list_intervals(trace: Trace, rank: int) -> list[_Interval]:
     events = trace.events
     labels = events.tables.labels
     found = []
-    for begin, end in pairwise(np.flatnonzero(find_marks(events) & (events.rank == rank))):
-        within = (
-            (events.rank == rank)
-            & (events.post_ns >= events.post_ns[begin])
-            & (events.post_ns < events.post_ns[end])
-        )
+    own, post_ns = events.rank == rank, events.post_ns
+    for begin, end in pairwise(np.flatnonzero(find_marks(events) & own)):
+        within = own & (post_ns >= post_ns[begin]) & (post_ns < post_ns[end])
         sizes = np.unique(events.size_bytes[within & (events.kind != MARK)])
         if len(sizes) == 1:  # else other things happened, too
             count = int(np.count_nonzero(within & np.isin(events.kind, (SEND, RECV))))
-            (process_s, main_s), (process_before_s, main_before_s) = (
-                _read_mark(labels[events.label[place]]) for place in (end, begin)
-            )
-            spent_s = process_s - process_before_s
-            found.append(
-                _Interval(int(sizes[0]), count, spent_s, spent_s - (main_s - main_before_s))
-            )
+            before_s, after_s = (_read_mark(labels[events.label[at]]) for at in (begin, end))
+            process_s, main_s = after_s - before_s
+            found.append(_Interval(int(sizes[0]), count, process_s, process_s - main_s))
     return found
 
 
@@ -132,9 +116,9 @@ def find_marks(events: Events) -> Ints:
     return where
 
 
-def _read_mark(label: str) -> tuple[float, float]:
-    process_s, main_s = label.removeprefix(PROCESSOR).split()[:2]
-    return float(process_s), float(main_s)
+def _read_mark(label: str) -> Ints:
+    """Returns the processor time of the process and of its main thread, in seconds."""
+    return np.array(label.removeprefix(PROCESSOR).split()[:2], dtype=float)
 
 
 def _fit_carrying(intervals: Sequence[_Interval]) -> Link:
@@ -144,9 +128,14 @@ def _fit_carrying(intervals: Sequence[_Interval]) -> Link:
     """
     sizes = np.array([each.size_bytes for each in intervals])
     times = np.array([2 * each.beyond_s / each.messages for each in intervals])
+    return fit_by_size(sizes, times, lambda alike: max(float(np.quantile(alike, QUICK)), 1e-9))
+
+
+def fit_by_size(sizes: Ints, times: Ints, typical: Callable[[Ints], float]) -> Link:
+    """Fits a line through the typical times by size; a level one if there is only one size."""
     found = np.unique(sizes)
-    quick = np.maximum([np.quantile(times[sizes == size], QUICK) for size in found], 1e-9)
-    return fit_link(found, quick) if len(found) > 1 else Link(float(quick[0]), 0.0)
+    usual = [typical(times[sizes == size]) for size in found]
+    return Link(usual[0], 0.0) if len(found) == 1 else fit_link(found, np.maximum(usual, 1e-9))
 
 
 def _list_first_uses(ranks: Sequence[Sequence[_Interval]]) -> Iterator[float]:
@@ -154,7 +143,8 @@ def _list_first_uses(ranks: Sequence[Sequence[_Interval]]) -> Iterator[float]:
 
     In seconds of processor time.
     """
-    for first, *rest in ranks:
+    for of_rank in filter(None, ranks):
+        first, *rest = of_rank
         alike = [
             each.process_s / each.messages for each in rest if each.size_bytes == first.size_bytes
         ]
@@ -162,64 +152,55 @@ def _list_first_uses(ranks: Sequence[Sequence[_Interval]]) -> Iterator[float]:
             yield first.process_s - first.messages * float(np.median(alike))
 
 
-def _list_collectives(trace: Trace, carrying: Link) -> Iterator[tuple[float, int, Ints]]:
-    """Yields, for each kind and size of collective on two ranks.
+class _Collectives(NamedTuple):
+    """The collectives of a kind and size on two ranks."""
 
-    Its time without messages, how many it has, and how late each one was.
-    """
+    own_s: float  # what one takes without its messages
+    messages: int  # of each
+    late_s: Ints  # each of them, compared with the usual
+
+
+def _list_collectives(trace: Trace, carrying: Link) -> Iterator[_Collectives]:
+    """Yields the collectives of two ranks by kind and size."""
     events = trace.events
     pairs = np.array([len(group.ranks) == 2 for group in events.tables.groups] or [False])
-    known = (
+    known = np.flatnonzero(
         (events.kind == COLLECTIVE)
         & (events.done_ns != NONE)
         & (events.status == OK)
         & pairs[events.group]
     )
-    for op, group, size_bytes in np.unique(
-        np.stack([events.op, events.group, events.size_bytes])[:, known], axis=1
-    ).T.tolist():
-        name = OP_NAMES[op]
-        alike = (
-            known & (events.op == op) & (events.group == group) & (events.size_bytes == size_bytes)
-        )
-        own = [
-            np.flatnonzero(alike & (events.rank == rank))
-            for rank in events.tables.groups[group].ranks
-        ]
+    kind = number_rows(events.op[known], events.group[known], events.size_bytes[known])
+    for number in range(int(kind.max(initial=-1)) + 1):
+        alike = known[kind == number]
+        name, size_bytes = OP_NAMES[events.op[alike[0]]], int(events.size_bytes[alike[0]])
+        ranks = events.tables.groups[events.group[alike[0]]].ranks
+        own = [alike[events.rank[alike] == rank] for rank in ranks]
         count = min(map(len, own))
         if name not in COLLECTIVES or count < LEAST_ALIKE:
             continue
-        posted, done = (
-            np.stack([column[places[:count]] for places in own])
-            for column in (events.post_ns, events.done_ns)
-        )
-        took_s = (done.max(axis=0) - posted.max(axis=0)) * 1e-9
+        calls = np.stack([places[:count] for places in own])
+        took_s = (events.done_ns[calls].max(axis=0) - events.post_ns[calls].max(axis=0)) * 1e-9
         # most may have stalled
         usual_s = float(np.median(took_s[took_s <= np.quantile(took_s, 0.1) + STALLED_S]))
         steps = [list_steps(name, place, 2, 0, size_bytes)[0] for place in range(2)]
         messages_s = max(
             sum(carrying.time_s(step.size_bytes) / 2 for step in each) for each in steps
         )
-        yield (
-            usual_s - messages_s,
-            sum(len(step.to) for each in steps for step in each),
-            took_s - usual_s,
-        )
+        messages = sum(len(step.to) for each in steps for step in each)
+        yield _Collectives(usual_s - messages_s, messages, took_s - usual_s)
 
 
-def _find_late(trace: Trace) -> tuple[Ints, Ints]:
-    """Returns, by message, how late it came, in seconds, and whether it might stall.
+def _find_late(trace: Trace) -> Ints:
+    """Returns how late each message came that might stall, in seconds.
 
-    Of those that were not awaited, 0 and no. Awaited are messages whose receiver began to wait at
-    the latest when both sides were posted; late is what took longer than usual then. A message
-    might stall if both ranks were at work on their connection at one time.
+    A message might stall if both ranks were at work on their connection at one time. It is late by
+    what it took longer than is usual of its size, of messages whose receiver began to wait at the
+    latest when both sides were posted; others do not count.
     """
     events, messages = trace.events, trace.messages
-    sent, received, waited = (
-        events.post_ns[messages.send],
-        events.post_ns[messages.recv],
-        events.wait_ns[messages.recv],
-    )
+    sent, received = events.post_ns[messages.send], events.post_ns[messages.recv]
+    waited = events.wait_ns[messages.recv]
     ready = np.maximum(sent, received)
     awaited = (
         (waited != NONE)
@@ -231,4 +212,5 @@ def _find_late(trace: Trace) -> tuple[Ints, Ints]:
     for size in np.unique(sizes[awaited]):
         alike = awaited & (sizes == size)
         late_s[alike] = took_s[alike] - np.median(took_s[alike])
-    return late_s, awaited & (np.abs(sent - received) * 1e-9 < CLOSE_S)
+    might_stall: Ints = late_s[awaited & (np.abs(sent - received) * 1e-9 < CLOSE_S)]
+    return might_stall

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.prediction.calibration import Moment, list_moments
-from ringsim.traces.events import NONE, OP_NAMES, SPAN, Ints
-from ringsim.traces.matching import wait_for_last
+from ringsim.prediction.calibration import POSTS, Moment, join_columns, list_moments
+from ringsim.prediction.differences import wait_for_others
+from ringsim.traces.events import NONE, OP_NAMES, SPAN, Events, Ints
+from ringsim.traces.matching import number_rows
 from ringsim.traces.units import time_text
 from ringsim.traces.value import Trace
 
@@ -31,7 +32,6 @@ __all__ = ["PARTS", "Parts", "share_out"]
 
 PARTS: Final = ("first use", "posting", "waiting", "transfer", "computing", "program")
 _FIRST_USE, _POSTING, _WAITING, _TRANSFER, _COMPUTING, _PROGRAM = range(len(PARTS))
-_POSTS: Final = (Moment.POST_SEND, Moment.POST_EARLY, Moment.POST_RECV, Moment.POST_COLLECTIVE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +56,14 @@ class Parts:
         """Returns the rows as a new pandas DataFrame; what differs most comes first."""
         import pandas as pd
 
-        columns: dict[str, Any] = {
+        first_s, second_s = self.seconds.T
+        columns = {
             "step": self.step,
-            "operation": list(self.operation),
-            "part": list(self.part),
-        }
-        columns |= {
-            "first_s": self.seconds[:, 0],
-            "second_s": self.seconds[:, 1],
-            "longer_s": self.seconds[:, 1] - self.seconds[:, 0],
+            "operation": self.operation,
+            "part": self.part,
+            "first_s": first_s,
+            "second_s": second_s,
+            "longer_s": second_s - first_s,
         }
         return pd.DataFrame(columns).sort_values(
             "longer_s", key=np.abs, ascending=False, ignore_index=True, kind="stable"
@@ -90,60 +89,43 @@ def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> Parts:
         numbers: of each, the step of each event; those of step -1 are left out.
     """
     names: dict[str, int] = {}
-    columns = []
+    shared = []
     for run, (trace, step) in enumerate(zip(traces, numbers, strict=True)):
         event, part, seconds = _list_parts(trace)
+        name = _name(trace.events, event, part, names)
         own = step[event] != NONE
-        columns.append(
-            [
-                each[own]
-                for each in (
-                    step[event],
-                    part,
-                    _name(trace, event, part, names),
-                    np.full(len(event), run),
-                    seconds,
-                )
-            ]
-        )
-    step, part, name, runs, spent = (
-        np.concatenate(column) for column in zip(*columns, strict=True)
-    )
-    rows, which = np.unique(np.stack([step, part, name]), axis=1, return_inverse=True)
-    sums = np.zeros((rows.shape[1], len(traces)))
-    np.add.at(sums, (which.reshape(-1), runs), spent)
-    rows, sums = rows[:, sums.any(axis=1)], sums[sums.any(axis=1)]
-    known = list(names)
+        columns = (step[event], part, name, np.full(len(event), run), seconds)
+        shared.append([column[own] for column in columns])
+    step, part, name, run_of, seconds = join_columns(shared)
+    row = number_rows(step, part, name)
+    some = np.unique(row, return_index=True)[1]
+    sums = np.zeros((len(some), len(traces)))
+    np.add.at(sums, (row, run_of), seconds)
+    words = list(names)
+    spent = sums.any(axis=1)
+    some = some[spent]
     return Parts(
-        rows[0],
-        tuple(known[each] for each in rows[2]),
-        tuple(PARTS[each] for each in rows[1]),
-        sums,
+        step[some],
+        tuple(words[number] for number in name[some].tolist()),
+        tuple(PARTS[number] for number in part[some].tolist()),
+        sums[spent],
     )
 
 
-def _name(trace: Trace, event: Ints, part: Ints, names: dict[str, int]) -> Ints:
+def _name(events: Events, event: Ints, part: Ints, names: dict[str, int]) -> Ints:
     """Returns the number of what each event is called, "" for the program around it.
 
     New names join ``names``.
     """
-    events = trace.events
     staged = (events.kind[event] == SPAN) & (events.stage[event] != NONE)
     key = np.where(staged, len(OP_NAMES) + events.label[event], events.op[event])
     key[part == _PROGRAM] = NONE
     found, which = np.unique(key, return_inverse=True)
-    texts = [
-        ""
-        if each == NONE
-        else OP_NAMES[each]
-        if each < len(OP_NAMES)
-        else events.tables.labels[each - len(OP_NAMES)]
-        for each in found.tolist()
-    ]
-    numbers: Ints = np.array(
-        [names.setdefault("compute" if text == "span" else text, len(names)) for text in texts]
-    )[which]
-    return numbers
+    # the last one, at NONE, is for the program
+    texts = [*OP_NAMES, *events.tables.labels, ""]
+    texts[OP_NAMES.index("span")] = "compute"
+    numbers = [names.setdefault(texts[each], len(names)) for each in found]
+    return np.array(numbers, dtype=np.int64)[which]
 
 
 def _list_parts(trace: Trace) -> tuple[Ints, Ints, Ints]:
@@ -151,28 +133,24 @@ def _list_parts(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
     One at which a rank waits, and then is sent something, is two.
     """
-    events, waits = trace.events, trace.waits
+    events = trace.events
     event, kind, seconds = list_moments(trace)
     part = np.full(len(event), _PROGRAM)
     part[(kind == Moment.COMPUTE) | ((kind == Moment.BEGIN) & (events.stage[event] != NONE))] = (
         _COMPUTING
     )
-    part[np.isin(kind, _POSTS)] = _POSTING
+    part[np.isin(kind, POSTS)] = _POSTING
     blocked = kind == Moment.WAIT
     part[blocked] = _TRANSFER
-    late_s = (waits.late_sender_ns + waits.late_receiver_ns + wait_for_last(events, trace.apart))[
-        event
-    ] * 1e-9
+    late_s = wait_for_others(trace)[event] * 1e-9
     waited = np.where(blocked, np.minimum(late_s, seconds), 0.0)
     beyond = _find_first_uses(trace, event, part, seconds)
-    split = ((waited, _WAITING), (beyond, _FIRST_USE))
-    events_of = [event, *(event[spent > 0] for spent, _ in split)]
-    parts_of = [part, *(np.full(np.count_nonzero(spent), number) for spent, number in split)]
-    return (
-        np.concatenate(events_of),
-        np.concatenate(parts_of),
-        np.concatenate([seconds - waited - beyond, waited[waited > 0], beyond[beyond > 0]]),
-    )
+    shared = [(event, part, seconds - waited - beyond)]
+    for spent, number in ((waited, _WAITING), (beyond, _FIRST_USE)):
+        some = spent > 0
+        shared.append((event[some], np.full(np.count_nonzero(some), number), spent[some]))
+    event, part, seconds = join_columns(shared)
+    return event, part, seconds
 
 
 def _find_first_uses(trace: Trace, event: Ints, part: Ints, seconds: Ints) -> Ints:

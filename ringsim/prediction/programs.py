@@ -22,7 +22,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +36,7 @@ from ringsim.traces.events import (
     IN_FLIGHT,
     NONE,
     OK,
+    OP_CODES,
     OP_NAMES,
     SPAN,
     Events,
@@ -136,33 +136,19 @@ def make_programs(trace: Trace) -> list[list[Step]]:
 def _messages(trace: Trace) -> dict[int, Step]:
     """Returns a step for each matched send and recv, by its place among the events."""
     events, found = trace.events, trace.messages
-    groups, payloads = events.tables.groups, events.tables.payloads
-    columns = (
-        found.src,
-        found.dst,
-        found.tag,
-        found.group,
-        found.payload,
-        found.stage,
-        found.microbatch,
-        found.send,
-        found.recv,
-    )
+    groups, sizes = (*events.tables.groups, None), events.size_bytes  # no group at NONE
     steps = {}
-    for src, dst, tag, group, payload, stage, microbatch, send, recv in zip(
-        *(column.tolist() for column in columns), strict=True
-    ):
-        size_bytes = max(payloads[payload].size_bytes, 0) if payload != NONE else 0
-        for kind, peer, index in ((SEND, dst, send), (RECV, src, recv)):
+    for at, (send, recv) in enumerate(zip(found.send.tolist(), found.recv.tolist(), strict=True)):
+        for kind, peer, index in ((SEND, found.dst, send), (RECV, found.src, recv)):
             steps[index] = Step(
                 kind,
-                peer=peer,
-                tag=tag,
-                size_bytes=size_bytes,
+                peer=int(peer[at]),
+                tag=int(found.tag[at]),
+                size_bytes=max(int(sizes[send]), 0),
                 op=OP_NAMES[events.op[index]],
-                group=groups[group] if group != NONE else None,
-                stage=stage,
-                microbatch=microbatch,
+                group=groups[found.group[at]],
+                stage=int(found.stage[at]),
+                microbatch=int(found.microbatch[at]),
                 thread=int(events.thread[index]),
             )
     return steps
@@ -173,13 +159,11 @@ def _collectives(events: Events, world_size: int) -> dict[int, Step]:
 
     By its place among the events.
     """
-    calls: dict[int, dict[int, list[int]]] = {}
+    calls: defaultdict[int, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     counts = (events.kind == COLLECTIVE) & (events.group != NONE) & ~refused(events)
+    counts &= events.op != OP_CODES["new_group"]
     for index in np.flatnonzero(counts).tolist():
-        if OP_NAMES[events.op[index]] != "new_group":
-            calls.setdefault(int(events.group[index]), {}).setdefault(
-                int(events.rank[index]), []
-            ).append(index)
+        calls[events.group[index]][events.rank[index]].append(index)
     sizes = events.size_bytes
     steps = {}
     for number, by_rank in calls.items():
@@ -196,14 +180,13 @@ def _collectives(events: Events, world_size: int) -> dict[int, Step]:
                 break  # from here on the members call different operations
             size = max(int(sizes[list(same)].max()), 0)
             for index in same:
-                root, thread = int(events.peer[index]), int(events.thread[index])
                 steps[index] = Step(
                     TOGETHER,
-                    peer=root,
+                    peer=int(events.peer[index]),
                     size_bytes=size,
-                    op=next(iter(ops)),
+                    op=OP_NAMES[events.op[index]],
                     group=group,
-                    thread=thread,
+                    thread=int(events.thread[index]),
                 )
     return steps
 
@@ -211,45 +194,34 @@ def _collectives(events: Events, world_size: int) -> dict[int, Step]:
 def _follow(
     program: list[Step], events: Events, mine: list[int], operations: dict[int, Step], first: int
 ) -> None:
-    tables, clock, ready = events.tables, first, list[int]()
+    labels, clock, ready = (*events.tables.labels, ""), first, list[int]()
     numbers: dict[int, int] = {}  # of the events, as steps
     spans: list[int] = []
     thread = int(events.thread[mine[0]])
 
     def work(until: int) -> None:
         nonlocal clock, ready
-        if until > clock:
-            around = spans[-1] if spans else NONE
-            label = (
-                tables.labels[events.label[around]]
-                if around != NONE and events.label[around] != NONE
-                else ""
+        if until <= clock:
+            return
+        step = Step(WORK, tuple(sorted(ready)), until - clock, thread=thread)
+        if spans:
+            step = replace(
+                step,
+                label=labels[events.label[spans[-1]]],
+                stage=int(events.stage[spans[-1]]),
+                microbatch=int(events.microbatch[spans[-1]]),
             )
-            stage, microbatch = (
-                int(column[around]) if around != NONE else NONE
-                for column in (events.stage, events.microbatch)
-            )
-            step = Step(
-                WORK,
-                tuple(sorted(ready)),
-                work_ns=until - clock,
-                label=label,
-                stage=stage,
-                microbatch=microbatch,
-                thread=thread,
-            )
-            program.append(step)
-            ready, clock = [len(program) - 1], until
+        program.append(step)
+        ready, clock = [len(program) - 1], until
 
-    for time, _, kind, index in _moments(events, mine, operations):
+    for time, index, kind in _moments(events, mine, operations):
         if kind == _POST:
             work(time)
             if len(ready) > _MOST_NEEDS:
                 program.append(Step(WORK, needs=tuple(sorted(ready)), thread=thread))
                 ready = [len(program) - 1]
-            step = operations[index]
             numbers[index] = len(program)
-            program.append(replace(step, needs=tuple(sorted(ready))))
+            program.append(replace(operations[index], needs=tuple(sorted(ready))))
         elif kind == _JOIN:
             work(int(events.wait_ns[index]))
             clock = max(clock, time)
@@ -264,29 +236,25 @@ def _follow(
 
 def _moments(
     events: Events, mine: list[int], operations: dict[int, Step]
-) -> Iterator[tuple[int, int, int, int]]:
+) -> list[tuple[int, int, int]]:
     """Returns the moments of a thread in order of time.
 
-    Each is (time, place among the events, kind, event); a wait counts when it is over.
+    Each is (time, place among the events, kind); a wait counts when it is over.
     """
     found = []
-    times = (
-        events.post_ns[mine].tolist(),
-        events.wait_ns[mine].tolist(),
-        events.done_ns[mine].tolist(),
-    )
+    times = (column[mine].tolist() for column in (events.post_ns, events.wait_ns, events.done_ns))
     for index, post, wait, done in zip(mine, *times, strict=True):
         if index in operations:
-            found.append((post, index, _POST, index))
+            found.append((post, index, _POST))
             if wait != NONE and done != NONE:
-                found.append((max(post, wait, done), index, _JOIN, index))
+                found.append((max(post, wait, done), index, _JOIN))
         elif events.kind[index] == SPAN and done != NONE:
-            found.append((post, index, _OPEN, index))
-            found.append((max(done, post), index, _CLOSE, index))
-    return iter(sorted(found))
+            found.append((post, index, _OPEN))
+            found.append((max(done, post), index, _CLOSE))
+    return sorted(found)
 
 
-_KINDS: Final = {SEND: "isend", RECV: "irecv"}
+_OPS: Final = {WORK: "span", SEND: "isend", RECV: "irecv"}  # of steps that have none
 
 _Channel = tuple[int, int, Group | None, int]  # from, to, group, tag
 
@@ -373,10 +341,11 @@ class _Replay:
         step, rank = node.step, node.rank
         if step.kind == WORK:
             time_s = max(time_s, self._free.get((rank, step.thread), 0.0))
-            self._free[rank, step.thread] = time_s + step.work_ns * 1e-9
         node.begun_s = time_s
         if step.kind == WORK:
-            self._end(time_s + step.work_ns * 1e-9, node)
+            end_s = time_s + step.work_ns * 1e-9
+            self._free[rank, step.thread] = end_s
+            self._end(end_s, node)
         elif step.kind == SEND:
             arrival_s = self._carrier.carry(rank, step.peer, step.size_bytes, time_s)
             self._end(arrival_s - self._link.alpha_s, node)
@@ -419,9 +388,9 @@ class _Replay:
     def trace(self) -> Trace:
         """Returns what happened; raises ValueError where steps need each other."""
         nodes = [node for nodes in self._nodes for node in nodes]
-        if any(node.begun_s is None for node in nodes) and all(
-            node.begun_s is None or node.done_s is not None for node in nodes
-        ):
+        never_begun = [node for node in nodes if node.begun_s is None]
+        never_done = [node for node in nodes if node.done_s is None]
+        if never_begun and len(never_done) == len(never_begun):
             raise ValueError("steps of it need each other")
         rows = Rows()
         for mine in self._nodes:
@@ -441,25 +410,18 @@ class _Replay:
             "stage": step.stage,
             "microbatch": step.microbatch,
             "thread": step.thread,
-        }
-        columns |= {
             "done_ns": NONE if done_s is None else _ns(done_s),
             "status": IN_FLIGHT if done_s is None else OK,
         }
         if step.kind == WORK:
-            rows.add(node.rank, "span", _ns(begun_s), label=step.label or "work", **columns)
-            return
-        columns |= {
-            "payload": Payload("", (), step.size_bytes),
-            "peer": step.peer,
-            "group": step.group or self._world,
-        }
-        if step.kind != TOGETHER:
-            columns["tag"] = step.tag
-        waited_ns = _ns(min(max(wait_s, begun_s), max(done_s or 0.0, begun_s)))
-        rows.add(
-            node.rank, step.op or _KINDS[step.kind], _ns(begun_s), wait_ns=waited_ns, **columns
-        )
+            columns["label"] = step.label or "work"
+        else:
+            columns["payload"] = Payload("", (), step.size_bytes)
+            columns["peer"] = step.peer
+            columns["group"] = step.group or self._world
+            columns["tag"] = NONE if step.kind == TOGETHER else step.tag
+            columns["wait_ns"] = _ns(min(max(wait_s, begun_s), max(done_s or 0.0, begun_s)))
+        rows.add(node.rank, step.op or _OPS[step.kind], _ns(begun_s), **columns)
 
 
 def _find_waits(nodes: list[_Node]) -> list[float]:
@@ -468,15 +430,12 @@ def _find_waits(nodes: list[_Node]) -> list[float]:
     When everything else that one of its followers needs was done.
     """
     waits = [math.inf] * len(nodes)
+    done_s = [-1.0 if node.done_s is None else node.done_s for node in nodes]
     for node in nodes:
-        ends = sorted(
-            -1.0 if (done_s := nodes[need].done_s) is None else done_s for need in node.step.needs
-        )
-        for need in node.step.needs:
-            others = 0.0
-            if len(ends) > 1:
-                others = ends[-2] if ends[-1] == nodes[need].done_s else ends[-1]
-            waits[need] = min(waits[need], others)
+        needs = node.step.needs
+        for need in needs:
+            others_s = max((done_s[other] for other in needs if other != need), default=0.0)
+            waits[need] = min(waits[need], others_s)
     return waits
 
 

@@ -217,14 +217,14 @@ def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None)
             f"{find_step(trace).schedule!r} on {trace.world_size}. "
             "Record one that make_schedule knows."
         )
-    counts = {
-        "num_ranks": world_size,
-        "num_microbatches": known.num_microbatches
-        if num_microbatches is None
-        else num_microbatches,
-        "num_chunks": known.num_chunks,
-    }
-    return _time_step(trace, known.name, world_size * (known.num_chunks or 1), **counts)
+    return _time_step(
+        trace,
+        known.name,
+        world_size * (known.num_chunks or 1),
+        num_ranks=world_size,
+        num_microbatches=num_microbatches or known.num_microbatches,
+        num_chunks=known.num_chunks,
+    )
 
 
 def _check_step(trace: Trace, world_size: int) -> None:
@@ -264,21 +264,18 @@ def _predict_schedule(schedule: Schedule | str, trace: Trace, world_size: int) -
             f"trace must have a step whose backward is split, as that of {made.name} is, got "
             f"{recorded.schedule!r}. Record such a step."
         )
-    counts = (
-        {"num_ranks": world_size, "num_microbatches": made.num_microbatches}
-        if isinstance(schedule, str)
-        else {}
-    )
+    if made is schedule:
+        return _time_step(trace, made, made.num_stages)
+    counts = {"num_ranks": world_size, "num_microbatches": made.num_microbatches}
     return _time_step(trace, schedule, made.num_stages, **counts)
 
 
 def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: Any) -> ScheduleRun:
     """Times a schedule of so many stages with what a trace tells; ``counts`` go with a name."""
     calibration = calibrate(trace)
-    sizes = np.unique(
-        trace.events.size_bytes[trace.messages.send[in_step(trace.events, 0)[trace.messages.send]]]
-    )
-    size_bytes = int(sizes[-1])  # headers are smaller
+    sends = trace.messages.send
+    of_step = sends[in_step(trace.events, 0)[sends]]
+    size_bytes = int(trace.events.size_bytes[of_step].max())  # headers are smaller
     between_s = _find_time_between(trace)
 
     def run(factor: float) -> ScheduleRun:
@@ -290,14 +287,12 @@ def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: An
         # The time to post a send is part of what follows its computation and of what its message
         # takes: it counts once.
         latency_s = max(table.link.time_s(size_bytes) - table.post_s(True, size_bytes), 0.0)
-        busy = table.link.beta_s_per_byte * size_bytes
+        busy_s = min(table.link.beta_s_per_byte * size_bytes, latency_s)
         assert calibration.costs is not None  # there is a step
         return simulate_schedule(
             schedule,
             _spread_costs(calibration.costs, stages, between_s * factor),
-            link=Link(
-                max(latency_s - busy, 0.0), min(busy, latency_s) / size_bytes if size_bytes else 0.0
-            ),
+            link=Link(latency_s - busy_s, busy_s / size_bytes if size_bytes else 0.0),
             size_bytes=size_bytes,
             **counts,
         )
@@ -321,15 +316,11 @@ def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
 
     Each with the time between two computations.
     """
-    forward, of_input, weight = (
-        _spread(times, stages, apart) for times in (found.forward, found.input, found.weight)
-    )
-    return Costs(
-        forward,
-        of_input,
-        weight,
-        None if found.backward is None else _spread(found.backward, stages, apart),
-    )
+    kinds: dict[str, Any] = {}
+    for name in ("forward", "input", "weight", "backward"):
+        times = getattr(found, name)
+        kinds[name] = None if times is None else _spread(times, stages, apart)
+    return Costs(**kinds)
 
 
 def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
@@ -349,11 +340,9 @@ def _find_time_between(trace: Trace) -> float:
 
     Posting and the program itself; in seconds.
     """
-    found = [
-        between
-        for step in range(count_steps(trace.events))
-        for between in _list_between(trace, find_step(trace, step))
-    ]
+    found: list[Ints] = []
+    for step in range(count_steps(trace.events)):
+        found += _list_between(trace, find_step(trace, step))
     return float(np.median(np.concatenate(found))) * 1e-9 if found else 0.0
 
 
