@@ -20,7 +20,7 @@ from ringsim.check.examination import (
     shown,
 )
 from ringsim.traces.events import MARK, OK, SPAN
-from ringsim.traces.recorder import mark
+from ringsim.traces.spans import mark
 from ringsim.traces.value import Trace
 
 __all__ = ["hello"]

@@ -81,7 +81,8 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.matching import number_places, number_rows
 from ringsim.traces.parts import join_events, read_parts
-from ringsim.traces.recorder import Recorder, label_in_force
+from ringsim.traces.recorder import Recorder
+from ringsim.traces.spans import label_in_force
 from ringsim.traces.units import bytes_text, rate_text, time_text
 
 _SWITCHES: Final = ("enabled", "prof_all", "verbose", "debug")

@@ -26,17 +26,11 @@ Whoever carries messages records them with four calls::
     recorder.amend(
         slot, peer=3
     )  # what is known late: where a message came from, the times of a GPU
-
-An event's line is the user's: the innermost frame that belongs neither to ringsim, nor to the
-communication library, nor to Python. If a thread has no such frame, the line is that of the code
-that handed it the operation; a worker of ringsim's own has none. If the frame is a thin wrapper's,
-its caller's line is kept, too.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import json
 import mmap
@@ -48,17 +42,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
-from typing import Any, Final, Self
+from types import CodeType, FrameType
+from typing import Any, Final
 
 import numpy as np
 
-from ringsim.errors import ArgumentError, TraceFileError, read_whole
-from ringsim.state import get_state
+from ringsim.errors import TraceFileError
 from ringsim.traces.events import (
-    CALLS,
     ERROR,
     IN_FLIGHT,
     NONE,
@@ -75,23 +66,11 @@ from ringsim.traces.events import (
     word_notice,
     write_group,
 )
+from ringsim.traces.sites import CallSites
+from ringsim.traces.spans import label_in_force, stage_and_microbatch
 
-__all__ = [
-    "LOST_PEER",
-    "CallSites",
-    "Recorder",
-    "fail_posting",
-    "label_in_force",
-    "mark",
-    "span",
-    "stage_and_microbatch",
-]
+__all__ = ["LOST_PEER", "Recorder", "fail_posting"]
 
-OURS: Final = -1  # a file of ringsim
-LIBRARY: Final = -2  # a file of torch, or of Python's own modules
-SPEAKER: Final = -3  # the file of the library whose functions name the operations
-
-THIN: Final = 3  # lines in the body of a thin wrapper, at most
 RECORD_BYTES: Final = RECORD.itemsize
 # records that a file has room for at the start: every rank of a large run pays for them
 FIRST_CHUNK: Final = 512
@@ -102,18 +81,6 @@ _WORDS: Final = RECORD_BYTES // 8
 _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
 _POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
-_RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
-# programs to look at
-_AS_USERS: Final = tuple(
-    os.path.join(_RINGSIM, *name) for name in (("cli", "demo.py"), ("check", "patients.py"))
-)
-_PYTHON: Final = os.path.dirname(os.__file__) + os.sep
-_PACKAGES: Final = "-packages" + os.sep  # in the names of site-packages and dist-packages
-# its `deprecated` stands between torch's own frames
-DECORATOR: Final = os.sep + "typing_extensions.py"
-_INSTALLED: Final = tuple(
-    os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages")
-)
 
 # Globals rather than variables of a closure, which Python copies at every call.
 _frame_at: Final = sys._getframe
@@ -121,13 +88,7 @@ _frame_at: Final = sys._getframe
 _pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into
 _pack_rank: Final = struct.Struct("<i").pack_into
 
-# The stage (lower half) and the microbatch of the innermost span.
-stage_and_microbatch: Final[ContextVar[int]] = ContextVar(
-    "ringsim_stage_and_microbatch", default=NONE
-)
 _about: Final = stage_and_microbatch.get
-# The label of operations posted now, where the caller gave one: their name in the log.
-label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NONE)
 _label: Final = label_in_force.get
 
 Post = Callable[..., int | None]
@@ -823,143 +784,6 @@ def _measure_cost_ns() -> int:
     return min(costs) // 100
 
 
-# -- the user's line
-
-
-class CallSites:
-    """Finds the user's line.
-
-    The innermost frame outside ringsim, the communication library and Python's own modules.
-    ``places`` remembers the user's instructions, for Python finds the line of a frame by reading
-    its function's table from the start, which in a function of 300 lines takes 9 us. The key is
-    ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code object
-    holds its instructions, so no two have one key while both live.
-
-    Args:
-        number: gives a user's file its number.
-
-    Attributes:
-        places: file and line joined, by instruction; of a thin wrapper, by its own and its
-            caller's.
-        find_handed_over: returns where the user handed over what the calling thread runs, NONE
-            where that is not known.
-    """
-
-    def __init__(self, number: Callable[[str], int]) -> None:
-        self.places: dict[int | tuple[int, int], int] = {}
-        self.find_handed_over: Callable[[], int] = lambda: NONE
-        self._number = number
-        self._kinds: dict[str, int] = {}
-        self._alive: list[CodeType] = []  # whose instructions are keys
-        # of Python, of torch.compile
-        self._libraries: tuple[str, ...] = ("<frozen ", "<eval_with_key>")
-        self._speaker = ""
-
-    def declare_library(self, directory: str, speaker: str) -> None:
-        """Counts the files under ``directory`` as the library's.
-
-        Also ``speaker`` as the one whose functions name operations.
-        """
-        self._kinds.clear()
-        self.places.clear()
-        self._libraries, self._speaker = (*self._libraries, directory + os.sep), speaker
-
-    def kind(self, filename: str) -> int:
-        """Returns the number of a user's file; OURS, LIBRARY or SPEAKER for others."""
-        found = self._kinds.get(filename)
-        if found is None:
-            found = self._kinds[filename] = self._classify(filename)
-        return found
-
-    def _classify(self, filename: str) -> int:
-        if filename == self._speaker:
-            return SPEAKER
-        if filename.startswith(_RINGSIM) and filename not in _AS_USERS:
-            return OURS
-        of_python = filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)
-        if of_python or filename.startswith(self._libraries) or filename.endswith(DECORATOR):
-            return LIBRARY
-        return self._number(filename)
-
-    def locate(
-        self, posted: int, posted_as: Mapping[str, int]
-    ) -> tuple[int, tuple[int, tuple[CodeType, ...]]]:
-        """Returns where the user called what posts an operation.
-
-        Also the record's last column, which the functions between tell, and these.
-
-        Args:
-            posted: the last column.
-            posted_as: better ones, by the name of the speaking function.
-        """
-        way: list[CodeType] = []
-        try:
-            frame = _frame_at(3)
-        except ValueError:  # a thread that begins in the library: no frame is the user's
-            frame = _frame_at(2)
-        while (file := self.kind(frame.f_code.co_filename)) < 0:
-            if file == SPEAKER:
-                posted = posted_as.get(frame.f_code.co_name, posted)
-            if frame.f_back is None:
-                return self.find_handed_over(), (posted, ())
-            way.append(frame.f_code)
-            frame = frame.f_back
-        return self._name(file, frame), (posted, tuple(way))
-
-    def _name(self, file: int, frame: FrameType) -> int:
-        """Returns the place of a user's frame.
-
-        Of a thin wrapper, with that of its caller, for the wrapper's line alone says little.
-        """
-        key: int | tuple[int, int] = _instruction(frame)
-        if key not in self.places and _is_thin(frame.f_code):
-            caller = self.find(frame.f_back)
-            behind = caller or frame.f_back
-            key = _instruction(frame), 0 if behind is None else _instruction(behind)
-            if key not in self.places and behind is not None:
-                self._alive.append(behind.f_code)
-                name, others = frame.f_code.co_filename, behind.f_code.co_filename
-                # a package that calls back says little, too
-                if caller is not None and (_PACKAGES not in others or _PACKAGES in name):
-                    file = self._number(f"{others}:{behind.f_lineno}{CALLS}{name}")
-        if key not in self.places:
-            self._alive.append(frame.f_code)  # first: the key is good only while it lives
-            self.places[key] = _join(file, frame)
-        return self.places[key]
-
-    def find(self, frame: FrameType | None) -> FrameType | None:
-        """Returns the user's innermost frame from ``frame`` outward, None where there is none."""
-        while frame is not None and self.kind(frame.f_code.co_filename) < 0:
-            frame = frame.f_back
-        return frame
-
-    def place(self, frame: FrameType) -> int:
-        """Returns the place of the user's code that ``frame`` is, or was called by."""
-        found = self.find(frame)
-        return (
-            self.find_handed_over()
-            if found is None
-            else self._name(self.kind(found.f_code.co_filename), found)
-        )
-
-
-def _instruction(frame: FrameType) -> int:
-    return id(frame.f_code) + frame.f_lasti
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_thin(code: CodeType) -> bool:
-    """Tells a function that merely passes its arguments on: its body is short."""
-    takes = code.co_argcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    body = {line for *_, line in code.co_lines() if line} - {code.co_firstlineno}
-    return bool(takes) and code.co_name.isidentifier() and len(body) <= THIN
-
-
-def _join(file: int, frame: FrameType) -> int:
-    """Returns the columns file and line as one number."""
-    return frame.f_lineno << 32 | file & 0xFFFFFFFF
-
-
 # -- operations whose peer is gone
 
 LOST_PEER: Final = (
@@ -986,98 +810,3 @@ def fail_posting(recorder: Recorder, slot: int, error: BaseException) -> bool:
         recorder.wait(slot)
     recorder.complete(slot, ERROR)
     return not lost
-
-
-# -- what a program calls
-
-
-class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
-    """Names a piece of the program, for the timeline; does nothing while nothing is recorded.
-
-    Spans nest. Operations and spans inside take ``stage`` and ``microbatch`` from the innermost
-    span that gives them.
-
-    Args:
-        name: what the timeline calls it.
-        stage: index of the pipeline stage that works.
-        microbatch: index of the microbatch that is worked on.
-
-    Raises:
-        ArgumentError: ``name`` is not a string, or an index is not an integer of at least 0.
-
-    Example:
-        >>> with span("compute", stage=1, microbatch=0):
-        ...     result = 6 * 7
-        >>> result
-        42
-    """
-
-    __slots__ = ("_microbatch", "_name", "_outer", "_recorder", "_slot", "_stage")
-    _outer: int
-
-    def __init__(
-        self, name: str, *, stage: int | None = None, microbatch: int | None = None
-    ) -> None:
-        self._name = _check_name("span", name)
-        self._stage = (
-            None
-            if stage is None
-            else read_whole("stage", stage, 0, 2**31 - 1, hint="Count from 0, or leave it out.")
-        )
-        self._microbatch = (
-            None
-            if microbatch is None
-            else read_whole(
-                "microbatch", microbatch, 0, 2**31 - 1, hint="Count from 0, or leave it out."
-            )
-        )
-
-    def __enter__(self) -> Self:
-        self._recorder = recorder = get_state().recorder
-        if recorder is not None:
-            self._outer = outer = stage_and_microbatch.get()
-            stage = outer & 0xFFFFFFFF if self._stage is None else self._stage
-            microbatch = outer >> 32 if self._microbatch is None else self._microbatch
-            stage_and_microbatch.set(microbatch << 32 | stage)
-            self._slot = recorder.span_begin(self._name)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._recorder is not None:
-            if self._slot is not None:
-                self._recorder.span_end(self._slot, failed=kind is not None)
-            stage_and_microbatch.set(self._outer)
-
-
-def mark(name: str) -> None:
-    """Writes down that something happened now, for the timeline.
-
-    Does nothing while nothing is recorded.
-
-    Args:
-        name: what the timeline calls it.
-
-    Raises:
-        ArgumentError: ``name`` is not a string.
-
-    Example:
-        >>> mark("warm-up is over")
-    """
-    _check_name("mark", name)
-    recorder = get_state().recorder
-    if recorder is not None:
-        recorder.mark(name)
-
-
-def _check_name(what: str, name: str) -> str:
-    if not isinstance(name, str):
-        raise ArgumentError(
-            f"the name of a {what} must be a string, got {name!r}. Put it in quotes: "
-            f'{what}("compute").'
-        )
-    return name
