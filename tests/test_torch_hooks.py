@@ -51,7 +51,8 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.matching import refused
 from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import CHUNK, LOST_PEER, Recorder, fail_posting
+from ringsim.traces.recorder import LOST_PEER, Recorder, fail_posting
+from ringsim.traces.store import CHUNK
 
 
 @pytest.fixture

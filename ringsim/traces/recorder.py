@@ -32,8 +32,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
-import mmap
 import os
 import socket
 import struct
@@ -44,11 +42,10 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from ringsim.errors import TraceFileError
 from ringsim.traces.events import (
     ERROR,
     IN_FLIGHT,
@@ -68,19 +65,14 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.sites import CallSites
 from ringsim.traces.spans import label_in_force, stage_and_microbatch
+from ringsim.traces.store import CHUNK, RECORD_BYTES, FileStore, Full, Store
 
 __all__ = ["LOST_PEER", "Recorder", "fail_posting"]
-
-RECORD_BYTES: Final = RECORD.itemsize
-# records that a file has room for at the start: every rank of a large run pays for them
-FIRST_CHUNK: Final = 512
-CHUNK: Final = 4096  # records by which it grows: 72 pages
 
 _WORDS: Final = RECORD_BYTES // 8
 # None for a dtype without fields
 _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
-_POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
 
 # Globals rather than variables of a closure, which Python copies at every call.
 _frame_at: Final = sys._getframe
@@ -92,6 +84,7 @@ _about: Final = stage_and_microbatch.get
 _label: Final = label_in_force.get
 
 Post = Callable[..., int | None]
+_Entry = TypeVar("_Entry")
 
 
 class Recorder:
@@ -111,18 +104,6 @@ class Recorder:
             running.
 
     Attributes:
-        make_post: ``make_post(op, spoken={})`` makes ``post(group, peer, tag, payload,
-            label=None) -> slot``, which writes down the beginning of operations of one kind, and is
-            called by the function that the user or the library called. ``op`` is the code;
-            ``spoken`` has better ones by the name of the library's function (in its speaking file)
-            that the user called. ``peer`` is a global rank, NONE or ANY_SOURCE; ``label`` that in
-            force where None. The slot is None once recording has stopped.
-        wait: ``wait(slot)`` writes down that the program begins to wait for an operation.
-        complete: ``complete(slot, status=OK, *, waited=True)`` writes down that it is done, or with
-            ERROR that it raised; what raised before the program waited was refused. ``waited`` is
-            False for what blocked the program from its posting until now.
-        complete_at_once: ``complete_at_once(slot)`` does both, where the program begins to wait for
-            what is done.
         directory: where the files are; of no meaning in memory.
         groups: what the numbers of groups mean; likewise ``payloads``, ``labels`` and ``files``.
         sites: finds the user's line.
@@ -154,11 +135,6 @@ class Recorder:
         ([10], [20], [30])
     """
 
-    make_post: Callable[..., Post]
-    wait: Callable[[int], None]
-    complete: Callable[..., None]
-    complete_at_once: Callable[[int], None]
-
     def __init__(
         self,
         directory: Path | str | None,
@@ -185,7 +161,6 @@ class Recorder:
         self.on_failure: Callable[[], None] = _do_nothing
         self.complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: False
         self._rank = rank
-        self._max_records = max_records
         self._now, self._who = now, who
         self._stopped = self._closed = False
         self._lock = threading.RLock()  # a signal handler may record while its thread holds it
@@ -201,9 +176,11 @@ class Recorder:
         self.sites = CallSites(
             lambda name: self._number("file", name, self.files, name, {"name": name})
         )
-        self._store = None if directory is None else _Files(directory, rank, max_records)
-        memory: Any = _zeros(CHUNK) if self._store is None else self._store.memory
-        self._make_calls(memoryview(memory).cast("B"))
+        self._store = (
+            Store(bytearray(CHUNK * RECORD_BYTES))
+            if directory is None
+            else FileStore(directory, rank, max_records)
+        )
         self._post_span = self.make_post(OP_CODES["span"])
         self._post_mark = self.make_post(OP_CODES["mark"])
         self.start_ns = 0 if self._in_memory else now()
@@ -232,96 +209,100 @@ class Recorder:
 
     # -- operations
 
-    def _make_calls(self, memory: memoryview) -> None:
-        """Makes what each operation calls.
+    def make_post(self, op: int, spoken: Mapping[str, int] | None = None) -> Post:
+        """Makes what writes down the beginning of operations of one kind.
 
-        Closures over the memory, for looking that up would cost as much as the writing.
+        A closure, for looking up what it needs would cost as much as the writing.
+
+        Args:
+            op: the code of the kind.
+            spoken: better ones, by the name of the library's function (in its speaking file) that
+                the user called.
+
+        Returns:
+            ``post(group, peer, tag, payload, label=None) -> slot``, to be called by the function
+            that the user or the library called. ``peer`` is a global rank, NONE or ANY_SOURCE;
+            ``label`` that in force where None. The slot is None once recording has stopped.
         """
-        now, who, claim, post_anew = self._now, self._who, self._claim, self._post_anew
-        locate, place_of = self.sites.locate, self.sites.places.get
-        words = memory.cast("q")
+        now, who, claim, store = self._now, self._who, self._claim, self._store
+        locate, place_of, post_anew = self.sites.locate, self.sites.places.get, self._post_anew
+        posted = op | IN_FLIGHT << 16  # the column after op
+        posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
+        known: tuple[int, tuple[CodeType, ...]] = posted, ()
 
-        def use(grown: Any) -> None:
-            nonlocal memory, words
-            room = memoryview(grown).cast("B")
-            if len(room) >= len(memory):  # else a signal handler has made more room meanwhile
-                room_in_words = room.cast("q")
-                words = room_in_words  # first: a thread that finds room in `memory` finds it here
-                self._memory = memory = room
-
-        def make_post(op: int, spoken: Mapping[str, int] | None = None) -> Post:
-            posted = op | IN_FLIGHT << 16  # the column after op
-            posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
-            known: tuple[int, tuple[CodeType, ...]] = posted, ()
-
-            def post(
-                group: int, peer: int, tag: int, payload: int, label: int | None = None
-            ) -> int | None:
-                nonlocal known
-                state, way = known
-                place = None
-                try:  # the user's frame is mostly behind the same functions as last time
-                    frame: Any = _frame_at(2)
-                    for code in way:
-                        if frame.f_code is not code:
-                            break
+        def post(
+            group: int, peer: int, tag: int, payload: int, label: int | None = None
+        ) -> int | None:
+            nonlocal known
+            state, way = known
+            place = None
+            try:  # the user's frame is mostly behind the same functions as last time
+                frame: Any = _frame_at(2)
+                for code in way:
+                    if frame.f_code is not code:
+                        break
+                    frame = frame.f_back
+                else:
+                    place = place_of(key := id(frame.f_code) + frame.f_lasti)
+                    if place is None:  # a thin wrapper, mostly called by the user's frame
                         frame = frame.f_back
-                    else:
-                        place = place_of(key := id(frame.f_code) + frame.f_lasti)
-                        if place is None:  # a thin wrapper, mostly called by the user's frame
-                            frame = frame.f_back
-                            place = place_of((key, id(frame.f_code) + frame.f_lasti))
-                except (ValueError, AttributeError):
-                    pass  # a thread that begins in the library
-                if place is None:
-                    place, known = locate(posted, posted_as)
-                    state = known[0]
-                slot = claim()
-                if label is None:
-                    label = _label()
-                try:
-                    _pack_record(
-                        memory,
-                        slot * 8,
-                        now(),
-                        _NOT_YET,
-                        who(),
-                        group,
-                        payload,
-                        label,
-                        place,
-                        peer,
-                        tag,
-                        _about(),
-                        state,
-                    )
-                except struct.error:
-                    return post_anew(slot, who(), group, payload, label, place, peer, tag, state)
-                return slot
+                        place = place_of((key, id(frame.f_code) + frame.f_lasti))
+            except (ValueError, AttributeError):
+                pass  # a thread that begins in the library
+            if place is None:
+                place, known = locate(posted, posted_as)
+                state = known[0]
+            slot = claim()
+            if label is None:
+                label = _label()
+            try:
+                _pack_record(
+                    store.memory,
+                    slot * 8,
+                    now(),
+                    _NOT_YET,
+                    who(),
+                    group,
+                    payload,
+                    label,
+                    place,
+                    peer,
+                    tag,
+                    _about(),
+                    state,
+                )
+            except struct.error:
+                return post_anew(slot, who(), group, payload, label, place, peer, tag, state)
+            return slot
 
-            return post
+        return post
 
-        def wait(slot: int) -> None:
-            words[slot + 1] = now()
+    def wait(self, slot: int) -> None:
+        """Writes down that the program begins to wait for an operation."""
+        now = self._now
+        self._store.words[slot + 1] = now()
 
-        def complete_at_once(slot: int) -> None:
-            words[slot + 1] = words[slot + 2] = now()
-            memory[slot * 8 + _STATUS_AT] = OK
+    def complete(self, slot: int, status: int = OK, waited: bool = True) -> None:
+        """Writes down that an operation is done, or with ERROR that it raised.
 
-        def complete(slot: int, status: int = OK, *, waited: bool = True) -> None:
-            if not waited:
-                words[slot + 1] = words[slot]
-            words[slot + 2] = now()
-            memory[slot * 8 + _STATUS_AT] = status
+        Args:
+            slot: the operation.
+            status: OK or ERROR. What raised before the program waited was refused.
+            waited: False for what blocked the program from its posting until now.
+        """
+        now, store = self._now, self._store
+        words = store.words
+        if not waited:
+            words[slot + 1] = words[slot]
+        words[slot + 2] = now()
+        store.memory[slot * 8 + _STATUS_AT] = status
 
-        self._memory = memory
-        self.make_post, self.wait, self.complete, self.complete_at_once, self._use = (
-            make_post,
-            wait,
-            complete,
-            complete_at_once,
-            use,
-        )
+    def complete_at_once(self, slot: int) -> None:
+        """Writes down that an operation is done for which the program begins to wait now."""
+        now, store = self._now, self._store
+        words = store.words
+        words[slot + 1] = words[slot + 2] = now()
+        store.memory[slot * 8 + _STATUS_AT] = OK
 
     def _post_anew(
         self,
@@ -339,10 +320,11 @@ class Recorder:
 
         Or whose peer or tag is no number that the library could take.
         """
-        if slot * 8 + RECORD_BYTES > len(self._memory) and not self._grow(slot * 8):
+        end = slot * 8 + RECORD_BYTES
+        if end > len(self._store.memory) and not self._grow(end):
             return None
         values = (group, payload, label, place, _fit(peer), _fit(tag), _about(), state)
-        _pack_record(self._memory, slot * 8, self._now(), _NOT_YET, who, *values)
+        _pack_record(self._store.memory, slot * 8, self._now(), _NOT_YET, who, *values)
         return slot
 
     def post_for(
@@ -380,9 +362,9 @@ class Recorder:
             wait_ns: when it began to block; not before the program's own call, which caused it.
             done_ns: when it was done; likewise.
         """
-        words = self._memory.cast("q")
+        words = self._store.words
         if peer is not None:
-            _pack_rank(self._memory, slot * 8 + _PEER_AT, peer)
+            _pack_rank(self._store.memory, slot * 8 + _PEER_AT, peer)
         if wait_ns is not None:
             words[slot + 1] = max(wait_ns, words[slot + 1])
         if done_ns is not None:
@@ -498,29 +480,26 @@ class Recorder:
         self._append({"table": "meta", "key": key, "value": value})
 
     def _append(self, line: dict[str, Any]) -> None:
-        if self._store is not None:
-            with self._lock:
-                self._store.append(line)
+        with self._lock:
+            self._store.append(line)
 
     # -- what has been written
 
     @property
     def count(self) -> int:
         """How many records have been written; in memory, by the rank that is running."""
-        records = np.frombuffer(self._memory, dtype=RECORD)
+        records = self._store.records
         written = records["status"] != 0
-        return int(
-            np.count_nonzero(
-                written & (records["thread"] == self._who()) if self._in_memory else written
-            )
-        )
+        if self._in_memory:
+            written &= records["thread"] == self._who()
+        return int(np.count_nonzero(written))
 
     def awaited(self) -> set[int]:
         """Returns the operations that any thread waits for.
 
         By their places as readers of the part number them.
         """
-        records = np.frombuffer(self._memory, dtype=RECORD)
+        records = self._store.records
         return set(
             np.flatnonzero((records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE)).tolist()
         )
@@ -536,8 +515,9 @@ class Recorder:
     def bookmark(self) -> int:
         """Returns a place: what is posted from now on stands behind it."""
         slot = self._claim()
-        if slot * 8 < len(self._memory):
-            self._memory.cast("q")[slot] = NONE  # a reader sees that nothing will come here
+        words = self._store.words
+        if slot < len(words):
+            words[slot] = NONE  # a reader sees that nothing will come here
         return slot
 
     def records_since(self, bookmark: int) -> Ints:
@@ -546,9 +526,7 @@ class Recorder:
         An array of ``RECORD``, a copy.
         """
         end = self.bookmark()
-        records: Ints = np.frombuffer(self._memory, dtype=RECORD)[
-            bookmark // _WORDS + 1 : end // _WORDS
-        ]
+        records: Ints = self._store.records[bookmark // _WORDS + 1 : end // _WORDS]
         mine: Ints = records[(records["status"] != 0) & (records["thread"] == self._who())]
         return mine
 
@@ -557,11 +535,7 @@ class Recorder:
 
         Where ``rank`` is given, what it wrote.
         """
-        records = np.frombuffer(
-            self._memory,
-            dtype=RECORD,
-            count=min(self._claim() // _WORDS, len(self._memory) // RECORD_BYTES),
-        )
+        records = self._store.records[: self._claim() // _WORDS]
         wanted = records["status"] != 0
         records = records.compress(wanted if rank is None else wanted & (records["thread"] == rank))
         # faster than by an index
@@ -569,22 +543,21 @@ class Recorder:
         columns: dict[str, Any] = {
             name: records[name] for name in RECORD.names or () if name != "thread"
         }
-        groups = (
-            group._replace(name=read_word(group.name)) for _, group in sorted(self.groups.items())
+        tables = Tables(
+            tuple(group._replace(name=read_word(group.name)) for group in _in_order(self.groups)),
+            tuple(_in_order(self.payloads)),
+            tuple(map(read_word, _in_order(self.labels))),
+            tuple(map(read_word, _in_order(self.files))),
         )
-        payloads = (payload for _, payload in sorted(self.payloads.items()))
-        labels = (read_word(label) for _, label in sorted(self.labels.items()))
-        files = (read_word(file) for _, file in sorted(self.files.items()))
-        tables = Tables(tuple(groups), tuple(payloads), tuple(labels), tuple(files))
         return make_events({**columns, "rank": records["thread"]}, tables)
 
     def group_of(self, slot: int) -> int:
         """Returns the number of the group on which an operation was posted."""
-        return int(np.frombuffer(self._memory, dtype=RECORD, count=1, offset=slot * 8)["group"][0])
+        return int(self._store.records["group"][slot // _WORDS])
 
     def place_of(self, slot: int) -> str:
         """Returns where an operation was posted, as " at ring.py:7"; empty if unknown."""
-        record = np.frombuffer(self._memory, dtype=RECORD, count=1, offset=slot * 8)[0]
+        record = self._store.records[slot // _WORDS]
         if record["file"] == NONE:
             return ""
         return f" at {os.path.basename(self.files[record['file']])}:{record['line']}"
@@ -608,138 +581,39 @@ class Recorder:
         self._closed = True
         if not self._stopped:
             self.set_meta("end_ns", self._now())
-        if self._store is not None:
-            with self._lock:  # not while the file grows
-                self._store.close()
+        with self._lock:  # not while the file grows
+            self._store.close()
 
     # -- room
 
-    def _grow(self, offset: int) -> bool:
-        """Makes room at ``offset``; False where recording stops."""
+    def _grow(self, end: int) -> bool:
+        """Makes room for the bytes before ``end``; False where recording stops."""
         with self._lock:
-            if self._stopped:
-                return False
-            if self._store is None:
-                # untouched pages cost nothing
-                memory: Any = _zeros(4 * (offset // RECORD_BYTES + 1))
-                memory[: len(self._memory)] = self._memory
-            else:
+            if not self._stopped:
                 try:
-                    memory = self._store.grow(offset)
+                    self._store.grow(end)
                 except OSError as error:
                     self._stop(error)
-                    return False
-            if memory is None:
-                self._stop(None)
+            if self._stopped:
                 return False
-            self._use(memory)
         self.on_growth()
         return True
 
-    def _stop(self, error: OSError | None) -> None:
+    def _stop(self, error: OSError) -> None:
         """Stops recording while the program runs on; one note says why."""
         if self._stopped:
             return
         self._stopped = True
-        why = (
-            f"the disk could not take more ({error})"
-            if error
-            else f"the maximum of {self._max_records:,} records was reached"
-        )
+        why = error if isinstance(error, Full) else f"the disk could not take more ({error})"
         try:
             self.set_meta("stopped_at_max", True)
             self.set_meta(
                 "note",
-                (
-                    f"Recording of rank {self._rank} stopped: {why}. What "
-                    "came later is not in the trace."
-                ),
+                f"Recording of rank {self._rank} stopped: {why}. "
+                "What came later is not in the trace.",
             )
         except OSError:
             pass  # the disk is full to the last byte; the records say how far it went
-
-
-def _zeros(records: int) -> Ints:
-    return np.zeros(records * RECORD_BYTES, dtype=np.uint8)
-
-
-class _Files:
-    """The two files of a rank: a memory-mapped array of records, and lines of names.
-
-    The recorder calls one method at a time, but a signal handler may call another in its middle.
-    """
-
-    def __init__(self, directory: Path | str, rank: int, max_records: int) -> None:
-        self._most_bytes = max_records * RECORD_BYTES
-        self._closed = False
-        events_path = Path(directory, f"rank-{rank}.events")
-        names_path = events_path.with_suffix(".names")
-        try:
-            events_path.parent.mkdir(parents=True, exist_ok=True)
-            for path in (events_path, names_path):
-                # rather than cut it: an earlier recorder that still maps it would crash
-                path.unlink(missing_ok=True)
-            self._names = os.open(
-                names_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
-            )
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-            self._events = os.open(events_path, flags, 0o600)
-            self.memory: Any = b""
-            self.memory = self._extend(FIRST_CHUNK)
-        except OSError as error:
-            raise TraceFileError(
-                "the directory of a run must be writable and have "
-                f"{FIRST_CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
-                "Choose another path or free some space."
-            ) from error
-
-    def _extend(self, records: int) -> mmap.mmap:
-        """Gives the file room for more records and maps it whole.
-
-        The zeros are written, for a full disk is then an error here, and nowhere else. They are
-        appended: if a signal handler has made room meanwhile, its records stay.
-        """
-        start = len(self.memory)
-        length = min(start + records * RECORD_BYTES, self._most_bytes)
-        zeros = memoryview(bytes(max(length - os.fstat(self._events).st_size, 0)))
-        while zeros:
-            zeros = zeros[os.write(self._events, zeros) :]
-        # A new map each time, not a resized one: other threads may be writing through the old one,
-        # which stays valid until they let go.
-        memory = mmap.mmap(self._events, length)
-        try:
-            # map the pages now, at once, rather than in the middle of operations
-            memory.madvise(_POPULATE, start, length - start)
-        except (AttributeError, OSError, ValueError):
-            pass  # not Linux, or one before 5.14
-        return memory
-
-    def grow(self, offset: int) -> Any:
-        """Makes room at ``offset`` and returns where to write.
-
-        None where the file has its largest size, or is closed.
-        """
-        if self._closed or offset >= self._most_bytes:
-            return None
-        while offset >= len(self.memory):
-            self.memory = self._extend(CHUNK)
-        return self.memory
-
-    def append(self, line: dict[str, Any]) -> None:
-        """Writes a line of names; in one go, so that a kill leaves a whole line or none."""
-        if not self._closed:
-            os.write(self._names, json.dumps(line).encode() + b"\n")
-
-    def close(self) -> None:
-        """Closes the files. The map stays valid for threads that are in the middle of a record."""
-        if not self._closed:
-            self._closed = True
-            os.close(self._events)
-            os.close(self._names)
-
-    def abandon(self) -> None:
-        """Writes nothing more, in a process forked from the one that does."""
-        self._closed = True
 
 
 def _detach(reference: weakref.ref[Recorder]) -> None:
@@ -748,11 +622,15 @@ def _detach(reference: weakref.ref[Recorder]) -> None:
     The two would write to the same places.
     """
     recorder = reference()
-    if recorder is not None and recorder._store is not None:
+    if recorder is not None:
         recorder._stopped = recorder._closed = True
         recorder._lock = threading.RLock()  # another thread may have held the old one at the fork
         recorder._store.abandon()
-        recorder._use(bytearray(recorder._memory))
+
+
+def _in_order(table: dict[int, _Entry]) -> list[_Entry]:
+    """Returns the entries of a table by number, which signal handlers may have got out of turn."""
+    return [entry for _, entry in sorted(table.items())]
 
 
 def _fit(value: Any) -> int:
