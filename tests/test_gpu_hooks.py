@@ -480,7 +480,7 @@ def test_without_nccl_nothing_is_recorded_on_a_gpu(
     assert not is_nccl(world)
     recorder = Recorder(tmp_path, rank=0, world_size=4)
     with recording(recorder) as read:
-        hooks = recorder.on_reading.__self__  # type: ignore[attr-defined]
+        hooks = recorder.hooks.on_reading.__self__  # type: ignore[attr-defined]
         dist.isend(tensor, 1).wait()  # torch has no CUDA here: an event would raise
         dist.all_reduce(tensor)
         assert not hooks.open_batches, "every operation takes the short way"

@@ -588,7 +588,7 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
     if hasattr(result, "complete_record"):
         left_to_wait = result.complete_record(recorder, slot)
     else:  # torch's handles: the hooks know them
-        left_to_wait = recorder.complete_with(result, slot)
+        left_to_wait = recorder.hooks.complete_with(result, slot)
     if not left_to_wait:
         recorder.span_end(slot)
     return result

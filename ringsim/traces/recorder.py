@@ -42,7 +42,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -67,7 +67,7 @@ from ringsim.traces.sites import CallSites
 from ringsim.traces.spans import label_in_force, stage_and_microbatch
 from ringsim.traces.store import CHUNK, RECORD_BYTES, FileStore, Full, Store
 
-__all__ = ["LOST_PEER", "Recorder", "fail_posting"]
+__all__ = ["LOST_PEER", "Hooks", "Recorder", "fail_posting"]
 
 _WORDS: Final = RECORD_BYTES // 8
 # None for a dtype without fields
@@ -85,6 +85,27 @@ _label: Final = label_in_force.get
 
 Post = Callable[..., int | None]
 _Entry = TypeVar("_Entry")
+
+
+class Hooks(NamedTuple):
+    """What others ask of whoever shows a library's operations to a recorder.
+
+    Attributes:
+        undo: takes the hooks away again.
+        check_end: raises where the program left something undone when it says that it is done.
+        on_imports: called when the program has imported what it needs.
+        on_growth: called now and then, when the file grows.
+        on_reading: called before the records are read, and before the recorder closes.
+        complete_with: ``complete_with(handle, slot)`` has the wait for a handle complete one more
+            record; False where it is not known.
+    """
+
+    undo: Callable[[], None] = lambda: None
+    check_end: Callable[[], None] = lambda: None
+    on_imports: Callable[[], None] = lambda: None
+    on_growth: Callable[[], None] = lambda: None
+    on_reading: Callable[[], None] = lambda: None
+    complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: False
 
 
 class Recorder:
@@ -110,14 +131,8 @@ class Recorder:
         world: how often the process groups were made again: part of what tells groups from each
             other.
         users: how many have installed hooks that show operations to this recorder.
-        undo_hooks: takes the hooks away again.
-        check_end: raises where the program left something undone when it says that it is done.
-        on_imports: called when the program has imported what it needs.
-        on_growth: called now and then, when the file grows.
-        on_reading: called before the records are read, and before the recorder closes.
+        hooks: these; ones that do nothing where there are none.
         on_failure: called when a wait has failed, or takes long; may raise an error that says why.
-        complete_with: ``complete_with(handle, slot)`` has the wait for a handle complete one more
-            record; False where it is not known.
 
     Raises:
         TraceFileError: the files cannot be made.
@@ -153,13 +168,8 @@ class Recorder:
         self.labels: dict[int, str] = {}
         self.files: dict[int, str] = {}
         self.world = self.users = 0
-        self.undo_hooks: Callable[[], None] = _do_nothing
-        self.check_end: Callable[[], None] = _do_nothing
-        self.on_imports: Callable[[], None] = _do_nothing
-        self.on_growth: Callable[[], None] = _do_nothing
-        self.on_reading: Callable[[], None] = _do_nothing
-        self.on_failure: Callable[[], None] = _do_nothing
-        self.complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: False
+        self.hooks = Hooks()
+        self.on_failure: Callable[[], None] = lambda: None
         self._rank = rank
         self._now, self._who = now, who
         self._stopped = self._closed = False
@@ -569,7 +579,7 @@ class Recorder:
         """
         if not self._closed:
             try:
-                self.on_reading()
+                self.hooks.on_reading()
             except OSError as error:
                 self._stop(error)
 
@@ -596,7 +606,7 @@ class Recorder:
                     self._stop(error)
             if self._stopped:
                 return False
-        self.on_growth()
+        self.hooks.on_growth()
         return True
 
     def _stop(self, error: OSError) -> None:
@@ -639,10 +649,6 @@ def _fit(value: Any) -> int:
     NONE for what no column holds (the library itself will refuse it).
     """
     return value if isinstance(value, int) and -(1 << 31) <= value < 1 << 31 else NONE
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _measure_cost_ns() -> int:
