@@ -28,8 +28,8 @@ from ringsim.comm import gpu_times, log, torch_hooks
 from ringsim.comm.gpu_times import NOT_READ, GpuTimes, find_gpu, is_nccl
 from ringsim.comm.log import configure, reset_log
 from ringsim.traces.events import OP_CODES, OP_NAMES, Events
-from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
+from ringsim.traces.runs import read_parts
 
 LOOK_NS = 900  # how long a call of the driver takes
 GPU = torch.device("cuda", 0)

@@ -50,8 +50,8 @@ from ringsim.traces.events import (
     Group,
 )
 from ringsim.traces.matching import refused
-from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import LOST_PEER, Recorder, fail_posting
+from ringsim.traces.runs import read_parts
 from ringsim.traces.store import CHUNK
 
 

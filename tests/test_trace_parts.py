@@ -40,7 +40,8 @@ from ringsim.traces.events import (
     concatenate,
 )
 from ringsim.traces.files import load
-from ringsim.traces.parts import PartReader, Parts, read_parts, read_run
+from ringsim.traces.parts import PartReader
+from ringsim.traces.runs import Parts, read_parts, read_run
 from ringsim.traces.store import FIRST_CHUNK
 from ringsim.traces.value import Trace
 
