@@ -1,8 +1,8 @@
 """A million events: time to save, to load and to explain them, and the size of the file.
 
 Beside the same events as Chrome JSON. Run: ``python benchmarks/trace_files.py``. The goals are 0.5
-s, 0.2 s, 1 s and 12 MB. Both formats take turns, so that a busy machine slows both alike. The JSON side
-is favoured: making its dictionaries from the columns is not timed, nor is turning them back.
+s, 0.2 s, 1 s and 12 MB. Both formats take turns, so that a busy machine slows both alike. The JSON
+side is favoured: making its dictionaries from the columns is not timed, nor is turning them back.
 
 ``--part 10`` writes a run of 64 ranks and 100 million events, and reads one rank, and a tenth of
 the time of one, each in a process of its own; and counts what ``ringsim show`` says of the whole.
