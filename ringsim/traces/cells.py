@@ -9,8 +9,6 @@ from typing import Any
 
 from ringsim.traces.events import CALLS
 
-__all__ = ["in_notebook", "name_cells", "rename_file", "rename_places"]
-
 
 def in_notebook() -> bool:
     """Whether a Jupyter kernel runs this process."""

@@ -2,7 +2,7 @@
 
 Whatever carries the messages and whatever the clock. Each event is one record of fixed size
 (``ringsim.traces.events.RECORD``). What does not fit into it (groups, shapes, names) is numbered,
-and written once beside it. A real rank writes to two files of its own::
+and written once beside it. A real rank writes to two files of its own, its store::
 
     rank-2.events  [record][record][record][ 0 ][ 0 ] ...   memory-mapped, grown chunk by chunk; a
                                                             slot with status 0 is empty
@@ -17,15 +17,16 @@ holds the rank.
 
 Whoever carries messages records them with four calls::
 
-    post = recorder.make_post(OP_CODES["isend"])  # once for each kind of operation
-    slot = post(
-        group, peer, tag, payload
-    )  # when the program calls it; None once recording has stopped
-    recorder.wait(slot)  # when the program begins to wait
-    recorder.complete(slot)  # when that is over; ERROR where it raised
-    recorder.amend(
-        slot, peer=3
-    )  # what is known late: where a message came from, the times of a GPU
+    # once for each kind of operation
+    post = recorder.make_post(OP_CODES["isend"])
+    # when the program calls it; None once recording has stopped
+    slot = post(group, peer, tag, payload)
+    # when the program begins to wait
+    recorder.wait(slot)
+    # when that is over; ERROR where it raised
+    recorder.complete(slot)
+    # what is known late: where a message came from, the times of a GPU
+    recorder.amend(slot, peer=3)
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ from ringsim.traces.events import (
     read_word,
     word_notice,
     write_group,
+    write_payload,
 )
 from ringsim.traces.sites import CallSites
 from ringsim.traces.spans import label_in_force, stage_and_microbatch
@@ -455,12 +457,7 @@ class Recorder:
         value = Payload(
             dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)), splits
         )
-        line = {
-            key: said
-            for key, said in value._asdict().items()
-            if said or key not in ("reduction", "strides", "splits")
-        }
-        return self._number("payload", value, self.payloads, value, line)
+        return self._number("payload", value, self.payloads, value, write_payload(value))
 
     def label(self, name: str) -> int:
         """Numbers a name of a span, a mark or an operation."""
@@ -477,7 +474,7 @@ class Recorder:
                 number = self._next_number[table]()  # a signal handler gets the one after it
                 # on disk before in memory: whoever reads a record with the number finds the name
                 try:
-                    self._append({"table": table, "id": number, **line})
+                    self._store.append({"table": table, "id": number, **line})
                 except OSError as error:
                     self._stop(error)
                     return NONE
@@ -487,11 +484,8 @@ class Recorder:
 
     def set_meta(self, key: str, value: Any) -> None:
         """Writes down one fact about the rank (JSON-able); the last value of a key counts."""
-        self._append({"table": "meta", "key": key, "value": value})
-
-    def _append(self, line: dict[str, Any]) -> None:
         with self._lock:
-            self._store.append(line)
+            self._store.append({"table": "meta", "key": key, "value": value})
 
     # -- what has been written
 
@@ -599,12 +593,12 @@ class Recorder:
     def _grow(self, end: int) -> bool:
         """Makes room for the bytes before ``end``; False where recording stops."""
         with self._lock:
-            if not self._stopped:
-                try:
-                    self._store.grow(end)
-                except OSError as error:
-                    self._stop(error)
             if self._stopped:
+                return False
+            try:
+                self._store.grow(end)
+            except OSError as error:
+                self._stop(error)
                 return False
         self.hooks.on_growth()
         return True

@@ -21,12 +21,11 @@ from ringsim.traces.events import (
     Events,
     Ints,
     Tables,
+    concatenate,
     make_events,
     readable,
 )
 from ringsim.traces.parts import FILE_NAME, TABLE_OF, PartReader
-
-__all__ = ["Parts", "join_events", "read_parts", "read_run", "share_tables", "told_ends"]
 
 _MAX_RANKS: Final = 10**6  # as many as the file names can tell apart; a number beyond is damage
 # what metadata["ranks"] keeps of each rank
@@ -48,7 +47,7 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     Raises:
         TraceFileError: the directory or a file in it cannot be read.
     """
-    said = _read_about(directory / "run.json")
+    said = _read_run_file(directory / "run.json")
     start_ns = _first([said], "start_ns")
     said.pop("start_ns", None)
     parts = Parts(directory, _first([said], "world_size"))
@@ -90,17 +89,17 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     return events, readable(metadata)
 
 
-def _read_about(path: Path) -> dict[str, Any]:
-    """Returns what whoever started a run wrote of it, without what has not the form of it."""
+def _read_run_file(path: Path) -> dict[str, Any]:
+    """Returns what whoever started a run wrote of it, but for what is malformed."""
     try:
         run = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return {}  # killed before it could write that, or damaged: the parts say the most of it
-    return {
-        key: value
-        for key, value in (run.items() if isinstance(run, dict) else ())
-        if isinstance(value, dict) or key not in ("machine", "versions")
-    }
+        run = None  # killed before it could write that, or damaged: the parts say the most of it
+    said = run if isinstance(run, dict) else {}
+    for key in ("machine", "versions"):
+        if not isinstance(said.get(key), dict):
+            said.pop(key, None)
+    return said
 
 
 def read_parts(
@@ -377,15 +376,10 @@ def join_events(parts: Sequence[Events]) -> Events:
         >>> joined.group.tolist(), joined.seq.tolist(), len(joined.tables.groups)
         ([0, 0], [0, 1], 1)
     """
-    columns: dict[str, list[Ints]] = {
-        name: [np.zeros(0, dtype)] for name, dtype in COLUMN_DTYPES.items() if name != "seq"
-    }
-    tables = Tables()
-    for part in share_tables(parts):
-        tables = part.tables
-        for name, pieces in columns.items():
-            pieces.append(getattr(part, name))
-    return make_events({name: np.concatenate(pieces) for name, pieces in columns.items()}, tables)
+    none = make_events({"rank": [], "op": []})
+    joined = concatenate([none, *share_tables(parts)])
+    columns = {name: getattr(joined, name) for name in COLUMN_DTYPES if name != "seq"}
+    return make_events(columns, joined.tables)
 
 
 def share_tables(parts: Iterable[Events]) -> Iterator[Events]:

@@ -19,8 +19,6 @@ from typing import Final
 
 from ringsim.traces.events import CALLS, NONE
 
-__all__ = ["CallSites"]
-
 OURS: Final = -1  # a file of ringsim
 LIBRARY: Final = -2  # a file of torch, or of Python's own modules
 SPEAKER: Final = -3  # the file of the library whose functions name the operations

@@ -48,18 +48,8 @@ class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
         self, name: str, *, stage: int | None = None, microbatch: int | None = None
     ) -> None:
         self._name = _check_name("span", name)
-        self._stage = (
-            None
-            if stage is None
-            else read_whole("stage", stage, 0, 2**31 - 1, hint="Count from 0, or leave it out.")
-        )
-        self._microbatch = (
-            None
-            if microbatch is None
-            else read_whole(
-                "microbatch", microbatch, 0, 2**31 - 1, hint="Count from 0, or leave it out."
-            )
-        )
+        self._stage = _read_index("stage", stage)
+        self._microbatch = _read_index("microbatch", microbatch)
 
     def __enter__(self) -> Self:
         self._recorder = recorder = get_state().recorder
@@ -81,6 +71,12 @@ class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
             if self._slot is not None:
                 self._recorder.span_end(self._slot, failed=kind is not None)
             stage_and_microbatch.set(self._outer)
+
+
+def _read_index(what: str, index: int | None) -> int | None:
+    if index is None:
+        return None
+    return read_whole(what, index, 0, 2**31 - 1, hint="Count from 0, or leave it out.")
 
 
 def mark(name: str) -> None:

@@ -16,8 +16,6 @@ import numpy as np
 from ringsim.errors import TraceFileError
 from ringsim.traces.events import RECORD, Ints
 
-__all__ = ["CHUNK", "FIRST_CHUNK", "RECORD_BYTES", "FileStore", "Full", "Store"]
-
 RECORD_BYTES: Final = RECORD.itemsize
 # records that a file has room for at the start: every rank of a large run pays for them
 FIRST_CHUNK: Final = 512
