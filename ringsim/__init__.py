@@ -108,13 +108,13 @@ _CONTENTS: Final = {
     "initialize_distributed": "ringsim.ring.ring",
     "load": "ringsim.traces.files",
     "load_ipython_extension": "ringsim.magics",
-    "mark": "ringsim.traces.recorder",
+    "mark": "ringsim.traces.spans",
     "pipeline": "ringsim.pipeline",
     "simulate": "ringsim.simulator.api",
     "predict": "ringsim.prediction.scaling",
     "scale": "ringsim.prediction.scaling",
     "simulate_schedule": "ringsim.simulator.schedules",
-    "span": "ringsim.traces.recorder",
+    "span": "ringsim.traces.spans",
     "suppress_output": "ringsim.ring.printing",
     "topologies": "ringsim.topologies",
     "trace": "ringsim.launch.api",
@@ -162,8 +162,8 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.simulator.api import simulate as simulate
     from ringsim.simulator.schedules import simulate_schedule as simulate_schedule
     from ringsim.traces.files import load as load
-    from ringsim.traces.recorder import mark as mark
-    from ringsim.traces.recorder import span as span
+    from ringsim.traces.spans import mark as mark
+    from ringsim.traces.spans import span as span
     from ringsim.traces.value import Trace as Trace
 else:  # hidden from them, so that they report a misspelt name
 

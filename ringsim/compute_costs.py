@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from ringsim.errors import ArgumentError, is_number, say
 from ringsim.state import get_state
-from ringsim.traces.recorder import span
+from ringsim.traces.spans import span
 
 __all__ = [
     "COMPUTE",

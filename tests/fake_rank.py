@@ -18,8 +18,8 @@ from ringsim.comm.injecting import install_with
 from ringsim.comm.torch_hooks import uninstall
 from ringsim.faults import Injection
 from ringsim.traces.events import Events
-from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
+from ringsim.traces.runs import read_parts
 
 SIZE = 4
 Stop = Callable[[], tuple[Events, dict[str, Any]]]

@@ -41,7 +41,7 @@ def run(
     with recording(recorder, check) as stop:
         try:
             program()
-            recorder.check_end()
+            recorder.hooks.check_end()
         except RingError as raised:
             error = raised
         events, _ = stop()

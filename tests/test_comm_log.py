@@ -38,8 +38,8 @@ from ringsim.traces.events import (
     Tables,
     make_events,
 )
-from ringsim.traces.parts import join_events, read_parts
 from ringsim.traces.recorder import Recorder
+from ringsim.traces.runs import join_events, read_parts
 
 WORLD, PAIR = Group("world", (0, 1, 2, 3)), Group("pair", (1, 3))
 TABLES = Tables(

@@ -28,7 +28,7 @@ from ringsim.schedules import make_schedule
 from ringsim.schedules.schedule import from_csv, from_text, to_csv, to_text
 from ringsim.traces import bandwidths
 from ringsim.traces.files import load
-from ringsim.traces.parts import read_run
+from ringsim.traces.runs import read_run
 from ringsim.traces.value import Trace
 
 INPUTS = 20_000  # of all kinds together

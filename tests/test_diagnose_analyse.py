@@ -23,7 +23,7 @@ from ringsim.diagnose.waitfor import Hindrance, analyse, find_cycle
 from ringsim.launch.watcher import LiveRecords
 from ringsim.traces.events import ANY_SOURCE, NONE, Group
 from ringsim.traces.findings import Operation
-from ringsim.traces.parts import read_parts
+from ringsim.traces.runs import read_parts
 
 CALLS = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "new_group")
 

@@ -28,8 +28,8 @@ from ringsim.comm import gpu_times, log, torch_hooks
 from ringsim.comm.gpu_times import NOT_READ, GpuTimes, find_gpu, is_nccl
 from ringsim.comm.log import configure, reset_log
 from ringsim.traces.events import OP_CODES, OP_NAMES, Events
-from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
+from ringsim.traces.runs import read_parts
 
 LOOK_NS = 900  # how long a call of the driver takes
 GPU = torch.device("cuda", 0)
@@ -480,7 +480,7 @@ def test_without_nccl_nothing_is_recorded_on_a_gpu(
     assert not is_nccl(world)
     recorder = Recorder(tmp_path, rank=0, world_size=4)
     with recording(recorder) as read:
-        hooks = recorder.on_reading.__self__  # type: ignore[attr-defined]
+        hooks = recorder.hooks.on_reading.__self__  # type: ignore[attr-defined]
         dist.isend(tensor, 1).wait()  # torch has no CUDA here: an event would raise
         dist.all_reduce(tensor)
         assert not hooks.open_batches, "every operation takes the short way"

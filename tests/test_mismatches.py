@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from ringsim.diagnose.mismatches import disagreement, find_collective_mismatches
 from ringsim.launch.watcher import LiveRecords
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
-from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import CHUNK, FIRST_CHUNK, Recorder
+from ringsim.traces.recorder import Recorder
+from ringsim.traces.runs import read_parts
+from ringsim.traces.store import CHUNK, FIRST_CHUNK
 
 SIZES = (4, 8)  # of the payloads, by number
 

@@ -29,8 +29,8 @@ from ringsim.comm.reductions import reduce_parts
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 from ringsim.state import change_state
 from ringsim.traces.events import Group
-from ringsim.traces.parts import read_parts
 from ringsim.traces.recorder import Recorder
+from ringsim.traces.runs import read_parts
 
 
 class MpiError(Exception):

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from ringsim.comm import polling
-from ringsim.traces.recorder import CallSites
+from ringsim.traces.sites import CallSites
 
 
 class Refused(Exception):

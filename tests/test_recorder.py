@@ -24,8 +24,9 @@ from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.state import change_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, MARK, NONE, OK, OP_CODES, OP_NAMES, RECORD
 from ringsim.traces.findings import Operation
-from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import CHUNK, FIRST_CHUNK, Recorder
+from ringsim.traces.recorder import Recorder
+from ringsim.traces.runs import read_parts
+from ringsim.traces.store import CHUNK, FIRST_CHUNK
 
 
 def read(directory: Path) -> np.ndarray:

@@ -50,8 +50,9 @@ from ringsim.traces.events import (
     Group,
 )
 from ringsim.traces.matching import refused
-from ringsim.traces.parts import read_parts
-from ringsim.traces.recorder import CHUNK, LOST_PEER, Recorder, fail_posting
+from ringsim.traces.recorder import LOST_PEER, Recorder, fail_posting
+from ringsim.traces.runs import read_parts
+from ringsim.traces.store import CHUNK
 
 
 @pytest.fixture
@@ -734,7 +735,7 @@ def test_what_nobody_waits_for_any_more_is_let_go(
         broken.completed, given_up.completed, awaited.completed = None, True, True  # type: ignore[assignment]
         gone = weakref.ref(given_up)
         del given_up, work
-        recorder.on_growth()
+        recorder.hooks.on_growth()
         assert gone() is None
         assert read_parts(tmp_path)[1]["not_recorded"] == [UNAWAITED]
         kept = weakref.ref(awaited)

@@ -40,8 +40,9 @@ from ringsim.traces.events import (
     concatenate,
 )
 from ringsim.traces.files import load
-from ringsim.traces.parts import PartReader, Parts, read_parts, read_run
-from ringsim.traces.recorder import FIRST_CHUNK
+from ringsim.traces.parts import PartReader
+from ringsim.traces.runs import Parts, read_parts, read_run
+from ringsim.traces.store import FIRST_CHUNK
 from ringsim.traces.value import Trace
 
 DAMAGED_RUNS = (
@@ -679,7 +680,7 @@ def test_a_slot_that_another_thread_fills_late_is_found(
 ) -> None:
     writer, live = start(0, 2), LiveRecords(tmp_path, 1)
     writer.post("isend", 0, 1, 0)
-    memory = writer.recorder._memory
+    memory = writer.recorder._store.memory
     record = bytes(memory[:72])
     memory[:72] = bytes(72)  # claimed, and not yet written
     writer.post("isend", 0, 1, 0)

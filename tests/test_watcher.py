@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from watched_parts import TICK_S, Bench
 
@@ -321,7 +320,7 @@ def test_a_message_in_doubt_is_hoped_for_while_a_rank_is_at_work(bench: Bench) -
 def test_an_operation_that_is_just_being_finished_is_not_awaited(bench: Bench) -> None:
     bench.waits(0, "recv", 1)
     slot = bench.writers[0].open[-1][0]
-    records = np.frombuffer(bench.writers[0].recorder._memory, dtype=RECORD)
+    records = bench.writers[0].recorder._store.records
     bench.waits(1, "recv", 0)
     bench.writers[0].recorder.complete(slot)
     records["status"][slot * 8 // RECORD.itemsize] = IN_FLIGHT  # the status is what is written last

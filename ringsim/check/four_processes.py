@@ -17,7 +17,7 @@ from ringsim.check.examination import (
     plain_number,
     shown,
 )
-from ringsim.traces.recorder import mark
+from ringsim.traces.spans import mark
 from ringsim.traces.value import Trace
 
 __all__ = ["hello"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from ringsim.comm.torch_private import Place
 from ringsim.traces.events import NONE
-from ringsim.traces.recorder import CallSites
+from ringsim.traces.sites import CallSites
 
 __all__ = ["make_replacements"]
 

@@ -54,13 +54,13 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
     originals = {(owner, name): vars(owner)[name] for owner, name in behind}
     put(behind)
     install(recorder, check)
-    undo_hooks = recorder.undo_hooks
+    hooks = recorder.hooks
 
     def undo() -> None:
-        undo_hooks()
+        hooks.undo()
         put(originals)
 
-    recorder.undo_hooks = undo
+    recorder.hooks = hooks._replace(undo=undo)
     at_op = fails_at(inject, recorder.rank)
     if at_op is not None:
         failing = _make_failing(at_op, recorder)

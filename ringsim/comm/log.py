@@ -80,8 +80,9 @@ from ringsim.traces.events import (
     write_tables,
 )
 from ringsim.traces.matching import number_places, number_rows
-from ringsim.traces.parts import join_events, read_parts
-from ringsim.traces.recorder import Recorder, label_in_force
+from ringsim.traces.recorder import Recorder
+from ringsim.traces.runs import join_events, read_parts
+from ringsim.traces.spans import label_in_force
 from ringsim.traces.units import bytes_text, rate_text, time_text
 
 _SWITCHES: Final = ("enabled", "prof_all", "verbose", "debug")
@@ -587,7 +588,7 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
     if hasattr(result, "complete_record"):
         left_to_wait = result.complete_record(recorder, slot)
     else:  # torch's handles: the hooks know them
-        left_to_wait = recorder.complete_with(result, slot)
+        left_to_wait = recorder.hooks.complete_with(result, slot)
     if not left_to_wait:
         recorder.span_end(slot)
     return result

@@ -25,7 +25,7 @@ from torch.distributed import Work
 
 from ringsim.comm.torch_private import is_message
 from ringsim.state import OUR_THREADS
-from ringsim.traces.recorder import CallSites
+from ringsim.traces.sites import CallSites
 
 __all__ = ["make_is_completed"]
 

@@ -18,7 +18,8 @@ import torch
 from torch.profiler import record_function
 
 from ringsim.comm.torch_private import Place
-from ringsim.traces.recorder import Recorder, span
+from ringsim.traces.recorder import Recorder
+from ringsim.traces.spans import span
 from ringsim.traces.steps import STEP
 
 __all__ = ["find_pipelining", "make_replacements", "make_stage_replacements"]

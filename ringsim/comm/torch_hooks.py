@@ -46,7 +46,7 @@ from ringsim.comm.torch_private import (
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_NAMES
-from ringsim.traces.recorder import Post, Recorder, fail_posting
+from ringsim.traces.recorder import Hooks, Post, Recorder, fail_posting
 
 Hook = Callable[..., Any]
 
@@ -99,7 +99,6 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     if guard is not None:
         replacements |= guard.wrap(replacements)
         guard.start()
-        recorder.check_end = guard.check_end
     hooks.replace(replacements)
     hooks.look_for_pipelining()
     dispatcher = get_dispatcher()
@@ -115,11 +114,15 @@ def install(recorder: Recorder, check: str = "basic") -> None:
         if guard is not None:
             guard.stop()
 
-    recorder.undo_hooks = undo
-    recorder.on_imports = hooks.look_for_pipelining
-    recorder.on_growth = hooks.forget_completed
-    recorder.on_reading = hooks.read_gpu_times
-    recorder.complete_with = hooks.complete_with
+    recorder.hooks = Hooks(
+        undo,
+        on_imports=hooks.look_for_pipelining,
+        on_growth=hooks.forget_completed,
+        on_reading=hooks.read_gpu_times,
+        complete_with=hooks.complete_with,
+    )
+    if guard is not None:
+        recorder.hooks = recorder.hooks._replace(check_end=guard.check_end)
     change_state(recorder=recorder)
 
 
@@ -127,7 +130,7 @@ def uninstall(recorder: Recorder) -> None:
     """Takes back one ``install``; the last one puts torch's own methods back."""
     recorder.users -= 1
     if recorder.users == 0:
-        recorder.undo_hooks()
+        recorder.hooks.undo()
         change_state(recorder=None)
 
 

@@ -52,10 +52,11 @@ from ringsim.errors import (
     RingError,
     name_ranks,
 )
+from ringsim.traces.cells import name_cells, rename_places
 from ringsim.traces.events import THREAD_FAILED
 from ringsim.traces.findings import EXIT_CODE, IN_VAIN, Diagnosis, Edge, End, Finding, Operation
-from ringsim.traces.parts import name_cells, rename_places
-from ringsim.traces.recorder import DECORATOR, LOST_PEER, Recorder
+from ringsim.traces.recorder import LOST_PEER, Recorder
+from ringsim.traces.sites import DECORATOR
 
 OWN: Final = ""
 PEER: Final = "peer"  # a wait of this rank ended because others failed or can never go on

@@ -49,7 +49,7 @@ from ringsim.launch.gathering import Gathering, Store, find_place, place_of, sen
 from ringsim.state import OUR_THREADS
 from ringsim.traces.events import IN_FLIGHT, NONE, are_all
 from ringsim.traces.findings import LOST
-from ringsim.traces.parts import read_run
+from ringsim.traces.runs import read_run
 from ringsim.traces.value import Trace
 
 LOOK_S: Final = 0.2  # between two looks at one's own ranks

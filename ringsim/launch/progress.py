@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from ringsim.traces.parts import in_notebook
+from ringsim.traces.cells import in_notebook
 
 QUIET_S: Final = 2.0  # shorter work needs no progress line
 _EVERY_S: Final = 0.5  # between two changes of the progress line

@@ -106,12 +106,12 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
             )
         worlds.enter_rank(Path(config.directory), functools.partial(_end, config, say))
         function = _load(job)
-        recorder.on_imports()
+        recorder.hooks.on_imports()
         say(("loaded", torch.get_num_threads()))
         inbox.get()  # "go"
         try:
             result = function()
-            recorder.check_end()
+            recorder.hooks.check_end()
         finally:
             torch_hooks.uninstall(recorder)
             recorder.close()

@@ -53,8 +53,9 @@ from ringsim.traces.clocks import count_from, find_start, reference_ns
 from ringsim.traces.events import NONE, Events, readable
 from ringsim.traces.files import load, save_pieces
 from ringsim.traces.findings import LEFT_BLOCK
-from ringsim.traces.parts import PartReader, Parts, share_tables, told_ends
+from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Recorder
+from ringsim.traces.runs import Parts, share_tables, told_ends
 from ringsim.traces.value import Trace
 
 WAIT_S: Final = 30.0  # how long rank 0 waits for the ends of the other ranks' blocks

@@ -58,15 +58,11 @@ from ringsim.launch.watcher import (
     has_proc,
     look_at,
 )
+from ringsim.traces.cells import name_cells, rename_file, rename_places
 from ringsim.traces.events import COLLECTIVE, ERROR
 from ringsim.traces.findings import IN_THREAD, Diagnosis
-from ringsim.traces.parts import (
-    PartReader,
-    name_cells,
-    read_parts,
-    rename_file,
-    rename_places,
-)
+from ringsim.traces.parts import PartReader
+from ringsim.traces.runs import read_parts
 from ringsim.traces.value import Trace
 
 _POLL_S: Final = 0.05

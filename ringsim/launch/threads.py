@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Final, NamedTuple
 
 from ringsim.state import OUR_THREADS
-from ringsim.traces.recorder import CallSites
+from ringsim.traces.sites import CallSites
 
 __all__ = ["Place", "Threads", "find_place", "list_threads", "waits_without_end"]
 

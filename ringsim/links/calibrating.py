@@ -21,7 +21,7 @@ import torch
 from ringsim import comm as dist
 from ringsim.compute_costs import PROCESSOR, compute
 from ringsim.errors import ArgumentError
-from ringsim.traces.recorder import mark
+from ringsim.traces.spans import mark
 
 __all__ = ["calibration_worker"]
 

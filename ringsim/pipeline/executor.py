@@ -43,7 +43,7 @@ from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import get_recv, lower, lower_in_step
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.state import get_state
-from ringsim.traces.recorder import span
+from ringsim.traces.spans import span
 from ringsim.traces.steps import KINDS, STEP
 
 __all__ = ["Executor", "StageRun", "rehearse"]

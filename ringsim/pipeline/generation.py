@@ -62,7 +62,7 @@ from ringsim.pipeline.partition import partition_model, read_partition
 from ringsim.pipeline.stage import Stage, count_stage_flops
 from ringsim.ring import Ring
 from ringsim.schedules.generation import Job, check_can_finish, plan_batches, plan_jobs, plan_steps
-from ringsim.traces.recorder import span
+from ringsim.traces.spans import span
 
 __all__ = ["GenerationLink", "PromptBatch", "TokenChoice", "generate"]
 

@@ -36,7 +36,7 @@ from ringsim.pipeline.messages import (
 )
 from ringsim.ring import Ring
 from ringsim.schedules.schedule import Action, Schedule
-from ringsim.traces.recorder import stage_and_microbatch
+from ringsim.traces.spans import stage_and_microbatch
 
 __all__ = ["Mailbox", "about", "find_boundary"]
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import cloudpickle
 
 from ringsim.errors import ArgumentError, check_call
-from ringsim.traces.parts import name_cells
+from ringsim.traces.cells import name_cells
 
 __all__ = ["Pickler", "dumps", "pack_worker"]
 

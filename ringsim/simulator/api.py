@@ -26,7 +26,7 @@ from ringsim.ring.packing import pack_worker
 from ringsim.simulator.settings import Settings
 from ringsim.state import get_state
 from ringsim.topologies import Topology
-from ringsim.traces.parts import name_cells
+from ringsim.traces.cells import name_cells
 from ringsim.traces.value import Trace
 
 __all__ = ["simulate"]

@@ -59,8 +59,8 @@ from ringsim.simulator.settings import Settings
 from ringsim.simulator.watchdog import watch
 from ringsim.simulator.world import Worlds
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
+from ringsim.traces.cells import rename_file, rename_places
 from ringsim.traces.findings import Diagnosis, Edge, Finding
-from ringsim.traces.parts import rename_file, rename_places
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 

@@ -301,13 +301,14 @@ def write_tables(tables: Tables) -> dict[str, Any]:
     """
     return {
         "groups": list(map(write_group, tables.groups)),
-        "payloads": [_write_payload(payload) for payload in tables.payloads],
+        "payloads": [write_payload(payload) for payload in tables.payloads],
         "labels": list(tables.labels),
         "files": list(tables.files),
     }
 
 
-def _write_payload(payload: Payload) -> dict[str, Any]:
+def write_payload(payload: Payload) -> dict[str, Any]:
+    """Returns a payload as plain data for JSON, without what most payloads do not have."""
     entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
     return entry | {
         name: said

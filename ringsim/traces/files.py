@@ -61,7 +61,8 @@ from ringsim.traces.events import (
     write_tables,
 )
 from ringsim.traces.filtering import choose, part_of_file
-from ringsim.traces.parts import FILE_NAME, PartReader, read_run
+from ringsim.traces.parts import FILE_NAME, PartReader
+from ringsim.traces.runs import read_run
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:

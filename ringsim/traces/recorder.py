@@ -2,7 +2,7 @@
 
 Whatever carries the messages and whatever the clock. Each event is one record of fixed size
 (``ringsim.traces.events.RECORD``). What does not fit into it (groups, shapes, names) is numbered,
-and written once beside it. A real rank writes to two files of its own::
+and written once beside it. A real rank writes to two files of its own, its store::
 
     rank-2.events  [record][record][record][ 0 ][ 0 ] ...   memory-mapped, grown chunk by chunk; a
                                                             slot with status 0 is empty
@@ -17,29 +17,22 @@ holds the rank.
 
 Whoever carries messages records them with four calls::
 
-    post = recorder.make_post(OP_CODES["isend"])  # once for each kind of operation
-    slot = post(
-        group, peer, tag, payload
-    )  # when the program calls it; None once recording has stopped
-    recorder.wait(slot)  # when the program begins to wait
-    recorder.complete(slot)  # when that is over; ERROR where it raised
-    recorder.amend(
-        slot, peer=3
-    )  # what is known late: where a message came from, the times of a GPU
-
-An event's line is the user's: the innermost frame that belongs neither to ringsim, nor to the
-communication library, nor to Python. If a thread has no such frame, the line is that of the code
-that handed it the operation; a worker of ringsim's own has none. If the frame is a thin wrapper's,
-its caller's line is kept, too.
+    # once for each kind of operation
+    post = recorder.make_post(OP_CODES["isend"])
+    # when the program calls it; None once recording has stopped
+    slot = post(group, peer, tag, payload)
+    # when the program begins to wait
+    recorder.wait(slot)
+    # when that is over; ERROR where it raised
+    recorder.complete(slot)
+    # what is known late: where a message came from, the times of a GPU
+    recorder.amend(slot, peer=3)
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
-import json
-import mmap
 import os
 import socket
 import struct
@@ -48,17 +41,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
-from typing import Any, Final, Self
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from ringsim.errors import ArgumentError, TraceFileError, read_whole
-from ringsim.state import get_state
 from ringsim.traces.events import (
-    CALLS,
     ERROR,
     IN_FLIGHT,
     NONE,
@@ -74,46 +63,18 @@ from ringsim.traces.events import (
     read_word,
     word_notice,
     write_group,
+    write_payload,
 )
+from ringsim.traces.sites import CallSites
+from ringsim.traces.spans import label_in_force, stage_and_microbatch
+from ringsim.traces.store import CHUNK, RECORD_BYTES, FileStore, Full, Store
 
-__all__ = [
-    "LOST_PEER",
-    "CallSites",
-    "Recorder",
-    "fail_posting",
-    "label_in_force",
-    "mark",
-    "span",
-    "stage_and_microbatch",
-]
-
-OURS: Final = -1  # a file of ringsim
-LIBRARY: Final = -2  # a file of torch, or of Python's own modules
-SPEAKER: Final = -3  # the file of the library whose functions name the operations
-
-THIN: Final = 3  # lines in the body of a thin wrapper, at most
-RECORD_BYTES: Final = RECORD.itemsize
-# records that a file has room for at the start: every rank of a large run pays for them
-FIRST_CHUNK: Final = 512
-CHUNK: Final = 4096  # records by which it grows: 72 pages
+__all__ = ["LOST_PEER", "Hooks", "Recorder", "fail_posting"]
 
 _WORDS: Final = RECORD_BYTES // 8
 # None for a dtype without fields
 _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
-_POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python names it from 3.14 on
-_RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
-# programs to look at
-_AS_USERS: Final = tuple(
-    os.path.join(_RINGSIM, *name) for name in (("cli", "demo.py"), ("check", "patients.py"))
-)
-_PYTHON: Final = os.path.dirname(os.__file__) + os.sep
-_PACKAGES: Final = "-packages" + os.sep  # in the names of site-packages and dist-packages
-# its `deprecated` stands between torch's own frames
-DECORATOR: Final = os.sep + "typing_extensions.py"
-_INSTALLED: Final = tuple(
-    os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages")
-)
 
 # Globals rather than variables of a closure, which Python copies at every call.
 _frame_at: Final = sys._getframe
@@ -121,16 +82,32 @@ _frame_at: Final = sys._getframe
 _pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into
 _pack_rank: Final = struct.Struct("<i").pack_into
 
-# The stage (lower half) and the microbatch of the innermost span.
-stage_and_microbatch: Final[ContextVar[int]] = ContextVar(
-    "ringsim_stage_and_microbatch", default=NONE
-)
 _about: Final = stage_and_microbatch.get
-# The label of operations posted now, where the caller gave one: their name in the log.
-label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NONE)
 _label: Final = label_in_force.get
 
 Post = Callable[..., int | None]
+_Entry = TypeVar("_Entry")
+
+
+class Hooks(NamedTuple):
+    """What others ask of whoever shows a library's operations to a recorder.
+
+    Attributes:
+        undo: takes the hooks away again.
+        check_end: raises where the program left something undone when it says that it is done.
+        on_imports: called when the program has imported what it needs.
+        on_growth: called now and then, when the file grows.
+        on_reading: called before the records are read, and before the recorder closes.
+        complete_with: ``complete_with(handle, slot)`` has the wait for a handle complete one more
+            record; False where it is not known.
+    """
+
+    undo: Callable[[], None] = lambda: None
+    check_end: Callable[[], None] = lambda: None
+    on_imports: Callable[[], None] = lambda: None
+    on_growth: Callable[[], None] = lambda: None
+    on_reading: Callable[[], None] = lambda: None
+    complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: False
 
 
 class Recorder:
@@ -150,32 +127,14 @@ class Recorder:
             running.
 
     Attributes:
-        make_post: ``make_post(op, spoken={})`` makes ``post(group, peer, tag, payload,
-            label=None) -> slot``, which writes down the beginning of operations of one kind, and is
-            called by the function that the user or the library called. ``op`` is the code;
-            ``spoken`` has better ones by the name of the library's function (in its speaking file)
-            that the user called. ``peer`` is a global rank, NONE or ANY_SOURCE; ``label`` that in
-            force where None. The slot is None once recording has stopped.
-        wait: ``wait(slot)`` writes down that the program begins to wait for an operation.
-        complete: ``complete(slot, status=OK, *, waited=True)`` writes down that it is done, or with
-            ERROR that it raised; what raised before the program waited was refused. ``waited`` is
-            False for what blocked the program from its posting until now.
-        complete_at_once: ``complete_at_once(slot)`` does both, where the program begins to wait for
-            what is done.
         directory: where the files are; of no meaning in memory.
         groups: what the numbers of groups mean; likewise ``payloads``, ``labels`` and ``files``.
         sites: finds the user's line.
         world: how often the process groups were made again: part of what tells groups from each
             other.
         users: how many have installed hooks that show operations to this recorder.
-        undo_hooks: takes the hooks away again.
-        check_end: raises where the program left something undone when it says that it is done.
-        on_imports: called when the program has imported what it needs.
-        on_growth: called now and then, when the file grows.
-        on_reading: called before the records are read, and before the recorder closes.
+        hooks: these; ones that do nothing where there are none.
         on_failure: called when a wait has failed, or takes long; may raise an error that says why.
-        complete_with: ``complete_with(handle, slot)`` has the wait for a handle complete one more
-            record; False where it is not known.
 
     Raises:
         TraceFileError: the files cannot be made.
@@ -192,11 +151,6 @@ class Recorder:
         >>> events.post_ns.tolist(), events.wait_ns.tolist(), events.done_ns.tolist()
         ([10], [20], [30])
     """
-
-    make_post: Callable[..., Post]
-    wait: Callable[[int], None]
-    complete: Callable[..., None]
-    complete_at_once: Callable[[int], None]
 
     def __init__(
         self,
@@ -216,15 +170,9 @@ class Recorder:
         self.labels: dict[int, str] = {}
         self.files: dict[int, str] = {}
         self.world = self.users = 0
-        self.undo_hooks: Callable[[], None] = _do_nothing
-        self.check_end: Callable[[], None] = _do_nothing
-        self.on_imports: Callable[[], None] = _do_nothing
-        self.on_growth: Callable[[], None] = _do_nothing
-        self.on_reading: Callable[[], None] = _do_nothing
-        self.on_failure: Callable[[], None] = _do_nothing
-        self.complete_with: Callable[[Any, int], bool] = lambda _handle, _slot: False
+        self.hooks = Hooks()
+        self.on_failure: Callable[[], None] = lambda: None
         self._rank = rank
-        self._max_records = max_records
         self._now, self._who = now, who
         self._stopped = self._closed = False
         self._lock = threading.RLock()  # a signal handler may record while its thread holds it
@@ -240,9 +188,11 @@ class Recorder:
         self.sites = CallSites(
             lambda name: self._number("file", name, self.files, name, {"name": name})
         )
-        self._store = None if directory is None else _Files(directory, rank, max_records)
-        memory: Any = _zeros(CHUNK) if self._store is None else self._store.memory
-        self._make_calls(memoryview(memory).cast("B"))
+        self._store = (
+            Store(bytearray(CHUNK * RECORD_BYTES))
+            if directory is None
+            else FileStore(directory, rank, max_records)
+        )
         self._post_span = self.make_post(OP_CODES["span"])
         self._post_mark = self.make_post(OP_CODES["mark"])
         self.start_ns = 0 if self._in_memory else now()
@@ -271,96 +221,100 @@ class Recorder:
 
     # -- operations
 
-    def _make_calls(self, memory: memoryview) -> None:
-        """Makes what each operation calls.
+    def make_post(self, op: int, spoken: Mapping[str, int] | None = None) -> Post:
+        """Makes what writes down the beginning of operations of one kind.
 
-        Closures over the memory, for looking that up would cost as much as the writing.
+        A closure, for looking up what it needs would cost as much as the writing.
+
+        Args:
+            op: the code of the kind.
+            spoken: better ones, by the name of the library's function (in its speaking file) that
+                the user called.
+
+        Returns:
+            ``post(group, peer, tag, payload, label=None) -> slot``, to be called by the function
+            that the user or the library called. ``peer`` is a global rank, NONE or ANY_SOURCE;
+            ``label`` that in force where None. The slot is None once recording has stopped.
         """
-        now, who, claim, post_anew = self._now, self._who, self._claim, self._post_anew
-        locate, place_of = self.sites.locate, self.sites.places.get
-        words = memory.cast("q")
+        now, who, claim, store = self._now, self._who, self._claim, self._store
+        locate, place_of, post_anew = self.sites.locate, self.sites.places.get, self._post_anew
+        posted = op | IN_FLIGHT << 16  # the column after op
+        posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
+        known: tuple[int, tuple[CodeType, ...]] = posted, ()
 
-        def use(grown: Any) -> None:
-            nonlocal memory, words
-            room = memoryview(grown).cast("B")
-            if len(room) >= len(memory):  # else a signal handler has made more room meanwhile
-                room_in_words = room.cast("q")
-                words = room_in_words  # first: a thread that finds room in `memory` finds it here
-                self._memory = memory = room
-
-        def make_post(op: int, spoken: Mapping[str, int] | None = None) -> Post:
-            posted = op | IN_FLIGHT << 16  # the column after op
-            posted_as = {name: code | IN_FLIGHT << 16 for name, code in (spoken or {}).items()}
-            known: tuple[int, tuple[CodeType, ...]] = posted, ()
-
-            def post(
-                group: int, peer: int, tag: int, payload: int, label: int | None = None
-            ) -> int | None:
-                nonlocal known
-                state, way = known
-                place = None
-                try:  # the user's frame is mostly behind the same functions as last time
-                    frame: Any = _frame_at(2)
-                    for code in way:
-                        if frame.f_code is not code:
-                            break
+        def post(
+            group: int, peer: int, tag: int, payload: int, label: int | None = None
+        ) -> int | None:
+            nonlocal known
+            state, way = known
+            place = None
+            try:  # the user's frame is mostly behind the same functions as last time
+                frame: Any = _frame_at(2)
+                for code in way:
+                    if frame.f_code is not code:
+                        break
+                    frame = frame.f_back
+                else:
+                    place = place_of(key := id(frame.f_code) + frame.f_lasti)
+                    if place is None:  # a thin wrapper, mostly called by the user's frame
                         frame = frame.f_back
-                    else:
-                        place = place_of(key := id(frame.f_code) + frame.f_lasti)
-                        if place is None:  # a thin wrapper, mostly called by the user's frame
-                            frame = frame.f_back
-                            place = place_of((key, id(frame.f_code) + frame.f_lasti))
-                except (ValueError, AttributeError):
-                    pass  # a thread that begins in the library
-                if place is None:
-                    place, known = locate(posted, posted_as)
-                    state = known[0]
-                slot = claim()
-                if label is None:
-                    label = _label()
-                try:
-                    _pack_record(
-                        memory,
-                        slot * 8,
-                        now(),
-                        _NOT_YET,
-                        who(),
-                        group,
-                        payload,
-                        label,
-                        place,
-                        peer,
-                        tag,
-                        _about(),
-                        state,
-                    )
-                except struct.error:
-                    return post_anew(slot, who(), group, payload, label, place, peer, tag, state)
-                return slot
+                        place = place_of((key, id(frame.f_code) + frame.f_lasti))
+            except (ValueError, AttributeError):
+                pass  # a thread that begins in the library
+            if place is None:
+                place, known = locate(posted, posted_as)
+                state = known[0]
+            slot = claim()
+            if label is None:
+                label = _label()
+            try:
+                _pack_record(
+                    store.memory,
+                    slot * 8,
+                    now(),
+                    _NOT_YET,
+                    who(),
+                    group,
+                    payload,
+                    label,
+                    place,
+                    peer,
+                    tag,
+                    _about(),
+                    state,
+                )
+            except struct.error:
+                return post_anew(slot, who(), group, payload, label, place, peer, tag, state)
+            return slot
 
-            return post
+        return post
 
-        def wait(slot: int) -> None:
-            words[slot + 1] = now()
+    def wait(self, slot: int) -> None:
+        """Writes down that the program begins to wait for an operation."""
+        now = self._now
+        self._store.words[slot + 1] = now()
 
-        def complete_at_once(slot: int) -> None:
-            words[slot + 1] = words[slot + 2] = now()
-            memory[slot * 8 + _STATUS_AT] = OK
+    def complete(self, slot: int, status: int = OK, waited: bool = True) -> None:
+        """Writes down that an operation is done, or with ERROR that it raised.
 
-        def complete(slot: int, status: int = OK, *, waited: bool = True) -> None:
-            if not waited:
-                words[slot + 1] = words[slot]
-            words[slot + 2] = now()
-            memory[slot * 8 + _STATUS_AT] = status
+        Args:
+            slot: the operation.
+            status: OK or ERROR. What raised before the program waited was refused.
+            waited: False for what blocked the program from its posting until now.
+        """
+        now, store = self._now, self._store
+        words = store.words
+        if not waited:
+            words[slot + 1] = words[slot]
+        words[slot + 2] = now()
+        store.memory[slot * 8 + _STATUS_AT] = status
 
-        self._memory = memory
-        self.make_post, self.wait, self.complete, self.complete_at_once, self._use = (
-            make_post,
-            wait,
-            complete,
-            complete_at_once,
-            use,
-        )
+    def complete_at_once(self, slot: int) -> None:
+        """Writes down that an operation is done for which the program begins to wait now."""
+        now, store = self._now, self._store
+        words = store.words
+        words[slot + 1] = words[slot + 2] = now()
+        store.memory[slot * 8 + _STATUS_AT] = OK
 
     def _post_anew(
         self,
@@ -378,10 +332,11 @@ class Recorder:
 
         Or whose peer or tag is no number that the library could take.
         """
-        if slot * 8 + RECORD_BYTES > len(self._memory) and not self._grow(slot * 8):
+        end = slot * 8 + RECORD_BYTES
+        if end > len(self._store.memory) and not self._grow(end):
             return None
         values = (group, payload, label, place, _fit(peer), _fit(tag), _about(), state)
-        _pack_record(self._memory, slot * 8, self._now(), _NOT_YET, who, *values)
+        _pack_record(self._store.memory, slot * 8, self._now(), _NOT_YET, who, *values)
         return slot
 
     def post_for(
@@ -419,9 +374,9 @@ class Recorder:
             wait_ns: when it began to block; not before the program's own call, which caused it.
             done_ns: when it was done; likewise.
         """
-        words = self._memory.cast("q")
+        words = self._store.words
         if peer is not None:
-            _pack_rank(self._memory, slot * 8 + _PEER_AT, peer)
+            _pack_rank(self._store.memory, slot * 8 + _PEER_AT, peer)
         if wait_ns is not None:
             words[slot + 1] = max(wait_ns, words[slot + 1])
         if done_ns is not None:
@@ -502,12 +457,7 @@ class Recorder:
         value = Payload(
             dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)), splits
         )
-        line = {
-            key: said
-            for key, said in value._asdict().items()
-            if said or key not in ("reduction", "strides", "splits")
-        }
-        return self._number("payload", value, self.payloads, value, line)
+        return self._number("payload", value, self.payloads, value, write_payload(value))
 
     def label(self, name: str) -> int:
         """Numbers a name of a span, a mark or an operation."""
@@ -524,7 +474,7 @@ class Recorder:
                 number = self._next_number[table]()  # a signal handler gets the one after it
                 # on disk before in memory: whoever reads a record with the number finds the name
                 try:
-                    self._append({"table": table, "id": number, **line})
+                    self._store.append({"table": table, "id": number, **line})
                 except OSError as error:
                     self._stop(error)
                     return NONE
@@ -534,32 +484,26 @@ class Recorder:
 
     def set_meta(self, key: str, value: Any) -> None:
         """Writes down one fact about the rank (JSON-able); the last value of a key counts."""
-        self._append({"table": "meta", "key": key, "value": value})
-
-    def _append(self, line: dict[str, Any]) -> None:
-        if self._store is not None:
-            with self._lock:
-                self._store.append(line)
+        with self._lock:
+            self._store.append({"table": "meta", "key": key, "value": value})
 
     # -- what has been written
 
     @property
     def count(self) -> int:
         """How many records have been written; in memory, by the rank that is running."""
-        records = np.frombuffer(self._memory, dtype=RECORD)
+        records = self._store.records
         written = records["status"] != 0
-        return int(
-            np.count_nonzero(
-                written & (records["thread"] == self._who()) if self._in_memory else written
-            )
-        )
+        if self._in_memory:
+            written &= records["thread"] == self._who()
+        return int(np.count_nonzero(written))
 
     def awaited(self) -> set[int]:
         """Returns the operations that any thread waits for.
 
         By their places as readers of the part number them.
         """
-        records = np.frombuffer(self._memory, dtype=RECORD)
+        records = self._store.records
         return set(
             np.flatnonzero((records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE)).tolist()
         )
@@ -575,8 +519,9 @@ class Recorder:
     def bookmark(self) -> int:
         """Returns a place: what is posted from now on stands behind it."""
         slot = self._claim()
-        if slot * 8 < len(self._memory):
-            self._memory.cast("q")[slot] = NONE  # a reader sees that nothing will come here
+        words = self._store.words
+        if slot < len(words):
+            words[slot] = NONE  # a reader sees that nothing will come here
         return slot
 
     def records_since(self, bookmark: int) -> Ints:
@@ -585,9 +530,7 @@ class Recorder:
         An array of ``RECORD``, a copy.
         """
         end = self.bookmark()
-        records: Ints = np.frombuffer(self._memory, dtype=RECORD)[
-            bookmark // _WORDS + 1 : end // _WORDS
-        ]
+        records: Ints = self._store.records[bookmark // _WORDS + 1 : end // _WORDS]
         mine: Ints = records[(records["status"] != 0) & (records["thread"] == self._who())]
         return mine
 
@@ -596,11 +539,7 @@ class Recorder:
 
         Where ``rank`` is given, what it wrote.
         """
-        records = np.frombuffer(
-            self._memory,
-            dtype=RECORD,
-            count=min(self._claim() // _WORDS, len(self._memory) // RECORD_BYTES),
-        )
+        records = self._store.records[: self._claim() // _WORDS]
         wanted = records["status"] != 0
         records = records.compress(wanted if rank is None else wanted & (records["thread"] == rank))
         # faster than by an index
@@ -608,22 +547,21 @@ class Recorder:
         columns: dict[str, Any] = {
             name: records[name] for name in RECORD.names or () if name != "thread"
         }
-        groups = (
-            group._replace(name=read_word(group.name)) for _, group in sorted(self.groups.items())
+        tables = Tables(
+            tuple(group._replace(name=read_word(group.name)) for group in _in_order(self.groups)),
+            tuple(_in_order(self.payloads)),
+            tuple(map(read_word, _in_order(self.labels))),
+            tuple(map(read_word, _in_order(self.files))),
         )
-        payloads = (payload for _, payload in sorted(self.payloads.items()))
-        labels = (read_word(label) for _, label in sorted(self.labels.items()))
-        files = (read_word(file) for _, file in sorted(self.files.items()))
-        tables = Tables(tuple(groups), tuple(payloads), tuple(labels), tuple(files))
         return make_events({**columns, "rank": records["thread"]}, tables)
 
     def group_of(self, slot: int) -> int:
         """Returns the number of the group on which an operation was posted."""
-        return int(np.frombuffer(self._memory, dtype=RECORD, count=1, offset=slot * 8)["group"][0])
+        return int(self._store.records["group"][slot // _WORDS])
 
     def place_of(self, slot: int) -> str:
         """Returns where an operation was posted, as " at ring.py:7"; empty if unknown."""
-        record = np.frombuffer(self._memory, dtype=RECORD, count=1, offset=slot * 8)[0]
+        record = self._store.records[slot // _WORDS]
         if record["file"] == NONE:
             return ""
         return f" at {os.path.basename(self.files[record['file']])}:{record['line']}"
@@ -635,7 +573,7 @@ class Recorder:
         """
         if not self._closed:
             try:
-                self.on_reading()
+                self.hooks.on_reading()
             except OSError as error:
                 self._stop(error)
 
@@ -647,138 +585,39 @@ class Recorder:
         self._closed = True
         if not self._stopped:
             self.set_meta("end_ns", self._now())
-        if self._store is not None:
-            with self._lock:  # not while the file grows
-                self._store.close()
+        with self._lock:  # not while the file grows
+            self._store.close()
 
     # -- room
 
-    def _grow(self, offset: int) -> bool:
-        """Makes room at ``offset``; False where recording stops."""
+    def _grow(self, end: int) -> bool:
+        """Makes room for the bytes before ``end``; False where recording stops."""
         with self._lock:
             if self._stopped:
                 return False
-            if self._store is None:
-                # untouched pages cost nothing
-                memory: Any = _zeros(4 * (offset // RECORD_BYTES + 1))
-                memory[: len(self._memory)] = self._memory
-            else:
-                try:
-                    memory = self._store.grow(offset)
-                except OSError as error:
-                    self._stop(error)
-                    return False
-            if memory is None:
-                self._stop(None)
+            try:
+                self._store.grow(end)
+            except OSError as error:
+                self._stop(error)
                 return False
-            self._use(memory)
-        self.on_growth()
+        self.hooks.on_growth()
         return True
 
-    def _stop(self, error: OSError | None) -> None:
+    def _stop(self, error: OSError) -> None:
         """Stops recording while the program runs on; one note says why."""
         if self._stopped:
             return
         self._stopped = True
-        why = (
-            f"the disk could not take more ({error})"
-            if error
-            else f"the maximum of {self._max_records:,} records was reached"
-        )
+        why = error if isinstance(error, Full) else f"the disk could not take more ({error})"
         try:
             self.set_meta("stopped_at_max", True)
             self.set_meta(
                 "note",
-                (
-                    f"Recording of rank {self._rank} stopped: {why}. What "
-                    "came later is not in the trace."
-                ),
+                f"Recording of rank {self._rank} stopped: {why}. "
+                "What came later is not in the trace.",
             )
         except OSError:
             pass  # the disk is full to the last byte; the records say how far it went
-
-
-def _zeros(records: int) -> Ints:
-    return np.zeros(records * RECORD_BYTES, dtype=np.uint8)
-
-
-class _Files:
-    """The two files of a rank: a memory-mapped array of records, and lines of names.
-
-    The recorder calls one method at a time, but a signal handler may call another in its middle.
-    """
-
-    def __init__(self, directory: Path | str, rank: int, max_records: int) -> None:
-        self._most_bytes = max_records * RECORD_BYTES
-        self._closed = False
-        events_path = Path(directory, f"rank-{rank}.events")
-        names_path = events_path.with_suffix(".names")
-        try:
-            events_path.parent.mkdir(parents=True, exist_ok=True)
-            for path in (events_path, names_path):
-                # rather than cut it: an earlier recorder that still maps it would crash
-                path.unlink(missing_ok=True)
-            self._names = os.open(
-                names_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
-            )
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-            self._events = os.open(events_path, flags, 0o600)
-            self.memory: Any = b""
-            self.memory = self._extend(FIRST_CHUNK)
-        except OSError as error:
-            raise TraceFileError(
-                "the directory of a run must be writable and have "
-                f"{FIRST_CHUNK * RECORD_BYTES:,} bytes free, got {error} (rank {rank}). "
-                "Choose another path or free some space."
-            ) from error
-
-    def _extend(self, records: int) -> mmap.mmap:
-        """Gives the file room for more records and maps it whole.
-
-        The zeros are written, for a full disk is then an error here, and nowhere else. They are
-        appended: if a signal handler has made room meanwhile, its records stay.
-        """
-        start = len(self.memory)
-        length = min(start + records * RECORD_BYTES, self._most_bytes)
-        zeros = memoryview(bytes(max(length - os.fstat(self._events).st_size, 0)))
-        while zeros:
-            zeros = zeros[os.write(self._events, zeros) :]
-        # A new map each time, not a resized one: other threads may be writing through the old one,
-        # which stays valid until they let go.
-        memory = mmap.mmap(self._events, length)
-        try:
-            # map the pages now, at once, rather than in the middle of operations
-            memory.madvise(_POPULATE, start, length - start)
-        except (AttributeError, OSError, ValueError):
-            pass  # not Linux, or one before 5.14
-        return memory
-
-    def grow(self, offset: int) -> Any:
-        """Makes room at ``offset`` and returns where to write.
-
-        None where the file has its largest size, or is closed.
-        """
-        if self._closed or offset >= self._most_bytes:
-            return None
-        while offset >= len(self.memory):
-            self.memory = self._extend(CHUNK)
-        return self.memory
-
-    def append(self, line: dict[str, Any]) -> None:
-        """Writes a line of names; in one go, so that a kill leaves a whole line or none."""
-        if not self._closed:
-            os.write(self._names, json.dumps(line).encode() + b"\n")
-
-    def close(self) -> None:
-        """Closes the files. The map stays valid for threads that are in the middle of a record."""
-        if not self._closed:
-            self._closed = True
-            os.close(self._events)
-            os.close(self._names)
-
-    def abandon(self) -> None:
-        """Writes nothing more, in a process forked from the one that does."""
-        self._closed = True
 
 
 def _detach(reference: weakref.ref[Recorder]) -> None:
@@ -787,11 +626,15 @@ def _detach(reference: weakref.ref[Recorder]) -> None:
     The two would write to the same places.
     """
     recorder = reference()
-    if recorder is not None and recorder._store is not None:
+    if recorder is not None:
         recorder._stopped = recorder._closed = True
         recorder._lock = threading.RLock()  # another thread may have held the old one at the fork
         recorder._store.abandon()
-        recorder._use(bytearray(recorder._memory))
+
+
+def _in_order(table: dict[int, _Entry]) -> list[_Entry]:
+    """Returns the entries of a table by number, which signal handlers may have got out of turn."""
+    return [entry for _, entry in sorted(table.items())]
 
 
 def _fit(value: Any) -> int:
@@ -800,10 +643,6 @@ def _fit(value: Any) -> int:
     NONE for what no column holds (the library itself will refuse it).
     """
     return value if isinstance(value, int) and -(1 << 31) <= value < 1 << 31 else NONE
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _measure_cost_ns() -> int:
@@ -821,143 +660,6 @@ def _measure_cost_ns() -> int:
             recorder.complete(slot)
         costs.append(time.thread_time_ns() - start_ns)
     return min(costs) // 100
-
-
-# -- the user's line
-
-
-class CallSites:
-    """Finds the user's line.
-
-    The innermost frame outside ringsim, the communication library and Python's own modules.
-    ``places`` remembers the user's instructions, for Python finds the line of a frame by reading
-    its function's table from the start, which in a function of 300 lines takes 9 us. The key is
-    ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code object
-    holds its instructions, so no two have one key while both live.
-
-    Args:
-        number: gives a user's file its number.
-
-    Attributes:
-        places: file and line joined, by instruction; of a thin wrapper, by its own and its
-            caller's.
-        find_handed_over: returns where the user handed over what the calling thread runs, NONE
-            where that is not known.
-    """
-
-    def __init__(self, number: Callable[[str], int]) -> None:
-        self.places: dict[int | tuple[int, int], int] = {}
-        self.find_handed_over: Callable[[], int] = lambda: NONE
-        self._number = number
-        self._kinds: dict[str, int] = {}
-        self._alive: list[CodeType] = []  # whose instructions are keys
-        # of Python, of torch.compile
-        self._libraries: tuple[str, ...] = ("<frozen ", "<eval_with_key>")
-        self._speaker = ""
-
-    def declare_library(self, directory: str, speaker: str) -> None:
-        """Counts the files under ``directory`` as the library's.
-
-        Also ``speaker`` as the one whose functions name operations.
-        """
-        self._kinds.clear()
-        self.places.clear()
-        self._libraries, self._speaker = (*self._libraries, directory + os.sep), speaker
-
-    def kind(self, filename: str) -> int:
-        """Returns the number of a user's file; OURS, LIBRARY or SPEAKER for others."""
-        found = self._kinds.get(filename)
-        if found is None:
-            found = self._kinds[filename] = self._classify(filename)
-        return found
-
-    def _classify(self, filename: str) -> int:
-        if filename == self._speaker:
-            return SPEAKER
-        if filename.startswith(_RINGSIM) and filename not in _AS_USERS:
-            return OURS
-        of_python = filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)
-        if of_python or filename.startswith(self._libraries) or filename.endswith(DECORATOR):
-            return LIBRARY
-        return self._number(filename)
-
-    def locate(
-        self, posted: int, posted_as: Mapping[str, int]
-    ) -> tuple[int, tuple[int, tuple[CodeType, ...]]]:
-        """Returns where the user called what posts an operation.
-
-        Also the record's last column, which the functions between tell, and these.
-
-        Args:
-            posted: the last column.
-            posted_as: better ones, by the name of the speaking function.
-        """
-        way: list[CodeType] = []
-        try:
-            frame = _frame_at(3)
-        except ValueError:  # a thread that begins in the library: no frame is the user's
-            frame = _frame_at(2)
-        while (file := self.kind(frame.f_code.co_filename)) < 0:
-            if file == SPEAKER:
-                posted = posted_as.get(frame.f_code.co_name, posted)
-            if frame.f_back is None:
-                return self.find_handed_over(), (posted, ())
-            way.append(frame.f_code)
-            frame = frame.f_back
-        return self._name(file, frame), (posted, tuple(way))
-
-    def _name(self, file: int, frame: FrameType) -> int:
-        """Returns the place of a user's frame.
-
-        Of a thin wrapper, with that of its caller, for the wrapper's line alone says little.
-        """
-        key: int | tuple[int, int] = _instruction(frame)
-        if key not in self.places and _is_thin(frame.f_code):
-            caller = self.find(frame.f_back)
-            behind = caller or frame.f_back
-            key = _instruction(frame), 0 if behind is None else _instruction(behind)
-            if key not in self.places and behind is not None:
-                self._alive.append(behind.f_code)
-                name, others = frame.f_code.co_filename, behind.f_code.co_filename
-                # a package that calls back says little, too
-                if caller is not None and (_PACKAGES not in others or _PACKAGES in name):
-                    file = self._number(f"{others}:{behind.f_lineno}{CALLS}{name}")
-        if key not in self.places:
-            self._alive.append(frame.f_code)  # first: the key is good only while it lives
-            self.places[key] = _join(file, frame)
-        return self.places[key]
-
-    def find(self, frame: FrameType | None) -> FrameType | None:
-        """Returns the user's innermost frame from ``frame`` outward, None where there is none."""
-        while frame is not None and self.kind(frame.f_code.co_filename) < 0:
-            frame = frame.f_back
-        return frame
-
-    def place(self, frame: FrameType) -> int:
-        """Returns the place of the user's code that ``frame`` is, or was called by."""
-        found = self.find(frame)
-        return (
-            self.find_handed_over()
-            if found is None
-            else self._name(self.kind(found.f_code.co_filename), found)
-        )
-
-
-def _instruction(frame: FrameType) -> int:
-    return id(frame.f_code) + frame.f_lasti
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_thin(code: CodeType) -> bool:
-    """Tells a function that merely passes its arguments on: its body is short."""
-    takes = code.co_argcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    body = {line for *_, line in code.co_lines() if line} - {code.co_firstlineno}
-    return bool(takes) and code.co_name.isidentifier() and len(body) <= THIN
-
-
-def _join(file: int, frame: FrameType) -> int:
-    """Returns the columns file and line as one number."""
-    return frame.f_lineno << 32 | file & 0xFFFFFFFF
 
 
 # -- operations whose peer is gone
@@ -986,98 +688,3 @@ def fail_posting(recorder: Recorder, slot: int, error: BaseException) -> bool:
         recorder.wait(slot)
     recorder.complete(slot, ERROR)
     return not lost
-
-
-# -- what a program calls
-
-
-class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
-    """Names a piece of the program, for the timeline; does nothing while nothing is recorded.
-
-    Spans nest. Operations and spans inside take ``stage`` and ``microbatch`` from the innermost
-    span that gives them.
-
-    Args:
-        name: what the timeline calls it.
-        stage: index of the pipeline stage that works.
-        microbatch: index of the microbatch that is worked on.
-
-    Raises:
-        ArgumentError: ``name`` is not a string, or an index is not an integer of at least 0.
-
-    Example:
-        >>> with span("compute", stage=1, microbatch=0):
-        ...     result = 6 * 7
-        >>> result
-        42
-    """
-
-    __slots__ = ("_microbatch", "_name", "_outer", "_recorder", "_slot", "_stage")
-    _outer: int
-
-    def __init__(
-        self, name: str, *, stage: int | None = None, microbatch: int | None = None
-    ) -> None:
-        self._name = _check_name("span", name)
-        self._stage = (
-            None
-            if stage is None
-            else read_whole("stage", stage, 0, 2**31 - 1, hint="Count from 0, or leave it out.")
-        )
-        self._microbatch = (
-            None
-            if microbatch is None
-            else read_whole(
-                "microbatch", microbatch, 0, 2**31 - 1, hint="Count from 0, or leave it out."
-            )
-        )
-
-    def __enter__(self) -> Self:
-        self._recorder = recorder = get_state().recorder
-        if recorder is not None:
-            self._outer = outer = stage_and_microbatch.get()
-            stage = outer & 0xFFFFFFFF if self._stage is None else self._stage
-            microbatch = outer >> 32 if self._microbatch is None else self._microbatch
-            stage_and_microbatch.set(microbatch << 32 | stage)
-            self._slot = recorder.span_begin(self._name)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._recorder is not None:
-            if self._slot is not None:
-                self._recorder.span_end(self._slot, failed=kind is not None)
-            stage_and_microbatch.set(self._outer)
-
-
-def mark(name: str) -> None:
-    """Writes down that something happened now, for the timeline.
-
-    Does nothing while nothing is recorded.
-
-    Args:
-        name: what the timeline calls it.
-
-    Raises:
-        ArgumentError: ``name`` is not a string.
-
-    Example:
-        >>> mark("warm-up is over")
-    """
-    _check_name("mark", name)
-    recorder = get_state().recorder
-    if recorder is not None:
-        recorder.mark(name)
-
-
-def _check_name(what: str, name: str) -> str:
-    if not isinstance(name, str):
-        raise ArgumentError(
-            f"the name of a {what} must be a string, got {name!r}. Put it in quotes: "
-            f'{what}("compute").'
-        )
-    return name

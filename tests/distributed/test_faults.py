@@ -55,7 +55,6 @@ from ringsim.launch.watcher import WAKE, LiveRecords
 from ringsim.state import get_state
 from ringsim.traces.events import Group
 from ringsim.traces.findings import SLOW_KINDS, Diagnosis, Finding
-from ringsim.traces.recorder import RECORD_BYTES
 from ringsim.traces.value import Trace
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -754,7 +753,7 @@ def to_and_fro() -> int:
     rank, token, recorder = dist.get_rank(), torch.zeros(1), get_state().recorder
     peer, sends = rank ^ 1, rank % 2 == 0
     if rank in STOPS:
-        recorder._store._most_bytes, recorder._max_records = MAXIMUM * RECORD_BYTES, MAXIMUM
+        recorder._store.max_records = MAXIMUM
     for turn in range(2 * ROUNDS):
         if sends is (turn % 2 == 0):
             dist.send(token + turn, peer)

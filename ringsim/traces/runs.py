@@ -1,0 +1,404 @@
+"""All ranks of a run: their parts put together, and the metadata that they and others wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ringsim.errors import TraceFileError, name_ranks
+from ringsim.traces.clocks import UNKNOWN, align_run, find_clocks, reference_ns
+from ringsim.traces.events import (
+    COLUMN_DTYPES,
+    NONE,
+    RECORD,
+    Events,
+    Ints,
+    Tables,
+    concatenate,
+    make_events,
+    readable,
+)
+from ringsim.traces.parts import FILE_NAME, TABLE_OF, PartReader
+
+_MAX_RANKS: Final = 10**6  # as many as the file names can tell apart; a number beyond is damage
+# what metadata["ranks"] keeps of each rank
+_PER_RANK: Final = ("pid", "host", "num_threads", "cost_ns_per_op")
+_LIMITS: Final = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
+    ("start_ns", "start_unix_ns", "end_ns"), range(2**63)
+)
+
+
+def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
+    """Reads a whole run: the parts of its ranks, and what whoever started it wrote of it.
+
+    Args:
+        directory: where the parts are; ``run.json`` may be missing.
+
+    Returns:
+        The events, and the metadata of a trace.
+
+    Raises:
+        TraceFileError: the directory or a file in it cannot be read.
+    """
+    said = _read_run_file(directory / "run.json")
+    start_ns = _first([said], "start_ns")
+    said.pop("start_ns", None)
+    parts = Parts(directory, _first([said], "world_size"))
+    events = parts.join(start_ns)
+    pieces, metas = parts.describe(), parts.metas
+    metadata = {
+        "format": 1,
+        "run_id": _first(metas.values(), "run_id") or "",
+        "source": "measured",
+        **said,
+        **pieces,
+    }
+    if ends := told_ends(metas):
+        metadata["ends"] = ends
+    clocks, begun_ns = pieces.get("clocks", []), 0
+    ended_ns = [
+        reference_ns(clocks, rank, at_ns - parts.start_ns)
+        for rank, meta in metas.items()
+        for at_ns in _valid([meta], "end_ns")
+    ]
+    if clocks:
+        given_ns = None if start_ns is None else start_ns - parts.start_ns
+        events, metadata["clocks"], begun_ns = align_run(events, clocks, given_ns)
+    if ended_ns:
+        metadata["end_ns"] = max(max(ended_ns) - begun_ns, 0)
+    for key in ("notes", "not_recorded"):
+        metadata[key] = _sentences([said, pieces], key)
+    metadata["complete"] = (
+        all("end_ns" in meta for meta in metas.values())
+        and pieces["complete"]
+        and said.get("complete", True) is True
+    )
+    start_unix_ns = _first([said, pieces], "start_unix_ns")
+    if start_unix_ns is not None:
+        metadata["start_unix_ns"] = start_unix_ns
+        if not isinstance(said.get("date"), str):
+            date = datetime.fromtimestamp(start_unix_ns * 1e-9, tz=UTC).date()
+            metadata["date"] = date.isoformat()
+    return events, readable(metadata)
+
+
+def _read_run_file(path: Path) -> dict[str, Any]:
+    """Returns what whoever started a run wrote of it, but for what is malformed."""
+    try:
+        run = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        run = None  # killed before it could write that, or damaged: the parts say the most of it
+    said = run if isinstance(run, dict) else {}
+    for key in ("machine", "versions"):
+        if not isinstance(said.get(key), dict):
+            said.pop(key, None)
+    return said
+
+
+def read_parts(
+    directory: Path,
+    *,
+    start_ns: int | None = None,
+    world_size: int | None = None,
+    only_rank: int | None = None,
+) -> tuple[Events, dict[str, Any]]:
+    """Reads the parts of all ranks, or of one.
+
+    The tables of the ranks are merged into one, threads are numbered from 0 within each rank, and
+    times count from the start of the run. A rank may still be writing: its events so far are read.
+
+    Args:
+        directory: where the parts are.
+        start_ns: start of the run on CLOCK_MONOTONIC; None takes the earliest start that a rank
+            gives. An event before it becomes the start instead, so no time is negative.
+        world_size: number of ranks in the run; None takes what the ranks say.
+        only_rank: read the part of this rank alone; None reads all.
+
+    Returns:
+        The events, ordered by rank and then as posted, and the pieces of metadata that the ranks
+        know: ``world_size``, ``ranks``, ``not_recorded``, ``notes``, ``complete`` (every rank left
+        a part, all of it readable, and none stopped recording), and, where a rank gave them,
+        ``backend``, ``start_unix_ns``, ``not_checked`` (which operations were not compared with
+        their other side) and ``used_before`` (the names of groups on which not every operation is
+        recorded).
+
+    Raises:
+        TraceFileError: the directory or a file in it cannot be read.
+    """
+    parts = Parts(directory, world_size, only_rank)
+    return parts.join(start_ns), parts.describe()
+
+
+class Parts:
+    """The parts of all ranks, or of one; see ``read_parts``.
+
+    Attributes:
+        metas: by rank, what it says of itself.
+        world_size: number of ranks in the run.
+        start_ns: from where times count, 0 until ``join``.
+    """
+
+    def __init__(
+        self, directory: Path, world_size: int | None, only_rank: int | None = None
+    ) -> None:
+        self._directory = directory
+        self.start_ns = 0
+        self.metas: dict[int, dict[str, Any]] = {}
+        self._damaged: set[int] = set()
+        with self._told():
+            names = [FILE_NAME.fullmatch(entry.name) for entry in directory.iterdir()]
+            found = {int(name[1]) for name in names if name}
+            for rank in sorted(found if only_rank is None else found & {only_rank}):
+                reader = PartReader(directory, rank, cells=False)
+                reader.read_names()
+                self.metas[rank] = reader.meta
+        said = [*_valid(self.metas.values(), "world_size"), *(rank + 1 for rank in self.metas)]
+        self.world_size = max(said, default=0) if world_size is None else world_size
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TraceFileError(
+                f"The parts of a run must be readable, got {self._directory}: "
+                f"{error.strerror or error}. "
+                "Check that its ranks began to record."
+            ) from error
+
+    def read(self) -> Iterator[Events]:
+        """Reads one rank after the other to its end, in pieces of some thousand events.
+
+        Times are those of its clock.
+        """
+        for rank in self.metas:
+            with self._told():
+                reader = PartReader(self._directory, rank, self.world_size, cells=False)
+                threads: dict[int, int] = {}
+                count = 0
+                for records in reader.read_pieces():
+                    yield _make_piece(rank, records, reader.names, count, threads)
+                    count += len(records)
+                if reader.is_damaged():
+                    self._damaged.add(rank)
+            self.metas[rank] = reader.meta
+
+    def join(self, start_ns: int | None = None) -> Events:
+        """Returns the events of all ranks.
+
+        Times count from their start, by default the earliest that a rank gives.
+        """
+        events = join_events(list(self.read()))
+        metas = self.metas.values()
+        starts = _valid(metas, "start_ns") if start_ns is None else [start_ns]
+        if len(events):
+            starts.append(int(events.post_ns.min()))  # no time is negative
+        self.start_ns = min(starts, default=0)
+        for name in ("post_ns", "wait_ns", "done_ns") if self.start_ns else ():
+            values = getattr(events, name)
+            np.copyto(values, np.maximum(values - self.start_ns, 0), where=values != NONE)
+        return events
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the pieces of metadata that the ranks know."""
+        ranks, metas = self.metas.items(), self.metas.values()
+        missing = (
+            [rank for rank in range(self.world_size) if rank not in self.metas]
+            if len(metas) < self.world_size
+            else []
+        )
+        stopped = [rank for rank, meta in ranks if meta.get("stopped_at_max")]
+        hosts = set(_valid(metas, "host"))
+        clocks = find_clocks(self.metas, self.start_ns)
+        not_checked = _sentences(metas, "not_checked")
+        if len(hosts) > 1:
+            not_checked.append(
+                f"Both sides of an operation were not compared between the {len(hosts)} hosts "
+                "that the ranks ran on."
+            )
+        starts = [
+            meta["start_unix_ns"] + self.start_ns - meta["start_ns"]
+            for meta in metas
+            if _valid([meta], "start_ns") and _valid([meta], "start_unix_ns")
+        ]
+        told = {
+            "not_checked": not_checked,
+            "used_before": _sentences(metas, "used_before"),
+            "backend": _first(metas, "backend"),
+            "start_unix_ns": next(iter(starts), None),
+            "clocks": clocks,
+        }
+        return {
+            "world_size": self.world_size,
+            "ranks": [
+                {"rank": rank, **{key: meta[key] for key in _PER_RANK if key in meta}}
+                for rank, meta in ranks
+            ],
+            "not_recorded": _sentences(metas, "not_recorded"),
+            "notes": self._note(missing, stopped, len(hosts), clocks),
+            "complete": not (missing or stopped or self._damaged),
+            **{key: value for key, value in told.items() if value not in ([], None)},
+        }
+
+    def _note(
+        self, missing: list[int], stopped: list[int], hosts: int, clocks: list[dict[str, Any]]
+    ) -> list[str]:
+        """Returns what the ranks note, and what there is to note of them."""
+        metas = self.metas.values()
+        notes = _valid(metas, "note")
+        silent = [rank for rank in stopped if "note" not in self.metas[rank]]
+        for concerned, what in (
+            (missing, "left no record"),
+            (silent, "stopped recording at the maximum of records"),
+            (sorted(self._damaged), "left something unreadable, which was passed over"),
+        ):
+            if concerned:
+                notes.append(f"{name_ranks(concerned)} {what}")
+        # where there are no entries
+        one_clock = all(isinstance(meta.get("clock"), str) for meta in metas)
+        unknown = any(entry["how"] == UNKNOWN for entry in clocks)
+        if unknown or (hosts > 1 and not clocks and not one_clock):
+            notes.append(
+                f"the ranks ran on {max(hosts, len(clocks))} hosts, whose clocks were not "
+                "compared: compare times within a host only"
+            )
+        return notes
+
+
+def _make_piece(
+    rank: int,
+    records: Ints,
+    names: Mapping[str, Mapping[int, Any]],
+    first: int,
+    threads: dict[int, int],
+) -> Events:
+    """Returns records of a rank, from the ``first`` of them on, as events with tables of their own.
+
+    Adds to the numbers of ``threads``.
+    """
+    columns: dict[str, Any] = {name: records[name] for name in RECORD.names or ()} | {
+        "rank": np.full(len(records), rank)
+    }
+    idents, places, numbers = np.unique(records["thread"], return_index=True, return_inverse=True)
+    for place in np.argsort(places).tolist():
+        threads.setdefault(int(idents[place]), len(threads))
+    columns["thread"] = np.array([threads[ident] for ident in idents.tolist()], dtype=np.int32)[
+        numbers
+    ]
+    columns["seq"] = np.arange(first, first + len(records))
+    tables = {}
+    for column, table in TABLE_OF.items():
+        known = sorted(names[column])
+        tables[table] = tuple(map(names[column].__getitem__, known))
+        columns[column] = _close_gaps(records[column], known)
+    return make_events(columns, Tables(**tables))
+
+
+def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
+    """Turns a rank's numbers into places among those that have a name.
+
+    One that has none becomes -1.
+    """
+    place = np.searchsorted(known, numbers)
+    there = np.array([*known, NONE])[place] == numbers
+    return np.where(there & (numbers >= 0), place, NONE)
+
+
+def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
+    """Returns what is said under ``key``, where it can be.
+
+    A number within its limits, or a word.
+    """
+    values = [meta.get(key) for meta in metas]
+    if key in _LIMITS:
+        return [value for value in values if type(value) is int and value in _LIMITS[key]]
+    return [value for value in values if isinstance(value, str)]
+
+
+def _first(metas: Iterable[dict[str, Any]], key: str) -> Any:
+    """Returns the first that is said under ``key``, None where nothing is."""
+    return next(iter(_valid(metas, key)), None)
+
+
+def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
+    lists = [found for meta in metas if isinstance(found := meta.get(key), list)]
+    sentences = (one for found in lists for one in found if isinstance(one, str))
+    return list(dict.fromkeys(sentences))
+
+
+def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Says how the ranks ended.
+
+    As each says of itself, or as others saw it; who had not ended its part was at work until then.
+    """
+    ends: dict[int, dict[str, Any]] = {
+        rank: {"rank": rank, "state": "running", "about": "still at work", "error": ""}
+        for rank, meta in metas.items()
+        if "end_ns" not in meta
+    }
+    told = [
+        (rank, end)
+        for rank, meta in metas.items()
+        for key in ("deaths", "ends")
+        if isinstance(found := meta.get(key), list)
+        for end in found
+        if isinstance(end, dict) and type(end.get("rank")) is int
+    ]
+    ends |= {end["rank"]: end for _, end in told}
+    ends |= {rank: end for rank, end in told if end["rank"] == rank}  # what it says of itself
+    return [ends[rank] for rank in sorted(ends)]
+
+
+def join_events(parts: Sequence[Events]) -> Events:
+    """Puts events together, one part after the other; names that several parts have become one.
+
+    Args:
+        parts: each with tables of its own. Those of one rank stand in the order in which they were
+            recorded.
+
+    Returns:
+        The events of all parts. ``seq`` counts anew within each rank.
+
+    Example:
+        >>> from ringsim.traces.events import OP_CODES, Group
+        >>> one = make_events(
+        ...     {"rank": [0], "op": [OP_CODES["send"]], "group": [0]},
+        ...     Tables(groups=(Group("world", (0, 1)),)),
+        ... )
+        >>> joined = join_events([one, one])
+        >>> joined.group.tolist(), joined.seq.tolist(), len(joined.tables.groups)
+        ([0, 0], [0, 1], 1)
+    """
+    none = make_events({"rank": [], "op": []})
+    joined = concatenate([none, *share_tables(parts)])
+    columns = {name: getattr(joined, name) for name in COLUMN_DTYPES if name != "seq"}
+    return make_events(columns, joined.tables)
+
+
+def share_tables(parts: Iterable[Events]) -> Iterator[Events]:
+    """Yields the parts of a run with tables that go on from one to the next.
+
+    Those of the last have all names.
+    """
+    merged: dict[str, dict[Any, int]] = {column: {} for column in TABLE_OF}
+    for part in parts:
+        columns = {}
+        for column, table in TABLE_OF.items():
+            numbers = [
+                merged[column].setdefault(entry, len(merged[column]))
+                for entry in getattr(part.tables, table)
+            ]
+            # -1 picks the last
+            columns[column] = np.array([*numbers, NONE], dtype=np.int32)[getattr(part, column)]
+        yield replace(
+            part,
+            **columns,
+            tables=Tables(**{table: tuple(merged[column]) for column, table in TABLE_OF.items()}),
+        )
