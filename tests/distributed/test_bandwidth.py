@@ -123,7 +123,8 @@ def inside(nothing_left_behind: None) -> Any:
 
 
 def test_a_worker_measures_and_all_ranks_have_the_same_table(inside: Any) -> None:
-    assert inside.results[0] == inside.results[1]
+    # as text, for the error of a constant may be NaN
+    assert repr(inside.results[0]) == repr(inside.results[1])
     first, second, _, apart = inside.results[1]
     assert first.columns["size_bytes"].tolist() == [8, 64], (
         "the second table has nothing of the first"
