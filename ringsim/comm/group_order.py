@@ -21,15 +21,13 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from ringsim.comm.numbering import name_and_ranks
-from ringsim.comm.torch_private import NEW_GROUP, SET_DEFAULT, count_groups
+from ringsim.comm.torch_private import NEW_GROUP, SET_DEFAULT, Hook, count_groups
 from ringsim.errors import RendezvousFailed
 from ringsim.traces.events import DESTROYED, ERROR, MADE_ANEW, NONE, OP_CODES, Group
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["GROUPS", "own_limit", "record_end_of_groups", "record_new_groups"]
-
-Hook = Callable[..., Any]
 
 GROUPS: Final = "groups of the world"
 _LOCAL: Final = 4  # place of the argument use_local_synchronization after ranks

@@ -25,6 +25,7 @@ without_modes: Final = _disable_current_modes
 _NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
 
 Place = tuple[Any, str]  # an owner, and the name of its attribute
+Hook = Callable[..., Any]  # a function in such a place
 
 # what new_group, split_group and device meshes call
 NEW_GROUP: Final[Place] = (distributed_c10d, "_new_group_with_tag")
@@ -115,8 +116,7 @@ def gpu_backend(group: ProcessGroup) -> str:
 
 def is_message(work: Work) -> bool:
     """Returns whether a handle is that of a send or a recv."""
-    ask = getattr(work, "_get_op_type", None)
-    return ask is not None and ask() in _MESSAGE_TYPES
+    return getattr(work, "_get_op_type", lambda: None)() in _MESSAGE_TYPES
 
 
 def source_rank(work: Work) -> int | None:
