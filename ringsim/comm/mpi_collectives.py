@@ -122,27 +122,19 @@ def _reduce(mpi: Any, comm: Any, call: Call) -> Started:
     """Begins all_reduce, and reduce, whose result is wanted on the root only."""
     everywhere = call.root == NONE
     wanted = everywhere or call.group.rank() == call.root
-    mine, outputs = (
-        _join_numbers(call.given),
-        [_real(tensor) for tensor in call.taken] if wanted else [],
-    )
+    mine = _join_numbers(call.given)
+    outputs = [_real(tensor) for tensor in call.taken] if wanted else []
+    root = () if everywhere else (call.root,)
     if numbers := _as_numbers(mpi, mine):
         rows = torch.empty((int(wanted), len(mine)), dtype=mine.dtype)
-        receive, op = _as_numbers(mpi, rows) if wanted else None, _op_of(mpi, call)
-        request = (
-            comm.Iallreduce(numbers, receive, op)
-            if everywhere
-            else comm.Ireduce(numbers, receive, op, call.root)
-        )
+        receive = _as_numbers(mpi, rows) if wanted else None
+        begin = comm.Iallreduce if everywhere else comm.Ireduce
+        request = begin(numbers, receive, _op_of(mpi, call), *root)
     else:
         rows = torch.empty((call.group.size() if wanted else 0, len(mine)), dtype=mine.dtype)
-        send, receive = (
-            as_mpi(mpi, as_bytes(mine)),
-            as_mpi(mpi, as_bytes(rows), call.group.size()) if wanted else None,
-        )
-        request = (
-            comm.Iallgather(send, receive) if everywhere else comm.Igather(send, receive, call.root)
-        )
+        receive = as_mpi(mpi, as_bytes(rows), call.group.size()) if wanted else None
+        begin = comm.Iallgather if everywhere else comm.Igather
+        request = begin(as_mpi(mpi, as_bytes(mine)), receive, *root)
     return Started(request, (mine, rows), lambda: _complete_reduction(call, rows, outputs))
 
 
@@ -170,10 +162,11 @@ def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Sequence[torch.
     if rows.dtype not in _TYPES:
         total = reduce_parts(list(rows), call.op)
     else:
-        total = rows[0].div_(call.group.size()) if name_of_reduction(call.op) == "AVG" else rows[0]
-    for output, piece in zip(
-        outputs, total.split([output.numel() for output in outputs]), strict=True
-    ):
+        total = rows[0]
+        if name_of_reduction(call.op) == "AVG":
+            total.div_(call.group.size())
+    pieces = total.split([output.numel() for output in outputs])
+    for output, piece in zip(outputs, pieces, strict=True):
         output.copy_(piece.view_as(output))
 
 
@@ -219,8 +212,7 @@ def as_mpi(mpi: Any, data: torch.Tensor, parts: int = 1) -> list[Any]:
 def _in_pieces(mpi: Any, data: torch.Tensor, pieces: Sequence[torch.Tensor]) -> list[Any]:
     """Returns bytes as MPI takes them in pieces of different sizes, one for each rank."""
     sizes = [piece.nbytes for piece in pieces]
-    offsets = [sum(sizes[:place]) for place in range(len(sizes))]
-    return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), (sizes, offsets), mpi.BYTE]
+    return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), sizes, mpi.BYTE]
 
 
 def _as_numbers(mpi: Any, tensor: torch.Tensor) -> list[Any] | None:

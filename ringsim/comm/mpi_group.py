@@ -61,16 +61,12 @@ class MpiWork(Handle):
         results: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__((), started.finish, results)
-        self._group, self._request, self._keep = group, started.request, started.keep
+        self.group = group
+        self._request, self._keep = started.request, started.keep
         self._what, self._size_bytes = what, size_bytes
         self._testing = threading.Lock()
         # so that what MPI reads or writes does not go away with a handle that was dropped
         group.job.under_way[self] = None
-
-    @property
-    def group(self) -> MpiGroup:
-        """The group on which it runs."""
-        return self._group
 
     @property
     def receives(self) -> bool:
@@ -108,7 +104,7 @@ class MpiWork(Handle):
             MessageMismatch: the message has another size than the tensor.
             RingError: MPI reports something else.
         """
-        limit_s = to_seconds(timeout) or self._group.timeout.total_seconds()
+        limit_s = to_seconds(timeout) or self.group.timeout.total_seconds()
         begin, looks, sleep_s = time.monotonic(), 0, _FIRST_SLEEP_S
         while not self._test():
             looks += 1
@@ -142,19 +138,19 @@ class MpiWork(Handle):
 
         Returns whether the operation is over, well or not.
         """
-        status = None if self._size_bytes is None else self._group.job.mpi.Status()
+        status = None if self._size_bytes is None else self.group.job.mpi.Status()
         try:
             if not self._request.Test(status):
                 return False
             if status is not None:
                 self._source = status.Get_source()
-                size_bytes = status.Get_count(self._group.job.mpi.BYTE)
+                size_bytes = status.Get_count(self.group.job.mpi.BYTE)
                 if size_bytes != self._size_bytes:
-                    sender = self._group.members.ranks[self._source]
+                    sender = self.group.members.ranks[self._source]
                     self._error = self._mismatch(
                         f"a message of {size_bytes} bytes from rank {sender}"
                     )
-        except self._group.job.mpi.Exception as error:
+        except self.group.job.mpi.Exception as error:
             self._error = self._explain(error)
             self._error.__cause__ = error
         try:
@@ -168,7 +164,7 @@ class MpiWork(Handle):
         """Lets go of what the operation needed."""
         self._request = self._finish = self._keep = None
         self._over = True
-        self._group.job.under_way.pop(self, None)
+        self.group.job.under_way.pop(self, None)
 
     def _mismatch(self, message: str) -> MessageMismatch:
         return MessageMismatch(
@@ -178,7 +174,7 @@ class MpiWork(Handle):
         )
 
     def _explain(self, error: Any) -> RingError:
-        if error.Get_error_class() == self._group.job.mpi.ERR_TRUNCATE:
+        if error.Get_error_class() == self.group.job.mpi.ERR_TRUNCATE:
             return self._mismatch("a longer one")
         return RingError(
             f"{self._what} must be carried by MPI, got its error {error}. "
