@@ -37,7 +37,7 @@ from ringsim.comm.torch_private import (
     DESCRIBE_CALL,
     WARN_OUTSIDER,
     Hook,
-    Place,
+    Replacements,
     TorchDispatchMode,
     present,
     tree_leaves,
@@ -49,7 +49,6 @@ from ringsim.traces.recorder import Post, Recorder
 
 _TAG_MAX: Final = 2**31 - 1
 _MESSAGES: Final = ("isend", "irecv", "send_object_list", "recv_object_list")
-_TO_ITSELF: Final = "the other side of a message must be another rank, got this one"
 _KEEP_IT: Final = "What stays on a rank needs no message: copy the tensor"
 
 
@@ -80,7 +79,7 @@ class Prechecks:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._warn_outsider: Callable[[str], None] = getattr(*WARN_OUTSIDER, lambda _: None)
-        self.replacements: dict[Place, Hook] = present(
+        self.replacements: Replacements = present(
             {
                 WARN_OUTSIDER: self.refuse_outsider,
                 CHECK_NOT_SELF: self.check_not_self,
@@ -204,14 +203,6 @@ def _layout(tensor: torch.Tensor) -> str:
     return f"shape {tuple(tensor.shape)} and stride {tensor.stride()}"
 
 
-CLOSE_GAPS: Final = "Send tensor.contiguous(); receive into a contiguous tensor and copy from there"
-
-
-def name_gaps(tensor: torch.Tensor) -> str:
-    """Returns why a tensor that is not contiguous can be neither sent nor received."""
-    return f"a tensor to be sent or received must be contiguous, got one of {_layout(tensor)}"
-
-
 def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | None:
     """Returns what is wrong and what to do."""
     if isinstance(tag, int) and not 0 <= tag <= _TAG_MAX:
@@ -227,8 +218,13 @@ def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | Non
             )
             return words, "Send tensor.to_dense(), or its indices and values one after the other"
         if not tensor.is_contiguous():
-            return name_gaps(tensor), CLOSE_GAPS
-    return (_TO_ITSELF, _KEEP_IT) if to_itself else None
+            return (
+                f"a tensor to be sent or received must be contiguous, got one of {_layout(tensor)}",
+                "Send tensor.contiguous(); receive into a contiguous tensor and copy from there",
+            )
+    if to_itself:
+        return "the other side of a message must be another rank, got this one", _KEEP_IT
+    return None
 
 
 # Operations that read a tensor's properties and not its data, as those do whose names begin with
@@ -262,11 +258,14 @@ class BufferGuard:
 
     Args:
         recorder: writes down what was found.
+
+    Attributes:
+        uses: by handle, the messages that are on their way.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._uses: dict[Work, _Use] = {}  # posted and not yet waited for
+        self.uses: dict[Work, _Use] = {}  # posted and not yet waited for
         self._waited: weakref.WeakSet[Work] = weakref.WeakSet()
         # Python's own memory of warnings: one for each line
         self._warned: dict[str | tuple[str, type[Warning], int], int] = {}
@@ -280,9 +279,9 @@ class BufferGuard:
         """Ends that, on the same thread."""
         self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # likewise
 
-    def wrap(self, hooks: dict[Place, Hook]) -> dict[Place, Hook]:
+    def wrap(self, hooks: Replacements) -> Replacements:
         """Returns what is to stand in place of a recorder's hooks, with this guard in front."""
-        wrapped: dict[Place, Hook] = {}
+        wrapped: Replacements = {}
         for place, hook in hooks.items():
             owner, name = place
             if owner is ProcessGroup and name in ("send", "recv", "recv_anysource"):
@@ -298,7 +297,7 @@ class BufferGuard:
             with without_modes():
                 work = hook(group, tensors, *args, **kwargs)
             if work is not None and use is not None:
-                self._uses[work] = use
+                self.uses[work] = use
             return work
 
         return message
@@ -306,7 +305,7 @@ class BufferGuard:
     def _make_wait(self, hook: Hook) -> Hook:
         @functools.wraps(hook)
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
-            use = self._uses.pop(work, None)
+            use = self.uses.pop(work, None)
             if use is not None:
                 self._waited.add(work)
                 if use.sent is not None and _checksum(use.sent) != use.checksum:
@@ -348,11 +347,10 @@ class BufferGuard:
         what = f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
         if tensor.requires_grad and not sends:  # no error, for some programs mean just that
             warnings.warn_explicit(
-                "a tensor to be received into must not require grad, got one that does "
-                f"(rank {self._recorder.rank} of {self._recorder.world_size}, {what}). "
-                "Autograd does not see messages: no gradient goes back to the sender by itself. "
-                "Receive into a plain tensor, call requires_grad_() on it afterwards, and send "
-                "its grad back.",
+                "a tensor to be received into must not require grad, got one that does (rank "
+                f"{self._recorder.rank} of {self._recorder.world_size}, {what}). Autograd does not "
+                "see messages: no gradient goes back to the sender by itself. Receive into a plain "
+                "tensor, call requires_grad_() on it afterwards, and send its grad back.",
                 UserWarning,
                 file,
                 line,
@@ -372,12 +370,7 @@ class BufferGuard:
 
     def _overlapping(self, first: int, end: int) -> list[_Use]:
         """Returns the uses of memory from ``first`` to ``end`` (exclusive)."""
-        return [use for use in self._uses.values() if use.first < end and first < use.end]
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no message is on its way."""
-        return not self._uses
+        return [use for use in self.uses.values() if use.first < end and first < use.end]
 
     def look_at(self, tensor: torch.Tensor, operation: str, *, writes: bool) -> None:
         """Raises where an operation uses a tensor in a buffer that a message is using."""
@@ -396,9 +389,9 @@ class BufferGuard:
 
     def check_end(self) -> None:
         """Raises where messages were posted and never waited for."""
-        if self._uses:
-            use, more = next(iter(self._uses.values())), len(self._uses) - 1
-            self._uses.clear()
+        if self.uses:
+            use, more = next(iter(self.uses.values())), len(self.uses) - 1
+            self.uses.clear()
             self._complain(
                 "leaked_request",
                 "every handle must be waited for, got one that never was",
@@ -434,7 +427,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._guard.is_idle and func.namespace == "aten" and not func.is_view:
+        if self._guard.uses and func.namespace == "aten" and not func.is_view:
             name = func._schema.name.removeprefix("aten::")
             if name not in _LOOKS_ONLY and not name.startswith("new_"):
                 writes = [

@@ -84,7 +84,6 @@ class Members(ABC):
         group_name: "world", "ring:2>3", ...; the same on all members.
     """
 
-    __slots__ = ()
     ranks: Sequence[int]
     places: Mapping[int, int]
     group_name: str
@@ -126,16 +125,14 @@ class Members(ABC):
             if not 0 <= place < len(self.ranks):
                 raise Refused(
                     f"group_{what} must be a rank of the group, from 0 to {len(self.ranks) - 1}, "
-                    f"got {place} ({self.here()}). "
-                    f"Its global ranks are {shorten(self.ranks)}."
+                    f"got {place} ({self.here()}). Its global ranks are {shorten(self.ranks)}."
                 )
             return place
         rank = to_index(what, global_rank)
         if rank not in self.places:
             raise Refused(
                 f"{what} must be a global rank of the group, one of {shorten(self.ranks)}, got "
-                f"{rank} ({self.here()}). "
-                f"To count within the group, use group_{what}."
+                f"{rank} ({self.here()}). To count within the group, use group_{what}."
             )
         return self.places[rank]
 
@@ -152,8 +149,6 @@ class GroupMembers(Members):
         rank: this rank's place in it.
         name: of the group.
     """
-
-    __slots__ = ("_rank", "group_name", "places", "ranks")
 
     def __init__(self, ranks: Sequence[int], rank: int, name: str) -> None:
         self.ranks, self._rank, self.group_name = ranks, rank, name
@@ -203,6 +198,7 @@ _WHOLE: Final = "a tensor with an equal part for each rank"
 _ROWS: Final = "a tensor with some rows for each rank"
 
 
+Tensors = Sequence[torch.Tensor]
 # an argument with tensors that a rank gives or takes, and how they lie in it
 _Side = tuple[str, str]
 _NOTHING: Final = ("", _ONE)
@@ -409,7 +405,7 @@ METHODS: Final = {  # by the method of ProcessGroup
     ),
 }
 READINGS: Final = {name: row for row in _ROWS_OF_TABLE for name in row.names}  # by torch's function
-_Cut = Callable[[torch.Tensor], Sequence[torch.Tensor]]
+_Cut = Callable[[torch.Tensor], Tensors]
 
 
 @dataclass
@@ -433,11 +429,11 @@ class Call:
 
     name: str
     group: Members
-    given: Sequence[torch.Tensor]
-    taken: Sequence[torch.Tensor]
-    carried: Sequence[torch.Tensor] = ()
+    given: Tensors
+    taken: Tensors
+    carried: Tensors = ()
     copies: int = 1
-    results: Sequence[torch.Tensor] = ()
+    results: Tensors = ()
     root: int = NONE
     op: Any = None
     cut_given: _Cut | None = None
@@ -449,7 +445,7 @@ class Call:
         return COLLECTIVES[self.name]
 
     @property
-    def tensors(self) -> Sequence[torch.Tensor]:
+    def tensors(self) -> Tensors:
         """What this rank gives and gets; once what is both."""
         return self.given if self.given is self.taken else (*self.given, *self.taken)
 
@@ -459,12 +455,12 @@ class Call:
         return self.name if self.name in OP_CODES else self.collective.name
 
     @cached_property
-    def inputs(self) -> Sequence[torch.Tensor]:
+    def inputs(self) -> Tensors:
         """What this rank gives, as in the table above."""
         return self.cut_given(self.given[0]) if self.cut_given and self.given else self.given
 
     @cached_property
-    def outputs(self) -> Sequence[torch.Tensor]:
+    def outputs(self) -> Tensors:
         """Where that goes which this rank gets, as in the table above: the user's memory."""
         return self.cut_taken(self.taken[0]) if self.cut_taken and self.taken else self.taken
 
@@ -517,8 +513,8 @@ def _read_side(
     side: _Side,
     arguments: Mapping[str, Any],
     here: bool,
-    given: Sequence[torch.Tensor] = (),
-) -> Sequence[torch.Tensor]:
+    given: Tensors = (),
+) -> Tensors:
     """Returns the tensors in an argument, checked; none where only the root has them."""
     what, form = side
     value = arguments[what]
@@ -556,7 +552,7 @@ def _make_cut(group: Members, side: _Side, arguments: Mapping[str, Any]) -> _Cut
     return partial(_cut_evenly, group) if form == _WHOLE else None
 
 
-def _cut_evenly(group: Members, whole: torch.Tensor) -> Sequence[torch.Tensor]:
+def _cut_evenly(group: Members, whole: torch.Tensor) -> Tensors:
     """Returns equal parts of a tensor's elements, one a rank.
 
     They share its memory where they can be written to.
@@ -566,9 +562,7 @@ def _cut_evenly(group: Members, whole: torch.Tensor) -> Sequence[torch.Tensor]:
     return list(whole.reshape(group.size(), whole.numel() // group.size()))
 
 
-def _cut_rows(
-    group: Members, what: str, sizes: Any, tensor: torch.Tensor
-) -> Sequence[torch.Tensor]:
+def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Tensors:
     """Returns the rows of a tensor that belong to each rank.
 
     As many as are given, or equally many.
@@ -581,9 +575,8 @@ def _cut_rows(
     length, count = tensor.shape[0], group.size()
     if not sizes and length % count:
         raise Refused(
-            f"the first dimension of {what} must be a multiple of the {count} ranks, got "
-            f"{length} ({group.here()}). "
-            f"Give {what}_split_sizes."
+            f"the first dimension of {what} must be a multiple of the {count} ranks, got {length} "
+            f"({group.here()}). Give {what}_split_sizes."
         )
     rows = [int(size) for size in sizes] if sizes else [length // count] * count
     if len(rows) != count or min(rows) < 0 or sum(rows) != length:
@@ -684,8 +677,7 @@ def _check_together(reading: Reading, call: Call) -> None:
             if tensor.dtype != like.dtype:
                 raise Refused(
                     f"{what}[{place}] must be {like.dtype} as the other tensors of the call, got "
-                    f"{tensor.dtype} ({here()}). "
-                    "Make them alike."
+                    f"{tensor.dtype} ({here()}). Make them alike."
                 )
     if reading.in_place or not given or not taken:
         return
@@ -697,8 +689,7 @@ def _check_together(reading: Reading, call: Call) -> None:
         if whole.numel() != part.numel() * group.size():
             raise Refused(
                 f"{what} must have {group.size()} times the {part.numel()} elements of {other}, "
-                f"got {whole.numel()} ({here()}). "
-                "Make it so large."
+                f"got {whole.numel()} ({here()}). Make it so large."
             )
         if whole is taken[0] and not whole.is_contiguous() and whole.shape[0] % group.size():
             raise Refused(
@@ -711,8 +702,7 @@ def _check_together(reading: Reading, call: Call) -> None:
         if gift != room:
             raise Refused(
                 f"{takes} must have a place for the {gift} elements that this rank gives itself, "
-                f"got one for {room} ({here()}). "
-                "Make both the same."
+                f"got one for {room} ({here()}). Make both the same."
             )
     else:
         what, many, few = takes, taken, given
@@ -723,8 +713,7 @@ def _check_together(reading: Reading, call: Call) -> None:
             if tensor.shape != shape:
                 raise Refused(
                     f"{what}[{place}] must have the shape {tuple(shape)} of the other tensor of "
-                    f"the call, got {tuple(tensor.shape)} "
-                    f"({here()}). Make them alike."
+                    f"the call, got {tuple(tensor.shape)} ({here()}). Make them alike."
                 )
 
 
@@ -894,7 +883,7 @@ def name_of_reduction(op: Any) -> str:
     return str(getattr(op, "op", op)).rpartition(".")[2]
 
 
-def describe(tensors: Sequence[torch.Tensor], copies: int) -> tuple[str, tuple[int, ...], int]:
+def describe(tensors: Tensors, copies: int) -> tuple[str, tuple[int, ...], int]:
     """Returns dtype, shape and size in bytes of what an operation carries.
 
     Args:

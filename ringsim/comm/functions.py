@@ -37,8 +37,6 @@ _MODULE: Final = "ringsim.comm"  # where the functions are to be found
 _REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")
 # arguments of the log: see ``LogOptions.call``
 _EXTRAS: Final = {"prof": False, "log_name": None, "debug": None}
-# this carries messages as well; all others say so by a parameter `group`
-_WITHOUT_GROUP: Final = ("batch_isend_irecv",)
 # these have a parameter `group`, and send nothing that a log could count
 QUESTIONS: Final = (
     "destroy_process_group",
@@ -193,7 +191,8 @@ def _communicates(name: str, function: Any) -> bool:
         return False
     if function.__module__ != dist.distributed_c10d.__name__:
         return False
-    return name in _WITHOUT_GROUP or "group" in inspect.signature(function).parameters
+    # all others of those that communicate have a parameter `group`
+    return name == "batch_isend_irecv" or "group" in inspect.signature(function).parameters
 
 
 # where a tool has put another function in the place of torch's, which may not tell its arguments

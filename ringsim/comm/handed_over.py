@@ -15,14 +15,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ringsim.comm.torch_private import Hook, Place
+from ringsim.comm.torch_private import Hook, Replacements
 from ringsim.traces.events import NONE
 from ringsim.traces.sites import CallSites
 
 __all__ = ["make_replacements"]
 
 
-def make_replacements(sites: CallSites) -> dict[Place, Hook]:
+def make_replacements(sites: CallSites) -> Replacements:
     """Makes the functions that leave such notes, and has ``sites`` read them."""
     start = threading.Thread.start
     submit: Hook = ThreadPoolExecutor.submit

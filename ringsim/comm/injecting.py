@@ -26,7 +26,7 @@ from ringsim.comm.collectives import METHODS
 from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.python_group import PythonGroup
 from ringsim.comm.torch_hooks import find_handle_types, install, put
-from ringsim.comm.torch_private import Hook, Place
+from ringsim.comm.torch_private import Hook, Replacements
 from ringsim.faults import Injection, degraded_by, fails_at, make_failure
 from ringsim.state import get_state
 from ringsim.traces.events import NONE, OP_KINDS, SEND, Group
@@ -67,7 +67,7 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
         originals |= {place: call for place, call in replaced.items() if place[0] is PythonGroup}
 
 
-def _make_failing(at_op: int, recorder: Recorder) -> dict[Place, Hook]:
+def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
     """Makes methods that raise in place of one operation, and of those after it."""
     claim = itertools.count().__next__
 
@@ -128,7 +128,7 @@ class _SlowLinks:
         self._posted: dict[Work, tuple[_Channel, int, int, int]] = {}
         self._least_ns: dict[tuple[int, int], int] = {}  # by source and bytes
 
-    def make_replacements(self) -> dict[Place, Hook]:
+    def make_replacements(self) -> Replacements:
         """Makes what stands in place of torch's methods."""
         return {
             (ProcessGroup, "recv"): self._make_recv(ProcessGroup.recv),

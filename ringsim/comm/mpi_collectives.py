@@ -7,13 +7,14 @@ have the type, it is gathered, and reduced in torch in the order of the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from ringsim.comm.collectives import (
     Call,
+    Tensors,
     for_receiving,
     for_sending,
     is_plain,
@@ -152,7 +153,7 @@ def _reduce_scatter(mpi: Any, comm: Any, call: Call) -> Started:
     return Started(request, (mine, rows, counts), lambda: _complete_reduction(call, rows, [output]))
 
 
-def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Tensors) -> None:
     """Fills the outputs from a total that MPI has made, one row.
 
     Or from the parts of all ranks, which torch reduces.
@@ -190,7 +191,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def _join_numbers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _join_numbers(tensors: Tensors) -> torch.Tensor:
     """Returns a copy of the numbers in several tensors, one after the other."""
     return torch.cat([for_sending(_real(tensor)).reshape(-1) for tensor in tensors])
 
@@ -209,7 +210,7 @@ def as_mpi(mpi: Any, data: torch.Tensor, parts: int = 1) -> list[Any]:
     return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), len(data) // parts, mpi.BYTE]
 
 
-def _in_pieces(mpi: Any, data: torch.Tensor, pieces: Sequence[torch.Tensor]) -> list[Any]:
+def _in_pieces(mpi: Any, data: torch.Tensor, pieces: Tensors) -> list[Any]:
     """Returns bytes as MPI takes them in pieces of different sizes, one for each rank."""
     sizes = [piece.nbytes for piece in pieces]
     return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), sizes, mpi.BYTE]
@@ -231,7 +232,7 @@ def _op_of(mpi: Any, call: Call) -> Any:
     return getattr(mpi, _OPS.get(name, name))
 
 
-def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _flatten(tensors: Tensors) -> torch.Tensor:
     """Returns the bytes of several tensors one after the other, shape (bytes).
 
     A single plain one is not copied.

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch.profiler import record_function
 
-from ringsim.comm.torch_private import Hook, Place
+from ringsim.comm.torch_private import Hook, Replacements
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.spans import span
 from ringsim.traces.steps import STEP
@@ -36,7 +36,7 @@ _SCHEDULES: Final = {
 }
 
 
-def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> dict[Place, Hook]:
+def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Replacements:
     """Makes the functions that record ``record_function`` blocks and NVTX ranges.
 
     ``on_block`` is called at each block.
@@ -87,7 +87,7 @@ def find_pipelining() -> Any:
     return sys.modules.get("torch.distributed.pipelining.schedules")
 
 
-def make_stage_replacements(schedules: Any) -> dict[Place, Hook]:
+def make_stage_replacements(schedules: Any) -> Replacements:
     """Makes what records the steps and the computations of ``torch.distributed.pipelining``.
 
     Args:

@@ -40,6 +40,7 @@ from ringsim.comm.torch_private import (
     Future,
     Hook,
     Place,
+    Replacements,
     is_message,
     present,
     source_rank,
@@ -134,7 +135,7 @@ def uninstall(recorder: Recorder) -> None:
         change_state(recorder=None)
 
 
-def put(replacements: Mapping[Place, Hook]) -> dict[Place, Hook]:
+def put(replacements: Replacements) -> Replacements:
     """Puts functions into their places, and returns what stood there."""
     originals = {(owner, name): vars(owner)[name] for owner, name in replacements}
     for (owner, name), function in replacements.items():
@@ -253,8 +254,8 @@ class _Hooks:
         # groups that the program gave a time-out
         self.limits: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
         self.limited: set[int] = set()  # likewise, by number
-        self.originals: dict[Place, Any] = {}  # what stood in torch's places
-        self.replacements: dict[Place, Hook] = {
+        self.originals: Replacements = {}  # what stood in torch's places
+        self.replacements: Replacements = {
             **program_spans.make_replacements(recorder, self.late.enter_block),
             **handed_over.make_replacements(recorder.sites),
             **self.make_future_replacements(),
@@ -699,7 +700,7 @@ class _Hooks:
 
         return get_future
 
-    def make_future_replacements(self) -> dict[Place, Hook]:
+    def make_future_replacements(self) -> Replacements:
         """Makes the functions that tell what a wait for futures waits for."""
         futures, begin = self.futures, self.late.begin
         wait_for_one, then = Future.wait, Future.then
@@ -774,8 +775,7 @@ class _Hooks:
         if limited:
             _begin(recorder, other.slots, since_ns)
         if other.ranks:
-            # None is no key
-            recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))  # type: ignore[arg-type]
+            recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))
         for slot in other.slots:
             recorder.complete(slot)
         if begun is not None:
