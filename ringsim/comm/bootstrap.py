@@ -412,9 +412,8 @@ class RollCall:
                 time.sleep(_POLL_S)
                 read = self.store.add(f"{stage}/read", 0)
         raise RendezvousFailed(
-            f"{verdict['error']} (rank {self.rank} of {self.world_size}). "
-            "Start every rank once, with the same arguments but its "
-            "own rank, within the time limit."
+            f"{verdict['error']} (rank {self.rank} of {self.world_size}). Start every rank once, "
+            "with the same arguments but its own rank, within the time limit."
         )
 
 
@@ -463,10 +462,9 @@ def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
             return listener
     if failure is not None and failure.errno == errno.EADDRINUSE:
         raise RendezvousFailed(
-            f"port must be free on rank 0's machine, got {port}, where something listens on "
-            f"{host} already (rank 0). "
-            "Choose another port, or end what listens there: another program, another run, or a "
-            "second process started as rank 0."
+            f"port must be free on rank 0's machine, got {port}, where something listens on {host} "
+            "already (rank 0). Choose another port, or end what listens there: another program, "
+            "another run, or a second process started as rank 0."
         ) from failure
     raise RendezvousFailed(
         f"head_ip must be an address of rank 0's own machine, got {host!r}: {failure} (rank 0, "
@@ -508,22 +506,20 @@ def meet(
     if listen_socket is not None or (rank == 0 and not agent):
         listener = listen_socket or listen(head_ip, port, timeout_s=timeout_s)
         address = listener.getsockname()[0]
+        alike = _leads_alike(head_ip)
         loopback = ipaddress.ip_address(address).is_loopback
         descriptor = listener.fileno()
         store = host(listener, timeout_s)
         roll = RollCall(store, rank, world_size, hosts=True)
         try:
-            return Rendezvous(
-                roll, roll.start(card, deadline), loopback and _leads_alike(head_ip), descriptor
-            )
+            return Rendezvous(roll, roll.start(card, deadline), loopback and alike, descriptor)
         except BaseException as error:
             _stop_listening(descriptor)
-            if isinstance(error, RendezvousFailed) and loopback and not _leads_alike(head_ip):
+            if isinstance(error, RendezvousFailed) and loopback and not alike:
                 raise RendezvousFailed(
                     f"{error} If those that are missing are on other machines: {head_ip!r} leads "
-                    f"to {address} on rank 0's own machine, "
-                    "where no other machine can reach it. Pass rank 0's numeric address as "
-                    "head_ip, or set MASTER_ADDR to it."
+                    f"to {address} on rank 0's own machine, where no other machine can reach it. "
+                    "Pass rank 0's numeric address as head_ip, or set MASTER_ADDR to it."
                 ) from error
             raise
     where = f"rank {rank} of {world_size}, head {head_ip}:{port}"

@@ -172,8 +172,7 @@ def all_gather_coalesced(
     if len(output_tensors) != len(input_tensors):
         raise ArgumentError(
             f"output_tensors must be as many as input_tensors, got {len(output_tensors)} and "
-            f"{len(input_tensors)} (all_gather_coalesced). "
-            "Pass one output for each input."
+            f"{len(input_tensors)} (all_gather_coalesced). Pass one output for each input."
         )
     pairs = zip(output_tensors, input_tensors, strict=True)
     works = [
@@ -553,9 +552,8 @@ def mpi_discovery(
     ):
         raise RingError(
             f"MPI must number the ranks as the process group does, got rank {found.rank} of "
-            f"{found.world_size} from {found.rule} "
-            f"(rank {dist.get_rank()} of {dist.get_world_size()}). Leave mpi_discovery "
-            "out: there is a process group."
+            f"{found.world_size} from {found.rule} (rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}). Leave mpi_discovery out: there is a process group."
         )
     _set(found, verbose)
 
@@ -624,9 +622,8 @@ def _find(rule: str, variable: str, *kept: str) -> Discovery:
     if variable not in os.environ or "OMPI_COMM_WORLD_RANK" not in os.environ:
         raise RingError(
             f"{variable} and OMPI_COMM_WORLD_RANK must be set, got "
-            f"{'one' if variable in os.environ else 'none'} of them "
-            f"(environment, {rule}). Call this in a job of that service, or init_distributed, "
-            "which finds out where it is."
+            f"{'one' if variable in os.environ else 'none'} of them (environment, {rule}). Call "
+            "this in a job of that service, or init_distributed, which finds out where it is."
         )
     return discover(environ=_without_torchs(*kept))
 
