@@ -266,7 +266,7 @@ def test_a_future_holds_the_result_or_the_error() -> None:
     tensor = torch.ones(2)
     assert work_of(Request(looks=5), results=[tensor]).get_future().wait() == [tensor]
     late = work_of(Request(looks=math.inf))
-    late._group.set_timeout(timedelta(seconds=0.01))
+    late.group.set_timeout(timedelta(seconds=0.01))
     with pytest.raises(RunTimeout):
         late.get_future().wait()
 

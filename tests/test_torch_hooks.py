@@ -840,6 +840,6 @@ def test_torch_has_the_private_names_that_are_used_and_may_lack_each(
         torch_private.gpu_backend(unknown),
         torch_private.is_message(unknown),
         torch_private.source_rank(unknown),
-    ) == ("", False, None)
+    ) == ("", False, -1)
     if name == "_get_default_store":
         assert torch_private.default_store() is None

@@ -60,10 +60,8 @@ if TYPE_CHECKING:
 _register_mpi()
 globals().update(_FUNCTIONS)
 globals().update(_MANAGING)
-allgather_fn, inference_all_reduce = (
-    _OPERATIONS["allgather_fn"],
-    _OPERATIONS["inference_all_reduce"],
-)
+allgather_fn = _OPERATIONS["allgather_fn"]
+inference_all_reduce = _OPERATIONS["inference_all_reduce"]
 reduce_scatter_fn = _OPERATIONS["reduce_scatter_fn"]
 
 

@@ -7,6 +7,7 @@ take it if the program names none. Groups that exist stay on their own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ _MIGRATION: Final = (
 )
 
 
+@dataclass(repr=False)
 class CurrentBackend:
     """What ``ringsim.comm.cdb`` is: the name of the backend for new groups, and torch's functions.
 
@@ -37,16 +39,10 @@ class CurrentBackend:
         (CurrentBackend('torch'), 'get_backend_config')
     """
 
-    def __init__(self, name: str = TORCH) -> None:
-        self.name = name
+    name: str = TORCH
 
     def __repr__(self) -> str:
         return f"CurrentBackend({self.name!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CurrentBackend) and other.name == self.name
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
         """Returns torch's function ``name``."""

@@ -38,7 +38,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from functools import partial
 from itertools import groupby
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -138,13 +137,13 @@ class Card:
 
 def in_words(ranks: list[int]) -> str:
     """Names ranks in a sentence: "no rank", "rank 2", "ranks 0-2, 5"."""
-    runs = [
-        [run[0][1], run[-1][1]]
-        for _, each in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])
-        if (run := list(each))
-    ]
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}" if ranks else "no rank"
+    if not ranks:
+        return "no rank"
+    runs = []
+    for _, pairs in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0]):
+        run = [str(rank) for _, rank in pairs]
+        runs.append(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(runs)}"
 
 
 def find_fault(cards: list[Card]) -> str | None:
@@ -169,8 +168,8 @@ def find_fault(cards: list[Card]) -> str | None:
                     f"{other}"
                 )
                 return f"ring_ranks must be the same on every rank of a ring, got {sides}"
-    if any(card.host for card in cards) and not all(card.host for card in cards):
-        asked = [rank for rank, card in enumerate(cards) if card.host]
+    asked = [rank for rank, card in enumerate(cards) if card.host]
+    if 0 < len(asked) < len(cards):
         return f'ring_order must be the same on every rank, got "hosts" on {in_words(asked)} alone'
     return None
 
@@ -186,11 +185,9 @@ def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
         ... )
         [(0, 2, 1)]
     """
-    return (
-        [order_by_hosts([card.host for card in cards])]
-        if cards[0].host
-        else sorted({card.ring for card in cards})
-    )
+    if cards[0].host:
+        return [order_by_hosts([card.host for card in cards])]
+    return sorted({card.ring for card in cards})
 
 
 def _disagreement(head: Card, card: Card, rank: int) -> str | None:
@@ -231,8 +228,8 @@ class RollCall:
         rank: int,
         world_size: int,
         *,
-        hosts: bool,
-        reused: bool,
+        hosts: bool = False,
+        reused: bool = False,
         over: Callable[[], bool] | None = None,
     ) -> None:
         self.rank = rank
@@ -288,12 +285,8 @@ class RollCall:
                     self.store.set("start/all", "")
                 complete = self.rank == 0 and self._wait("start/all", deadline)
             if complete:
-                cards = [
-                    Card.from_json(text)
-                    for text in self.store.multi_get(
-                        [f"start/{rank}" for rank in range(self.world_size)]
-                    )
-                ]
+                keys = [f"start/{rank}" for rank in range(self.world_size)]
+                cards = [Card.from_json(text) for text in self.store.multi_get(keys)]
                 fault = find_fault(cards)
                 if fault is not None:
                     self._refuse("start", fault)
@@ -419,9 +412,8 @@ class RollCall:
                 time.sleep(_POLL_S)
                 read = self.store.add(f"{stage}/read", 0)
         raise RendezvousFailed(
-            f"{verdict['error']} (rank {self.rank} of {self.world_size}). "
-            "Start every rank once, with the same arguments but its "
-            "own rank, within the time limit."
+            f"{verdict['error']} (rank {self.rank} of {self.world_size}). Start every rank once, "
+            "with the same arguments but its own rank, within the time limit."
         )
 
 
@@ -470,10 +462,9 @@ def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
             return listener
     if failure is not None and failure.errno == errno.EADDRINUSE:
         raise RendezvousFailed(
-            f"port must be free on rank 0's machine, got {port}, where something listens on "
-            f"{host} already (rank 0). "
-            "Choose another port, or end what listens there: another program, another run, or a "
-            "second process started as rank 0."
+            f"port must be free on rank 0's machine, got {port}, where something listens on {host} "
+            "already (rank 0). Choose another port, or end what listens there: another program, "
+            "another run, or a second process started as rank 0."
         ) from failure
     raise RendezvousFailed(
         f"head_ip must be an address of rank 0's own machine, got {host!r}: {failure} (rank 0, "
@@ -515,22 +506,20 @@ def meet(
     if listen_socket is not None or (rank == 0 and not agent):
         listener = listen_socket or listen(head_ip, port, timeout_s=timeout_s)
         address = listener.getsockname()[0]
+        alike = _leads_alike(head_ip)
         loopback = ipaddress.ip_address(address).is_loopback
         descriptor = listener.fileno()
         store = host(listener, timeout_s)
-        roll = RollCall(store, rank, world_size, hosts=True, reused=False)
+        roll = RollCall(store, rank, world_size, hosts=True)
         try:
-            return Rendezvous(
-                roll, roll.start(card, deadline), loopback and _leads_alike(head_ip), descriptor
-            )
+            return Rendezvous(roll, roll.start(card, deadline), loopback and alike, descriptor)
         except BaseException as error:
             _stop_listening(descriptor)
-            if isinstance(error, RendezvousFailed) and loopback and not _leads_alike(head_ip):
+            if isinstance(error, RendezvousFailed) and loopback and not alike:
                 raise RendezvousFailed(
                     f"{error} If those that are missing are on other machines: {head_ip!r} leads "
-                    f"to {address} on rank 0's own machine, "
-                    "where no other machine can reach it. Pass rank 0's numeric address as "
-                    "head_ip, or set MASTER_ADDR to it."
+                    f"to {address} on rank 0's own machine, where no other machine can reach it. "
+                    "Pass rank 0's numeric address as head_ip, or set MASTER_ADDR to it."
                 ) from error
             raise
     where = f"rank {rank} of {world_size}, head {head_ip}:{port}"
@@ -541,11 +530,10 @@ def meet(
     while True:
         store = _join(addresses, port, deadline, where)
         try:
-            roll = (
-                _follow_rank_0(store, rank, world_size)
-                if agent
-                else RollCall(store, rank, world_size, hosts=False, reused=False)
-            )
+            if agent:
+                roll = _follow_rank_0(store, rank, world_size)
+            else:
+                roll = RollCall(store, rank, world_size)
             return Rendezvous(roll, roll.start(card, deadline), loopback)
         except RendezvousFailed:
             raise
@@ -571,14 +559,8 @@ def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
     def over() -> bool:
         return bool(store.add("ringsim/roll-calls", 0) != number)
 
-    return RollCall(
-        PrefixStore(f"ringsim/roll-call {number}", store),
-        rank,
-        world_size,
-        hosts=False,
-        reused=False,
-        over=over,
-    )
+    own = PrefixStore(f"ringsim/roll-call {number}", store)
+    return RollCall(own, rank, world_size, over=over)
 
 
 def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: float) -> Rendezvous:
@@ -587,7 +569,7 @@ def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: f
     For the arguments, what it returns and raises see ``meet``.
     """
     deadline = time.monotonic() + timeout_s
-    roll = RollCall(store, rank, world_size, hosts=False, reused=True)
+    roll = RollCall(store, rank, world_size, reused=True)
     return Rendezvous(roll, roll.start(card, deadline), loopback=False)
 
 
@@ -598,14 +580,24 @@ def host(listener: socket.socket, timeout_s: float) -> Store:
     as somebody holds it; a look-up in it waits ``timeout_s`` seconds.
     """
     address, port = listener.getsockname()[:2]
-    return BackgroundCall(partial(_connect, address, port, timeout_s, listener.detach())).result(
-        timeout_s
-    )
+    return reach(address, port, timeout_s, listener.detach())
 
 
-def reach(address: str, port: int, timeout_s: float) -> Store:
-    """Connects to a store that another process hosts; a look-up in it waits ``timeout_s``."""
-    return BackgroundCall(partial(_connect, address, port, timeout_s)).result(timeout_s)
+def reach(address: str, port: int, timeout_s: float, descriptor: int | None = None) -> Store:
+    """Connects to a store, in which a look-up waits ``timeout_s`` seconds.
+
+    Another process hosts it, or this one does on a socket that listens: ``descriptor``.
+    """
+
+    def connect() -> Store:
+        limit = timedelta(seconds=timeout_s)
+        hosts = descriptor is not None
+        store: Store = TCPStore(
+            address, port, None, hosts, limit, wait_for_workers=False, master_listen_fd=descriptor
+        )
+        return store
+
+    return BackgroundCall(connect).result(timeout_s)
 
 
 def close_door(descriptor: int, address: str, port: int) -> socket.socket | None:
@@ -701,7 +693,7 @@ def _join(addresses: list[Address], port: int, deadline: float, where: str) -> S
                 found = str(error)
                 continue
             try:
-                return BackgroundCall(partial(_connect, address, port, remaining)).result(remaining)
+                return reach(address, port, remaining)
             except TimeoutError as error:
                 raise _unanswered(
                     where, "a listener that does not answer as rank 0 does"
@@ -710,15 +702,6 @@ def _join(addresses: list[Address], port: int, deadline: float, where: str) -> S
                 found = f"a listener that answers otherwise ({str(error).splitlines()[0]})"
         time.sleep(_RETRY_S)
     raise _unanswered(where, found)
-
-
-def _connect(address: str, port: int, timeout_s: float, descriptor: int | None = None) -> Store:
-    """Connects to a store, or hosts it on a listening descriptor."""
-    limit, hosts = timedelta(seconds=timeout_s), descriptor is not None
-    store: Store = TCPStore(
-        address, port, None, hosts, limit, wait_for_workers=False, master_listen_fd=descriptor
-    )
-    return store
 
 
 def _unanswered(where: str, found: str) -> RendezvousFailed:

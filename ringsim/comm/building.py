@@ -10,14 +10,13 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch.distributed import ProcessGroup
 
-from ringsim.comm.collectives import Call, for_receiving, for_sending
+from ringsim.comm.collectives import Call, Tensors, for_receiving, for_sending
 from ringsim.comm.handles import Handle
 from ringsim.comm.reductions import check_reduction, reduce_parts
 from ringsim.errors import RingError
@@ -97,7 +96,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
-def _gifts_to(call: Call, rank: int) -> Sequence[torch.Tensor]:
+def _gifts_to(call: Call, rank: int) -> Tensors:
     """Returns the tensors that this rank gives to a rank of the group, itself included."""
     match call.collective.family:
         case "broadcast":
@@ -113,7 +112,7 @@ def _gifts_to(call: Call, rank: int) -> Sequence[torch.Tensor]:
     return (torch.zeros(1, dtype=torch.int32),)  # a barrier
 
 
-def _places_for(call: Call, rank: int) -> Sequence[torch.Tensor]:
+def _places_for(call: Call, rank: int) -> Tensors:
     """Returns the tensors that receive the data of a rank of the group.
 
     If the data is to be reduced, they are buffers.
@@ -133,7 +132,7 @@ def _places_for(call: Call, rank: int) -> Sequence[torch.Tensor]:
     return (torch.zeros(1, dtype=torch.int32),)
 
 
-def _empty(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _empty(tensors: Tensors) -> list[torch.Tensor]:
     return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
 
 

@@ -26,7 +26,7 @@ import sys
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
@@ -36,7 +36,8 @@ from ringsim.comm.torch_private import (
     CHECK_NOT_SELF,
     DESCRIBE_CALL,
     WARN_OUTSIDER,
-    Place,
+    Hook,
+    Replacements,
     TorchDispatchMode,
     present,
     tree_leaves,
@@ -48,7 +49,6 @@ from ringsim.traces.recorder import Post, Recorder
 
 _TAG_MAX: Final = 2**31 - 1
 _MESSAGES: Final = ("isend", "irecv", "send_object_list", "recv_object_list")
-_TO_ITSELF: Final = "the other side of a message must be another rank, got this one"
 _KEEP_IT: Final = "What stays on a rank needs no message: copy the tensor"
 
 
@@ -79,7 +79,7 @@ class Prechecks:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._warn_outsider: Callable[[str], None] = getattr(*WARN_OUTSIDER, lambda _: None)
-        self.replacements: dict[Place, Callable[..., Any]] = present(
+        self.replacements: Replacements = present(
             {
                 WARN_OUTSIDER: self.refuse_outsider,
                 CHECK_NOT_SELF: self.check_not_self,
@@ -185,13 +185,13 @@ class Prechecks:
         where = f"rank {recorder.rank} of {recorder.world_size}"
         group, peer, tag, payload = attempt[1:] if attempt else (NONE, NONE, NONE, NONE)
         if attempt is not None:
-            side = (
-                f" {'to' if attempt.op == 'send' else 'from'} {peer}"
-                if tag is not None and peer >= 0
-                else ""
-            )
-            where += f", {attempt.op}{side}" + (f", tag {tag}" if tag is not None else "")
-            where += f", group {recorder.groups[group].name}" if group >= 0 else ""
+            where += f", {attempt.op}"
+            if tag is not None:
+                if peer >= 0:
+                    where += f" {'to' if attempt.op == 'send' else 'from'} {peer}"
+                where += f", tag {tag}"
+            if group >= 0:
+                where += f", group {recorder.groups[group].name}"
         if post is not None and (slot := post(group, peer, tag, payload)) is not None:
             recorder.complete(slot, ERROR)
         message = f"{what} ({where}). {todo}."
@@ -201,14 +201,6 @@ class Prechecks:
 
 def _layout(tensor: torch.Tensor) -> str:
     return f"shape {tuple(tensor.shape)} and stride {tensor.stride()}"
-
-
-CLOSE_GAPS: Final = "Send tensor.contiguous(); receive into a contiguous tensor and copy from there"
-
-
-def name_gaps(tensor: torch.Tensor) -> str:
-    """Returns why a tensor that is not contiguous can be neither sent nor received."""
-    return f"a tensor to be sent or received must be contiguous, got one of {_layout(tensor)}"
 
 
 def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | None:
@@ -226,8 +218,13 @@ def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | Non
             )
             return words, "Send tensor.to_dense(), or its indices and values one after the other"
         if not tensor.is_contiguous():
-            return name_gaps(tensor), CLOSE_GAPS
-    return (_TO_ITSELF, _KEEP_IT) if to_itself else None
+            return (
+                f"a tensor to be sent or received must be contiguous, got one of {_layout(tensor)}",
+                "Send tensor.contiguous(); receive into a contiguous tensor and copy from there",
+            )
+    if to_itself:
+        return "the other side of a message must be another rank, got this one", _KEEP_IT
+    return None
 
 
 # Operations that read a tensor's properties and not its data, as those do whose names begin with
@@ -261,11 +258,14 @@ class BufferGuard:
 
     Args:
         recorder: writes down what was found.
+
+    Attributes:
+        uses: by handle, the messages that are on their way.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._uses: dict[Work, _Use] = {}  # posted and not yet waited for
+        self.uses: dict[Work, _Use] = {}  # posted and not yet waited for
         self._waited: weakref.WeakSet[Work] = weakref.WeakSet()
         # Python's own memory of warnings: one for each line
         self._warned: dict[str | tuple[str, type[Warning], int], int] = {}
@@ -279,51 +279,51 @@ class BufferGuard:
         """Ends that, on the same thread."""
         self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # likewise
 
-    def wrap(self, hooks: dict[Place, Callable[..., Any]]) -> dict[Place, Callable[..., Any]]:
+    def wrap(self, hooks: Replacements) -> Replacements:
         """Returns what is to stand in place of a recorder's hooks, with this guard in front."""
-        wrapped: dict[Place, Callable[..., Any]] = {}
+        wrapped: Replacements = {}
         for place, hook in hooks.items():
-            if place in (
-                (ProcessGroup, "send"),
-                (ProcessGroup, "recv"),
-                (ProcessGroup, "recv_anysource"),
-            ):
-                wrapped[place] = functools.update_wrapper(
-                    self._make_message(hook, sends=place[1] == "send"), hook
-                )
-            elif place[1] == "wait":
-                wrapped[place] = functools.update_wrapper(self._make_wait(hook), hook)
+            owner, name = place
+            if owner is ProcessGroup and name in ("send", "recv", "recv_anysource"):
+                wrapped[place] = self._make_message(hook, sends=name == "send")
+            elif name == "wait":
+                wrapped[place] = self._make_wait(hook)
         return wrapped
 
-    def _make_message(self, hook: Callable[..., Any], *, sends: bool) -> Callable[..., Any]:
+    def _make_message(self, hook: Hook, *, sends: bool) -> Hook:
+        @functools.wraps(hook)
         def message(group: ProcessGroup, tensors: Any, *args: Any, **kwargs: Any) -> Any:
             use = self._begin(tensors, sends)
             with without_modes():
                 work = hook(group, tensors, *args, **kwargs)
             if work is not None and use is not None:
-                self._uses[work] = use
+                self.uses[work] = use
             return work
 
         return message
 
-    def _make_wait(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_wait(self, hook: Hook) -> Hook:
+        @functools.wraps(hook)
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
-            use = self._uses.pop(work, None)
+            use = self.uses.pop(work, None)
             if use is not None:
                 self._waited.add(work)
                 if use.sent is not None and _checksum(use.sent) != use.checksum:
-                    self._complain("buffer_hazard",
-                                   ("a buffer must stay as it is until its send was waited for, "
-                                    "got "
-                                   "other contents"),
-                                   use.what,
-                                   ("Call wait() before the tensor is "
-                                   "changed, or send a copy"))  # fmt: skip
+                    self._complain(
+                        "buffer_hazard",
+                        "a buffer must stay as it is until its send was waited for, got other "
+                        "contents",
+                        use.what,
+                        "Call wait() before the tensor is changed, or send a copy",
+                    )
             elif work in self._waited:
-                self._complain("invalid_argument",
-                               "a handle must be waited for once, got a second wait()", "",
-                               ("Drop the handle after the first: without ringsim "
-                               "the second one hangs"), ArgumentError)  # fmt: skip
+                self._complain(
+                    "invalid_argument",
+                    "a handle must be waited for once, got a second wait()",
+                    "",
+                    "Drop the handle after the first: without ringsim the second one hangs",
+                    ArgumentError,
+                )
             return hook(work, *args, **kwargs)
 
         return wait
@@ -341,52 +341,44 @@ class BufferGuard:
         ):
             return None
         frame = self._recorder.sites.find(sys._getframe(1))
-        file, line = (
-            ("an unknown file", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        )
+        file, line = "an unknown file", 0
+        if frame is not None:
+            file, line = frame.f_code.co_filename, frame.f_lineno
         what = f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
         if tensor.requires_grad and not sends:  # no error, for some programs mean just that
             warnings.warn_explicit(
-                "a tensor to be received into must not require grad, got one that does "
-                f"(rank {self._recorder.rank} of {self._recorder.world_size}, {what}). "
-                "Autograd does not see messages: no gradient goes back to the sender by itself. "
-                "Receive into a plain tensor, call "
-                "requires_grad_() on it afterwards, and send its grad back.",
-                UserWarning, file, line, registry=self._warned,
-            )  # fmt: skip
+                "a tensor to be received into must not require grad, got one that does (rank "
+                f"{self._recorder.rank} of {self._recorder.world_size}, {what}). Autograd does not "
+                "see messages: no gradient goes back to the sender by itself. Receive into a plain "
+                "tensor, call requires_grad_() on it afterwards, and send its grad back.",
+                UserWarning,
+                file,
+                line,
+                registry=self._warned,
+            )
         first = tensor.data_ptr()
         end = first + tensor.numel() * tensor.element_size()
         for use in self._overlapping(first, end):
             if not sends or use.sent is None:
-                self._complain("buffer_hazard",
-                               ("a buffer must belong to one message at a time, "
-                               "got two that overlap"),
-                               f"{what}; {use.what}",
-                               ("Wait for the first one, or give each a "
-                               "tensor of its own"))  # fmt: skip
+                self._complain(
+                    "buffer_hazard",
+                    "a buffer must belong to one message at a time, got two that overlap",
+                    f"{what}; {use.what}",
+                    "Wait for the first one, or give each a tensor of its own",
+                )
         return _Use(first, end, tensor if sends else None, _checksum(tensor) if sends else 0, what)
 
-    def _overlapping(self, first: int, end: int) -> Iterator[_Use]:
-        """Yields the uses of memory from ``first`` to ``end`` (exclusive)."""
-        yield from (use for use in self._uses.values() if use.first < end and first < use.end)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no message is on its way."""
-        return not self._uses
+    def _overlapping(self, first: int, end: int) -> list[_Use]:
+        """Returns the uses of memory from ``first`` to ``end`` (exclusive)."""
+        return [use for use in self.uses.values() if use.first < end and first < use.end]
 
     def look_at(self, tensor: torch.Tensor, operation: str, *, writes: bool) -> None:
         """Raises where an operation uses a tensor in a buffer that a message is using."""
         if not _in_memory(tensor):
             return
         first = tensor.data_ptr()
-        reach = (
-            sum(
-                (size - 1) * stride
-                for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-            )
-            + 1
-        )
+        lengths = zip(tensor.shape, tensor.stride(), strict=True)
+        reach = 1 + sum((size - 1) * stride for size, stride in lengths)
         for use in self._overlapping(first, first + reach * tensor.element_size()):
             if writes or use.sent is None:
                 what = (
@@ -397,20 +389,24 @@ class BufferGuard:
 
     def check_end(self) -> None:
         """Raises where messages were posted and never waited for."""
-        if self._uses:
-            use, more = next(iter(self._uses.values())), len(self._uses) - 1
-            self._uses.clear()
-            self._complain("leaked_request",
-                           "every handle must be waited for, got one that never was",
-                           use.what + (f" and {more} more" if more else ""),
-                           ("Keep what isend and irecv return, and call wait() on it: such a "
-                           "message may be lost"))  # fmt: skip
+        if self.uses:
+            use, more = next(iter(self.uses.values())), len(self.uses) - 1
+            self.uses.clear()
+            self._complain(
+                "leaked_request",
+                "every handle must be waited for, got one that never was",
+                use.what + (f" and {more} more" if more else ""),
+                "Keep what isend and irecv return, and call wait() on it: such a message may be "
+                "lost",
+            )
 
     def _complain(
         self, kind: str, what: str, about: str, todo: str, error: type[RingError] = RingError
     ) -> NoReturn:
         recorder = self._recorder
-        where = f"rank {recorder.rank} of {recorder.world_size}" + (f", {about}" if about else "")
+        where = f"rank {recorder.rank} of {recorder.world_size}"
+        if about:
+            where += f", {about}"
         message = f"{what} ({where}). {todo}."
         with without_modes():
             recorder.notice(kind, message)
@@ -431,7 +427,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._guard.is_idle and func.namespace == "aten" and not func.is_view:
+        if self._guard.uses and func.namespace == "aten" and not func.is_view:
             name = func._schema.name.removeprefix("aten::")
             if name not in _LOOKS_ONLY and not name.startswith("new_"):
                 writes = [

@@ -34,6 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from operator import index
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -44,36 +45,30 @@ from ringsim.traces.collectives import COLLECTIVES, Collective
 from ringsim.traces.events import NONE, OP_CODES
 
 __all__ = [
-    *(
-        "METHODS",
-        "READINGS",
-        "Call",
-        "Members",
-        "GroupMembers",
-        "Reading",
-        "check_dense",
-        "check_list",
-        "describe",
-    ),
-    *(
-        "find_reduction",
-        "find_root",
-        "find_tensors",
-        "find_unfit",
-        "for_receiving",
-        "for_sending",
-        "has_gaps",
-        "is_plain",
-    ),
-    *(
-        "make_signature",
-        "name_function",
-        "name_of_reduction",
-        "read_call",
-        "root_of",
-        "shorten",
-        "to_index",
-    ),
+    "METHODS",
+    "READINGS",
+    "Call",
+    "GroupMembers",
+    "Members",
+    "Reading",
+    "check_dense",
+    "check_list",
+    "describe",
+    "find_reduction",
+    "find_root",
+    "find_tensors",
+    "find_unfit",
+    "for_receiving",
+    "for_sending",
+    "has_gaps",
+    "is_plain",
+    "make_signature",
+    "name_function",
+    "name_of_reduction",
+    "read_call",
+    "root_of",
+    "shorten",
+    "to_index",
 ]
 
 
@@ -89,7 +84,6 @@ class Members(ABC):
         group_name: "world", "ring:2>3", ...; the same on all members.
     """
 
-    __slots__ = ()
     ranks: Sequence[int]
     places: Mapping[int, int]
     group_name: str
@@ -131,16 +125,14 @@ class Members(ABC):
             if not 0 <= place < len(self.ranks):
                 raise Refused(
                     f"group_{what} must be a rank of the group, from 0 to {len(self.ranks) - 1}, "
-                    f"got {place} ({self.here()}). "
-                    f"Its global ranks are {shorten(self.ranks)}."
+                    f"got {place} ({self.here()}). Its global ranks are {shorten(self.ranks)}."
                 )
             return place
         rank = to_index(what, global_rank)
         if rank not in self.places:
             raise Refused(
                 f"{what} must be a global rank of the group, one of {shorten(self.ranks)}, got "
-                f"{rank} ({self.here()}). "
-                f"To count within the group, use group_{what}."
+                f"{rank} ({self.here()}). To count within the group, use group_{what}."
             )
         return self.places[rank]
 
@@ -158,8 +150,6 @@ class GroupMembers(Members):
         name: of the group.
     """
 
-    __slots__ = ("_rank", "group_name", "places", "ranks")
-
     def __init__(self, ranks: Sequence[int], rank: int, name: str) -> None:
         self.ranks, self._rank, self.group_name = ranks, rank, name
         self.places = {each: place for place, each in enumerate(ranks)}
@@ -174,9 +164,9 @@ def root_of(group: Members, what: str, global_rank: Any, group_rank: Any) -> int
 
     It is rank 0 of all ranks where none is given, as torch has it.
     """
-    return group.place_of(
-        what, 0 if global_rank is None and group_rank is None else global_rank, group_rank
-    )
+    if global_rank is None and group_rank is None:
+        global_rank = 0
+    return group.place_of(what, global_rank, group_rank)
 
 
 def shorten(ranks: Sequence[int]) -> str:
@@ -200,31 +190,38 @@ def to_index(what: str, value: Any) -> int:
 # -- the table
 
 
-_ONE, _LIST, _SOME, _LISTS = (
-    "a tensor",
-    "a tensor for each rank",
-    "any number of tensors",
-    "a list of tensors for each rank",
-)
-_WHOLE, _ROWS = "a tensor with an equal part for each rank", "a tensor with some rows for each rank"
+_ONE: Final = "a tensor"
+_LIST: Final = "a tensor for each rank"
+_SOME: Final = "any number of tensors"
+_LISTS: Final = "a list of tensors for each rank"
+_WHOLE: Final = "a tensor with an equal part for each rank"
+_ROWS: Final = "a tensor with some rows for each rank"
 
 
+Tensors = Sequence[torch.Tensor]
 # an argument with tensors that a rank gives or takes, and how they lie in it
 _Side = tuple[str, str]
 _NOTHING: Final = ("", _ONE)
-_DEFAULTS: Final = {"": inspect.Parameter.empty, "None": None, "False": False, "0": 0}
+_DEFAULTS: Final = {
+    "": inspect.Parameter.empty,
+    "None": None,
+    "False": False,
+    "0": 0,
+    "SUM": ReduceOp.SUM,
+}
 
 
-def make_signature(arguments: str, total: Any = ReduceOp.SUM) -> inspect.Signature:
+def make_signature(arguments: str, **meanings: Any) -> inspect.Signature:
     """Returns the signature of a function whose arguments are written as in its definition.
 
-    ``total`` is what SUM stands for.
+    ``meanings`` are of names that defaults have there; SUM is torch's, if not given.
 
     Example:
         >>> make_signature("tensor, dst=0")
         <Signature (tensor, dst=0)>
     """
-    defaults, kind = {**_DEFAULTS, "SUM": total}, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    defaults = _DEFAULTS | meanings
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     pairs = (each.partition("=") for each in arguments.split(", "))
     return inspect.Signature(
         [inspect.Parameter(name, kind, default=defaults[default]) for name, _, default in pairs]
@@ -232,23 +229,25 @@ def make_signature(arguments: str, total: Any = ReduceOp.SUM) -> inspect.Signatu
 
 
 def name_function(
-    function: Any,
-    name: str,
-    doc: str | None,
-    signature: inspect.Signature,
-    module: str | None = None,
-) -> Any:
+    function: Any, name: str, doc: str | None, signature: inspect.Signature, module: str
+) -> FunctionType:
     """Gives a made function the name, docstring, signature and module of a written one.
 
     Returns it.
     """
-    function.__name__ = function.__qualname__ = name
-    function.__doc__, function.__signature__, function.__module__ = (
-        doc,
-        signature,
-        module or function.__module__,
-    )
-    return function
+    made: FunctionType = function
+    made.__name__ = made.__qualname__ = name
+    made.__doc__ = doc
+    made.__module__ = module
+    made.__signature__ = signature  # type: ignore[attr-defined]
+    made.__annotations__ = {
+        each.name: each.annotation
+        for each in signature.parameters.values()
+        if each.annotation is not each.empty
+    }
+    if signature.return_annotation is not signature.empty:
+        made.__annotations__["return"] = signature.return_annotation
+    return made
 
 
 class Reading:
@@ -331,13 +330,17 @@ _ROWS_OF_TABLE: Final = (
         methods="allgather",
     ),
     Reading(
-        *("all_gather_coalesced", f"output_tensor_lists, input_tensor_list, {_PLAIN}"),
-        *(("input_tensor_list", _SOME), ("output_tensor_lists", _LISTS)),
+        "all_gather_coalesced",
+        f"output_tensor_lists, input_tensor_list, {_PLAIN}",
+        ("input_tensor_list", _SOME),
+        ("output_tensor_lists", _LISTS),
         methods="allgather_coalesced allgather_into_tensor_coalesced all_gather_single_coalesced",
     ),
     Reading(
-        *("all_gather_into_tensor all_gather_single", f"output_tensor, input_tensor, {_PLAIN}"),
-        *(("input_tensor", _ONE), ("output_tensor", _WHOLE)),
+        "all_gather_into_tensor all_gather_single",
+        f"output_tensor, input_tensor, {_PLAIN}",
+        ("input_tensor", _ONE),
+        ("output_tensor", _WHOLE),
         methods="_allgather_base all_gather_single",
     ),
     Reading(
@@ -370,32 +373,27 @@ _ROWS_OF_TABLE: Final = (
         methods="reduce_scatter",
     ),
     Reading(
-        *(
-            "reduce_scatter_tensor reduce_scatter_single",
-            f"output, input, op=SUM, {_PLAIN}",
-            ("input", _WHOLE),
-            ("output", _ONE),
-        ),
+        "reduce_scatter_tensor reduce_scatter_single",
+        f"output, input, op=SUM, {_PLAIN}",
+        ("input", _WHOLE),
+        ("output", _ONE),
         methods=(
             "_reduce_scatter_base reduce_scatter_single reduce_scatter_tensor_coalesced "
             "reduce_scatter_single_coalesced"
         ),
     ),
     Reading(
-        *(
-            "all_to_all",
-            f"output_tensor_list, input_tensor_list, {_PLAIN}",
-            ("input_tensor_list", _LIST),
-            ("output_tensor_list", _LIST),
-        ),
+        "all_to_all",
+        f"output_tensor_list, input_tensor_list, {_PLAIN}",
+        ("input_tensor_list", _LIST),
+        ("output_tensor_list", _LIST),
         methods="alltoall",
     ),
     Reading(
-        *(
-            "all_to_all_single",
-            f"output, input, output_split_sizes=None, input_split_sizes=None, {_PLAIN}",
-        ),
-        *(("input", _ROWS), ("output", _ROWS)),
+        "all_to_all_single",
+        f"output, input, output_split_sizes=None, input_split_sizes=None, {_PLAIN}",
+        ("input", _ROWS),
+        ("output", _ROWS),
         methods="alltoall_base all_to_all_single",
     ),
     Reading("barrier", f"{_PLAIN}, device_ids=None, timeout=None", methods="barrier"),
@@ -407,7 +405,7 @@ METHODS: Final = {  # by the method of ProcessGroup
     ),
 }
 READINGS: Final = {name: row for row in _ROWS_OF_TABLE for name in row.names}  # by torch's function
-_Cut = Callable[[torch.Tensor], Sequence[torch.Tensor]]
+_Cut = Callable[[torch.Tensor], Tensors]
 
 
 @dataclass
@@ -431,11 +429,11 @@ class Call:
 
     name: str
     group: Members
-    given: Sequence[torch.Tensor]
-    taken: Sequence[torch.Tensor]
-    carried: Sequence[torch.Tensor] = ()
+    given: Tensors
+    taken: Tensors
+    carried: Tensors = ()
     copies: int = 1
-    results: Sequence[torch.Tensor] = ()
+    results: Tensors = ()
     root: int = NONE
     op: Any = None
     cut_given: _Cut | None = None
@@ -447,7 +445,7 @@ class Call:
         return COLLECTIVES[self.name]
 
     @property
-    def tensors(self) -> Sequence[torch.Tensor]:
+    def tensors(self) -> Tensors:
         """What this rank gives and gets; once what is both."""
         return self.given if self.given is self.taken else (*self.given, *self.taken)
 
@@ -457,12 +455,12 @@ class Call:
         return self.name if self.name in OP_CODES else self.collective.name
 
     @cached_property
-    def inputs(self) -> Sequence[torch.Tensor]:
+    def inputs(self) -> Tensors:
         """What this rank gives, as in the table above."""
         return self.cut_given(self.given[0]) if self.cut_given and self.given else self.given
 
     @cached_property
-    def outputs(self) -> Sequence[torch.Tensor]:
+    def outputs(self) -> Tensors:
         """Where that goes which this rank gets, as in the table above: the user's memory."""
         return self.cut_taken(self.taken[0]) if self.cut_taken and self.taken else self.taken
 
@@ -515,8 +513,8 @@ def _read_side(
     side: _Side,
     arguments: Mapping[str, Any],
     here: bool,
-    given: Sequence[torch.Tensor] = (),
-) -> Sequence[torch.Tensor]:
+    given: Tensors = (),
+) -> Tensors:
     """Returns the tensors in an argument, checked; none where only the root has them."""
     what, form = side
     value = arguments[what]
@@ -554,7 +552,7 @@ def _make_cut(group: Members, side: _Side, arguments: Mapping[str, Any]) -> _Cut
     return partial(_cut_evenly, group) if form == _WHOLE else None
 
 
-def _cut_evenly(group: Members, whole: torch.Tensor) -> Sequence[torch.Tensor]:
+def _cut_evenly(group: Members, whole: torch.Tensor) -> Tensors:
     """Returns equal parts of a tensor's elements, one a rank.
 
     They share its memory where they can be written to.
@@ -564,9 +562,7 @@ def _cut_evenly(group: Members, whole: torch.Tensor) -> Sequence[torch.Tensor]:
     return list(whole.reshape(group.size(), whole.numel() // group.size()))
 
 
-def _cut_rows(
-    group: Members, what: str, sizes: Any, tensor: torch.Tensor
-) -> Sequence[torch.Tensor]:
+def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Tensors:
     """Returns the rows of a tensor that belong to each rank.
 
     As many as are given, or equally many.
@@ -579,9 +575,8 @@ def _cut_rows(
     length, count = tensor.shape[0], group.size()
     if not sizes and length % count:
         raise Refused(
-            f"the first dimension of {what} must be a multiple of the {count} ranks, got "
-            f"{length} ({group.here()}). "
-            f"Give {what}_split_sizes."
+            f"the first dimension of {what} must be a multiple of the {count} ranks, got {length} "
+            f"({group.here()}). Give {what}_split_sizes."
         )
     rows = [int(size) for size in sizes] if sizes else [length // count] * count
     if len(rows) != count or min(rows) < 0 or sum(rows) != length:
@@ -674,6 +669,7 @@ def _check_together(reading: Reading, call: Call) -> None:
         Refused: they do not.
     """
     group, here, given, taken = call.group, call.group.here, call.given, call.taken
+    family = reading.collective.family
     (gives, gives_form), (takes, takes_form) = reading.gives, reading.takes
     like = (given or taken)[0]
     for what, tensors in ((gives, given), (takes, taken)):
@@ -681,48 +677,43 @@ def _check_together(reading: Reading, call: Call) -> None:
             if tensor.dtype != like.dtype:
                 raise Refused(
                     f"{what}[{place}] must be {like.dtype} as the other tensors of the call, got "
-                    f"{tensor.dtype} ({here()}). "
-                    "Make them alike."
+                    f"{tensor.dtype} ({here()}). Make them alike."
                 )
     if reading.in_place or not given or not taken:
         return
     if _WHOLE in (gives_form, takes_form):
-        (what, whole), (other, part) = ((gives, given[0]), (takes, taken[0]))[
-            :: 1 if gives_form == _WHOLE else -1
-        ]
+        sides = [(gives, given[0]), (takes, taken[0])]
+        if takes_form == _WHOLE:
+            sides.reverse()
+        (what, whole), (other, part) = sides
         if whole.numel() != part.numel() * group.size():
             raise Refused(
                 f"{what} must have {group.size()} times the {part.numel()} elements of {other}, "
-                f"got {whole.numel()} ({here()}). "
-                "Make it so large."
+                f"got {whole.numel()} ({here()}). Make it so large."
             )
         if whole is taken[0] and not whole.is_contiguous() and whole.shape[0] % group.size():
             raise Refused(
                 f"{what} must be contiguous, got strides {whole.stride()} ({here()}). Pass "
                 "tensor.contiguous()."
             )
-    elif reading.collective.family in ("reduce_scatter", "all_to_all"):
-        place = group.rank() if reading.collective.family == "all_to_all" else 0
+    elif family in ("reduce_scatter", "all_to_all"):
+        place = group.rank() if family == "all_to_all" else 0
         gift, room = call.inputs[group.rank()].numel(), call.outputs[place].numel()
         if gift != room:
             raise Refused(
                 f"{takes} must have a place for the {gift} elements that this rank gives itself, "
-                f"got one for {room} ({here()}). "
-                "Make both the same."
+                f"got one for {room} ({here()}). Make both the same."
             )
     else:
-        what, many, few = (
-            (gives, given, taken)
-            if reading.collective.family == "scatter"
-            else (takes, taken, given)
-        )
+        what, many, few = takes, taken, given
+        if family == "scatter":
+            what, many, few = gives, given, taken
         for place, tensor in enumerate(many):
             shape = few[place % len(few)].shape
             if tensor.shape != shape:
                 raise Refused(
                     f"{what}[{place}] must have the shape {tuple(shape)} of the other tensor of "
-                    f"the call, got {tuple(tensor.shape)} "
-                    f"({here()}). Make them alike."
+                    f"the call, got {tuple(tensor.shape)} ({here()}). Make them alike."
                 )
 
 
@@ -744,11 +735,9 @@ def for_receiving(tensor: torch.Tensor) -> torch.Tensor:
 
     Else a plain one to receive into, whose elements are then copied.
     """
-    return (
-        tensor
-        if is_plain(tensor)
-        else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    )
+    if is_plain(tensor):
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
@@ -811,8 +800,7 @@ def find_unfit(
     One without data, or with gaps where Gloo sees none.
     """
     if reading.op == OP_CODES["scatter"]:
-        # what the root sends
-        tensors = [*tensors, *(tensor for argument in args[1:2] for tensor in _flatten(argument))]
+        tensors = [*tensors, *_flatten(args[1:2])]  # what the root sends
     for tensor in tensors:
         if tensor.is_meta or (reading.raw and has_gaps(tensor)):
             return tensor
@@ -822,11 +810,7 @@ def find_unfit(
 def _flatten(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    return [
-        tensor
-        for item in value
-        for tensor in ([item] if isinstance(item, torch.Tensor) else _flatten(item))
-    ]
+    return [tensor for item in value for tensor in _flatten(item)]
 
 
 def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -865,12 +849,13 @@ def _split_bytes(given: Any, rows: Any, group_size: int) -> tuple[int, ...]:
     if not isinstance(given, torch.Tensor):
         return tuple(each.nbytes for each in given) if len(given) == group_size else ()
     length = len(given)
-    rows = rows or (() if length % group_size else (length // group_size,) * group_size)
-    return (
-        tuple(given.nbytes // max(length, 1) * count for count in rows)
-        if len(rows) == group_size and sum(rows) == length
-        else ()
-    )
+    if not rows and length % group_size:
+        return ()
+    rows = rows or [length // group_size] * group_size
+    if len(rows) != group_size or sum(rows) != length:
+        return ()
+    row_bytes = given.nbytes // max(length, 1)
+    return tuple(row_bytes * count for count in rows)
 
 
 def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -898,7 +883,7 @@ def name_of_reduction(op: Any) -> str:
     return str(getattr(op, "op", op)).rpartition(".")[2]
 
 
-def describe(tensors: Sequence[torch.Tensor], copies: int) -> tuple[str, tuple[int, ...], int]:
+def describe(tensors: Tensors, copies: int) -> tuple[str, tuple[int, ...], int]:
     """Returns dtype, shape and size in bytes of what an operation carries.
 
     Args:

@@ -22,7 +22,6 @@ Source:
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import sys
@@ -97,65 +96,64 @@ def to_torch(op: Any) -> Any:
 
 
 _REST: Final = "group=None, async_op=False"
-# by name: DeepSpeed's arguments, in torch's order, without those of the log; torch's name, where it
-# differs
+# by name: DeepSpeed's arguments, in torch's order, without those of the log
 _SPELLINGS: Final = {
-    "send": ("tensor, dst, group=None, tag=0",),
-    "recv": ("tensor, src=None, group=None, tag=0",),
-    "isend": ("tensor, dst, group=None, tag=0",),
-    "irecv": ("tensor, src=None, group=None, tag=0",),
-    "broadcast": (f"tensor, src, {_REST}",),
-    "broadcast_object_list": ("object_list, src, group=None, device=None",),
-    "all_gather": (f"tensor_list, tensor, {_REST}",),
-    "all_gather_object": ("object_list, obj, group=None",),
-    "all_gather_into_tensor": (f"output_tensor, tensor, {_REST}",),
-    "allgather_fn": (f"output_tensor, input_tensor, {_REST}", "all_gather_into_tensor"),
-    "gather": (f"tensor, gather_list=None, dst=0, {_REST}",),
-    "scatter": (f"tensor, scatter_list=None, src=0, {_REST}",),
-    "all_reduce": (f"tensor, op=SUM, {_REST}",),
-    "inference_all_reduce": (f"tensor, op=SUM, {_REST}", "all_reduce"),
-    "reduce": (f"tensor, dst, op=SUM, {_REST}",),
-    "reduce_scatter": (f"output, input_list, op=SUM, {_REST}",),
-    "reduce_scatter_tensor": (f"output_tensor, tensor, op=SUM, {_REST}",),
-    "reduce_scatter_fn": (f"output_tensor, tensor, op=SUM, {_REST}", "reduce_scatter_tensor"),
+    "send": "tensor, dst, group=None, tag=0",
+    "recv": "tensor, src=None, group=None, tag=0",
+    "isend": "tensor, dst, group=None, tag=0",
+    "irecv": "tensor, src=None, group=None, tag=0",
+    "broadcast": f"tensor, src, {_REST}",
+    "broadcast_object_list": "object_list, src, group=None, device=None",
+    "all_gather": f"tensor_list, tensor, {_REST}",
+    "all_gather_object": "object_list, obj, group=None",
+    "all_gather_into_tensor": f"output_tensor, tensor, {_REST}",
+    "allgather_fn": f"output_tensor, input_tensor, {_REST}",
+    "gather": f"tensor, gather_list=None, dst=0, {_REST}",
+    "scatter": f"tensor, scatter_list=None, src=0, {_REST}",
+    "all_reduce": f"tensor, op=SUM, {_REST}",
+    "inference_all_reduce": f"tensor, op=SUM, {_REST}",
+    "reduce": f"tensor, dst, op=SUM, {_REST}",
+    "reduce_scatter": f"output, input_list, op=SUM, {_REST}",
+    "reduce_scatter_tensor": f"output_tensor, tensor, op=SUM, {_REST}",
+    "reduce_scatter_fn": f"output_tensor, tensor, op=SUM, {_REST}",
     "all_to_all_single": (
-        f"output, tensor, output_split_sizes=None, input_split_sizes=None, {_REST}",
+        f"output, tensor, output_split_sizes=None, input_split_sizes=None, {_REST}"
     ),
-    "all_to_all": (f"output_tensor_list, input_tensor_list, {_REST}",),
-    "barrier": (f"{_REST}, device_ids=None",),
-    "monitored_barrier": ("group=None, timeout=None, wait_all_ranks=False",),
-    "batch_isend_irecv": ("p2p_op_list",),
+    "all_to_all": f"output_tensor_list, input_tensor_list, {_REST}",
+    "barrier": f"{_REST}, device_ids=None",
+    "monitored_barrier": "group=None, timeout=None, wait_all_ranks=False",
+    "batch_isend_irecv": "p2p_op_list",
+}
+# torch's names, where they differ
+_NATIVE: Final = {
+    "allgather_fn": "all_gather_into_tensor",
+    "inference_all_reduce": "all_reduce",
+    "reduce_scatter_fn": "reduce_scatter_tensor",
 }
 # arguments of the log; others have all three
-_EXTRAS: Final = {"allgather_fn": ("debug",), "reduce_scatter_fn": ("prof", "debug")}
+_EXTRAS: Final = {"allgather_fn": "debug=None", "reduce_scatter_fn": "prof=False, debug=None"}
 
 
-def _make_operation(name: str, arguments: str, native: str = "") -> Callable[..., Any]:
+def _make_operation(name: str) -> Callable[..., Any]:
     """Makes DeepSpeed's function: it binds the arguments, and calls that of ``ringsim.comm``."""
-    native = native or name
+    native = _NATIVE.get(name, name)
     extras = {"prof": False, "log_name": native, "debug": None}
-    own = list(make_signature(arguments, ReduceOp.SUM).parameters.values())
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    added = [
-        inspect.Parameter(extra, kind, default=extras[extra]) for extra in _EXTRAS.get(name, extras)
-    ]
-    signature = inspect.Signature([*own, *added])
+    added = _EXTRAS.get(name, "prof=False, log_name=NAME, debug=None")
+    signature = make_signature(f"{_SPELLINGS[name]}, {added}", SUM=ReduceOp.SUM, NAME=native)
+    own = [each for each in signature.parameters if each not in extras]
 
     def operation(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        values = [to_torch(bound.arguments[each.name]) for each in own]
-        return FUNCTIONS[native](
-            *values,
-            **{extra: bound.arguments.get(extra, default) for extra, default in extras.items()},
-        )
+        options = extras | bound.arguments
+        values = [to_torch(options.pop(each)) for each in own]
+        return FUNCTIONS[native](*values, **options)
 
     doc = (
         f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by "
         "DeepSpeed's arguments."
     )
-    # what it was given
-    return name_function(operation, name, doc, signature)  # type: ignore[no-any-return]
+    return name_function(operation, name, doc, signature, __name__)
 
 
 def all_gather_coalesced(
@@ -174,8 +172,7 @@ def all_gather_coalesced(
     if len(output_tensors) != len(input_tensors):
         raise ArgumentError(
             f"output_tensors must be as many as input_tensors, got {len(output_tensors)} and "
-            f"{len(input_tensors)} (all_gather_coalesced). "
-            "Pass one output for each input."
+            f"{len(input_tensors)} (all_gather_coalesced). Pass one output for each input."
         )
     pairs = zip(output_tensors, input_tensors, strict=True)
     works = [
@@ -218,7 +215,7 @@ def _wait_for_all(
 
 
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
-    **{name: _make_operation(name, *row) for name, row in _SPELLINGS.items()},
+    **{name: _make_operation(name) for name in _SPELLINGS},
     "all_gather_coalesced": all_gather_coalesced,
     "all_reduce_coalesced": all_reduce_coalesced,
 }
@@ -494,12 +491,15 @@ def init_distributed(
             name, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
         )
         return
-    wishes: dict[str, Any] = {
-        key: value for key, value in (("rank", rank), ("world_size", world_size)) if value >= 0
-    }
+    port = None
     if distributed_port != TORCH_DISTRIBUTED_DEFAULT_PORT and "MASTER_PORT" not in os.environ:
-        wishes["port"] = distributed_port
-    found = discover(**wishes, ask_mpi=auto_mpi_discovery)
+        port = distributed_port
+    found = discover(
+        port=port,
+        world_size=world_size if world_size >= 0 else None,
+        rank=rank if rank >= 0 else None,
+        ask_mpi=auto_mpi_discovery,
+    )
     found.export()
     if verbose:
         _LOGGER.info("init_distributed: %s", found)
@@ -517,17 +517,13 @@ def _join(name: str, found: Discovery, timeout: timedelta) -> None:
     rendezvous = meet(
         found.head_ip, found.port, found.rank, found.world_size, card, timeout.total_seconds()
     )
-    failure = None
+    failure = why = None
     try:
         build_default_group(rendezvous, found.rank, found.world_size, name, timeout)
     except (RuntimeError, ValueError) as error:
         failure = error
+        why = f"rank {found.rank} must build its process group, got {error}"
     try:
-        why = (
-            None
-            if failure is None
-            else f"rank {found.rank} must build its process group, got {failure}"
-        )
         rendezvous.roll.finish(time.monotonic() + timeout.total_seconds(), why)
     except RendezvousFailed as error:
         raise error from failure
@@ -556,9 +552,8 @@ def mpi_discovery(
     ):
         raise RingError(
             f"MPI must number the ranks as the process group does, got rank {found.rank} of "
-            f"{found.world_size} from {found.rule} "
-            f"(rank {dist.get_rank()} of {dist.get_world_size()}). Leave mpi_discovery "
-            "out: there is a process group."
+            f"{found.world_size} from {found.rule} (rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}). Leave mpi_discovery out: there is a process group."
         )
     _set(found, verbose)
 
@@ -627,9 +622,8 @@ def _find(rule: str, variable: str, *kept: str) -> Discovery:
     if variable not in os.environ or "OMPI_COMM_WORLD_RANK" not in os.environ:
         raise RingError(
             f"{variable} and OMPI_COMM_WORLD_RANK must be set, got "
-            f"{'one' if variable in os.environ else 'none'} of them "
-            f"(environment, {rule}). Call this in a job of that service, or init_distributed, "
-            "which finds out where it is."
+            f"{'one' if variable in os.environ else 'none'} of them (environment, {rule}). Call "
+            "this in a job of that service, or init_distributed, which finds out where it is."
         )
     return discover(environ=_without_torchs(*kept))
 
@@ -703,6 +697,11 @@ __all__ = [  # what `from ringsim.comm.deepspeed import *` brings
         "get_comm_operation_count",
         "get_logged_comm_ops",
         "get_rank",
+        "get_world_size",
+        "has_comm_data",
+        "is_available",
+        "is_initialized",
+        "reset_log",
+        "timed_op",
     ),
-    *("get_world_size", "has_comm_data", "is_available", "is_initialized", "reset_log", "timed_op"),
 ]

@@ -35,7 +35,7 @@ from torch.distributed import ProcessGroup, Work
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.collectives import METHODS, Reading, find_tensors
-from ringsim.comm.torch_private import keys_below_backend_select, tree_leaves
+from ringsim.comm.torch_private import Hook, keys_below_backend_select, tree_leaves
 from ringsim.traces.events import ERROR, NONE, OK
 from ringsim.traces.recorder import Recorder
 
@@ -93,27 +93,23 @@ class Dispatcher:
         ]
         below = keys_below_backend_select()
         self.complete = below is not None
-        for method, reading in METHODS.items() if below is not None else ():
+        if below is None:
+            return
+        for method, reading in METHODS.items():
             name = f"{method}_" if hasattr(torch.ops.c10d, f"{method}_") else method
             operator = getattr(torch.ops.c10d, name, None)
             if operator is not None and method != "monitored_barrier":  # which only Python calls
                 kernel = self._make_kernel(operator.default, reading, below)
                 self._libraries[0].impl(name, kernel, "BackendSelect", with_keyset=True)
         wait = getattr(torch.ops._c10d_functional, "wait_tensor", None)
-        if wait is not None and below is not None:
-            self._libraries[1].impl(
-                "wait_tensor",
-                self._make_wait(wait.default, below),
-                "BackendSelect",
-                with_keyset=True,
-            )
+        if wait is not None:
+            kernel = self._make_wait(wait.default, below)
+            self._libraries[1].impl("wait_tensor", kernel, "BackendSelect", with_keyset=True)
 
-    def _make_kernel(self, operator: Any, reading: Reading, below: Any) -> Callable[..., Any]:
+    def _make_kernel(self, operator: Any, reading: Reading, below: Any) -> Hook:
         names = [argument.name for argument in operator._schema.arguments]
-        group_at, root_at = (
-            names.index("process_group"),
-            names.index("root_rank") if "root_rank" in names else None,
-        )
+        group_at = names.index("process_group")
+        root_at = names.index("root_rank") if "root_rank" in names else None
         elsewhere, hand_on = self.recorded_elsewhere, operator.redispatch
 
         def kernel(keys: Any, *args: Any) -> Any:
@@ -137,7 +133,7 @@ class Dispatcher:
 
         return kernel
 
-    def _make_wait(self, operator: Any, below: Any) -> Callable[..., Any]:
+    def _make_wait(self, operator: Any, below: Any) -> Hook:
         hand_on = operator.redispatch
 
         def kernel(keys: Any, tensor: torch.Tensor) -> Any:
@@ -203,9 +199,7 @@ class LateWaits:
             taken out.
     """
 
-    def __init__(
-        self, recorder: Recorder, wait: Callable[..., Any], pending: dict[Work, int]
-    ) -> None:
+    def __init__(self, recorder: Recorder, wait: Hook, pending: dict[Work, int]) -> None:
         self._recorder, self._wait, self._pending = recorder, wait, pending
         self._queues: dict[int, queue.SimpleQueue[_UnderWay | None]] = {}  # by group
         self._threads: list[threading.Thread] = []

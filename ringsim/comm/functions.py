@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import FunctionType
 from typing import Any, Final
 
@@ -32,18 +32,27 @@ from ringsim.state import get_state, is_plain, process
 
 __all__ = ["FUNCTIONS", "MANAGING", "QUESTIONS", "P2POp", "make_function"]
 
+_MODULE: Final = "ringsim.comm"  # where the functions are to be found
 # Torch says so before anything is sent: "Backend gloo does not support gather_single" (2.15).
 _REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")
 # arguments of the log: see ``LogOptions.call``
 _EXTRAS: Final = {"prof": False, "log_name": None, "debug": None}
-# this carries messages as well; all others say so by a parameter `group`
-_WITHOUT_GROUP: Final = ("batch_isend_irecv",)
 # these have a parameter `group`, and send nothing that a log could count
 QUESTIONS: Final = (
-    *("destroy_process_group", "get_rank", "get_world_size", "get_process_group_ranks"),
-    *("get_group_rank", "get_global_rank", "get_backend", "get_backend_config"),
-    *("get_backend_impl", "get_pg_count", "set_timeout", "split_group"),
-    *("shrink_group", "breakpoint"),
+    "destroy_process_group",
+    "get_rank",
+    "get_world_size",
+    "get_process_group_ranks",
+    "get_group_rank",
+    "get_global_rank",
+    "get_backend",
+    "get_backend_config",
+    "get_backend_impl",
+    "get_pg_count",
+    "set_timeout",
+    "split_group",
+    "shrink_group",
+    "breakpoint",
 )
 # those that make groups: if the program names no backend, they take that of ``set_backend``
 _MAKERS: Final = (
@@ -130,7 +139,7 @@ def make_function(
         return log.call(name, call_built, args, kwargs, prof, log_name, debug)
 
     doc = native.__doc__ if native else f"``{name}``, as torch has it; built from messages."
-    return _dress(communicate, name, doc, signature, _with_extras(signature))
+    return name_function(communicate, name, doc, _with_extras(signature), _MODULE)
 
 
 def _make_maker(name: str, signature: inspect.Signature) -> FunctionType:
@@ -150,7 +159,7 @@ def _make_maker(name: str, signature: inspect.Signature) -> FunctionType:
             _check_mpi(given.arguments)
         return torchs(*given.args, **given.kwargs)
 
-    return _dress(make, name, getattr(dist, name).__doc__, signature, signature)
+    return name_function(make, name, getattr(dist, name).__doc__, signature, _MODULE)
 
 
 def _check_mpi(arguments: dict[str, Any]) -> None:
@@ -161,36 +170,14 @@ def _check_mpi(arguments: dict[str, Any]) -> None:
     check_place(arguments.pop("world_size", -1), arguments.pop("rank", -1))
 
 
-def _dress(
-    function: Any,
-    name: str,
-    doc: str | None,
-    signature: inspect.Signature,
-    shown: inspect.Signature,
-) -> FunctionType:
-    """Gives a made function the name, docstring, signature and annotations of torch's."""
-    made: FunctionType = name_function(function, name, doc, shown, "ringsim.comm")
-    made.__annotations__ = {
-        each.name: each.annotation
-        for each in signature.parameters.values()
-        if each.annotation is not each.empty
-    }
-    if signature.return_annotation is not signature.empty:
-        made.__annotations__["return"] = signature.return_annotation
-    return made
-
-
 def _with_extras(signature: inspect.Signature) -> inspect.Signature:
     """Adds the keyword-only parameters of the log, behind all others but ``**kwargs``."""
-    parameters = list(signature.parameters.values())
     added = [
         inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=default)
         for extra, default in _EXTRAS.items()
     ]
-    last = [each for each in parameters if each.kind is each.VAR_KEYWORD]
-    return signature.replace(
-        parameters=[*(each for each in parameters if each not in last), *added, *last]
-    )
+    parameters = [*signature.parameters.values(), *added]
+    return signature.replace(parameters=sorted(parameters, key=attrgetter("kind")))
 
 
 def _communicates(name: str, function: Any) -> bool:
@@ -204,7 +191,8 @@ def _communicates(name: str, function: Any) -> bool:
         return False
     if function.__module__ != dist.distributed_c10d.__name__:
         return False
-    return name in _WITHOUT_GROUP or "group" in inspect.signature(function).parameters
+    # all others of those that communicate have a parameter `group`
+    return name == "batch_isend_irecv" or "group" in inspect.signature(function).parameters
 
 
 # where a tool has put another function in the place of torch's, which may not tell its arguments
@@ -245,7 +233,7 @@ MANAGING: Final[dict[str, FunctionType]] = {  # those that make groups
 # -- messages of a batch
 
 
-_OURS: Final = ("ringsim.comm", "ringsim.comm.deepspeed")
+_OURS: Final = (_MODULE, "ringsim.comm.deepspeed")
 
 
 class P2POp(dist.P2POp):

@@ -21,15 +21,13 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from ringsim.comm.numbering import name_and_ranks
-from ringsim.comm.torch_private import NEW_GROUP, SET_DEFAULT, count_groups
+from ringsim.comm.torch_private import NEW_GROUP, SET_DEFAULT, Hook, count_groups
 from ringsim.errors import RendezvousFailed
 from ringsim.traces.events import DESTROYED, ERROR, MADE_ANEW, NONE, OP_CODES, Group
 from ringsim.traces.parts import PartReader
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["GROUPS", "own_limit", "record_end_of_groups", "record_new_groups"]
-
-Hook = Callable[..., Any]
 
 GROUPS: Final = "groups of the world"
 _LOCAL: Final = 4  # place of the argument use_local_synchronization after ranks
@@ -85,10 +83,9 @@ class GroupOrder:
                 if list(theirs) != members:
                     raise RendezvousFailed(
                         f"all ranks must make the same groups in the same order, got {members} "
-                        f"here and {list(theirs)} in rank {rank}'s "
-                        f"new_group{place} (rank {me} of {size}). Call new_group for every group "
-                        "on every rank, in one order, also for "
-                        "groups that the rank is not in."
+                        f"here and {list(theirs)} in rank {rank}'s new_group{place} (rank {me} of "
+                        f"{size}). Call new_group for every group on every rank, in one order, "
+                        "also for groups that the rank is not in."
                     )
         self._made[world] += 1
 
@@ -105,20 +102,14 @@ class GroupOrder:
             unread = part.more
         made = []
         for _, record in sorted(records.items()):
-            number, payload = (
-                int(record["group"]),
-                part.names["payload"].get(int(record["payload"])),
-            )
+            number = int(record["group"])
+            payload = part.names["payload"].get(int(record["payload"]))
             refused = record["status"] == ERROR and record["wait_ns"] == NONE
             of_world = number in part.fresh and part.names["group"][number] == world
             if of_world and payload is not None and not refused:
                 file = part.names["file"].get(int(record["file"]), "")
-                made.append(
-                    (
-                        payload.shape,
-                        f" at {os.path.basename(file)}:{record['line']}" if file else "",
-                    )
-                )
+                place = f" at {os.path.basename(file)}:{record['line']}" if file else ""
+                made.append((payload.shape, place))
         return made
 
 

@@ -15,18 +15,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ringsim.comm.torch_private import Place
+from ringsim.comm.torch_private import Hook, Replacements
 from ringsim.traces.events import NONE
 from ringsim.traces.sites import CallSites
 
 __all__ = ["make_replacements"]
 
 
-def make_replacements(sites: CallSites) -> dict[Place, Callable[..., Any]]:
+def make_replacements(sites: CallSites) -> Replacements:
     """Makes the functions that leave such notes, and has ``sites`` read them."""
     start = threading.Thread.start
-    submit: Callable[..., Any] = ThreadPoolExecutor.submit
-    to_thread: Callable[..., Any] = asyncio.to_thread
+    submit: Hook = ThreadPoolExecutor.submit
+    to_thread: Hook = asyncio.to_thread
     # by the id of a thread, for a subclass may have its own idea of equality
     started: dict[int, int] = {}
     running = threading.local()  # `place` is where that was handed over which the thread runs

@@ -115,7 +115,7 @@ class Handle(Work):
     def _wait(self, timeout: Any) -> None:
         while self._works:
             self._works[0].wait(timeout) if timeout else self._works[0].wait()
-            self._source = self._ask_source(self._works[0])
+            self._source = source_rank(self._works[0])
             del self._works[0]  # a second wait for a message of Gloo would break the connection
         if not self._over:
             self._over = True
@@ -130,15 +130,6 @@ class Handle(Work):
         if finish is not None:
             with torch.inference_mode(), outside_modes():
                 finish()
-
-    @staticmethod
-    def _ask_source(work: Any) -> int:
-        """Returns the group rank that a message came from, -1 if the handle does not know."""
-        try:
-            source = source_rank(work)
-        except RuntimeError:  # of an operation that has no source
-            source = None
-        return -1 if source is None else source
 
     def is_completed(self) -> bool:
         """Returns whether the results are in place. Gloo tells of messages only in ``wait``."""

@@ -16,7 +16,7 @@ import functools
 import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -26,7 +26,7 @@ from ringsim.comm.collectives import METHODS
 from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.python_group import PythonGroup
 from ringsim.comm.torch_hooks import find_handle_types, install, put
-from ringsim.comm.torch_private import Place
+from ringsim.comm.torch_private import Hook, Replacements
 from ringsim.faults import Injection, degraded_by, fails_at, make_failure
 from ringsim.state import get_state
 from ringsim.traces.events import NONE, OP_KINDS, SEND, Group
@@ -51,8 +51,7 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
     factors = {src: degraded_by(inject, src, recorder.rank) for src in range(recorder.world_size)}
     slow = {src: factor for src, factor in factors.items() if factor > 1}
     behind = _SlowLinks(recorder, slow).make_replacements() if slow else {}
-    originals = {(owner, name): vars(owner)[name] for owner, name in behind}
-    put(behind)
+    originals = put(behind)
     install(recorder, check)
     hooks = recorder.hooks
 
@@ -63,19 +62,16 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
     recorder.hooks = hooks._replace(undo=undo)
     at_op = fails_at(inject, recorder.rank)
     if at_op is not None:
-        failing = _make_failing(at_op, recorder)
+        replaced = put(_make_failing(at_op, recorder))
         # those of ProcessGroup are taken back by the hooks, which put torch's own there
-        originals.update(
-            {(owner, name): vars(owner)[name] for owner, name in failing if owner is PythonGroup}
-        )
-        put(failing)
+        originals |= {place: call for place, call in replaced.items() if place[0] is PythonGroup}
 
 
-def _make_failing(at_op: int, recorder: Recorder) -> dict[Place, Callable[..., Any]]:
+def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
     """Makes methods that raise in place of one operation, and of those after it."""
     claim = itertools.count().__next__
 
-    def make(call: Callable[..., Any]) -> Callable[..., Any]:
+    def make(call: Hook) -> Hook:
         @functools.wraps(call)
         def operation(*args: Any, **kwargs: Any) -> Any:
             if claim() >= at_op:
@@ -101,7 +97,7 @@ def blank_messages() -> None:
     if clock is not None:
         clock.current.blank = True
         return
-    call: Callable[..., Any] = ProcessGroup.send
+    call: Hook = ProcessGroup.send
 
     @functools.wraps(call)
     def send(group: ProcessGroup, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
@@ -132,14 +128,14 @@ class _SlowLinks:
         self._posted: dict[Work, tuple[_Channel, int, int, int]] = {}
         self._least_ns: dict[tuple[int, int], int] = {}  # by source and bytes
 
-    def make_replacements(self) -> dict[Place, Callable[..., Any]]:
+    def make_replacements(self) -> Replacements:
         """Makes what stands in place of torch's methods."""
-        waits: dict[Place, Callable[..., Any]] = {
-            (kind, "wait"): self._make_wait(kind.wait) for kind in find_handle_types(Work)
+        return {
+            (ProcessGroup, "recv"): self._make_recv(ProcessGroup.recv),
+            **{(kind, "wait"): self._make_wait(kind.wait) for kind in find_handle_types(Work)},
         }
-        return {**waits, (ProcessGroup, "recv"): self._make_recv(ProcessGroup.recv)}
 
-    def _make_recv(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_recv(self, call: Hook) -> Hook:
         @functools.wraps(call)
         def recv(group: ProcessGroup, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
             name, ranks = name_and_ranks(group)
@@ -150,17 +146,12 @@ class _SlowLinks:
             posted_ns = time.monotonic_ns()
             work = call(group, tensors, rank, tag)
             place = self._received[channel] = self._received.get(channel, NONE) + 1
-            self._posted[work] = (
-                channel,
-                place,
-                posted_ns,
-                tensors[0].numel() * tensors[0].element_size(),
-            )
+            self._posted[work] = (channel, place, posted_ns, tensors[0].nbytes)
             return work
 
         return recv
 
-    def _make_wait(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_wait(self, call: Hook) -> Hook:
         @functools.wraps(call)
         def wait(work: Work, *timeout: Any) -> Any:
             posted = self._posted.pop(work, None)

@@ -121,8 +121,7 @@ def import_mpi() -> Any:
     except (ImportError, RuntimeError) as error:
         raise RingError(
             "mpi4py and an MPI library must be installed for the mpi backend, got "
-            f"{type(error).__name__}: {error}. "
-            "Install both from PyPI: pip install 'ringsim[mpi]'."
+            f"{type(error).__name__}: {error}. Install both from PyPI: pip install 'ringsim[mpi]'."
         ) from error
     return MPI
 

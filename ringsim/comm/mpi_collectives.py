@@ -7,13 +7,14 @@ have the type, it is gathered, and reduced in torch in the order of the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from ringsim.comm.collectives import (
     Call,
+    Tensors,
     for_receiving,
     for_sending,
     is_plain,
@@ -122,27 +123,19 @@ def _reduce(mpi: Any, comm: Any, call: Call) -> Started:
     """Begins all_reduce, and reduce, whose result is wanted on the root only."""
     everywhere = call.root == NONE
     wanted = everywhere or call.group.rank() == call.root
-    mine, outputs = (
-        _join_numbers(call.given),
-        [_real(tensor) for tensor in call.taken] if wanted else [],
-    )
+    mine = _join_numbers(call.given)
+    outputs = [_real(tensor) for tensor in call.taken] if wanted else []
+    root = () if everywhere else (call.root,)
     if numbers := _as_numbers(mpi, mine):
         rows = torch.empty((int(wanted), len(mine)), dtype=mine.dtype)
-        receive, op = _as_numbers(mpi, rows) if wanted else None, _op_of(mpi, call)
-        request = (
-            comm.Iallreduce(numbers, receive, op)
-            if everywhere
-            else comm.Ireduce(numbers, receive, op, call.root)
-        )
+        receive = _as_numbers(mpi, rows) if wanted else None
+        begin = comm.Iallreduce if everywhere else comm.Ireduce
+        request = begin(numbers, receive, _op_of(mpi, call), *root)
     else:
         rows = torch.empty((call.group.size() if wanted else 0, len(mine)), dtype=mine.dtype)
-        send, receive = (
-            as_mpi(mpi, as_bytes(mine)),
-            as_mpi(mpi, as_bytes(rows), call.group.size()) if wanted else None,
-        )
-        request = (
-            comm.Iallgather(send, receive) if everywhere else comm.Igather(send, receive, call.root)
-        )
+        receive = as_mpi(mpi, as_bytes(rows), call.group.size()) if wanted else None
+        begin = comm.Iallgather if everywhere else comm.Igather
+        request = begin(as_mpi(mpi, as_bytes(mine)), receive, *root)
     return Started(request, (mine, rows), lambda: _complete_reduction(call, rows, outputs))
 
 
@@ -160,7 +153,7 @@ def _reduce_scatter(mpi: Any, comm: Any, call: Call) -> Started:
     return Started(request, (mine, rows, counts), lambda: _complete_reduction(call, rows, [output]))
 
 
-def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Tensors) -> None:
     """Fills the outputs from a total that MPI has made, one row.
 
     Or from the parts of all ranks, which torch reduces.
@@ -170,10 +163,11 @@ def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Sequence[torch.
     if rows.dtype not in _TYPES:
         total = reduce_parts(list(rows), call.op)
     else:
-        total = rows[0].div_(call.group.size()) if name_of_reduction(call.op) == "AVG" else rows[0]
-    for output, piece in zip(
-        outputs, total.split([output.numel() for output in outputs]), strict=True
-    ):
+        total = rows[0]
+        if name_of_reduction(call.op) == "AVG":
+            total.div_(call.group.size())
+    pieces = total.split([output.numel() for output in outputs])
+    for output, piece in zip(outputs, pieces, strict=True):
         output.copy_(piece.view_as(output))
 
 
@@ -197,7 +191,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def _join_numbers(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _join_numbers(tensors: Tensors) -> torch.Tensor:
     """Returns a copy of the numbers in several tensors, one after the other."""
     return torch.cat([for_sending(_real(tensor)).reshape(-1) for tensor in tensors])
 
@@ -216,11 +210,10 @@ def as_mpi(mpi: Any, data: torch.Tensor, parts: int = 1) -> list[Any]:
     return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), len(data) // parts, mpi.BYTE]
 
 
-def _in_pieces(mpi: Any, data: torch.Tensor, pieces: Sequence[torch.Tensor]) -> list[Any]:
+def _in_pieces(mpi: Any, data: torch.Tensor, pieces: Tensors) -> list[Any]:
     """Returns bytes as MPI takes them in pieces of different sizes, one for each rank."""
     sizes = [piece.nbytes for piece in pieces]
-    offsets = [sum(sizes[:place]) for place in range(len(sizes))]
-    return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), (sizes, offsets), mpi.BYTE]
+    return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), sizes, mpi.BYTE]
 
 
 def _as_numbers(mpi: Any, tensor: torch.Tensor) -> list[Any] | None:
@@ -239,7 +232,7 @@ def _op_of(mpi: Any, call: Call) -> Any:
     return getattr(mpi, _OPS.get(name, name))
 
 
-def _flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _flatten(tensors: Tensors) -> torch.Tensor:
     """Returns the bytes of several tensors one after the other, shape (bytes).
 
     A single plain one is not copied.

@@ -61,16 +61,12 @@ class MpiWork(Handle):
         results: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__((), started.finish, results)
-        self._group, self._request, self._keep = group, started.request, started.keep
+        self.group = group
+        self._request, self._keep = started.request, started.keep
         self._what, self._size_bytes = what, size_bytes
         self._testing = threading.Lock()
         # so that what MPI reads or writes does not go away with a handle that was dropped
         group.job.under_way[self] = None
-
-    @property
-    def group(self) -> MpiGroup:
-        """The group on which it runs."""
-        return self._group
 
     @property
     def receives(self) -> bool:
@@ -108,7 +104,7 @@ class MpiWork(Handle):
             MessageMismatch: the message has another size than the tensor.
             RingError: MPI reports something else.
         """
-        limit_s = to_seconds(timeout) or self._group.timeout.total_seconds()
+        limit_s = to_seconds(timeout) or self.group.timeout.total_seconds()
         begin, looks, sleep_s = time.monotonic(), 0, _FIRST_SLEEP_S
         while not self._test():
             looks += 1
@@ -142,19 +138,19 @@ class MpiWork(Handle):
 
         Returns whether the operation is over, well or not.
         """
-        status = None if self._size_bytes is None else self._group.job.mpi.Status()
+        status = None if self._size_bytes is None else self.group.job.mpi.Status()
         try:
             if not self._request.Test(status):
                 return False
             if status is not None:
                 self._source = status.Get_source()
-                size_bytes = status.Get_count(self._group.job.mpi.BYTE)
+                size_bytes = status.Get_count(self.group.job.mpi.BYTE)
                 if size_bytes != self._size_bytes:
-                    sender = self._group.members.ranks[self._source]
+                    sender = self.group.members.ranks[self._source]
                     self._error = self._mismatch(
                         f"a message of {size_bytes} bytes from rank {sender}"
                     )
-        except self._group.job.mpi.Exception as error:
+        except self.group.job.mpi.Exception as error:
             self._error = self._explain(error)
             self._error.__cause__ = error
         try:
@@ -168,17 +164,16 @@ class MpiWork(Handle):
         """Lets go of what the operation needed."""
         self._request = self._finish = self._keep = None
         self._over = True
-        self._group.job.under_way.pop(self, None)
+        self.group.job.under_way.pop(self, None)
 
     def _mismatch(self, message: str) -> MessageMismatch:
         return MessageMismatch(
             f"the tensor of {self._what} must be as large as the message, got {self._size_bytes} "
-            f"bytes for {message}. "
-            "Compare dtype and shape on both sides."
+            f"bytes for {message}. Compare dtype and shape on both sides."
         )
 
     def _explain(self, error: Any) -> RingError:
-        if error.Get_error_class() == self._group.job.mpi.ERR_TRUNCATE:
+        if error.Get_error_class() == self.group.job.mpi.ERR_TRUNCATE:
             return self._mismatch("a longer one")
         return RingError(
             f"{self._what} must be carried by MPI, got its error {error}. "
@@ -214,11 +209,6 @@ class Job:
     under_way: dict[MpiWork, None]
     leave: Callable[[], None]  # undoes what was changed in the process
 
-    @property
-    def version(self) -> str:
-        """The MPI library and its version."""
-        return str(self.mpi.Get_library_version()).splitlines()[0].strip("\0 ")
-
     def settle(self, group: MpiGroup | None = None) -> None:
         """Ends what nobody waited for: sends get a few seconds, recvs are taken back.
 
@@ -238,8 +228,6 @@ class Job:
 
 class MpiMembers(GroupMembers):
     """The ranks of a group on MPI."""
-
-    __slots__ = ()
 
     def check(self, what: str, tensor: Any) -> torch.Tensor:
         """Returns a tensor that MPI can carry."""
@@ -342,7 +330,8 @@ class MpiGroup(MessageGroup):
 
     def about(self) -> dict[str, str]:
         """Returns the backend, and the MPI library with its version."""
-        return {"backend": "mpi", "mpi_library": self.job.version}
+        version = str(self.job.mpi.Get_library_version())
+        return {"backend": "mpi", "mpi_library": version.splitlines()[0].strip("\0 ")}
 
     # -- barriers that name who is missing
 
@@ -389,9 +378,8 @@ class MpiGroup(MessageGroup):
         if missing:
             raise RunTimeout(
                 f'all ranks of group "{self.members.group_name}" must come to monitored_barrier '
-                f"within {limit_s:g} s, got none of "
-                f"{'ranks' if len(missing) > 1 else 'rank'} {', '.join(map(str, missing))} "
-                f"({self.members.here()}). See where they are."
+                f"within {limit_s:g} s, got none of {'ranks' if len(missing) > 1 else 'rank'} "
+                f"{', '.join(map(str, missing))} ({self.members.here()}). See where they are."
             )
         for rank in self._ranks[1:]:
             self.tell(rank, "monitored_barrier", limit_s)
@@ -434,14 +422,14 @@ class MpiGroup(MessageGroup):
             ArgumentError: the ranks of this call differ between the processes.
             RunTimeout: not all ranks have come.
         """
-        number = self._agree("new_group", tuple(ranks))
+        number = self._agree(tuple(ranks))
         comm = self.job.control.Create(self.job.control.Get_group().Incl(list(ranks)))
         if comm == self.job.mpi.COMM_NULL:
             return None
         return MpiGroup(self.job, comm, ranks, number, timeout)
 
-    def _agree(self, what: str, values: tuple[int, ...]) -> int:
-        """Checks that all ranks ask for the same.
+    def _agree(self, ranks: tuple[int, ...]) -> int:
+        """Checks that all ranks ask for a group of the same ranks.
 
         Returns how often they have agreed before.
 
@@ -449,18 +437,18 @@ class MpiGroup(MessageGroup):
             ArgumentError: they ask for different things.
             RunTimeout: not all ranks have come.
         """
-        mine = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
+        mine = hashlib.blake2b(repr(ranks).encode(), digest_size=8).digest()
         everything = bytearray(8 * self.size())
         request = self.job.control.Iallgather(mine, everything)
-        self.complete(request, f"{what} ({self.members.here()})", (mine, everything))
+        self.complete(request, f"new_group ({self.members.here()})", (mine, everything))
         places = range(self.size())
         others = [rank for rank in places if everything[8 * rank : 8 * rank + 8] != mine]
         number = next(self.job.numbers)
         if others:
             raise ArgumentError(
-                f"the ranks given to {what} must be the same in all processes, got "
-                f"{list(values)} here ({self.members.here()}) and others on "
-                f"rank {others[0]}. Call {what} for every group on every rank, in one order."
+                "the ranks given to new_group must be the same in all processes, got "
+                f"{list(ranks)} here ({self.members.here()}) and others on rank {others[0]}. Call "
+                "new_group for every group on every rank, in one order."
             )
         return number
 

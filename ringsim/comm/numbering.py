@@ -182,22 +182,15 @@ class Names:
     ) -> int:
         """Numbers what a collective carries."""
         copies = group_size if reading.shards else 1
-        strides = (
-            [
+        strides = []
+        if reading.raw:
+            strides = [
                 each.stride()
                 for each in tensors
                 if each.layout == torch.strided and not each.is_contiguous()
             ]
-            if reading.raw
-            else []
-        )
-        key = (
-            copies,
-            reduction,
-            splits,
-            *strides,
-            *[(tensor.shape, tensor.dtype) for tensor in tensors],
-        )
+        kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        key = (copies, reduction, splits, *strides, *kinds)
         payload = self._of_collectives.get(key)
         if payload is None:
             payload = self._recorder.payload(

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch.profiler import record_function
 
-from ringsim.comm.torch_private import Place
+from ringsim.comm.torch_private import Hook, Replacements
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.spans import span
 from ringsim.traces.steps import STEP
@@ -36,17 +36,15 @@ _SCHEDULES: Final = {
 }
 
 
-def make_replacements(
-    recorder: Recorder, on_block: Callable[[], None]
-) -> dict[Place, Callable[..., Any]]:
+def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Replacements:
     """Makes the functions that record ``record_function`` blocks and NVTX ranges.
 
     ``on_block`` is called at each block.
     """
-    enter: Callable[..., Any] = record_function.__enter__
-    leave: Callable[..., Any] = record_function.__exit__
-    push: Callable[..., Any] = torch.cuda.nvtx.range_push
-    pop: Callable[..., Any] = torch.cuda.nvtx.range_pop
+    enter: Hook = record_function.__enter__
+    leave: Hook = record_function.__exit__
+    push: Hook = torch.cuda.nvtx.range_push
+    pop: Hook = torch.cuda.nvtx.range_pop
     blocks: dict[int, int | None] = {}  # slots, by the id of the block
     ranges = threading.local()  # a thread's ranges nest
 
@@ -89,7 +87,7 @@ def find_pipelining() -> Any:
     return sys.modules.get("torch.distributed.pipelining.schedules")
 
 
-def make_stage_replacements(schedules: Any) -> dict[Place, Callable[..., Any]]:
+def make_stage_replacements(schedules: Any) -> Replacements:
     """Makes what records the steps and the computations of ``torch.distributed.pipelining``.
 
     Args:
@@ -97,11 +95,8 @@ def make_stage_replacements(schedules: Any) -> dict[Place, Callable[..., Any]]:
     """
     stages = sys.modules["torch.distributed.pipelining.stage"]
     kind = stages._PipelineStageBase
-    forward, backward, backward_weight = (
-        kind.forward_one_chunk,
-        kind.backward_one_chunk,
-        kind.backward_weight_one_chunk,
-    )
+    forward, backward = kind.forward_one_chunk, kind.backward_one_chunk
+    backward_weight = kind.backward_weight_one_chunk
 
     def forward_one_chunk(self: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with span("forward", stage=self.stage_index, microbatch=fwd_chunk_id):
@@ -115,11 +110,8 @@ def make_stage_replacements(schedules: Any) -> dict[Place, Callable[..., Any]]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        with span(
-            "backward" if full_backward else "input_grad",
-            stage=self.stage_index,
-            microbatch=bwd_chunk_id,
-        ):
+        name = "backward" if full_backward else "input_grad"
+        with span(name, stage=self.stage_index, microbatch=bwd_chunk_id):
             return backward(self, bwd_chunk_id, loss, full_backward, *args, **kwargs)
 
     def backward_weight_one_chunk(self: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +129,7 @@ def make_stage_replacements(schedules: Any) -> dict[Place, Callable[..., Any]]:
     }
 
 
-def _make_step(call: Callable[..., Any]) -> Callable[..., Any]:
+def _make_step(call: Hook) -> Hook:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         name = type(self).__name__
         with span(STEP + _SCHEDULES.get(name, name)):

@@ -195,8 +195,7 @@ class PythonGroup(ProcessGroup):
 
     def reduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Begins ``reduce``."""
-        tensor, root = _one(tensors), _root(opts)
-        return self._begin("reduce", tensor=tensor, group_dst=root, op=_op(opts))
+        return self._begin("reduce", tensor=_one(tensors), group_dst=_root(opts), op=_op(opts))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Begins ``all_gather``."""
@@ -228,9 +227,8 @@ class PythonGroup(ProcessGroup):
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Begins ``gather``."""
-        taken = outputs[0] if outputs else None
-        tensor, root = _one(inputs), _root(opts)
-        return self._begin("gather", tensor=tensor, gather_list=taken, group_dst=root)
+        taken, root = outputs[0] if outputs else None, _root(opts)
+        return self._begin("gather", tensor=_one(inputs), gather_list=taken, group_dst=root)
 
     def gather_single(
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: Any = None
@@ -244,9 +242,8 @@ class PythonGroup(ProcessGroup):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Begins ``scatter``."""
-        given = inputs[0] if inputs else None
-        tensor, root = _one(outputs), _root(opts)
-        return self._begin("scatter", tensor=tensor, scatter_list=given, group_src=root)
+        given, root = inputs[0] if inputs else None, _root(opts)
+        return self._begin("scatter", tensor=_one(outputs), scatter_list=given, group_src=root)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None

@@ -38,7 +38,9 @@ from ringsim.comm.torch_private import (
     SET_DEFAULT,
     START_COALESCING,
     Future,
+    Hook,
     Place,
+    Replacements,
     is_message,
     present,
     source_rank,
@@ -47,8 +49,6 @@ from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_NAMES
 from ringsim.traces.recorder import Hooks, Post, Recorder, fail_posting
-
-Hook = Callable[..., Any]
 
 FROM_CPP: Final = (
     "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are "
@@ -94,12 +94,13 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     recorder.set_meta("num_threads", torch.get_num_threads())
     if dist.is_initialized():
         recorder.set_meta("backend", dist.get_backend())
-    hooks, guard = _Hooks(recorder, check), BufferGuard(recorder) if check == "full" else None
+    hooks = _Hooks(recorder, check)
+    guard = BufferGuard(recorder) if check == "full" else None
     replacements = hooks.replacements
     if guard is not None:
         replacements |= guard.wrap(replacements)
         guard.start()
-    hooks.replace(replacements)
+    hooks.originals |= put(replacements)
     hooks.look_for_pipelining()
     dispatcher = get_dispatcher()
     dispatcher.listener, dispatcher.on_wait = hooks.make_listener(), hooks.late.begin_tensor
@@ -134,10 +135,12 @@ def uninstall(recorder: Recorder) -> None:
         change_state(recorder=None)
 
 
-def put(replacements: Mapping[Place, Hook]) -> None:
-    """Puts functions into their places."""
+def put(replacements: Replacements) -> Replacements:
+    """Puts functions into their places, and returns what stood there."""
+    originals = {(owner, name): vars(owner)[name] for owner, name in replacements}
     for (owner, name), function in replacements.items():
         setattr(owner, name, function)
+    return originals
 
 
 def find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
@@ -251,8 +254,8 @@ class _Hooks:
         # groups that the program gave a time-out
         self.limits: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
         self.limited: set[int] = set()  # likewise, by number
-        self.originals: dict[Place, Any] = {}  # what stood in torch's places
-        self.replacements: dict[Place, Hook] = {
+        self.originals: Replacements = {}  # what stood in torch's places
+        self.replacements: Replacements = {
             **program_spans.make_replacements(recorder, self.late.enter_block),
             **handed_over.make_replacements(recorder.sites),
             **self.make_future_replacements(),
@@ -271,8 +274,8 @@ class _Hooks:
                 for method in METHODS
             },
             **{
-                (kind, "wait"): functools.partial(self.make_wait, kind.wait)
-                for kind in find_handle_types(Work)
+                (kind, "wait"): functools.partial(self.make_wait, call)
+                for kind, call in waits.items()
             },
             (Work, "get_future"): self.make_get_future,
             (torch, "compile"): self.make_compile,
@@ -284,22 +287,15 @@ class _Hooks:
         for place, make in present(makers).items():
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))
 
-    def replace(self, replacements: Mapping[Place, Hook]) -> None:
-        """Puts functions into torch's places, and remembers what stood there."""
-        self.originals.update({(owner, name): vars(owner)[name] for owner, name in replacements})
-        put(replacements)
-
     def look_for_pipelining(self) -> None:
         """Makes torch's pipeline stages have spans, from when the program has imported them.
 
         Called whenever a group is new.
         """
         schedules = find_pipelining()
-        if (
-            schedules is not None
-            and (schedules.PipelineScheduleSingle, "step") not in self.originals
-        ):
-            self.replace(make_stage_replacements(schedules))
+        if schedules is None or (schedules.PipelineScheduleSingle, "step") in self.originals:
+            return
+        self.originals |= put(make_stage_replacements(schedules))
 
     # -- what is remembered
 
@@ -383,14 +379,11 @@ class _Hooks:
 
         False where nobody is known to wait for it.
         """
-        if not isinstance(work, Work):
+        other = self.take(work) if isinstance(work, Work) else None
+        if other is None:
             return False
-        mine = self.pending.pop(work, None)
-        if mine is not None:
-            self.others[work] = _Others([mine])
-        if work not in self.others:
-            return False
-        self.others[work].slots.append(slot)
+        other.slots.append(slot)
+        self.others[work] = other
         return True
 
     def begin_on_gpu(self, group: int, values: Any) -> Begun | None:
@@ -401,11 +394,9 @@ class _Hooks:
         gpu = find_gpu(values) if group in self.nccl_groups else None
         if gpu is None:
             return None
-        return (
-            Begun(gpu, NO_EVENT)
-            if getattr(values[-1], "asyncOp", True)
-            else self.gpu_times.begin(gpu)
-        )
+        if getattr(values[-1], "asyncOp", True):
+            return Begun(gpu, NO_EVENT)
+        return self.gpu_times.begin(gpu)
 
     def keep(self, work: Work | None, slot: int, group: int, begun: Begun | None = None) -> None:
         """Remembers a posted operation that the short way does not fit: see ``open_batches``."""
@@ -420,17 +411,17 @@ class _Hooks:
     ) -> None:
         """Remembers operations that have one handle, or none because they blocked in C++."""
         limited = group in self.limited
-        if work is not None and begun is None and len(slots) == 1 and not limited:
-            self.pending[work] = slots[0]
-        elif work is not None:
-            self.others[work] = _Others(
-                slots, None if begun is None else begun.gpu, limited=limited
-            )
-        else:
+        if work is None:
             for slot in slots:
                 self.recorder.complete(slot, waited=False)
             if begun is not None:
                 self.gpu_times.end(begun, slots)
+        elif begun is not None:
+            self.others[work] = _Others(slots, begun.gpu, limited=limited)
+        elif limited or len(slots) != 1:
+            self.others[work] = _Others(slots, limited=limited)
+        else:
+            self.pending[work] = slots[0]
 
     def read_gpu_times(self) -> None:
         """Completes the records of operations on GPUs.
@@ -467,12 +458,8 @@ class _Hooks:
         """
         call, recorder, checks = getattr(ProcessGroup, method), self.recorder, self.checks
         post = recorder.make_post(ops[poster], ops)
-        groups, payloads, pending, open_batches = (
-            self.names.groups,
-            self.names.payloads,
-            self.pending,
-            self.open_batches,
-        )
+        groups, payloads = self.names.groups, self.names.payloads
+        pending, open_batches = self.pending, self.open_batches
         meet_message, keep, begin_on_gpu = self.meet_message, self.keep, self.begin_on_gpu
 
         # The two methods call the third argument differently; a parameter costs less than a
@@ -634,13 +621,8 @@ class _Hooks:
 
     def make_end_coalescing(self) -> Hook:
         """Makes the hook for the end of a batch: its operations are done when the one handle is."""
-        call, open_batches, keep_all, recorder = (
-            getattr(*END_COALESCING),
-            self.open_batches,
-            self.keep_all,
-            self.recorder,
-        )
-        groups = self.names.groups
+        call, recorder, keep_all = getattr(*END_COALESCING), self.recorder, self.keep_all
+        groups, open_batches = self.names.groups, self.open_batches
 
         def end_coalescing(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             batch = open_batches.pop(get_ident(), [])
@@ -665,11 +647,7 @@ class _Hooks:
         def wait(self: Work, timeout: Any = _UNSET) -> Any:
             slot = None if timeout is not _UNSET else take(self, None)
             if slot is None:
-                return (
-                    wait_for_other(call, self)
-                    if timeout is _UNSET
-                    else wait_for_other(call, self, timeout)
-                )
+                return wait_for_other(call, self, *(() if timeout is _UNSET else (timeout,)))
             begin(slot)
             try:
                 result = call(self)
@@ -694,15 +672,11 @@ class _Hooks:
         def compile_(*args: Any, **kwargs: Any) -> Any:
             if not self.hidden:
                 self.hidden = True
-                places = [
-                    place
-                    for place in self.originals
-                    if place[0] is ProcessGroup or place[0] in self.waits
-                ]
                 put(
                     {
                         (owner, name): torch.compiler.disable(vars(owner)[name])
-                        for owner, name in places
+                        for owner, name in self.originals
+                        if owner is ProcessGroup or owner in self.waits
                     }
                 )
             return torchs(*args, **kwargs)
@@ -726,7 +700,7 @@ class _Hooks:
 
         return get_future
 
-    def make_future_replacements(self) -> dict[Place, Hook]:
+    def make_future_replacements(self) -> Replacements:
         """Makes the functions that tell what a wait for futures waits for."""
         futures, begin = self.futures, self.late.begin
         wait_for_one, then = Future.wait, Future.then
@@ -772,11 +746,9 @@ class _Hooks:
         recorder, other = self.recorder, self.take(work)
         if other is None:
             # A second wait for a message of Gloo would hang, and then break the connection.
-            return (
-                True
-                if is_message(work) and work.is_completed() and work not in self.failed
-                else call(work, *timeout)
-            )
+            if is_message(work) and work.is_completed() and work not in self.failed:
+                return True
+            return call(work, *timeout)
         begun = None if other.gpu is None else self.gpu_times.begin(other.gpu)
         limited = other.limited or any(timeout)
         since_ns = time.monotonic_ns() if other.since_ns == NONE else other.since_ns
@@ -803,8 +775,7 @@ class _Hooks:
         if limited:
             _begin(recorder, other.slots, since_ns)
         if other.ranks:
-            # None is no key
-            recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))  # type: ignore[arg-type]
+            recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))
         for slot in other.slots:
             recorder.complete(slot)
         if begun is not None:

@@ -25,6 +25,8 @@ without_modes: Final = _disable_current_modes
 _NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
 
 Place = tuple[Any, str]  # an owner, and the name of its attribute
+Hook = Callable[..., Any]  # a function in such a place
+Replacements = dict[Place, Hook]
 
 # what new_group, split_group and device meshes call
 NEW_GROUP: Final[Place] = (distributed_c10d, "_new_group_with_tag")
@@ -115,17 +117,18 @@ def gpu_backend(group: ProcessGroup) -> str:
 
 def is_message(work: Work) -> bool:
     """Returns whether a handle is that of a send or a recv."""
-    ask = getattr(work, "_get_op_type", None)
-    return ask is not None and ask() in _MESSAGE_TYPES
+    return getattr(work, "_get_op_type", lambda: None)() in _MESSAGE_TYPES
 
 
-def source_rank(work: Work) -> int | None:
+def source_rank(work: Any) -> int:
     """Returns the group rank that a message came from, once it is there.
 
-    None where torch does not say.
+    -1 where torch does not say.
     """
-    ask = getattr(work, "_source_rank", None)
-    return None if ask is None else int(ask())
+    try:
+        return int(getattr(work, "_source_rank", lambda: -1)())
+    except RuntimeError:  # of an operation that has no source
+        return -1
 
 
 def keys_below_backend_select() -> Any:

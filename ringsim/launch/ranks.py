@@ -45,7 +45,7 @@ PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory: about 10 MB each
 _START: Final = "RINGSIM_START"  # tells ranks under mpirun where to call
 # Has mpirun start all ranks here, by anybody, more of them than cores, over loopback: the words of
 # MPICH and of Open MPI.
-_ON_THIS_MACHINE: Final = {
+ON_THIS_MACHINE: Final = {
     "HYDRA_LAUNCHER": "fork",
     "HYDRA_RMK": "user",
     "HYDRA_IFACE": "lo",
@@ -478,7 +478,7 @@ class MpiRanks(SpawnedRanks):
         count = ["-n", str(self.kind.world_size)]
         process = subprocess.Popen(
             [self._mpirun, *options, *count, *start_command("rank")],
-            env={**_ON_THIS_MACHINE, **os.environ, _START: start},
+            env={**ON_THIS_MACHINE, **os.environ, _START: start},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -11,18 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# Ranks on one machine, started by anybody, more of them than cores, over loopback: the words of
-# MPICH and of Open MPI.
-MPI_VARIABLES = {
-    "HYDRA_IFACE": "lo",
-    "FI_PROVIDER": "tcp",
-    "FI_TCP_IFACE": "lo",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_btl_tcp_if_include": "lo",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
+from ringsim.launch.ranks import ON_THIS_MACHINE
 
 
 def find_mpirun() -> str | None:
@@ -49,7 +38,7 @@ def run_mpi(ranks: int, *arguments: str, limit_s: float = 60) -> subprocess.Comp
     """Runs ``python *arguments`` on so many ranks, and kills all of them at the limit."""
     command = [require_mpi(), "-n", str(ranks), sys.executable, *arguments]
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, **MPI_VARIABLES, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **ON_THIS_MACHINE, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     try:
         return subprocess.run(
             command,

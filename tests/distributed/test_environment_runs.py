@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_runs import MPI_VARIABLES, find_mpirun
+from mpi_runs import find_mpirun
 from rank_server import free_port
 
 import ringsim
 from ringsim.errors import RingError
+from ringsim.launch.ranks import ON_THIS_MACHINE
 
 LIMIT_S = 90
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -67,7 +68,7 @@ def run(directory: Path, command: Sequence[str], *words: str, **variables: str) 
     script.write_text(textwrap.dedent(SAY))
     environment = {
         **os.environ,
-        **MPI_VARIABLES,
+        **ON_THIS_MACHINE,
         "PYTHONPATH": str(Path(ringsim.__file__).parent.parent),
         **variables,
     }
