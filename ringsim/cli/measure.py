@@ -74,10 +74,8 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help=(
-            "write the table (.json to be read again, .csv) or the chart (.png, .svg); may be "
-            "given several times"
-        ),
+        help="write the table (.json to be read again, .csv) or the chart (.png, .svg); may be "
+        "given several times",
     )
 
 
@@ -105,15 +103,15 @@ def run(options: argparse.Namespace) -> int:
         )
         for file in options.out:
             _write(table, file)
-            tell_written(file)
     return 130 if table.metadata["interrupted"] else 0
 
 
 def _write(table: Bandwidths, file: Path) -> None:
+    if file.suffix in (".png", ".svg"):
+        write_picture(table.plot(), file)
+        return
     if file.suffix == ".json":
         table.save(file)
-    elif file.suffix != ".csv":
-        write_picture(table.plot(), file)
     else:
         try:
             table.to_pandas().to_csv(file, index=False)
@@ -122,6 +120,7 @@ def _write(table: Bandwidths, file: Path) -> None:
                 f"the file of -o must be writable, got {error}. Make the directory, or choose "
                 "another file."
             ) from None
+    tell_written(file)
 
 
 def _sizes(text: str) -> list[int]:
