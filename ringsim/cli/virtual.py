@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, SupportsFloat
 
@@ -19,8 +18,6 @@ from ringsim.traces.units import bytes_text, time_unit
 from ringsim.traces.value import count
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from ringsim.simulator.schedules import ScheduleRun
     from ringsim.traces.value import Trace
 
@@ -100,22 +97,12 @@ def run(options: argparse.Namespace) -> int:
         ),
         lambda: _numbers(described, step, trace),
     )
-    if trace is None:
-        _write(options, step.trace, step.plot)
-    else:
-        _write(options, lambda: trace, trace.plot_timeline)
-    return 0
-
-
-def _write(
-    options: argparse.Namespace, make_trace: Callable[[], Trace], plot: Callable[[], Axes]
-) -> None:
-    """Saves and draws what was simulated, where that was asked for."""
     if options.save is not None:
-        make_trace().save(options.save)
+        (step.trace() if trace is None else trace).save(options.save)
         tell_written(options.save)
     if options.plot is not None:
-        write_picture(plot(), options.plot)
+        write_picture(step.plot() if trace is None else trace.plot_timeline(), options.plot)
+    return 0
 
 
 def _run_script(options: argparse.Namespace) -> int:
@@ -143,7 +130,11 @@ def _run_script(options: argparse.Namespace) -> int:
             print(f"what was recorded until then: {escape(str(options.save))}")
         raise
     tell(options, trace.summary, lambda: {"makespan_s": trace.makespan_s})
-    _write(options, lambda: trace, trace.plot_timeline)
+    if options.save is not None:
+        trace.save(options.save)
+        tell_written(options.save)
+    if options.plot is not None:
+        write_picture(trace.plot_timeline(), options.plot)
     return 0
 
 

@@ -133,13 +133,12 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
 
 def _slice(one: Slice, place: dict[str, int], tables: Tables) -> Iterator[dict[str, Any]]:
     kind = OPS[one.row.op][1]
-    told = {**describe_row(one.row, tables), COLUMNS: list(one.row)}
     event = {
         **place,
         "name": make_name(one.row, tables),
         "cat": KIND_NAMES[kind],
         "ts": one.start_ns / 1000,
-        "args": told,
+        "args": {**describe_row(one.row, tables), COLUMNS: list(one.row)},
     }
     if kind == MARK:
         yield {"ph": "i", "s": "t", **event}
