@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,6 @@ import numpy.typing as npt
 from ringsim.errors import ArgumentError, is_integer, is_number, say
 
 __all__ = ["Link", "check_link", "check_links", "fit_link"]
-
-_FIELDS: Final = ("alpha_s", "beta_s_per_byte", "alpha_error_s", "beta_error_s_per_byte")
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,7 @@ class Link:
     beta_error_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in _FIELDS:
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             unknown_error = "error" in name and isinstance(value, float) and math.isnan(value)
             if not unknown_error and not (
                 isinstance(value, int | float) and is_number(value) and value >= 0

@@ -290,9 +290,9 @@ class Description:
     size_bytes: int
     semantics: Semantics
     ahead: int
-    topology: Network | None = None
-    degrade: tuple[Degrade, ...] = ()
-    jitter: tuple[Jitter, ...] = ()
+    topology: Network | None
+    degrade: tuple[Degrade, ...]
+    jitter: tuple[Jitter, ...]
 
     @property
     def needs_ranks(self) -> bool:

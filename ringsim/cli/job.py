@@ -14,6 +14,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, cast
 
+import numpy as np
+
 from ringsim.environment import count_crossings
 from ringsim.errors import RingError, name_ranks
 from ringsim.traces.value import count
@@ -139,6 +141,5 @@ def listening() -> dict[str, str]:
             if words[3] == _LISTENS and words[9] in inodes:
                 # words of four bytes, each in the order of this machine
                 packed = bytes.fromhex(words[1].partition(":")[0])
-                packed = b"".join(packed[at : at + 4][::-1] for at in range(0, len(packed), 4))
-                found[words[9]] = str(ip_address(packed))
+                found[words[9]] = str(ip_address(np.frombuffer(packed, "u4").byteswap().tobytes()))
     return found

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_json, add_verb, tell, tell_written, write_picture
+from ringsim.cli.verb import Verbs, add_json, add_verb, list_rows, tell, tell_written, write_picture
 from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, RingError
 
@@ -98,9 +97,7 @@ def run(options: argparse.Namespace) -> int:
     launched = find_launched()
     # of ranks that a launcher started, all have the table, and one prints it
     if launched is None or launched.rank == 0:
-        tell(
-            options, lambda: table, lambda: json.loads(table.to_pandas().to_json(orient="records"))
-        )
+        tell(options, lambda: table, lambda: list_rows(table))
         for file in options.out:
             _write(table, file)
     return 130 if table.metadata["interrupted"] else 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import re
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from ringsim.cli.verb import (
     add_json,
     add_out,
     add_verb,
+    list_rows,
     make_directory,
     tell,
     tell_written,
@@ -463,14 +463,11 @@ def _differences(comparison: Comparison) -> dict[str, object]:
     # the same for all files, and two even if it is one file
     names = replace(comparison, called=None).names
     runs = zip(names, (comparison.real_steps_s, comparison.virtual_steps_s), strict=True)
-    tables = {
-        "differences": comparison.differences.to_pandas(),
-        "parts": comparison.parts.to_pandas(),
-    }
     return {
         "steps_s": {name: steps_s.tolist() for name, steps_s in runs},
         "median_error": comparison.median_error,
-        **{name: json.loads(table.to_json(orient="records")) for name, table in tables.items()},
+        "differences": list_rows(comparison.differences),
+        "parts": list_rows(comparison.parts),
     }
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ringsim.errors import RingError, escape
 
@@ -57,6 +57,11 @@ def tell(
 ) -> None:
     """Prints what was found: in words, or as JSON where that was asked for."""
     print(json.dumps(numbers(), indent=2) if options.json else words())
+
+
+def list_rows(table: Any) -> Any:
+    """Returns the rows of a table as JSON has them."""
+    return json.loads(table.to_pandas().to_json(orient="records"))
 
 
 def write_pictures(trace: Trace, directory: Path) -> None:
