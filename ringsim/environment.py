@@ -31,6 +31,7 @@ import os
 import re
 import socket
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -62,7 +63,8 @@ _MOST_NAMES: Final = 1_000_000  # no cluster has more, and a misprint must not f
 _NAME: Final = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+")  # commas within a bracket belong to it
 # a bracket, or the letters before, between and after
 _PART: Final = re.compile(r"\[([^\]]*)\]|([^\[]+)")
-_RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", re.ASCII)
+_WHOLE: Final = re.compile("[0-9]{1,18}")
+_RANGE: Final = re.compile("([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _SHOWN: Final = 80  # characters of a value in a message
 
 
@@ -167,11 +169,7 @@ class _Reader:
         value = self.text(*names)
         if value is None:
             return None
-        if (
-            not (value.isascii() and value.isdigit())
-            or len(value) > 18
-            or not low <= int(value) <= high
-        ):
+        if _WHOLE.fullmatch(value) is None or not low <= int(value) <= high:
             name = next(name for name in names if name in self.seen)
             span = f"from {low} to {high}" if high < _MOST else f"of {low} or more"
             raise RingError(
@@ -206,10 +204,8 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
     on_azure = "DLTS_JOB_ID" not in environ and read.text("AZUREML_EXPERIMENT_ID") is not None
     training = None if on_azure else read.text("SM_TRAINING_ENV")
     rank, world_size = read.whole("OMPI_COMM_WORLD_RANK"), read.whole("OMPI_COMM_WORLD_SIZE", low=1)
-    local_rank, local_size = (
-        read.whole("OMPI_COMM_WORLD_LOCAL_RANK"),
-        read.whole("OMPI_COMM_WORLD_LOCAL_SIZE", low=1),
-    )
+    local_rank = read.whole("OMPI_COMM_WORLD_LOCAL_RANK")
+    local_size = read.whole("OMPI_COMM_WORLD_LOCAL_SIZE", low=1)
     alone = world_size is not None and world_size == local_size
     head, port = HERE if alone else None, DEFAULT_PORT
     advice = "Set MASTER_ADDR to the machine of rank 0, on every rank."
@@ -244,10 +240,9 @@ def _sagemaker_head(training: str) -> str | None:
         return None
     if not isinstance(settings, dict):
         return None
-    hosts = settings.get("hosts")
-    head = settings.get("master_hostname") or (
-        hosts[0] if isinstance(hosts, list) and hosts else None
-    )
+    head, hosts = settings.get("master_hostname"), settings.get("hosts")
+    if not head and isinstance(hosts, list) and hosts:
+        head = hosts[0]
     return head if isinstance(head, str) and head else None
 
 
@@ -344,6 +339,10 @@ LAUNCHERS: Final[tuple[Callable[[Mapping[str, str]], Facts | None], ...]] = (
     _read_slurm,
     _read_any_pmi,
 )
+
+
+def _ask_launchers(environ: Mapping[str, str]) -> list[Facts]:
+    return [facts for launcher in LAUNCHERS if (facts := launcher(environ)) is not None]
 
 
 def _port_of_number(number: int) -> int:
@@ -481,19 +480,17 @@ def discover(
     ):
         raise ArgumentError(
             f"world_size must be {facts.world_size} as the launcher says, since rank is left to "
-            f"it, got {given['world_size']} "
-            f"({facts.rule}: {_show(facts.variables)}). Pass both, or neither."
+            f"it, got {given['world_size']} ({facts.rule}: {_show(facts.variables)}). Pass both, "
+            "or neither."
         )
     values = {**_known(facts), **given}
-    if missing := _VARIABLES.keys() - values.keys():
+    if missing := [name for name in _VARIABLES if name not in values]:
         has_mpi = (
             any(name.startswith(_MPI) for name in environ)
             and importlib.util.find_spec("mpi4py") is not None
         )
         if not has_mpi or not ask_mpi:
-            raise _unfinished(
-                [name for name in _VARIABLES if name in missing], facts, given, environ, has_mpi
-            )
+            raise _unfinished(missing, facts, given, environ, has_mpi)
         facts = _ask_mpi(facts)
         values = {**_known(facts), **given}
     return _conclude(values, facts, given)
@@ -511,12 +508,9 @@ def find_launched() -> Discovery | None:
     try:
         return discover(ask_mpi=False)
     except RingError:
-        said = [launcher(os.environ) for launcher in LAUNCHERS]
-        if any(
-            facts is not None and facts.rank is not None and (facts.world_size or 1) > 1
-            for facts in said
-        ):
-            raise  # each of these ranks would start ranks of its own
+        for facts in _ask_launchers(os.environ):
+            if facts.rank is not None and (facts.world_size or 1) > 1:
+                raise  # each of these ranks would start ranks of its own
         return None
 
 
@@ -548,7 +542,7 @@ def _choose(environ: Mapping[str, str]) -> Facts:
     if _ELASTIC & environ.keys():
         return torchrun
     complete = _known(torchrun).keys() == _VARIABLES.keys()
-    said = [facts for launcher in LAUNCHERS if (facts := launcher(environ)) is not None]
+    said = _ask_launchers(environ)
     if not said:
         return torchrun
     launcher = said[0]
@@ -578,30 +572,25 @@ def _compare(one: Facts, other: Facts) -> None:
         if None not in values and values[0] != values[1]:
             raise RingError(
                 f"{name} must be one number, got {values[0]} from {one.rule} and {values[1]} "
-                f"from {other.rule} "
-                f"(environment: {_show({**one.variables, **other.variables})}). Unset the "
-                "variables of the launcher that did not start this"
-                " process, or pass rank, world_size and local_rank."
+                f"from {other.rule} (environment: {_show({**one.variables, **other.variables})}). "
+                "Unset the variables of the launcher that did not start this process, or pass "
+                "rank, world_size and local_rank."
             )
 
 
 def _conclude(values: Mapping[str, Any], facts: Facts, given: Iterable[str]) -> Discovery:
     """Returns the finding, if its numbers are consistent."""
     if values["rank"] >= values["world_size"]:
-        where = (
-            f"{facts.rule}: {_show(facts.variables)}"
-            if facts.variables
-            else f"world_size {values['world_size']}"
-        )
+        where = f"world_size {values['world_size']}"
+        if facts.variables:
+            where = f"{facts.rule}: {_show(facts.variables)}"
         what = (
             f"rank must be a whole number from 0 to {values['world_size'] - 1}, got "
             f"{values['rank']} ({where})."
         )
-        raise (
-            ArgumentError(f"{what} Give each process its own.")
-            if "rank" in given
-            else RingError(f"{what} Correct these variables.")
-        )
+        if "rank" in given:
+            raise ArgumentError(f"{what} Give each process its own.")
+        raise RingError(f"{what} Correct these variables.")
     return Discovery(**values, rule=facts.rule, variables=dict(facts.variables))
 
 
@@ -613,10 +602,8 @@ def _unfinished(
     has_mpi: bool,
 ) -> RingError:
     """Makes the error that says what is not known, what is, and what to do."""
-    got = (
-        _show({**facts.variables, **{name: repr(value) for name, value in given.items()}})
-        or "nothing"
-    )
+    passed = {name: repr(value) for name, value in given.items()}
+    got = _show({**facts.variables, **passed}) or "nothing"
     names, variables = _join(missing), _join([_VARIABLES[name] for name in missing])
     if facts.rule != "torchrun":
         last = (
@@ -727,5 +714,7 @@ def order_by_hosts(hosts: Sequence[Any]) -> tuple[int, ...]:
         >>> order_by_hosts(["node0", "node1", "node0", "node1"])
         (0, 2, 1, 3)
     """
-    first = {host: rank for rank, host in reversed([*enumerate(hosts)])}
-    return tuple(sorted(range(len(hosts)), key=lambda rank: (first[hosts[rank]], rank)))
+    ranks = defaultdict[Any, list[int]](list)
+    for rank, host in enumerate(hosts):
+        ranks[host].append(rank)
+    return tuple(itertools.chain.from_iterable(ranks.values()))

@@ -92,10 +92,8 @@ def _schedules(
     last: float,
 ) -> Frame:
     lines = [
-        (
-            "                       step   closed form   bubble   closed "
-            "form   activations held, by rank"
-        )
+        "                       step   closed form   bubble   closed form   "
+        "activations held, by rank"
     ]
     traces = []
     for letter, name in zip("AB", (left, right), strict=True):
@@ -118,22 +116,21 @@ def _one_schedule(
 ) -> tuple[str, Trace]:
     stages = ranks * find_num_chunks(name)
     # a model is cut into more stages, not made larger
-    scale = [_MS * ranks / stages] * (stages - 1) + [_MS * ranks / stages * last]
-    halves = tuple(backward / 2 * one for one in scale)
-    costs = Costs(forward=tuple(scale), input=halves, weight=halves, latency=latency * _MS)
+    one_s = _MS * ranks / stages
+    forward: Any = (*[one_s] * (stages - 1), one_s * last)
+    half: Any = tuple(backward / 2 * each_s for each_s in forward)
     if last == 1.0:  # closed forms are for stages that are alike
-        costs = Costs(forward=scale[0], input=halves[0], weight=halves[0], latency=latency * _MS)
+        forward, half = forward[0], half[0]
+    costs = Costs(forward=forward, input=half, weight=half, latency=latency * _MS)
     run = simulate_schedule(
         name, costs, num_ranks=ranks, num_microbatches=microbatches, semantics="buffered"
     )
     trace = run.trace()
     bubble, peaks = trace.bubble(), trace.peak_activations()
     step = "none" if run.closed_form is None else f"{1e3 * float(run.closed_form):.4g} ms"
-    share = (
-        "none"
-        if latency or last != 1.0 or bubble.closed_form is None
-        else f"{100 * bubble.closed_form.of_total:.1f} %"
-    )
+    share = "none"
+    if not latency and last == 1.0 and bubble.closed_form is not None:
+        share = f"{100 * bubble.closed_form.of_total:.1f} %"
     held = " ".join(map(str, peaks.peaks))
     line = (
         f"{1e3 * run.makespan:>5.4g} ms   {step:>11}   {100 * run.bubble:>4.1f} %   {share:>11}   "
@@ -155,14 +152,9 @@ def ring() -> Explorer:
         simulated    212 µs
         closed form  212 µs   ranks (computing + latency + size / bandwidth)
     """
+    kinds = ("token", "shift", _ALL_REDUCE)
     choices = (
-        Choice(
-            "what",
-            "what",
-            "token",
-            ("token", "shift", _ALL_REDUCE),
-            ("token", "shift", _ALL_REDUCE),
-        ),
+        Choice("what", "what", "token", kinds, kinds),
         Choice("ranks", "ranks", 4, range(2, 17), (2, 4, 8)),
         Choice("size", "size", 64, (1, 4, 16, 64, 256), (4, 64, 256), "KiB"),
         Choice("latency", "latency", 10.0, _LATENCIES, (10.0, 100.0), "µs"),
@@ -177,31 +169,26 @@ def _go_round(
     what: str, ranks: int, size: int, latency: float, bandwidth: float, computing: float, slow: int
 ) -> Frame:
     link, size_bytes, compute_s = _link(latency, bandwidth), 1024 * size, round(_US * computing, 6)
-    chunk_bytes = _ITEM_BYTES * (size_bytes // _ITEM_BYTES // ranks)
-    forms = {
-        "token": (
-            ranks * (compute_s + link.time_s(size_bytes)),
-            "ranks (computing + latency + size / bandwidth)",
-        ),
-        "shift": (compute_s + link.time_s(size_bytes), "computing + latency + size / bandwidth"),
-        _ALL_REDUCE: (
-            compute_s + 2 * (ranks - 1) * link.time_s(chunk_bytes),
-            "computing + 2 (ranks - 1) (latency + size / ranks / bandwidth)",
-        ),
-    }
-    closed_s, words = forms[what]
+    closed_s, words = (
+        compute_s + link.time_s(size_bytes),
+        "computing + latency + size / bandwidth",
+    )
+    if what == "token":
+        closed_s, words = ranks * closed_s, f"ranks ({words})"
+    elif what == _ALL_REDUCE:
+        chunk_bytes = _ITEM_BYTES * (size_bytes // _ITEM_BYTES // ranks)
+        closed_s = compute_s + 2 * (ranks - 1) * link.time_s(chunk_bytes)
+        words = "computing + 2 (ranks - 1) (latency + size / ranks / bandwidth)"
     inject = [Slow(1, slow)] if slow > 1 else []
     trace = simulate(
         _pass_round, world_size=ranks, args=(what, size_bytes, compute_s), link=link, inject=inject
     )
-    known = (
-        f"{time_text(1e9 * closed_s)}   {words}"
-        if slow == 1
-        else f"none: it is for ranks that are alike, which would take {time_text(1e9 * closed_s)}"
-    )
-    return Frame(
-        f"simulated    {time_text(1e9 * trace.makespan_s)}\nclosed form  {known}", (trace,)
-    )
+    closed = time_text(1e9 * closed_s)
+    known = f"{closed}   {words}"
+    if slow > 1:
+        known = f"none: it is for ranks that are alike, which would take {closed}"
+    text = f"simulated    {time_text(1e9 * trace.makespan_s)}\nclosed form  {known}"
+    return Frame(text, (trace,))
 
 
 def _pass_round(what: str, size_bytes: int, compute_s: float) -> None:
@@ -332,35 +319,22 @@ def _tokens(
     together = messages != _ONE_BY_ONE
     share = f"{100 * float(steady_use(stages, batches, together)):.0f} %"
     args = (batches, tokens, together, prefill * _MS)
+    link = Link(alpha_s=latency * _MS, beta_s_per_byte=0.0)
     try:
-        trace = simulate(
-            _generate,
-            world_size=stages,
-            args=args,
-            link=Link(alpha_s=latency * _MS, beta_s_per_byte=0.0),
-        )
+        trace = simulate(_generate, world_size=stages, args=args, link=link)
     except Deadlock as error:
-        return Frame(
-            (
-                f"It never ends; by the closed form a stage works {share} of the time.\n"
-                f"{say_stuck(error)}"
-            ),
-            (error.trace,),
-        )
+        text = f"It never ends; by the closed form a stage works {share} of the time."
+        return Frame(f"{text}\n{say_stuck(error)}", (error.trace,))
     played = time_generation(
         stages, batches, 1, tokens, prefill, 1.0, async_comm=together, latency=latency
     )
     busy = sum(row.decode_use for row in measure_stage_use(trace)) / stages
+    played_ms = max(times[-1][1] for times in played.times)
     lines = [
         f"                  in all   {count(batches * tokens, 'token')}",
-        (
-            f"simulated         {1e3 * trace.makespan_s:>6.4g} ms   a stage works {100 * busy:.0f} "
-            "% of the time while decoding"
-        ),
-        (
-            f"played, by plan   {max(times[-1][1] for times in played.times):>6.4g} ms   closed "
-            f"form, without latency: {share}"
-        ),
+        f"simulated         {1e3 * trace.makespan_s:>6.4g} ms   a stage works {100 * busy:.0f} "
+        "% of the time while decoding",
+        f"played, by plan   {played_ms:>6.4g} ms   closed form, without latency: {share}",
     ]
     return Frame("\n".join(lines), (trace,))
 
@@ -399,40 +373,34 @@ def deadlock() -> Explorer:
         Ranks 0, 1, 2, 3 wait for each other, for ever.
     """
     orders = ("sends", "receives")
+    kinds = ("rendezvous", "eager up to 64 KiB")
     choices = (
         *(
             Choice(f"rank_{rank}", f"rank {rank} first", "sends", orders, orders)
             for rank in range(4)
         ),
         Choice("size", "size", 4, (4, 1024), (4, 1024), "KiB"),
-        Choice(
-            "semantics",
-            "messages",
-            "rendezvous",
-            ("rendezvous", "eager up to 64 KiB"),
-            ("rendezvous", "eager up to 64 KiB"),
-        ),
+        Choice("semantics", "messages", "rendezvous", kinds, kinds),
     )
     return Explorer("who sends first", _in_order, choices)
 
 
 def _in_order(size: int, semantics: str, **first: str) -> Frame:
-    orders, eager = list(first.values()), semantics != "rendezvous" and 1024 * size <= _EAGER_BYTES
-    ends = len(set(orders)) > 1 or (orders[0] == "sends" and eager)
-    rule = f"By the rule it {'ends' if ends else 'never ends'}: "
-    rule += (
-        "a message leaves before its receiver asks for it."
-        if eager
-        else "one rank has to differ from the others."
-    )
-    if orders[0] == "receives" and len(set(orders)) == 1:
-        rule = "By the rule it never ends: nobody has sent what all wait for."
+    orders, size_bytes = list(first.values()), 1024 * size
     kind = "rendezvous" if semantics == "rendezvous" else f"buffered({_EAGER_BYTES})"
+    eager = semantics != "rendezvous" and size_bytes <= _EAGER_BYTES
+    reason = "one rank has to differ from the others."
+    if set(orders) == {"receives"}:
+        reason = "nobody has sent what all wait for."
+    elif eager:
+        reason = "a message leaves before its receiver asks for it."
+    ends = len(set(orders)) > 1 or (orders[0] == "sends" and eager)
+    rule = f"By the rule it {'ends' if ends else 'never ends'}: {reason}"
     try:
         trace = simulate(
             _exchange,
             world_size=len(orders),
-            args=(orders, 1024 * size),
+            args=(orders, size_bytes),
             link=_link(5.0, 10.0),
             semantics=kind,
         )

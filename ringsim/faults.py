@@ -177,12 +177,10 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
                 f"inject must hold Slow, Degrade, Fail and Jitter, got {say(each)}. Write "
                 "ringsim.Slow(rank=1, factor=2)."
             )
-        ranks = (
-            (each.src, each.dst)
-            if isinstance(each, Degrade)
-            else (0 if isinstance(each, Jitter) else each.rank,)
-        )
-        if max(ranks) >= world_size:
+        if isinstance(each, Jitter):
+            continue
+        highest = max(each.src, each.dst) if isinstance(each, Degrade) else each.rank
+        if highest >= world_size:
             raise ArgumentError(
                 f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. "
                 "Name a rank of the run."
@@ -207,11 +205,9 @@ def jitter_of(inject: Iterable[Injection], rank: int) -> Callable[[], float] | N
         for each in inject
         if isinstance(each, Jitter)
     ]
-    return (
-        (lambda: math.prod(1 + fraction * stream.uniform(-1, 1) for fraction, stream in streams))
-        if streams
-        else None
-    )
+    if not streams:
+        return None
+    return lambda: math.prod(1 + part * stream.uniform(-1, 1) for part, stream in streams)
 
 
 def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
@@ -240,8 +236,7 @@ def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
     """Makes the error that a rank raises in place of an operation, the same on both clocks."""
     return RankFailed(
         f"rank {rank} of {world_size} was made to fail in place of its operation {at_op}, "
-        "counted from 0. "
-        f"Leave Fail(rank={rank}, at_op={at_op}) out of inject to let it go on.",
+        f"counted from 0. Leave Fail(rank={rank}, at_op={at_op}) out of inject to let it go on.",
         rank=rank,
     )
 

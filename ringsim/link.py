@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,6 @@ import numpy.typing as npt
 from ringsim.errors import ArgumentError, is_integer, is_number, say
 
 __all__ = ["Link", "check_link", "check_links", "fit_link"]
-
-_FIELDS: Final = ("alpha_s", "beta_s_per_byte", "alpha_error_s", "beta_error_s_per_byte")
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,7 @@ class Link:
     beta_error_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in _FIELDS:
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             unknown_error = "error" in name and isinstance(value, float) and math.isnan(value)
             if not unknown_error and not (
                 isinstance(value, int | float) and is_number(value) and value >= 0
@@ -141,14 +138,15 @@ def check_links(link: object, world_size: int | None = None) -> None:
     if not isinstance(link, Mapping):
         check_link("link", link)
         return
+    known, most = "ranks", math.inf
+    if world_size is not None:
+        known, most = f"ranks from 0 to {world_size - 1}", world_size - 1
     for pair, value in link.items():
-        most = math.inf if world_size is None else world_size - 1
         if not (
             isinstance(pair, tuple)
             and len(pair) == 2
             and all(is_integer(rank) and 0 <= rank <= most for rank in pair)
         ):
-            known = "ranks" if world_size is None else f"ranks from 0 to {world_size - 1}"
             raise ArgumentError(
                 f"the keys of link must be pairs of {known}, got {say(pair)}. Write link={{(0, "
                 "1): Link(...)}."
@@ -208,10 +206,10 @@ def fit_link(
     found, _, _, _ = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)
     free = [0, 1]
     if found.min() < 0:  # the best that is allowed lies on the border: one of the two alone
-        alone = [1 if found[0] < 0 else 0]
+        alone = 1 if found[0] < 0 else 0
         found = np.zeros(2)
-        found[alone] = columns[:, alone[0]].sum() / (columns[:, alone[0]] ** 2).sum()
-        free = alone
+        found[alone] = columns[:, alone].sum() / (columns[:, alone] ** 2).sum()
+        free = [alone]
     errors = _standard_errors(columns, found, free)
     return Link(
         float(found[0]), float(found[1] / scale), float(errors[0]), float(errors[1] / scale)
@@ -226,11 +224,10 @@ def _standard_errors(
     0 for one that is held at 0, NaN where no scatter is left to tell from.
     """
     errors = np.zeros(2)
-    spare = len(columns) - len(free)
     if len(columns) <= 2:
         errors[free] = math.nan
         return errors
-    scatter = ((columns @ found - 1) ** 2).sum() / spare
+    scatter = ((columns @ found - 1) ** 2).sum() / (len(columns) - len(free))
     part = columns[:, free]
     errors[free] = np.sqrt(scatter * np.diag(np.linalg.inv(part.T @ part)))
     return errors

@@ -80,9 +80,8 @@ def _run_cell(shell: InteractiveShell, line: str, cell: str) -> ringsim.Trace:
     source = f"\n{cell}"
     filename = shell.compile.cache(source)  # where tracebacks find them
     used = names_used(_compile(source, filename)) - _NOT_SENT - {options.out}
-    job = _pack(
-        source, filename, {name: shell.user_ns[name] for name in used if name in shell.user_ns}
-    )
+    variables = {name: shell.user_ns[name] for name in used if name in shell.user_ns}
+    job = _pack(source, filename, variables)
     trace = run(job, kind, RunOptions(limit_s=options.limit, show_hidden=True))
     shell.user_ns[options.out] = trace
     return trace
@@ -191,11 +190,9 @@ def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     # the cell, which is what the user asked to have run
     exec(compile(tree, filename, "exec"), space)
-    value = (
-        eval(compile(ast.Expression(last.value), filename, "eval"), space)
-        if isinstance(last, ast.Expr)
-        else None
-    )
+    if not isinstance(last, ast.Expr):
+        return None
+    value = eval(compile(ast.Expression(last.value), filename, "eval"), space)
     try:
         dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):

@@ -28,7 +28,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -154,11 +154,9 @@ class Hosts(_Roomy):
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
         """Stays within a host where it can."""
         here, there = src // self.ranks_per_host, dst // self.ranks_per_host
-        return (
-            [Hop((src, dst), self.inner)]
-            if here == there
-            else _over_network(f"host {here}", f"host {there}", self.outer)
-        )
+        if here == there:
+            return [Hop((src, dst), self.inner)]
+        return _over_network(f"host {here}", f"host {there}", self.outer)
 
 
 @dataclass(frozen=True)
@@ -333,10 +331,8 @@ class GraphLinks:
         A graph's own would say where it lies in memory.
         """
         kinds = Counter(link for links in self._out.values() for link in links.values())
-        return (
-            f"GraphLinks({len(self._out)} nodes, "
-            f"{', '.join(f'{count} x {link!r}' for link, count in kinds.items())})"
-        )
+        links = ", ".join(f"{count} x {link!r}" for link, count in kinds.items())
+        return f"GraphLinks({len(self._out)} nodes, {links})"
 
     def check(self, world_size: int) -> None:
         """Raises ArgumentError unless each rank is a node."""
@@ -387,8 +383,6 @@ def _cheapest_ways(
     return before
 
 
-def _some(ranks: Iterable[int]) -> str:
-    listed = list(ranks)
-    return ", ".join(map(str, listed[:4])) + (
-        f" and {len(listed) - 4} more" if len(listed) > 4 else ""
-    )
+def _some(ranks: Sequence[int]) -> str:
+    text = ", ".join(map(str, ranks[:4]))
+    return f"{text} and {len(ranks) - 4} more" if len(ranks) > 4 else text

@@ -11,12 +11,13 @@ import argparse
 import time
 from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ringsim
 from ringsim.cli.verb import (
     Verbs,
+    add_out,
     add_verb,
     make_directory,
     tell_written,
@@ -55,14 +56,7 @@ def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "-n", "--ranks", type=int, default=4, help="number of ranks, one stage each (default: 4)"
     )
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        default=Path("demo"),
-        metavar="DIR",
-        help="where trace and pictures go (default: demo)",
-    )
+    add_out(parser, "DIR", "where trace and pictures go (default: demo)", "demo")
 
 
 def run_demo(options: argparse.Namespace) -> int:
@@ -73,10 +67,8 @@ def run_demo(options: argparse.Namespace) -> int:
 
     make_directory(options.out)
     print(
-        (
-            f"starting {count(options.ranks, 'rank')} (Gloo, joined in a ring), a stage of the "
-            "transformer each ..."
-        ),
+        f"starting {count(options.ranks, 'rank')} (Gloo, joined in a ring), a stage of the "
+        "transformer each ...",
         flush=True,
     )
     trace = ringsim.trace(worker, world_size=options.ranks)
@@ -96,8 +88,8 @@ def run_demo(options: argparse.Namespace) -> int:
     file = options.out / "run.ringtrace"
     trace.save(file)
     print(f"\n{trace.summary()}\n")
-    for written in (file, *write_pictures(trace, options.out)):
-        tell_written(written)
+    tell_written(file)
+    write_pictures(trace, options.out)
     print(f"\nlook again with: ringsim show {file}")
     return 0
 
@@ -143,14 +135,7 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--compare", action="store_true", help="measure other numbers of inner iterations, too"
     )
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        default=Path("generation"),
-        metavar="DIR",
-        help="where trace and pictures go (default: generation)",
-    )
+    add_out(parser, "DIR", "where trace and pictures go (default: generation)", "generation")
 
 
 def run_generate(options: argparse.Namespace) -> int:
@@ -162,18 +147,15 @@ def run_generate(options: argparse.Namespace) -> int:
     if options.tokens < 3 or num_stages < 2:
         raise ArgumentError(
             f"--tokens must be 3 or more and --ranks 2 or more, got {options.tokens} and "
-            f"{num_stages}. "
-            "With fewer there is nothing to compare."
+            f"{num_stages}. With fewer there is nothing to compare."
         )
     # before any rank is started
     check_can_finish(num_stages, turns, options.tokens, options.async_comm)
     make_directory(options.out)
 
     print(
-        (
-            f"starting {count(num_stages, 'rank')}, a stage each; "
-            f"{count(turns, 'inner iteration')} ..."
-        ),
+        f"starting {count(num_stages, 'rank')}, a stage each; "
+        f"{count(turns, 'inner iteration')} ...",
         flush=True,
     )
     trace = _generate(options, turns, options.async_comm)
@@ -189,22 +171,18 @@ def run_generate(options: argparse.Namespace) -> int:
     print(_report(options, turns, trace, use))
 
     measured = [MeasuredUse(turns, options.async_comm, _mean_use(use))]
-    for other_turns, async_comm in (
-        _others(num_stages, turns, options.async_comm) if options.compare else []
-    ):
-        other = measure_stage_use(_generate(options, other_turns, async_comm))
-        measured.append(MeasuredUse(other_turns, async_comm, _mean_use(other)))
+    others = _others(num_stages, turns, options.async_comm) if options.compare else []
+    for setting in others:
+        other = measure_stage_use(_generate(options, *setting))
+        measured.append(MeasuredUse(*setting, _mean_use(other)))
         print(_line(num_stages, *measured[-1]), flush=True)
 
     file = options.out / "run.ringtrace"
     trace.save(file)
+    tell_written(file)
+    write_pictures(trace, options.out)
     axes = plot_inner_iterations(num_stages, measured, metadata=trace.metadata)
-    for written in (
-        file,
-        *write_pictures(trace, options.out),
-        write_picture(axes, options.out / "inner_iterations.png"),
-    ):
-        tell_written(written)
+    write_picture(axes, options.out / "inner_iterations.png")
     return 0
 
 
@@ -223,22 +201,19 @@ def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bo
 
     More would take long.
     """
-    settings = [
+    return [
         (number, posted)
         for posted in (False, True)
         for number in range(1, num_stages + 2)
-        if can_finish(num_stages, number, posted)
+        if (number, posted) != (turns, async_comm) and can_finish(num_stages, number, posted)
     ]
-    return [setting for setting in settings if setting != (turns, async_comm)]
 
 
 def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[StageUse]) -> str:
     """Returns what was measured, next to what the plan takes with jobs of that length."""
     num_stages, num_tokens = options.ranks, options.tokens
-    prefill, decode = (
-        sum(stage.prefill_s for stage in use) / num_stages,
-        sum(stage.decode_s for stage in use) / num_stages,
-    )
+    prefill = fmean(stage.prefill_s for stage in use)
+    decode = fmean(stage.decode_s for stage in use)
     run = time_generation(
         num_stages, turns, 1, num_tokens, prefill, decode, async_comm=options.async_comm
     )
@@ -254,14 +229,10 @@ def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[Sta
             "           prefill ms  decode ms  idle ms  works, decoding",
             *rows,
             "",
-            (
-                f"first to last job: {took:.3f} s; with these jobs and messages "
-                f"that take no time: {due:.3f} s"
-            ),
-            (
-                f"{tokens} tokens, {tokens / took:.0f} a second; "
-                f"{count_messages(num_stages, turns, num_tokens)} messages of states and tokens"
-            ),
+            f"first to last job: {took:.3f} s; with these jobs and messages "
+            f"that take no time: {due:.3f} s",
+            f"{tokens} tokens, {tokens / took:.0f} a second; "
+            f"{count_messages(num_stages, turns, num_tokens)} messages of states and tokens",
             _line(num_stages, turns, options.async_comm, _mean_use(use)),
         ]
     )
@@ -277,7 +248,7 @@ def _line(num_stages: int, turns: int, async_comm: bool, use: float) -> str:
 
 
 def _mean_use(use: list[StageUse]) -> float:
-    return sum(stage.decode_use for stage in use) / len(use)
+    return fmean(stage.decode_use for stage in use)
 
 
 SCHEDULE = "1f1b"
@@ -382,10 +353,8 @@ def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
         task.optimizer.step()
         if step % REPORT_EVERY == 0 or step == num_steps - 1:
             print(
-                (
-                    f"step {step + 1:>3} of {num_steps}   loss {losses[-1]:.3f}  "
-                    f"{'#' * round(10 * losses[-1])}"
-                ),
+                f"step {step + 1:>3} of {num_steps}   loss {losses[-1]:.3f}  "
+                f"{'#' * round(10 * losses[-1])}",
                 flush=True,
             )
     prompts = [task.encode(prompt) for prompt in PROMPTS]

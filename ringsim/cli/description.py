@@ -78,9 +78,9 @@ Network = Hosts | FullBisection | RingLinks
 Units = Mapping[str, Fraction]  # exact, so that 10 us are 1e-05 s without a rounding error
 TIME: Final[Units] = {
     "s": Fraction(1),
-    "ms": Fraction(1, 10**3),
-    "us": Fraction(1, 10**6),
-    "ns": Fraction(1, 10**9),
+    "ms": Fraction("1e-3"),
+    "us": Fraction("1e-6"),
+    "ns": Fraction("1e-9"),
 }
 SIZE: Final[Units] = {
     "bytes": Fraction(1),
@@ -191,12 +191,11 @@ class TomlTable:
 
         Its key ends in its unit, such as ``latency_us``.
         """
-        found = self._find_quantity(what, units, default is None)
-        return float(default or 0.0) if found is None else self._measure(*found, units)
+        return self._measure(*self._find_quantity(what, units, default), units)
 
     def quantities(self, what: str, units: Units) -> float | tuple[float, ...]:
         """Returns a quantity, or a tuple with one for each stage if the file has a list."""
-        key, value, unit = self._find_quantity(what, units, True) or ("", 0, Fraction(1))
+        key, value, unit = self._find_quantity(what, units)
         if not isinstance(value, list):
             return self._measure(key, value, unit, units)
         if not value:
@@ -237,9 +236,9 @@ class TomlTable:
         return value
 
     def _find_quantity(
-        self, what: str, units: Units, is_needed: bool
-    ) -> tuple[str, Any, Fraction] | None:
-        """Returns key, value and factor of the unit; None if it is missing and may be."""
+        self, what: str, units: Units, default: float | None = None
+    ) -> tuple[str, Any, Fraction]:
+        """Returns key, value and factor of the unit."""
         keys = _keys(what, units)
         self._known += keys
         found = [key for key in keys if key in self._entries]
@@ -255,11 +254,11 @@ class TomlTable:
             )
         if found:
             return found[0], self._entries[found[0]], keys[found[0]]
-        if is_needed:
+        if default is None:
             raise ArgumentError(
                 f"{self.name} must have {what}, got none ({self.file}). Write {' or '.join(keys)}."
             )
-        return None
+        return what, default, Fraction(1)
 
     def _measure(self, key: str, value: Any, unit: Fraction, units: Units) -> float:
         if not is_number(value) or not value >= 0:
@@ -291,9 +290,9 @@ class Description:
     size_bytes: int
     semantics: Semantics
     ahead: int
-    topology: Network | None = None
-    degrade: tuple[Degrade, ...] = ()
-    jitter: tuple[Jitter, ...] = ()
+    topology: Network | None
+    degrade: tuple[Degrade, ...]
+    jitter: tuple[Jitter, ...]
 
     @property
     def needs_ranks(self) -> bool:
@@ -303,11 +302,7 @@ class Description:
     @property
     def stages_differ(self) -> bool:
         """Whether stages take different times."""
-        costs = self.costs
-        return any(
-            isinstance(times, Sequence)
-            for times in (costs.forward, costs.input, costs.weight, costs.backward)
-        )
+        return any(isinstance(times, Sequence) for times in _times(self.costs))
 
     def rehearse(self) -> Trace:
         """Simulates the step on ranks, with shared links and jitter."""
@@ -384,19 +379,19 @@ def _describe(whole: TomlTable) -> Description:
     )
     whole.finish()
     num_ranks = ring.integer("ranks", least=1)
-    step = (
-        _read_actions(schedule, num_ranks)
-        if "actions" in schedule
-        else _read_step(schedule, num_ranks)
-    )
+    read_schedule = _read_actions if "actions" in schedule else _read_step
+    step: Step | Schedule = read_schedule(schedule, num_ranks)
     semantics: Any = schedule.choice("semantics", SEMANTICS, "rendezvous")
     ahead = schedule.integer("ahead", 1)
     owners = _find_owners(step)
 
     costs, size_bytes = (_read_shapes if "layers" in model else _read_times)(model, len(owners))
-    topology = _read_topology(every_link) if shares else None
-    link = _read_link(every_link) if topology is None else _FREE
-    links = {} if topology is None else _idle_links(topology, num_ranks)
+    topology, link, links = None, _FREE, dict[tuple[int, int], Link]()
+    if shares:
+        topology = _read_topology(every_link)
+        links = _idle_links(topology, num_ranks)
+    else:
+        link = _read_link(every_link)
     own = [_read_edge(each, num_ranks) for each in edges]
     if twice := [edge for edge in own if own.count(edge) > 1]:
         raise ArgumentError(
@@ -451,10 +446,8 @@ def _check_sizes(described: Description, num_stages: int, file: str) -> None:
     times = [
         costs.get_duration(Action(stage, kind, 0)) for stage in range(num_stages) for kind in "FB"
     ]
-    slowest = max(
-        link.time_s(described.size_bytes)
-        for link in ([links] if isinstance(links, Link) else list(links.values()) or [_FREE])
-    )
+    each_link = [links] if isinstance(links, Link) else links.values()
+    slowest = max((link.time_s(described.size_bytes) for link in each_link), default=0.0)
     # As if everything came one after the other, with the largest jitter.
     most_s = (
         2 * described.schedule.num_microbatches * (float(sum(times)) + 2 * num_stages * slowest)
@@ -477,10 +470,8 @@ def _read_step(schedule: TomlTable, num_ranks: int) -> Step:
         raise ArgumentError(
             f"chunks must be what the schedule allows, got {num_chunks} ({schedule.file}): {error}"
         ) from None
-    size, most = (
-        step.num_stages * num_microbatches,
-        _MOST_FORWARDS if name in _BY_RULE else _MOST_WRITTEN_OUT,
-    )
+    size = step.num_stages * num_microbatches
+    most = _MOST_FORWARDS if name in _BY_RULE else _MOST_WRITTEN_OUT
     if size > most:
         raise ArgumentError(
             f"a step of {name} must have {most:,} forward passes or fewer, got {size:,} "
@@ -549,10 +540,8 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     """Derives the costs of the stages of a transformer from its shapes and the speed of a rank."""
     num_layers, hidden = model.integer("layers", least=1), model.integer("hidden_size", least=1)
     heads = model.integer("heads", least=1)
-    sequence, sequences = (
-        model.integer("sequence_length", least=1),
-        model.integer("microbatch_size", 1, least=1),
-    )
+    sequence = model.integer("sequence_length", least=1)
+    sequences = model.integer("microbatch_size", 1, least=1)
     head_size = hidden // heads
     kv_heads = model.integer("kv_heads", heads, least=1)
     narrow = kv_heads * head_size
@@ -583,9 +572,8 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     forward, input_grad, weight_grad = (
         times[0] if len(set(times)) == 1 else times for times in columns
     )
-    return Costs(forward, input_grad, weight_grad), tokens * hidden * model.integer(
-        "bytes_per_number", 2, least=1
-    )
+    costs = Costs(forward, input_grad, weight_grad)
+    return costs, tokens * hidden * model.integer("bytes_per_number", 2, least=1)
 
 
 def _read_link(table: TomlTable, which: str = "") -> Link:
@@ -605,11 +593,8 @@ def _read_topology(table: TomlTable) -> Network:
             _read_link(table, "inner_"),
             _read_link(table, "outer_"),
         )
-    return (
-        FullBisection(_read_link(table))
-        if kind == "full_bisection"
-        else RingLinks(_read_link(table))
-    )
+    link = _read_link(table)
+    return FullBisection(link) if kind == "full_bisection" else RingLinks(link)
 
 
 def _neighbours(num_ranks: int) -> Iterator[tuple[int, int]]:
@@ -656,7 +641,11 @@ def _slow_down(costs: Costs, factors: Sequence[float]) -> Costs:
         listed = times if isinstance(times, tuple) else (times,) * len(factors)
         return tuple(time * factor for time, factor in zip(listed, factors, strict=True))
 
-    return Costs(*map(by_stage, (costs.forward, costs.input, costs.weight, costs.backward)))
+    return Costs(*map(by_stage, _times(costs)))
+
+
+def _times(costs: Costs) -> tuple[Any, ...]:
+    return costs.forward, costs.input, costs.weight, costs.backward
 
 
 def _lay_links(

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -134,22 +135,18 @@ def run(options: argparse.Namespace) -> int:
             )
         return "\n".join([*lines, criteria_text(criteria)])
 
-    def numbers() -> dict[str, list[dict[str, object]]]:
-        found: list[dict[str, object]] = [
-            {"works": good, "what": what, "detail": detail} for good, what, detail in findings
-        ]
+    def numbers() -> dict[str, object]:
         return {
-            "found": found,
+            "found": [
+                {"works": good, "what": what, "detail": detail} for good, what, detail in findings
+            ],
             "backends": [asdict(choice) for choice in choices],
             "criteria": [asdict(row) for row in criteria],
         }
 
     tell(options, words, numbers)
-    return (
-        0
-        if all(good for good, what, _ in findings if what in ("torch", "Gloo", "loopback", "job"))
-        else 1
-    )
+    needed = {"torch", "Gloo", "loopback", "job"}
+    return int(any(what in needed and not good for good, what, _ in findings))
 
 
 def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
@@ -173,24 +170,13 @@ def examine(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
 
 def _packages() -> tuple[bool, str, str]:
     there, missing = [], []
-    for name in (
-        "numpy",
-        "pandas",
-        "pyarrow",
-        "matplotlib",
-        "networkx",
-        "ipywidgets",
-        "jupyterlab",
-    ):
+    for name in "numpy pandas pyarrow matplotlib networkx ipywidgets jupyterlab".split():
         try:
             there.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
-    return (
-        not missing,
-        "packages",
-        "; not installed: ".join(filter(None, (", ".join(there), ", ".join(missing)))),
-    )
+    texts = filter(None, (", ".join(there), ", ".join(missing)))
+    return not missing, "packages", "; not installed: ".join(texts)
 
 
 def _torch(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
@@ -198,24 +184,19 @@ def _torch(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
         yield False, "torch", NO_TORCH
         return
     yield True, "torch", importlib.metadata.version("torch")
-    gloo, nccl = choose_backend("cpu", facts), choose_backend("gpu", facts)
-    yield (
-        gloo.backend is not None,
-        "Gloo",
-        'comm_device="cpu" uses it' if gloo.backend else gloo.reason,
-    )
-    yield (
-        bool(facts.gpus),
-        "GPUs",
-        f"{len(facts.gpus)}: {', '.join(facts.gpus)}"
-        if facts.gpus
-        else "none: ranks compute on processors",
-    )
-    yield (
-        nccl.backend is not None,
-        "NCCL",
-        'comm_device="gpu" uses it' if nccl.backend else nccl.reason,
-    )
+    yield _backend("Gloo", "cpu", facts)
+    if facts.gpus:
+        yield True, "GPUs", f"{len(facts.gpus)}: {', '.join(facts.gpus)}"
+    else:
+        yield False, "GPUs", "none: ranks compute on processors"
+    yield _backend("NCCL", "gpu", facts)
+
+
+def _backend(what: str, comm_device: str, facts: BackendFacts) -> tuple[bool, str, str]:
+    choice = choose_backend(comm_device, facts)
+    if choice.backend is None:
+        return False, what, choice.reason
+    return True, what, f'comm_device="{comm_device}" uses it'
 
 
 def _loopback() -> tuple[bool, str, str]:
@@ -255,32 +236,28 @@ def _name_look_up() -> tuple[bool, str, str]:
     how_long = (
         f"{slowest_s:.1f} s" if math.isfinite(slowest_s) else f"more than {_LOOK_UP_LIMIT_S:.0f} s"
     )
-    detail = (
-        f"the name of {_STORE_PEER} takes {how_long}, and torch looks it up whenever a rank starts"
+    return (
+        False,
+        "name look-up",
+        f"the name of {_STORE_PEER} takes {how_long}, and torch looks it up whenever a rank "
+        f"starts. Add this line to /etc/hosts: {_STORE_PEER} localhost",
     )
-    return False, "name look-up", f"{detail}. Add this line to /etc/hosts: {_STORE_PEER} localhost"
 
 
 def _start_method() -> tuple[bool, str, str]:
     from ringsim.launch.ranks import has_fork_server
 
-    if has_fork_server():
-        return (
-            True,
-            "start method",
-            (
-                "fork server with torch loaded (milliseconds a rank); ranks end with the launcher, "
-                "however it ends"
-            ),
-        )
-    return (
-        True,
-        "start method",
+    text = (
         "fresh interpreters (seconds a rank). Only on Linux: the fork server, parked ranks, "
-        "waking blocked ranks "
-        "(they are ended instead), ending ranks whose interpreter "
-        "hangs when the launcher is killed",
+        "waking blocked ranks (they are ended instead), ending ranks whose interpreter hangs when "
+        "the launcher is killed"
     )
+    if has_fork_server():
+        text = (
+            "fork server with torch loaded (milliseconds a rank); ranks end with the launcher, "
+            "however it ends"
+        )
+    return True, "start method", text
 
 
 def _launcher() -> tuple[bool, str, str]:
@@ -294,15 +271,12 @@ def _launcher() -> tuple[bool, str, str]:
 
 def _processes() -> tuple[bool, str, str]:
     """Lists this user's ringsim processes on this machine."""
-    found: dict[str, list[str]] = {}
+    found = defaultdict[str, list[str]](list)
     for comm in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
-            if comm.stat().st_uid == os.getuid() and (name := comm.read_text().strip()).startswith(
-                "ringsim-"
-            ):
-                found.setdefault(name.removeprefix("ringsim-").rstrip("0123456789"), []).append(
-                    comm.parent.name
-                )
+            name = comm.read_text().strip()
+            if comm.stat().st_uid == os.getuid() and name.startswith("ringsim-"):
+                found[name.removeprefix("ringsim-").rstrip("0123456789")].append(comm.parent.name)
     words = {
         "server": "fork servers",
         "parked": "parked ranks (they end after a minute)",
@@ -371,12 +345,10 @@ def choose_backend(comm_device: str, facts: BackendFacts) -> BackendChoice:
         reason = "this torch was built without NCCL: it needs a CUDA build"
     else:
         most = count(len(facts.gpus), "rank")
-        backend, reason = (
-            "nccl",
-            (
-                f"the tensors are in GPU memory; up to {most} here, one on each GPU, since NCCL "
-                "refuses two on one"
-            ),
+        backend = "nccl"
+        reason = (
+            f"the tensors are in GPU memory; up to {most} here, one on each GPU, since NCCL "
+            "refuses two on one"
         )
     return BackendChoice(comm_device, backend, reason)
 
@@ -446,29 +418,9 @@ def _between_gpus(facts: BackendFacts) -> str:
 
 def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> str:
     """Returns what was measured, what was published, or how to measure."""
-    found = (
-        []
-        if table is None
-        else [
-            (key, link)
-            for key, link in table.fits.items()
-            if key[1] == backend and key[0] != "all_reduce"
-        ]
-    )
-    if table is not None and found:
-        (pattern, _, src, dst), link = max(found, key=lambda one: one[1].beta_s_per_byte)
-        best = float(
-            np.nanmax(table.columns["algbw_gb_per_s"][table.where(pattern, backend, src, dst)])
-        )
-        half = (
-            f", half of it from {bytes_text(round(link.n_half_bytes))} on"
-            if math.isfinite(link.n_half_bytes)
-            else ""
-        )
-        when = (
-            f", measured {table.metadata['date']}" if table.metadata.get("date") else ", measured"
-        )
-        return f"up to {best:.3g} GB/s ({pattern} {src} -> {dst}){half}{when}"
+    measured = None if table is None else _measured(backend, table)
+    if measured is not None:
+        return measured
     if backend == "nccl" and not facts.gpus:
         # with Matplotlib, which most commands need not load
         from ringsim.plot.charts import FIGURES
@@ -481,3 +433,17 @@ def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> s
             "the link (docs/bandwidth.md)"
         )
     return MEASURE[backend]
+
+
+def _measured(backend: str, table: Bandwidths) -> str | None:
+    found = [key for key in table.fits if key[1] == backend and key[0] != "all_reduce"]
+    if not found:
+        return None
+    slowest = max(found, key=lambda key: table.fits[key].beta_s_per_byte)
+    pattern, _, src, dst = slowest
+    best = np.nanmax(table.columns["algbw_gb_per_s"][table.where(*slowest)])
+    text = f"up to {best:.3g} GB/s ({pattern} {src} -> {dst})"
+    half_bytes = table.fits[slowest].n_half_bytes
+    if math.isfinite(half_bytes):
+        text += f", half of it from {bytes_text(round(half_bytes))} on"
+    return f"{text}, measured {table.metadata.get('date') or ''}".rstrip()

@@ -64,14 +64,10 @@ def run(options: argparse.Namespace) -> int:
         )
     else:
         for row in rows:
-            print(
-                escape(
-                    (
-                        f"{row['exercise']:<24} {row['points']}/{row['of']}  {row['verdict']:<9}  "
-                        f"{row['reason']}"
-                    ),
-                    lines=False,
-                )
+            text = (
+                f"{row['exercise']:<24} {row['points']}/{row['of']}  {row['verdict']:<9}  "
+                f"{row['reason']}"
             )
+            print(escape(text, lines=False))
         print(f"{graded['points']} of {graded['of']} points (seed {graded['seed']})")
     return 0

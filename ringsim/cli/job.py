@@ -6,13 +6,15 @@ What its ranks tell each other of their hosts, over the store that they meet at.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import socket
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, cast
+
+import numpy as np
 
 from ringsim.environment import count_crossings
 from ringsim.errors import RingError, name_ranks
@@ -36,19 +38,17 @@ def examine_job() -> list[tuple[bool, str, str]] | None:
     try:
         initialize_distributed()
         ring, store = current_ring(), cast("Any", default_store())
-        addresses = [
-            address
-            for inode, address in listening().items()
-            if inode not in before and not _is(address, "is_loopback")
-        ]
-        source = _SOURCE.read_text().strip() if _SOURCE.exists() else "unknown"
         mine = {
             "host": socket.gethostname(),
             "clock": name_clock(),
-            "source": source,
-            "addresses": addresses,
+            "source": _SOURCE.read_text().strip() if _SOURCE.exists() else "unknown",
+            "addresses": [
+                address
+                for inode, address in listening().items()
+                if inode not in before and not ip_address(address).is_loopback
+            ],
+            "interface": os.environ.get("GLOO_SOCKET_IFNAME", ""),
         }
-        mine["interface"] = os.environ.get("GLOO_SOCKET_IFNAME", "")
         store.set(f"ringsim/doctor/{ring.rank}", json.dumps(mine))
         said = (
             [json.loads(store.get(f"ringsim/doctor/{rank}")) for rank in range(ring.world_size)]
@@ -107,7 +107,7 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
         {
             host
             for host, one in zip(hosts, said, strict=True)
-            if any(_is(each, "is_unspecified") for each in one["addresses"])
+            if any(ip_address(each).is_unspecified for each in one["addresses"])
         }
     )
     where = (
@@ -126,10 +126,6 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
     yield crossed == needed, "ring", f"crosses hosts {count(crossed, 'time')}{hint}"
 
 
-def _is(address: str, what: str) -> bool:
-    return bool(getattr(ipaddress.ip_address(address), what))
-
-
 def listening() -> dict[str, str]:
     """Returns the address of each socket that this process listens on, by the socket's number.
 
@@ -145,6 +141,5 @@ def listening() -> dict[str, str]:
             if words[3] == _LISTENS and words[9] in inodes:
                 # words of four bytes, each in the order of this machine
                 packed = bytes.fromhex(words[1].partition(":")[0])
-                packed = b"".join(packed[at : at + 4][::-1] for at in range(0, len(packed), 4))
-                found[words[9]] = str(ipaddress.ip_address(packed))
+                found[words[9]] = str(ip_address(np.frombuffer(packed, "u4").byteswap().tobytes()))
     return found

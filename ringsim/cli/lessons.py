@@ -86,26 +86,18 @@ def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]
 
     written, kept = list[Path](), list[Path]()
     with as_file(files("ringsim") / "lessons") as lessons:
-        # they have the answers
-        programs = lessons.glob("data/*.py") if edition == "instructor" else ()
-        data = [
-            source
-            for kind in ("ringtrace", "json", "png")
-            for source in lessons.glob(f"data/*.{kind}")
-        ]
-        for source in sorted([*lessons.glob("*.ipynb"), *data, *programs]):
+        patterns = ["*.ipynb", "data/*.ringtrace", "data/*.json", "data/*.png"]
+        if edition == "instructor":
+            patterns.append("data/*.py")  # they have the answers
+        for source in sorted(file for pattern in patterns for file in lessons.glob(pattern)):
             target = directory / source.relative_to(lessons)
             if target.exists():  # somebody's answers may be in it
                 kept.append(target)
                 continue
             content = source.read_bytes()
             if source.suffix == ".ipynb":
-                content = (
-                    json.dumps(
-                        make_edition(json.loads(content), edition), indent=1, ensure_ascii=False
-                    ).encode()
-                    + b"\n"
-                )
+                notebook = make_edition(json.loads(content), edition)
+                content = json.dumps(notebook, indent=1, ensure_ascii=False).encode() + b"\n"
             make_directory(target.parent)
             try:
                 target.write_bytes(content)

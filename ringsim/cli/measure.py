@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_json, add_verb, tell, tell_written, write_picture
+from ringsim.cli.verb import Verbs, add_json, add_verb, list_rows, tell, tell_written, write_picture
 from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, RingError
 
@@ -74,10 +73,8 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help=(
-            "write the table (.json to be read again, .csv) or the chart (.png, .svg); may be "
-            "given several times"
-        ),
+        help="write the table (.json to be read again, .csv) or the chart (.png, .svg); may be "
+        "given several times",
     )
 
 
@@ -100,20 +97,18 @@ def run(options: argparse.Namespace) -> int:
     launched = find_launched()
     # of ranks that a launcher started, all have the table, and one prints it
     if launched is None or launched.rank == 0:
-        tell(
-            options, lambda: table, lambda: json.loads(table.to_pandas().to_json(orient="records"))
-        )
+        tell(options, lambda: table, lambda: list_rows(table))
         for file in options.out:
             _write(table, file)
-            tell_written(file)
     return 130 if table.metadata["interrupted"] else 0
 
 
 def _write(table: Bandwidths, file: Path) -> None:
+    if file.suffix in (".png", ".svg"):
+        write_picture(table.plot(), file)
+        return
     if file.suffix == ".json":
         table.save(file)
-    elif file.suffix != ".csv":
-        write_picture(table.plot(), file)
     else:
         try:
             table.to_pandas().to_csv(file, index=False)
@@ -122,6 +117,7 @@ def _write(table: Bandwidths, file: Path) -> None:
                 f"the file of -o must be writable, got {error}. Make the directory, or choose "
                 "another file."
             ) from None
+    tell_written(file)
 
 
 def _sizes(text: str) -> list[int]:

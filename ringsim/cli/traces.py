@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import re
 import sys
 import tempfile
@@ -21,7 +20,9 @@ import ringsim
 from ringsim.cli.verb import (
     Verbs,
     add_json,
+    add_out,
     add_verb,
+    list_rows,
     make_directory,
     tell,
     tell_written,
@@ -57,14 +58,7 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
         run_trace,
     )
     add_rank_options(parser)
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help="trace file to write (default: SCRIPT.ringtrace)",
-    )
+    add_out(parser, "FILE", "trace file to write (default: SCRIPT.ringtrace)")
     parser.add_argument(
         "-f",
         "--force",
@@ -109,10 +103,8 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--ranks",
         type=int,
-        help=(
-            "number of ranks (default: 2, or those that the script, "
-            "torchrun, srun or mpirun starts)"
-        ),
+        help="number of ranks (default: 2, or those that the script, torchrun, srun or mpirun "
+        "starts)",
     )
     parser.add_argument(
         "-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m"
@@ -130,10 +122,8 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         "--check",
         choices=CHECKS,
         default="basic",
-        help=(
-            "which mistakes raise an error; full: also buffers used too early and handles never "
-            "waited for (default: basic)"
-        ),
+        help="which mistakes raise an error; full: also buffers used too early and handles never "
+        "waited for (default: basic)",
     )
 
 
@@ -309,15 +299,11 @@ def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
         run_show,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help=f"a trace file, {NEWEST}")
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        metavar="DIR|FILE",
-        help=(
-            "draw ring.png and timeline.png into a directory, or the timeline into a file "
-            f"({', '.join(PICTURES)}); .html is interactive"
-        ),
+    add_out(
+        parser,
+        "DIR|FILE",
+        "draw ring.png and timeline.png into a directory, or the timeline into a file "
+        f"({', '.join(PICTURES)}); .html is interactive",
     )
     add_json(parser)
     parser.add_argument(
@@ -346,15 +332,13 @@ def run_show(options: argparse.Namespace) -> int:
     tell(options, lambda: totals, lambda: _numbers(totals))
     if trace is None:
         return 0
-    if out is not None and out.suffix in PICTURES and not out.is_dir():
-        tell_written(
+    if out is not None:
+        if out.is_dir() or not out.suffix:
+            write_pictures(trace, out)
+        elif out.suffix == ".html":
             write_page([trace], out)
-            if out.suffix == ".html"
-            else write_picture(trace.plot_timeline(), out)
-        )
-    elif out is not None:
-        for written in write_pictures(trace, options.out):
-            tell_written(written)
+        else:
+            write_picture(trace.plot_timeline(), out)
     for path in options.export:
         if path.suffix not in EXPORTS:
             raise ArgumentError(
@@ -389,14 +373,14 @@ def check_ending(out: Path, hint: str) -> None:
         )
 
 
-def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -> Path:
-    """Writes traces as an interactive page; its directory is created if necessary.
+def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -> None:
+    """Writes traces as an interactive page, and says where it is.
 
-    Returns the file.
+    Its directory is created if necessary.
     """
     make_directory(file.parent)
     to_html(traces, file, names)
-    return file
+    tell_written(file)
 
 
 def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -415,13 +399,7 @@ def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
         metavar="FILE",
         help=f"a trace file, {NEWEST}; or several, on one axis",
     )
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="where to write the page (default: FILE.html)",
-    )
+    add_out(parser, "FILE", "where to write the page (default: FILE.html)")
     parser.add_argument("--no-browser", action="store_true", help="only write the page")
 
 
@@ -430,9 +408,8 @@ def run_open(options: argparse.Namespace) -> int:
     files = [find_newest(path) for path in options.files]
     page = options.out or files[0].with_suffix(".html")
     names = [path.name for path in files] if len(files) > 1 else []
-    file = write_page([ringsim.load(path) for path in files], page, names)
-    tell_written(file)
-    if not options.no_browser and not webbrowser.open(file.resolve().as_uri()):
+    write_page([ringsim.load(path) for path in files], page, names)
+    if not options.no_browser and not webbrowser.open(page.resolve().as_uri()):
         print("no browser was found: open that file in one")
     return 0
 
@@ -454,12 +431,10 @@ def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
         metavar="FILE",
         help=f"before and after, measured and simulated: a trace file, {NEWEST}",
     )
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help=f"draw one over the other ({', '.join(PICTURES)}); .html has both on one axis",
+    add_out(
+        parser,
+        "FILE",
+        f"draw one over the other ({', '.join(PICTURES)}); .html has both on one axis",
     )
     add_json(parser)
 
@@ -478,9 +453,9 @@ def run_compare(options: argparse.Namespace) -> int:
     if options.out is not None:
         both = [comparison.real, comparison.virtual]
         if options.out.suffix == ".html":
-            tell_written(write_page(both, options.out, comparison.names))
+            write_page(both, options.out, comparison.names)
         else:
-            tell_written(write_picture(comparison.plot(), options.out))
+            write_picture(comparison.plot(), options.out)
     return 0
 
 
@@ -488,14 +463,11 @@ def _differences(comparison: Comparison) -> dict[str, object]:
     # the same for all files, and two even if it is one file
     names = replace(comparison, called=None).names
     runs = zip(names, (comparison.real_steps_s, comparison.virtual_steps_s), strict=True)
-    tables = {
-        "differences": comparison.differences.to_pandas(),
-        "parts": comparison.parts.to_pandas(),
-    }
     return {
         "steps_s": {name: steps_s.tolist() for name, steps_s in runs},
         "median_error": comparison.median_error,
-        **{name: json.loads(table.to_json(orient="records")) for name, table in tables.items()},
+        "differences": list_rows(comparison.differences),
+        "parts": list_rows(comparison.parts),
     }
 
 
@@ -519,20 +491,11 @@ def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
         dest="purpose",
         choices=PURPOSES,
         default="web",
-        help=(
-            "paper: PDF, 3.3 inches wide, two sizes of letters, no title; slide: PNG, 1920 x 1080; "
-            "web: SVG (default)"
-        ),
+        help="paper: PDF, 3.3 inches wide, two sizes of letters, no title; slide: PNG, "
+        "1920 x 1080; web: SVG (default)",
     )
     parser.add_argument("--dark", action="store_true", help="light on dark")
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        default=Path("figures"),
-        metavar="DIR",
-        help="the directory (default: figures)",
-    )
+    add_out(parser, "DIR", "the directory (default: figures)", "figures")
 
 
 def run_figures(options: argparse.Namespace) -> int:
@@ -552,7 +515,7 @@ def run_figures(options: argparse.Namespace) -> int:
     if (diagnosis := trace.explain()).edges:
         drawn["waits"] = diagnosis.plot
     for name, plot in drawn.items():
-        tell_written(write_picture(plot(**look), options.out / f"{name}{ending}"))
+        write_picture(plot(**look), options.out / f"{name}{ending}")
     return 0
 
 
@@ -561,16 +524,13 @@ def _numbers(totals: Totals) -> dict[str, object]:
     about: dict[str, object] = {
         key: run.metadata[key] for key in ("source", "backend", "date") if key in run.metadata
     }
-    counts = {
-        "messages": totals.num_messages,
-        "events": totals.num_events,
-        "unmatched": totals.num_unmatched,
-    }
     return {
         **about,
         "world_size": run.world_size,
         "makespan_s": run.makespan_s,
-        **counts,
+        "messages": totals.num_messages,
+        "events": totals.num_events,
+        "unmatched": totals.num_unmatched,
         "operations": totals.stats.to_dict(),
     }
 
@@ -585,9 +545,7 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
         run_explain,
     )
     add_rank_options(parser)
-    parser.add_argument(
-        "-o", "--out", type=Path, metavar="PNG", help="draw who waits for whom into this file"
-    )
+    add_out(parser, "PNG", "draw who waits for whom into this file")
     add_json(parser)
     parser.add_argument(
         "script",
@@ -641,5 +599,5 @@ def run_explain(options: argparse.Namespace) -> int:
         lambda: {"failed": failed, "findings": [asdict(finding) for finding in diagnosis.findings]},
     )
     if options.out is not None:
-        tell_written(write_picture(diagnosis.plot(), options.out))
+        write_picture(diagnosis.plot(), options.out)
     return 1 if failed else 0

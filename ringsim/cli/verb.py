@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ringsim.errors import RingError, escape
 
@@ -38,6 +38,13 @@ def add_verb(
     return parser
 
 
+def add_out(
+    parser: argparse.ArgumentParser, metavar: str, help_text: str, default: str | None = None
+) -> None:
+    """Adds the option that says where to write."""
+    parser.add_argument("-o", "--out", type=Path, default=default, metavar=metavar, help=help_text)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds the option that ``tell`` obeys."""
     parser.add_argument(
@@ -52,10 +59,15 @@ def tell(
     print(json.dumps(numbers(), indent=2) if options.json else words())
 
 
-def write_pictures(trace: Trace, directory: Path) -> list[Path]:
-    """Draws a trace into a directory, as ``ring.png`` and ``timeline.png``; returns these files."""
-    drawn = (("ring", trace.plot_ring), ("timeline", trace.plot_timeline))
-    return [write_picture(plot(), directory / f"{name}.png") for name, plot in drawn]
+def list_rows(table: Any) -> Any:
+    """Returns the rows of a table as JSON has them."""
+    return json.loads(table.to_pandas().to_json(orient="records"))
+
+
+def write_pictures(trace: Trace, directory: Path) -> None:
+    """Draws a trace into a directory, as ``ring.png`` and ``timeline.png``, and says so."""
+    write_picture(trace.plot_ring(), directory / "ring.png")
+    write_picture(trace.plot_timeline(), directory / "timeline.png")
 
 
 def tell_written(file: object) -> None:
@@ -74,10 +86,10 @@ def make_directory(path: Path) -> None:
         ) from None
 
 
-def write_picture(axes: Axes, file: Path) -> Path:
-    """Writes the figure of some axes and closes it; its directory is created if necessary.
+def write_picture(axes: Axes, file: Path) -> None:
+    """Writes the figure of some axes, closes it, and says where it is.
 
-    Returns the file.
+    Its directory is created if necessary.
 
     Raises:
         RingError: it cannot be written.
@@ -97,4 +109,4 @@ def write_picture(axes: Axes, file: Path) -> Path:
         ) from None
     finally:
         plt.close(figure)
-    return file
+    tell_written(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, SupportsFloat
 
 from ringsim.cli.description import Description, Network, read_description
 from ringsim.cli.verb import Verbs, add_json, add_verb, tell, tell_written, write_picture
@@ -101,8 +101,7 @@ def run(options: argparse.Namespace) -> int:
         (step.trace() if trace is None else trace).save(options.save)
         tell_written(options.save)
     if options.plot is not None:
-        axes = step.plot() if trace is None else trace.plot_timeline()
-        tell_written(write_picture(axes, options.plot))
+        write_picture(step.plot() if trace is None else trace.plot_timeline(), options.plot)
     return 0
 
 
@@ -135,7 +134,7 @@ def _run_script(options: argparse.Namespace) -> int:
         trace.save(options.save)
         tell_written(options.save)
     if options.plot is not None:
-        tell_written(write_picture(trace.plot_timeline(), options.plot))
+        write_picture(trace.plot_timeline(), options.plot)
     return 0
 
 
@@ -148,24 +147,21 @@ def _title(described: Description, step: ScheduleRun, more: str = "") -> str:
 
 
 def _numbers(described: Description, step: ScheduleRun, trace: Trace | None) -> dict[str, object]:
-    undisturbed = {"undisturbed_s": float(step.makespan), "undisturbed_bubble": step.bubble}
-    taken = (
-        {"step_s": float(step.makespan), "bubble": step.bubble}
-        if trace is None
-        else {
-            "step_s": trace.metadata["end_ns"] * 1e-9,
-            "bubble": trace.bubble().of_total,
-            **undisturbed,
-        }
-    )
-    about = {"semantics": described.semantics, "size_bytes": described.size_bytes}
-    return {
+    numbers: dict[str, object] = {
         "schedule": step.name,
         "num_ranks": step.num_ranks,
         "num_microbatches": step.num_microbatches,
-        **about,
-        **taken,
+        "semantics": described.semantics,
+        "size_bytes": described.size_bytes,
+        "step_s": float(step.makespan),
+        "bubble": step.bubble,
     }
+    if trace is not None:
+        numbers["undisturbed_s"] = numbers["step_s"]
+        numbers["undisturbed_bubble"] = numbers["bubble"]
+        numbers["step_s"] = trace.metadata["end_ns"] * 1e-9
+        numbers["bubble"] = trace.bubble().of_total
+    return numbers
 
 
 def _report_ranks(described: Description, undisturbed: ScheduleRun, trace: Trace) -> str:
@@ -174,24 +170,20 @@ def _report_ranks(described: Description, undisturbed: ScheduleRun, trace: Trace
     Next to what it takes with unshared links and no jitter.
     """
     bubble = trace.bubble()
-    more = "" if described.topology is None else f", {_describe_topology(described.topology)}"
-    alone = (
-        "over links of their own and without jitter"
-        if described.jitter
-        else "over links of their own"
-    )
-    return "\n".join(
-        [
-            _title(described, undisturbed, more + (", jitter" if described.jitter else "")),
-            f"  step           {_say(trace.metadata['end_ns'] * 1e-9)}",
-            f"  undisturbed    {_say(float(undisturbed.makespan))} {alone}",
-            (
-                f"  bubble         {bubble.of_total:.1%} of the step, {bubble.of_ideal:.1%} of the "
-                "work"
-            ),
-            f"  activations    {_live(described)}",
-        ]
-    )
+    more, alone = "", "over links of their own"
+    if described.topology is not None:
+        more = f", {_describe_topology(described.topology)}"
+    if described.jitter:
+        more += ", jitter"
+        alone += " and without jitter"
+    lines = [
+        _title(described, undisturbed, more),
+        f"  step           {_say(trace.metadata['end_ns'] * 1e-9)}",
+        f"  undisturbed    {_say(undisturbed.makespan)} {alone}",
+        f"  bubble         {bubble.of_total:.1%} of the step, {bubble.of_ideal:.1%} of the work",
+        f"  activations    {_live(described)}",
+    ]
+    return "\n".join(lines)
 
 
 def _describe_topology(topology: Network) -> str:
@@ -204,29 +196,25 @@ def _report(described: Description, step: ScheduleRun) -> str:
     """Returns the step in a few lines, with closed forms next to what was simulated."""
     idle, busy = float(step.idle.sum()), float(step.busy.sum())
     path = step.critical_path
+    hops = ", ".join(f"{reason} {number:,}" for reason, number in path.by_reason.items())
     lines = [
         _title(described, step),
-        f"  step           {_say(float(step.makespan))}",
+        f"  step           {_say(step.makespan)}",
         f"  closed form    {_formula(described, step)}",
-        (
-            f"  bubble         {step.bubble:.1%} of the step, {idle / busy if busy else 0.0:.1%} "
-            "of the work"
-        ),
+        f"  bubble         {step.bubble:.1%} of the step, {idle / busy if busy else 0.0:.1%} of "
+        "the work",
         f"  activations    {_live(described)}",
-        (
-            f"  critical path  {_say(float(path.computing))} computing, "
-            f"{_say(float(path.travelling))} on links; hops: "
-        )
-        + ", ".join(f"{reason} {number:,}" for reason, number in path.by_reason.items()),
+        f"  critical path  {_say(path.computing)} computing, {_say(path.travelling)} on links; "
+        f"hops: {hops}",
     ]
     levers = [
         f"{each.what} {each.gain / float(step.makespan):.1%}"
         for each in step.sensitivity(0.1, most=6).levers
         if each.gain > 0
     ][:3]
-    return "\n".join(
-        [*lines, f"  10 % faster    saves of the step: {', '.join(levers)}"] if levers else lines
-    )
+    if levers:
+        lines.append(f"  10 % faster    saves of the step: {', '.join(levers)}")
+    return "\n".join(lines)
 
 
 def _formula(described: Description, step: ScheduleRun) -> str:
@@ -235,16 +223,14 @@ def _formula(described: Description, step: ScheduleRun) -> str:
     Or else about the same step without its messages.
     """
     if step.closed_form is not None:
-        return _say(float(step.closed_form))
+        return _say(step.closed_form)
     shape = described.schedule
     if isinstance(shape, Schedule):
         return "none for a schedule of one's own"
     if not described.stages_differ:
         try:
-            return (
-                f"none with these messages; {_say(float(makespan(shape, described.costs)))} if "
-                "they took no time"
-            )
+            due = _say(makespan(shape, described.costs))
+            return f"none with these messages; {due} if they took no time"
         except ScheduleError as error:
             return f"none: {error}"
     forward, backward = (
@@ -255,13 +241,11 @@ def _formula(described: Description, step: ScheduleRun) -> str:
         for kind in "FB"
     )
     if shape.name in ("gpipe", "afab"):
-        took = gpipe_makespan(shape.num_microbatches, forward, backward)
-        return f"none with these messages; {_say(float(took))} if they took no time"
+        due = _say(gpipe_makespan(shape.num_microbatches, forward, backward))
+        return f"none with these messages; {due} if they took no time"
     if shape.name == "1f1b":
-        return (
-            "none for stages that differ; "
-            f"{_say(float(one_f_one_b_bound(shape.num_microbatches, forward, backward)))} at least"
-        )
+        least = one_f_one_b_bound(shape.num_microbatches, forward, backward)
+        return f"none for stages that differ; {_say(least)} at least"
     return "none for stages that differ"
 
 
@@ -284,6 +268,7 @@ def _live(described: Description) -> str:
     )
 
 
-def _say(time_s: float) -> str:
-    factor, unit = time_unit(time_s * 1e9)
-    return f"{time_s * 1e9 / factor:,.6g} {unit}"
+def _say(time_s: SupportsFloat) -> str:
+    time_ns = float(time_s) * 1e9
+    factor, unit = time_unit(time_ns)
+    return f"{time_ns / factor:,.6g} {unit}"

@@ -29,11 +29,12 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ringsim.exchange.reading import list_files, name_missing, read_bytes, reading
+from ringsim.exchange.reading import count_item_bytes, list_files, name_missing, read_bytes, reading
 from ringsim.exchange.slices import (
     BLOCKED,
     COLUMNS,
@@ -118,34 +119,26 @@ def _lines(trace: Trace, run: str) -> Iterator[str]:
 def _events(trace: Trace) -> Iterator[dict[str, Any]]:
     for lane in make_lanes(trace):
         place = {"pid": lane.rank, "tid": lane.number}
+        told: dict[str, dict[str, Any]] = {}
         if lane.number == 1:
-            yield {
-                "ph": "M",
-                "name": "process_name",
-                **place,
-                "args": {"name": f"rank {lane.rank}"},
-            }
-            yield {
-                "ph": "M",
-                "name": "process_sort_index",
-                **place,
-                "args": {"sort_index": lane.rank},
-            }
-        yield {"ph": "M", "name": "thread_name", **place, "args": {"name": lane.name}}
-        yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": lane.number}}
+            told["process_name"] = {"name": f"rank {lane.rank}"}
+            told["process_sort_index"] = {"sort_index": lane.rank}
+        told["thread_name"] = {"name": lane.name}
+        told["thread_sort_index"] = {"sort_index": lane.number}
+        for what, args in told.items():
+            yield {"ph": "M", "name": what, **place, "args": args}
         for one in lane.slices:
             yield from _slice(one, place, trace.events.tables)
 
 
 def _slice(one: Slice, place: dict[str, int], tables: Tables) -> Iterator[dict[str, Any]]:
     kind = OPS[one.row.op][1]
-    told = {**describe_row(one.row, tables), COLUMNS: list(one.row)}
     event = {
         **place,
         "name": make_name(one.row, tables),
         "cat": KIND_NAMES[kind],
         "ts": one.start_ns / 1000,
-        "args": told,
+        "args": {**describe_row(one.row, tables), COLUMNS: list(one.row)},
     }
     if kind == MARK:
         yield {"ph": "i", "s": "t", **event}
@@ -194,10 +187,12 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
     data = read_bytes(path)
     with reading(path, "a Chrome trace"):
         document = parse_json(data)
-        events = document["traceEvents"] if isinstance(document, dict) else document
+        if not isinstance(document, dict):
+            document = {"traceEvents": document}
+        events = document["traceEvents"]
         if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
             raise ValueError("traceEvents is not a list of events")
-        run = document.get("otherData") if isinstance(document, dict) else None
+        run = document.get("otherData")
         if isinstance(run, dict) and RUN in run:
             notes = [event.get("args") for event in events]
             return unpack_run(
@@ -277,15 +272,21 @@ _CALLS: Final = {
     "c10d::monitored_barrier_": _Call("monitored_barrier", ""),
 }
 _WORK: Final = "gloo:"
-# The names that the profiler has for dtypes: torch's, and bytes an element.
+# Of dtypes: the profiler's names, and torch's.
 _DTYPES: Final = {
-    "float": ("float32", 4), "double": ("float64", 8), "c10::Half": ("float16", 2),
-    "c10::BFloat16": ("bfloat16", 2),
-    "unsigned char": ("uint8", 1), "signed char": ("int8", 1), "short int": ("int16", 2),
-    "int": ("int32", 4), "long int": ("int64", 8),
-    "bool": ("bool", 1), "c10::complex<float>": ("complex64", 8),
-    "c10::complex<double>": ("complex128", 16),
-}  # fmt: skip
+    "float": "float32",
+    "double": "float64",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "unsigned char": "uint8",
+    "signed char": "int8",
+    "short int": "int16",
+    "int": "int32",
+    "long int": "int64",
+    "bool": "bool",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+}
 
 
 @dataclass
@@ -339,13 +340,9 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
     with reading(
         ", ".join(map(str, files))[:200], "traces that torch.profiler wrote on the ranks of one run"
     ):
+        notes = _make_notes(found_by_rank, size)
         return rows.trace(
-            {
-                "world_size": size,
-                "source": "measured",
-                "backend": "gloo",
-                "notes": _make_notes(found_by_rank, size),
-            }
+            {"world_size": size, "source": "measured", "backend": "gloo", "notes": notes}
         )
 
 
@@ -420,23 +417,19 @@ def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
 def _add_events(rows: Rows, found: _File) -> None:
     world = Group("world", tuple(range(found.world_size)))
     in_order = sorted(found.calls + found.spans, key=lambda event: event["start_ns"])
-    threads = {
-        thread: number
-        for number, thread in enumerate(dict.fromkeys(event["tid"] for event in in_order))
-    }
-    waiting: dict[str, list[dict[str, Any]]] = {}
-    for work in reversed(found.works):
-        # the last is the next
-        waiting.setdefault(work["name"].removeprefix(_WORK), []).append(work)
+    threads: dict[Any, int] = {}
+    for event in in_order:
+        threads.setdefault(event["tid"], len(threads))
+    waiting = defaultdict[str, deque[dict[str, Any]]](deque)
+    for work in found.works:
+        waiting[work["name"].removeprefix(_WORK)].append(work)
     for event in found.calls:
         call = _CALLS[event["name"]]
-        queue = waiting.get(call.work, [])
-        works = [
-            queue.pop()
-            for _ in range(min(len(queue), found.world_size if call.works == "all" else 1))
-        ]
+        queue = waiting[call.work]
+        most = found.world_size if call.works == "all" else 1
+        works = [queue.popleft() for _ in range(min(len(queue), most))]
         done = max(
-            (work["end_ns"] for work in works), default=event["end_ns"] if not call.work else NONE
+            (work["end_ns"] for work in works), default=NONE if call.work else event["end_ns"]
         )
         columns = {
             "done_ns": done,
@@ -444,21 +437,17 @@ def _add_events(rows: Rows, found: _File) -> None:
             "group": world,
             "thread": threads[event["tid"]],
         }
-        if call.op in ("isend", "irecv"):
+        if call.tag != NONE:
             columns["tag"] = int(_input(event, call.tag))
-        peer = (
-            ANY_SOURCE
-            if call.work == "recvAnySource"
-            else NONE
-            if call.peer == NONE
-            else int(_input(event, call.peer))
-        )
-        if (
-            works
-            and (payload := _payload(works[0], found.world_size if call.shards else 1)) is not None
-        ):
+        if call.work == "recvAnySource":
+            columns["peer"] = ANY_SOURCE
+        elif call.peer != NONE:
+            columns["peer"] = int(_input(event, call.peer))
+        copies = found.world_size if call.shards else 1
+        payload = _payload(works[0], copies) if works else None
+        if payload is not None:
             columns["payload"] = payload
-        rows.add(found.rank, call.op, event["start_ns"], peer=peer, **columns)
+        rows.add(found.rank, call.op, event["start_ns"], **columns)
     for event in found.spans:
         rows.add(
             found.rank,
@@ -482,10 +471,9 @@ def _payload(work: dict[str, Any], times: int) -> Payload | None:
     kinds, shapes = work["args"].get("Input type"), work["args"].get("Input Dims")
     if not kinds or not shapes or kinds[0] not in _DTYPES:
         return None
-    dtype, element_bytes = _DTYPES[kinds[0]]
+    dtype = _DTYPES[kinds[0]]
     shape = tuple(int(length) for length in shapes[0])
     if any(length < 0 for length in shape):
         raise ValueError(f"a shape is {shape}")
-    return Payload(
-        dtype, (times, *shape) if times > 1 else shape, math.prod(shape) * element_bytes * times
-    )
+    whole = (times, *shape) if times > 1 else shape
+    return Payload(dtype, whole, math.prod(whole) * count_item_bytes(dtype))

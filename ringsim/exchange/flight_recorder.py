@@ -20,11 +20,11 @@ import os
 import pickle
 import pickletools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ringsim.exchange.reading import list_files, name_missing, read_bytes, reading
+from ringsim.exchange.reading import count_item_bytes, list_files, name_missing, read_bytes, reading
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.events import IN_FLIGHT, NONE, OK, OP_CODES, Group, Payload, parse_json
 from ringsim.traces.rows import Rows
@@ -36,14 +36,21 @@ if TYPE_CHECKING:
 __all__ = ["read_flight_recorder"]
 
 _DTYPES: Final = {
-    "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2),
-    "BFloat16": ("bfloat16", 2), "Byte": ("uint8", 1),
-    "Char": ("int8", 1), "Short": ("int16", 2), "Int": ("int32", 4), "Long": ("int64", 8),
-    "Bool": ("bool", 1),
-    "ComplexFloat": ("complex64", 8), "ComplexDouble": ("complex128", 16),
-    "Float8_e4m3fn": ("float8_e4m3fn", 1),
-    "Float8_e5m2": ("float8_e5m2", 1),
-}  # fmt: skip
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+    "Float8_e4m3fn": "float8_e4m3fn",
+    "Float8_e5m2": "float8_e5m2",
+}
 # As backends spell them, where torch's functions are called otherwise.
 _SPELLINGS: Final = {
     "_all_gather_base": "all_gather_into_tensor", "all_gather_base": "all_gather_into_tensor",
@@ -143,11 +150,9 @@ class _Unpickler(pickle.Unpickler):
     """
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
+        name = f"{module_name}.{global_name}"
         raise ValueError(
-            (
-                "it holds something else than containers, words and numbers "
-                f"({module_name}.{global_name})"
-            )[:200]
+            f"it holds something else than containers, words and numbers ({name})"[:200]
         )
 
     def persistent_load(self, pid: Any) -> NoReturn:
@@ -195,34 +200,30 @@ class _Run:
         Their members are those that the dump tells, else those that use them.
         """
         told: dict[str, tuple[int, ...]] = {}
-        users: dict[str, set[int]] = {}
+        users = defaultdict[str, set[int]](set)
         words: dict[str, str] = {}
         for rank, dump in self.dumps.items():
             for name, about in (dump.get("pg_config") or {}).items():
-                ranks = (
-                    about["ranks"]
-                    if isinstance(about["ranks"], list)
-                    else json.loads(about["ranks"])
-                )
+                ranks = about["ranks"]
+                if not isinstance(ranks, list):
+                    ranks = json.loads(ranks)
                 if ranks:
                     told[name] = tuple(ranks)
             for entry in dump["entries"]:
                 name, word = map(str, entry["process_group"])
-                users.setdefault(name, set()).add(rank)
+                users[name].add(rank)
                 words[name] = word
         world = tuple(range(max(self.dumps) + 1))
         members = {
-            name: world if words[name] == "default_pg" else tuple(sorted(users[name]))
-            for name in users
+            name: world if words[name] == "default_pg" else tuple(sorted(using))
+            for name, using in users.items()
         } | told
-        known = {"default_pg": "world", "undefined": ""}
-        return {
-            name: Group(
-                known.get(words.get(name, ""), words.get(name, "")) or f"group {name}",
-                members[name],
-            )
-            for name in members
-        }
+        groups: dict[str, Group] = {}
+        for name, ranks in members.items():
+            word = words.get(name, "")
+            word = {"default_pg": "world", "undefined": ""}.get(word, word)
+            groups[name] = Group(word or f"group {name}", ranks)
+        return groups
 
     def _first_known(self) -> dict[str, int]:
         """Returns the sequence number by group from which on every member's dump is whole."""
@@ -306,17 +307,15 @@ def _payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | None:
     """Returns what an operation carried: its whole buffer, as the bandwidth is computed from it."""
     family = COLLECTIVES[op].family if op in COLLECTIVES else op
     side = "output" if family in ("all_gather", "scatter", "irecv") else "input"
-    sizes, dtypes = (
-        entry.get(f"{side}_sizes"),
-        entry.get(f"{side}_dtypes") or entry.get("input_dtypes"),
-    )
+    sizes = entry.get(f"{side}_sizes")
+    dtypes = entry.get(f"{side}_dtypes") or entry.get("input_dtypes")
     if not sizes or not dtypes or dtypes[0] not in _DTYPES:
         return None
-    dtype, element_bytes = _DTYPES[dtypes[0]]
+    dtype = _DTYPES[dtypes[0]]
     shapes = [tuple(int(length) for length in shape) for shape in sizes]
     if any(length < 0 for shape in shapes for length in shape):
         raise ValueError(f"a shape is {shapes}"[:200])
     copies = group_size if family in ("gather", "scatter") else 1
     count = copies * sum(map(math.prod, shapes))
     whole = shapes[0] if len(shapes) == 1 and copies == 1 else (count,)
-    return Payload(dtype, whole, count * element_bytes)
+    return Payload(dtype, whole, count * count_item_bytes(dtype))

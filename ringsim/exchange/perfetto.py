@@ -125,14 +125,11 @@ class _Writer:
                 told = {"pid": lane.rank + 1, "process_name": f"rank {lane.rank}"}
                 self._packet(track_descriptor={"uuid": process, "process": told})
                 last = lane.rank
+            track = process + lane.number
             self._packet(
-                track_descriptor={
-                    "uuid": process + lane.number,
-                    "parent_uuid": process,
-                    "name": lane.name,
-                }
+                track_descriptor={"uuid": track, "parent_uuid": process, "name": lane.name}
             )
-            self._lane(lane, process + lane.number)
+            self._lane(lane, track)
             yield self._take()
         yield self._take()  # of a trace without events
 
@@ -151,19 +148,15 @@ class _Writer:
                 parts.append((one.blocked_ns, one.end_ns, None))
         for place, begins in unfold([start for start, _, _ in parts], [end for _, end, _ in parts]):
             start, end, slice_ = parts[place]
-            if begins and slice_ is None:
+            if slice_ is None and begins:
                 self._event(start, BEGIN, track, **self._named(BLOCKED, BLOCKED))
-            elif begins and slice_ is not None:
-                self._begin(slice_, track)
             elif slice_ is None:
                 self._event(int(end), END, track)
+            elif begins:
+                self._begin(slice_, track)
             elif OPS[slice_.row.op][1] != MARK:
-                self._event(
-                    int(end),
-                    END,
-                    track,
-                    terminating_flow_ids=[slice_.flow_in] if slice_.flow_in else (),
-                )
+                flows = [slice_.flow_in] if slice_.flow_in else ()
+                self._event(int(end), END, track, terminating_flow_ids=flows)
 
     def _begin(self, one: Slice, track: int) -> None:
         kind = OPS[one.row.op][1]
@@ -202,15 +195,14 @@ class _Writer:
         """
         known = self._annotations.get((key, value))
         if known is None:
-            said = (
-                {"int_value": value}
-                if isinstance(value, int)
-                else {"string_value": plain_text(value)}
+            known = self._kinds.DebugAnnotation(
+                name_iid=self._number("debug_annotation_names", key)
             )
-            named = self._number("debug_annotation_names", key)
-            known = self._annotations[key, value] = self._kinds.DebugAnnotation(
-                name_iid=named, **said
-            )
+            if isinstance(value, int):
+                known.int_value = value
+            else:
+                known.string_value = plain_text(value)
+            self._annotations[key, value] = known
         return known
 
     def _event(self, time_ns: int, kind: int, track: int, **more: Any) -> None:

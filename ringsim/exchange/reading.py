@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 __all__ = [
+    "count_item_bytes",
     "list_files",
     "name_missing",
     "read_bytes",
@@ -30,17 +32,16 @@ MAX_BYTES: Final = 2**30  # of one file, unpacked
 FREE_BYTES: Final = 16 * 2**20
 MAX_RATIO: Final = 100
 _DAMAGE: Final = (
-    *(
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-        MemoryError,
-        EOFError,
-    ),
-    *(DecodeError, zlib.error),
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+    EOFError,
+    DecodeError,
+    zlib.error,
 )
 
 
@@ -118,13 +119,18 @@ def list_files(
 def name_missing(what: str, ranks: Iterable[int], size: int) -> list[str]:
     """Returns a note that ``what`` is there of ``ranks`` only; none if it is there of all."""
     missing = sorted(set(range(size)) - set(ranks))
-    return (
-        [
-            (
-                f"no {what} of rank {', '.join(map(str, missing[:8]))}"
-                f"{' and others' if len(missing) > 8 else ''}"
-            )
-        ]
-        if missing
-        else []
-    )
+    if not missing:
+        return []
+    others = " and others" if len(missing) > 8 else ""
+    return [f"no {what} of rank {', '.join(map(str, missing[:8]))}{others}"]
+
+
+def count_item_bytes(dtype: str) -> int:
+    """Returns how many bytes a number of a dtype has, by torch's name of it.
+
+    Example:
+        >>> [count_item_bytes(dtype) for dtype in ("float32", "float8_e5m2", "bool")]
+        [4, 1, 1]
+    """
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) // 8 if bits else 1

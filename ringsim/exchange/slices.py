@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -84,20 +84,17 @@ def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
         [0, 0, 1]
     """
     stack: list[float] = []
-    lanes, cutting = [], []
+    lanes, cutting = [0] * len(starts), []
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
         while stack and stack[-1] <= start:
             stack.pop()
         if not stack or end <= stack[-1]:
             stack.append(end)
-            lanes.append(0)
         else:
             cutting.append(index)
-            lanes.append(1)
-    for index, lane in zip(
-        cutting, place_apart([starts[i] for i in cutting], [ends[i] for i in cutting]), strict=True
-    ):
-        lanes[index] += lane
+    apart = place_apart([starts[i] for i in cutting], [ends[i] for i in cutting])
+    for index, lane in zip(cutting, apart, strict=True):
+        lanes[index] = 1 + lane
     return lanes
 
 
@@ -109,11 +106,10 @@ def on_lanes(
     ``place`` gives each its lane.
     """
     slices.sort(key=lambda one: (one.start_ns, -one.end_ns))
-    lanes: dict[int, list[Slice]] = {}
-    for lane, one in zip(
-        place([one.start_ns for one in slices], [one.end_ns for one in slices]), slices, strict=True
-    ):
-        lanes.setdefault(lane, []).append(one)
+    lanes = defaultdict[int, list[Slice]](list)
+    numbers = place([one.start_ns for one in slices], [one.end_ns for one in slices])
+    for lane, one in zip(numbers, slices, strict=True):
+        lanes[lane].append(one)
     return sorted(lanes.items())
 
 
@@ -207,7 +203,7 @@ def make_lanes(trace: Trace) -> Iterator[Lane]:
     """Yields the lanes of a trace, rank by rank; no slice on a lane cuts another."""
     events = trace.events
     rows, messages = list_rows(events), trace.messages
-    out, into = np.zeros(len(events), dtype=np.int64), np.zeros(len(events), dtype=np.int64)
+    out, into = np.zeros((2, len(events)), dtype=np.int64)
     out[messages.send] = into[messages.recv] = np.arange(1, len(messages) + 1)
     starts, program = events.post_ns.tolist(), np.isin(events.kind, (SPAN, MARK))
     ends = np.where(
@@ -225,19 +221,16 @@ def make_lanes(trace: Trace) -> Iterator[Lane]:
                 for i in where.tolist()
             ]
             for lane, placed in on_lanes(slices, place):
-                name = (
-                    kind
-                    + (f" of thread {thread}" if thread else "")
-                    + (f" ({lane + 1})" if lane else "")
-                )
+                name = f"{kind} of thread {thread}" if thread else kind
+                if lane:
+                    name += f" ({lane + 1})"
                 numbers[rank] += 1
                 yield Lane(rank, numbers[rank], name, placed)
 
 
 def list_rows(events: Events) -> list[Row]:
     """Returns the events one by one, as plain numbers."""
-    columns = [getattr(events, name).tolist() for name in COLUMN_DTYPES]
-    return [Row(*values) for values in zip(*columns, strict=True)]
+    return list(map(Row, *(getattr(events, name).tolist() for name in COLUMN_DTYPES)))
 
 
 def make_name(row: Row, tables: Tables) -> str:
@@ -247,10 +240,8 @@ def make_name(row: Row, tables: Tables) -> str:
         return tables.labels[row.label] if row.label != NONE else name
     if kind not in (SEND, RECV):
         return name
-    return (
-        f"{name} {'to' if kind == SEND else 'from'} "
-        f"{'any rank' if row.peer == ANY_SOURCE else row.peer}"
-    )
+    peer = "any rank" if row.peer == ANY_SOURCE else row.peer
+    return f"{name} {'to' if kind == SEND else 'from'} {peer}"
 
 
 def describe_row(row: Row, tables: Tables) -> dict[str, str | int]:
@@ -308,33 +299,30 @@ class Boxes:
     def __init__(self, source: str) -> None:
         self._source = source
         # Each is (op, name, begin, end or NONE).
-        self.lanes: dict[Hashable, list[tuple[str, str, int, int]]] = {}
-        self._open: dict[Hashable, list[int]] = {}
+        self.lanes = defaultdict[Hashable, list[tuple[str, str, int, int]]](list)
+        self._open = defaultdict[Hashable, list[int]](list)
 
     def begin(self, lane: Hashable, name: str, start_ns: int) -> None:
         """Begins a slice."""
-        slices = self.lanes.setdefault(lane, [])
-        self._open.setdefault(lane, []).append(len(slices))
-        slices.append(("span", name, start_ns, NONE))
+        self._open[lane].append(len(self.lanes[lane]))
+        self.whole(lane, name, start_ns, NONE)
 
     def end(self, lane: Hashable, end_ns: int) -> None:
         """Ends the slice that began last.
 
         Does nothing if none is open, as at the start of a truncated file.
         """
-        if not self._open.get(lane):
-            return
-        slices = self.lanes[lane]
-        index = self._open[lane].pop()
-        slices[index] = (*slices[index][:3], end_ns)
+        if self._open[lane]:
+            slices, index = self.lanes[lane], self._open[lane].pop()
+            slices[index] = (*slices[index][:3], end_ns)
 
     def whole(self, lane: Hashable, name: str, start_ns: int, end_ns: int) -> None:
         """Adds a slice whose end is known."""
-        self.lanes.setdefault(lane, []).append(("span", name, start_ns, end_ns))
+        self.lanes[lane].append(("span", name, start_ns, end_ns))
 
     def mark(self, lane: Hashable, name: str, time_ns: int) -> None:
         """Adds an instant."""
-        self.lanes.setdefault(lane, []).append(("mark", name, time_ns, NONE))
+        self.lanes[lane].append(("mark", name, time_ns, NONE))
 
     def trace(self, processes: Mapping[Hashable, int]) -> Trace:
         """Returns the trace, the lanes' processes in their order as ranks.
@@ -344,18 +332,18 @@ class Boxes:
         if not self.lanes:
             raise ValueError("it holds no slices")
         ranks = {process: rank for rank, process in enumerate(sorted(set(processes.values())))}
-        threads: dict[int, int] = {}
+        threads: Counter[int] = Counter()
         rows = Rows()
         for lane, slices in self.lanes.items():
             rank = ranks[processes[lane]]
-            threads[rank] = thread = threads.get(rank, -1) + 1
             for op, name, start, end in slices:
                 status = IN_FLIGHT if op == "span" and end == NONE else OK
-                rows.add(rank, op, start, thread=thread, label=name, done_ns=end, status=status)
-        notes = [
-            (
-                f"imported from {self._source}: each process is a rank, each slice a span; no "
-                "messages are known"
-            )
-        ]
-        return rows.trace({"world_size": len(ranks), "source": "imported", "notes": notes})
+                rows.add(
+                    rank, op, start, thread=threads[rank], label=name, done_ns=end, status=status
+                )
+            threads[rank] += 1
+        note = (
+            f"imported from {self._source}: each process is a rank, each slice a span; no "
+            "messages are known"
+        )
+        return rows.trace({"world_size": len(ranks), "source": "imported", "notes": [note]})
