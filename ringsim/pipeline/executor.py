@@ -37,7 +37,7 @@ from ringsim.compute_costs import charge, compute, stretched
 from ringsim.errors import ArgumentError, check_duration, check_integer, say
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox, about, find_boundary
-from ringsim.pipeline.messages import Payload, Posted, find_ring, find_routes
+from ringsim.pipeline.messages import Payload, Posted, find_ring, find_routes, place_in
 from ringsim.pipeline.stage import backward_input, backward_stage, backward_weight, forward_stage
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import get_recv, lower, lower_in_step
@@ -275,7 +275,7 @@ def rehearse(
             f"{schedule.num_ranks}. Make another one."
         )
     lowered = lower_in_step(schedule) if ring.in_order else lower(schedule, ahead=ahead)
-    place, routes = ring.ranks.index(ring.rank), find_routes(ring, lowered.stage_ranks)
+    place, routes = place_in(ring), find_routes(ring, lowered.stage_ranks)
     is_real = get_state().clock is None
     # on a virtual clock they need not be copied
     payload = Payload((size_bytes,), torch.uint8, has_data=is_real)

@@ -57,7 +57,7 @@ from torch import Tensor, nn
 from ringsim.compute_costs import charge
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.pipeline.adapters import Adapter
-from ringsim.pipeline.messages import HEADER_TAG, Header, Payload, Route, find_ring
+from ringsim.pipeline.messages import HEADER_TAG, Header, Payload, Route, find_ring, place_in
 from ringsim.pipeline.partition import partition_model, read_partition
 from ringsim.pipeline.stage import Stage, count_stage_flops
 from ringsim.ring import Ring
@@ -146,7 +146,9 @@ class TokenChoice:
     ) -> None:
         self._temperature = temperature
         self._generators = [
-            torch.Generator().manual_seed(_seed_of(seed, number)) for number in prompt_numbers
+            # one seed of two numbers, so that neighbours have nothing in common
+            torch.Generator().manual_seed(random.Random(f"{seed}/{number}").getrandbits(63))
+            for number in prompt_numbers
         ]
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
@@ -165,11 +167,6 @@ class TokenChoice:
         return torch.stack(rows).to(logits.device)
 
 
-def _seed_of(seed: int, number: int) -> int:
-    """Makes one seed of two numbers, so that neighbours have nothing in common."""
-    return random.Random(f"{seed}/{number}").getrandbits(63)
-
-
 class GenerationLink:
     """One stage's two ends of the ring, for one call of ``generate``.
 
@@ -185,12 +182,11 @@ class GenerationLink:
     def __init__(
         self, ring: Ring, fingerprint: int, *, async_comm: bool, device: torch.device
     ) -> None:
-        here, size = ring.ranks.index(ring.rank), len(ring.ranks)
+        first, last = ring.ranks[0], ring.ranks[-1]
         self._rank = ring.rank
-        self._is_first, self._is_last = here == 0, here == size - 1
-        self._ends_at_succ = (here + 1) % size == size - 1
-        self._from_pred = Route.over_edge(ring, (here - 1) % size, here)
-        self._to_succ = Route.over_edge(ring, here, (here + 1) % size)
+        self._is_first, self._is_last = ring.rank == first, ring.rank == last
+        self._ends_at_succ = ring.succ == last
+        self._from_pred, self._to_succ = Route.to_pred(ring), Route.to_succ(ring)
         self._fingerprint = fingerprint
         self._async_comm = async_comm
         self._device = device
@@ -355,7 +351,7 @@ def generate(
     work = _StageWork(
         model,
         cut,
-        ring.ranks.index(ring.rank),
+        place_in(ring),
         adapter,
         [[prompts[i] for i in batch] for batch in batches],
         choices,

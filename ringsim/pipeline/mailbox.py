@@ -33,6 +33,7 @@ from ringsim.pipeline.messages import (
     Posted,
     Route,
     find_routes,
+    place_in,
 )
 from ringsim.ring import Ring
 from ringsim.schedules.schedule import Action, Schedule
@@ -55,7 +56,7 @@ class Mailbox:
     """
 
     def __init__(self, ring: Ring, schedule: Schedule, agreed: Header, *, alike: bool) -> None:
-        here, size = ring.ranks.index(ring.rank), len(ring.ranks)
+        here, size = place_in(ring), len(ring.ranks)
         self._rank = ring.rank
         self._in_order = ring.in_order
         self._alike = alike

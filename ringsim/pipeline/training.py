@@ -40,7 +40,7 @@ from ringsim.errors import ArgumentError, ScheduleError
 from ringsim.pipeline.adapters import Adapter
 from ringsim.pipeline.executor import Executor, StageRun
 from ringsim.pipeline.mailbox import Mailbox
-from ringsim.pipeline.messages import Header, Payload, find_ring
+from ringsim.pipeline.messages import Header, Payload, find_ring, place_in
 from ringsim.pipeline.partition import partition_model, read_partition
 from ringsim.pipeline.sharing import TiedGradients, pass_back, pass_object_back
 from ringsim.pipeline.stage import Stage, build_stages, check_owned, count_stage_flops, seed_stage
@@ -305,10 +305,8 @@ def train_step_pipeline_afab(
         True
     """
     wanted = torch.empty(0, device=device).device  # "cuda" is the current GPU
-    devices, dtypes = (
-        {getattr(parameter, what) for parameter in model.parameters()}
-        for what in ("device", "dtype")
-    )
+    devices = {parameter.device for parameter in model.parameters()}
+    dtypes = {parameter.dtype for parameter in model.parameters()}
     if devices != {wanted} or dtype not in dtypes:
         got = f"{', '.join(map(str, dtypes))} on {', '.join(map(str, devices))}"
         raise ArgumentError(
@@ -394,7 +392,7 @@ def _run_step(
     See `train_step_pipeline`.
     """
     ring = find_ring()
-    here, num_ranks = ring.ranks.index(ring.rank), len(ring.ranks)
+    here, num_ranks = place_in(ring), len(ring.ranks)
     forward_only = not torch.is_grad_enabled()
     lowered = _prepare(
         schedule,
@@ -516,7 +514,7 @@ def pipeline_state_dict(
         [(['0.weight'], [10.0, 11.0]), (['1.weight'], [10.0, 11.0])]
     """
     ring = find_ring()
-    here = ring.ranks.index(ring.rank)
+    here = place_in(ring)
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, len(ring.ranks), 1)
     ranges = partition_model(
