@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.messages import SHARED_TAG, Payload, Route, find_ring, place_in
-from ringsim.pipeline.stage import Stage
+from ringsim.pipeline.stage import Stage, find_holders
 from ringsim.ring import Ring, current_ring
 
 __all__ = [
@@ -182,13 +182,9 @@ def _find_shared(
 
     In one order everywhere.
     """
-    places: dict[nn.Parameter, set[int]] = {}
-    for stage, place in zip(stages, stage_ranks, strict=True):
-        for parameter in stage.parameters():
-            places.setdefault(parameter, set()).add(place)
     return [
         (parameter, sorted(held))
-        for parameter, held in places.items()
+        for parameter, held in find_holders(stages, stage_ranks).items()
         if len(held) > 1 and here in held and parameter.requires_grad
     ]
 
