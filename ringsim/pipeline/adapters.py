@@ -256,6 +256,13 @@ class _PathAdapter(Adapter):
         """Returns how wide the attention is."""
         return int(attrgetter(self._width)(layer))
 
+    def run_layer(
+        self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns the hidden states after one layer, whatever else the layer returns."""
+        found = layer(hidden, **context)
+        return found[0] if isinstance(found, tuple) else found
+
 
 def _find(model: Any, names: Sequence[str]) -> list[nn.Module]:
     """Returns the parts of these names, without those that a model leaves out."""
@@ -307,12 +314,6 @@ class _TransformersAdapter(_PathAdapter):
             "attention_mask": _causal_masks(model, hidden, announced)["full_attention"],
         }
 
-    def run_layer(
-        self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns the hidden states after one layer."""
-        return layer(hidden, **context)[0]
-
     def cache(self, model: Any) -> Any:
         """Returns an empty ``DynamicCache``."""
         from transformers import DynamicCache
@@ -353,8 +354,7 @@ class LlamaAdapter(_TransformersAdapter):
     ) -> Tensor:
         """Returns the hidden states after one layer, with the mask of its kind."""
         mask = context["attention_mask"][getattr(layer, "attention_type", "full_attention")]
-        found = layer(hidden, **{**context, "attention_mask": mask})
-        return found[0] if isinstance(found, tuple) else found
+        return super().run_layer(model, layer, hidden, {**context, "attention_mask": mask})
 
 
 class GemmaAdapter(LlamaAdapter):
@@ -413,12 +413,6 @@ class BertAdapter(_PathAdapter):
             )
         return {"attention_mask": mask}
 
-    def run_layer(
-        self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns the hidden states after one layer."""
-        return layer(hidden, **context)[0]
-
 
 class GPTNeoXAdapter(_TransformersAdapter):
     """``GPTNeoXForCausalLM``. Rotary positions for a part of each head."""
@@ -437,10 +431,9 @@ class GPTNeoXAdapter(_TransformersAdapter):
         context = dict(super().context(model, hidden, announced))
         context["layer_past"] = context.pop("past_key_values")
         positions = announced.positions(hidden.shape[1], hidden.device)
-        return {
-            **context,
-            "position_embeddings": _rotary_tables(model.gpt_neox.rotary_emb, hidden, positions),
-        }
+        rotary = model.gpt_neox.rotary_emb
+        context["position_embeddings"] = _rotary_tables(rotary, hidden, positions)
+        return context
 
 
 class GPT2Adapter(_TransformersAdapter):
