@@ -98,18 +98,13 @@ class Levels:
 
         Of each message what it is sent, posted and queued after.
         """
-        columns, place = self.columns, self._place
-        sent, posted = (
-            place[columns.sent_after[self.messages]],
-            place[columns.posted_after[self.messages]],
-        )
-        queued = self._message_place[columns.queued_after[self.messages]]
+        columns, place, message_place = self.columns, self._place, self._message_place
         return (
             place[columns.before[self.order]],
-            self._message_place[self.order],
-            sent,
-            posted,
-            queued,
+            message_place[self.order],
+            place[columns.sent_after[self.messages]],
+            place[columns.posted_after[self.messages]],
+            message_place[columns.queued_after[self.messages]],
         )
 
     def _price(self, prices: Prices) -> tuple[Ints, Ints, Ints, Ints, Ints]:
@@ -118,13 +113,10 @@ class Levels:
         Also which row each computation and message has.
         """
         columns, stages = self.columns, np.int32(self.columns.num_stages)
-        duration, occupancy, latency = (
-            table.reshape(-1, *table.shape[2:])
-            for table in (prices.duration, prices.occupancy, prices.latency)
-        )
+        tables = prices.map(lambda table: table.reshape(-1, *table.shape[2:]))
         row = columns.kind[self.order] * stages + columns.stage[self.order]
         message_row = columns.direction[self.messages] * stages + columns.stage[self.messages]
-        return duration, occupancy, latency, row, message_row
+        return *tables, row, message_row
 
     def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints]:
         """Returns when each computation ends and its message starts, as in `Times`.
