@@ -199,16 +199,13 @@ def find_levels(columns: Columns) -> Levels | None:
         [['0F0'], ['0F1', '1F0'], ['1B0'], ['0B0', '1F1'], ['1B1'], ['0B1']]
     """
     count = len(columns)
-    sent, posted, queued = (
-        np.append(column, np.int32(-1))
-        for column in (columns.sent_after, columns.posted_after, columns.queued_after)
-    )
-    followers = np.flatnonzero(queued[:-1] >= 0)
+    sent, posted, queued = columns.sent_after, columns.posted_after, columns.queued_after
+    followers = np.flatnonzero(queued >= 0)
     following = np.full(count, -1, dtype=np.int32)
     following[queued[followers]] = followers
     level_of, message_level = np.full((2, count + 1), -1, dtype=np.int32)
     level_of[-1] = message_level[-1] = 0  # of -1, the start of the step
-    heads = np.flatnonzero((sent[:-1] >= 0) & (queued[:-1] < 0))
+    heads = np.flatnonzero((sent >= 0) & (queued < 0))
     begins, ends = columns.first[:-1], columns.first[1:]
     here, until = begins[begins < ends], ends[begins < ends]
     level = 0
@@ -227,14 +224,12 @@ def find_levels(columns: Columns) -> Levels | None:
         here, until = here[left], until[left]
         level += 1
     narrow = np.int16 if level < 2**15 else np.int32  # numpy sorts short integers in one pass
-    levels, messages = level_of[:-1].astype(narrow), np.flatnonzero(sent[:-1] >= 0).astype(np.int32)
+    levels, messages = level_of[:-1].astype(narrow), np.flatnonzero(sent >= 0).astype(np.int32)
     order = np.argsort(levels, kind="stable").astype(np.int32)
     messages = messages[np.argsort(message_level[messages].astype(narrow), kind="stable")]
     steps = np.arange(level + 1)
-    bounds, message_bounds = (
-        np.searchsorted(levels[order], steps),
-        np.searchsorted(message_level[messages], steps),
-    )
+    bounds = np.searchsorted(levels[order], steps)
+    message_bounds = np.searchsorted(message_level[messages], steps)
     return Levels(columns, order, bounds.tolist(), messages, message_bounds.tolist())
 
 
