@@ -353,10 +353,8 @@ def make_prices(
     sizes = np.array(
         spread_sizes(size_bytes, num_stages, has_link=link is not None), dtype=np.int64
     )
-    occupancy, latency = (
-        np.zeros((2, num_stages), dtype=dtype),
-        np.full((2, num_stages), -np.inf, dtype=dtype),
-    )
+    occupancy = np.zeros((2, num_stages), dtype=dtype)
+    latency = np.full((2, num_stages), -np.inf, dtype=dtype)
     owner = np.asarray(stage_ranks)
     met = np.flatnonzero(owner[1:] != owner[:-1])  # the boundaries between ranks
     for direction, (source, stage) in enumerate(((met, met + 1), (met + 1, met))):

@@ -145,11 +145,8 @@ def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
     Returns the computation that the first of them waited for.
     """
     operations, ends = times.columns, times.ends
-    rank, source, until = (
-        operations.rank_of(here),
-        int(operations.sources(np.array([here]))[0]),
-        times.arrivals[here],
-    )
+    rank, until = operations.rank_of(here), times.arrivals[here]
+    source = int(operations.sources(np.array([here]))[0])
     while True:
         start, queued = times.message_starts[here], int(operations.queued_after[here])
         made, posted = int(operations.sent_after[here]), int(operations.posted_after[here])

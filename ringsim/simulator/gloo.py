@@ -144,13 +144,11 @@ class GlooCollective:
         done: Callable[[int, float], None],
     ) -> None:  # fmt: skip
         assert links.gloo is not None  # whoever asks knows
-        self._ranks, self._links, self._gloo, self._clock, self._done = (
-            ranks,
-            links,
-            links.gloo,
-            clock,
-            done,
-        )
+        self._ranks = ranks
+        self._links = links
+        self._gloo = links.gloo
+        self._clock = clock
+        self._done = done
         self._members = [
             _Member(*list_steps(name, place, len(ranks), root, size_bytes))
             for place in range(len(ranks))
