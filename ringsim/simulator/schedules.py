@@ -533,19 +533,17 @@ def simulate_schedule(
     )
     if costs is not None and not isinstance(costs, Costs):
         return _simulate_variants(source, costs, link, size_bytes)
+    step = None
+    if isinstance(schedule, str):
+        known = source.schedule
+        step = closed_forms.Step(schedule, known.num_ranks, known.num_microbatches, num_chunks)
     one: Any = link  # a Link or a table of them: make_prices refuses what is neither
     if is_list(one):
         raise ArgumentError(
             f"link must be one where costs are one, got {len(one)} links. "
             "Give as many costs, in a list."
         )
-    return _simulate(
-        source,
-        costs or Costs(),
-        one,
-        size_bytes,
-        (schedule, num_chunks) if isinstance(schedule, str) else None,
-    )
+    return _simulate(source, costs or Costs(), one, size_bytes, step)
 
 
 def _simulate(
@@ -553,11 +551,11 @@ def _simulate(
     costs: Costs,
     link: Links | None,
     size_bytes: Sizes,
-    named: tuple[str, int | None] | None,
+    step: closed_forms.Step | None,
 ) -> ScheduleRun:
     """Simulates a schedule with one set of costs.
 
-    ``named`` is its name and number of chunks, where it was made by name.
+    ``step`` is what closed forms know it as, if it was made by name.
     """
     schedule = source.schedule
     prices = make_prices(schedule.stage_ranks, costs, link, size_bytes)
@@ -565,10 +563,7 @@ def _simulate(
     sizes = (
         spread_sizes(size_bytes, schedule.num_stages, has_link=True) if link is not None else None
     )
-    closed_form = None
-    if named is not None:
-        step = closed_forms.Step(named[0], schedule.num_ranks, schedule.num_microbatches, named[1])
-        closed_form = _closed_form(step, costs, link, sizes, source)
+    closed_form = None if step is None else _closed_form(step, costs, link, sizes, source)
     return ScheduleRun(
         name=schedule.name,
         num_ranks=schedule.num_ranks,
