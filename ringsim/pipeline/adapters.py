@@ -248,6 +248,13 @@ class _PathAdapter(Adapter):
         """Returns the embeddings, and what belongs to them."""
         return _find(model, self._first)
 
+    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns the embedding of the tokens."""
+        hidden = token_ids
+        for module in _find(model, self._first):
+            hidden = module(hidden)
+        return hidden
+
     def last_modules(self, model: Any) -> Sequence[nn.Module]:
         """Returns the last norm and the head."""
         return _find(model, self._last)
@@ -335,10 +342,6 @@ class LlamaAdapter(_TransformersAdapter):
     _last = ("model.norm", "lm_head")
     _width = "self_attn.o_proj.in_features"
 
-    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns the embedding of the tokens."""
-        return model.model.embed_tokens(token_ids)
-
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
         """Returns rotary tables, masks by kind of layer, and the cache."""
         positions = announced.positions(hidden.shape[1], hidden.device)
@@ -421,10 +424,6 @@ class GPTNeoXAdapter(_TransformersAdapter):
     _first = ("gpt_neox.embed_in", "gpt_neox.emb_dropout")
     _last = ("gpt_neox.final_layer_norm", "embed_out")
     _width = "attention.dense.in_features"
-
-    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns the embedding of the tokens."""
-        return model.gpt_neox.emb_dropout(model.gpt_neox.embed_in(token_ids))
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
         """Returns rotary tables, the mask, and the cache under its name here."""

@@ -158,7 +158,13 @@ class TiedGradients:
 
     def __init__(self, ring: Ring, stages: Sequence[Stage], stage_ranks: Sequence[int]) -> None:
         self._ring = ring
-        self._shared = _find_shared(stages, stage_ranks, place_in(ring))
+        here = place_in(ring)
+        # in one order everywhere
+        self._shared = [
+            (parameter, sorted(places))
+            for parameter, places in find_holders(stages, stage_ranks).items()
+            if len(places) > 1 and here in places and parameter.requires_grad
+        ]
         self._before: list[Tensor | None] = []
 
     def __enter__(self) -> None:
@@ -173,20 +179,6 @@ class TiedGradients:
                 parameter.grad = sum_over(self._ring, places, share)
             if before is not None:
                 parameter.grad = before if parameter.grad is None else before + parameter.grad
-
-
-def _find_shared(
-    stages: Sequence[Stage], stage_ranks: Sequence[int], here: int
-) -> list[tuple[nn.Parameter, list[int]]]:
-    """Returns the parameters that the rank at ``here`` shares, with the places of their holders.
-
-    In one order everywhere.
-    """
-    return [
-        (parameter, sorted(held))
-        for parameter, held in find_holders(stages, stage_ranks).items()
-        if len(held) > 1 and here in held and parameter.requires_grad
-    ]
 
 
 def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
