@@ -237,7 +237,8 @@ class _Reader:
         of = number[needing]
         sent_after[of] = number[send]
         posted_after[of] = np.where(posted >= begins[rank], posted, -1)
-        queued_after[of[order[1:][~new[1:]]]] = of[order[:-1][~new[1:]]]
+        follows = ~new[1:]
+        queued_after[of[order[1:][follows]]] = of[order[:-1][follows]]
         stage, microbatch = (
             column[self.computes].astype(np.int32) for column in (self.stage, self.microbatch)
         )
