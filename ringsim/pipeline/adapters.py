@@ -248,6 +248,13 @@ class _PathAdapter(Adapter):
         """Returns the embeddings, and what belongs to them."""
         return _find(model, self._first)
 
+    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
+        """Returns the embedding of the tokens."""
+        hidden = token_ids
+        for module in _find(model, self._first):
+            hidden = module(hidden)
+        return hidden
+
     def last_modules(self, model: Any) -> Sequence[nn.Module]:
         """Returns the last norm and the head."""
         return _find(model, self._last)
@@ -255,6 +262,13 @@ class _PathAdapter(Adapter):
     def attention_width(self, model: Any, layer: Any) -> int:
         """Returns how wide the attention is."""
         return int(attrgetter(self._width)(layer))
+
+    def run_layer(
+        self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns the hidden states after one layer, whatever else the layer returns."""
+        found = layer(hidden, **context)
+        return found[0] if isinstance(found, tuple) else found
 
 
 def _find(model: Any, names: Sequence[str]) -> list[nn.Module]:
@@ -307,12 +321,6 @@ class _TransformersAdapter(_PathAdapter):
             "attention_mask": _causal_masks(model, hidden, announced)["full_attention"],
         }
 
-    def run_layer(
-        self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns the hidden states after one layer."""
-        return layer(hidden, **context)[0]
-
     def cache(self, model: Any) -> Any:
         """Returns an empty ``DynamicCache``."""
         from transformers import DynamicCache
@@ -334,10 +342,6 @@ class LlamaAdapter(_TransformersAdapter):
     _last = ("model.norm", "lm_head")
     _width = "self_attn.o_proj.in_features"
 
-    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns the embedding of the tokens."""
-        return model.model.embed_tokens(token_ids)
-
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
         """Returns rotary tables, masks by kind of layer, and the cache."""
         positions = announced.positions(hidden.shape[1], hidden.device)
@@ -353,8 +357,7 @@ class LlamaAdapter(_TransformersAdapter):
     ) -> Tensor:
         """Returns the hidden states after one layer, with the mask of its kind."""
         mask = context["attention_mask"][getattr(layer, "attention_type", "full_attention")]
-        found = layer(hidden, **{**context, "attention_mask": mask})
-        return found[0] if isinstance(found, tuple) else found
+        return super().run_layer(model, layer, hidden, {**context, "attention_mask": mask})
 
 
 class GemmaAdapter(LlamaAdapter):
@@ -413,12 +416,6 @@ class BertAdapter(_PathAdapter):
             )
         return {"attention_mask": mask}
 
-    def run_layer(
-        self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
-    ) -> Tensor:
-        """Returns the hidden states after one layer."""
-        return layer(hidden, **context)[0]
-
 
 class GPTNeoXAdapter(_TransformersAdapter):
     """``GPTNeoXForCausalLM``. Rotary positions for a part of each head."""
@@ -428,19 +425,14 @@ class GPTNeoXAdapter(_TransformersAdapter):
     _last = ("gpt_neox.final_layer_norm", "embed_out")
     _width = "attention.dense.in_features"
 
-    def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns the embedding of the tokens."""
-        return model.gpt_neox.emb_dropout(model.gpt_neox.embed_in(token_ids))
-
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
         """Returns rotary tables, the mask, and the cache under its name here."""
         context = dict(super().context(model, hidden, announced))
         context["layer_past"] = context.pop("past_key_values")
         positions = announced.positions(hidden.shape[1], hidden.device)
-        return {
-            **context,
-            "position_embeddings": _rotary_tables(model.gpt_neox.rotary_emb, hidden, positions),
-        }
+        rotary = model.gpt_neox.rotary_emb
+        context["position_embeddings"] = _rotary_tables(rotary, hidden, positions)
+        return context
 
 
 class GPT2Adapter(_TransformersAdapter):

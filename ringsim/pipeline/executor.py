@@ -26,7 +26,8 @@ compete for cores. The same function runs on the virtual clock, and the two can 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -37,7 +38,7 @@ from ringsim.compute_costs import charge, compute, stretched
 from ringsim.errors import ArgumentError, check_duration, check_integer, say
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox, about, find_boundary
-from ringsim.pipeline.messages import Payload, Posted, find_ring, find_routes
+from ringsim.pipeline.messages import Payload, Posted, find_ring, find_routes, place_in
 from ringsim.pipeline.stage import backward_input, backward_stage, backward_weight, forward_stage
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import get_recv, lower, lower_in_step
@@ -47,6 +48,8 @@ from ringsim.traces.spans import span
 from ringsim.traces.steps import KINDS, STEP
 
 __all__ = ["Executor", "StageRun", "rehearse"]
+
+_SPANS: Final = {kind: name for name, kind in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -146,13 +149,12 @@ class Executor:
     def _forward(self, action: Action) -> None:
         stage, _, microbatch = action
         x = self._inputs[microbatch] if stage == 0 else self._get_input(stage, microbatch)
-        stage_run = self._stages[stage]
-        with span("forward", stage=stage, microbatch=microbatch), stretched():
+        run = self._stages[stage].run
+        with self._computing(action, x):
             if stage == 0:  # the user's own tensor, which needs no gradient
-                y = stage_run.run(x, microbatch)
+                y = run(x, microbatch)
             else:
-                y = forward_stage(lambda x: stage_run.run(x, microbatch), x)
-            charge("F", stage, microbatch, lambda: stage_run.flops(x))
+                y = forward_stage(lambda x: run(x, microbatch), x)
         if stage == self._schedule.num_stages - 1:
             self.losses[microbatch] = y.detach()
         else:
@@ -164,26 +166,31 @@ class Executor:
         stage, _, microbatch = action
         grad = self._get_gradient(stage, microbatch)
         x, y = self._kept.pop((stage, microbatch))
-        with span("backward", stage=stage, microbatch=microbatch), stretched():
+        with self._computing(action, x):
             self._pass_back(stage, microbatch, x, backward_stage(x, y, grad))
-            charge("B", stage, microbatch, lambda: self._stages[stage].flops(x))
 
     def _input_half(self, action: Action) -> None:
         stage, _, microbatch = action
         grad = self._gradients[stage, microbatch] = self._get_gradient(stage, microbatch)
         x, y = self._kept[stage, microbatch]
-        with span("input_grad", stage=stage, microbatch=microbatch), stretched():
+        with self._computing(action, x):
             self._pass_back(stage, microbatch, x, backward_input(x, y, grad))
-            charge("I", stage, microbatch, lambda: self._stages[stage].flops(x))
 
     def _weight_half(self, action: Action) -> None:
         stage, _, microbatch = action
         x, y = self._kept.pop((stage, microbatch))
-        with span("weight_grad", stage=stage, microbatch=microbatch), stretched():
+        with self._computing(action, x):
             backward_weight(
                 y, self._gradients.pop((stage, microbatch)), self._stages[stage].parameters
             )
-            charge("W", stage, microbatch, lambda: self._stages[stage].flops(x))
+
+    @contextmanager
+    def _computing(self, action: Action, x: Tensor) -> Iterator[None]:
+        """Records a computation on an input as a span, and charges for it."""
+        stage, kind, microbatch = action
+        with span(_SPANS[kind], stage=stage, microbatch=microbatch), stretched():
+            yield
+            charge(kind, stage, microbatch, lambda: self._stages[stage].flops(x))
 
     def _send(self, action: Action) -> None:
         tensor = self._ready.pop(action)
@@ -209,11 +216,9 @@ class Executor:
         if stage == self._schedule.num_stages - 1:
             return None
         answer = Action(stage + 1, "SEND_B", microbatch)
-        return (
-            self._ready.pop(answer)
-            if answer in self._ready
-            else self._take(Action(stage, "RECV_B", microbatch))
-        )
+        if answer in self._ready:
+            return self._ready.pop(answer)
+        return self._take(Action(stage, "RECV_B", microbatch))
 
     def _pass_back(self, stage: int, microbatch: int, x: Tensor, grad: Tensor | None) -> None:
         """Makes the gradient of ``x`` ready for the previous stage."""
@@ -228,9 +233,6 @@ class Executor:
         assert self._mailbox is not None
         received = self._mailbox.take(recv)
         return None if received is None else received.to(self._device)
-
-
-_SPANS: Final = {kind: name for name, kind in KINDS.items()}
 
 
 def rehearse(
@@ -275,7 +277,7 @@ def rehearse(
             f"{schedule.num_ranks}. Make another one."
         )
     lowered = lower_in_step(schedule) if ring.in_order else lower(schedule, ahead=ahead)
-    place, routes = ring.ranks.index(ring.rank), find_routes(ring, lowered.stage_ranks)
+    place, routes = place_in(ring), find_routes(ring, lowered.stage_ranks)
     is_real = get_state().clock is None
     # on a virtual clock they need not be copied
     payload = Payload((size_bytes,), torch.uint8, has_data=is_real)
@@ -315,10 +317,10 @@ def _check(schedule: Schedule, costs: Costs) -> None:
             f"costs must be Costs, got {say(costs)}. Pass Costs(forward=0.001, backward=0.002)."
         )
     costs.check(schedule.num_stages)
-    for name in (field.name for field in fields(costs)):
-        given = getattr(costs, name)
+    for field in fields(costs):
+        given = getattr(costs, field.name)
         for time in given if isinstance(given, Sequence) else [given or 0]:
-            check_duration(name, time)
+            check_duration(field.name, time)
     if costs.latency != 0:
         raise ArgumentError(
             f"latency must be 0, got {costs.latency}: the messages are real. Leave it out."

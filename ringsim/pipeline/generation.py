@@ -57,7 +57,15 @@ from torch import Tensor, nn
 from ringsim.compute_costs import charge
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.pipeline.adapters import Adapter
-from ringsim.pipeline.messages import HEADER_TAG, Header, Payload, Route, find_ring
+from ringsim.pipeline.messages import (
+    HEADER_TAG,
+    Header,
+    Payload,
+    Posted,
+    Route,
+    find_ring,
+    place_in,
+)
 from ringsim.pipeline.partition import partition_model, read_partition
 from ringsim.pipeline.stage import Stage, count_stage_flops
 from ringsim.ring import Ring
@@ -146,7 +154,9 @@ class TokenChoice:
     ) -> None:
         self._temperature = temperature
         self._generators = [
-            torch.Generator().manual_seed(_seed_of(seed, number)) for number in prompt_numbers
+            # one seed of two numbers, so that neighbours have nothing in common
+            torch.Generator().manual_seed(random.Random(f"{seed}/{number}").getrandbits(63))
+            for number in prompt_numbers
         ]
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
@@ -165,11 +175,6 @@ class TokenChoice:
         return torch.stack(rows).to(logits.device)
 
 
-def _seed_of(seed: int, number: int) -> int:
-    """Makes one seed of two numbers, so that neighbours have nothing in common."""
-    return random.Random(f"{seed}/{number}").getrandbits(63)
-
-
 class GenerationLink:
     """One stage's two ends of the ring, for one call of ``generate``.
 
@@ -185,12 +190,11 @@ class GenerationLink:
     def __init__(
         self, ring: Ring, fingerprint: int, *, async_comm: bool, device: torch.device
     ) -> None:
-        here, size = ring.ranks.index(ring.rank), len(ring.ranks)
+        first, last = ring.ranks[0], ring.ranks[-1]
         self._rank = ring.rank
-        self._is_first, self._is_last = here == 0, here == size - 1
-        self._ends_at_succ = (here + 1) % size == size - 1
-        self._from_pred = Route.over_edge(ring, (here - 1) % size, here)
-        self._to_succ = Route.over_edge(ring, here, (here + 1) % size)
+        self._is_first, self._is_last = ring.rank == first, ring.rank == last
+        self._ends_at_succ = ring.succ == last
+        self._from_pred, self._to_succ = Route.to_pred(ring), Route.to_succ(ring)
         self._fingerprint = fingerprint
         self._async_comm = async_comm
         self._device = device
@@ -209,11 +213,18 @@ class GenerationLink:
         if output is not None and not self._has_announced:
             self._announce(output)
         expected = None if input_shape is None else self._expect(input_shape)
-        if self._async_comm:
-            received = self._post_both(output, expected)
-        else:
-            received = self._one_after_the_other(output, expected)
-        return None if received is None else received.to(self._device)
+        # A send that is waited for ends when the other side receives. So stage 0 receives first: if
+        # all sent first, no stage would ever receive.
+        sends_first = self._async_comm or not self._is_first
+        sent = received = None
+        for sends in (sends_first, not sends_first):
+            if sends and output is not None:
+                sent = self._begin(self._to_succ.isend(output))
+            elif not sends and expected is not None:
+                received = self._begin(self._from_pred.irecv(expected))
+        if sent is not None:
+            sent.wait()
+        return None if received is None else received.wait().to(self._device)
 
     def share_results(self, tokens: Tensor) -> Tensor:
         """Returns the last stage's tokens, shape (prompts, tokens), which go once round the ring.
@@ -226,28 +237,11 @@ class GenerationLink:
             self._to_succ.isend(tokens).wait()
         return tokens
 
-    def _one_after_the_other(
-        self, output: Tensor | None, expected: Payload | None
-    ) -> Tensor | None:
-        """A send ends when the other side receives.
-
-        Stage 0 receives first: if all sent first, no stage would ever receive.
-        """
-        received = None
-        for sends in (False, True) if self._is_first else (True, False):
-            if sends and output is not None:
-                self._to_succ.isend(output).wait()
-            elif not sends and expected is not None:
-                received = self._from_pred.irecv(expected).wait()
-        return received
-
-    def _post_both(self, output: Tensor | None, expected: Payload | None) -> Tensor | None:
-        """Both are posted before either is waited for, so it does not matter which stage begins."""
-        sent = None if output is None else self._to_succ.isend(output)
-        received = None if expected is None else self._from_pred.irecv(expected)
-        if sent is not None:
-            sent.wait()
-        return None if received is None else received.wait()
+    def _begin(self, posted: Posted) -> Posted:
+        """Waits for a message, unless the two of a step are posted together."""
+        if not self._async_comm:
+            posted.wait()
+        return posted
 
     def _announce(self, hidden: Tensor) -> None:
         """Sends the successor the shape of hidden states, and reads its answer."""
@@ -355,7 +349,7 @@ def generate(
     work = _StageWork(
         model,
         cut,
-        ring.ranks.index(ring.rank),
+        place_in(ring),
         adapter,
         [[prompts[i] for i in batch] for batch in batches],
         choices,

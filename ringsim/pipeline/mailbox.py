@@ -33,6 +33,7 @@ from ringsim.pipeline.messages import (
     Posted,
     Route,
     find_routes,
+    place_in,
 )
 from ringsim.ring import Ring
 from ringsim.schedules.schedule import Action, Schedule
@@ -55,7 +56,7 @@ class Mailbox:
     """
 
     def __init__(self, ring: Ring, schedule: Schedule, agreed: Header, *, alike: bool) -> None:
-        here, size = ring.ranks.index(ring.rank), len(ring.ranks)
+        here, size = place_in(ring), len(ring.ranks)
         self._rank = ring.rank
         self._in_order = ring.in_order
         self._alike = alike
@@ -112,7 +113,7 @@ class Mailbox:
         received = self._incoming[self._routes[find_boundary(action)]].take(action)
         # the answer to an activation, so the send of that is over
         if action.kind == "RECV_B" and received is not None:
-            self._sent.pop(Action(action.stage, "SEND_F", action.microbatch)).wait()
+            self._sent.pop(action._replace(kind="SEND_F")).wait()
         return received
 
     def finish(self) -> None:
@@ -162,9 +163,7 @@ class Mailbox:
         if announced is None:
             header = Header("activation", action.microbatch, payload, self._alike)
             # Waited for with the payload, which follows it.
-            self._sent[Action(action.stage, "header", action.microbatch)] = route.isend(
-                header.pack(), HEADER_TAG
-            )
+            self._sent[action._replace(kind="header")] = route.isend(header.pack(), HEADER_TAG)
         elif announced != payload:
             raise MessageMismatch(
                 "the activations of a boundary must be alike if all microbatches are, "
@@ -172,10 +171,8 @@ class Mailbox:
                 f"({action} on rank {self._rank}). Make the shape of a stage's output depend on "
                 "that of its input alone."
             )
-        self._shapes.learn(action, payload, every=self._alike)
-        self._shapes.learn(
-            Action(action.stage, "RECV_B", action.microbatch), payload, every=self._alike
-        )
+        for message in (action, action._replace(kind="RECV_B")):  # which answers it
+            self._shapes.learn(message, payload, every=self._alike)
 
 
 class _Shapes:
@@ -212,13 +209,11 @@ class _Incoming:
         """Posts everything that waits, and blocks until its shape is known."""
         while self._waiting:
             self._read_header()
-            self._advance()
 
     def take(self, action: Action) -> Tensor | None:
         self._advance()
         while action not in self._posted:
             self._read_header()
-            self._advance()
         posted = self._posted.pop(action)
         return None if posted is None else posted.wait()
 
@@ -241,7 +236,10 @@ class _Incoming:
                 self._header = self._route.irecv_header()
 
     def _read_header(self) -> None:
-        """Learns the shape of the first message from its header; blocks until that is there."""
+        """Learns the shape of the first message from its header, and posts what then can be.
+
+        Blocks until the header is there.
+        """
         action, posted = self._waiting[0], self._header
         assert posted is not None, f"{action} before the forward pass that it answers"
         self._header = None
@@ -254,6 +252,7 @@ class _Incoming:
                 "the other side receives."
             )
         self._shapes.learn(action, header.payload, every=header.alike)
+        self._advance()
 
 
 def find_boundary(action: Action) -> int:

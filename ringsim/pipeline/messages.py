@@ -61,6 +61,7 @@ __all__ = [
     "Route",
     "find_ring",
     "find_routes",
+    "place_in",
     "recv_activation",
     "recv_gradient",
     "send_activation",
@@ -73,18 +74,18 @@ _MAGIC: Final = 0x52494E47  # "RING"
 KINDS: Final = ("greeting", "activation", "gradient")
 # The place in this list goes over the wire: append only.
 _DTYPES: Final = (
-    *(
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-    ),
-    *(torch.bool, torch.complex64, torch.complex128),
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
 )
 
 
@@ -240,6 +241,16 @@ class Route:
     device: torch.device
 
     @classmethod
+    def to_succ(cls, ring: Ring) -> Route:
+        """Returns the way to the successor."""
+        return cls(ring.succ, ring.succ_group, ring.device)
+
+    @classmethod
+    def to_pred(cls, ring: Ring) -> Route:
+        """Returns the way to the predecessor."""
+        return cls(ring.pred, ring.pred_group, ring.device)
+
+    @classmethod
     def over_edge(cls, ring: Ring, source: int, target: int) -> Route:
         """Returns the way to the other of two ranks, by places in the ring.
 
@@ -254,15 +265,12 @@ class Route:
             ... )
             (0, 2, 2)
         """
-        size, here = len(ring.ranks), ring.ranks.index(ring.rank)
-        other = target if here == source else source
+        size, is_source = len(ring.ranks), place_in(ring) == source
         if target == (source + 1) % size:
-            group = ring.succ_group if here == source else ring.pred_group
-        elif source == (target + 1) % size:
-            group = ring.pred_group if here == source else ring.succ_group
-        else:
-            group = None
-        return cls(ring.ranks[other], group, ring.device)
+            return cls.to_succ(ring) if is_source else cls.to_pred(ring)
+        if source == (target + 1) % size:
+            return cls.to_pred(ring) if is_source else cls.to_succ(ring)
+        return cls(ring.ranks[target if is_source else source], None, ring.device)
 
     def isend(self, tensor: Tensor, tag: int = PAYLOAD_TAG) -> Posted:
         """Begins to send a tensor; does not block. A tensor without elements is not sent."""
@@ -321,12 +329,17 @@ def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
         >>> {boundary: route.peer for boundary, route in find_routes(ring, (0, 1, 2, 2, 1)).items()}
         {0: 0, 1: 2, 3: 2}
     """
-    here = ring.ranks.index(ring.rank)
+    here = place_in(ring)
     return {
         boundary: Route.over_edge(ring, source, target)
         for boundary, (source, target) in enumerate(pairwise(stage_ranks))
         if here in (source, target) and source != target
     }
+
+
+def place_in(ring: Ring) -> int:
+    """Returns this rank's place in the ring."""
+    return ring.ranks.index(ring.rank)
 
 
 def find_ring() -> Ring:
@@ -507,14 +520,9 @@ def _compare(sent: tuple[str, int], wanted: tuple[str, int], *, sender: int, rec
 
 def _route(*, to_succ: bool) -> Route:
     ring = find_ring()
-    size, here = len(ring.ranks), ring.ranks.index(ring.rank)
-    if size < 2:
+    if len(ring.ranks) < 2:
         raise RingError(
             "a ring must have two ranks or more for a message, got one. Hand the tensor from "
             "stage to stage directly."
         )
-    return (
-        Route.over_edge(ring, here, (here + 1) % size)
-        if to_succ
-        else Route.over_edge(ring, (here - 1) % size, here)
-    )
+    return Route.to_succ(ring) if to_succ else Route.to_pred(ring)

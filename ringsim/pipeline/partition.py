@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.adapters import Adapter, adapter_of
-from ringsim.pipeline.stage import Stage, build_stages
+from ringsim.pipeline.stage import Stage, build_stages, keep_random_numbers
 from ringsim.schedules.partition import by_count, by_sizes, by_weight
 
 __all__ = ["get_stage_layers", "measure_times", "partition_model", "read_partition"]
@@ -48,7 +48,7 @@ def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:
         2
     """
     times_s = []
-    with torch.random.fork_rng([sample.device] if sample.is_cuda else []):
+    with keep_random_numbers(sample):
         for part in parts:
             runs = [_run(part, sample) for _ in range(_REPEATS)]
             times_s.append(min(duration_s for duration_s, _ in runs))
@@ -171,8 +171,6 @@ def read_partition(partition: str | Sequence[int] | Sequence[range]) -> str | li
 
     Ranges become numbers of layers.
     """
-    return (
-        partition
-        if isinstance(partition, str)
-        else [len(each) if isinstance(each, range) else each for each in partition]
-    )
+    if isinstance(partition, str):
+        return partition
+    return [len(each) if isinstance(each, range) else each for each in partition]

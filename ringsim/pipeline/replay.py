@@ -57,17 +57,12 @@ class LayerReplay:
         if not hidden.is_meta or get_state().clock is None or torch.is_autocast_enabled("cpu"):
             return None
         if layer not in self._kinds:
-            self._kinds[layer] = (
-                (repr(layer), layer.training)
-                if _is_known(adapter) and _does_nothing_else(layer)
-                else None
-            )
+            can_replay = _is_known(adapter) and _does_nothing_else(layer)
+            self._kinds[layer] = (repr(layer), layer.training) if can_replay else None
         given = [_describe(value) for value in (hidden, *context.values())]
-        return (
-            None
-            if self._kinds[layer] is None or None in given
-            else (self._kinds[layer], *context, *given)
-        )
+        if self._kinds[layer] is None or None in given:
+            return None
+        return (self._kinds[layer], *context, *given)
 
 
 class _Replayed(torch.autograd.Function):
@@ -81,14 +76,11 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
         needed = zip(ctx.inputs, ctx.needs_input_grad[2:], strict=True)
-        return (
-            None,
-            None,
-            *(
-                torch.empty(shape, dtype=dtype, device="meta") if needs else None
-                for (shape, dtype), needs in needed
-            ),
-        )
+        gradients = [
+            torch.empty(shape, dtype=dtype, device="meta") if needs else None
+            for (shape, dtype), needs in needed
+        ]
+        return None, None, *gradients
 
 
 def _learn_output(
@@ -117,11 +109,9 @@ def _describe(value: Any) -> Hashable:
     if isinstance(value, tuple | list | dict):
         parts = [_describe(each) for each in (value.items() if isinstance(value, dict) else value)]
         return None if None in parts else (type(value), *parts)
-    return (
-        (type(value), value)
-        if value is None or isinstance(value, bool | int | float | str)
-        else None
-    )
+    if value is None or isinstance(value, bool | int | float | str):
+        return (type(value), value)
+    return None
 
 
 def _does_nothing_else(layer: nn.Module) -> bool:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -42,7 +42,13 @@ from torch import Tensor, nn
 from ringsim import comm
 from ringsim.errors import ArgumentError
 from ringsim.pipeline.adapters import Adapter
-from ringsim.pipeline.stage import Stage, backward_stage, build_stages, forward_stage
+from ringsim.pipeline.stage import (
+    Stage,
+    backward_stage,
+    build_stages,
+    forward_stage,
+    keep_random_numbers,
+)
 from ringsim.pipeline.training import Loss, cross_entropy
 
 __all__ = [
@@ -130,10 +136,7 @@ def single_process_step(
     }
     sums: dict[str, Tensor | None] = {name: None for name, _ in model.named_parameters()}
     total = 0.0
-    with (
-        torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []),
-        torch.enable_grad(),
-    ):
+    with keep_random_numbers(inputs[0]), torch.enable_grad():
         for x, target, mask in zip(inputs, targets, masks, strict=True):
             loss = loss_fn(_logits(model, x, mask), target) / len(inputs)
             total += loss.item()
@@ -142,13 +145,8 @@ def single_process_step(
             )  # unlike backward(), leaves .grad alone
             for name, gradient in zip(trained, found, strict=True):
                 before = sums[name]
-                sums[name] = (
-                    gradient
-                    if before is None
-                    else before
-                    if gradient is None
-                    else before + gradient
-                )
+                if gradient is not None:
+                    sums[name] = gradient if before is None else before + gradient
     return Reference(total, sums)
 
 
@@ -227,19 +225,12 @@ class GradientReport:
             f"{len(self.wrong)} of {len(self.rows)} gradients differ from those of one process "
             f"(tolerance {self.tolerance:g})"
         )
-        cells = [("parameter", "verdict", "difference", "scale", "ranks")]
-        for row in self.wrong:
-            scale = "" if row.scale is None else f"{row.scale:.4g}"
-            cells.append(
-                (
-                    row.parameter,
-                    row.verdict,
-                    f"{row.difference:.2g}",
-                    scale,
-                    " ".join(map(str, row.ranks)),
-                )
-            )
-        widths = [max(len(line[column]) for line in cells) for column in range(5)]
+        cells = [GradientRow._fields]
+        for name, verdict, difference, scale, ranks in self.wrong:
+            scale_text = "" if scale is None else f"{scale:.4g}"
+            ranks_text = " ".join(map(str, ranks))
+            cells.append((name, verdict, f"{difference:.2g}", scale_text, ranks_text))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
             (
                 f"  {name:<{widths[0]}}  {verdict:<{widths[1]}}  {difference:>{widths[2]}}  "
@@ -331,11 +322,12 @@ def gradient_report(
         model, inputs, targets, loss_fn=loss_fn, attention_masks=attention_masks
     ).gradients
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    rank = comm.get_rank() if comm.is_initialized() else 0
+    report = compare_gradients(found, expected, tolerance=tolerance, rank=rank)
     if not comm.is_initialized():
-        return compare_gradients(found, expected, tolerance=tolerance)
-    rows = compare_gradients(found, expected, tolerance=tolerance, rank=comm.get_rank()).rows
+        return report
     of_all: list[Any] = [None] * comm.get_world_size()
-    comm.all_gather_object(of_all, rows)
+    comm.all_gather_object(of_all, report.rows)
     by_parameter: dict[str, list[GradientRow]] = {}
     for row in itertools.chain.from_iterable(of_all):
         by_parameter.setdefault(row.parameter, []).append(row)
@@ -490,7 +482,7 @@ def boundary_shapes(
         [Boundary(stage=0, shape=(4, 8), dtype=torch.float32, size_bytes=128)]
     """
     x, found = sample, []
-    with torch.no_grad(), torch.random.fork_rng([x.device] if x.is_cuda else []):
+    with torch.no_grad(), keep_random_numbers(x):
         for number, stage in enumerate(build_stages(model, partition, adapter=adapter)[:-1]):
             x = stage(x, attention_mask)
             found.append(Boundary(number, tuple(x.shape), x.dtype, x.nbytes))
@@ -544,19 +536,13 @@ def check_single_rank(
     model.zero_grad(set_to_none=True)
     try:
         stages = build_stages(model, partition, adapter=adapter)
-        with (
-            torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []),
-            torch.enable_grad(),
-        ):
+        with keep_random_numbers(inputs[0]), torch.enable_grad():
             for index, (x, target) in enumerate(zip(inputs, targets, strict=True)):
                 mask = None if attention_masks is None else attention_masks[index]
-                # a default fixes it
-                _step(
-                    stages,
-                    x,
-                    mask,
-                    lambda logits, target=target: loss_fn(logits, target) / len(inputs),  # type: ignore[misc]
-                )
+                *earlier, (entered, logits) = _run_stages(stages, x, mask)
+                grad = backward_stage(entered, loss_fn(logits, target) / len(inputs), None)
+                for entered, left in reversed(earlier):
+                    grad = backward_stage(entered, left, grad)
         found = {name: parameter.grad for name, parameter in model.named_parameters()}
     finally:
         for name, parameter in model.named_parameters():
@@ -564,18 +550,16 @@ def check_single_rank(
     return compare_gradients(found, expected, tolerance=tolerance_of(model))
 
 
-def _step(
-    stages: Sequence[Stage], x: Tensor, mask: Tensor | None, loss_of: Callable[[Tensor], Tensor]
-) -> None:
-    ends: list[tuple[Tensor, Tensor]] = []  # what entered each stage, and what left it
+def _run_stages(
+    stages: Sequence[Stage], x: Tensor, mask: Tensor | None
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns what entered each stage, and what left it."""
+    ends = []
     for stage in stages:
         entered = x.detach()
         x = forward_stage(partial(stage, attention_mask=mask), entered)
         ends.append((entered, x))
-    ends[-1] = ends[-1][0], loss_of(x)
-    grad = None
-    for entered, left in reversed(ends):
-        grad = backward_stage(entered, left, grad)
+    return ends
 
 
 class LossComparison(NamedTuple):

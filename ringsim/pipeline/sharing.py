@@ -33,8 +33,8 @@ from torch import Tensor, nn
 
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError
-from ringsim.pipeline.messages import SHARED_TAG, Payload, Route, find_ring
-from ringsim.pipeline.stage import Stage
+from ringsim.pipeline.messages import SHARED_TAG, Payload, Route, find_ring, place_in
+from ringsim.pipeline.stage import Stage, find_holders
 from ringsim.ring import Ring, current_ring
 
 __all__ = [
@@ -65,12 +65,10 @@ def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
         ... )
         tensor(2.5000)
     """
-    here, size = ring.ranks.index(ring.rank), len(ring.ranks)
-    pred, succ = (here - 1) % size, (here + 1) % size
-    if here != owner:
-        value = Route.over_edge(ring, here, succ).irecv(Payload.of(value), SHARED_TAG).wait()
-    if pred != owner:
-        Route.over_edge(ring, pred, here).isend(value, SHARED_TAG).wait()
+    if ring.rank != ring.ranks[owner]:
+        value = Route.to_succ(ring).irecv(Payload.of(value), SHARED_TAG).wait()
+    if ring.pred != ring.ranks[owner]:
+        Route.to_pred(ring).isend(value, SHARED_TAG).wait()
     return value
 
 
@@ -85,14 +83,11 @@ def pass_object_back(ring: Ring, value: Any, owner: int) -> Any:
         ... )
         {'steps': 3}
     """
-    here, size, passed = ring.ranks.index(ring.rank), len(ring.ranks), [value]
-    pred, succ = (here - 1) % size, (here + 1) % size
-    if here != owner:
-        route = Route.over_edge(ring, here, succ)
-        dist.recv_object_list(passed, route.peer, group=route.group)
-    if pred != owner:
-        route = Route.over_edge(ring, pred, here)
-        dist.send_object_list(passed, route.peer, group=route.group)
+    passed = [value]
+    if ring.rank != ring.ranks[owner]:
+        dist.recv_object_list(passed, ring.succ, group=ring.succ_group)
+    if ring.pred != ring.ranks[owner]:
+        dist.send_object_list(passed, ring.pred, group=ring.pred_group)
     return passed[0]
 
 
@@ -108,15 +103,11 @@ def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
         ... )
         [tensor(2.5000)]
     """
-    here, size = ring.ranks.index(ring.rank), len(ring.ranks)
+    here, size = place_in(ring), len(ring.ranks)
     values = {here: value}
     for distance in range(1, size):
-        sent = Route.over_edge(ring, here, (here + 1) % size).isend(
-            values[(here - distance + 1) % size], SHARED_TAG
-        )
-        received = Route.over_edge(ring, (here - 1) % size, here).irecv(
-            Payload.of(value), SHARED_TAG
-        )
+        sent = Route.to_succ(ring).isend(values[(here - distance + 1) % size], SHARED_TAG)
+        received = Route.to_pred(ring).irecv(Payload.of(value), SHARED_TAG)
         values[(here - distance) % size] = received.wait()
         sent.wait()
     return [values[place].to(value.device) for place in range(size)]
@@ -132,11 +123,11 @@ def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
         >>> sum_over(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), [0], torch.tensor(2.5))
         tensor(2.5000)
     """
-    here = ring.ranks.index(ring.rank)
-    others = [place for place in places if place != here]
+    here = place_in(ring)
     swaps = {
         place: Route.over_edge(ring, min(here, place), max(here, place)).iswap(value, SHARED_TAG)
-        for place in others
+        for place in places
+        if place != here
     }
     shares = {here: value}
     for place, (sent, received) in swaps.items():
@@ -167,7 +158,13 @@ class TiedGradients:
 
     def __init__(self, ring: Ring, stages: Sequence[Stage], stage_ranks: Sequence[int]) -> None:
         self._ring = ring
-        self._shared = _find_shared(stages, stage_ranks, ring.ranks.index(ring.rank))
+        here = place_in(ring)
+        # in one order everywhere
+        self._shared = [
+            (parameter, sorted(places))
+            for parameter, places in find_holders(stages, stage_ranks).items()
+            if len(places) > 1 and here in places and parameter.requires_grad
+        ]
         self._before: list[Tensor | None] = []
 
     def __enter__(self) -> None:
@@ -182,24 +179,6 @@ class TiedGradients:
                 parameter.grad = sum_over(self._ring, places, share)
             if before is not None:
                 parameter.grad = before if parameter.grad is None else before + parameter.grad
-
-
-def _find_shared(
-    stages: Sequence[Stage], stage_ranks: Sequence[int], here: int
-) -> list[tuple[nn.Parameter, list[int]]]:
-    """Returns the parameters that the rank at ``here`` shares, with the places of their holders.
-
-    In one order everywhere.
-    """
-    places: dict[nn.Parameter, set[int]] = {}
-    for stage, place in zip(stages, stage_ranks, strict=True):
-        for parameter in stage.parameters():
-            places.setdefault(parameter, set()).add(place)
-    return [
-        (parameter, sorted(held))
-        for parameter, held in places.items()
-        if len(held) > 1 and here in held and parameter.requires_grad
-    ]
 
 
 def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -55,8 +55,10 @@ __all__ = [
     "build_stages",
     "check_owned",
     "count_stage_flops",
+    "find_holders",
     "flop_costs",
     "forward_stage",
+    "keep_random_numbers",
     "seed_stage",
     "tied_parameters",
 ]
@@ -151,7 +153,7 @@ class Stage(nn.Module):
         if self._seed is None:
             yield
             return
-        with torch.random.fork_rng(devices=[where.device] if where.is_cuda else []):
+        with keep_random_numbers(where):
             torch.manual_seed(zlib.crc32("{} {} {}".format(*self._seed, place).encode()))
             yield
 
@@ -162,6 +164,11 @@ class Stage(nn.Module):
         """
         (model,) = self._model
         return [self.adapter.attention_width(model, layer) for layer in self.layers]
+
+
+def keep_random_numbers(where: Tensor) -> AbstractContextManager[None]:
+    """Leaves the random numbers of the CPU, and of a tensor's GPU, as they were before a block."""
+    return torch.random.fork_rng([where.device] if where.is_cuda else [])
 
 
 def seed_stage(stage: Stage, seed: int, microbatch: int) -> None:
@@ -243,12 +250,28 @@ def tied_parameters(
         {'0.weight': [0, 1]}
     """
     stages = build_stages(model, partition, adapter=adapter)
-    holders = [{id(parameter) for parameter in stage.parameters()} for stage in stages]
-    found = {
-        name: [index for index, held in enumerate(holders) if id(parameter) in held]
+    holders = find_holders(stages, range(len(stages)))
+    return {
+        name: sorted(holders[parameter])
         for name, parameter in model.named_parameters()
+        if len(holders.get(parameter, ())) > 1
     }
-    return {name: stages for name, stages in found.items() if len(stages) > 1}
+
+
+def find_holders(
+    stages: Sequence[Stage],
+    numbers: Iterable[int],
+    list_parts: Callable[[Stage], Iterable[Any]] = Stage.parameters,
+) -> dict[Any, set[int]]:
+    """Returns the parts of stages, each with the numbers of the stages that hold it.
+
+    ``numbers`` has one for each stage: its own, or its rank's.
+    """
+    holders: dict[Any, set[int]] = {}
+    for stage, number in zip(stages, numbers, strict=True):
+        for part in list_parts(stage):
+            holders.setdefault(part, set()).add(number)
+    return holders
 
 
 def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

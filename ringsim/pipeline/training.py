@@ -40,10 +40,17 @@ from ringsim.errors import ArgumentError, ScheduleError
 from ringsim.pipeline.adapters import Adapter
 from ringsim.pipeline.executor import Executor, StageRun
 from ringsim.pipeline.mailbox import Mailbox
-from ringsim.pipeline.messages import Header, Payload, find_ring
+from ringsim.pipeline.messages import Header, Payload, find_ring, place_in
 from ringsim.pipeline.partition import partition_model, read_partition
 from ringsim.pipeline.sharing import TiedGradients, pass_back, pass_object_back
-from ringsim.pipeline.stage import Stage, build_stages, check_owned, count_stage_flops, seed_stage
+from ringsim.pipeline.stage import (
+    Stage,
+    build_stages,
+    check_owned,
+    count_stage_flops,
+    find_holders,
+    seed_stage,
+)
 from ringsim.ring import Ring
 from ringsim.schedules import make_schedule
 from ringsim.schedules.engine import lower_whole
@@ -305,10 +312,8 @@ def train_step_pipeline_afab(
         True
     """
     wanted = torch.empty(0, device=device).device  # "cuda" is the current GPU
-    devices, dtypes = (
-        {getattr(parameter, what) for parameter in model.parameters()}
-        for what in ("device", "dtype")
-    )
+    devices = {parameter.device for parameter in model.parameters()}
+    dtypes = {parameter.dtype for parameter in model.parameters()}
     if devices != {wanted} or dtype not in dtypes:
         got = f"{', '.join(map(str, dtypes))} on {', '.join(map(str, devices))}"
         raise ArgumentError(
@@ -335,11 +340,11 @@ class _Microbatches:
     dropout_seed: int | None = None
 
     def __post_init__(self) -> None:
-        counts = {"inputs": self.inputs, "targets": self.targets} | (
-            {} if self.masks is None else {"attention_masks": self.masks}
-        )
-        if len(self.inputs) < 1 or len({len(each) for each in counts.values()}) > 1:
-            got = ", ".join(f"{len(each)} {name}" for name, each in counts.items())
+        counts = {"inputs": len(self.inputs), "targets": len(self.targets)}
+        if self.masks is not None:
+            counts["attention_masks"] = len(self.masks)
+        if not len(self.inputs) or len(set(counts.values())) > 1:
+            got = ", ".join(f"{count} {name}" for name, count in counts.items())
             raise ArgumentError(
                 f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. "
                 "Split the batch."
@@ -394,7 +399,7 @@ def _run_step(
     See `train_step_pipeline`.
     """
     ring = find_ring()
-    here, num_ranks = ring.ranks.index(ring.rank), len(ring.ranks)
+    here, num_ranks = place_in(ring), len(ring.ranks)
     forward_only = not torch.is_grad_enabled()
     lowered = _prepare(
         schedule,
@@ -516,7 +521,7 @@ def pipeline_state_dict(
         [(['0.weight'], [10.0, 11.0]), (['1.weight'], [10.0, 11.0])]
     """
     ring = find_ring()
-    here = ring.ranks.index(ring.rank)
+    here = place_in(ring)
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, len(ring.ranks), 1)
     ranges = partition_model(
@@ -524,10 +529,11 @@ def pipeline_state_dict(
     )
     stages = build_stages(model, ranges, adapter=adapter)
     check_owned(model, stages)
-    places: dict[Any, set[int]] = {}
-    for stage, place in zip(stages, schedule.stage_ranks, strict=True):
-        for part in (*stage.parameters(), *stage.buffers(), *stage.modules()):
-            places.setdefault(part, set()).add(place)
+    places = find_holders(
+        stages,
+        schedule.stage_ranks,
+        lambda stage: (*stage.parameters(), *stage.buffers(), *stage.modules()),
+    )
     parts = _find_parts(model)
     if not gather:
         return {

@@ -46,10 +46,8 @@ class KeyValueCache:
         """
         if layer in self._seen:
             old_keys, old_values = self._seen[layer]
-            keys, values = (
-                torch.cat((old_keys, keys), dim=2),
-                torch.cat((old_values, values), dim=2),
-            )
+            keys = torch.cat((old_keys, keys), dim=2)
+            values = torch.cat((old_values, values), dim=2)
         self._seen[layer] = keys, values
         return keys, values
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -237,7 +237,8 @@ class _Reader:
         of = number[needing]
         sent_after[of] = number[send]
         posted_after[of] = np.where(posted >= begins[rank], posted, -1)
-        queued_after[of[order[1:][~new[1:]]]] = of[order[:-1][~new[1:]]]
+        follows = ~new[1:]
+        queued_after[of[order[1:][follows]]] = of[order[:-1][follows]]
         stage, microbatch = (
             column[self.computes].astype(np.int32) for column in (self.stage, self.microbatch)
         )
@@ -253,16 +254,11 @@ class _Reader:
 
         None: not written down.
         """
-        forward, stage, microbatch = (
-            self.kind[self.needing] == _F,
-            self.stage[self.needing],
-            self.microbatch[self.needing],
-        )
+        forward = self.kind[self.needing] == _F
+        stage, microbatch = self.stage[self.needing], self.microbatch[self.needing]
         source = stage + np.where(forward, -1, 1)
         if not self.schedule.lowered:
-            made = np.where(
-                forward, self.place[_F, source, microbatch], self.place[_B, source, microbatch]
-            )
+            made = self.place[np.where(forward, _F, _B), source, microbatch]
             # a gradient is made by B or I
             return np.maximum(made, np.where(forward, -1, self.place[_I, source, microbatch])), None
         receive = self.place[np.where(forward, _RECV_F, _RECV_B), stage, microbatch]
@@ -301,8 +297,7 @@ Sizes = int | Sequence[int]
 _MOST_BYTES: Final = 2**53  # up to here each size is a number of its own as a float, too
 
 
-@dataclass(frozen=True, eq=False)
-class Prices:
+class Prices(NamedTuple):
     """Times by stage S, with a last axis of K for several sets of costs.
 
     Fractions if a cost is one, else float64.
@@ -326,7 +321,7 @@ class Prices:
 
     def map(self, change: Callable[[Ints], Ints]) -> Prices:
         """Returns prices whose arrays are these, changed."""
-        return Prices(change(self.duration), change(self.occupancy), change(self.latency))
+        return Prices(*map(change, self))
 
 
 def make_prices(
@@ -359,29 +354,21 @@ def make_prices(
     sizes = np.array(
         spread_sizes(size_bytes, num_stages, has_link=link is not None), dtype=np.int64
     )
-    occupancy, latency = (
-        np.zeros((2, num_stages), dtype=dtype),
-        np.full((2, num_stages), -np.inf, dtype=dtype),
-    )
+    occupancy = np.zeros((2, num_stages), dtype=dtype)
+    latency = np.full((2, num_stages), -np.inf, dtype=dtype)
     owner = np.asarray(stage_ranks)
     met = np.flatnonzero(owner[1:] != owner[:-1])  # the boundaries between ranks
     for direction, (source, stage) in enumerate(((met, met + 1), (met + 1, met))):
         if link is None:
             latency[direction, stage] = costs.latency
-        elif isinstance(link, Link):
-            occupancy[direction, stage], latency[direction, stage] = (
-                sizes[met] * link.beta_s_per_byte,
-                link.alpha_s,
-            )
+            continue
+        if isinstance(link, Link):
+            used = [link] * len(met)
         else:
-            used = [
-                _find_link(link, *pair)
-                for pair in zip(owner[source].tolist(), owner[stage].tolist(), strict=True)
-            ]
-            occupancy[direction, stage] = sizes[met] * np.array(
-                [each.beta_s_per_byte for each in used]
-            )
-            latency[direction, stage] = [each.alpha_s for each in used]
+            pairs = zip(owner[source].tolist(), owner[stage].tolist(), strict=True)
+            used = [_find_link(link, *pair) for pair in pairs]
+        occupancy[direction, stage] = sizes[met] * np.array([each.beta_s_per_byte for each in used])
+        latency[direction, stage] = [each.alpha_s for each in used]
     return Prices(
         np.array(durations, dtype=dtype).reshape(len(COMPUTE_KINDS), num_stages), occupancy, latency
     )

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -130,8 +130,8 @@ def find_critical_path(times: Times) -> CriticalPath:
                 operations.action(here),
                 operations.rank_of(here),
                 -1,
-                _plain(arrived if waited else own),
-                _plain(ends[here]),
+                plain(arrived if waited else own),
+                plain(ends[here]),
                 reason,
             )
         )
@@ -145,11 +145,8 @@ def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
     Returns the computation that the first of them waited for.
     """
     operations, ends = times.columns, times.ends
-    rank, source, until = (
-        operations.rank_of(here),
-        int(operations.sources(np.array([here]))[0]),
-        times.arrivals[here],
-    )
+    rank, until = operations.rank_of(here), times.arrivals[here]
+    source = int(operations.sources(np.array([here]))[0])
     while True:
         start, queued = times.message_starts[here], int(operations.queued_after[here])
         made, posted = int(operations.sent_after[here]), int(operations.posted_after[here])
@@ -159,13 +156,13 @@ def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
             reason, next_place = (RECEIVER_LATE, posted) if is_late else (LINK_BUSY, queued)
         kind, step = ("SEND_F", -1) if operations.kind[here] == FORWARD else ("SEND_B", 1)
         send = Action(int(operations.stage[here]) + step, kind, int(operations.microbatch[here]))
-        hops.append(Hop(send, rank, source, _plain(start), _plain(until), reason))
+        hops.append(Hop(send, rank, source, plain(start), plain(until), reason))
         if reason != LINK_BUSY:
             return next_place
         here, until = next_place, start
 
 
-def _plain(time: Time) -> Time:
+def plain(time: Time) -> Time:
     """Returns a Python float for one of numpy; Fractions stay."""
     return float(time) if isinstance(time, float) else time
 
@@ -237,7 +234,7 @@ def improve(what: str, by: float, stage_ranks: Sequence[int], prices: Prices) ->
     better = prices.map(lambda table: table.astype(float))
     noun, _, name = what.partition(" ")
     if noun == "message":
-        return replace(better, occupancy=better.occupancy * factor)
+        return better._replace(occupancy=better.occupancy * factor)
     if noun == "stage":
         better.duration[:, int(name)] *= factor
         return better
@@ -287,11 +284,11 @@ def make_trace(
     met = np.flatnonzero(
         part.is_met & (part.arrived >= from_s) & (np.minimum(part.sent, part.posted) <= until_s)
     )
-    if len(some) + 2 * len(met) > MOST_EVENTS:
+    count = len(some) + 2 * len(met)
+    if count > MOST_EVENTS:
         raise ArgumentError(
-            f"a trace must have {MOST_EVENTS:,} events or fewer, got "
-            f"{len(some) + 2 * len(met):,}. Ask for a part: trace(ranks=range(8)), "
-            "or trace(between=(0, 10))."
+            f"a trace must have {MOST_EVENTS:,} events or fewer, got {count:,}. Ask for a part: "
+            "trace(ranks=range(8)), or trace(between=(0, 10))."
         )
     operations = times.columns
     groups, group = _groups(operations, part.place[met], part.source[met])
@@ -323,18 +320,17 @@ class _Part:
         self.place = place = np.flatnonzero(np.repeat(wanted, np.diff(operations.first)))
         # of each rank
         lasts = np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1)
-        before, made, posted = (
-            operations.before[place],
-            operations.sent_after[place],
-            operations.posted_after[place],
-        )
         self.own, self.sent, self.posted, self.last = (
-            times.ends_of(each).astype(np.float64) for each in (before, made, posted, lasts)
+            times.ends_of(each).astype(np.float64)
+            for each in (
+                operations.before[place],
+                operations.sent_after[place],
+                operations.posted_after[place],
+                lasts,
+            )
         )
-        self.arrived, self.done = (
-            times.arrivals[place].astype(np.float64),
-            times.ends[place].astype(np.float64),
-        )
+        self.arrived = times.arrivals[place].astype(np.float64)
+        self.done = times.ends[place].astype(np.float64)
         self.begins = np.maximum(self.own, self.arrived)
         self.source = operations.sources(place)
         self.is_met = (self.source >= 0) & wanted[self.source]

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -74,35 +75,24 @@ def list_steps(
     """
     before, after = (place - 1) % count, (place + 1) % count
     others = tuple((place + shift) % count for shift in range(1, count))
+    part = size_bytes / count
+    collects = Step((), others, part) if place == root else Step((root,), (), part)
     pieces = -(-max(2 * count, -(-size_bytes // _LARGEST_BYTES)) // count) * count
     match COLLECTIVES[name].family:
         case "all_reduce" | "reduce_scatter":
             return [Step((before,), (after,), size_bytes / pieces)] * (2 * (pieces - 2)), 2
         case "all_gather":
-            return [Step((after,), (before,), size_bytes / count / 2)] * (2 * (count - 1)), 2
+            return [Step((after,), (before,), part / 2)] * (2 * (count - 1)), 2
         case "reduce":
-            last = (
-                Step((), others, size_bytes / count)
-                if place == root
-                else Step((root,), (), size_bytes / count)
-            )
-            return [*[Step((before,), (after,), size_bytes / pieces)] * (pieces - 2), last], 2
+            return [*[Step((before,), (after,), size_bytes / pieces)] * (pieces - 2), collects], 2
         case "broadcast":
             return _spread(place, count, root, size_bytes), 1
         case "gather":
-            return [
-                Step((), others, size_bytes / count)
-                if place == root
-                else Step((root,), (), size_bytes / count)
-            ], 1
+            return [collects], 1
         case "scatter":
-            return [
-                Step(others, (), size_bytes / count)
-                if place == root
-                else Step((), (root,), size_bytes / count)
-            ], 1
+            return [Step(collects.source, collects.to, part)], 1
         case "all_to_all":
-            return [Step(others, tuple(reversed(others)), size_bytes / count)], 1
+            return [Step(others, tuple(reversed(others)), part)], 1
         case _:
             hops = [1 << bit for bit in range((count - 1).bit_length())]
             return [Step(((place + hop) % count,), ((place - hop) % count,), 0) for hop in hops], 1
@@ -114,22 +104,25 @@ def _spread(place: int, count: int, root: int, size_bytes: int) -> list[Step]:
     level = number.bit_length()
     hops = [1 << bit for bit in range(level, (count - 1).bit_length())]
     children = tuple((number + hop + root) % count for hop in hops if number + hop < count)
-    steps = (
-        []
-        if number == 0
-        else [Step((), ((number - (1 << (level - 1)) + root) % count,), size_bytes)]
-    )
-    return [*steps, Step(children, (), size_bytes)] if children else steps
+    steps = []
+    if number:
+        parent = (number - (1 << (level - 1)) + root) % count
+        steps.append(Step((), (parent,), size_bytes))
+    if children:
+        steps.append(Step(children, (), size_bytes))
+    return steps
 
 
+@dataclass(slots=True)
 class _Member:
     """How far a member is with its steps."""
 
-    def __init__(self, steps: Sequence[Step], most: int) -> None:
-        self.steps, self.most = steps, most
-        self.posted = self.complete = 0  # how many
-        # of the steps under way: how many messages have not arrived
-        self.missing: deque[int] = deque()
+    steps: Sequence[Step]
+    most: int  # that may be under way
+    posted: int = 0
+    complete: int = 0
+    # of the steps under way: how many messages have not arrived
+    missing: deque[int] = field(default_factory=deque)
 
 
 class GlooCollective:
@@ -151,13 +144,11 @@ class GlooCollective:
         done: Callable[[int, float], None],
     ) -> None:  # fmt: skip
         assert links.gloo is not None  # whoever asks knows
-        self._ranks, self._links, self._gloo, self._clock, self._done = (
-            ranks,
-            links,
-            links.gloo,
-            clock,
-            done,
-        )
+        self._ranks = ranks
+        self._links = links
+        self._gloo = links.gloo
+        self._clock = clock
+        self._done = done
         self._members = [
             _Member(*list_steps(name, place, len(ranks), root, size_bytes))
             for place in range(len(ranks))

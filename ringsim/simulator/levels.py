@@ -98,18 +98,13 @@ class Levels:
 
         Of each message what it is sent, posted and queued after.
         """
-        columns, place = self.columns, self._place
-        sent, posted = (
-            place[columns.sent_after[self.messages]],
-            place[columns.posted_after[self.messages]],
-        )
-        queued = self._message_place[columns.queued_after[self.messages]]
+        columns, place, message_place = self.columns, self._place, self._message_place
         return (
             place[columns.before[self.order]],
-            self._message_place[self.order],
-            sent,
-            posted,
-            queued,
+            message_place[self.order],
+            place[columns.sent_after[self.messages]],
+            place[columns.posted_after[self.messages]],
+            message_place[columns.queued_after[self.messages]],
         )
 
     def _price(self, prices: Prices) -> tuple[Ints, Ints, Ints, Ints, Ints]:
@@ -118,13 +113,10 @@ class Levels:
         Also which row each computation and message has.
         """
         columns, stages = self.columns, np.int32(self.columns.num_stages)
-        duration, occupancy, latency = (
-            table.reshape(-1, *table.shape[2:])
-            for table in (prices.duration, prices.occupancy, prices.latency)
-        )
+        tables = prices.map(lambda table: table.reshape(-1, *table.shape[2:]))
         row = columns.kind[self.order] * stages + columns.stage[self.order]
         message_row = columns.direction[self.messages] * stages + columns.stage[self.messages]
-        return duration, occupancy, latency, row, message_row
+        return *tables, row, message_row
 
     def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints]:
         """Returns when each computation ends and its message starts, as in `Times`.
@@ -207,16 +199,13 @@ def find_levels(columns: Columns) -> Levels | None:
         [['0F0'], ['0F1', '1F0'], ['1B0'], ['0B0', '1F1'], ['1B1'], ['0B1']]
     """
     count = len(columns)
-    sent, posted, queued = (
-        np.append(column, np.int32(-1))
-        for column in (columns.sent_after, columns.posted_after, columns.queued_after)
-    )
-    followers = np.flatnonzero(queued[:-1] >= 0)
+    sent, posted, queued = columns.sent_after, columns.posted_after, columns.queued_after
+    followers = np.flatnonzero(queued >= 0)
     following = np.full(count, -1, dtype=np.int32)
     following[queued[followers]] = followers
     level_of, message_level = np.full((2, count + 1), -1, dtype=np.int32)
     level_of[-1] = message_level[-1] = 0  # of -1, the start of the step
-    heads = np.flatnonzero((sent[:-1] >= 0) & (queued[:-1] < 0))
+    heads = np.flatnonzero((sent >= 0) & (queued < 0))
     begins, ends = columns.first[:-1], columns.first[1:]
     here, until = begins[begins < ends], ends[begins < ends]
     level = 0
@@ -235,14 +224,12 @@ def find_levels(columns: Columns) -> Levels | None:
         here, until = here[left], until[left]
         level += 1
     narrow = np.int16 if level < 2**15 else np.int32  # numpy sorts short integers in one pass
-    levels, messages = level_of[:-1].astype(narrow), np.flatnonzero(sent[:-1] >= 0).astype(np.int32)
+    levels, messages = level_of[:-1].astype(narrow), np.flatnonzero(sent >= 0).astype(np.int32)
     order = np.argsort(levels, kind="stable").astype(np.int32)
     messages = messages[np.argsort(message_level[messages].astype(narrow), kind="stable")]
     steps = np.arange(level + 1)
-    bounds, message_bounds = (
-        np.searchsorted(levels[order], steps),
-        np.searchsorted(message_level[messages], steps),
-    )
+    bounds = np.searchsorted(levels[order], steps)
+    message_bounds = np.searchsorted(message_level[messages], steps)
     return Levels(columns, order, bounds.tolist(), messages, message_bounds.tolist())
 
 

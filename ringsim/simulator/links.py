@@ -52,6 +52,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapreplace
 from typing import Final, Protocol, TypeVar
@@ -148,14 +149,13 @@ class Links(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class _Line:
     """One link, which nobody else uses."""
 
-    __slots__ = ("alpha_s", "beta_s", "free_s")
-
-    def __init__(self, link: Link) -> None:
-        self.alpha_s, self.beta_s = link.alpha_s, link.beta_s_per_byte
-        self.free_s = 0.0  # when it has taken all bytes of the messages until now
+    alpha_s: float
+    beta_s: float
+    free_s: float = 0.0  # when it has taken all bytes of the messages until now
 
 
 class PrivateLinks:
@@ -201,7 +201,8 @@ class PrivateLinks:
         """Takes a message, as `Links.carry` says; returns when it arrives."""
         line = self._lines.get((src, dst))
         if line is None:
-            line = self._lines[src, dst] = _Line(self.link_of(src, dst))
+            link = self.link_of(src, dst)
+            line = self._lines[src, dst] = _Line(link.alpha_s, link.beta_s_per_byte)
         free_s = line.free_s
         line.free_s = free_s = (ready_s if ready_s > free_s else free_s) + size_bytes * line.beta_s
         return free_s + line.alpha_s
@@ -290,50 +291,28 @@ def fair_paces(
 Edge = tuple[Hashable, Hashable]
 
 
+@dataclass(slots=True, eq=False)
 class _Flow:
     """A message under way, or waiting for the one before it."""
 
-    __slots__ = (
-        "arrived",
-        "end",
-        "end_s",
-        "latency_s",
-        "left_bytes",
-        "pace",
-        "ready_s",
-        "route",
-        "settled_s",
-    )
-
-    end: Callable[[], None]  # what is called then
-
-    def __init__(
-        self,
-        route: _Route,
-        size_bytes: float,
-        latency_s: float,
-        ready_s: float,
-        arrived: Arrived | None,
-    ) -> None:
-        self.route = route
-        self.left_bytes = size_bytes  # at settled_s
-        self.latency_s = latency_s
-        self.ready_s = ready_s
-        self.settled_s = ready_s
-        self.arrived = arrived
-        self.pace = -1.0  # seconds for each byte; none yet
-        self.end_s = math.inf  # when it is to end, as far as is known
+    route: _Route
+    left_bytes: float  # at settled_s
+    latency_s: float
+    ready_s: float
+    arrived: Arrived | None
+    pace: float = -1.0  # seconds for each byte; none yet
+    settled_s: float = 0.0
+    end_s: float = math.inf  # when it is to end, as far as is known
+    end: Callable[[], None] = field(init=False)  # what is called then
 
 
+@dataclass(slots=True, eq=False)
 class _Route:
     """The way from one rank to another, with the messages that take it: the first is under way."""
 
-    __slots__ = ("alpha_s", "edges", "flows")
-
-    def __init__(self, alpha_s: float, edges: tuple[Edge, ...]) -> None:
-        self.alpha_s = alpha_s
-        self.edges = edges
-        self.flows: deque[_Flow] = deque()
+    alpha_s: float
+    edges: tuple[Edge, ...]
+    flows: deque[_Flow] = field(default_factory=deque)
 
 
 class SharedLinks:

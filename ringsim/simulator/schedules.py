@@ -47,6 +47,7 @@ from ringsim.simulator.critical_path import (
     improve,
     list_levers,
     make_trace,
+    plain,
 )
 from ringsim.simulator.levels import Levels, Times, Wave, find_levels, find_wave, sweep, sweep_all
 from ringsim.traces.events import Ints
@@ -124,21 +125,13 @@ class Source:
         """Returns how long the step takes with each of K prices, float64, shape (K,)."""
         kept = self.schedule.num_ranks if self.wave is not None else len(self.columns)
         at_once = max(1, _MOST_TIMES // max(kept, 1))
-        found = []
+        found = np.empty(len(variants))
         for first in range(0, len(variants), at_once):
-            tables = zip(
-                *(
-                    (each.duration, each.occupancy, each.latency)
-                    for each in variants[first : first + at_once]
-                ),
-                strict=True,
-            )
-            found.append(
-                self.find_makespan(
-                    Prices(*(np.stack(table, axis=-1).astype(np.float64) for table in tables))
-                )
-            )
-        return np.concatenate(found)
+            some = slice(first, first + at_once)
+            tables = zip(*variants[some], strict=True)
+            prices = Prices(*(np.stack(table, axis=-1).astype(np.float64) for table in tables))
+            found[some] = self.find_makespan(prices)
+        return found
 
     def find_busy(self, prices: Prices) -> Ints:
         """Returns how long each rank computes, shape (ranks,)."""
@@ -280,10 +273,8 @@ class ScheduleRun:
 
         0 on the critical path.
         """
-        source, prices = (
-            self.setting.source,
-            self.setting.prices.map(lambda table: table.astype(np.float64)),
-        )
+        source = self.setting.source
+        prices = self.setting.prices.map(lambda table: table.astype(np.float64))
         latest = source.levels.latest_ends(
             prices, float(self.makespan), rendezvous=source.rendezvous
         )
@@ -313,15 +304,11 @@ class ScheduleRun:
             improve(what, float(by), setting.source.schedule.stage_ranks, setting.prices)
             for what in spent
         ]
-        levers: list[Lever] = []
-        if variants:
-            gains = np.maximum(
-                float(self.makespan) - setting.source.find_makespans(variants), 0.0
-            ).tolist()
-            levers = [
-                Lever(what, time, gain, by * time)
-                for (what, time), gain in zip(spent.items(), gains, strict=True)
-            ]
+        gains = float(self.makespan) - setting.source.find_makespans(variants)
+        levers = [
+            Lever(what, time, max(gain, 0.0), by * time)
+            for (what, time), gain in zip(spent.items(), gains.tolist(), strict=True)
+        ]
         return Sensitivity(
             by, float(self.makespan), tuple(sorted(levers, key=lambda lever: -lever.gain))
         )
@@ -355,10 +342,13 @@ class ScheduleRun:
         check_between(between)
         setting = self.setting
         metadata = dict(setting.metadata)
-        parts = [f"only ranks {', '.join(map(str, chosen))}"] if chosen is not None else []
-        parts += [f"only from {between[0]:g} to {between[1]:g}"] if between is not None else []
-        if parts:
-            metadata["notes"] = [*metadata.get("notes", ()), *parts]
+        notes = list(metadata.get("notes", ()))
+        if chosen is not None:
+            notes.append(f"only ranks {', '.join(map(str, chosen))}")
+        if between is not None:
+            notes.append(f"only from {between[0]:g} to {between[1]:g}")
+        if notes:
+            metadata["notes"] = notes
         return make_trace(self._times, setting.sizes, metadata, chosen, between)
 
     def plot(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
@@ -543,19 +533,17 @@ def simulate_schedule(
     )
     if costs is not None and not isinstance(costs, Costs):
         return _simulate_variants(source, costs, link, size_bytes)
-    if isinstance(link, Sequence) and is_list(link):
+    step = None
+    if isinstance(schedule, str):
+        known = source.schedule
+        step = closed_forms.Step(schedule, known.num_ranks, known.num_microbatches, num_chunks)
+    one: Any = link  # a Link or a table of them: make_prices refuses what is neither
+    if is_list(one):
         raise ArgumentError(
-            f"link must be one where costs are one, got {len(link)} links. "
+            f"link must be one where costs are one, got {len(one)} links. "
             "Give as many costs, in a list."
         )
-    one: Any = link  # a Link or a table of them: make_prices refuses what is neither
-    return _simulate(
-        source,
-        costs or Costs(),
-        one,
-        size_bytes,
-        (schedule, num_chunks) if isinstance(schedule, str) else None,
-    )
+    return _simulate(source, costs or Costs(), one, size_bytes, step)
 
 
 def _simulate(
@@ -563,11 +551,11 @@ def _simulate(
     costs: Costs,
     link: Links | None,
     size_bytes: Sizes,
-    named: tuple[str, int | None] | None,
+    step: closed_forms.Step | None,
 ) -> ScheduleRun:
     """Simulates a schedule with one set of costs.
 
-    ``named`` is its name and number of chunks, where it was made by name.
+    ``step`` is what closed forms know it as, if it was made by name.
     """
     schedule = source.schedule
     prices = make_prices(schedule.stage_ranks, costs, link, size_bytes)
@@ -575,16 +563,13 @@ def _simulate(
     sizes = (
         spread_sizes(size_bytes, schedule.num_stages, has_link=True) if link is not None else None
     )
-    closed_form = None
-    if named is not None:
-        step = closed_forms.Step(named[0], schedule.num_ranks, schedule.num_microbatches, named[1])
-        closed_form = _closed_form(step, costs, link, sizes, source)
+    closed_form = None if step is None else _closed_form(step, costs, link, sizes, source)
     return ScheduleRun(
         name=schedule.name,
         num_ranks=schedule.num_ranks,
         num_stages=schedule.num_stages,
         num_microbatches=schedule.num_microbatches,
-        makespan=float(makespan) if isinstance(makespan, float) else makespan,
+        makespan=plain(makespan),
         busy=source.find_busy(prices),
         closed_form=closed_form,
         setting=Setting(source, prices, sizes, _metadata(source, costs, link, sizes)),
@@ -629,9 +614,7 @@ def _simulate_variants(
             f"costs must be Costs, or a list of them, got {say(costs)}. Pass Costs(forward=1, "
             "backward=2)."
         )
-    links: list[Any] = (
-        list(link) if isinstance(link, Sequence) and is_list(link) else [link] * len(costs)
-    )
+    links = list(link) if is_list(link) else [link] * len(costs)
     if len(links) != len(costs) or not links:
         raise ArgumentError(
             f"costs and link must be as many, 1 or more, got {len(costs)} and {len(links)}. Give "
@@ -685,13 +668,11 @@ def _metadata(
     constants: dict[str, Any] = {"semantics": source.semantics, "ahead": source.ahead}
     for field in fields(costs):
         value = getattr(costs, field.name)
-        constants[field.name] = (
-            [float(one) for one in value]
-            if isinstance(value, Sequence)
-            else value
-            if value is None
-            else float(value)
-        )
+        if isinstance(value, Sequence):
+            value = [float(one) for one in value]
+        elif value is not None:
+            value = float(value)
+        constants[field.name] = value
     if link is not None:
         links = (
             {"all": link}
