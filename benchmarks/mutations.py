@@ -38,8 +38,8 @@ MUTATIONS = {
     ),
     "wait-for analysis": Mutation(
         "ringsim/diagnose/waitfor.py",
-        "            missing[rank] -= 1",
-        "            missing[rank] -= 2",
+        "            missing[waiter] -= 1",
+        "            missing[waiter] -= 2",
         "test_diagnose_analyse.py test_golden.py",
     ),
     "schedule 1F1B": Mutation(
@@ -62,8 +62,8 @@ MUTATIONS = {
     ),
     "check of the ring": Mutation(
         "ringsim/check/examination.py",
-        "            if found != number:",
-        "            if found < number:",
+        "        if found != number:",
+        "        if found < number:",
         "test_check_messages.py",
     ),
     "recorder": Mutation(

@@ -534,7 +534,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         ),
         (
             lambda tensor: (hand_over(tensor), tensor)[1],
-            "Rank 0 of 3 has nobody before it and must return None, got a tensor.",
+            "Rank 0 of 3 has no predecessor and must return None, got a tensor.",
             "",
         ),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+import runpy
 import subprocess
 import tomllib
 from pathlib import Path
@@ -319,3 +320,11 @@ def test_what_newcomers_are_sent_to_is_there() -> None:
     assert [place for place in places if not (package / place).exists()] == []
     source = "".join(path.read_text() for path in package.rglob("*.py"))
     assert [name for name in names if name not in source] == []
+
+
+def test_each_mutation_is_of_a_line_that_is_there() -> None:
+    mutations = runpy.run_path(str(ROOT / "benchmarks" / "mutations.py"))["MUTATIONS"]
+    counts = {
+        name: (ROOT / each.file).read_text().count(each.line) for name, each in mutations.items()
+    }
+    assert counts == dict.fromkeys(mutations, 1)

@@ -25,8 +25,8 @@ __all__ = ["hello"]
 SPAN_NAME: Final = "share"
 _READ: Final = "a number is taken"
 _WHOLE_HINT: Final = (
-    "ringsim.current_ring() knows the rank and the world_size of the process that runs. The rank "
-    "says where a share begins, the world_size how far it is from one of its numbers to the next."
+    "ringsim.current_ring() knows the rank and the world_size of the process that runs. A share "
+    "begins at index rank, and its numbers are world_size apart."
 )
 
 

@@ -51,9 +51,9 @@ _MOST_DIMENSIONS: Final = 4
 Shape = tuple[int, ...]
 Floats = npt.NDArray[np.float32]
 _RAISED_HINT: Final = (
-    "Only neighbours within the line talk: rank 0 has nobody before it, the last rank nobody after "
-    "it, and with one rank there is nobody at all. A recv needs a tensor of the size that is sent, "
-    "so the shape must come first; and what is sent must be contiguous."
+    "Only neighbours within the line talk: rank 0 has no predecessor, the last rank no successor, "
+    "and a single rank has neither. A recv needs a tensor of the size that is sent, so the shape "
+    "must come first. Tensors that are sent must be contiguous."
 )
 _TWO_MESSAGES_HINT: Final = (
     "Two messages for each tensor: first one int64 tensor with the number of dimensions and the "
@@ -267,7 +267,7 @@ def _judge_values(trace: Trace, secret: int) -> None:
         if rank == 0:
             if answer is not None:
                 tensor = "a tensor" if isinstance(answer, tuple) else answer
-                reason = f"{who} has nobody before it and must return None, got {tensor}."
+                reason = f"{who} has no predecessor and must return None, got {tensor}."
                 raise Wrong(reason, _RAISED_HINT)
             continue
         due = _shape_of(rank - 1, secret)

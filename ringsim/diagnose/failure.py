@@ -464,8 +464,9 @@ def describe_end(report: Report) -> dict[str, Any]:
     As "unknown" if what it waited for says why.
 
     Example:
-        >>> describe_end(report_death(2, -9, at_ns=0, output=""))
-        {'rank': 2, 'state': 'killed', 'about': 'was ended by signal 9 (SIGKILL)', 'error': '', 'how': ''}
+        >>> end = describe_end(report_death(2, -9, at_ns=0, output=""))
+        >>> end["state"], end["about"]
+        ('killed', 'was ended by signal 9 (SIGKILL)')
         >>> describe_end(
         ...     Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0)
         ... )["about"]
@@ -475,7 +476,7 @@ def describe_end(report: Report) -> dict[str, Any]:
         ...     for code in ("0", "7")
         ... ]
         ['exited', 'failed']
-    """  # noqa: E501
+    """
     how = ""
     if report.error == "SystemExit":
         state = "exited" if report.text in _NO_FAILURE else "failed"

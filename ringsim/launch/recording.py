@@ -214,10 +214,10 @@ class Recording:
         left = tell_end(self._rank, error)
         if error is not None:
             self._say_why(recorder, error, left)
-        others_do = (
-            self._watch.ask_others() if self._watch is not None and error is not None else []
-        )
+        others_do: list[dict[str, Any]] = []
         if self._watch is not None:
+            if error is not None:
+                others_do = self._watch.ask_others()
             self._watch.stop()
         if self._clocks is not None and self._rank:
             self._clocks.stop(failed=error is not None)
@@ -563,9 +563,10 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
         ended, as a trace keeps it for ``explain``, None if it did not fail.
 
     Example:
-        >>> tell_end(1, ValueError("no such layer"))["end"]
-        {'rank': 1, 'state': 'failed', 'about': 'raised ValueError: no such layer', 'error': 'ValueError', 'how': ''}
-    """  # noqa: E501
+        >>> end = tell_end(1, ValueError("no such layer"))["end"]
+        >>> end["state"], end["about"]
+        ('failed', 'raised ValueError: no such layer')
+    """
     if error is None or isinstance(error, KeyboardInterrupt):
         return {
             "at_ns": time.monotonic_ns(),
