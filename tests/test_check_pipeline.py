@@ -509,7 +509,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (
             with_headers(closed=True),
             "Rank 0 of 3 received 2 messages, and the line ends there.",
-            "the last rank nobody",
+            "the last rank no successor",
         ),
         (
             with_headers(spare=1),
