@@ -172,7 +172,7 @@ def fresh_state(clean_environment: None) -> Iterator[None]:
     """
     yield
     if get_state().ring is not None:
-        from ringsim.ring import destroy_distributed
+        from ringsim import destroy_distributed
 
         destroy_distributed()
     undo_print = get_state().undo_print

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ringsim.pipeline.generation import generate
-from ringsim.pipeline.training import cross_entropy, train_step_pipeline
-from ringsim.pipeline.transformer import SmallTransformer
-from ringsim.schedules.generation import can_finish
+from ringsim.pipeline import (
+    SmallTransformer,
+    can_finish,
+    cross_entropy,
+    generate,
+    train_step_pipeline,
+)
 
 torch.set_num_threads(1)  # two threads for tensors this small wait for each other most of the time
 VOCABULARY = 13

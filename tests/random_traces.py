@@ -9,9 +9,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ringsim import Trace
 from ringsim.traces.events import ANY_SOURCE, NONE, OPS, Events, Group, Payload, Tables, make_events
 from ringsim.traces.files import check_run
-from ringsim.traces.value import Trace
 
 WORLD_SIZE = 3
 INT32 = st.integers(NONE, 2**31 - 1)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ringsim import Trace
+from ringsim.pipeline import Evaluation, evaluate
 from ringsim.schedules import make_schedule
-from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
 from ringsim.traces.steps import KINDS
-from ringsim.traces.value import Trace
 
 MS = 1_000_000
 

@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from verdicts import verdict
 
 import ringsim
-from ringsim import check
+from ringsim import Trace, check
 from ringsim.check import examination
 from ringsim.check.patients import FAULTS, draw
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_CODES, make_events
-from ringsim.traces.value import Trace
 
 Answer = Callable[..., Any]
 DATA = Path(__file__).parent.parent / "notebooks" / "data"

@@ -22,12 +22,12 @@ import torch
 from synthetic import pipeline
 
 import ringsim
+from ringsim import Trace
 from ringsim.cli import doctor, main, make_parser
 from ringsim.cli.demo import BATCH, LENGTH, NUM_MICROBATCHES, expected_losses, make_task
 from ringsim.cli.doctor import backend_facts, examine
 from ringsim.errors import RankFailed, RingError
 from ringsim.traces.events import OP_CODES, Tables, make_events
-from ringsim.traces.value import Trace
 from ringsim.view.html import pack_all
 
 ROOT = Path(__file__).parent.parent

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringsim
+from ringsim import Trace
 from ringsim.errors import TraceFileError
 from ringsim.traces import files
 from ringsim.traces.clocks import (
@@ -31,7 +32,6 @@ from ringsim.traces.clocks import (
     uncertainty_ns,
 )
 from ringsim.traces.events import NONE, OP_CODES, Events, Group, Payload, Tables, make_events
-from ringsim.traces.value import Trace
 
 SECOND = 10**9
 

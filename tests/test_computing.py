@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ringsim.compute_costs import compute, read_label, stretched
+from ringsim import compute
+from ringsim.compute_costs import read_label, stretched
 from ringsim.errors import ArgumentError
 from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder

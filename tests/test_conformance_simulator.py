@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import ringsim
-from ringsim import comm
+from ringsim import comm, simulate
 from ringsim.errors import RingError
-from ringsim.simulator.api import simulate
 
 sys.path.append(str(Path(__file__).parent / "distributed"))
 import conformance

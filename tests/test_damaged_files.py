@@ -22,14 +22,13 @@ from test_exchange_viewers import READERS, write_small
 from test_trace_parts import two_ranks
 from trace_mutations import DATA, Choose, change_meta, flip, mutate, read_in_full, real_files
 
+from ringsim import Trace, load
 from ringsim.cli.description import read_description
 from ringsim.errors import RingError
+from ringsim.pipeline import from_csv, from_text, to_csv, to_text
 from ringsim.schedules import make_schedule
-from ringsim.schedules.schedule import from_csv, from_text, to_csv, to_text
 from ringsim.traces import bandwidths
-from ringsim.traces.files import load
 from ringsim.traces.runs import read_run
-from ringsim.traces.value import Trace
 
 INPUTS = 20_000  # of all kinds together
 # kinds that take longer get fewer of them

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from random_traces import WORLD_SIZE, json_values, traces
 from synthetic import METADATA, Story
 
+from ringsim import Trace
 from ringsim.diagnose.mismatches import MOST_FINDINGS, find_message_mismatches
 from ringsim.plot.waitfor import MOST_RANKS, waitfor_png
 from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events, word_notice
 from ringsim.traces.findings import KINDS, Diagnosis, Edge, Finding, Operation
-from ringsim.traces.value import Trace
 
 ends = st.one_of(
     json_values,

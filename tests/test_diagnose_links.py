@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from synthetic import Story
 
 import ringsim
+from ringsim import Trace
 from ringsim.diagnose.links import LEAST_MESSAGES, SLOW_NS, SLOW_SHARE, SLOW_TIMES, find_links
 from ringsim.traces.events import OP_CODES
-from ringsim.traces.value import Trace
 
 DATA = Path(__file__).parent.parent / "notebooks" / "data"
 MS = 1_000_000

@@ -31,6 +31,7 @@ from part_writer import GROUPS
 from rendezvous_machine import Machine
 from watched_parts import Bench, WatchedMachine
 
+from ringsim import Trace
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.failure import error_of_kind
 from ringsim.diagnose.snapshot import snapshot_of_events
@@ -38,7 +39,6 @@ from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.waitfor import analyse
 from ringsim.traces.events import ANY_SOURCE, Group
 from ringsim.traces.findings import Diagnosis
-from ringsim.traces.value import Trace
 
 SIZE = 4
 SOME_GROUPS = (

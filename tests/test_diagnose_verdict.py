@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendezvous_machine import Instruction, Machine
 
+from ringsim import Trace
 from ringsim.diagnose.explain import explain
 from ringsim.diagnose.snapshot import End, Posted, RankSnapshot, Snapshot, snapshot_of_events, until
 from ringsim.diagnose.verdict import blame_threads, judge
@@ -28,7 +29,6 @@ from ringsim.traces.events import (
     make_events,
 )
 from ringsim.traces.findings import Diagnosis, Finding, Operation
-from ringsim.traces.value import Trace
 
 SEND, RECV = "send", "recv"
 ANY = ANY_SOURCE

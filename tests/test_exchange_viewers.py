@@ -21,6 +21,7 @@ from synthetic import Story
 from trace_mutations import DATA
 
 import ringsim
+from ringsim import Trace
 from ringsim.errors import TraceFileError
 from ringsim.exchange import (
     read_chrome,
@@ -29,7 +30,6 @@ from ringsim.exchange import (
     read_profiler,
 )
 from ringsim.exchange.slices import place_apart, place_nested
-from ringsim.traces.value import Trace
 
 VIEWERS = ("perfetto", "chrome")
 READERS: dict[str, Callable[..., Trace]] = {

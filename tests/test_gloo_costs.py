@@ -15,18 +15,14 @@ from hypothesis import strategies as st
 from synthetic import Story
 
 import ringsim
+from ringsim import Link, Trace, calibrate, calibration_worker, predict, simulate
 from ringsim import comm as dist
 from ringsim.compute_costs import PROCESSOR
 from ringsim.errors import ArgumentError
-from ringsim.link import Link
-from ringsim.links.calibrating import calibration_worker
-from ringsim.prediction.calibration import Calibration, calibrate
-from ringsim.prediction.scaling import predict
-from ringsim.simulator.api import simulate
+from ringsim.prediction.calibration import Calibration
 from ringsim.simulator.gloo import list_steps
 from ringsim.topologies import GlooCosts, OneMachine
 from ringsim.traces.collectives import COLLECTIVES
-from ringsim.traces.value import Trace
 
 MS = 1e-3
 # A message takes 1 ms on each side, and a collective 10 ms before its first.

@@ -24,9 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import ProcessGroup, Work
 
 from ringsim import comm
-from ringsim.comm import gpu_times, log, torch_hooks
+from ringsim.comm import configure, gpu_times, log, reset_log, torch_hooks
 from ringsim.comm.gpu_times import NOT_READ, GpuTimes, find_gpu, is_nccl
-from ringsim.comm.log import configure, reset_log
 from ringsim.traces.events import OP_CODES, OP_NAMES, Events
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.runs import read_parts

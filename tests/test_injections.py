@@ -17,13 +17,10 @@ import torch
 import torch.distributed as dist
 from fake_rank import fake_world, recording
 
+from ringsim import Degrade, Fail, Jitter, Slow
 from ringsim.comm.injecting import _SlowLinks
 from ringsim.errors import ArgumentError, RankFailed
 from ringsim.faults import (
-    Degrade,
-    Fail,
-    Jitter,
-    Slow,
     check_injections,
     degraded_by,
     fails_at,

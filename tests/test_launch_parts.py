@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 import torch
 
+from ringsim import trace
 from ringsim.diagnose.failure import PEER, Report, first_failure, make_error
 from ringsim.errors import ArgumentError
 from ringsim.launch import joined, progress
-from ringsim.launch.api import make_kind, trace
+from ringsim.launch.api import make_kind
 from ringsim.launch.job import START_VALUES, RankConfig, pack_call
 from ringsim.launch.run import GPU_LIMIT_S, RankOutput, RunOptions, _Supervisor
 from ringsim.launch.watcher import ASK, has_proc, look_at

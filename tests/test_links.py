@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringsim
+from ringsim import Link
 from ringsim.cli import main
 from ringsim.errors import ArgumentError, Interrupted, RingError
-from ringsim.link import Link
 from ringsim.links import worker
 from ringsim.links.api import _gpus
 from ringsim.links.plan import (

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_traces import events as any_events
 
+from ringsim import Trace
 from ringsim.traces.events import (
     ANY_SOURCE,
     ERROR,
@@ -37,7 +38,6 @@ from ringsim.traces.matching import (
     split_waits,
     wait_for_last,
 )
-from ringsim.traces.value import Trace
 
 SEND_OPS = [OP_CODES[name] for name in ("send", "isend", "batch_isend", "send_object_list")]
 RECV_OPS = [OP_CODES[name] for name in ("recv", "irecv", "batch_irecv", "recv_object_list")]

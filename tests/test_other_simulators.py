@@ -18,7 +18,7 @@ from simulated_runs import now_s
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.simulator.api import simulate
+from ringsim import simulate
 
 LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-9)
 HERE = Path(__file__).parent

@@ -24,19 +24,26 @@ from small_models import tokens as make_tokens
 from torch import nn
 
 import ringsim
-from ringsim.errors import ArgumentError, Deadlock, MessageMismatch, ScheduleError
-from ringsim.pipeline import SmallTransformer, build_stages, check_single_rank, generate
+from ringsim import Trace
+from ringsim.errors import ArgumentError, Deadlock, MessageMismatch
+from ringsim.pipeline import (
+    SmallTransformer,
+    build_stages,
+    can_finish,
+    check_single_rank,
+    generate,
+    steady_use,
+)
 from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
+from ringsim.schedules import ScheduleError
 from ringsim.schedules.costs import Time
 from ringsim.schedules.engine import Run
 from ringsim.schedules.generation import (
     Job,
-    can_finish,
     check_can_finish,
     count_messages,
     plan_batches,
     plan_jobs,
-    steady_use,
     time_generation,
 )
 from ringsim.traces.events import (
@@ -51,7 +58,6 @@ from ringsim.traces.events import (
     make_events,
 )
 from ringsim.traces.steps import measure_stage_use
-from ringsim.traces.value import Trace
 
 LINK = ringsim.Link(alpha_s=0.0, beta_s_per_byte=0.0)
 

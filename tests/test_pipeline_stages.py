@@ -23,11 +23,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ringsim
 import ringsim.pipeline.partition
-from ringsim.compute_costs import FlopCosts, Work, charge
+from ringsim import FlopCosts
+from ringsim.compute_costs import Work, charge
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.pipeline import (
     SmallTransformer,
+    Stage,
     adapter_of,
+    backward_stage,
     boundary_shapes,
     build_stages,
     by_count,
@@ -38,6 +41,7 @@ from ringsim.pipeline import (
     compare_losses,
     cross_entropy,
     flop_costs,
+    forward_stage,
     generate,
     get_stage_layers,
     gradient_report,
@@ -49,7 +53,7 @@ from ringsim.pipeline import (
 )
 from ringsim.pipeline.flops import Flops, attention_flops, linear_flops
 from ringsim.pipeline.messages import HEADER_SIZE, Header, Payload
-from ringsim.pipeline.stage import Stage, backward_stage, count_stage_flops, forward_stage
+from ringsim.pipeline.stage import count_stage_flops
 from ringsim.schedules.partition import by_sizes
 from ringsim.state import get_state
 

@@ -37,6 +37,7 @@ import ringsim
 from ringsim.errors import Deadlock, MessageMismatch, RingError
 from ringsim.pipeline import (
     Adapter,
+    Schedule,
     SmallTransformer,
     backward_stage,
     build_stages,
@@ -46,7 +47,9 @@ from ringsim.pipeline import (
     eval_step_pipeline,
     forward_stage,
     gradient_report,
+    lower,
     messages,
+    parse_action,
     partition_model,
     pipeline_state_dict,
     recv_activation,
@@ -62,8 +65,7 @@ from ringsim.pipeline.messages import HEADER_TAG, PAYLOAD_TAG, Route, _send
 from ringsim.pipeline.sharing import gather_over_ring, sum_over
 from ringsim.schedules import SCHEDULE_NAMES, interleaved_1f1b, looped_bfs, make_schedule
 from ringsim.schedules.closed_forms import Step, peak_live
-from ringsim.schedules.lowering import lower, lower_in_step
-from ringsim.schedules.schedule import Schedule, parse_action
+from ringsim.schedules.lowering import lower_in_step
 from ringsim.traces.steps import count_steps, find_step
 
 ROOT = Path(__file__).parent.parent

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from pictures import legend, title, words
 from synthetic import Story, pipeline
 
+from ringsim import Link, Trace
 from ringsim.errors import ArgumentError
-from ringsim.link import Link
 from ringsim.plot.charts import (
     FIGURES,
     LINE_RATES,
@@ -29,7 +29,6 @@ from ringsim.plot.charts import (
     spread,
 )
 from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
-from ringsim.traces.value import Trace
 
 META = {
     "source": "measured",

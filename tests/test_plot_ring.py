@@ -16,6 +16,7 @@ from matplotlib.transforms import Bbox
 from pictures import assert_apart, assert_within, drawn, legend, overlap, title, words
 from synthetic import Story
 
+from ringsim import Trace
 from ringsim.plot import style
 from ringsim.plot.ring import (
     CLOSING_COLOUR,
@@ -30,7 +31,6 @@ from ringsim.plot.ring import (
 )
 from ringsim.plot.waitfor import plot_waitfor
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation
-from ringsim.traces.value import Trace
 
 NOW = (0.0, 0.0, 1.0)
 

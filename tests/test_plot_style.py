@@ -23,7 +23,9 @@ from pictures import assert_within, words
 from synthetic import Story, known, pipeline, trace_of
 
 import ringsim
+from ringsim import compare
 from ringsim.errors import ArgumentError
+from ringsim.pipeline import plot_schedule
 from ringsim.plot import charts, style
 from ringsim.plot.layout import OPERATION_LOOKS, SPAN_LOOKS
 from ringsim.plot.ring import (
@@ -33,9 +35,8 @@ from ringsim.plot.ring import (
     PAIR_TEXTURES,
     plot_ring,
 )
-from ringsim.plot.steps import ACTION_LOOKS, BUBBLE_LOOK, microbatch_entry, plot_schedule
+from ringsim.plot.steps import ACTION_LOOKS, BUBBLE_LOOK, microbatch_entry
 from ringsim.plot.timeline import trace_png
-from ringsim.prediction.comparison import compare
 from ringsim.schedules import make_schedule
 from ringsim.traces.bandwidths import make_bandwidths
 from ringsim.traces.findings import Diagnosis, Finding

@@ -20,9 +20,9 @@ from matplotlib.colors import to_rgb
 from pictures import boxes, drawn, legend, spans, title, words
 from synthetic import UNIT_MS, Story, add_step, known, many_events, pipeline, trace_of
 
-from ringsim import Link, simulate_schedule
+from ringsim import Link, Trace, compare, simulate_schedule
 from ringsim.errors import ArgumentError
-from ringsim.pipeline import plot_schedule
+from ringsim.pipeline import Costs, evaluate, from_text, plot_schedule
 from ringsim.plot import layout as looks
 from ringsim.plot import schedule_run as pictures
 from ringsim.plot.layout import (
@@ -37,14 +37,10 @@ from ringsim.plot.layout import (
 from ringsim.plot.schedule_run import BOUNDS, measure_shares, plot_overlay
 from ringsim.plot.steps import ACTION_LOOKS, picture_step, shows_step, step_picture
 from ringsim.plot.timeline import plot_timeline, timeline_picture
-from ringsim.prediction.comparison import Comparison, compare
+from ringsim.prediction.comparison import Comparison
 from ringsim.schedules import make_schedule
-from ringsim.schedules.costs import Costs
-from ringsim.schedules.engine import evaluate
-from ringsim.schedules.schedule import from_text
 from ringsim.simulator.schedules import ScheduleRun
 from ringsim.traces.events import MARK, SPAN, word_notice
-from ringsim.traces.value import Trace
 
 FIRST_SPAN = f"boxes-{len(OPERATION_LOOKS)}"
 NUM_LOOKS = range(len(OPERATION_LOOKS))

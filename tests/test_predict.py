@@ -16,23 +16,18 @@ from hypothesis import strategies as st
 from synthetic import Story, trace_of
 
 import ringsim
+from ringsim import Link, Trace, calibrate, compare, predict, scale, simulate, simulate_schedule
 from ringsim import comm as dist
 from ringsim.compute_costs import charge
 from ringsim.errors import ArgumentError
-from ringsim.link import Link
-from ringsim.pipeline.executor import rehearse
+from ringsim.pipeline import Costs, evaluate, rehearse
 from ringsim.pipeline.flops import Flops
-from ringsim.prediction.calibration import Calibration, calibrate
-from ringsim.prediction.comparison import Errors, compare
-from ringsim.prediction.scaling import predict, scale
+from ringsim.prediction.calibration import Calibration
+from ringsim.prediction.comparison import Errors
 from ringsim.provenance import footer
 from ringsim.schedules import make_schedule
-from ringsim.schedules.costs import Costs
-from ringsim.schedules.engine import evaluate
-from ringsim.simulator.api import simulate
-from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
+from ringsim.simulator.schedules import ScheduleRun
 from ringsim.topologies import OneMachine
-from ringsim.traces.value import Trace
 
 LINK = Link(alpha_s=40e-6, beta_s_per_byte=0.5e-9)
 SENDING = Link(alpha_s=15e-6, beta_s_per_byte=0.1e-9)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from ringsim import suppress_output
 from ringsim.errors import ArgumentError
-from ringsim.ring.printing import restore_output, suppress_output
+from ringsim.ring.printing import restore_output
 from ringsim.state import change_state
 
 ARGUMENTS: list[dict[str, Any]] = [

@@ -13,12 +13,11 @@ from test_exchange_viewers import small
 from trace_mutations import DATA, read_in_full
 
 import ringsim
+from ringsim import Trace, simulate_schedule
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError
 from ringsim.prediction.programs import Step, make_programs, replay
-from ringsim.simulator.schedules import simulate_schedule
 from ringsim.traces.events import Group
-from ringsim.traces.value import Trace
 
 LINK = ringsim.Link(alpha_s=1e-3, beta_s_per_byte=1e-6)
 

@@ -22,16 +22,16 @@ from hypothesis import strategies as st
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import ArgumentError, Deadlock, RingError
-from ringsim.ring import (
+from ringsim import (
     current_ring,
     destroy_distributed,
     get_comm_device,
     get_pipeline_parallel_pred_group,
     get_pipeline_parallel_succ_group,
-    groups,
     initialize_distributed,
 )
+from ringsim.errors import ArgumentError, Deadlock, RingError
+from ringsim.ring import groups
 from ringsim.ring.groups import (
     all_pairs,
     check_ring_arguments,

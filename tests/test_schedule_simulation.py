@@ -19,13 +19,21 @@ from hypothesis import strategies as st
 
 import ringsim
 from ringsim import Link, simulate, simulate_schedule
-from ringsim.errors import ArgumentError, Deadlock, ScheduleError
-from ringsim.pipeline.executor import rehearse
-from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
-from ringsim.schedules.costs import Costs, Time
-from ringsim.schedules.engine import SEMANTICS, Evaluation, Semantics, evaluate
-from ringsim.schedules.lowering import get_recv, lower
-from ringsim.schedules.schedule import Action, Schedule, parse_action
+from ringsim.errors import ArgumentError, Deadlock
+from ringsim.pipeline import (
+    Action,
+    Costs,
+    Evaluation,
+    Schedule,
+    evaluate,
+    lower,
+    parse_action,
+    rehearse,
+)
+from ringsim.schedules import SCHEDULE_NAMES, ScheduleError, closed_forms, make_schedule
+from ringsim.schedules.costs import Time
+from ringsim.schedules.engine import SEMANTICS, Semantics
+from ringsim.schedules.lowering import get_recv
 from ringsim.simulator import critical_path
 from ringsim.simulator.critical_path import REASONS, Hop
 from ringsim.simulator.schedules import ScheduleRun

@@ -27,8 +27,22 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from ringsim import simulate_schedule
-from ringsim.errors import ArgumentError, Deadlock, RingError, ScheduleError
-from ringsim.schedules import SCHEDULE_NAMES, make_schedule
+from ringsim.errors import ArgumentError, Deadlock, RingError
+from ringsim.pipeline import (
+    Action,
+    Costs,
+    Evaluation,
+    Schedule,
+    evaluate,
+    from_csv,
+    from_text,
+    lower,
+    parse_action,
+    to_csv,
+    to_text,
+    validate,
+)
+from ringsim.schedules import SCHEDULE_NAMES, ScheduleError, make_schedule
 from ringsim.schedules.closed_forms import (
     Step,
     bubble_of_ideal,
@@ -41,10 +55,8 @@ from ringsim.schedules.closed_forms import (
     peak_live,
     span_idle,
 )
-from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import (
     Compute,
-    Evaluation,
     Message,
     Operation,
     Receive,
@@ -52,23 +64,10 @@ from ringsim.schedules.engine import (
     Semantics,
     Send,
     Wait,
-    evaluate,
     run_programs,
-    validate,
 )
-from ringsim.schedules.lowering import lower, lower_in_step
-from ringsim.schedules.schedule import (
-    COMPUTE_KINDS,
-    RECV_KINDS,
-    SEND_KINDS,
-    Action,
-    Schedule,
-    from_csv,
-    from_text,
-    parse_action,
-    to_csv,
-    to_text,
-)
+from ringsim.schedules.lowering import lower_in_step
+from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS
 
 ALL = [(name, None) for name in SCHEDULE_NAMES] + [
     ("interleaved_1f1b", 1),

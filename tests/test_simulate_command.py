@@ -15,12 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import ringsim
+from ringsim import Link, simulate_schedule
 from ringsim.cli import main
 from ringsim.cli.description import read_description
 from ringsim.errors import RingError
-from ringsim.link import Link
 from ringsim.pipeline import Costs, make_schedule, rehearse
-from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
+from ringsim.simulator.schedules import ScheduleRun
 from ringsim.topologies import FullBisection, Hosts, RingLinks
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"

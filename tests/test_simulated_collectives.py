@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ringsim
 from ringsim import comm as dist
+from ringsim import simulate
 from ringsim.errors import ArgumentError, RankFailed, RingError
-from ringsim.simulator.api import simulate
 from ringsim.simulator.matching import Message
 
 SEMANTICS = pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import ringsim
-from ringsim import errors
-from ringsim.simulator.api import simulate
+from ringsim import errors, simulate
 
 sys.path.append(str(Path(__file__).parent / "distributed"))
 from fault_programs import FAULTS

@@ -15,8 +15,8 @@ from simulated_runs import LINK, exchange, now_s, run, switch
 
 import ringsim
 from ringsim import comm as dist
+from ringsim import simulate
 from ringsim.errors import ArgumentError, PeerExited, RendezvousFailed, RingError
-from ringsim.simulator.api import simulate
 from ringsim.state import get_state
 
 

@@ -16,14 +16,12 @@ import torch
 from simulated_runs import exchange, now_s, run, switch
 
 import ringsim
+from ringsim import Link, Trace, simulate
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError, PeerExited, RankFailed, RingError, RunTimeout
-from ringsim.link import Link
 from ringsim.prediction.calibration import Calibration
-from ringsim.simulator.api import simulate
 from ringsim.simulator.links import SharedCores
 from ringsim.topologies import FullBisection, GraphLinks, Hosts, OneMachine, RingLinks, Topology
-from ringsim.traces.value import Trace
 
 ALPHA, BETA = 1e-5, 1e-9
 LINK = ringsim.Link(alpha_s=ALPHA, beta_s_per_byte=BETA)

@@ -24,9 +24,8 @@ from hypothesis import strategies as st
 from simulated_runs import follow_steps
 
 import ringsim
+from ringsim import Degrade, Link, Slow
 from ringsim.errors import ArgumentError
-from ringsim.faults import Degrade, Slow
-from ringsim.link import Link
 from ringsim.simulator.links import PrivateLinks, SharedLinks, degraded, fair_paces, make_links
 from ringsim.topologies import FullBisection, GraphLinks, Hop, Hosts, RingLinks, Topology
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from ringsim import Trace
 from ringsim.traces.events import (
     ERROR,
     IN_FLIGHT,
@@ -18,7 +19,6 @@ from ringsim.traces.events import (
     Tables,
     make_events,
 )
-from ringsim.traces.value import Trace
 
 WORLD, PAIR = range(2)
 TABLES = Tables(

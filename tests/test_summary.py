@@ -19,8 +19,9 @@ from synthetic import pipeline, trace_of
 from test_trace_filter import pass_on
 
 import ringsim
+from ringsim import Trace, load
+from ringsim.pipeline import evaluate
 from ringsim.schedules import make_schedule
-from ringsim.schedules.engine import evaluate
 from ringsim.traces import files
 from ringsim.traces.events import (
     COLUMN_DTYPES,
@@ -31,9 +32,8 @@ from ringsim.traces.events import (
     concatenate,
     make_events,
 )
-from ringsim.traces.files import load, read_by_rank
+from ringsim.traces.files import read_by_rank
 from ringsim.traces.summary import count_file, count_trace
-from ringsim.traces.value import Trace
 
 HOSTS = st.lists(st.sampled_from(["", "one", "two"]), min_size=WORLD_SIZE, max_size=WORLD_SIZE)
 REFERENCE = {"ranks": [0, 2], "how": "reference", "samples": [[0, 0, 0]]}

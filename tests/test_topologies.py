@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringsim
-from ringsim import topologies
+from ringsim import Link, topologies
 from ringsim.errors import ArgumentError
-from ringsim.link import Link, fit_link
+from ringsim.link import fit_link
 
 LINK = Link(2.0, 0.5)
 

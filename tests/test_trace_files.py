@@ -35,12 +35,12 @@ from test_trace_parts import two_ranks
 from trace_mutations import load_damaged, put_together, real_files, write_columns
 
 import ringsim
+from ringsim import Trace, load
 from ringsim.errors import TraceFileError
 from ringsim.plot.layout import make_bars
 from ringsim.traces import files
 from ringsim.traces.events import COLUMN_DTYPES, OP_CODES, Group, Payload, Tables, make_events
-from ringsim.traces.files import load, merge
-from ringsim.traces.value import Trace
+from ringsim.traces.files import merge
 
 TABLES = Tables(
     (Group("world", (0, 1)),), (Payload("float32", (2,), 8),), ("compute",), ("ring.py",)

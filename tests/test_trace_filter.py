@@ -19,15 +19,15 @@ from random_traces import WORLD_SIZE, traces
 from synthetic import Story, pipeline, trace_of
 
 import ringsim
+from ringsim import Trace
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError, TraceFileError
+from ringsim.pipeline import evaluate
 from ringsim.schedules import make_schedule
-from ringsim.schedules.engine import evaluate
 from ringsim.traces.events import COLUMN_DTYPES, OP_NAMES
 from ringsim.traces.findings import SLOW_KINDS
 from ringsim.traces.matching import CollectiveCalls
 from ringsim.traces.steps import count_steps
-from ringsim.traces.value import Trace
 
 
 def pass_on() -> None:

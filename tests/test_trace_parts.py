@@ -20,6 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from part_writer import Writer
 
+from ringsim import Trace, load
 from ringsim.diagnose.mismatches import find_new_mismatches
 from ringsim.diagnose.snapshot import Posted, Snapshot, snapshot_of_events
 from ringsim.diagnose.waitfor import analyse
@@ -39,11 +40,9 @@ from ringsim.traces.events import (
     Payload,
     concatenate,
 )
-from ringsim.traces.files import load
 from ringsim.traces.parts import PartReader
 from ringsim.traces.runs import Parts, read_parts, read_run
 from ringsim.traces.store import FIRST_CHUNK
-from ringsim.traces.value import Trace
 
 DAMAGED_RUNS = (
     b'{"world_size": "x", "start_ns": 1.5, "notes": 3}',

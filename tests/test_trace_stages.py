@@ -15,11 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import MS, UNIT_MS, Story, add_step, known, pipeline, trace_of
 
-from ringsim.errors import ArgumentError, ScheduleError
-from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
-from ringsim.schedules.costs import Costs
-from ringsim.schedules.engine import Evaluation, evaluate
-from ringsim.schedules.schedule import from_text
+from ringsim.errors import ArgumentError
+from ringsim.pipeline import Costs, Evaluation, evaluate, from_text
+from ringsim.schedules import SCHEDULE_NAMES, ScheduleError, closed_forms, make_schedule
 from ringsim.traces.steps import count_steps, find_step, in_step, list_live, measure_stage_use
 
 UNIT_NS = UNIT_MS * MS

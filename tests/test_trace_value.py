@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from random_traces import traces
 
+from ringsim import Trace
 from ringsim.errors import ArgumentError
 from ringsim.traces import lazy
 from ringsim.traces.events import NONE, OP_CODES, Group, Payload, Tables, make_events
 from ringsim.traces.items import Event
-from ringsim.traces.value import Trace
 
 TABLES = Tables(
     (Group("world", (0, 1, 2)),), (Payload("float32", (1024,), 4096),), (), ("ring.py",)

@@ -22,10 +22,9 @@ from synthetic import Story, pipeline
 from test_hostile_names import ATTACK, Tags, hostile_file
 
 import ringsim
-from ringsim import topologies
+from ringsim import Trace, topologies
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.traces.events import NONE
-from ringsim.traces.value import Trace
 from ringsim.view import html
 from ringsim.view.html import pack, to_html
 

@@ -14,8 +14,8 @@ from synthetic import Story, pipeline
 from test_hostile_names import hostile_file
 
 import ringsim
-from ringsim.schedules.costs import Costs
-from ringsim.traces.value import Trace
+from ringsim import Trace
+from ringsim.pipeline import Costs
 from ringsim.view import html
 from ringsim.view.explorer import Choice, Explorer, Frame
 

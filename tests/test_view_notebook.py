@@ -23,8 +23,8 @@ from synthetic import Story
 from test_view import unpack
 
 import ringsim
+from ringsim import Trace
 from ringsim.errors import ArgumentError
-from ringsim.traces.value import Trace
 from ringsim.view.notebook import view
 
 CHROMIUM = (

@@ -22,11 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
+from ringsim import Trace, load
 from ringsim.errors import RingError
 from ringsim.traces.events import COLUMN_DTYPES
-from ringsim.traces.files import load
 from ringsim.traces.summary import count_file
-from ringsim.traces.value import Trace
 
 Choose = Callable[[int, int], int]
 

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 import ringsim
+from ringsim import Trace, simulate
 from ringsim.check import CheckResult, examination
-from ringsim.simulator.api import simulate
-from ringsim.traces.value import Trace
 
 Answer = Callable[..., Any]
 # which all simulated ranks see: a way for numbers to travel beside the messages

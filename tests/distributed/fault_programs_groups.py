@@ -216,7 +216,7 @@ def sends_after_it_left() -> None:
 
 @fault("54", size=2, **MEETS)
 def joins_again_and_again(port: int) -> bool:
-    from ringsim.ring import destroy_distributed
+    from ringsim import destroy_distributed
 
     for _ in range(20):
         meet(port, 2, my_rank(), timeout_s=20)

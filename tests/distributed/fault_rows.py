@@ -16,10 +16,9 @@ import fault_programs_tensors
 from fault_programs import FAULTS, Fault
 
 import ringsim
-from ringsim import errors
+from ringsim import Trace, errors
 from ringsim.traces.events import OK, Events
 from ringsim.traces.findings import SLOW_KINDS
-from ringsim.traces.value import Trace
 
 sys.path.append(str(Path(__file__).parents[1] / "programs"))
 import wrong_collectives

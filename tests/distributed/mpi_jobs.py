@@ -23,9 +23,9 @@ from conformance import run_rules
 
 import ringsim
 from ringsim import comm as dist
+from ringsim import initialize_distributed
 from ringsim.comm import deepspeed
 from ringsim.errors import ArgumentError, MessageMismatch, RendezvousFailed, RingError, RunTimeout
-from ringsim.ring import initialize_distributed
 from ringsim.state import get_state
 
 PRINT = builtins.print

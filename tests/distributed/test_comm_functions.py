@@ -22,12 +22,12 @@ import torch.distributed as native
 from torch.distributed import isend as bound_before
 
 import ringsim
+from ringsim import Trace
 from ringsim import comm as dist
 from ringsim.comm import functions
 from ringsim.comm.reductions import reduce_parts
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import OP_NAMES
-from ringsim.traces.value import Trace
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "coming-from-torch.md"
 

@@ -13,9 +13,8 @@ import modest_backend
 from conformance_collectives import WAYS
 
 import ringsim
-from ringsim import comm
+from ringsim import comm, simulate
 from ringsim.errors import RingError
-from ringsim.simulator.api import simulate
 
 DTYPES = ("float8_e4m3fn", "float8_e5m2", "int16", "uint16", "uint32", "uint64")
 MOVES = (

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 import ringsim
+from ringsim import Trace
 from ringsim.errors import RingError
 from ringsim.traces.findings import KINDS, SLOW_KINDS
-from ringsim.traces.value import Trace
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "diagnosis.md").read_text()
 HEADINGS = re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)

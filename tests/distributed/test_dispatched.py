@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ringsim
+from ringsim import Trace
 from ringsim.comm import dispatcher
 from ringsim.comm.dispatcher import LateWaits
 from ringsim.comm.torch_hooks import install, uninstall
@@ -32,7 +33,6 @@ from ringsim.state import get_state
 from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES, Events
 from ringsim.traces.findings import SLOW_KINDS
 from ringsim.traces.recorder import Recorder
-from ringsim.traces.value import Trace
 
 # more than torch puts into its first bucket, 1 MiB
 SIZES = [(64, 512), (512, 512), (512, 512), (512, 8)]

@@ -11,8 +11,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from trace_mutations import read_in_full
 
 import ringsim
+from ringsim import Trace
 from ringsim.exchange import read_profiler
-from ringsim.traces.value import Trace
 
 
 def worker(directory: str) -> None:

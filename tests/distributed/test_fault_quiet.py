@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 
 import ringsim
+from ringsim import Trace
 from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.findings import SLOW_KINDS
-from ringsim.traces.value import Trace
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 

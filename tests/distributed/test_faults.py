@@ -45,6 +45,7 @@ from rendezvous_machine import Machine
 from torch.distributed.device_mesh import init_device_mesh
 
 import ringsim
+from ringsim import Trace
 from ringsim.cli import main
 from ringsim.diagnose.failure import error_of_kind
 from ringsim.errors import Deadlock, MessageMismatch, PeerExited, RankFailed, RingError, RunTimeout
@@ -55,7 +56,6 @@ from ringsim.launch.watcher import WAKE, LiveRecords
 from ringsim.state import get_state
 from ringsim.traces.events import Group
 from ringsim.traces.findings import SLOW_KINDS, Diagnosis, Finding
-from ringsim.traces.value import Trace
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 for module in (sys.modules[__name__], causes):

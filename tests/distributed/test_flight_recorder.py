@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 import ringsim
+from ringsim import Trace
 from ringsim.errors import TraceFileError
 from ringsim.exchange import read_flight_recorder
-from ringsim.traces.value import Trace
 
 
 def dump_json() -> bytes:

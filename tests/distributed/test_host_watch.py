@@ -26,11 +26,11 @@ from test_recording import PATIENCE, join
 from torch.distributed.distributed_c10d import PrefixStore
 
 import ringsim
+from ringsim import Trace
 from ringsim.diagnose.links import STALL_BYTES_PER_S
 from ringsim.launch import hosts, joined
 from ringsim.launch.gathering import Store, place_of
 from ringsim.traces.events import IN_FLIGHT, OP_CODES, Group, Payload, Tables, make_events
-from ringsim.traces.value import Trace
 
 UNTIL = (
     rf"ringsim ends no rank for this: the process group's time-out of {PATIENCE.seconds} s does .*"

@@ -33,9 +33,11 @@ from torch import Tensor, nn
 import ringsim
 from ringsim.errors import MessageMismatch
 from ringsim.pipeline import (
+    Action,
     Costs,
     average_gradients,
     clip_grad_norm_pipeline,
+    evaluate,
     generate,
     new_replica_group,
     pipeline_state_dict,
@@ -46,9 +48,8 @@ from ringsim.pipeline import (
     train_step_pipeline_afab,
 )
 from ringsim.schedules import make_schedule
-from ringsim.schedules.engine import evaluate
 from ringsim.schedules.lowering import lower_in_step
-from ringsim.schedules.schedule import SEND_KINDS, Action
+from ringsim.schedules.schedule import SEND_KINDS
 from ringsim.traces.steps import find_step
 
 SIZE = 3

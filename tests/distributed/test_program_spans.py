@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import ringsim
+from ringsim import Trace
 from ringsim.comm.torch_hooks import install, uninstall
 from ringsim.schedules import make_schedule
 from ringsim.state import get_state
 from ringsim.traces.steps import find_step
-from ringsim.traces.value import Trace
 
 
 def train() -> None:

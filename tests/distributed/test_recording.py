@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from rank_server import RankServer, results
 
 import ringsim
+from ringsim import Trace
 from ringsim.traces.events import ERROR, IN_FLIGHT, OK, OP_NAMES
-from ringsim.traces.value import Trace
 
 pytestmark = pytest.mark.timeout(900)  # dozens of programs in one test
 PATIENCE = timedelta(seconds=40)  # nothing that should work comes near it, also on two loaded cores

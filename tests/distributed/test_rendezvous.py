@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from rank_server import Ended, RankServer, free_port
 
+from ringsim import current_ring, destroy_distributed, initialize_distributed
 from ringsim.comm import bootstrap
 from ringsim.comm.bootstrap import listen
 from ringsim.errors import ArgumentError, RendezvousFailed
-from ringsim.ring import current_ring, destroy_distributed, initialize_distributed
 
 HERE = "127.0.0.1"
 SHORT_S = 1.5

@@ -14,9 +14,9 @@ import pytest
 import torch.distributed as dist
 
 import ringsim
+from ringsim import Trace
 from ringsim.cli import main
 from ringsim.traces.findings import SLOW_KINDS
-from ringsim.traces.value import Trace
 
 PLACE = Path(__file__).parents[1] / "programs"
 sys.path.insert(0, str(PLACE))

@@ -25,8 +25,7 @@ from rank_server import RankServer, free_port, results
 from torch.distributed import distributed_c10d as c10d
 
 import ringsim.ring.groups
-from ringsim.errors import ArgumentError, RendezvousFailed, RingError
-from ringsim.ring import (
+from ringsim import (
     current_ring,
     destroy_distributed,
     get_comm_device,
@@ -34,6 +33,7 @@ from ringsim.ring import (
     get_pipeline_parallel_succ_group,
     initialize_distributed,
 )
+from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 
 HERE = "127.0.0.1"
 LONG_S = 40  # nothing that should work comes near it, also on two loaded cores

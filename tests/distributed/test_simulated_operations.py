@@ -16,12 +16,10 @@ from pipeline_cases import Case, gradients, make_microbatches, make_model
 
 import ringsim
 from ringsim import comm as dist
+from ringsim import simulate
 from ringsim.errors import RankFailed
-from ringsim.pipeline import generate
-from ringsim.pipeline.training import train_step_pipeline
-from ringsim.pipeline.transformer import SmallTransformer
+from ringsim.pipeline import SmallTransformer, generate, train_step_pipeline
 from ringsim.schedules import SCHEDULE_NAMES
-from ringsim.simulator.api import simulate
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 import ringsim
+from ringsim import Trace
 from ringsim.cli import main
 from ringsim.errors import RingError
-from ringsim.traces.value import Trace
 
 PLACE = Path(__file__).parents[1] / "programs"
 sys.path.insert(0, str(PLACE))
