@@ -44,7 +44,7 @@ test-long: $(INSTALLED) ## run what `make test` leaves out because it takes long
 test-lowest: ## run the quick tests with the lowest supported versions (another environment, .venv-lowest)
 	$(if $(PYTHON),,$(error ringsim needs Python 3.11 or newer: make test-lowest PYTHON=/path/to/python3.11))
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python $(PIP_INSTALL) --constraint requirements/lowest.txt --editable '.[mpi,hf,test]'
+	.venv-lowest/bin/python $(PIP_INSTALL) --constraint requirements/lowest.txt --editable '.[mpi,greenlets,hf,test]'
 	.venv-lowest/bin/python -m pytest -m "not distributed and not notebooks" $(TWO_AT_A_TIME)
 
 check: check-format check-lint check-types check-spelling ## format, lint, types, spelling: what pre-commit and CI run
@@ -101,5 +101,5 @@ $(INSTALLED): pyproject.toml requirements/lock.txt
 	@$(PYTHON) -c '$(SUPPORTED)' || { echo 'ringsim needs Python 3.11 or newer, got:' >&2; $(PYTHON) --version >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt setuptools
-	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[lab,mpi,hf,test,browser,dev]'
+	$(BIN)/python $(PIP_INSTALL) --constraint requirements/lock.txt --no-build-isolation --editable '.[lab,mpi,greenlets,hf,test,browser,dev]'
 	@touch $@

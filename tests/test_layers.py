@@ -55,7 +55,7 @@ LIBRARIES: dict[str, set[str]] = {
     "ring": {"torch", "cloudpickle"},
     "launch": {"torch", "IPython"},
     "pipeline": {"torch", "transformers"},
-    "simulator": {"torch"},
+    "simulator": {"torch", "greenlet"},
     "prediction": {"pandas"},
     "links": {"torch"},
     "exchange": DATA | {"google"},

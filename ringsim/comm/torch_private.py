@@ -155,6 +155,18 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def has_modes() -> bool:
+    """Returns whether the calling thread is in a mode of torch, or has a default device."""
+    # torch has no public question for it
+    return torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() > 0
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Returns whether the calling thread has hooks for tensors that are saved for backward."""
+    # torch has no public question for it; the argument: whether to look while it traces
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def run_after_backward(function: Callable[[], None]) -> None:
     """Calls a function when the gradients of the backward pass that goes on are there.
 

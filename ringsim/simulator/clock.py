@@ -1,6 +1,6 @@
 """The virtual clock: whose turn it is, and when.
 
-Every rank is a thread, and one of them runs at a time: it holds the baton. A rank that waits hands
+Every rank has a stack, and one of them runs at a time: it holds the baton. A rank that waits hands
 the baton to the rank that is due first; ranks that are due at the same moment run in the order in
 which they asked. So nothing depends on the machine, and the clock stands still while a rank runs::
 
@@ -26,6 +26,7 @@ from ringsim.compute_costs import stretch
 from ringsim.errors import LONGEST_S, ArgumentError, Deadlock, RingError
 from ringsim.simulator.isolation import Isolated, Isolation
 from ringsim.simulator.links import Cores
+from ringsim.simulator.stacks import Stack, ThreadStack
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["Clock", "Due", "Ended", "Rank"]
@@ -43,12 +44,13 @@ class Ended(BaseException):
 
 
 class Rank:
-    """A rank as the clock sees it; number -1 is the thread that calls ``Clock.run``.
+    """A rank as the clock sees it; number -1 is the caller of ``Clock.run``.
 
     Attributes:
         ended: whether its function has returned.
-        errands: what the rank's own thread does as soon as it runs again.
-        thread: the number of its thread; ``native_thread`` is the system's.
+        errands: what the rank does as soon as it runs again.
+        thread: the number of the thread that it runs on; ``native_thread`` is the system's.
+        stack: where its stack is kept while others run.
     """
 
     recorder: Recorder
@@ -58,9 +60,8 @@ class Rank:
         self.ended = False
         self.errands: list[Callable[[], object]] = []
         self.thread = self.native_thread = 0
-        self.function: Callable[[], None] | None = None  # until its thread begins
-        self._baton = _thread.allocate_lock()
-        self._baton.acquire()
+        self.function: Callable[[], None] | None = None
+        self.stack = clock.kind(None if number < 0 else self._live)
         self._thrown: BaseException | None = None
 
     def here(self) -> str:
@@ -70,29 +71,26 @@ class Rank:
     def wake(self, error: BaseException | None = None) -> None:
         """Gives the rank the baton; with an error, that is raised where it gave way.
 
-        The first time that starts its thread: thousands that start at once would ask for the
-        interpreter again and again.
+        The first time that begins its stack: thousands of threads that start at once would ask for
+        the interpreter again and again.
         """
         self._thrown = error
-        if self.function is None:
-            self._baton.release()
-        else:
-            _thread.start_new_thread(self._live, (self.function,))
+        self.stack.wake()
 
-    def _live(self, function: Callable[[], None]) -> None:
-        """Runs the rank, on its own thread."""
+    def _live(self) -> None:
+        """Runs the rank, on its own stack."""
         self.thread, self.native_thread = _thread.get_ident(), _thread.get_native_id()
-        self.function = None
         try:
-            if self._thrown is None:
+            if self._thrown is None and self.function is not None:
                 self.clock.begin(self)
-                function()
+                self.function()
         finally:  # whatever happens, another rank gets the baton
             self.clock.leave(self)
+            self.stack.end(self.clock.current.stack)
 
     def wait_for_baton(self) -> None:
-        """Blocks the calling thread, the rank's own, until the rank has the baton."""
-        self._baton.acquire()
+        """Suspends the rank, which must be the caller, until it has the baton."""
+        self.stack.wait(self.clock.current.stack)
 
     def raise_thrown(self) -> None:
         """Raises the error that came with the baton, if there is one."""
@@ -109,6 +107,7 @@ class Clock:
 
     Args:
         isolation: keeps the ranks apart; in force while they run.
+        kind: where ranks keep their stacks.
         measures: whether computing takes the time that a rank's thread takes for it: see ``pay``.
 
     Attributes:
@@ -126,7 +125,10 @@ class Clock:
         in_order: whether the operations of a rank on a group are carried out one after the other.
     """
 
-    def __init__(self, isolation: Isolation, *, measures: bool = False) -> None:
+    def __init__(
+        self, isolation: Isolation, kind: type[Stack] = ThreadStack, *, measures: bool = False
+    ) -> None:
+        self.kind = kind
         self.now, self.now_ns, self.ended_ns, self.polls, self.switches = 0.0, 0, 0, 0, 0
         self.until_s = math.inf
         self.cores: Cores | None = None
@@ -222,6 +224,7 @@ class Clock:
         """Gives way; returns when the calling rank has been woken, or for no reason."""
         self.check_thread()
         me = self.current
+        me.stack.check()
         to = self._next()
         if to is not me:
             self._hand_to(to)
@@ -292,7 +295,7 @@ class Clock:
         self._go_on(self._outside)
 
     def leave(self, rank: Rank) -> None:
-        """Notes that a rank has ended, on its own thread, and hands the baton on."""
+        """Notes that a rank has ended, and hands the baton on; the rank calls it last."""
         rank.ended = True
         self.ended_ns = self.now_ns
         self._hand_to(self._next())
@@ -344,5 +347,5 @@ class Clock:
             self._resumed_s = time.thread_time()
 
     def begin(self, rank: Rank) -> None:
-        """Prepares the thread of a rank that runs for the first time."""
+        """Prepares a rank that runs for the first time."""
         self._go_on(rank)

@@ -6,7 +6,6 @@ import functools
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Final, NoReturn
 
@@ -28,33 +27,37 @@ _HARMLESS: Final = (  # signals that do not end a process by default
 )
 
 
-class _Changes(threading.local):
-    """The variables that a rank has set; None for one that it has removed."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str | None] = {}
-
-
 class RankEnvironment(MutableMapping[str, str]):
-    """Stands in for ``os.environ``: threads see the process's variables, and each its own changes.
+    """Stands in for ``os.environ``: ranks see the process's variables, and each its own changes.
+
+    Args:
+        common: the process's variables.
+        clock: of the ranks.
 
     Example:
-        >>> environment = RankEnvironment({"HOME": "/root"})
+        >>> from ringsim.simulator.isolation import Isolation
+        >>> clock = Clock(Isolation(seed=0))
+        >>> environment = RankEnvironment({"HOME": "/root"}, clock)
         >>> environment["RANK"] = "3"
         >>> sorted(environment), environment.get("RANK"), environment.copy()
         (['HOME', 'RANK'], '3', {'HOME': '/root', 'RANK': '3'})
     """
 
-    def __init__(self, common: MutableMapping[str, str]) -> None:
-        self._common = common
-        self._changes = _Changes()
+    def __init__(self, common: MutableMapping[str, str], clock: Clock) -> None:
+        self._common, self._clock = common, clock
+        self._elsewhere: dict[str, str | None] = {}  # changes of threads that are not ranks
 
     def install(self) -> None:
         """Puts this object in the place of ``os.environ``."""
         os.environ = self  # type: ignore[assignment]  # noqa: B003 - child processes get `_common`
 
+    @property
+    def _changes(self) -> dict[str, str | None]:
+        """The variables that the calling rank has set; None for one that it has removed."""
+        return self._clock.current.own.variables if self._clock.is_rank() else self._elsewhere
+
     def __getitem__(self, key: str) -> str:
-        changes = self._changes.values
+        changes = self._changes
         value = changes[key] if key in changes else self._common[key]
         if value is None:
             raise KeyError(key)
@@ -63,14 +66,14 @@ class RankEnvironment(MutableMapping[str, str]):
     def __setitem__(self, key: str, value: str) -> None:
         if not isinstance(value, str):
             raise TypeError(f"str expected, not {type(value).__name__}")  # as os.environ does
-        self._changes.values[key] = value
+        self._changes[key] = value
 
     def __delitem__(self, key: str) -> None:
         self[key]
-        self._changes.values[key] = None
+        self._changes[key] = None
 
     def __iter__(self) -> Iterator[str]:
-        changes = self._changes.values
+        changes = self._changes
         yield from (key for key in self._common if key not in changes)
         yield from (key for key, value in changes.items() if value is not None)
 
@@ -88,13 +91,6 @@ class RankEnvironment(MutableMapping[str, str]):
         return {**self, **other}
 
 
-class _Handlers(threading.local):
-    """The handlers that a rank has set, by signal."""
-
-    def __init__(self) -> None:
-        self.values: dict[int, Any] = {}
-
-
 class RankSignals:
     """Lets a simulated rank set signal handlers, send itself signals, and die.
 
@@ -108,7 +104,7 @@ class RankSignals:
 
     def __init__(self, clock: Clock, die: Callable[[int], NoReturn]) -> None:
         self._clock, self._die, self._process = clock, die, os.getpid()
-        self._handlers = _Handlers()
+        self._elsewhere: dict[int, Any] = {}  # handlers of threads that are not ranks
         self._ask, self._kill, self._exit = signal.getsignal, os.kill, os._exit
 
     def install(self) -> None:
@@ -122,13 +118,18 @@ class RankSignals:
     def signal(self, number: int, handler: Any) -> Any:
         """Sets the handler of a signal; returns the one before."""
         before = self.getsignal(number)
-        self._handlers.values[number] = handler
+        self._handlers[number] = handler
         return before
 
     def getsignal(self, number: int) -> Any:
         """Returns the handler of a signal."""
-        handlers = self._handlers.values
+        handlers = self._handlers
         return handlers[number] if number in handlers else self._ask(number)
+
+    @property
+    def _handlers(self) -> dict[int, Any]:
+        """The handlers that the calling rank has set, by signal."""
+        return self._clock.current.own.handlers if self._clock.is_rank() else self._elsewhere
 
     def kill(self, pid: int, number: int) -> None:
         """Sends a signal, as ``os.kill``; a rank that sends itself one gets it alone."""

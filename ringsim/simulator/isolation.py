@@ -7,7 +7,7 @@ goes on puts its own in force:
 * torch's CPU generator, and streams for the functions of ``random`` and ``np.random`` called as
   ``random.x()`` and ``np.random.x()``;
 * the default dtype, anomaly mode, deterministic algorithms, the precision of matrix products;
-* the module ``__main__``, which each rank of a script has for itself.
+* the module ``__main__``, which each rank of a script has for itself, and torch's groups.
 
 Ranks share the filters of ``warnings``, the working directory, and the stream of functions of
 ``random`` and ``np.random`` that were imported by name; the trace notes if a rank drew from it.
@@ -32,7 +32,16 @@ __all__ = ["Isolated", "Isolation"]
 class Isolated:
     """The state of one rank while another one runs."""
 
-    __slots__ = ("generator", "main", "seed", "settings", "streams")
+    __slots__ = (
+        "generator",
+        "handlers",
+        "main",
+        "seed",
+        "settings",
+        "streams",
+        "variables",
+        "world",
+    )
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -40,6 +49,13 @@ class Isolated:
         self.settings: tuple[Any, ...] | None = None  # None for those at the start
         self.main: ModuleType | None = None
         self.streams: dict[Any, Any] = {}  # generators for `random` and `np.random`
+        self.variables: dict[str, str | None] = {}  # of the environment; None for a removed one
+        self.handlers: dict[int, Any] = {}  # of signals
+        self.world: dict[str, Any] = {}  # torch's tables of groups
+
+
+class _Nothing:
+    """An object whose attributes can be replaced, before there are groups."""
 
 
 class Isolation:
@@ -47,6 +63,9 @@ class Isolation:
 
     Args:
         seed: of the random numbers that ranks share.
+
+    Attributes:
+        world: the object that torch finds its tables of groups in.
 
     Example:
         >>> import torch
@@ -64,6 +83,7 @@ class Isolation:
         self._holder: Isolated | None = None  # the rank whose state is in force
         self._settings = _read_settings()
         self._main = sys.modules["__main__"]
+        self.world: Any = _Nothing()
         random.seed(seed)
         np.random.seed(seed % 2**32)
         self._read: list[Callable[[], Any]] = [random.getstate, np.random.get_state]
@@ -89,6 +109,7 @@ class Isolation:
         if wanted != settings:
             _write_settings(wanted, settings)
         sys.modules["__main__"] = own.main or self._main
+        self.world.__dict__ = own.world
         self._holder = own
 
     def list_shared_draws(self) -> list[str]:

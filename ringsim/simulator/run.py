@@ -43,7 +43,7 @@ from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import judge, waiting_text, waits_text
 from ringsim.errors import RingError
 from ringsim.faults import fails_at, jitter_of, slowed_by
-from ringsim.launch.process import Process, park
+from ringsim.launch.process import Process
 from ringsim.launch.results import describe_unpicklable
 from ringsim.provenance import note_doubts
 from ringsim.ring import Ring
@@ -56,6 +56,7 @@ from ringsim.simulator.links import SharedCores, make_links
 from ringsim.simulator.matching import make_matcher
 from ringsim.simulator.rank import Shared, SimulatedRank
 from ringsim.simulator.settings import Settings
+from ringsim.simulator.stacks import STACKS
 from ringsim.simulator.watchdog import watch
 from ringsim.simulator.world import Worlds
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
@@ -210,7 +211,8 @@ class _Simulation:
         self._size = size = settings.world_size
         self._members = tuple(range(size))  # one for the rings of all ranks
         self._isolation = Isolation(settings.seed)
-        self._clock = clock = Clock(self._isolation, measures=settings.measures)
+        kind = STACKS[settings.stacks]
+        self._clock = clock = Clock(self._isolation, kind, measures=settings.measures)
         self._recorder = recorder = _make_recorder(clock, size)
         links = make_links(
             clock,
@@ -226,7 +228,7 @@ class _Simulation:
         matcher = make_matcher(settings.semantics, clock, links)
         clock.in_order = not matcher.by_tag
         self._shared = Shared(clock, recorder, settings.record, links, matcher, self._costs)
-        self._worlds = Worlds(self._shared, size)
+        self._worlds = Worlds(self._shared, size, self._isolation)
         self._ranks = [self._make_rank(number) for number in range(size)]
         self._outputs = _Outputs(clock, size)
         self._results: list[bytes] = [dumps(None)] * size
@@ -268,7 +270,7 @@ class _Simulation:
 
     def _prepare_process(self) -> None:
         """Replaces what belongs to the process and must differ from rank to rank."""
-        RankEnvironment(os.environ).install()
+        RankEnvironment(os.environ, self._clock).install()
         RankSignals(self._clock, self._die).install()
         if self._settings.record:
             _put(make_replacements(self._recorder, lambda: None))
@@ -295,7 +297,7 @@ class _Simulation:
         return SimulatedRank(self._shared, number, self._size, settings.seed + number, fails)
 
     def _make_life(self, rank: SimulatedRank) -> Callable[[], None]:
-        """Returns what the thread of a rank does."""
+        """Returns what a rank does."""
 
         def live() -> None:
             try:
@@ -333,7 +335,8 @@ class _Simulation:
         )
         self._reports.append(report_death(rank.number, code, clock.now_ns, "", stack))
         clock.leave(rank)
-        park()
+        rank.wait_for_baton()
+        raise AssertionError  # it gets the baton no more
 
     def _make_state(self, rank: SimulatedRank) -> RankState:
         size, number, settings = self._size, rank.number, self._settings
@@ -422,7 +425,7 @@ class _Simulation:
 
     def _find_place(self, rank: SimulatedRank) -> str:
         """Returns the file and line of the program at which a rank waits."""
-        frame = self._recorder.sites.find(sys._current_frames().get(rank.thread))
+        frame = self._recorder.sites.find(rank.stack.find_frame(sys._current_frames()))
         return "" if frame is None else place_text((frame.f_code.co_filename, frame.f_lineno))
 
     def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
@@ -452,7 +455,7 @@ class _Simulation:
         frames = sys._current_frames()
         for each in (*messages, *parts):
             rank: Any = each.rank
-            frame = frames.get(rank.thread) if each.waiting else None
+            frame = rank.stack.find_frame(frames) if each.waiting else None
             numbers = each.group.number, each.peer, each.tag, each.kind.number
             slot = self._recorder.post_for(rank.number, frame, each.op, *numbers)
             if each.waiting and slot is not None:

@@ -26,6 +26,7 @@ class Settings:
     seed: int
     inject: Sequence[Injection]
     record: bool
+    stacks: str
 
     @property
     def measures(self) -> bool:

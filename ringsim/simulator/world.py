@@ -1,9 +1,9 @@
 """torch.distributed's tables of process groups, once for each simulated rank.
 
-torch keeps the groups of a process in ``distributed_c10d._world``. Each simulated rank is a thread,
-so a thread-local object in that place gives each rank tables of its own. Groups themselves are
-shared by their members: the n-th group that a rank creates is the n-th of every other rank, unless
-it is made by its members alone (``use_local_synchronization``): such a group is found by its name.
+torch keeps the groups of a process in ``distributed_c10d._world``. The attributes of the object in
+that place are those of the rank that runs. Groups themselves are shared by their members: the n-th
+group that a rank creates is the n-th of every other rank, unless it is made by its members alone
+(``use_local_synchronization``): such a group is found by its name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from ringsim.errors import RendezvousFailed
 from ringsim.launch.process import park
 from ringsim.launch.worlds import check_world
 from ringsim.ring.groups import pair_name
+from ringsim.simulator.clock import Clock
 from ringsim.simulator.group import SimulatedGroup
+from ringsim.simulator.isolation import Isolation
 from ringsim.simulator.matching import Kind, Operation, Team
 from ringsim.simulator.rank import Shared, SimulatedRank
 from ringsim.simulator.stores import let_stores_give_way
@@ -49,21 +51,25 @@ _DEFAULT: Final = "0"  # torch's name of the first group
 _BACKEND: Final = "gloo"
 
 
-class RankWorld(threading.local):
-    """The state that ``distributed_c10d`` keeps for a process, here for a rank.
+class RankWorld:
+    """The state that ``distributed_c10d`` keeps for a process, here for the rank that runs.
+
+    Args:
+        clock: of the ranks.
 
     Attributes:
         generation: how often the rank has destroyed its world.
         made: how many groups it has created in this world.
         asked: whether its program has called ``init_process_group``.
-        is_rank: whether the thread is that of a rank.
         group: the default group.
-        refuse: called if another thread asks for it.
     """
 
-    def __init__(self, refuse: Callable[[], None]) -> None:
-        self.refuse = refuse
-        self.is_rank = False
+    def __init__(self, clock: Clock) -> None:
+        self.begin(clock)
+
+    def begin(self, clock: Clock) -> None:
+        """Sets the attributes of the calling rank, which is in no group yet."""
+        self.clock = clock
         self.group: Any = None
         self.pg_map: dict[Any, Any] = {}
         self.pg_names: dict[Any, str] = {}
@@ -81,8 +87,7 @@ class RankWorld(threading.local):
     @property
     def default_pg(self) -> Any:
         """The default group; refused to a thread that a worker has started."""
-        if not self.is_rank:
-            self.refuse()
+        self.clock.check_thread()
         return self.group
 
     @default_pg.setter
@@ -129,17 +134,18 @@ class Worlds:
     Args:
         shared: the state of the ranks.
         size: how many there are.
+        isolation: keeps them apart.
 
     Attributes:
         pairs: the groups of the ring, by the place of the predecessor; empty for one rank.
     """
 
-    def __init__(self, shared: Shared, size: int) -> None:
+    def __init__(self, shared: Shared, size: int, isolation: Isolation) -> None:
         self._shared, self._clock, self._recorder = shared, shared.clock, shared.recorder
         self._ranks = tuple(range(size))
         self._mapping = {rank: rank for rank in self._ranks}
         self._store = dist.HashStore()  # type: ignore[attr-defined]
-        self._world = RankWorld(self._refuse_thread)
+        self._world = isolation.world = RankWorld(shared.clock)
         shared.clock.refuse_thread = self._refuse_thread
         self._teams: list[Team] = []
         self._generations: list[_Generation] = []
@@ -292,8 +298,8 @@ class Worlds:
     # -- a rank
 
     def join(self, rank: SimulatedRank) -> None:
-        """Puts the calling rank into the world and its ring; called on the rank's own thread."""
-        self._world.is_rank = True
+        """Puts the calling rank into the world and its ring."""
+        self._world.begin(self._clock)
         self._enter(self._generations[0].default)
         if self.pairs:
             for pair in (self.pairs[rank.number - 1], self.pairs[rank.number]):

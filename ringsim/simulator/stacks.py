@@ -1,0 +1,147 @@
+"""Where a simulated rank keeps its stack while others run: on a thread, or on a greenlet.
+
+Threads carry every program, because torch and Python keep much of their state by thread. Greenlets
+share one thread: they are faster and smaller, and do not need room for thousands of threads. They
+carry programs that call ``torch.distributed`` from Python. A wait inside a backward pass, inside a
+call of C++, or with settings of the thread in force is refused.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from ringsim.comm.torch_private import has_modes, has_saved_tensor_hooks, in_backward
+from ringsim.errors import RingError
+
+__all__ = ["STACKS", "GreenletStack", "Stack", "ThreadStack"]
+
+
+class ThreadStack:
+    """A thread, which waits for a lock of its own.
+
+    Args:
+        live: the function that runs on it, None for the stack that runs already.
+    """
+
+    def __init__(self, live: Callable[[], None] | None) -> None:
+        self._live = live  # None once it runs
+        self._thread = 0
+        self._baton = _thread.allocate_lock()
+        self._baton.acquire()
+
+    def check(self) -> None:
+        """Raises RingError if the rank cannot wait where it is; a thread can wait everywhere."""
+
+    def wake(self) -> None:
+        """Lets the stack run; the first time begins it.
+
+        Raises:
+            RuntimeError: there is no room for one more thread.
+        """
+        if self._live is None:
+            self._baton.release()
+        else:
+            self._thread = _thread.start_new_thread(self._live, ())
+            self._live = None
+
+    def wait(self, woken: Any) -> None:
+        """Blocks the calling stack, its own, until it is woken; ``woken`` runs meanwhile."""
+        self._baton.acquire()
+
+    def end(self, woken: Any) -> None:
+        """Ends the calling stack, its own; ``woken`` runs instead."""
+
+    def find_frame(self, frames: Mapping[int, FrameType]) -> FrameType | None:
+        """Returns the innermost frame, given those of all threads."""
+        return frames.get(self._thread)
+
+
+class GreenletStack(ThreadStack):
+    """A greenlet of the one thread that all ranks share.
+
+    The caller's greenlet begins all others, because a greenlet takes over how deep its beginner is
+    in calls. Each switch hands over the stack that is to run.
+    """
+
+    def __init__(self, live: Callable[[], None] | None) -> None:
+        import greenlet
+
+        def run(_: GreenletStack) -> GreenletStack | None:
+            assert live is not None
+            live()
+            return self._next
+
+        self._greenlet = greenlet.getcurrent() if live is None else greenlet.greenlet(run)
+        self._caller = self._greenlet.parent or self._greenlet
+        self._next: GreenletStack | None = None  # runs when this one has ended
+
+    def check(self) -> None:
+        """Raises RingError if the thread is in a state that the other ranks would share."""
+        for name, is_in_force in _OBSTACLES.items():
+            if is_in_force():
+                raise RingError(
+                    f"a rank on a greenlet cannot wait inside {name}: it belongs to the thread, "
+                    'which all ranks share. Leave out stacks="greenlets".'
+                )
+
+    def wake(self) -> None:
+        """Does nothing: the stack that waits, or ends, switches to the woken one."""
+
+    def wait(self, woken: Any) -> None:
+        """Switches to another greenlet; until it is back, gradients are recorded, as at first."""
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+            self._switch(woken)
+        else:
+            with torch.inference_mode(mode=False):
+                self._switch(woken)
+
+    def _switch(self, woken: Any) -> None:
+        begins = self._greenlet is self._caller
+        while woken is not self:
+            to = woken._greenlet if woken._greenlet or begins else self._caller
+            woken = to.switch(woken)
+
+    def end(self, woken: Any) -> None:
+        """Ends the calling greenlet; ``woken`` runs instead."""
+        self._next = woken
+
+    def find_frame(self, frames: Mapping[int, FrameType]) -> FrameType | None:
+        """Returns the innermost frame of the greenlet."""
+        frame: FrameType | None = self._greenlet.gr_frame
+        return frame
+
+
+# files of torch whose functions call C++ that waits: its operators, and what DDP's constructor and
+# forward pass call
+_CALL_CPP: Final = (
+    "torch/_ops.py",
+    "torch/distributed/utils.py",
+    "torch/nn/parallel/distributed.py",
+)
+
+
+def _is_called_from_cpp() -> bool:
+    """Returns whether C++ of torch has called the function that waits."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("ringsim."):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.endswith(_CALL_CPP)
+
+
+_OBSTACLES: Final[dict[str, Callable[[], bool]]] = {
+    "a backward pass": in_backward,
+    "C++ code of torch": _is_called_from_cpp,
+    "torch.autocast": lambda: torch.is_autocast_enabled("cpu"),
+    "a mode of torch, such as a default device": has_modes,
+    "hooks for saved tensors": has_saved_tensor_hooks,
+    "an event loop of asyncio": lambda: asyncio._get_running_loop() is not None,
+}
+Stack = ThreadStack
+STACKS: Final[dict[str, type[ThreadStack]]] = {"threads": ThreadStack, "greenlets": GreenletStack}
