@@ -2,11 +2,11 @@
 
 Messages per second at 256 ranks, recorded and not; a token round 10,000 ranks; memory of one.
 
-    python benchmarks/simulation_speed.py [--ranks 256] [--rounds 1000] [--repeats 5]
+    python benchmarks/simulation_speed.py [--ranks 256] [--rounds 1000] [--repeats 5] [--steps 7]
 
-Each process measures one thing, in a simulation on one core. Times are the caller's, from the call
-of ``simulate`` to the trace; memory is that of the simulation's process, beyond one of two ranks.
-Messages are 64 float32 over private links.
+Each process measures one thing, in a simulation on one core, threads and greenlets alternating.
+Times are the caller's, from the call of ``simulate`` to the trace; memory is that of the
+simulation's process, beyond one of two ranks. Messages are 64 float32 over private links.
 "ring": each rank sends to its successor and receives from its predecessor, and waits for both, in
 each round. "both ways": the same in both directions at once. Setting up and taking down the ranks
 counts. "3D": a million operations of 1,024 ranks, 8 tensor-parallel by 16 replicas by 8 stages; a
@@ -133,24 +133,26 @@ class Measured:
         return result, used.ru_maxrss, used.ru_utime + used.ru_stime
 
 
-def run(worker: Callable[..., Any], ranks: int, args: tuple[Any, ...], record: bool) -> Any:
+def run(
+    worker: Callable[..., Any], ranks: int, args: tuple[Any, ...], record: bool, stacks: str
+) -> Any:
     """Returns the results of the ranks, and the memory and time of their process at the end."""
     trace = ringsim.simulate(
-        Measured(worker), world_size=ranks, args=args, link=LINK, record=record
+        Measured(worker), world_size=ranks, args=args, link=LINK, record=record, stacks=stacks
     )
     results, memory_kib, cpu_s = zip(*trace.results, strict=True)
     return results, max(memory_kib), max(cpu_s)
 
 
-def measure(what: str, ranks: int, rounds: int, record: bool) -> dict[str, float]:
+def measure(what: str, ranks: int, rounds: int, record: bool, stacks: str) -> dict[str, float]:
     """Runs one case in this process."""
     worker = {"ring": ring, "both ways": both_ways, "token": token_round, "3D": three_dimensions}[
         what
     ]
     args = () if what == "token" else (rounds,)
-    _, least_kib, _ = run(ring, 2, (2,), record)  # also starts the server of processes
+    _, least_kib, _ = run(ring, 2, (2,), record, stacks)  # also starts the server of processes
     begin = time.perf_counter()
-    results, memory_kib, cpu_s = run(worker, ranks, args, record)
+    results, memory_kib, cpu_s = run(worker, ranks, args, record, stacks)
     seconds = time.perf_counter() - begin
     done = {
         "token": ranks,
@@ -175,6 +177,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--many", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=7, help="3D steps")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
@@ -193,36 +196,41 @@ def main() -> None:
         ("3D", TENSOR * STAGES * REPLICAS, False),
     ]
     for what, ranks, record in cases:
-        case = json.dumps(
-            {
-                "what": what,
-                "ranks": ranks,
-                "rounds": 7 if what == "3D" else options.rounds,
-                "record": record,
-            }
-        )
-        found = []
+        rounds = options.steps if what == "3D" else options.rounds
+        case = {"what": what, "ranks": ranks, "rounds": rounds, "record": record}
+        found: dict[str, list[Any]] = {"threads": [], "greenlets": []}
         for _ in range(options.repeats):
-            command = ["taskset", "-c", "1", sys.executable, __file__, "--case", case]
-            found.append(
-                json.loads(
-                    subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                )
-            )
-        seconds, per_s, cpu_s, kib = (
-            [each[key] for each in found] for key in ("seconds", "per_s", "cpu_s", "kib_per_rank")
-        )
-        said = (
-            f"{statistics.median(per_s):>10,.0f} {'operations' if what == '3D' else 'messages'}/s "
-            f"({max(per_s):,.0f})"
-        )
-        print(
-            f"{what:<10} {ranks:>6} ranks, {'recorded' if record else 'not recorded':<12} "
-            f"{said}, {statistics.median(seconds):.2f} s "
-            f"({statistics.median(cpu_s):.2f} s of processor time), ",
-            end="",
-        )
-        print(f"{statistics.median(kib):.1f} KiB a rank")
+            for stacks, runs in found.items():
+                runs.append(measure_apart({**case, "stacks": stacks}))
+        for stacks, runs in found.items():
+            print_case(what, ranks, record, stacks, runs)
+
+
+def measure_apart(case: dict[str, Any]) -> Any:
+    """Measures one case in a process of its own."""
+    command = ["taskset", "-c", "1", sys.executable, __file__, "--case", json.dumps(case)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def print_case(
+    what: str, ranks: int, record: bool, stacks: str, found: list[dict[str, float]]
+) -> None:
+    """Prints a line of the table."""
+    seconds, per_s, cpu_s, kib = (
+        [each[key] for each in found] for key in ("seconds", "per_s", "cpu_s", "kib_per_rank")
+    )
+    said = (
+        f"{statistics.median(per_s):>10,.0f} {'operations' if what == '3D' else 'messages'}/s "
+        f"({max(per_s):,.0f})"
+    )
+    print(
+        f"{what:<10} {ranks:>6} ranks, {stacks}, {'recorded' if record else 'not recorded':<12} "
+        f"{said}, {statistics.median(seconds):.2f} s "
+        f"({statistics.median(cpu_s):.2f} s of processor time), ",
+        end="",
+    )
+    print(f"{statistics.median(kib):.1f} KiB a rank")
 
 
 if __name__ == "__main__":
