@@ -13,7 +13,6 @@ import types
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +21,10 @@ import torch
 from ringsim import trace
 from ringsim.diagnose.failure import PEER, Report, first_failure, make_error
 from ringsim.errors import ArgumentError
-from ringsim.launch import joined, progress
+from ringsim.launch import progress
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import START_VALUES, RankConfig, pack_call
-from ringsim.launch.run import GPU_LIMIT_S, RankOutput, RunOptions, _Supervisor
-from ringsim.launch.watcher import ASK, has_proc, look_at
-from ringsim.traces.recorder import Recorder
+from ringsim.launch.output import RankOutput
 
 
 def test_a_local_function_travels_with_what_it_captures() -> None:
@@ -274,48 +271,3 @@ def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPa
     line.update(1, lambda: "")
     line.clear()
     assert log.getvalue() == "", "where nobody looks there is none"
-
-
-def test_runs_on_gpus_alone_have_a_limit_by_default(tmp_path: Path) -> None:
-    def limit(device: str, limit_s: float | None) -> float | None:
-        kind = SimpleNamespace(world_size=0, comm_device=device, backend=None)
-        ranks: Any = SimpleNamespace(kind=kind, channels=[], directory=tmp_path, keep=False)
-        job: Any = None
-        return _Supervisor(ranks, job, RunOptions(limit_s))._limit_s
-
-    assert [limit("cpu", None), limit("cpu", 5), limit("gpu", None), limit("gpu", 5)] == [
-        None,
-        5,
-        GPU_LIMIT_S,
-        5,
-    ]
-
-
-@pytest.mark.skipif(not has_proc(), reason="ranks are watched on Linux only")
-def test_an_answer_that_the_watcher_has_not_read_does_no_harm(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In 0.2.0 rank 0 raised a ValueError instead of the program's own error, and wrote no file."""
-    monkeypatch.setattr(joined, "store_port", lambda: -1)
-    recorders = [Recorder(tmp_path, rank, 2) for rank in range(2)]
-    theirs = joined.JoinedWatch(recorders[1], 2, lambda dead: None)
-    seen = threading.Semaphore(0)
-
-    def look(pid: int) -> Any:
-        if threading.current_thread() is threading.main_thread():  # the watch has ended
-            (tmp_path / "rank-1.ear").write_text(f"{ASK} 0\n")
-        seen.release()
-        return look_at(pid)
-
-    monkeypatch.setattr(joined, "look_at", look)
-    mine = joined.JoinedWatch(recorders[0], 2, lambda dead: None)
-    for _ in recorders:
-        assert seen.acquire(timeout=30)
-    mine.on_failure()
-    (said,) = mine.ask_others()
-    assert (said["rank"], said["state"]) == (1, "running")
-    assert "test_launch_parts.py:" in said["about"]
-    for watch, recorder in zip((mine, theirs), recorders, strict=True):
-        watch.stop()
-        recorder.close()

@@ -26,7 +26,6 @@ from processes import read, until
 
 from ringsim.launch.threads import list_threads
 
-LIBRARY = "/no/such/library"
 LONG_S = 600  # longer than any test
 
 
@@ -76,7 +75,7 @@ def look_at(thread: threading.Thread) -> tuple[bool, bool, list[int]]:
         lambda: read(Path(f"/proc/self/task/{number}/stat")).rpartition(")")[2].split()[0] == "S",
         40,
     )
-    said = list_threads(LIBRARY)
+    said = list_threads()
     places = said.idle.values()
     return (
         thread.ident not in said.busy,

@@ -12,16 +12,9 @@ import pytest
 from watched_parts import TICK_S, Bench
 
 from ringsim.diagnose.failure import Verdict
+from ringsim.launch.system import Process, look_at
 from ringsim.launch.threads import Threads
-from ringsim.launch.watcher import (
-    COLLECTIVE_S,
-    POLL_MAX,
-    POLL_S,
-    STALL_S,
-    THREADS_S,
-    Process,
-    Watcher,
-)
+from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Watcher
 from ringsim.traces.events import (
     ANY_SOURCE,
     ERROR,
@@ -120,7 +113,7 @@ def test_a_rank_that_has_posted_another_collective_and_computes_is_named(
 def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(
     bench: Bench, idle: dict[int, None], settle_s: float, after_s: float
 ) -> None:
-    bench.watcher = Watcher(bench.records, 2, ask=bench.answer, settle_s=settle_s)
+    bench.watcher = Watcher(bench.records, 2, tell=bench.answer, settle_s=settle_s)
     bench.threads[0] = bench.threads[0]._replace(idle=idle)
     bench.both_receive()
     verdict, after = bench.look_for(10.0)
@@ -378,8 +371,6 @@ class TestStall:
 
 
 def test_processes_are_looked_at() -> None:
-    from ringsim.launch.watcher import look_at
-
     mine = look_at(os.getpid())
     assert mine is not None
     assert mine.state == "R"

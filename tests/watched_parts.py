@@ -16,8 +16,9 @@ from rendezvous_machine import Machine, Op
 
 from ringsim.diagnose.failure import Verdict
 from ringsim.launch import watcher as module
+from ringsim.launch.system import Process
 from ringsim.launch.threads import Threads
-from ringsim.launch.watcher import LiveRecords, Process, Watcher
+from ringsim.launch.watcher import LiveRecords, Watcher
 from ringsim.traces.events import ANY_SOURCE, OP_CODES
 
 TICK_S = 0.02
@@ -38,7 +39,7 @@ class Bench(AbstractContextManager["Bench"]):
         self.silent: set[int] = set()
         self.process = Process("S", 5)
         self.records = LiveRecords(directory, size)
-        self.watcher = Watcher(self.records, size, ask=self.answer)
+        self.watcher = Watcher(self.records, size, tell=self.answer)
         self._patch = mock.patch.multiple(module, time=self, look_at=lambda _pid: self.process)
 
     def __enter__(self) -> Bench:
@@ -59,7 +60,7 @@ class Bench(AbstractContextManager["Bench"]):
     def monotonic_ns(self) -> int:
         return int(self.now_s * 1e9)
 
-    def answer(self, rank: int) -> None:
+    def answer(self, rank: int, _question: str) -> None:
         self.asked.append(rank)
         if rank not in self.silent:
             self.watcher.hear(rank, self.threads[rank])

@@ -26,7 +26,7 @@ from ringsim.errors import Deadlock, PeerExited, RendezvousFailed, RingError, Ru
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
 from ringsim.launch.run import RunOptions, run
-from ringsim.launch.watcher import look_at
+from ringsim.launch.system import look_at
 from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND, Ints
 from ringsim.traces.findings import Diagnosis
 from ringsim.traces.value import Trace, count

@@ -19,7 +19,7 @@ import time
 from multiprocessing.connection import wait
 from typing import Any, Final
 
-from ringsim.diagnose.failure import describe_death, indent, interrupted_once, report_death
+from ringsim.diagnose.failure import describe_death, indent, interrupted_once
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
 from ringsim.launch.job import ALONE, INTERRUPT, Kind, pack_caller, start_environment
 from ringsim.launch.output import RankOutput
@@ -113,7 +113,6 @@ class _Call:
         try:
             what, value = self._channel.recv()
         except (EOFError, OSError):
-            self._output.follow(last=True)
             raise self._describe_death() from None
         if what == "failed":
             self._output.follow(last=True)
@@ -121,12 +120,9 @@ class _Call:
         return value if what == "result" else None
 
     def _describe_death(self) -> RingError:
-        code, at_ns = self._ranks.exit_status(0)
-        crash = self._config.crash_file
-        stack = crash.read_text(errors="replace") if crash.exists() else ""
-        report = report_death(0, code, at_ns, self._output.text, stack)
+        report = self._ranks.report_death(0, self._output)
         errors = self._ranks.startup_errors.strip()
-        if code is None and errors:
+        if report.exit_code is None and errors:
             return RingError(f"the process of {self._doing} did not start:\n{errors}")
         where = f" ({report.where})" if report.where else ""
         lines = f"\n{indent(report.traceback)}" if report.traceback else ""

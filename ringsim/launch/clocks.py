@@ -68,8 +68,6 @@ class ClockComparison:
 
     Args:
         store: of the block, one of torch's.
-        rank: this rank.
-        world_size: number of ranks.
         recorder: of this rank, into whose part the comparisons go.
         find_rank_0: waits for rank 0 to enter the block, as long as its argument says; returns the
             name of its clock, None if it has none.
@@ -78,21 +76,19 @@ class ClockComparison:
     def __init__(
         self,
         store: Any,
-        rank: int,
-        world_size: int,
         recorder: Recorder,
         find_rank_0: Callable[[Callable[[], bool]], str | None],
     ) -> None:
         self._store, self._recorder, self._find_rank_0 = store, recorder, find_rank_0
         self._stopped, self._failed, self._number = threading.Event(), False, 0
         self._threads: dict[str, threading.Thread] = {}
-        clock = name_clock()
+        clock, rank = name_clock(), recorder.rank
         recorder.set_meta("clock", clock)
         if rank == 0:
             recorder.set_meta("clock_number", 0)
             self._begin("answer", self._answer)
         elif store.compare_set(f"clock/{clock}", "", str(rank)) == str(rank).encode():
-            self._begin("compare", lambda: self._compare(clock, world_size))
+            self._begin("compare", lambda: self._compare(clock))
 
     def _begin(self, name: str, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -126,7 +122,7 @@ class ClockComparison:
         while asker := store.queue_pop(f"clock/asked/{self._number}"):
             store.queue_push(f"clock/told/{asker.decode()}", str(time.monotonic_ns()))
 
-    def _compare(self, clock: str, world_size: int) -> None:
+    def _compare(self, clock: str) -> None:
         """Asks, now and then, what the clock above shows; nothing where rank 0 has this one."""
         theirs = self._find_rank_0(lambda: not self._stopped.is_set())
         if theirs == clock:
@@ -136,7 +132,7 @@ class ClockComparison:
         self._number = self._store.add("clock/askers", 1)
         self._recorder.set_meta("clock_number", self._number)
         above = find_above(self._number)
-        if find_above(world_size) > 0:
+        if find_above(self._recorder.world_size) > 0:
             self._begin("answer", self._answer)
         store = self._store.clone()
         for comparison in itertools.count():

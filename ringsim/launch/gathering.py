@@ -26,20 +26,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import socket
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from ringsim.comm.bootstrap import BackgroundCall
-from ringsim.launch.clocks import name_boot, name_clock
+from ringsim.launch.block import Store, find_place, lasts, never, place_of
 from ringsim.state import OUR_THREADS
 from ringsim.traces.parts import FILE_NAME, PartReader
 
@@ -57,211 +56,87 @@ LATE_S: Final = 60.0
 GATHERED_S: Final = 600.0
 ANSWER_S: Final = 30.0  # how long a rank that sends waits for the next word of rank 0
 MAX_FILE_BYTES: Final = 1 << 28  # more than a recorder ever writes
-_MAX_PAUSE_S: Final = 0.01
-# of it for each rank that may wait: together they ask 3,300 times a second, of 44,000 that a store
-# can answer
-_EACH_PAUSE_S: Final = 3e-4
-_PLACE: Final = {
-    "host": str,
-    "clock": str,
-    "directory": str,
-    "id": str,
-    "pid": int,
-    "start_ns": int,
-}
-
-
-def place_of(directory: Path) -> dict[str, Any]:
-    """Describes where a rank's part lies, as plain data for JSON.
-
-    Ranks with the same ``id`` see the same directory.
-    """
-    about = directory.stat()
-    place = {
-        "host": socket.gethostname(),
-        "directory": str(directory),
-        "id": f"{name_boot()} {about.st_dev} {about.st_ino}",
-    }
-    return {**place, "clock": name_clock(), "pid": os.getpid()}
-
-
-class Store:
-    """The keys of one recorded block in the store, and what all its chunks are sealed with.
-
-    Args:
-        store: a store of torch's, or one with its ``set``, ``get``, ``check`` and ``delete_key``.
-        run_id: of the block; a chunk that another block has sealed is refused.
-        waiting: how many ranks may wait for a key at once, of all hosts.
-
-    Attributes:
-        asked_s: since when it owes an answer, on ``time.monotonic``'s clock: where the link to it
-            is down, it comes after many minutes.
-    """
-
-    def __init__(self, store: Any, run_id: str, waiting: int = 1) -> None:
-        self._store, self._key, self.asked_s, self.waiting = (
-            store,
-            zlib.crc32(run_id.encode()),
-            math.inf,
-            waiting,
-        )
-
-    def put(self, key: str, data: bytes) -> None:
-        """Puts data under a key, with their checksum."""
-        self._store.set(key, zlib.crc32(data, self._key).to_bytes(4, "big") + data)
-
-    def read(self, key: str, patience: Callable[[], bool]) -> bytes | None:
-        """Returns what is under a key once it is there.
-
-        None once ``patience()`` is over, or where it is not whole.
-        """
-        if not self.wait(key, patience):
-            return None
-        sealed: bytes = self._ask(lambda: self._store.get(key))
-        return (
-            sealed[4:]
-            if zlib.crc32(sealed[4:], self._key).to_bytes(4, "big") == sealed[:4]
-            else None
-        )
-
-    def take(self, key: str, patience: Callable[[], bool]) -> bytes | None:
-        """Returns what ``read`` does, and deletes it."""
-        data = self.read(key, patience)
-        self._ask(lambda: self._store.delete_key(key))
-        return data
-
-    def has(self, key: str) -> bool:
-        """Tells whether a key is there."""
-        return bool(self._ask(lambda: self._store.check([key])))
-
-    def _ask(self, question: Callable[[], Any]) -> Any:
-        self.asked_s = time.monotonic()
-        answer = question()
-        self.asked_s = math.inf
-        return answer
-
-    def wait(self, key: str, patience: Callable[[], bool], *, there: bool = True) -> bool:
-        """Waits until a key is there, or gone.
-
-        Tells whether it came to that while ``patience()`` lasted.
-        """
-        pause_s = 0.0002
-        while self.has(key) != there:
-            if not patience():
-                return False
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, longest_pause_s(self.waiting))
-        return True
-
-
-def longest_pause_s(waiting: int) -> float:
-    """Returns how long a rank pauses at most between looks for a key that so many may wait for.
-
-    Example:
-        >>> [round(longest_pause_s(waiting), 3) for waiting in (1, 30, 1000)]
-        [0.01, 0.01, 0.3]
-    """
-    return max(_MAX_PAUSE_S, waiting * _EACH_PAUSE_S)
-
-
-def _for(seconds: float) -> Callable[[], bool]:
-    deadline = time.monotonic() + seconds
-    return lambda: time.monotonic() < deadline
 
 
 # -- a rank on another host
 
 
-def offer(
-    store: Store, rank: int, directory: Path, place: Mapping[str, Any], path: Path, *, failed: bool
-) -> None:
-    """Gives rank 0 the parts of this host, from a thread, unless it sees them.
+@dataclass(frozen=True)
+class Offer:
+    """The parts of a rank that has left the block, for rank 0.
 
-    The process lives until that is over.
-
-    Args:
-        store: of the block.
-        rank: this rank, which has left the block.
+    Attributes:
+        keys: of the block.
+        rank: this rank.
         directory: of the parts.
         place: of that, as ``place_of`` told it on entering: rank 0 may have removed it meanwhile.
         path: of the trace, to tell the user how to join the parts by hand.
         failed: whether an error has ended the block here: then this process may be ended at any
             moment.
     """
-    try:
-        rank_0 = BackgroundCall(lambda: find_place(store, 0, _for(0))).result(STOPPED_S)
-    except TimeoutError:
-        _tell_where(rank, directory, path)
-        return
-    if rank_0.get("id") != place["id"]:
-        threading.Thread(
-            target=_give,
-            args=(store, rank, directory, place, path, failed),
-            name=f"{OUR_THREADS}parts",
-        ).start()
 
+    keys: Store
+    rank: int
+    directory: Path
+    place: Mapping[str, Any]
+    path: Path
+    failed: bool
 
-def find_place(store: Store, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
-    """Returns the place of a rank's part.
+    def make(self) -> None:
+        """Gives rank 0 the parts of this host, from a thread, unless it sees them.
 
-    Nothing where the rank has not entered the block, or has said something else.
-    """
-    try:
-        place: Any = json.loads(store.read(f"at/{rank}", patience) or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    fits = (
-        isinstance(place, dict)
-        and place.keys() == _PLACE.keys()
-        and all(type(place[key]) is kind for key, kind in _PLACE.items())
-    )
-    return place if fits else {}
+        The process lives until that is over.
+        """
+        try:
+            rank_0 = BackgroundCall(lambda: find_place(self.keys, 0, never)).result(STOPPED_S)
+        except TimeoutError:
+            self._tell_where()
+            return
+        if rank_0.get("id") != self.place["id"]:
+            threading.Thread(target=self.give, name=f"{OUR_THREADS}parts").start()
 
+    def give(self) -> None:
+        """Gives rank 0 what it asks for; tells the user where the parts are if it does not."""
+        giving = BackgroundCall(self._hand_over)
+        with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0
+            while time.monotonic() - self.keys.asked_s < STOPPED_S:
+                with contextlib.suppress(TimeoutError):
+                    if giving.result(STOPPED_S):
+                        return
+                    break
+        self._tell_where()
 
-def _give(
-    store: Store, rank: int, directory: Path, place: Mapping[str, Any], path: Path, failed: bool
-) -> None:
-    giving = BackgroundCall(lambda: _hand_over(store, rank, directory, place, failed))
-    with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0
-        while time.monotonic() - store.asked_s < STOPPED_S:
-            with contextlib.suppress(TimeoutError):
-                if giving.result(STOPPED_S):
-                    return
-                break
-    _tell_where(rank, directory, path)
+    def _hand_over(self) -> bool:
+        """Gives rank 0 what it asks for; returns whether it has all that it needs."""
+        keys, rank = self.keys, self.rank
+        fits = _fits(_list(self.directory, [rank]))
+        unasked = self.failed and fits
+        rank_0 = find_place(keys, 0, never if unasked else threading.main_thread().is_alive)
+        # rank 0 may enter after this rank has failed
+        if rank_0.get("id") == self.place["id"] or not (rank_0 or unasked):
+            return True
+        if unasked:
+            return send(keys, rank, self.directory, [rank], asked=False)
+        patience = _while_at_work(ENDING_S if self.failed or fits else LATE_S)
+        here = _ranks_in(self.directory)
+        if rank == min(
+            here, default=rank
+        ):  # is asked first, so that the others need not look often
+            keys.waiting //= len(here) or 1
+            keys.wait(f"soon/{rank}", patience)
+            keys.waiting = AHEAD
+        asked = keys.take(f"wants/{rank}", patience)
+        ranks = [rank] if asked is None else json.loads(asked)
+        return not ranks or send(keys, rank, self.directory, ranks, asked=asked is not None)
 
-
-def _hand_over(
-    store: Store, rank: int, directory: Path, place: Mapping[str, Any], failed: bool
-) -> bool:
-    """Gives rank 0 what it asks for; tells whether it has all that it needs."""
-    fits = _fits(_list(directory, [rank]))
-    unasked = failed and fits
-    rank_0 = find_place(store, 0, _for(0) if unasked else threading.main_thread().is_alive)
-    # rank 0 may enter after this rank has failed
-    if rank_0.get("id") == place["id"] or not (rank_0 or unasked):
-        return True
-    patience = _while_at_work(ENDING_S if failed or fits else LATE_S)
-    here = _ranks_in(directory)
-    # is asked first, so that the others need not look often
-    if not unasked and rank == min(here, default=rank):
-        store.waiting //= len(here) or 1
-        store.wait(f"soon/{rank}", patience)
-        store.waiting = AHEAD
-    asked = None if unasked else store.take(f"wants/{rank}", patience)
-    return asked == b"[]" or send(
-        store, rank, directory, json.loads(asked) if asked else [rank], asked=asked is not None
-    )
-
-
-def _tell_where(rank: int, directory: Path, path: Path) -> None:
-    if rank > min(_ranks_in(directory), default=rank):
-        return  # one rank of each host says it
-    sys.stderr.write(
-        f"[rank {rank}] ringsim: rank 0 did not take the parts of a recording from "
-        f"{socket.gethostname()}. They are in {directory}: join "
-        f"them with those of the other hosts by ringsim merge {path} DIRECTORY ...\n"
-    )
+    def _tell_where(self) -> None:
+        if self.rank > min(_ranks_in(self.directory), default=self.rank):
+            return  # one rank of each host says it
+        sys.stderr.write(
+            f"[rank {self.rank}] ringsim: rank 0 did not take the parts of a recording from "
+            f"{socket.gethostname()}. They are in {self.directory}: join "
+            f"them with those of the other hosts by ringsim merge {self.path} DIRECTORY ...\n"
+        )
 
 
 def _ranks_in(directory: Path) -> list[int]:
@@ -276,7 +151,7 @@ def _while_at_work(then_s: float) -> Callable[[], bool]:
 
     def patience() -> bool:
         if not over and not threading.main_thread().is_alive():
-            over.append(_for(then_s))
+            over.append(lasts(then_s))
         return not over or over[0]()
 
     return patience
@@ -292,14 +167,14 @@ def _fits(files: Sequence[tuple[Path, int]]) -> bool:
     return sum(-(-size // CHUNK_BYTES) for _, size in files) <= WINDOW
 
 
-def send(store: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool) -> bool:
+def send(keys: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool) -> bool:
     """Sends the parts of some ranks.
 
-    Tells whether rank 0 has them all, or if it has not asked, whether they are in the store.
+    Returns whether rank 0 has them all, or if it has not asked, whether they are in the store.
     """
     files = _list(directory, ranks)
     fits = asked or _fits(files)
-    store.put(
+    keys.put(
         f"files/{rank}",
         json.dumps([(path.name, size) for path, size in files] if fits else None).encode(),
     )
@@ -309,15 +184,15 @@ def send(store: Store, rank: int, directory: Path, ranks: Sequence[int], *, aske
     for path, size in files:
         with path.open("rb") as file:
             for at in range(0, size, CHUNK_BYTES):
-                if number >= WINDOW and not store.wait(
-                    f"chunk/{rank}/{number - WINDOW}", _for(ANSWER_S), there=False
+                if number >= WINDOW and not keys.wait(
+                    f"chunk/{rank}/{number - WINDOW}", lasts(ANSWER_S), there=False
                 ):
                     return False
-                store.put(f"chunk/{rank}/{number}", file.read(min(CHUNK_BYTES, size - at)))
+                keys.put(f"chunk/{rank}/{number}", file.read(min(CHUNK_BYTES, size - at)))
                 number += 1
     if not asked:
         return True
-    receipt = store.take(f"receipt/{rank}", _for(GATHERED_S))
+    receipt = keys.take(f"receipt/{rank}", lasts(GATHERED_S))
     if receipt == b"whole":
         shutil.rmtree(directory, ignore_errors=True)
     return receipt in (b"whole", b"kept")
@@ -330,7 +205,7 @@ class Gathering:
     """What rank 0 fetches at the end of a block: the parts that it does not see.
 
     Args:
-        store: of the block; None where all ranks write to one directory.
+        keys: of the block.
         directory: of rank 0's own parts, into which the others come.
         world_size: number of ranks.
 
@@ -338,14 +213,9 @@ class Gathering:
         missing: sentences on the parts that did not come.
     """
 
-    def __init__(self, store: Store | None, directory: Path, world_size: int) -> None:
-        self._store: Any = store  # not None where there is a place
-        self._directory = directory
-        places = (
-            {rank: find_place(store, rank, _for(0)) for rank in range(1, world_size)}
-            if store
-            else {}
-        )
+    def __init__(self, keys: Store, directory: Path, world_size: int) -> None:
+        self._keys, self._directory = keys, directory
+        places = {rank: find_place(keys, rank, never) for rank in range(1, world_size)}
         self._places = {rank: place for rank, place in places.items() if place}
         self._senders: dict[int, bool] = {}  # whether what they were asked for came
         self._unread: list[str] = []
@@ -370,9 +240,9 @@ class Gathering:
         first = [ranks[0] for ranks in groups.values()]
         for turn, ranks in enumerate(groups.values()):
             for rank in first[turn + AHEAD : turn + AHEAD + 1] if turn else first[: AHEAD + 1]:
-                self._store.put(f"soon/{rank}", b"")
+                self._keys.put(f"soon/{rank}", b"")
             wanted = {*ranks}
-            there = {rank: self._store.has(f"files/{rank}") for rank in ranks if rank in left}
+            there = {rank: self._keys.has(f"files/{rank}") for rank in ranks if rank in left}
             # first those that did not wait to be asked
             for rank in sorted(there, key=lambda rank: not there[rank]):
                 if there[rank]:
@@ -380,7 +250,7 @@ class Gathering:
                 elif not wanted or not patience():
                     self._tell(f"wants/{rank}", b"[]")
                 else:
-                    self._store.put(f"wants/{rank}", json.dumps(sorted(wanted)).encode())
+                    self._keys.put(f"wants/{rank}", json.dumps(sorted(wanted)).encode())
                     came = self.fetch_from(rank, sorted(wanted))
                     self._senders[rank] = bool(came)
                     wanted -= came
@@ -403,7 +273,7 @@ class Gathering:
 
     def fetch_from(self, rank: int, ranks: Sequence[int]) -> set[int]:
         """Receives from one rank the parts of some; returns those whose parts came."""
-        files = _read_list(self._store.take(f"files/{rank}", _for(STOPPED_S)), ranks)
+        files = _read_list(self._keys.take(f"files/{rank}", lasts(STOPPED_S)), ranks)
         if files is None:
             return set()
         number = 0
@@ -413,7 +283,7 @@ class Gathering:
                 arriving, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)
             ) as file:
                 for at in range(0, size, CHUNK_BYTES):
-                    data = self._store.take(f"chunk/{rank}/{number}", _for(STOPPED_S))
+                    data = self._keys.take(f"chunk/{rank}/{number}", lasts(STOPPED_S))
                     if data is None or len(data) > CHUNK_BYTES:
                         return set()
                     file.seek(at)
@@ -425,7 +295,7 @@ class Gathering:
         return {one for one in ranks if {f"rank-{one}.names", f"rank-{one}.events"} <= files.keys()}
 
     def _tell(self, key: str, data: bytes) -> None:
-        self._store.put(key, data)
+        self._keys.put(key, data)
         self._unread.append(key)
 
     def acknowledge(self, *, whole: bool, keep: bool) -> None:
@@ -441,12 +311,12 @@ class Gathering:
             if came:
                 self._tell(f"receipt/{rank}", b"whole" if whole else b"kept")
             else:  # it may be dead, or slow
-                self._store.put(f"receipt/{rank}", b"whole" if whole else b"none")
+                self._keys.put(f"receipt/{rank}", b"whole" if whole else b"none")
         for path in () if keep else self._fetched:
             path.unlink(missing_ok=True)
-        patience = _for(STOPPED_S)
+        patience = lasts(STOPPED_S)
         for key in self._unread:
-            self._store.wait(key, patience, there=False)
+            self._keys.wait(key, patience, there=False)
 
 
 def _read_list(listed: bytes | None, ranks: Sequence[int]) -> dict[str, int] | None:

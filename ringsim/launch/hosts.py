@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from torch.distributed.distributed_c10d import PrefixStore
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.torch_private import default_timeout_s
@@ -45,10 +44,12 @@ from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
 from ringsim.diagnose.waitfor import analyse, hindering
 from ringsim.errors import TraceFileError, name_ranks
-from ringsim.launch.gathering import Gathering, Store, find_place, place_of, send
+from ringsim.launch.block import Store, find_place, never, place_of
+from ringsim.launch.gathering import Gathering, send
 from ringsim.state import OUR_THREADS
 from ringsim.traces.events import IN_FLIGHT, NONE, are_all
 from ringsim.traces.findings import LOST
+from ringsim.traces.recorder import Recorder
 from ringsim.traces.runs import read_run
 from ringsim.traces.value import Trace
 
@@ -82,34 +83,18 @@ class HostWatch:
     Every rank of the block creates one.
 
     Args:
-        store: of the block, one of torch's.
-        run_id: of the block.
-        rank: this rank.
-        world_size: number of ranks.
-        directory: of this rank's parts.
-        stands: names the state in which all ranks of this host stand still, "" where some go on,
-            None where another rank watches.
+        keys: of the block.
+        recorder: of this rank.
+        stands: names the state in which all ranks of this host stand still, "" if some go on, None
+            if another rank watches.
 
     Attributes:
         said: on rank 0, what was found, in sentences.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        run_id: str,
-        rank: int,
-        world_size: int,
-        directory: Path,
-        stands: Callable[[], str | None],
-    ) -> None:
-        self._given, self._run_id, self._rank, self._world_size, self._directory = (
-            store,
-            run_id,
-            rank,
-            world_size,
-            directory,
-        )
+    def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
+        self._keys, self._rank, self._directory = keys, recorder.rank, recorder.directory
+        self._world_size = recorder.world_size
         self._stands, self.said = stands, list[str]()
         limit_s = default_timeout_s()
         limit = "" if limit_s is None else f" of {limit_s:g} s"
@@ -117,7 +102,7 @@ class HostWatch:
             f"ringsim ends no rank for this: the process group's time-out{limit} does (timeout= of "
             "init_process_group)"
         )
-        self._id = place_of(directory)["id"]
+        self._id = place_of(self._directory)["id"]
         self._places: dict[int, dict[str, Any]] = {}
         # by place: the last beat, and when it came
         self._heard: dict[str, tuple[list[Any], float]] = {}
@@ -166,28 +151,27 @@ class HostWatch:
         return ends
 
     def _run(self) -> None:
-        store: Any = None
+        keys: Store | None = None  # of the watch
         # the store has gone, with rank 0; or the disk is full
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             while not self._stopped.wait(LOOK_S):
                 stands = self._stands()
                 if stands is None:
                     continue
-                if store is None:
+                if keys is None:
                     # a connection of its own: one that waits there blocks all others on it
-                    self._given = self._given.clone()
-                    store = PrefixStore("hosts", self._given)
-                keys = Store(store, self._run_id)
+                    self._keys = self._keys.clone()
+                    keys = self._keys.within("hosts")
                 if self._rank == 0:
-                    self._look(store, keys, stands)
+                    self._look(keys, stands)
                 else:
-                    self._beat(store, keys, stands)
-            if store is not None and self._rank:
-                self._put_beat(Store(store, self._run_id), OVER, "")
+                    self._beat(keys, stands)
+            if keys is not None and self._rank:
+                self._put_beat(keys, OVER, "")
 
     # -- a rank that watches another host
 
-    def _beat(self, store: Any, keys: Store, stands: str) -> None:
+    def _beat(self, keys: Store, stands: str) -> None:
         """Says what stands, if it is time to, and answers what is asked."""
         began_s = time.monotonic()
         if stands != self._stood[0]:
@@ -196,29 +180,22 @@ class HostWatch:
         if began_s - self._beat_s >= BEAT_S or (
             stands and not told and began_s - since_s >= STILL_S
         ):
-            self._number, self._beat_s, self._stood = (
-                self._number + 1,
-                began_s,
-                (stands, since_s, True),
-            )
+            self._number, self._beat_s = self._number + 1, began_s
+            self._stood = stands, since_s, True
             self._put_beat(keys, self._number, stands)
             self._took_s = 0.0
         elif not (stands and told):  # nobody asks
             return
-        wanted = keys.has(f"ask/{_key(self._id)}")  # waits for an answer, which the beat did not
+        question = f"ask/{_key(self._id)}"
+        wanted = keys.has(question)  # waits for an answer, which the beat did not
         self._took_s = max(self._took_s, time.monotonic() - began_s)
-        if wanted:
-            asked: Any = json.loads(keys.take(f"ask/{_key(self._id)}", lambda: False) or b"null")
-            if are_all(asked, int) and len(asked) > 1:  # the number of the question, and the ranks
-                self._answered, *ranks = asked
-                send(
-                    _copies(store, self._run_id, self._answered),
-                    ranks[0],
-                    self._directory,
-                    ranks,
-                    asked=True,
-                )
-                self._put_beat(keys, self._number, self._stands() or "")
+        if not wanted:
+            return
+        asked: Any = json.loads(keys.take(question, never) or b"null")
+        if are_all(asked, int) and len(asked) > 1:  # the number of the question, and the ranks
+            self._answered, *ranks = asked
+            send(_copies(keys, self._answered), ranks[0], self._directory, ranks, asked=True)
+            self._put_beat(keys, self._number, self._stands() or "")
 
     def _put_beat(self, keys: Store, number: int, stands: str) -> None:
         _put_beat(
@@ -229,15 +206,13 @@ class HostWatch:
 
     # -- rank 0
 
-    def _look(self, store: Any, keys: Store, stands: str) -> None:
+    def _look(self, keys: Store, stands: str) -> None:
         now_s = time.monotonic()
         if not stands and now_s - self._beat_s < BEAT_S and not self._still[0]:
             return  # this host goes on
         self._beat_s = now_s
         for rank in range(self._world_size):
-            if rank not in self._places and (
-                place := find_place(Store(self._given, self._run_id), rank, lambda: False)
-            ):
+            if rank not in self._places and (place := find_place(self._keys, rank, never)):
                 self._places[rank] = place
         hosts: dict[str, list[int]] = {}
         for rank, place in sorted(self._places.items()):
@@ -271,7 +246,7 @@ class HostWatch:
                 self._say(f"{doubt.over} for about {still_s:.0f} s; then it recovered")
             self._still, self._doubt, self._looked = (state, now_s), None, False
         elif state and not self._looked and still_s >= STILL_S:
-            self._looked = self._explain(store, keys, stands, hosts)
+            self._looked = self._explain(keys, stands, hosts)
         elif doubt is not None and not doubt.told and still_s >= LOST_S + doubt.may_take_s:
             doubt.told = True
             self._say(f"{doubt.lasts}. {self._until}")
@@ -285,12 +260,13 @@ class HostWatch:
                 f"for {silent_s:.1f} s; then the link recovered"
             )
 
-    def _explain(self, store: Any, keys: Store, stands: str, hosts: dict[str, list[int]]) -> bool:
+    def _explain(self, keys: Store, stands: str, hosts: dict[str, list[int]]) -> bool:
         """Joins the parts of all hosts and says why nothing moves, if they still stand then.
 
-        Tells whether they do.
+        Returns whether they do.
         """
         self._number += 1
+        copies = _copies(keys, self._number)
         with tempfile.TemporaryDirectory(prefix="ringsim-") as name:
             copy = Path(name, "copy")
             shutil.copytree(
@@ -298,11 +274,11 @@ class HostWatch:
                 copy,
                 ignore=lambda _, names: [one for one in names if not one.endswith(_COPIED)],
             )
-            gathering = Gathering(_copies(store, self._run_id, self._number), copy, 1)
+            gathering = Gathering(copies, copy, 1)
             for host, ranks in hosts.items():
                 keys.put(f"ask/{_key(host)}", json.dumps([self._number, *ranks]).encode())
                 came = gathering.fetch_from(ranks[0], ranks)
-                _copies(store, self._run_id, self._number).put(f"receipt/{ranks[0]}", b"kept")
+                copies.put(f"receipt/{ranks[0]}", b"kept")
                 if not came:
                     return False
             deadline_s = time.monotonic() + LOST_S
@@ -400,16 +376,14 @@ class HostWatch:
 _COPIED: Final = (".events", ".names", "run.json")
 
 
-def _copies(store: Any, run_id: str, number: int) -> Store:
+def _copies(keys: Store, number: int) -> Store:
     """Returns the keys under which parts come that are looked at while their ranks stand still."""
-    return Store(PrefixStore(f"copy/{number}", store), run_id)
+    return keys.within(f"copy/{number}")
 
 
-def stay_unwatched(store: Any, run_id: str, directory: Path) -> None:
+def stay_unwatched(keys: Store, directory: Path) -> None:
     """Tells rank 0 that nobody watches this host, so that its silence means nothing."""
-    _put_beat(
-        Store(PrefixStore("hosts", store), run_id), place_of(directory)["id"], [OVER, 0, 0, 0.0]
-    )
+    _put_beat(keys.within("hosts"), place_of(directory)["id"], [OVER, 0, 0, 0.0])
 
 
 def _put_beat(keys: Store, host: str, beat: list[Any]) -> None:
@@ -421,7 +395,7 @@ def _key(place: str) -> int:
 
 
 def _read_beat(keys: Store, host: str) -> list[Any] | None:
-    beat: Any = json.loads(keys.read(f"beat/{_key(host)}", lambda: False) or b"null")
+    beat: Any = json.loads(keys.read(f"beat/{_key(host)}", never) or b"null")
     fits = (
         isinstance(beat, list)
         and len(beat) == 4

@@ -18,44 +18,30 @@ it. A pipe that nobody listens on means that its rank is gone::
 The part of a rank on another machine cannot be read here while it is written: such a rank may still
 do anything.
 
-On leaving the block, each rank posts a text to a board, which rank 0 reads: beside the program's
-messages, never among them.
+The words are those of ``protocol``, a line each.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import json
 import os
 import select
 import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-import torch.distributed as dist
-
-from ringsim.comm.torch_private import default_store
-from ringsim.diagnose.failure import describe_unfinished, raise_verdict, read_verdict, write_verdict
+from ringsim.diagnose.failure import raise_verdict, read_verdict
 from ringsim.errors import RingError
-from ringsim.launch.threads import Threads, find_place, list_threads
-from ringsim.launch.watcher import (
-    ANSWER_S,
-    ASK,
-    SHUT,
-    WAKE,
-    WAKE_S,
-    WHERE,
-    LiveRecords,
-    Watcher,
-    look_at,
-    shut_connections,
-)
+from ringsim.launch.block import store_port
+from ringsim.launch.protocol import ASK, SHUT, WAKE, WAKE_S, WHERE, answer, list_unfinished
+from ringsim.launch.system import look_at_living, shut_connections
+from ringsim.launch.threads import Place, Threads
+from ringsim.launch.watcher import LiveRecords, Watcher
 from ringsim.state import OUR_THREADS
 from ringsim.traces.recorder import Recorder
 
@@ -63,7 +49,7 @@ from ringsim.traces.recorder import Recorder
 SETTLE_S: Final = 0.5
 TAKE_OVER_S: Final = 1.0  # how often a rank checks that some rank watches
 _BYE: Final = "bye"
-_LOOK_S: Final = 0.01  # between two looks at a board, once it has taken a while
+_LOOK_S: Final = 0.01
 _MOST_IDLE: Final = 16  # threads of a rank that are told of
 _LINE_BYTES: Final = 1 << 12  # up to this length a line is written whole or not at all
 
@@ -75,44 +61,33 @@ class JoinedWatch:
 
     Args:
         recorder: of this rank; its directory is the same on all ranks.
-        world_size: number of ranks.
         on_deaths: called on the rank that watches, from a thread, with the ranks whose processes
             died without leaving the block.
     """
 
-    def __init__(
-        self, recorder: Recorder, world_size: int, on_deaths: Callable[[list[int]], None]
-    ) -> None:
+    def __init__(self, recorder: Recorder, on_deaths: Callable[[list[int]], None]) -> None:
         self._recorder, self._directory = recorder, recorder.directory
-        self._rank = rank = recorder.rank
-        self._world_size = world_size
-        self._on_deaths = on_deaths
+        self._rank, self._on_deaths = recorder.rank, on_deaths
         self._keep_port = store_port()
-        self._raised = threading.Event()
-        self._stopped = threading.Event()
-        self._ear = _make_pipe(self._path(rank, "ear"))
+        self._raised, self._stopped = threading.Event(), threading.Event()
         self._wait_broke = False
-        self._threads = [
-            threading.Thread(target=self._listen, name=f"{OUR_THREADS}ear", daemon=True)
-        ]
-        # the pipe of the answers, on a rank that watches or did
+        # of a rank that watches or did; the pipe of the answers, too
+        self._watcher: Watcher | None = None
+        self._watching: threading.Thread | None = None
         self._answers, self._unread = -1, b""
-        if rank == 0:
+        self._ear = _make_pipe(self._path(self._rank, "ear"))
+        if self._rank == 0:
             self._begin_to_watch()
-        self._threads[0].start()
+        self._listening = _start_thread("ear", self._listen)
 
     def _begin_to_watch(self) -> None:
         if self._answers < 0:
             self._answers = _make_pipe(self._path(self._rank, "answers"))
             os.set_blocking(self._answers, False)
-        records = LiveRecords(self._directory, self._world_size, strangers=True)
-        self._watcher = Watcher(
-            records, self._world_size, ask=lambda rank: self._tell(rank, ASK), settle_s=SETTLE_S
-        )
-        self._threads[1:] = [
-            threading.Thread(target=self._watch, name=f"{OUR_THREADS}watcher", daemon=True)
-        ]
-        self._threads[1].start()
+        world_size = self._recorder.world_size
+        records = LiveRecords(self._directory, world_size, strangers=True)
+        self._watcher = watcher = Watcher(records, world_size, tell=self._tell, settle_s=SETTLE_S)
+        self._watching = _start_thread("watcher", lambda: self._watch(watcher))
 
     def _path(self, rank: int, what: str) -> Path:
         return self._directory / f"rank-{rank}.{what}"
@@ -129,16 +104,12 @@ class JoinedWatch:
     def unheard(self) -> RingError | None:
         """Returns the verdict on operations of this rank that disagree with others'.
 
-        Where no operation of it has raised it since.
+        None if an operation of it has raised it since.
         """
         verdict = None if self._raised.is_set() else read_verdict(self._directory)
-        return (
-            verdict.error
-            if verdict is not None
-            and self._rank in verdict.ranks
-            and self._rank not in verdict.waiting
-            else None
-        )
+        if verdict is None or self._rank in verdict.waiting or self._rank not in verdict.ranks:
+            return None
+        return verdict.error
 
     def ask_others(self) -> list[dict[str, Any]]:
         """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict.
@@ -147,41 +118,28 @@ class JoinedWatch:
 
         Returns:
             What the ranks still in the block are doing, as ``describe_unfinished`` says it; nothing
-            where there is no reason to ask.
+            if there is no reason to ask.
         """
         if self._rank or not self._wait_broke or self._raised.is_set():
             return []
         self._stopped.set()
-        self._threads[-1].join()
-        here = {
-            rank: look_at(pid)
+        if self._watcher is None or self._watching is None:
+            return []
+        self._watching.join()
+        pids = {
+            rank: pid
             for rank, (pid, ended) in enumerate(self._watcher.processes())
             if rank and pid is not None and not ended
         }
-        doing = {
-            rank: process.doing
-            for rank, process in here.items()
-            if process is not None and process.state not in "ZX"
-        }
-        for rank in doing:
-            self._tell(rank, WHERE)
-        places: dict[int, tuple[str, int] | None] = {}
-        deadline = time.monotonic() + ANSWER_S
-        while (
-            doing.keys() - places.keys()
-            and select.select([self._answers], [], [], max(deadline - time.monotonic(), 0))[0]
-        ):
-            for rank, what, *more in self._hear():
-                if what == WHERE:  # an answer to the watcher's last question may come first
-                    places[rank] = more[0] and (more[0][0], more[0][1])
-        return [describe_unfinished(rank, word, places.get(rank)) for rank, word in doing.items()]
+        return list_unfinished(pids, self._tell, self._hear_places)
 
     def stop(self) -> None:
         """Ends this rank's part; blocks for one look at most."""
         self._stopped.set()
         os.write(self._ear, f"{_BYE}\n".encode())
-        for thread in self._threads:
-            thread.join()
+        self._listening.join()  # it may begin to watch until then
+        if self._watching is not None:
+            self._watching.join()
         for pipe, what in ((self._ear, "ear"), (self._answers, "answers")):
             if pipe >= 0:
                 os.close(pipe)
@@ -190,52 +148,49 @@ class JoinedWatch:
     def stands(self) -> str | None:
         """Names the state in which all ranks of this host stand still.
 
-        "" where one may go on, None where another rank watches them.
+        "" if one may go on, None if another rank watches them.
         """
-        if len(self._threads) == 1:
+        if self._watcher is None:
             return None
-        return (
-            self._watcher.stands()
-            if self._threads[1].is_alive() and not self._stopped.is_set()
-            else ""
-        )
+        return self._watcher.stands() if self._watches() and not self._stopped.is_set() else ""
+
+    def _watches(self) -> bool:
+        return self._watching is not None and self._watching.is_alive()
 
     def _listen(self) -> None:
-        """Answers the watcher, and becomes the watcher where no other rank is."""
+        """Answers the watcher, and becomes the watcher if no other rank is."""
         while True:
             while not select.select([self._ear], [], [], TAKE_OVER_S)[0]:
-                if len(self._threads) == 1 or not self._threads[1].is_alive():
+                if not self._watches():
                     self._take_over()
             for line in os.read(self._ear, _LINE_BYTES).decode().splitlines():
                 word, _, asker = line.partition(" ")
-                if word == ASK:
-                    threads = list_threads(os.path.dirname(torch.__file__))
-                    self._answer(
-                        asker,
-                        [
-                            self._rank,
-                            threads.busy,
-                            [*threads.idle.items()][:_MOST_IDLE],
-                            threads.timed,
-                        ],
-                    )
-                elif word == WHERE:
-                    self._answer(
-                        asker, [self._rank, WHERE, find_place(os.path.dirname(torch.__file__))]
-                    )
+                if word in (ASK, WHERE):
+                    self._answer(int(asker), word)
                 elif word in (WAKE, SHUT):
-                    awaited = self._recorder.awaited()
-                    shut_connections(self._keep_port)
-                    if word == WAKE and not self._leaves(awaited):
-                        verdict = read_verdict(self._directory)
-                        why = verdict.diagnosis if verdict is not None else ""
-                        sys.stderr.write(
-                            f"[rank {self._rank}] ended, since nothing else ends its wait. {why}\n"
-                        )
-                        sys.stderr.flush()
-                        os.kill(os.getpid(), signal.SIGKILL)
+                    self._end_wait(word)
                 else:
                     return
+
+    def _answer(self, asker: int, question: str) -> None:
+        said = answer(question)
+        if question == ASK:
+            busy, idle, timed = said
+            said = busy, dict([*idle.items()][:_MOST_IDLE]), timed
+        _write(self._path(asker, "answers"), f"{(self._rank, question, said)!r}\n")
+
+    def _end_wait(self, word: str) -> None:
+        """Shuts the connections; ends a process that waits nevertheless."""
+        awaited = self._recorder.awaited()
+        shut_connections(self._keep_port)
+        if word == WAKE and not self._leaves(awaited):
+            verdict = read_verdict(self._directory)
+            why = verdict.diagnosis if verdict is not None else ""
+            sys.stderr.write(
+                f"[rank {self._rank}] ended, since nothing else ends its wait. {why}\n"
+            )
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _leaves(self, awaited: set[int]) -> bool:
         """Returns whether this rank leaves what it waits for within ``WAKE_S``.
@@ -248,37 +203,34 @@ class JoinedWatch:
                 return False
         return True
 
-    def _watch(self) -> None:
+    def _watch(self, watcher: Watcher) -> None:
         """Watches all ranks until there is a verdict."""
-        watcher = self._watcher
         dead: list[int] = []
         while not self._stopped.wait(watcher.pause_s) and not self._others_watch():
-            for rank, busy, idle, timed in self._hear():
-                watcher.hear(
-                    rank,
-                    Threads(
-                        busy,
-                        {thread: place and (place[0], place[1]) for thread, place in idle},
-                        timed,
-                    ),
-                )
+            for rank, _, said in self._hear():
+                watcher.hear(rank, Threads(*said))
             states = [_state_of(pid, ended) for pid, ended in watcher.processes()]
             known, dead = dead, [rank for rank, state in enumerate(states) if state == "killed"]
             if dead != known:
                 self._on_deaths(dead)
             verdict = watcher.look(states)
             if verdict is not None:
-                write_verdict(self._directory, verdict)
-                for rank in verdict.ranks:
-                    self._tell(rank, WAKE if rank in verdict.waiting else SHUT)
+                watcher.wake(verdict)
+                for rank in {*verdict.ranks} - {*verdict.waiting}:
+                    self._tell(rank, SHUT)
                 break
 
-    def _hear(self) -> list[Any]:
-        """Returns the answers that have come since the last call."""
+    def _hear(self) -> list[tuple[int, str, Any]]:
+        """Returns the answers that have come since the last call: rank, question, answer."""
         with contextlib.suppress(BlockingIOError):
             self._unread += os.read(self._answers, 1 << 16)
         *lines, self._unread = self._unread.split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [ast.literal_eval(line.decode()) for line in lines]
+
+    def _hear_places(self, wait_s: float) -> dict[int, Place | None]:
+        select.select([self._answers], [], [], wait_s)
+        # an answer to the watcher's last question may come first
+        return {rank: place for rank, question, place in self._hear() if question == WHERE}
 
     def _take_over(self) -> None:
         """Becomes the watcher, if no other rank in the block is and there is no verdict yet."""
@@ -287,22 +239,22 @@ class JoinedWatch:
                 self._begin_to_watch()
 
     def _others_watch(self) -> bool:
-        """Tells whether a lower rank is in the block, and so watches."""
+        """Returns whether a lower rank is in the block, and so watches."""
         return any(_write(self._path(rank, "ear")) for rank in range(self._rank))
 
     def _tell(self, rank: int, word: str) -> None:
         _write(self._path(rank, "ear"), f"{word} {self._rank}\n")
 
-    def _answer(self, asker: str, what: list[Any]) -> None:
-        _write(self._path(int(asker), "answers"), f"{json.dumps(what)}\n")
+
+def _start_thread(name: str, work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, name=f"{OUR_THREADS}{name}", daemon=True)
+    thread.start()
+    return thread
 
 
 def _state_of(pid: int | None, ended: bool) -> str:
     """Returns the state of a rank's process."""
-    if pid is None:
-        return "running"
-    process = look_at(pid)
-    if process is not None and process.state not in "ZX":
+    if pid is None or look_at_living(pid) is not None:
         return "running"
     return "exited" if ended else "killed"
 
@@ -318,7 +270,7 @@ def _make_pipe(path: Path) -> int:
 
 
 def _write(path: Path, line: str = "") -> bool:
-    """Writes a line, if any, to a pipe; tells whether a process of this machine listens on it."""
+    """Writes a line, if any, to a pipe; returns whether a process of this machine listens on it."""
     try:
         pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
@@ -327,56 +279,3 @@ def _write(path: Path, line: str = "") -> bool:
         os.write(pipe, line.encode())
     os.close(pipe)
     return True
-
-
-def store_port() -> int:
-    """Returns the port of the rendezvous, -1 where it is not over TCP."""
-    store: object = default_store()
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return int(getattr(store, "port", -1))
-
-
-class StoreBoard:
-    """Where the ranks of one block announce that they have left it; each posts one text.
-
-    It is in the default store of ``torch.distributed``. The n-th block that a rank enters is the
-    n-th of every rank.
-
-    Attributes:
-        run_id: names the block, on all ranks alike; no other block has it.
-        store: of the block, through which parts can be gathered.
-    """
-
-    def __init__(self, rank: int) -> None:
-        store = default_store()
-        if store is None:
-            raise RingError(
-                "this version of torch must tell its default store, got none. Use a version that "
-                "ringsim was tested with."
-            )
-        entered = store.add(f"ringsim/recording/entered/{rank}", 1)
-        # public, though torch lists it nowhere
-        self.store = dist.PrefixStore(f"ringsim/recording/{entered}", store)  # type: ignore[attr-defined]
-        # The first rank to enter names the block: rank 0 may come late, and nobody waits for it.
-        self.run_id = self.store.compare_set("run_id", "", uuid.uuid4().hex[:12]).decode()
-
-    def post(self, rank: int, text: str) -> None:
-        """Posts this rank's text."""
-        self.store.set(str(rank), text)
-
-    def find(self, rank: int) -> str | None:
-        """Returns the text of a rank, None if it has not posted yet.
-
-        It asks first, since torch warns of each time-out of a ``get``.
-        """
-        said: bytes | None = self.store.get(str(rank)) if self.store.check([str(rank)]) else None
-        return None if said is None else said.decode()
-
-    def read(self, rank: int, wait_s: float) -> str | None:
-        """Returns the text of a rank, None if it posts none within ``wait_s`` seconds."""
-        deadline, pause_s = time.monotonic() + wait_s, 0.0005
-        while (text := self.find(rank)) is None and time.monotonic() < deadline:
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LOOK_S)
-        return text

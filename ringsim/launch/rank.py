@@ -54,9 +54,9 @@ from ringsim.errors import RingError
 from ringsim.faults import jitter_of, slowed_by
 from ringsim.launch import process, worlds
 from ringsim.launch.job import ALONE, Job, RankConfig, configure_loggers
+from ringsim.launch.protocol import ASK, OVER, WAKE, WAKE_S, WHERE, answer
 from ringsim.launch.results import describe_unpicklable, write_result
-from ringsim.launch.threads import find_place, list_threads
-from ringsim.launch.watcher import ASK, OVER, WAKE, WAKE_S, WHERE, shut_connections
+from ringsim.launch.system import shut_connections
 from ringsim.ring.ring import initialize
 from ringsim.state import change_state, get_state
 from ringsim.traces.recorder import Recorder
@@ -213,10 +213,8 @@ def _watch(
         while True:
             try:
                 message = channel.recv()
-                if message == ASK:
-                    say(("threads", list_threads(os.path.dirname(torch.__file__))))
-                elif message == WHERE:
-                    say(("where", find_place(os.path.dirname(torch.__file__))))
+                if message in (ASK, WHERE):
+                    say((message, answer(message)))
                 elif message == WAKE:
                     if config.backend is None:  # a wait over MPI looks for a verdict by itself
                         shut_connections(_read_port(config))

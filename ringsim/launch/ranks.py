@@ -30,9 +30,11 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import IO, Any, Final
 
+from ringsim.diagnose.failure import Report, report_death
 from ringsim.errors import RingError
 from ringsim.launch.forkserver import FDS_PER_MESSAGE
 from ringsim.launch.job import Kind, RankConfig, start_environment
+from ringsim.launch.output import RankOutput
 
 EXIT_S: Final = 5.0  # a killed process is gone long before
 START_S: Final = 120.0  # for an interpreter with torch, on a busy machine
@@ -102,6 +104,14 @@ class RankSet(ABC):
     @abstractmethod
     def exit_status(self, rank: int) -> tuple[int | None, int]:
         """Returns (exit code or None, when it was known) of a rank whose channel is closed."""
+
+    def report_death(self, rank: int, output: RankOutput) -> Report:
+        """Describes the death of a rank whose channel is closed, by what it has left behind."""
+        code, at_ns = self.exit_status(rank)
+        output.follow(last=True)
+        crash = self.config.for_rank(rank).crash_file
+        stack = crash.read_text(errors="replace") if crash.exists() else ""
+        return report_death(rank, code, at_ns, output.text, stack)
 
     @property
     def startup_errors(self) -> str:

@@ -2,9 +2,19 @@
 
 Each rank writes its part into ``<path>.parts``, or under ``RINGSIM_PARTS`` on its own host. At the
 end of the block it announces, in the default group's store or in a file, that its part is complete;
-rank 0 fetches over the store what lies on other hosts (``launch/gathering``) and merges the parts
-into one file. Nothing goes through a process group: recording adds no message, and inside the block
-no rank waits for another.
+rank 0 fetches over the store what lies on other hosts (``gathering``) and merges the parts into one
+file (``merging``). Nothing goes through a process group: recording adds no message, and inside the
+block no rank waits for another.
+
+A recording is in one phase at a time::
+
+    phase      leads to   by
+    -----      --------   --
+    NEW        RECORDING  entering the block
+    RECORDING  LEFT       leaving it
+    LEFT       SAVED      writing the file, on rank 0
+    LEFT       RECORDING  entering it again
+    SAVED      RECORDING  likewise
 """
 
 from __future__ import annotations
@@ -13,17 +23,16 @@ import contextlib
 import functools
 import itertools
 import json
-import math
 import os
 import re
 import shutil
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -33,38 +42,74 @@ import torch.distributed as dist
 from ringsim import provenance
 from ringsim.comm import torch_hooks
 from ringsim.comm.log import interrupt_log, resume_log
-from ringsim.diagnose.failure import (
-    clear_verdict,
-    describe_end,
-    error_of_kind,
-    note_failed_threads,
-    read_verdict,
-    report_exception,
-)
+from ringsim.diagnose.failure import clear_verdict, error_of_kind, note_failed_threads, read_verdict
 from ringsim.diagnose.parting import tell_partings
 from ringsim.errors import RingError
+from ringsim.launch.block import Store, enter_block, find_place, lasts, place_of, store_port
 from ringsim.launch.clocks import ClockComparison
-from ringsim.launch.gathering import Gathering, Store, find_place, offer, place_of
+from ringsim.launch.ends import find_culprits, find_ends, tell_end
+from ringsim.launch.gathering import Gathering, Offer
 from ringsim.launch.hosts import HostWatch, stay_unwatched
-from ringsim.launch.joined import JoinedWatch, StoreBoard, store_port
-from ringsim.launch.watcher import LiveRecords, has_proc, look_at
+from ringsim.launch.joined import JoinedWatch
+from ringsim.launch.merging import WAIT_S, Merge, collect_announcements
+from ringsim.launch.system import has_proc
+from ringsim.launch.watcher import LiveRecords
 from ringsim.state import get_state
-from ringsim.traces.clocks import count_from, find_start, reference_ns
-from ringsim.traces.events import NONE, Events, readable
-from ringsim.traces.files import load, save_pieces
-from ringsim.traces.findings import LEFT_BLOCK
-from ringsim.traces.parts import PartReader
+from ringsim.traces.files import load
 from ringsim.traces.recorder import Recorder
-from ringsim.traces.runs import Parts, share_tables, told_ends
 from ringsim.traces.value import Trace
 
-WAIT_S: Final = 30.0  # how long rank 0 waits for the ends of the other ranks' blocks
-# the same after rank 0's own block ended with an exception: other blocks may never end
-WAIT_AFTER_ERROR_S: Final = 2.0
 # events of a trace that rank 0 keeps in memory; a larger one is read when somebody asks for it
 MOST_KEPT: Final = 500_000
 MOST_NOTES: Final = 4  # ranks that an error names
-LOOK_S: Final = 0.1  # how often rank 0 then checks whether it has been told to end
+
+
+class _Phase(Enum):
+    NEW = auto()
+    RECORDING = auto()
+    LEFT = auto()
+    SAVED = auto()
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block that this rank is in, or has left.
+
+    Attributes:
+        keys: shared by its ranks.
+        path: of the file.
+        attempt: the number of this attempt of a job that is restarted, None for other jobs.
+        recorder: of this rank.
+        own: whether the recorder is the block's, not that of a block or run around it.
+        place: where the part of this rank lies, and when it began.
+        backend: of the default group.
+        first: how many operations the recorder had by then.
+        start_ns: when this rank entered, on CLOCK_MONOTONIC.
+        start_unix_ns: the same on the clock of the day.
+    """
+
+    keys: Store
+    path: Path
+    attempt: int | None
+    recorder: Recorder
+    own: bool
+    place: dict[str, Any]
+    backend: str
+    first: int
+    start_ns: int
+    start_unix_ns: int
+
+    @property
+    def rank(self) -> int:
+        return self.recorder.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.recorder.world_size
+
+    @property
+    def directory(self) -> Path:
+        return self.recorder.directory
 
 
 class Recording:
@@ -94,18 +139,19 @@ class Recording:
     """
 
     def __init__(self, path: Path | str, *, check: str = "basic") -> None:
-        self._check = check
-        self._given = self._path = Path(os.path.abspath(path))
-        self._recorder: Recorder | None = None
-        self._rank = 0
-        self._attempt: int | None = None
+        self._check, self._path = check, Path(os.path.abspath(path))
+        self._phase = _Phase.NEW
+        self._block: _Block | None = None
         self._trace: Trace | None = None
-        self._saved = False
+        self._parts = ExitStack()  # ends what this rank does for the block
+        self._lasting = ExitStack()  # ends what rank 0 does until all others have left
+        self._watch: JoinedWatch | None = None
+        self._hosts: HostWatch | None = None
 
     @property
     def written(self) -> Path | None:
         """The file that this rank has written."""
-        return self._path if self._saved else None
+        return self._block.path if self._block and self._phase is _Phase.SAVED else None
 
     @property
     def trace(self) -> Trace:
@@ -114,19 +160,18 @@ class Recording:
         Raises:
             RingError: this is another rank, or the block has not ended.
         """
-        if not self._saved:
-            where = (
-                f"(rank {self._rank} of {self._world_size})"
-                if self._recorder
-                else "(the block was not entered)"
-            )
-            todo = "Ask on rank 0, or load the file." if self._rank else "Ask after the with block."
+        block, path = self._block, self.written
+        if path is None:
+            where, todo = "(the block was not entered)", "Ask after the with block."
+            if block is not None:
+                where = f"(rank {block.rank} of {block.world_size})"
+                todo = "Ask on rank 0, or load the file." if block.rank else todo
             raise RingError(
                 "a recording's trace must be asked for on rank 0 after the block, got a "
                 f"question elsewhere {where}. {todo}"
             )
         if self._trace is None:
-            self._trace = load(self._path)
+            self._trace = load(path)
         return self._trace
 
     def __enter__(self) -> Self:
@@ -137,55 +182,22 @@ class Recording:
                 "torch.distributed.init_process_group() first, or let ringsim start the ranks: "
                 "ringsim.trace(worker, world_size=4)."
             )
-        self._trace, self._saved = None, False
-        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-        self._backend = dist.get_backend()
-        self._start_ns, self._start_unix_ns = time.monotonic_ns(), time.time_ns()
         log = get_state().log
         moves = log is not None and log.records.remove is not None
-        # a log with its own recorder uses that of the block instead
-        moved = interrupt_log() if moves else None
-        active = get_state().recorder
-        self._path = self._given
-        self._board = StoreBoard(self._rank)
-        patience = self._world_size if self._rank else 1
-        self._keys = Store(self._board.store, self._board.run_id, patience)
-        self._own = active is None
-        if self._own and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
-            self._path = number(self._given, self._agree_on_attempt(self._keys))
-        self._recorder = active or self._make_recorder()
-        self._place = {
-            **place_of(self._recorder.directory),
-            "start_ns": self._recorder.start_ns,
-        }
-        self._keys.put(f"at/{self._rank}", json.dumps(self._place).encode())
-        self._clocks: ClockComparison | None = None
-        # a store within a process blocks all while one waits
-        if self._own and self._world_size > 1 and store_port() >= 0:
-            self._clocks = ClockComparison(
-                self._board.store,
-                self._rank,
-                self._world_size,
-                self._recorder,
-                self._find_clock_of_rank_0,
-            )
-        self._stop_noting = note_failed_threads(self._recorder) if self._own else None
-        torch_hooks.install(self._recorder, self._check)
-        resume_log(moved)
-        self._watch: JoinedWatch | None = None
-        if self._own and "gloo" in self._backend and has_proc():
-            self._watch = self._begin_watch(self._recorder)
-        self._hosts: HostWatch | None = None
-        if self._watch is not None and self._world_size > 1:
-            about = (
-                self._board.store,
-                self._board.run_id,
-                self._rank,
-                self._world_size,
-                self._recorder.directory,
-            )
-            self._hosts = HostWatch(*about, self._watch.stands)
-        self._first = self._recorder.count
+        with ExitStack() as parts, ExitStack() as lasting:
+            # a log with its own recorder uses that of the block instead
+            with _log_moved(moves):
+                self._block = block = _enter(self._path)
+                answering = parts if block.rank else lasting
+                if block.own:
+                    parts.callback(block.recorder.close)
+                    _compare_clocks(block, answering)
+                    parts.callback(note_failed_threads(block.recorder))
+                torch_hooks.install(block.recorder, self._check)
+                parts.callback(torch_hooks.uninstall, block.recorder)
+            self._begin_watch(block, parts, answering)
+            self._parts, self._lasting = parts.pop_all(), lasting.pop_all()
+        self._phase, self._trace = _Phase.RECORDING, None
         return self
 
     def __exit__(
@@ -194,333 +206,270 @@ class Recording:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        recorder = self._recorder
-        if recorder is None:
+        block = self._block
+        if block is None or self._phase is not _Phase.RECORDING:
             return
-        with (
-            hold_back_sigterm()
-            if self._rank == 0
-            else contextlib.nullcontext(threading.Event()) as hurry
-        ):
-            self._leave(recorder, error, hurry)
+        holds_back = hold_back_sigterm() if block.rank == 0 else contextlib.nullcontext(None)
+        with holds_back as hurry:
+            self._leave(block, error, hurry or threading.Event())
 
-    def _leave(
-        self, recorder: Recorder, error: BaseException | None, hurry: threading.Event
-    ) -> None:
+    # -- entering
+
+    def _begin_watch(self, block: _Block, parts: ExitStack, answering: ExitStack) -> None:
+        """Begins to watch for stuck ranks.
+
+        On a file system without named pipes the block is recorded without a watch.
+        """
+        self._watch = self._hosts = None
+        if not block.own or "gloo" not in block.backend or not has_proc():
+            return
+
+        def keep_deaths(ranks: list[int]) -> None:  # in case no rank lives to write the file
+            with contextlib.suppress(OSError):  # the disk may be full
+                block.recorder.set_meta("deaths", find_ends(block.directory, ranks))
+
+        try:
+            self._watch = watch = JoinedWatch(block.recorder, keep_deaths)
+        except OSError as error:
+            if block.rank == 0:
+                note = f"Nobody watched for stuck ranks: {error} (rank 0)."
+                block.recorder.set_meta("note", note)
+            else:
+                stay_unwatched(block.keys, block.directory)
+            return
+        parts.callback(watch.stop)
+        block.recorder.on_failure = watch.on_failure
+        if block.world_size > 1:
+            self._hosts = HostWatch(block.keys, block.recorder, watch.stands)
+            answering.callback(self._hosts.stop)
+
+    # -- leaving
+
+    def _leave(self, block: _Block, error: BaseException | None, hurry: threading.Event) -> None:
         """Ends this rank's part of the block.
 
-        Rank 0 writes the file, at once if ``hurry`` is set.
+        Rank 0 writes the file, immediately if ``hurry`` is set.
         """
-        left = tell_end(self._rank, error)
+        left = tell_end(block.rank, error)
         if error is not None:
-            self._say_why(recorder, error, left)
-        others_do: list[dict[str, Any]] = []
-        if self._watch is not None:
-            if error is not None:
-                others_do = self._watch.ask_others()
-            self._watch.stop()
-        if self._clocks is not None and self._rank:
-            self._clocks.stop(failed=error is not None)
-        if self._hosts is not None and self._rank:
-            self._hosts.stop()
-        span = [self._first, recorder.count]
-        moved = interrupt_log() if self._own else None
-        torch_hooks.uninstall(recorder)
-        if self._stop_noting is not None:
-            self._stop_noting()
-            recorder.close()
-        resume_log(moved)
+            _say_why(block, error, left)
+        others: list[dict[str, Any]] = []
+        if self._watch is not None and error is not None:
+            others = self._watch.ask_others()
+        span = [block.first, block.recorder.count]
+        with _log_moved(block.own):
+            _close(self._parts, error)
+        self._phase = _Phase.LEFT
         mismatch = self._watch.unheard() if self._watch is not None and error is None else None
         try:
-            self._board.post(
-                self._rank, json.dumps({"span": span, "path": str(self._path), "left": left})
-            )
-            if self._rank:
-                offer(
-                    self._keys,
-                    self._rank,
-                    recorder.directory,
-                    self._place,
-                    self._path,
-                    failed=error is not None,
-                )
+            announced = {"span": span, "path": str(block.path), "left": left}
+            block.keys.put(f"left/{block.rank}", json.dumps(announced).encode())
+            if block.rank:
+                place = block.keys, block.rank, block.directory, block.place, block.path
+                Offer(*place, failed=error is not None).make()
             else:
-                found = self._gather(recorder.directory, error, hurry, others_do)
+                found = self._gather(block, error, hurry, others)
                 mismatch = mismatch or found
         except (RingError, RuntimeError, OSError) as failure:
             if error is None:
                 raise RingError(
                     f"the parts of a recording must be mergeable, got {type(failure).__name__}: "
                     f"{failure} "
-                    f"(rank {self._rank} of {self._world_size}). They are in {recorder.directory}."
+                    f"(rank {block.rank} of {block.world_size}). They are in {block.directory}."
                 ) from failure
             # the block's own exception is more important
             error.add_note(f"ringsim could not save the trace: {failure}")
         if mismatch is not None:
-            mismatch.trace = self.trace if self._saved else None
+            mismatch.trace = self.trace if self._phase is _Phase.SAVED else None
             raise mismatch
 
     def _gather(
         self,
-        directory: Path,
+        block: _Block,
         error: BaseException | None,
         hurry: threading.Event,
-        others_do: list[dict[str, Any]],
+        others: list[dict[str, Any]],
     ) -> RingError | None:
         """Collects the parts of all ranks, and writes the file; on rank 0.
 
         Returns the error of operations whose sides disagree.
         """
+        keys, directory, notes = block.keys, block.directory, list[str]()
         try:
-            said, late = self._collect_announcements(directory, hurry, failed=error is not None)
+            said, late = collect_announcements(
+                keys, directory, block.path, block.world_size, failed=error is not None, hurry=hurry
+            )
             if self._hosts is not None:
-                others_do += self._hosts.find_lost(late)
-                self._hosts.stop()
+                others += self._hosts.find_lost(late)
+                notes = self._hosts.said
         finally:
-            if self._clocks is not None:
-                self._clocks.stop(failed=error is not None)
-        gathering = Gathering(self._keys, directory, self._world_size)
+            _close(self._lasting, error)
+        gathering = Gathering(keys, directory, block.world_size)
         gathering.fetch([*said], lambda: not hurry.is_set())
-        whole = self._merge(directory, said, late, others_do, gathering.missing)
+        whole, count = Merge(
+            directory=directory,
+            path=block.path,
+            world_size=block.world_size,
+            start_ns=block.start_ns,
+            origin=_describe(block),
+            said=said,
+            late=late,
+            others=others,
+            missing=gathering.missing,
+            notes=notes,
+            watched=self._watch is not None,
+        ).write()
+        self._phase = _Phase.SAVED
+        self._trace = load(block.path) if count <= MOST_KEPT else None
         if isinstance(error, RingError) and error.trace is None:
             error.trace = self.trace
             error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self.trace)
-        gathering.acknowledge(whole=whole and self._own, keep=self._own)
+        gathering.acknowledge(whole=whole and block.own, keep=block.own)
         mismatch = None
-        if error is None and self._own and not late and "gloo" in self._backend:
-            mismatch = self._find_mismatch(directory)
-        if self._own and whole:
+        if error is None and block.own and not late and "gloo" in block.backend:
+            mismatch = self._find_mismatch(block)
+        if block.own and whole:
             shutil.rmtree(directory, ignore_errors=True)
         return mismatch
 
-    def _find_mismatch(self, directory: Path) -> RingError | None:
+    def _find_mismatch(self, block: _Block) -> RingError | None:
         """Returns the error of a block that all have left though an operation's sides disagree.
 
         Unless they have heard it.
         """
-        records = LiveRecords(directory, self._world_size)
-        if self._watch is not None and (verdict := read_verdict(directory)) is not None:
+        records = LiveRecords(block.directory, block.world_size)
+        if self._watch is not None and (verdict := read_verdict(block.directory)) is not None:
             records.caught.append(verdict)
         records.look(to_end=True)
-        found = records.find_mismatch(range(self._world_size))
+        found = records.find_mismatch(range(block.world_size))
         if found is None:
             return None
         found = tell_partings(replace(found, trace=self.trace), self.trace.events)
         return error_of_kind(found.kind)(str(found), diagnosis=found)
 
-    def _make_recorder(self) -> Recorder:
-        directory = parts_of(self._path)
-        recorder = Recorder(directory, self._rank, self._world_size)
-        recorder.set_meta("run_id", self._board.run_id)
-        claim = directory / "run_id"
-        # the first rank of the block in this directory
-        if not claim.exists() or claim.read_text() != self._board.run_id:
-            clear_verdict(directory)
-            claim.write_text(self._board.run_id)
-        if self._rank == 0:
-            # left by an earlier run with more ranks that was killed
-            for entry in directory.iterdir():
-                match = re.fullmatch(r"rank-(\d+)\.\w+", entry.name)
-                if match and int(match[1]) >= self._world_size:
-                    entry.unlink(missing_ok=True)
-            unfinished = directory / "run.json.unfinished"
-            unfinished.write_text(json.dumps({**self._describe(), "start_ns": self._start_ns}))
-            unfinished.replace(directory / "run.json")
-        return recorder
 
-    def _describe(self) -> dict[str, Any]:
-        """Returns what the metadata say of the run's origin."""
-        job = (
-            {"job": os.environ.get("TORCHELASTIC_RUN_ID", ""), "attempt": self._attempt}
-            if self._attempt is not None
-            else {}
-        )
-        return {
-            **provenance.measured_run(self._world_size, self._backend, self._start_unix_ns),
-            "run_id": self._board.run_id,
-            **job,
-        }
-
-    def _find_clock_of_rank_0(self, patience: Callable[[], bool]) -> str | None:
-        return find_place(self._keys, 0, patience).get("clock")
-
-    def _agree_on_attempt(self, keys: Store) -> int:
-        """Returns the number of this attempt of a job that is restarted, which rank 0 finds.
-
-        The others wait until it enters.
-        """
-        if self._rank == 0:
-            keys.put("attempt", str(find_attempt(self._given)).encode())
-        deadline = time.monotonic() + WAIT_S
-        found = keys.read("attempt", lambda: time.monotonic() < deadline)
-        if found is None:
-            raise RingError(
-                f"rank 0 must enter a recorded block within {WAIT_S:.0f} s of the others where "
-                "ranks may be restarted, got nothing from it "
-                f"(rank {self._rank} of {self._world_size}). Let all ranks enter it at the same "
-                "place."
-            )
-        self._attempt = int(found)
-        return self._attempt
-
-    def _begin_watch(self, recorder: Recorder) -> JoinedWatch | None:
-        """Begins to watch for stuck ranks.
-
-        On a file system without named pipes the block is recorded without a watch.
-        """
-
-        def keep_deaths(ranks: list[int]) -> None:  # in case no rank lives to write the file
-            with contextlib.suppress(OSError):  # the disk may be full
-                recorder.set_meta("deaths", find_ends(recorder.directory, ranks))
-
-        try:
-            watch = JoinedWatch(recorder, self._world_size, keep_deaths)
-        except OSError as error:
-            if self._rank == 0:
-                recorder.set_meta("note", f"Nobody watched for stuck ranks: {error} (rank 0).")
-            else:
-                stay_unwatched(self._board.store, self._board.run_id, recorder.directory)
-            return None
-        recorder.on_failure = watch.on_failure
-        return watch
-
-    def _say_why(self, recorder: Recorder, error: BaseException, left: dict[str, Any]) -> None:
-        """Writes into its part how this rank ends, in case rank 0 writes no file.
-
-        One that lost a peer, or waited in vain, says whose.
-        """
-        ends = [left["end"]] if left["end"] is not None else []
-        if left["lost"]:
-            ends = find_culprits(recorder.directory, self._rank, self._world_size)
-            for end in ends[:MOST_NOTES]:
-                error.add_note(f"ringsim: rank {end['rank']} {end['about']}")
-        if left["woken"] and (verdict := read_verdict(recorder.directory)) is not None:
-            # ranks whose threads wait, and say nothing any more
-            ends = [end for end in verdict.ends if end["rank"] not in verdict.waiting]
-        if ends and self._own:
-            with contextlib.suppress(OSError):  # the disk may be full
-                recorder.set_meta("ends", ends)
-
-    def _merge(
-        self,
-        directory: Path,
-        said: dict[int, dict[str, Any]],
-        late: list[int],
-        others_do: list[dict[str, Any]],
-        missing: list[str],
-    ) -> bool:
-        """Writes the file; returns whether the parts are complete.
-
-        Args:
-            directory: of the parts.
-            said: by rank, what it announced as it left.
-            late: ranks that announced nothing.
-            others_do: what ranks were doing that had not left.
-            missing: sentences on the parts that did not come.
-        """
-        parts = Parts(directory, self._world_size)
-        firsts: dict[int, int] = {}
-        for events in _read_inside(parts, said):
-            if len(events):
-                rank, post_ns = int(events.rank[0]), int(events.post_ns.min())
-                firsts[rank] = min(post_ns, firsts.get(rank, post_ns))
-        facts = parts.describe()
-        clocks = facts.pop("clocks", [])
-        # another rank may have begun before
-        base_ns, moved, start_ns = find_start(firsts, clocks, self._start_ns)
-        for rank, words in said.items():
-            words["left"]["at_ns"] = reference_ns(clocks, rank, words["left"]["at_ns"])
-        raised_ns = [words["left"]["at_ns"] for words in said.values() if words["left"]["raised"]]
-        notes = [*facts["notes"], *missing, *(self._hosts.said if self._hosts is not None else ())]
-        if late:
-            notes.append(
-                f"ranks {late} had not left the recorded block when rank 0 wrote what they had "
-                "done by then."
-            )
-        metadata = {
-            **facts,
-            **self._describe(),
-            "notes": notes,
-            "complete": facts["complete"] and not late and not raised_ns and not missing,
-            **({"clocks": moved} if moved else {}),
-            **self._list_ends(directory, said, late, others_do, start_ns),
-        }
-        if late or raised_ns:  # ranks that still wait have waited until then
-            metadata["end_ns"] = max(raised_ns if not late else [time.monotonic_ns()]) - start_ns
-        inside = (count_from(events, base_ns) for events in share_tables(_read_inside(parts, said)))
-        count = save_pieces(inside, metadata, self._path)
-        self._saved, self._trace = True, load(self._path) if count <= MOST_KEPT else None
-        return bool(facts["complete"]) and not late and not missing
-
-    def _list_ends(
-        self,
-        directory: Path,
-        said: dict[int, dict[str, Any]],
-        late: list[int],
-        others_do: list[dict[str, Any]],
-        start_ns: int,
-    ) -> dict[str, Any]:
-        """Returns what the metadata say of how the ranks ended; see ``_merge``."""
-        left = {rank: words["left"] for rank, words in said.items()}
-        others = [
-            *find_ends(directory, late),
-            *find_told(directory, late, self._world_size),
-            *(end for end in others_do if end["rank"] in late),
-        ]
-        ends, metadata = gather_ends(left, others, start_ns), dict[str, Any]()
-        on_their_own = any(end["raised"] and not end["woken"] for end in left.values())
-        woken = read_verdict(directory) if self._watch is not None and not on_their_own else None
-        if woken is not None:  # what they did afterwards does not say why
-            metadata["given_up_ns"] = woken.at_ns - start_ns
-            stood = {end["rank"]: end for end in woken.ends}
-            ends = [*stood.values(), *(end for end in ends if end["rank"] not in stood)]
-        if ends:
-            metadata["ends"] = ends
-        return metadata
-
-    def _collect_announcements(
-        self, directory: Path, hurry: threading.Event, *, failed: bool
-    ) -> tuple[dict[int, dict[str, Any]], list[int]]:
-        """Returns what each rank announced, and the ranks that are dead or did not in time."""
-        said: dict[int, dict[str, Any]] = {}
-        late = []
-        deadline = time.monotonic() + (WAIT_AFTER_ERROR_S if failed else WAIT_S)
-        for rank in range(self._world_size):
-            text = self._board.read(rank, 0.001)
-            while (
-                text is None and (left_s := deadline - time.monotonic()) > 0 and not hurry.is_set()
-            ):
-                # A rank that lives, and has written how it ends, is about to post.
-                over = failed and is_gone(PartReader(directory, rank))
-                text = self._board.read(rank, min(left_s, LOOK_S))
-                if over:
-                    break
-            if text is None:
-                late.append(rank)
-                continue
-            words = said[rank] = json.loads(text)
-            if words["path"] != str(self._path):
-                raise RingError(
-                    f"the path of a recording must be the same on every rank, got {self._path} "
-                    f"(rank 0) and {words['path']} "
-                    f"(rank {rank} of {self._world_size}). Give an absolute path."
-                )
-        return said, late
+def _close(stack: ExitStack, error: BaseException | None) -> None:
+    stack.__exit__(None if error is None else type(error), error, None)
 
 
-def _read_inside(parts: Parts, said: Mapping[int, Mapping[str, Any]]) -> Iterator[Events]:
-    """Yields what was posted within the block, some at a time: all may be more than memory holds.
+@contextmanager
+def _log_moved(moves: bool) -> Iterator[None]:
+    """Moves the log to another recorder, which the block brings or takes away."""
+    moved = interrupt_log() if moves else None
+    yield
+    resume_log(moved)
 
-    Args:
-        parts: of the ranks.
-        said: by rank, what it announced as it left; all that the others did counts.
+
+def _enter(path: Path) -> _Block:
+    """Enters a block, and says where this rank's part lies."""
+    start_ns, start_unix_ns = time.monotonic_ns(), time.time_ns()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    keys = enter_block(rank, world_size)
+    recorder, attempt = get_state().recorder, None
+    own = recorder is None
+    if own and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        attempt = _agree_on_attempt(keys, path, rank, world_size)
+        path = number(path, attempt)
+    if recorder is None:
+        recorder = Recorder(parts_of(path), rank, world_size)
+    place = {**place_of(recorder.directory), "start_ns": recorder.start_ns}
+    block = _Block(
+        keys=keys,
+        path=path,
+        attempt=attempt,
+        recorder=recorder,
+        own=own,
+        place=place,
+        backend=dist.get_backend(),
+        first=recorder.count,
+        start_ns=start_ns,
+        start_unix_ns=start_unix_ns,
+    )
+    if own:
+        _prepare_directory(block)
+    keys.put(f"at/{rank}", json.dumps(place).encode())
+    return block
+
+
+def _compare_clocks(block: _Block, answering: ExitStack) -> None:
+    """Begins to compare the clocks of several machines."""
+    # a store within a process blocks all while one waits
+    if block.world_size == 1 or store_port() < 0:
+        return
+
+    def find_clock_of_rank_0(patience: Callable[[], bool]) -> str | None:
+        return find_place(block.keys, 0, patience).get("clock")
+
+    clocks = ClockComparison(block.keys.store, block.recorder, find_clock_of_rank_0)
+    answering.push(lambda _kind, error, _trace: clocks.stop(failed=error is not None))
+
+
+def _prepare_directory(block: _Block) -> None:
+    """Claims the directory of the parts for this block, and says in it what is recorded."""
+    directory, run_id = block.directory, block.keys.run_id
+    block.recorder.set_meta("run_id", run_id)
+    claim = directory / "run_id"
+    # the first rank of the block in this directory
+    if not claim.exists() or claim.read_text() != run_id:
+        clear_verdict(directory)
+        claim.write_text(run_id)
+    if block.rank == 0:
+        # left by an earlier run with more ranks that was killed
+        for entry in directory.iterdir():
+            match = re.fullmatch(r"rank-(\d+)\.\w+", entry.name)
+            if match and int(match[1]) >= block.world_size:
+                entry.unlink(missing_ok=True)
+        unfinished = directory / "run.json.unfinished"
+        unfinished.write_text(json.dumps({**_describe(block), "start_ns": block.start_ns}))
+        unfinished.replace(directory / "run.json")
+
+
+def _describe(block: _Block) -> dict[str, Any]:
+    """Returns what the metadata say of the run's origin."""
+    described = {
+        **provenance.measured_run(block.world_size, block.backend, block.start_unix_ns),
+        "run_id": block.keys.run_id,
+    }
+    if block.attempt is not None:
+        described["job"] = os.environ.get("TORCHELASTIC_RUN_ID", "")
+        described["attempt"] = block.attempt
+    return described
+
+
+def _agree_on_attempt(keys: Store, path: Path, rank: int, world_size: int) -> int:
+    """Returns the number of this attempt of a job that is restarted, which rank 0 finds.
+
+    The others wait until it enters.
     """
-    for events in parts.read():
-        rank = int(events.rank[0]) if len(events) else NONE
-        first, last = said[rank]["span"] if rank in said else (0, math.inf)
-        inside = (events.seq >= first) & (events.seq < last)
-        within = events if inside.all() else events.select(inside)
-        yield replace(within, seq=within.seq - first)
+    if rank == 0:
+        keys.put("attempt", str(find_attempt(path)).encode())
+    found = keys.read("attempt", lasts(WAIT_S))
+    if found is None:
+        raise RingError(
+            f"rank 0 must enter a recorded block within {WAIT_S:.0f} s of the others where "
+            "ranks may be restarted, got nothing from it "
+            f"(rank {rank} of {world_size}). Let all ranks enter it at the same "
+            "place."
+        )
+    return int(found)
+
+
+def _say_why(block: _Block, error: BaseException, left: dict[str, Any]) -> None:
+    """Writes into its part how this rank ends, in case rank 0 writes no file.
+
+    One that lost a peer, or waited in vain, says whose.
+    """
+    ends = [left["end"]] if left["end"] is not None else []
+    if left["lost"]:
+        ends = find_culprits(block.directory, block.rank, block.world_size)
+        for end in ends[:MOST_NOTES]:
+            error.add_note(f"ringsim: rank {end['rank']} {end['about']}")
+    if left["woken"] and (verdict := read_verdict(block.directory)) is not None:
+        # ranks whose threads wait, and say nothing any more
+        ends = [end for end in verdict.ends if end["rank"] not in verdict.waiting]
+    if ends and block.own:
+        with contextlib.suppress(OSError):  # the disk may be full
+            block.recorder.set_meta("ends", ends)
 
 
 def parts_of(path: Path) -> Path:
@@ -552,141 +501,6 @@ def find_attempt(path: Path) -> int:
         for attempt, file in enumerate(tried)
         if not file.exists() and not parts_of(file).exists()
     )
-
-
-def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
-    """Describes how this rank leaves its block, as plain data for JSON.
-
-    Returns:
-        "at_ns": when, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "woken": whether
-        that is a watcher's; "lost": whether it only says that a peer is gone; "end": how the rank
-        ended, as a trace keeps it for ``explain``, None if it did not fail.
-
-    Example:
-        >>> end = tell_end(1, ValueError("no such layer"))["end"]
-        >>> end["state"], end["about"]
-        ('failed', 'raised ValueError: no such layer')
-    """
-    if error is None or isinstance(error, KeyboardInterrupt):
-        return {
-            "at_ns": time.monotonic_ns(),
-            "raised": error is not None,
-            "woken": False,
-            "lost": False,
-            "end": None,
-        }
-    report = report_exception(rank, error)
-    return {
-        "at_ns": time.monotonic_ns(),
-        "raised": True,
-        "woken": isinstance(error, RingError) and error.imposed,
-        "lost": report.is_consequence and not isinstance(error, RingError),
-        "end": readable(describe_end(report), lines=True),
-    }
-
-
-def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """Finds out how some ranks left the block.
-
-    From what each wrote or because its process on this machine is gone.
-
-    Returns:
-        How they ended, as a trace keeps it for ``explain``; nothing for ranks still in the block or
-        on another machine.
-    """
-    ends = []
-    for rank in ranks if has_proc() else ():
-        part = PartReader(directory, rank)
-        gone = is_gone(part)
-        part.read_names()  # what it wrote before it was gone
-        said = [end for end in part.meta.get("ends", ()) if end["rank"] == rank]
-        if said:
-            ends += said
-        elif "end_ns" in part.meta:  # by itself, or because it lost a peer: then it says which
-            ends += [] if "ends" in part.meta else [_left(rank)]
-        elif gone:
-            about = "died within the recorded block, by a signal or os._exit(): its process is gone"
-            ends.append({"rank": rank, "state": "killed", "about": about, "error": ""})
-    return ends
-
-
-def is_gone(part: PartReader) -> bool:
-    """Returns whether the process that wrote a part has ended; False for another machine's."""
-    part.read_names()
-    pid = part.meta.get("pid")
-    if pid is None or part.meta.get("host") != socket.gethostname() or not has_proc():
-        return False
-    process = look_at(pid)
-    return process is None or process.state in "ZX"
-
-
-def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
-    """Returns what other ranks wrote of the ends of some.
-
-    Of one on another machine they alone may know.
-    """
-    metas = {}
-    for rank in range(world_size):
-        part = PartReader(directory, rank)
-        part.read_names()
-        metas[rank] = part.meta
-    return [
-        end for end in told_ends(metas) if end["rank"] in ranks and end.get("state") != "running"
-    ]
-
-
-def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str, Any]]:
-    """Returns the ends of the ranks that may have been the peer that a rank lost.
-
-    See ``find_ends``.
-    """
-    ends = find_ends(directory, [other for other in range(world_size) if other != rank])
-    return [end for end in ends if not _has_left(end)] or ends
-
-
-def _left(rank: int) -> dict[str, Any]:
-    about = "has left the recorded block"
-    return {"rank": rank, "state": "exited", "about": about, "error": "", "how": LEFT_BLOCK}
-
-
-def _has_left(end: Mapping[str, Any]) -> bool:
-    return end.get("how") == LEFT_BLOCK
-
-
-def gather_ends(
-    said: Mapping[int, Mapping[str, Any]], others: Sequence[Mapping[str, Any]], start_ns: int
-) -> list[dict[str, Any]]:
-    """Combines what each rank said (``tell_end``) with how the others ended.
-
-    By rank, for a trace's metadata. A rank that left without an error is listed only if another
-    rank lost a peer: otherwise it may still do what others wait for.
-
-    Example:
-        >>> (end,) = gather_ends(
-        ...     {
-        ...         0: {"raised": True, "lost": True, "end": None},
-        ...         1: {"raised": False, "lost": False, "end": None},
-        ...     },
-        ...     [],
-        ...     0,
-        ... )
-        >>> end["rank"], end["state"], end["about"]
-        (1, 'exited', 'has left the recorded block')
-    """
-    lost = any(words["lost"] for words in said.values())
-    ends = [
-        {**words["end"], "at_ns": words["at_ns"] - start_ns}
-        for words in said.values()
-        if words["end"] is not None
-    ]
-    if lost:
-        ends += [_left(rank) for rank, words in said.items() if not words["raised"]]
-    by_rank = {int(end["rank"]): end for end in ends}
-    # A rank that was at work a moment ago was killed because of the others.
-    for end in sorted(others, key=lambda end: bool(end["state"] == "killed")):
-        if lost or not _has_left(end):
-            by_rank.setdefault(int(end["rank"]), dict(end))
-    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 @contextmanager

@@ -62,17 +62,14 @@ class Threads(NamedTuple):
         )
 
 
-def list_threads(library: str) -> Threads:
-    """Returns what the threads of this process do, ringsim's own apart.
-
-    ``library`` is torch's directory. It does not block.
-    """
+def list_threads() -> Threads:
+    """Returns what the threads of this process do, ringsim's own apart; does not block."""
     known = {thread.ident: thread for thread in threading.enumerate()}
     numbers = {thread.ident: thread.native_id for thread in known.values()}
     # Python still has the number from before the fork
     numbers[threading.main_thread().ident] = os.getpid()
     quiet = _is_quiet(numbers.values())
-    sites = _make_sites(library)
+    sites = _make_sites()
     busy: list[int] = []
     idle: dict[int, Place | None] = {}
     timed: list[int] = []
@@ -103,18 +100,16 @@ def list_threads(library: str) -> Threads:
     return Threads(busy, idle, timed)
 
 
-def find_place(library: str) -> Place | None:
-    """Returns the file and line of the user's program at which the main thread is.
-
-    Outside of torch's directory ``library``.
-    """
-    frame = _make_sites(library).find(sys._current_frames().get(threading.main_thread().ident or 0))
+def find_place() -> Place | None:
+    """Returns the file and line of the user's program at which the main thread is."""
+    frame = _make_sites().find(sys._current_frames().get(threading.main_thread().ident or 0))
     return None if frame is None else _place(frame)
 
 
-def _make_sites(library: str) -> CallSites:
+def _make_sites() -> CallSites:
     sites = CallSites(lambda _: 0)
-    sites.declare_library(library, speaker="")
+    if (torch := sys.modules.get("torch")) is not None:
+        sites.declare_library(os.path.dirname(str(torch.__file__)), speaker="")
     return sites
 
 

@@ -37,7 +37,6 @@ does one whose first thread waits for another with a limit, or for anything outs
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import math
 import os
@@ -46,14 +45,16 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from ringsim.diagnose.failure import Verdict, place_text
+from ringsim.diagnose.failure import Verdict, place_text, write_verdict
 from ringsim.diagnose.links import STALL_BYTES_PER_S
 from ringsim.diagnose.mismatches import find_new_mismatches
 from ringsim.diagnose.snapshot import GONE, Head, Snapshot, SnapshotBuilder
 from ringsim.diagnose.verdict import blame_threads, judge, waiting_text, waits_text
 from ringsim.diagnose.waitfor import Stuck, analyse
+from ringsim.launch.protocol import ASK, WAKE
+from ringsim.launch.system import look_at
 from ringsim.launch.threads import Threads
 from ringsim.traces.events import COLLECTIVE, THREAD_FAILED, read_notice
 from ringsim.traces.findings import Diagnosis, Finding, Operation
@@ -77,81 +78,6 @@ _SHOWN: Final = 3  # lines of a rank's threads
 _NOT_PROVED: Final = (
     "Not proved: what was posted leaves it open, but nothing has moved for {:.0f} s."
 )
-# What a rank is asked for, or told:
-ASK: Final = "threads?"  # its threads
-WAKE: Final = "wake"  # to shut its connections, so that its wait ends
-SHUT: Final = "shut"  # the same, though it does not wait: its next operation ends it
-# that these of its operations have failed: the program caught the error of the verdict on them
-OVER: Final = "over"
-WHERE: Final = "where?"  # at which of the user's lines it is, before it is ended
-
-# how long ranks have to say where they are: the machine may be busy, and C++ may hold the
-# interpreter
-ANSWER_S: Final = 1.0
-WAKE_S: Final = 2.0  # how long a rank has to raise after its connections are shut
-_CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other state it computes
-_EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
-
-
-class Process(NamedTuple):
-    """A process at one moment."""
-
-    # R runs or would like to, S sleeps, D waits for a disk, T and t are stopped, Z has ended, X is
-    # about to
-    state: str
-    ticks: int  # of CPU time that it has used so far
-
-    @property
-    def doing(self) -> str:
-        """What it does: "computing", "asleep" or "stopped"."""
-        return _CALLED.get(self.state, "computing")
-
-
-def look_at(pid: int) -> Process | None:
-    """Returns what the system says about a process (Linux), None if there is no such process.
-
-    Example:
-        >>> look_at(2**22 + 1) is None
-        True
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
-    except OSError:
-        return None
-    # A process that exits closes its connections before it becomes a zombie.
-    state = "X" if int(words[6]) & _EXITING and words[0] != b"Z" else words[0].decode()
-    # Ticks show a rank whose other threads compute while its first one sleeps.
-    return Process(state, int(words[11]) + int(words[12]))
-
-
-def has_proc() -> bool:
-    """Tells whether this system has /proc."""
-    return os.path.exists("/proc/self/stat")
-
-
-def shut_connections(keep_port: int) -> int:
-    """Shuts the TCP connections of this process to others on this machine; returns how many.
-
-    Except to the rendezvous's port (Linux).
-    """
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        # closed meanwhile, or a listening socket, which has no peer
-        with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.type != socket.SOCK_STREAM or connection.family not in (
-                    socket.AF_INET,
-                    socket.AF_INET6,
-                ):
-                    continue
-                mine, other = connection.getsockname(), connection.getpeername()
-                if mine[0] == other[0] and keep_port not in (mine[1], other[1]):
-                    connection.shutdown(socket.SHUT_RDWR)
-                    count += 1
-    return count
 
 
 class LiveRecords:
@@ -169,12 +95,12 @@ class LiveRecords:
     """
 
     def __init__(self, directory: Path, world_size: int, *, strangers: bool = False) -> None:
-        self._directory, self._size, self._strangers = directory, world_size, strangers
+        self.directory, self._size, self._strangers = directory, world_size, strangers
         self.caught: list[Verdict] = []
         self._begin()
 
     def _begin(self) -> None:
-        self.parts = [PartReader(self._directory, rank) for rank in range(self._size)]
+        self.parts = [PartReader(self.directory, rank) for rank in range(self._size)]
         self.builder = SnapshotBuilder(self._size)
         self._known = [not self._strangers] * self._size
 
@@ -282,7 +208,8 @@ class Watcher:
     Args:
         records: what they record.
         world_size: number of ranks.
-        ask: asks a rank for its threads; ``hear`` is called with the answer. Returns at once.
+        tell: sends a word of ``protocol`` to a rank, and returns at once; ``hear`` is called with
+            the answer to ``ASK``.
         poll_s: the shortest time between two looks.
         settle_s: how long ranks must have been seen in the same state before they are called stuck.
 
@@ -295,11 +222,11 @@ class Watcher:
         records: LiveRecords,
         world_size: int,
         *,
-        ask: Callable[[int], None],
+        tell: Callable[[int, str], None],
         poll_s: float = POLL_S,
         settle_s: float = 0.0,
     ) -> None:
-        self._records, self._size, self._ask = records, world_size, ask
+        self._records, self._size, self._tell = records, world_size, tell
         self._poll_s, self._settle_s = poll_s, settle_s
         self.pause_s = poll_s
         self._heads: list[Head] = []
@@ -313,6 +240,12 @@ class Watcher:
         """Takes a rank's answer."""
         if self._suspicion is not None:
             self._suspicion.threads[rank] = threads
+
+    def wake(self, verdict: Verdict) -> None:
+        """Writes a verdict down, and wakes the ranks that wait in vain: they raise its error."""
+        write_verdict(self._records.directory, verdict)
+        for rank in verdict.waiting:
+            self._tell(rank, WAKE)
 
     def processes(self) -> list[tuple[int | None, bool]]:
         """Returns of each rank its process, and whether it has ended its recording.
@@ -427,7 +360,7 @@ class Watcher:
         if suspicion is None or (suspicion.ranks, suspicion.heads) != (ranks, heads):
             self._suspicion = _Suspicion(ranks, heads, now_s, now_s)
             for rank in ranks:
-                self._ask(rank)
+                self._tell(rank, ASK)
             return None
         if any(rank not in suspicion.threads for rank in ranks):
             return None  # who is blocked answers in no time; who does not is not blocked
@@ -444,7 +377,7 @@ class Watcher:
         if (busy or idle) and now_s - suspicion.asked_s > _AGAIN_S * (4 if busy and silent else 1):
             suspicion.asked_s, suspicion.threads = now_s, {}
             for rank in ranks:
-                self._ask(rank)
+                self._tell(rank, ASK)
         patience_s = max(
             self._settle_s,
             # of silent ones, nothing has moved for long already

@@ -106,7 +106,7 @@ ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
     "81": "is_completed() is true when the message has come",
 }
 OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see docs/simulation.md
-    "59": Row("fine", (), ("none",)),
+    "59": Row("fine", (), ("none",))
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -15,7 +14,10 @@ from ringsim.traces.clocks import find_clocks
 class Part:
     """What a recorder writes down."""
 
-    def __init__(self) -> None:
+    world_size = 5
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.meta: dict[str, Any] = {}
 
     def set_meta(self, key: str, value: Any) -> None:
@@ -32,14 +34,11 @@ def test_clocks_ask_rank_0_or_each_other_and_nobody_is_left_waiting(
     """
     monkeypatch.setattr(clocks, "MOST_ASKERS", 1)
     monkeypatch.setattr(clocks, "FAN_OUT", 1)
-    store, parts, compared = (
-        dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
-        defaultdict[int, Part](Part),
-        [],
-    )
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    parts, compared = {rank: Part(rank) for rank in range(5)}, []
     for rank, name in enumerate(["a", "b", "c", "a", "d"]):
         monkeypatch.setattr(clocks, "name_clock", lambda name=name: name)
-        compared.append(clocks.ClockComparison(store, rank, 5, parts[rank], lambda _: "a"))  # type: ignore[arg-type]
+        compared.append(clocks.ClockComparison(store, parts[rank], lambda _: "a"))  # type: ignore[arg-type]
         while ("clock_number" if rank in (0, 3) else "clock 0") not in parts[rank].meta:
             compared[rank]._threads["compare"].join(0.001)
     for rank in order:

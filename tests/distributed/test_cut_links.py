@@ -35,7 +35,7 @@ from test_other_network import HERE, command, make_machines
 import ringsim
 from ringsim.cli import main
 from ringsim.errors import name_ranks
-from ringsim.launch import gathering
+from ringsim.launch import block, gathering
 from ringsim.traces.findings import Finding
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000
@@ -194,16 +194,16 @@ def pause_gathering(sender: int, directory: Path) -> None:
     Every rank calls it.
     """
     gathering.CHUNK_BYTES = 1 << 10  # type: ignore[misc]  # many chunks of few events
-    take = gathering.Store.take
+    take = block.Store.take
 
-    def pause(self: gathering.Store, key: str, patience: Callable[[], bool]) -> bytes | None:
+    def pause(self: block.Store, key: str, patience: Callable[[], bool]) -> bytes | None:
         if key == f"chunk/{sender}/3":
             (directory / "gathering").touch()
             while not (directory / "go on").exists():
                 time.sleep(0.01)
         return take(self, key, patience)
 
-    gathering.Store.take = pause  # type: ignore[method-assign]
+    block.Store.take = pause  # type: ignore[method-assign]
 
 
 def wait_for_rank_0(rank: int, directory: Path) -> None:

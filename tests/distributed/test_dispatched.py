@@ -28,7 +28,7 @@ from ringsim.comm import dispatcher
 from ringsim.comm.dispatcher import LateWaits
 from ringsim.comm.torch_hooks import install, uninstall
 from ringsim.errors import MessageMismatch
-from ringsim.launch.watcher import WAKE_S
+from ringsim.launch.protocol import WAKE_S
 from ringsim.state import get_state
 from ringsim.traces.events import ERROR, IN_FLIGHT, NONE, OK, OP_CODES, Events
 from ringsim.traces.findings import SLOW_KINDS

@@ -25,7 +25,7 @@ import ringsim
 from ringsim.diagnose.failure import read_verdict
 from ringsim.errors import Deadlock, MessageMismatch
 from ringsim.launch.joined import JoinedWatch
-from ringsim.launch.watcher import WAKE_S
+from ringsim.launch.protocol import WAKE_S
 from ringsim.traces.recorder import Recorder
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], int, tuple[Any, ...]]] = {}
@@ -353,7 +353,7 @@ def test_a_rank_that_is_alone_begins_and_ends_its_part(tmp_path: Path) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     recorder = Recorder(tmp_path, 0, 1)
     try:
-        watch = JoinedWatch(recorder, 1, on_deaths=lambda _: None)
+        watch = JoinedWatch(recorder, on_deaths=lambda _: None)
         assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_fifo()) == [
             "rank-0.answers",
             "rank-0.ear",

@@ -51,8 +51,10 @@ from ringsim.diagnose.failure import error_of_kind
 from ringsim.errors import Deadlock, MessageMismatch, PeerExited, RankFailed, RingError, RunTimeout
 from ringsim.launch.api import make_kind
 from ringsim.launch.job import pack_call
-from ringsim.launch.run import RunOptions, _Supervisor, run
-from ringsim.launch.watcher import WAKE, LiveRecords
+from ringsim.launch.protocol import WAKE
+from ringsim.launch.run import RunOptions, run
+from ringsim.launch.supervisor import Followed
+from ringsim.launch.watcher import LiveRecords
 from ringsim.state import get_state
 from ringsim.traces.events import Group
 from ringsim.traces.findings import SLOW_KINDS, Diagnosis, Finding
@@ -878,13 +880,13 @@ def test_what_disagrees_is_told_if_ranks_are_gone_from_there_before_they_are_wok
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Gloo fills a part of the tensor and says nothing: no program has caught that."""
-    say = _Supervisor._say
+    tell = Followed.tell
 
-    def say_too_late(self: Any, rank: int, message: Any) -> None:
+    def tell_too_late(self: Any, message: Any) -> None:
         if message != WAKE:
-            say(self, rank, message)
+            tell(self, message)
 
-    monkeypatch.setattr(_Supervisor, "_say", say_too_late)
+    monkeypatch.setattr(Followed, "tell", tell_too_late)
     count = 40_000_000  # under way for long, so that the watcher may find rank 1 waiting
     with pytest.raises(MessageMismatch, match=rf"rank 0 sends float32\[{count}\]"):
         ringsim.trace(send_too_little, world_size=2, args=(count,))

@@ -21,7 +21,7 @@ from test_recording import join
 
 import ringsim
 from ringsim.cli import main
-from ringsim.launch import gathering, recording
+from ringsim.launch import block, gathering, recording
 from ringsim.state import OUR_THREADS
 
 
@@ -88,10 +88,10 @@ def test_a_rank_that_fails_before_rank_0_is_there_leaves_its_part_in_the_store(
 ) -> None:
     for kind in ("events", "names"):
         (tmp_path / f"rank-1.{kind}").write_bytes(b"abc")
-    keys = gathering.Store(dist.HashStore(), "run")
-    gathering.offer(
-        keys, 1, tmp_path, gathering.place_of(tmp_path), tmp_path / "run.ringtrace", failed=True
-    )
+    keys = block.Store(dist.HashStore(), "run")
+    gathering.Offer(
+        keys, 1, tmp_path, block.place_of(tmp_path), tmp_path / "run.ringtrace", failed=True
+    ).make()
     finish_sending()
     rank_0 = tmp_path / "rank 0"
     rank_0.mkdir()
@@ -120,23 +120,23 @@ def test_a_rank_leaves_though_rank_0_has_removed_the_directory_that_they_share(
     tmp_path: Path,
 ) -> None:
     keys, place = (
-        gathering.Store(dist.HashStore(), "run"),
-        {**gathering.place_of(tmp_path), "start_ns": 1},
+        block.Store(dist.HashStore(), "run"),
+        {**block.place_of(tmp_path), "start_ns": 1},
     )
     keys.put("at/0", json.dumps(place).encode())
     tmp_path.rmdir()
-    gathering.offer(keys, 1, tmp_path, place, tmp_path / "run.ringtrace", failed=False)
+    gathering.Offer(keys, 1, tmp_path, place, tmp_path / "run.ringtrace", failed=False).make()
 
 
 ENDED = """
 import sys, threading, time
 from pathlib import Path
 import torch.distributed as dist
-from ringsim.launch import gathering
+from ringsim.launch import block, gathering
 
 gathering.CHUNK_BYTES, gathering.ENDING_S, looks = 1 << 10, 0.0, 0
 
-class Store(gathering.Store):
+class Store(block.Store):
     def has(self, key):
         global looks
         looks += not threading.main_thread().is_alive()
@@ -152,10 +152,10 @@ def gather():
     print(fetching.missing)
 
 store, there = dist.HashStore(), Path(sys.argv[1])
-keys, asking = gathering.Store(store, "run"), Store(store, "run")
+keys, asking = block.Store(store, "run"), Store(store, "run")
 for rank, path in enumerate((sys.argv[2], there)):
-    keys.put(f"at/{rank}", gathering.json.dumps({**gathering.place_of(Path(path)), "start_ns": rank}).encode())
-gathering.offer(asking, 1, there, {**gathering.place_of(there), "start_ns": 1}, there / "run.ringtrace", failed=False)
+    keys.put(f"at/{rank}", gathering.json.dumps({**block.place_of(Path(path)), "start_ns": rank}).encode())
+gathering.Offer(asking, 1, there, {**block.place_of(there), "start_ns": 1}, there / "run.ringtrace", failed=False).make()
 (offering,) = [one for one in threading.enumerate() if one.name == "ringsim-parts"]
 threading.Thread(target=gather).start()
 """  # noqa: E501
@@ -198,19 +198,19 @@ def test_hosts_are_asked_one_after_the_other_and_told_when_it_is_soon_their_turn
         directory.mkdir()
         for kind in ("events", "names"):
             (directory / f"rank-{rank}.{kind}").write_bytes(bytes([rank]) * 10_000)
-        place = {**gathering.place_of(directory), "start_ns": rank}
-        gathering.Store(store, "run").put(f"at/{rank}", json.dumps(place).encode())
+        place = {**block.place_of(directory), "start_ns": rank}
+        block.Store(store, "run").put(f"at/{rank}", json.dumps(place).encode())
     for rank in ranks[1:]:
-        place = {**gathering.place_of(directories[rank]), "start_ns": rank}
-        gathering.offer(
-            gathering.Store(store, "run", 1000),
+        place = {**block.place_of(directories[rank]), "start_ns": rank}
+        gathering.Offer(
+            block.Store(store, "run", 1000),
             rank,
             directories[rank],
             place,
             tmp_path / "run.ringtrace",
             failed=False,
-        )
-    fetching = gathering.Gathering(gathering.Store(store, "run"), directories[0], 5)
+        ).make()
+    fetching = gathering.Gathering(block.Store(store, "run"), directories[0], 5)
     fetching.fetch(ranks[1:], lambda: True)
     fetching.acknowledge(whole=True, keep=True)
     finish_sending()
@@ -248,7 +248,7 @@ def test_what_arrives_is_not_trusted(
     monkeypatch.setattr(gathering, "STOPPED_S", 0)
     (tmp_path / "here").mkdir()
     store = dist.HashStore()
-    keys, theirs = gathering.Store(store, "run"), gathering.Store(store, sealed_by)
+    keys, theirs = block.Store(store, "run"), block.Store(store, sealed_by)
     keys.put(
         "at/1",
         json.dumps(
@@ -289,14 +289,8 @@ def test_one_rank_of_a_host_says_how_to_join_the_parts_that_nobody_took(
 
     for rank in (2, 3):
         (tmp_path / f"rank-{rank}.names").touch()
-        gathering._give(
-            gathering.Store(Gone(), "run"),
-            rank,
-            tmp_path,
-            gathering.place_of(tmp_path),
-            Path("run.ringtrace"),
-            False,
-        )
+        keys, place = block.Store(Gone(), "run"), block.place_of(tmp_path)
+        gathering.Offer(keys, rank, tmp_path, place, Path("run.ringtrace"), failed=False).give()
     said = capsys.readouterr().err
     assert re.findall(
         r"\[rank (\d)\].*They are in (.*): join .*ringsim merge run.ringtrace", said

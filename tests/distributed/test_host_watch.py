@@ -16,6 +16,8 @@ import time
 import zlib
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +31,7 @@ import ringsim
 from ringsim import Trace
 from ringsim.diagnose.links import STALL_BYTES_PER_S
 from ringsim.launch import hosts, joined
-from ringsim.launch.gathering import Store, place_of
+from ringsim.launch.block import Store, place_of
 from ringsim.traces.events import IN_FLIGHT, OP_CODES, Group, Payload, Tables, make_events
 
 UNTIL = (
@@ -142,6 +144,11 @@ def test_a_host_that_is_gone_before_its_first_word_is_told_of(
     assert said[0] in ringsim.load(tmp_path / "run.ringtrace").metadata["notes"]
 
 
+def rank_0(directory: Path, world_size: int) -> Any:
+    """Stands for the recorder of rank 0."""
+    return SimpleNamespace(rank=0, world_size=world_size, directory=directory)
+
+
 def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +164,7 @@ def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(
         (2, {"id": "farther", "host": "node2"}),
     ):
         keys.put(f"at/{rank}", json.dumps({**place_of(tmp_path), **place, "start_ns": 1}).encode())
-    watch = hosts.HostWatch(store, "run", 0, 3, tmp_path, lambda: "")
+    watch = hosts.HostWatch(keys, rank_0(tmp_path, 3), lambda: "")
 
     def beat(place: str, number: int, took_s: float) -> None:
         beats.put(f"beat/{zlib.crc32(place.encode())}", json.dumps([number, 0, 0, took_s]).encode())
@@ -192,8 +199,10 @@ def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(
 HELD_UP = """
 import atexit, sys, threading
 from pathlib import Path
+from types import SimpleNamespace
 import torch.distributed as dist
 from ringsim.launch import hosts
+from ringsim.launch.block import Store
 
 def stands():
     asked.set()
@@ -202,7 +211,8 @@ def stands():
 
 asked, ending, hosts.BEAT_S = threading.Event(), threading.Event(), 0.0
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-watch = hosts.HostWatch(store, "run", 0, 2, Path(sys.argv[1]), stands)
+recorder = SimpleNamespace(rank=0, world_size=2, directory=Path(sys.argv[1]))
+watch = hosts.HostWatch(Store(store, "run"), recorder, stands)
 asked.wait()
 atexit.register(lambda: print(watch._thread.is_alive()))  # the last to be called
 watch.stop()
@@ -227,7 +237,7 @@ def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(
     """
     monkeypatch.setattr(hosts, "LOOK_S", 60.0)  # nobody looks by himself
     here = place_of(tmp_path)
-    watch = hosts.HostWatch(dist.HashStore(), "run", 0, 3, tmp_path, lambda: "stands")
+    watch = hosts.HostWatch(Store(dist.HashStore(), "run"), rank_0(tmp_path, 3), lambda: "stands")
     watch._places = {0: here, 1: here, 2: {**here, "id": "far", "host": "node1"}}
     ops = (("recv", 0, 1), ("send", 1, 2), ("recv", 2, 1))
     columns = {
@@ -252,11 +262,11 @@ def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(
     doubt, watch._doubt, watch._looked = watch._doubt, None, True
     assert doubt is not None
     assert doubt.may_take_s == pytest.approx(3 * 32 / STALL_BYTES_PER_S)
-    watch._look(None, store, "stands")  # all stand from here on
+    watch._look(store, "stands")  # all stand from here on
     doubt.may_take_s = -hosts.LOST_S
     watch._doubt, watch._looked = doubt, True
-    watch._look(None, store, "stands")
-    watch._look(None, store, "")
+    watch._look(store, "stands")
+    watch._look(store, "")
     watch.stop()
     names = f"{here['host']} and node1" if here["host"] < "node1" else f"node1 and {here['host']}"
     assert [line.partition(", though")[0] for line in watch.said] == [

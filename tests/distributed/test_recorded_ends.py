@@ -21,8 +21,9 @@ from test_recording import join
 
 import ringsim
 from ringsim.errors import PeerExited
-from ringsim.launch import joined, recording
-from ringsim.launch.recording import gather_ends, hold_back_sigterm
+from ringsim.launch import block, merging
+from ringsim.launch.ends import gather_ends
+from ringsim.launch.recording import hold_back_sigterm
 from ringsim.traces.findings import SLOW_KINDS
 
 RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
@@ -43,7 +44,7 @@ def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list
     Returns what their errors say besides torch's words.
     """
     if who:  # then the others end by themselves: rank 0 is to wait for each that lives
-        recording.WAIT_AFTER_ERROR_S = 60.0  # type: ignore[misc]  # of this process alone
+        merging.WAIT_AFTER_ERROR_S = 60.0  # type: ignore[misc]  # of this process alone
     path, store = join(directory, rank, 3), dist.distributed_c10d._get_default_store()
     try:
         with ringsim.trace(path):
@@ -151,23 +152,23 @@ def test_where_no_file_was_written_the_parts_tell_who_died(
 def raise_together(directory: str, rank: int) -> None:
     """Both ranks raise. Rank 1 writes how it ends, and posts when rank 0 has looked three times."""
     path, store = join(directory, rank, 2), dist.distributed_c10d._get_default_store()
-    post, read, looks = joined.StoreBoard.post, joined.StoreBoard.read, []
+    put, has, looks = block.Store.put, block.Store.has, []
 
-    def post_late(self: joined.StoreBoard, rank: int, text: str) -> None:
-        if rank:
+    def put_late(self: block.Store, key: str, data: bytes) -> None:
+        if key == "left/1":
             store.set("written", "")
             store.wait(["looked"])
-        post(self, rank, text)
+        put(self, key, data)
 
-    def read_and_count(self: joined.StoreBoard, rank: int, wait_s: float) -> str | None:
-        looks.append(rank)
-        if looks.count(1) == 3:
+    def has_and_count(self: block.Store, key: str) -> bool:
+        looks.append(key)
+        if looks.count("left/1") == 30:
             store.set("looked", "")
-        return read(self, rank, wait_s)
+        return has(self, key)
 
-    recording.WAIT_AFTER_ERROR_S = 60.0  # type: ignore[misc]  # of this process alone
-    joined.StoreBoard.post = post_late  # type: ignore[method-assign]
-    joined.StoreBoard.read = read_and_count  # type: ignore[method-assign]
+    merging.WAIT_AFTER_ERROR_S = 60.0  # type: ignore[misc]  # of this process alone
+    block.Store.put = put_late  # type: ignore[method-assign]
+    block.Store.has = has_and_count  # type: ignore[method-assign]
     try:
         with ringsim.trace(path):
             if rank == 0:

@@ -123,7 +123,7 @@ def test_what_fails_is_recorded_and_raised_as_it_was(server: RankServer, tmp_pat
         (OP_NAMES[op], int(status)) for op, status in zip(failed.op, failed.status, strict=True)
     ] == [
         # the mark says what was wrong with it
-        *(("barrier", OK), ("irecv", ERROR), ("isend", ERROR), ("mark", OK)),
+        *(("barrier", OK), ("irecv", ERROR), ("isend", ERROR), ("mark", OK))
     ]
     assert (failed.done_ns > 0).all()
 

@@ -1,0 +1,146 @@
+"""How ranks leave a recorded block, as a trace keeps it for ``explain``.
+
+Each rank says how it leaves, if it can; of the others, what they wrote, or that their process is
+gone.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringsim.diagnose.failure import describe_end, report_exception
+from ringsim.errors import RingError
+from ringsim.launch.system import has_proc, look_at_living
+from ringsim.traces.events import readable
+from ringsim.traces.findings import LEFT_BLOCK
+from ringsim.traces.parts import PartReader
+from ringsim.traces.runs import told_ends
+
+
+def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
+    """Describes how this rank leaves its block, as plain data for JSON.
+
+    Returns:
+        "at_ns": when, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "woken": whether
+        that is a watcher's; "lost": whether it only says that a peer is gone; "end": how the rank
+        ended, as a trace keeps it for ``explain``, None if it did not fail.
+
+    Example:
+        >>> end = tell_end(1, ValueError("no such layer"))["end"]
+        >>> end["state"], end["about"]
+        ('failed', 'raised ValueError: no such layer')
+    """
+    left = {"raised": error is not None, "woken": False, "lost": False, "end": None}
+    if error is not None and not isinstance(error, KeyboardInterrupt):
+        report = report_exception(rank, error)
+        left["woken"] = isinstance(error, RingError) and error.imposed
+        left["lost"] = report.is_consequence and not isinstance(error, RingError)
+        left["end"] = readable(describe_end(report), lines=True)
+    return {**left, "at_ns": time.monotonic_ns()}
+
+
+def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
+    """Finds out how some ranks left the block.
+
+    From what each wrote or because its process on this machine is gone.
+
+    Returns:
+        How they ended, as a trace keeps it for ``explain``; nothing for ranks still in the block or
+        on another machine.
+    """
+    ends = []
+    for rank in ranks if has_proc() else ():
+        part = PartReader(directory, rank)
+        gone = is_gone(part)
+        part.read_names()  # what it wrote before it was gone
+        said = [end for end in part.meta.get("ends", ()) if end["rank"] == rank]
+        if said:
+            ends += said
+        elif "end_ns" in part.meta:  # by itself, or because it lost a peer: then it says which
+            ends += [] if "ends" in part.meta else [_left(rank)]
+        elif gone:
+            about = "died within the recorded block, by a signal or os._exit(): its process is gone"
+            ends.append({"rank": rank, "state": "killed", "about": about, "error": ""})
+    return ends
+
+
+def is_gone(part: PartReader) -> bool:
+    """Returns whether the process that wrote a part has ended; False for another machine's."""
+    part.read_names()
+    pid = part.meta.get("pid")
+    if pid is None or part.meta.get("host") != socket.gethostname() or not has_proc():
+        return False
+    return look_at_living(pid) is None
+
+
+def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
+    """Returns what other ranks wrote of the ends of some.
+
+    Of one on another machine they alone may know.
+    """
+    metas = {}
+    for rank in range(world_size):
+        part = PartReader(directory, rank)
+        part.read_names()
+        metas[rank] = part.meta
+    return [
+        end for end in told_ends(metas) if end["rank"] in ranks and end.get("state") != "running"
+    ]
+
+
+def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str, Any]]:
+    """Returns the ends of the ranks that may have been the peer that a rank lost.
+
+    See ``find_ends``.
+    """
+    ends = find_ends(directory, [other for other in range(world_size) if other != rank])
+    return [end for end in ends if not _has_left(end)] or ends
+
+
+def _left(rank: int) -> dict[str, Any]:
+    about = "has left the recorded block"
+    return {"rank": rank, "state": "exited", "about": about, "error": "", "how": LEFT_BLOCK}
+
+
+def _has_left(end: Mapping[str, Any]) -> bool:
+    return end.get("how") == LEFT_BLOCK
+
+
+def gather_ends(
+    said: Mapping[int, Mapping[str, Any]], others: Sequence[Mapping[str, Any]], start_ns: int
+) -> list[dict[str, Any]]:
+    """Combines what each rank said (``tell_end``) with how the others ended.
+
+    By rank, for a trace's metadata. A rank that left without an error is listed only if another
+    rank lost a peer: otherwise it may still do what others wait for.
+
+    Example:
+        >>> (end,) = gather_ends(
+        ...     {
+        ...         0: {"raised": True, "lost": True, "end": None},
+        ...         1: {"raised": False, "lost": False, "end": None},
+        ...     },
+        ...     [],
+        ...     0,
+        ... )
+        >>> end["rank"], end["state"], end["about"]
+        (1, 'exited', 'has left the recorded block')
+    """
+    lost = any(words["lost"] for words in said.values())
+    ends = [
+        {**words["end"], "at_ns": words["at_ns"] - start_ns}
+        for words in said.values()
+        if words["end"] is not None
+    ]
+    if lost:
+        ends += [_left(rank) for rank, words in said.items() if not words["raised"]]
+    by_rank = {int(end["rank"]): end for end in ends}
+    # A rank that was at work a moment ago was killed because of the others.
+    for end in sorted(others, key=lambda end: bool(end["state"] == "killed")):
+        if lost or not _has_left(end):
+            by_rank.setdefault(int(end["rank"]), dict(end))
+    return [by_rank[rank] for rank in sorted(by_rank)]

@@ -1,0 +1,169 @@
+"""Rank 0 at the end of a recorded block: collects how the ranks left it, and writes the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ringsim.diagnose.failure import read_verdict
+from ringsim.errors import RingError
+from ringsim.launch.block import Store
+from ringsim.launch.ends import find_ends, find_told, gather_ends, is_gone
+from ringsim.traces.clocks import count_from, find_start, reference_ns
+from ringsim.traces.events import NONE, Events
+from ringsim.traces.files import save_pieces
+from ringsim.traces.parts import PartReader
+from ringsim.traces.runs import Parts, share_tables
+
+WAIT_S: Final = 30.0  # how long rank 0 waits for the ends of the other ranks' blocks
+# the same after rank 0's own block ended with an exception: other blocks may never end
+WAIT_AFTER_ERROR_S: Final = 2.0
+
+
+def collect_announcements(
+    keys: Store,
+    directory: Path,
+    path: Path,
+    world_size: int,
+    *,
+    failed: bool,
+    hurry: threading.Event,
+) -> tuple[dict[int, dict[str, Any]], list[int]]:
+    """Returns what each rank announced, and the ranks that are dead or did not in time.
+
+    Args:
+        keys: of the block.
+        directory: of the parts.
+        path: of the file, which all ranks must give alike.
+        world_size: number of ranks.
+        failed: whether rank 0's own block ended with an exception.
+        hurry: set once there is no time left.
+    """
+    said: dict[int, dict[str, Any]] = {}
+    late = []
+    deadline = time.monotonic() + (WAIT_AFTER_ERROR_S if failed else WAIT_S)
+    for rank in range(world_size):
+
+        def patience(rank: int = rank) -> bool:
+            if hurry.is_set() or time.monotonic() > deadline:
+                return False
+            # a rank that lives, and has written how it ends, is about to announce it
+            return not (failed and is_gone(PartReader(directory, rank)))
+
+        text = keys.read(f"left/{rank}", patience)
+        if text is None:
+            late.append(rank)
+            continue
+        words = said[rank] = json.loads(text)
+        if words["path"] != str(path):
+            raise RingError(
+                f"the path of a recording must be the same on every rank, got {path} "
+                f"(rank 0) and {words['path']} "
+                f"(rank {rank} of {world_size}). Give an absolute path."
+            )
+    return said, late
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What rank 0 makes one file of.
+
+    Attributes:
+        directory: of the parts.
+        path: of the file.
+        world_size: number of ranks.
+        start_ns: when rank 0 entered the block, on CLOCK_MONOTONIC.
+        origin: what the metadata say of the run's origin.
+        said: by rank, what it announced as it left.
+        late: ranks that announced nothing.
+        others: what ranks were doing that had not left.
+        missing: sentences on the parts that did not come.
+        notes: further sentences.
+        watched: whether ranks were watched.
+    """
+
+    directory: Path
+    path: Path
+    world_size: int
+    start_ns: int
+    origin: Mapping[str, Any]
+    said: Mapping[int, Mapping[str, Any]]
+    late: Sequence[int]
+    others: Sequence[Mapping[str, Any]] = ()
+    missing: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    watched: bool = True
+
+    def write(self) -> tuple[bool, int]:
+        """Writes the file; returns whether the parts are complete, and the number of events."""
+        parts = Parts(self.directory, self.world_size)
+        firsts: dict[int, int] = {}
+        for events in self._read_inside(parts):
+            if len(events):
+                rank, post_ns = int(events.rank[0]), int(events.post_ns.min())
+                firsts[rank] = min(post_ns, firsts.get(rank, post_ns))
+        facts = parts.describe()
+        clocks = facts.pop("clocks", [])
+        # another rank may have begun before
+        base_ns, moved, start_ns = find_start(firsts, clocks, self.start_ns)
+        left = {
+            rank: {**words["left"], "at_ns": reference_ns(clocks, rank, words["left"]["at_ns"])}
+            for rank, words in self.said.items()
+        }
+        raised_ns = [end["at_ns"] for end in left.values() if end["raised"]]
+        notes = [*facts["notes"], *self.missing, *self.notes]
+        if self.late:
+            notes.append(
+                f"ranks {[*self.late]} had not left the recorded block when rank 0 wrote what they "
+                "had done by then."
+            )
+        whole = bool(facts["complete"]) and not self.late and not self.missing
+        metadata = {
+            **facts,
+            **self.origin,
+            "notes": notes,
+            "complete": whole and not raised_ns,
+            **({"clocks": moved} if moved else {}),
+            **self._list_ends(left, start_ns),
+        }
+        if self.late or raised_ns:  # ranks that still wait have waited until then
+            end_ns = time.monotonic_ns() if self.late else max(raised_ns)
+            metadata["end_ns"] = end_ns - start_ns
+        inside = (count_from(events, base_ns) for events in share_tables(self._read_inside(parts)))
+        return whole, save_pieces(inside, metadata, self.path)
+
+    def _list_ends(self, left: Mapping[int, Mapping[str, Any]], start_ns: int) -> dict[str, Any]:
+        """Returns what the metadata say of how the ranks ended."""
+        others = [
+            *find_ends(self.directory, self.late),
+            *find_told(self.directory, self.late, self.world_size),
+            *(end for end in self.others if end["rank"] in self.late),
+        ]
+        ends, metadata = gather_ends(left, others, start_ns), dict[str, Any]()
+        on_their_own = any(end["raised"] and not end["woken"] for end in left.values())
+        woken = read_verdict(self.directory) if self.watched and not on_their_own else None
+        if woken is not None:  # what they did afterwards does not say why
+            metadata["given_up_ns"] = woken.at_ns - start_ns
+            stood = {end["rank"]: end for end in woken.ends}
+            ends = [*stood.values(), *(end for end in ends if end["rank"] not in stood)]
+        if ends:
+            metadata["ends"] = ends
+        return metadata
+
+    def _read_inside(self, parts: Parts) -> Iterator[Events]:
+        """Yields what was posted within the block; of ranks that announced nothing, all.
+
+        Some at a time: all may be more than memory holds.
+        """
+        for events in parts.read():
+            rank = int(events.rank[0]) if len(events) else NONE
+            first, last = self.said[rank]["span"] if rank in self.said else (0, math.inf)
+            inside = (events.seq >= first) & (events.seq < last)
+            within = events if inside.all() else events.select(inside)
+            yield replace(within, seq=within.seq - first)

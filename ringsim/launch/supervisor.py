@@ -1,0 +1,435 @@
+"""The launcher's side of a run while it goes on: hears the ranks, and watches them.
+
+A run is in one phase at a time::
+
+    phase     leads to   when
+    -----     --------   ----
+    STARTING  RUNNING    all ranks have loaded the job: "go"
+    STARTING  OVER       not all ranks have come up after START_S
+    RUNNING   JUDGED     the watcher has a verdict: the ranks that wait are woken
+    JUDGED    RUNNING    WAKE_S later, if the program has caught the verdict's error
+    JUDGED    OVER       all that were woken have failed; WAKE_S later, if nobody caught the error
+    STARTING  FAILING    a rank has failed or died
+    RUNNING   FAILING    likewise
+    FAILING   OVER       GRACE_S later
+    any       OVER       all ranks have returned or failed; the limit; ``allows`` says no
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Final
+
+from ringsim.diagnose.failure import (
+    GRACE_S,
+    LOST_PEERS,
+    OWN,
+    Report,
+    Verdict,
+    clear_verdict,
+    error_of_kind,
+    rename_files,
+)
+from ringsim.errors import MessageMismatch
+from ringsim.launch.job import Job
+from ringsim.launch.output import RankOutput
+from ringsim.launch.progress import Progress
+from ringsim.launch.protocol import ASK, OVER, WAKE_S, WHERE, list_unfinished
+from ringsim.launch.ranks import START_S, RankSet
+from ringsim.launch.system import has_proc, look_at_living
+from ringsim.launch.threads import Place, Threads
+from ringsim.launch.watcher import COLLECTIVE_S, POLL_S, LiveRecords, Watcher
+from ringsim.traces.cells import name_cells
+from ringsim.traces.events import ERROR
+from ringsim.traces.parts import PartReader
+
+__all__ = ["Followed", "RunOptions", "Supervisor"]
+
+_POLL_S: Final = 0.05
+_LOST_S: Final = 5.0  # a fork server says within milliseconds that a rank has died
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run.
+
+    Attributes:
+        limit_s: limit of the whole run, in seconds; None for no limit, and for ``GPU_LIMIT_S`` on
+            GPUs.
+        show: whether the ranks' output is shown as it comes.
+        show_hidden: whether what print suppression hides is shown, too.
+        keep_at: where the ranks' records go, None for a private directory that is removed at the
+            end.
+        doing: given the directory of the run, says in a few words what the ranks are doing, for the
+            progress line; None for nothing.
+        poll_s: how often to look whether ranks are stuck, in seconds; None for never.
+        allows: given the processes of the ranks that have not finished, returns whether they may go
+            on; None for always.
+    """
+
+    limit_s: float | None = None
+    show: bool = True
+    show_hidden: bool = False
+    keep_at: Path | None = None
+    doing: Callable[[Path], str] | None = None
+    poll_s: float | None = POLL_S
+    allows: Callable[[Collection[int]], bool] | None = None
+
+
+class _Phase(Enum):
+    STARTING = auto()
+    RUNNING = auto()
+    JUDGED = auto()
+    FAILING = auto()
+    OVER = auto()
+
+
+@dataclass
+class Followed:
+    """What the launcher knows of one rank.
+
+    Attributes:
+        rank: its number.
+        channel: to it; a closed one means that the rank has ended.
+        output: what it has printed.
+        pid: its process, once it has joined the others.
+        num_threads: of torch, once it has loaded the job.
+        result: where its result lies in its file, once it has returned.
+        report: how it failed.
+        woken: whether the verdict's error was raised in it, and has not ended a thread.
+        stuck_in: the slots of what it waited for at the verdict.
+        seems_dead: whether it was dead at the last look, though its channel is open.
+    """
+
+    rank: int
+    channel: Connection
+    output: RankOutput
+    pid: int | None = None
+    num_threads: int | None = None
+    result: list[tuple[int, int]] | None = None
+    report: Report | None = None
+    woken: bool = False
+    stuck_in: tuple[int, ...] = ()
+    seems_dead: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has returned or failed."""
+        return self.result is not None or self.report is not None
+
+    def tell(self, message: Any) -> None:
+        """Sends a message."""
+        with contextlib.suppress(OSError):  # the rank is gone; reading its channel will tell
+            self.channel.send(message)
+
+
+class Supervisor:
+    """Follows one run, from sending the job to the end of all ranks.
+
+    Attributes:
+        ranks: by number.
+        start_ns: when all ranks began, on CLOCK_MONOTONIC; before that, when it was created.
+        start_unix_ns: the same on the clock of the day.
+        verdict: of the watcher, unless the program has caught its error.
+        caught: earlier verdicts, whose error the program has caught: the run went on.
+        given_up_ns: when it was decided to end the ranks.
+        unfinished: what ranks were doing that had to be ended, as ``describe_unfinished`` says it.
+    """
+
+    def __init__(self, rank_set: RankSet, job: Job, options: RunOptions) -> None:
+        self.rank_set, self.job, self._options = rank_set, job, options
+        self.start_ns, self.start_unix_ns = time.monotonic_ns(), time.time_ns()
+        self.ranks = [
+            Followed(
+                rank,
+                channel,
+                RankOutput(
+                    rank_set.config.for_rank(rank),
+                    show=options.show,
+                    show_hidden=options.show_hidden,
+                ),
+            )
+            for rank, channel in enumerate(rank_set.channels)
+        ]
+        self.verdict: Verdict | None = None
+        self.given_up_ns: int | None = None
+        self.unfinished: list[dict[str, Any]] = []
+        self.records = LiveRecords(rank_set.directory, len(self.ranks))
+        self.caught = self.records.caught
+        self._open = {followed.channel: followed for followed in self.ranks}
+        self._places: dict[int, Place | None] = {}  # where ranks said they were
+        self._watcher = self._make_watcher()
+        self._progress = Progress(len(self.ranks))
+        self._phase = _Phase.STARTING
+        self._phase_ends_s = time.monotonic() + START_S
+        self._next_look_s = self._next_follow_s = 0.0
+        self._next_roll_call_s = time.monotonic() + _LOST_S
+
+    def _make_watcher(self) -> Watcher | None:
+        kind, poll_s = self.rank_set.kind, self._options.poll_s
+        if poll_s is None or kind.comm_device != "cpu" or not has_proc():
+            return None
+        return Watcher(
+            self.records,
+            len(self.ranks),
+            tell=self.tell,
+            poll_s=poll_s,
+            # a send over MPI may end by itself, at the next look of its rank
+            settle_s=COLLECTIVE_S if kind.backend == "mpi" else 0.0,
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether all ranks have loaded the job."""
+        return all(one.num_threads is not None for one in self.ranks)
+
+    @property
+    def reports(self) -> list[Report]:
+        """How ranks failed."""
+        return [one.report for one in self.ranks if one.report is not None]
+
+    @property
+    def running(self) -> dict[int, int]:
+        """The processes of the ranks that have neither returned nor failed."""
+        return {one.rank: one.pid for one in self.ranks if one.pid is not None and not one.is_over}
+
+    def tell(self, rank: int, message: Any) -> None:
+        """Sends a message to a rank."""
+        self.ranks[rank].tell(message)
+
+    def tell_all(self, message: Any) -> None:
+        """Sends a message to all ranks."""
+        for followed in self.ranks:
+            followed.tell(message)
+
+    def watch(self, deadline: float | None) -> None:
+        """Sends the job; returns when all have answered, or waiting longer makes no sense."""
+        try:
+            self.tell_all(pickle.dumps(self.job))
+            while self._phase is not _Phase.OVER:
+                self._hear(self._pause_s)
+                now = time.monotonic()
+                allowed = self._follow(now)
+                over = all(one.is_over for one in self.ranks) or not self._open
+                late = deadline is not None and now > deadline
+                self._phase = self._next_phase(now)
+                if over or late or not allowed:
+                    self._phase = _Phase.OVER
+        finally:
+            self._progress.clear()
+        self._settle()
+
+    def end_all(self) -> None:
+        """Ends all ranks; finds out before what those are doing that still run."""
+        self.given_up_ns = self.given_up_ns or time.monotonic_ns()
+        if self.verdict is None:
+            self.unfinished = list_unfinished(self.running, self.tell, self._hear_places)
+        self.rank_set.kill()
+        self.rank_set.wait_for_end()
+
+    def follow_outputs(self, *, last: bool = False) -> None:
+        """Shows what is new of the ranks' output."""
+        for followed in self.ranks:
+            followed.output.follow(last=last)
+
+    # -- phases
+
+    def _next_phase(self, now: float) -> _Phase:
+        late, failed = now > self._phase_ends_s, bool(self.reports)
+        if self._phase is _Phase.JUDGED and self.verdict is not None:
+            if all(self.ranks[rank].report is not None for rank in self.verdict.waiting):
+                return _Phase.OVER
+            if late and not failed and self._is_caught(self.verdict):
+                self._set_aside(self.verdict)
+                return _Phase.RUNNING
+            return _Phase.OVER if late else _Phase.JUDGED
+        if self._phase is _Phase.FAILING:
+            return _Phase.OVER if late else _Phase.FAILING
+        if failed:
+            self._phase_ends_s = now + GRACE_S
+            return _Phase.FAILING
+        if not self.has_begun:
+            came = all(one.pid is not None for one in self.ranks)
+            return _Phase.OVER if late and not came else _Phase.STARTING
+        if self._phase is _Phase.STARTING:
+            self._schedule_look(now)
+        elif self._look_for_verdict(now):
+            self._phase_ends_s = now + WAKE_S
+            return _Phase.JUDGED
+        return _Phase.RUNNING
+
+    @property
+    def _pause_s(self) -> float:
+        """How long to wait for messages before the next step."""
+        if self._watcher is None or self._phase is not _Phase.RUNNING:
+            return _POLL_S
+        return min(_POLL_S, max(self._next_look_s - time.monotonic(), 0.0))
+
+    def _schedule_look(self, now: float) -> None:
+        if self._watcher is not None:
+            self._next_look_s = now + self._watcher.pause_s
+
+    def _look_for_verdict(self, now: float) -> bool:
+        """Looks for ranks that can never continue, if a look is due; wakes them."""
+        if self._watcher is None or now < self._next_look_s:
+            return False
+        self.verdict = self._watcher.look(
+            ["exited" if one.result is not None else "running" for one in self.ranks]
+        )
+        self._schedule_look(now)
+        if self.verdict is None:
+            return False
+        self.given_up_ns = self.verdict.at_ns
+        for followed, head in zip(self.ranks, self.records.look(), strict=True):
+            followed.stuck_in = head.awaited
+        self._watcher.wake(self.verdict)
+        return True
+
+    def _settle(self) -> None:
+        """Sets aside a verdict that has ended no rank; takes one up again that did so later."""
+        if self.verdict is not None:
+            if self._is_caught(self.verdict) and self._has_gone_on(self.verdict):
+                self._set_aside(self.verdict)
+        elif self.caught and self.reports and all(one.is_consequence for one in self.reports):
+            self.verdict = self.caught.pop()
+            self.given_up_ns = self.verdict.at_ns
+
+    # -- verdicts that the program catches
+
+    def _is_caught(self, verdict: Verdict) -> bool:
+        """Returns whether all waits of a verdict are over.
+
+        By its error or, in C++, by torch's; and ended nothing as far as is known.
+        """
+        left = self._find_stuck()
+        over = bool(verdict.waiting) and all(
+            self.ranks[rank].woken or not left[rank] for rank in verdict.waiting
+        )
+        return over and self._was_raised(verdict)
+
+    def _was_raised(self, verdict: Verdict) -> bool:
+        """Returns whether anything was raised that a program could catch.
+
+        Gloo completes most operations whose sides disagree without a word, so ranks may be gone
+        from there before they are woken.
+        """
+        any_woken = any(one.woken for one in self.ranks)
+        if any_woken or error_of_kind(verdict.diagnosis.kind) is not MessageMismatch:
+            return True
+        parts = (PartReader(self.rank_set.directory, rank) for rank in verdict.waiting)
+        return any((part.read_all()["status"] == ERROR).any() for part in parts)
+
+    def _find_stuck(self) -> list[list[int]]:
+        """Returns by rank the slots of what it waited for at the verdict, and has not left."""
+        heads = self.records.look(to_end=True)
+        return [
+            [slot for slot in followed.stuck_in if slot in head.awaited]
+            for followed, head in zip(self.ranks, heads, strict=True)
+        ]
+
+    def _has_gone_on(self, verdict: Verdict) -> bool:
+        """Returns whether the program ended by itself after a verdict that it caught.
+
+        All ranks returned, or got over a peer and failed.
+        """
+        by_itself = all(
+            report.echo == OWN and report.error != "SystemExit" for report in self.reports
+        )
+        all_returned = all(one.result is not None for one in self.ranks)
+        survived = verdict.diagnosis.kind in LOST_PEERS and bool(self.reports)
+        return all_returned or (survived and by_itself)
+
+    def _set_aside(self, verdict: Verdict) -> None:
+        """Lets the run go on after a verdict whose error the program has caught."""
+        self.caught.append(verdict)
+        self.verdict = self.given_up_ns = None
+        left = self._find_stuck()
+        for rank in verdict.waiting:
+            self.tell(rank, (OVER, left[rank]))
+        for followed in self.ranks:
+            followed.woken = False
+        clear_verdict(self.rank_set.directory)
+
+    # -- what comes from the ranks
+
+    def _hear(self, wait_s: float) -> None:
+        for channel in wait([*self._open], timeout=wait_s):
+            # wait() gives back what it was given
+            self._read(self._open[channel])  # type: ignore[index]
+
+    def _hear_places(self, wait_s: float) -> dict[int, Place | None]:
+        self._hear(wait_s)
+        return self._places
+
+    def _read(self, one: Followed) -> None:
+        """Takes one message of a rank, or the end of its channel."""
+        try:
+            what, value = one.channel.recv()
+        except (EOFError, OSError):
+            del self._open[one.channel]
+            self._places.setdefault(one.rank, None)
+            # mpirun ends all ranks with one that a signal has ended
+            ended = bool(self.reports) and self.rank_set.kind.backend == "mpi"
+            if not one.is_over and not ended:
+                self._report_death(one)
+            return
+        if what == "ready":
+            one.pid = value
+        elif what == "loaded":
+            one.num_threads = value
+            if self.has_begun:
+                self.start_ns, self.start_unix_ns = time.monotonic_ns(), time.time_ns()
+                self.tell_all("go")
+        elif what == ASK and self._watcher is not None:
+            self._watcher.hear(one.rank, Threads(*value))
+        elif what == WHERE:
+            self._places[one.rank] = value
+        elif what == "woken":
+            one.woken = value
+        elif what == "result":
+            one.result = value
+        elif what == "failed":
+            self._keep_report(one, value)
+
+    def _report_death(self, one: Followed) -> None:
+        self._keep_report(one, self.rank_set.report_death(one.rank, one.output))
+
+    def _keep_report(self, one: Followed, report: Report) -> None:
+        one.report = rename_files(report, name_cells(self.job.lines))
+
+    def _follow(self, now: float) -> bool:
+        """Shows how the run is doing, and looks for ranks that are lost, every now and then.
+
+        Returns whether it may go on.
+        """
+        if now >= self._next_roll_call_s:
+            self._next_roll_call_s = now + _LOST_S
+            self._report_lost_ranks()
+        if now < self._next_follow_s:
+            return True
+        self._next_follow_s = now + _POLL_S
+        self.follow_outputs()
+        doing, allows = self._options.doing, self._options.allows
+        self._progress.update(
+            sum(one.result is not None for one in self.ranks),
+            lambda: doing(self.rank_set.directory) if doing is not None else "",
+        )
+        return allows is None or allows(self.running.values())
+
+    def _report_lost_ranks(self) -> None:
+        """Reports ranks that were dead at the last look already.
+
+        Their fork server is stopped or stuck, and does not say so.
+        """
+        for rank, pid in self.running.items() if has_proc() else ():
+            followed, is_dead = self.ranks[rank], look_at_living(pid) is None
+            if followed.seems_dead and is_dead:
+                self._report_death(followed)
+            followed.seems_dead = is_dead

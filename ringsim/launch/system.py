@@ -1,0 +1,78 @@
+"""Processes and connections, as the system tells of them (Linux's /proc)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import Final, NamedTuple
+
+_CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other state it computes
+_EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
+
+
+class Process(NamedTuple):
+    """A process at one moment."""
+
+    # R runs or would like to, S sleeps, D waits for a disk, T and t are stopped, Z has ended, X is
+    # about to
+    state: str
+    ticks: int  # of CPU time that it has used so far
+
+    @property
+    def doing(self) -> str:
+        """What it does: "computing", "asleep" or "stopped"."""
+        return _CALLED.get(self.state, "computing")
+
+
+def look_at(pid: int) -> Process | None:
+    """Returns what the system says about a process (Linux), None if there is no such process.
+
+    Example:
+        >>> look_at(2**22 + 1) is None
+        True
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
+    except OSError:
+        return None
+    # A process that exits closes its connections before it becomes a zombie.
+    state = "X" if int(words[6]) & _EXITING and words[0] != b"Z" else words[0].decode()
+    # Ticks show a rank whose other threads compute while its first one sleeps.
+    return Process(state, int(words[11]) + int(words[12]))
+
+
+def look_at_living(pid: int) -> Process | None:
+    """Returns what the system says about a process, None if it has ended, or is about to."""
+    process = look_at(pid)
+    return None if process is None or process.state in "ZX" else process
+
+
+def has_proc() -> bool:
+    """Returns whether this system has /proc."""
+    return os.path.exists("/proc/self/stat")
+
+
+def shut_connections(keep_port: int) -> int:
+    """Shuts the TCP connections of this process to others on this machine; returns how many.
+
+    Except to the rendezvous's port (Linux).
+    """
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        # closed meanwhile, or a listening socket, which has no peer
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.type != socket.SOCK_STREAM or connection.family not in (
+                    socket.AF_INET,
+                    socket.AF_INET6,
+                ):
+                    continue
+                mine, other = connection.getsockname(), connection.getpeername()
+                if mine[0] == other[0] and keep_port not in (mine[1], other[1]):
+                    connection.shutdown(socket.SHUT_RDWR)
+                    count += 1
+    return count
