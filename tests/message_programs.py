@@ -6,13 +6,11 @@ Also what must be said of those that get stuck.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from rendezvous_machine import Instruction, Machine
-
-from ringsim.traces.events import ANY_SOURCE, SEND, Group
-from ringsim.traces.findings import Diagnosis
+from trace_file import ANY_SOURCE
 
 Programs = list[list[Instruction]]
 
@@ -30,7 +28,7 @@ class Awaits(NamedTuple):
 @st.composite
 def programs_of_messages(
     draw: st.DrawFn,
-    groups: Sequence[Group],
+    groups: Sequence[Any],
     *,
     collectives: bool = False,
     anybody: bool = False,
@@ -133,7 +131,7 @@ def joined(parts: Sequence[Programs], size: int) -> Programs:
     return whole
 
 
-def run_to_the_end(programs: Programs, groups: Sequence[Group]) -> Machine:
+def run_to_the_end(programs: Programs, groups: Sequence[Any]) -> Machine:
     machine = Machine(programs, groups)
     machine.run(lambda ranks: ranks[0])
     return machine
@@ -149,13 +147,13 @@ def awaited(machine: Machine) -> set[Awaits]:
     }
 
 
-def said(diagnosis: Diagnosis) -> set[Awaits]:
+def said(diagnosis: Any) -> set[Awaits]:
     """Returns who waits for ever, and in what, by a diagnosis."""
     return {
         Awaits(
             edge.rank,
             edge.peer,
-            edge.operation.kind == SEND,
+            edge.operation.op.endswith("send"),
             edge.operation.group,
             edge.operation.tag,
         )
@@ -180,12 +178,12 @@ def circles_of(machine: Machine) -> set[frozenset[int]]:
     return circles({one.rank: one.peer for one in awaited(machine)})
 
 
-def said_circles(diagnosis: Diagnosis) -> set[frozenset[int]]:
+def said_circles(diagnosis: Any) -> set[frozenset[int]]:
     """Returns the circles that a diagnosis marks."""
     return circles({edge.rank: edge.peer for edge in diagnosis.edges if edge.in_cycle})
 
 
-def named(diagnosis: Diagnosis) -> set[int]:
+def named(diagnosis: Any) -> set[int]:
     """Returns all ranks that the findings name, and what is folded under them."""
     return {
         rank

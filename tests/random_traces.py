@@ -1,4 +1,4 @@
-"""Hypothesis strategies for events and traces.
+"""Hypothesis strategies for traces.
 
 Every value a column may hold, in every combination.
 """
@@ -8,32 +8,42 @@ from __future__ import annotations
 from typing import Any
 
 from hypothesis import strategies as st
+from trace_file import ANY_SOURCE, NONE, OPS, load_columns
 
 from ringsim import Trace
-from ringsim.traces.events import ANY_SOURCE, NONE, OPS, Events, Group, Payload, Tables, make_events
-from ringsim.traces.files import check_run
+from ringsim.errors import TraceFileError
 
 WORLD_SIZE = 3
 INT32 = st.integers(NONE, 2**31 - 1)
 TIME = st.one_of(st.integers(0, 1000), st.integers(0, 2**63 - 1))
 # a file gives the others back written out
 WORDS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=8)
-LENGTHS = st.lists(st.integers(0, 2**40), max_size=3).map(tuple)
-ROWS = st.lists(LENGTHS, max_size=2).map(tuple)
+LENGTHS = st.lists(st.integers(0, 2**40), max_size=3)
+ROWS = st.lists(LENGTHS, max_size=2)
+RANKS = st.lists(st.integers(0, WORLD_SIZE - 1))
 
-tables = st.builds(
-    Tables,
-    groups=st.lists(
-        st.builds(
-            Group, WORDS, st.lists(st.integers(0, WORLD_SIZE - 1)).map(tuple), st.integers(0, 2)
+tables = st.fixed_dictionaries(
+    {
+        "groups": st.lists(
+            st.fixed_dictionaries({"name": WORDS, "ranks": RANKS, "world": st.integers(0, 2)}),
+            max_size=3,
         ),
-        max_size=3,
-    ).map(tuple),
-    payloads=st.lists(
-        st.builds(Payload, WORDS, LENGTHS, st.integers(NONE, 2**50), WORDS, ROWS, ROWS), max_size=3
-    ).map(tuple),
-    labels=st.lists(WORDS, max_size=3).map(tuple),
-    files=st.lists(WORDS, max_size=3).map(tuple),
+        "payloads": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "dtype": WORDS,
+                    "shape": LENGTHS,
+                    "size_bytes": st.integers(NONE, 2**50),
+                    "reduction": WORDS,
+                    "strides": ROWS,
+                    "splits": ROWS,
+                }
+            ),
+            max_size=3,
+        ),
+        "labels": st.lists(WORDS, max_size=3),
+        "files": st.lists(WORDS, max_size=3),
+    }
 )
 json_values = st.recursive(
     st.none()
@@ -46,21 +56,22 @@ json_values = st.recursive(
 )
 
 
-def row(names: Tables) -> st.SearchStrategy[dict[str, Any]]:
+def row(names: dict[str, list[Any]]) -> st.SearchStrategy[dict[str, int]]:
     """One event whose numbers point into ``names``."""
+    numbers = {
+        column: st.integers(NONE, len(names[f"{column}s"]) - 1)
+        for column in ("group", "payload", "label", "file")
+    }
     return st.fixed_dictionaries(
         {
             "rank": st.integers(0, WORLD_SIZE - 1),
             "thread": st.integers(0, 3),
             "op": st.integers(0, len(OPS) - 1),
-            "group": st.integers(NONE, len(names.groups) - 1),
+            **numbers,
             "peer": st.integers(ANY_SOURCE, WORLD_SIZE - 1),
             "tag": st.one_of(st.integers(-1, 2), st.integers(-(2**31), 2**31 - 1)),
-            "payload": st.integers(NONE, len(names.payloads) - 1),
             "stage": INT32,
             "microbatch": INT32,
-            "label": st.integers(NONE, len(names.labels) - 1),
-            "file": st.integers(NONE, len(names.files) - 1),
             "line": INT32,
             "post_ns": TIME,
             "wait_ns": st.one_of(st.just(NONE), TIME),
@@ -70,34 +81,34 @@ def row(names: Tables) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-def from_rows(rows: list[dict[str, Any]], names: Tables = Tables()) -> Events:
-    """Events in the order of ranks, numbered as they come."""
+def from_rows(
+    rows: list[dict[str, int]], names: dict[str, list[Any]], metadata: dict[str, Any]
+) -> Trace:
+    """A trace of events in the order of ranks, numbered as they come."""
     rows = sorted(rows, key=lambda one: one["rank"])
-    if not rows:
-        return make_events({"rank": [], "op": []}, names)
-    return make_events({name: [one[name] for one in rows] for name in rows[0]}, names)
+    columns = {name: [one[name] for one in rows] for name in (rows or [{"rank": 0}])[0]}
+    return load_columns(columns, names, **metadata)
 
 
-events = tables.flatmap(
-    lambda names: st.lists(row(names), max_size=30).map(lambda rows: from_rows(rows, names))
+ENTRIES = WORDS | st.sampled_from(["notes", "ranks", "ring_groups", "clocks", "part", "machine"])
+about = st.dictionaries(ENTRIES, json_values, max_size=4)
+any_traces = tables.flatmap(
+    lambda names: st.builds(
+        from_rows,
+        st.lists(row(names), max_size=30),
+        st.just(names),
+        about.map(lambda more: more | {"world_size": WORLD_SIZE}),
+    )
 )
 
 
 def may_be_read(trace: Trace) -> bool:
     """Whether metadata under names that ringsim uses is what ringsim would write there."""
     try:
-        check_run(trace.events, trace.metadata)
-    except ValueError:
-        return False
+        trace.save("/dev/full")
+    except TraceFileError as error:
+        return "must be plain data" not in str(error)
     return True
 
 
-ENTRIES = WORDS | st.sampled_from(["notes", "ranks", "ring_groups", "clocks", "part", "machine"])
-any_traces = st.builds(
-    Trace,
-    events,
-    st.dictionaries(ENTRIES, json_values, max_size=4).map(
-        lambda more: more | {"world_size": WORLD_SIZE}
-    ),
-)
 traces = any_traces.filter(may_be_read)

@@ -12,17 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringsim.traces.events import (
-    ANY_SOURCE,
-    IN_FLIGHT,
-    OK,
-    OP_CODES,
-    Events,
-    Group,
-    Payload,
-    Tables,
-    make_events,
-)
+from trace_file import ANY_SOURCE, make_trace
 
 # ("send" | "recv" | "isend" | "irecv", peer, tag, group), ("barrier" | "all_reduce", group), or
 # ("wait", which handle), or ("wait_all",), which waits for all at once, as for a batch
@@ -51,13 +41,13 @@ class Op:
 
 @dataclass
 class Machine:
-    """Runs ``programs``; ``groups`` are numbered, with their members.
+    """Runs ``programs``; ``groups`` are numbered, and have names and members.
 
     ``choose`` picks one of several that a message may belong to.
     """
 
     programs: Sequence[Sequence[Instruction]]
-    groups: Sequence[Group]
+    groups: Sequence[Any]
     choose: Callable[[list[Op]], Op] = lambda others: min(others, key=lambda op: op.post)
     posted: list[list[Op]] = field(default_factory=list)
     awaited: list[list[Op]] = field(default_factory=list)
@@ -162,29 +152,22 @@ class Machine:
                 idle.add(rank)
             look(self)
 
-    def events(self) -> Events:
+    def events(self) -> Any:
         """Returns what has been recorded so far."""
-        rows = [op for posted in self.posted for op in posted]
-        tables = Tables(
-            groups=tuple(self.groups),
-            payloads=(Payload("float32", (8,), 32),),
-            files=("program.py",),
-        )
-        columns = {
-            "rank": [op.rank for op in rows],
-            "op": [OP_CODES[op.op] for op in rows],
-            "group": [op.group for op in rows],
-            "peer": [
-                op.partner.rank if op.partner is not None and op.done >= 0 else op.peer
-                for op in rows
-            ],
-            "tag": [op.tag for op in rows],
-            "payload": [0 for _ in rows],
-            "file": [0 for _ in rows],
-            "line": [op.line for op in rows],
-            "post_ns": [op.post for op in rows],
-            "wait_ns": [op.wait for op in rows],
-            "done_ns": [op.done for op in rows],
-            "status": [IN_FLIGHT if op.done < 0 else OK for op in rows],
-        }
-        return make_events(columns, tables)
+        carried = {"size_bytes": 32, "file": "program.py"}
+        rows = [
+            {
+                "rank": op.rank,
+                "op": op.op,
+                "tag": op.tag,
+                "line": op.line,
+                **carried,
+                "peer": op.partner.rank if op.partner is not None and op.done >= 0 else op.peer,
+                "group": self.groups[op.group].name,
+                "times": (op.post, op.wait, op.done),
+                "status": "in_flight" if op.done < 0 else "ok",
+            }
+            for posted in self.posted
+            for op in posted
+        ]
+        return make_trace(rows, groups={one.name: one.ranks for one in self.groups}).events

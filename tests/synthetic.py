@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from trace_file import NONE, OPS, load_columns, make_trace
 
 from ringsim import Trace
 from ringsim.pipeline import Evaluation, evaluate
 from ringsim.schedules import make_schedule
-from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
-from ringsim.traces.steps import KINDS
 
 MS = 1_000_000
 
@@ -43,47 +42,24 @@ class Story:
             if ring and world_size > 1
             else []
         )
-        self.groups = [Group("world", tuple(range(world_size)))] + [
-            Group(f"ring:{a}>{b}", tuple(sorted((a, b)))) for a, b in edges
-        ]
+        self.groups = {"world": list(range(world_size))}
+        self.groups |= {f"ring:{a}>{b}": sorted((a, b)) for a, b in edges}
         self.ring_groups = [[f"ring:{a}>{b}", [a, b]] for a, b in edges]
-        self.payloads: list[Payload] = []
-        self.labels: list[str] = []
         self.rows: list[dict[str, Any]] = []
 
-    def _payload(self, size_bytes: int) -> int:
-        payload = Payload("float32", (size_bytes // 4,), size_bytes)
-        if payload not in self.payloads:
-            self.payloads.append(payload)
-        return self.payloads.index(payload)
-
-    def _group(self, name: str) -> int:
-        return [group.name for group in self.groups].index(name)
-
     def op(self, rank: int, op: str, times_ms: tuple[float, float, float], **more: Any) -> None:
-        """Adds one event; a negative time has not come.
-
-        ``group`` and ``label`` are names, ``size_bytes`` becomes a payload.
-        """
-        post, wait, done = (round(t * MS) if t >= 0 else -1 for t in times_ms)
-        row: dict[str, Any] = {
-            "rank": rank,
-            "op": OP_CODES[op],
-            "post_ns": post,
-            "wait_ns": wait,
-            "done_ns": done,
-            "status": 2 if done >= 0 else 1,
-        }
+        """Adds one event; a negative time has not come, and a file of 0 is "ring.py"."""
+        post, wait, done = (round(time * MS) if time >= 0 else NONE for time in times_ms)
+        row = dict(zip(("post_ns", "wait_ns", "done_ns"), (post, wait, done), strict=True))
+        row |= {"rank": rank, "op": OPS.index(op), "status": 2 if done >= 0 else 1}
+        if more.get("file") == 0:
+            more["file"] = "/home/student/ring.py"
         if "size_bytes" in more:
-            row["payload"] = self._payload(more.pop("size_bytes"))
-        if "group" in more:
-            row["group"] = self._group(more.pop("group"))
-        if "label" in more:
-            label = more.pop("label")
-            if label not in self.labels:
-                self.labels.append(label)
-            row["label"] = self.labels.index(label)
+            more["payload"] = self._payload(more.pop("size_bytes"))
         self.rows.append(row | more)
+
+    def _payload(self, size_bytes: int) -> tuple[str, tuple[int, ...], int]:
+        return "float32", (size_bytes // 4,), size_bytes
 
     def span(self, rank: int, name: str, start_ms: float, end_ms: float, **more: Any) -> None:
         """Adds a span."""
@@ -102,16 +78,9 @@ class Story:
 
     def trace(self, **metadata: Any) -> Trace:
         """Returns the trace, its events in the order of rank and posting."""
+        about = {"world_size": self.world_size, "ring_groups": self.ring_groups}
         rows = sorted(self.rows, key=lambda row: (row["rank"], row["post_ns"]))
-        names = {name for row in rows for name in row} | {"rank", "op"}
-        columns = {name: [row.get(name, -1) for row in rows] for name in names}
-        tables = Tables(
-            tuple(self.groups), tuple(self.payloads), tuple(self.labels), ("/home/student/ring.py",)
-        )
-        everything = (
-            METADATA | {"world_size": self.world_size, "ring_groups": self.ring_groups} | metadata
-        )
-        return Trace(make_events(columns, tables), everything)
+        return make_trace(rows, groups=self.groups, **METADATA | about | metadata)
 
 
 def pipeline(world_size: int = 4, microbatches: int = 4, *, size_bytes: int = 64 * 1024) -> Trace:
@@ -175,33 +144,34 @@ def many_events(count: int = 100_000, world_size: int = 8) -> Trace:
     random = np.random.default_rng(1)
     begin = step * 100_000 + random.integers(0, 20_000, len(step))
     post = begin + np.choose(what, [0, 40_000, 38_000])
-    wait = np.choose(what, [np.full(len(step), -1), begin + 42_000, begin + 60_000])
+    wait = np.choose(what, [NONE, begin + 42_000, begin + 60_000])
     done = begin + np.choose(what, [38_000, 60_000, 75_000])
+    span, isend, irecv = map(OPS.index, ("span", "isend", "irecv"))
     columns = {
         "rank": rank,
-        "op": np.choose(what, [OP_CODES["span"], OP_CODES["isend"], OP_CODES["irecv"]]),
+        "op": np.choose(what, [span, isend, irecv]),
         "post_ns": post,
         "wait_ns": wait,
         "done_ns": done,
-        "peer": np.choose(
-            what, [np.full(len(step), -1), (rank + 1) % world_size, (rank - 1) % world_size]
-        ),
-        "group": np.choose(what, [np.full(len(step), -1), rank + 1, (rank - 1) % world_size + 1]),
-        "tag": np.where(what == 0, -1, 0),
-        "payload": np.where(what == 0, -1, 0),
-        "label": np.where(what == 0, 0, -1),
+        "peer": np.choose(what, [NONE, (rank + 1) % world_size, (rank - 1) % world_size]),
+        "group": np.choose(what, [NONE, rank + 1, (rank - 1) % world_size + 1]),
+        "tag": np.where(what == 0, NONE, 0),
+        "payload": np.where(what == 0, NONE, 0),
+        "label": np.where(what == 0, 0, NONE),
     }
     story = Story(world_size)
-    tables = Tables(tuple(story.groups), (Payload("float32", (1024,), 4096),), ("compute",), ())
-    return Trace(
-        make_events(columns, tables),
-        METADATA | {"world_size": world_size, "ring_groups": story.ring_groups},
-    )
+    tables = {
+        "groups": [{"name": name, "ranks": ranks} for name, ranks in story.groups.items()],
+        "payloads": [{"dtype": "float32", "shape": [1024], "size_bytes": 4096}],
+        "labels": ["compute"],
+    }
+    about = {"world_size": world_size, "ring_groups": story.ring_groups}
+    return load_columns(columns, tables, **METADATA | about)
 
 
 UNIT_MS = 2.0  # of a trace, for one unit of the evaluation
 GAP_MS = 3.0  # between steps
-LABELS = {kind: label for label, kind in KINDS.items()}
+LABELS = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
 
 
 def trace_of(

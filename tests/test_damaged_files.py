@@ -17,18 +17,17 @@ from typing import Any, NamedTuple
 
 import pytest
 from matplotlib.figure import Figure
+from part_files import two_ranks
 from test_bandwidths import damage_table
 from test_exchange_viewers import READERS, write_small
-from test_trace_parts import two_ranks
 from trace_mutations import DATA, Choose, change_meta, flip, mutate, read_in_full, real_files
 
-from ringsim import Trace, load
+from ringsim import load
 from ringsim.cli.description import read_description
 from ringsim.errors import RingError
 from ringsim.pipeline import from_csv, from_text, to_csv, to_text
 from ringsim.schedules import make_schedule
 from ringsim.traces import bandwidths
-from ringsim.traces.runs import read_run
 
 INPUTS = 20_000  # of all kinds together
 # kinds that take longer get fewer of them
@@ -61,9 +60,10 @@ class Kind(NamedTuple):
 
 
 def write_run(path: Path) -> None:
-    path.mkdir()
-    two_ranks(path)
-    (path / "run.json").write_text(
+    parts = path / "run.ringtrace.parts"
+    parts.mkdir(parents=True)
+    two_ranks(parts)
+    (parts / "run.json").write_text(
         '{"run_id": "r1", "world_size": 2, "start_ns": 1000000000, "notes": ["n"]}'
     )
 
@@ -85,7 +85,7 @@ KINDS = {
         lambda path: load(path, ranks=0, between_s=(0, 1e-3)),
         damage=lambda _, choose: mutate(WHOLES, choose),
     ),
-    "parts of a run": Kind(write_run, lambda path: Trace(*read_run(path))),
+    "parts of a run": Kind(write_run, lambda path: load(path / "run.ringtrace")),
     "bandwidths": Kind(
         lambda path: path.write_bytes((DATA / "bandwidth-gloo.json").read_bytes()),
         bandwidths.load,

@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
-import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from trace_mutations import DATA, put_together
+from trace_file import put_together, take_apart
+from trace_mutations import DATA
 
 import ringsim
 from ringsim.cli import main
 from ringsim.exchange import read_chrome, read_perfetto
-from ringsim.plot.style import save_figure
 
 # A script, a formula that is wrong, and characters that no text may have, or that forge another
 # line or direction of it.
@@ -41,8 +40,8 @@ def hostile_file(path: Path, source: str) -> Path:
 
     And of every word about the machine.
     """
-    with zipfile.ZipFile(DATA / f"{source}.ringtrace") as archive:
-        meta, events = json.loads(archive.read("meta.json")), archive.read("events.parquet")
+    text, events = take_apart(DATA / f"{source}.ringtrace")
+    meta = json.loads(text)
     tables, about = meta["tables"], meta["metadata"]
     for number, group in enumerate(tables["groups"]):
         group["name"] = f"{ATTACK}{number}"
@@ -101,19 +100,15 @@ def test_names_are_shown_and_nothing_of_them_runs(
     assert (tags.found[1][1]["src"] or "").startswith("data:image/png;base64,")
     assert tags.text == str(diagnosis), "the words are there, all of them"
 
-    for draw in (trace.plot_ring, trace.plot_timeline, trace.plot_bandwidth, diagnosis.plot):
-        save_figure(
-            draw().figure,
-            tmp_path / "x.svg",
-            title=trace.metadata["run_id"],
-            description=trace.describe(),
-        )
-        root = ET.fromstring((tmp_path / "x.svg").read_text())
-        assert next(root.iter("{http://www.w3.org/2000/svg}title")).text == trace.metadata["run_id"]
-        assert {element.tag.rpartition("}")[2] for element in root.iter()} <= HARMLESS
-        assert not [
-            key for element in root.iter() for key in element.attrib if key.startswith("on")
-        ]
+    assert main(["figures", str(path), "--for", "web", "-o", str(tmp_path)]) == 0
+    assert main(["explain", "-o", str(tmp_path / "x.svg"), str(path)]) == 0
+    drawn = sorted(tmp_path.glob("*.svg"))
+    assert {"ring", "timeline", "x"} <= {file.stem for file in drawn}
+    for file in drawn:
+        elements = list(ET.fromstring(file.read_text()).iter())
+        assert {element.tag.rpartition("}")[2] for element in elements} <= HARMLESS
+        assert not [key for element in elements for key in element.attrib if key.startswith("on")]
+    capsys.readouterr()
 
     assert not any(
         CONTROLS.search(text) for text in (trace.summary(), trace.describe(), str(diagnosis))

@@ -1,7 +1,6 @@
 """The recorder.
 
-Its records and names, in files that survive whatever happens to the rank and in memory; spans and
-marks.
+Its records and names, in files that survive whatever happens to the rank and in memory.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ringsim
-from ringsim.errors import ArgumentError, TraceFileError
-from ringsim.state import change_state
+from ringsim.errors import TraceFileError
 from ringsim.traces.events import ANY_SOURCE, ERROR, MARK, NONE, OK, OP_CODES, OP_NAMES, RECORD
 from ringsim.traces.findings import Operation
 from ringsim.traces.recorder import Recorder
@@ -92,21 +89,14 @@ def test_names_are_numbered_once_and_each_is_one_write(
     recorder.set_meta("pid", 7)
     monkeypatch.undo()
     assert all(data.endswith(b"\n") and data.count(b"\n") == 1 for data in writes)
+    payload = {"dtype": "float32", "shape": [2, 3], "size_bytes": 24, "reduction": "SUM"}
     assert [json.loads(data) for data in writes] == [
         {"table": "label", "id": 0, "name": "one"},
         {"table": "label", "id": 1, "name": "two"},
         {"table": "group", "id": 0, "name": "pair", "ranks": [0, 1]},
         {"table": "group", "id": 1, "name": "pair", "ranks": [0, 1], "fresh": True},
         {"table": "group", "id": 2, "name": "two", "ranks": [0]},
-        {
-            "table": "payload",
-            "id": 0,
-            "dtype": "float32",
-            "shape": [2, 3],
-            "size_bytes": 24,
-            "reduction": "SUM",
-            "strides": [[1, 2]],
-        },
+        {"table": "payload", "id": 0, **payload, "strides": [[1, 2]]},
         {"table": "meta", "key": "pid", "value": 7},
     ]
     assert recorder.labels == {0: "one", 1: "two"}
@@ -247,8 +237,6 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
 
 HANDLED = """
 import os, signal, sys, threading
-import ringsim
-from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
 
 def note(*_):
@@ -341,19 +329,13 @@ def test_a_forked_process_leaves_the_records_of_the_rank_alone(tmp_path: Path) -
     assert pieces["complete"]
 
 
-@pytest.mark.parametrize(
-    ("records", "why"),
-    [
-        (
-            10,
-            (
-                "Recording of rank 0 stopped: the maximum of 10 records was reached. What came "
-                "later is not in the trace."
-            ),
-        ),
-        (None, "No space left"),
-    ],
+STOPPED = (
+    "Recording of rank 0 stopped: the maximum of 10 records was reached. What came later is not in "
+    "the trace."
 )
+
+
+@pytest.mark.parametrize(("records", "why"), [(10, STOPPED), (None, "No space left")])
 def test_recording_stops_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int | None, why: str
 ) -> None:
@@ -369,26 +351,6 @@ def test_recording_stops_and_says_so_once(
     assert (events.kind == MARK).sum() == (records or FIRST_CHUNK)
     assert [why in note for note in pieces["notes"]] == [True]
     assert not pieces["complete"]
-
-
-def test_spans_and_marks_do_nothing_where_nothing_is_recorded() -> None:
-    change_state(recorder=None)
-    with ringsim.span("work", stage=0) as entered:
-        ringsim.mark("here")
-    assert isinstance(entered, ringsim.span)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": 3}, r"name of a span must be a string, got 3"),
-        ({"name": "x", "stage": -1}, r"stage must be a whole number from 0 .* got -1"),
-        ({"name": "x", "microbatch": "0"}, r"microbatch must be a whole number from 0 .* got '0'"),
-    ],
-)
-def test_wrong_arguments_of_a_span_are_named(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        ringsim.span(**arguments)
 
 
 def test_ways_through_the_library_are_told_apart() -> None:

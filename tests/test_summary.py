@@ -1,14 +1,19 @@
-"""What a trace says in a few lines is the same for a file that is read rank by rank.
+"""A trace in a few lines and as a table of numbers; the same of a file, read rank by rank.
 
-Whatever lies in its row groups.
+``ringsim show`` counts a file without holding all of it, whatever lies in its row groups.
 """
 
 from __future__ import annotations
 
+import io
+import json
+import math
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,107 +21,150 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_traces import WORLD_SIZE, traces
 from synthetic import pipeline, trace_of
-from test_trace_filter import pass_on
+from trace_file import NONE, TIMES, make_trace
 
 import ringsim
 from ringsim import Trace, load
+from ringsim.cli import main
 from ringsim.pipeline import evaluate
 from ringsim.schedules import make_schedule
-from ringsim.traces import files
-from ringsim.traces.events import (
-    COLUMN_DTYPES,
-    NONE,
-    OP_CODES,
-    Group,
-    Tables,
-    concatenate,
-    make_events,
-)
-from ringsim.traces.files import read_by_rank
-from ringsim.traces.summary import count_file, count_trace
 
-HOSTS = st.lists(st.sampled_from(["", "one", "two"]), min_size=WORLD_SIZE, max_size=WORLD_SIZE)
-REFERENCE = {"ranks": [0, 2], "how": "reference", "samples": [[0, 0, 0]]}
-CLOCKS = st.sampled_from(
-    [[], [REFERENCE, {"ranks": [1], "how": "store", "samples": [[0, 700, 9], [900, 705, 4]]}]]
-)
+TWO_WITH_A_RING = {"world": (0, 1, 2), "ring:0>1": (0, 1)}
+# An event: its rank, operation, group, size and peer; when it was posted, awaited and done, in us;
+# its status.
+EVENTS = [
+    (0, "all_reduce", "world", 3000, NONE, (0, 10, 40), "ok"),
+    (0, "isend", "ring:0>1", 1000, 1, (40, 50, 52), "ok"),
+    (0, "all_reduce", "world", 3000, NONE, (60, NONE, 90), "ok"),  # C++ waits for it
+    (0, "all_reduce", "world", 3000, NONE, (95, 96, NONE), "in_flight"),
+    (0, "barrier", "world", 0, NONE, (99, 99, 100), "ok"),
+    (1, "all_reduce", "world", 3000, NONE, (20, 20, 40), "ok"),
+    (1, "irecv", "ring:0>1", 1000, 0, (41, 42, 52), "ok"),
+    (1, "all_reduce", "world", 3000, NONE, (60, NONE, 80), "ok"),
+    (1, "barrier", "world", 0, NONE, (90, 90, 100), "ok"),
+    (1, "span", "", 0, NONE, (0, NONE, 100), "ok"),
+    (2, "all_reduce", "world", 3000, NONE, (30, 30, 40), "ok"),
+    (2, "all_reduce", "world", 3000, NONE, (60, NONE, 70), "error"),
+    (2, "barrier", "world", 0, NONE, (95, 95, 100), "ok"),
+]
 
 
-def with_hosts(trace: Trace, hosts: list[str], clocks: list[dict[str, object]]) -> Trace:
-    """The run on several hosts.
+def collectives() -> Trace:
+    rows: list[dict[str, Any]] = []
+    for rank, op, group, size_bytes, peer, times, status in EVENTS:
+        row = {"rank": rank, "op": op, "peer": peer, "status": status}
+        row["times"] = [NONE if time == NONE else 1000 * time for time in times]
+        row |= {"group": group} if group else {}
+        rows.append(row | ({"size_bytes": size_bytes} if size_bytes else {}))
+    return make_trace(rows, groups=TWO_WITH_A_RING, world_size=3)
 
-    Times are small, so that no sum of them is too large for int64, and above the offsets.
-    """
-    events = trace.events
-    times = {
-        name: np.where((column := getattr(events, name)) == NONE, NONE, column % 1000 + 1000)
-        for name in ("post_ns", "wait_ns", "done_ns")
-    }
-    about = {
-        "world_size": WORLD_SIZE,
-        "ranks": [{"rank": rank, "host": host} for rank, host in enumerate(hosts)],
-        "clocks": clocks,
-    }
-    return Trace(replace(events, **times), about)
+
+def test_every_operation_and_group_has_its_numbers() -> None:
+    stats = collectives().stats()
+    rows = {(row.op, row.group): row for row in stats.rows}
+    reduced, sent = rows["all_reduce", "world"], rows["isend", "ring:0>1"]
+    # longest first
+    assert [op for op, _ in rows] == ["all_reduce", "barrier", "irecv", "isend"]
+    # one call is still under way
+    assert (reduced.count, reduced.size_bytes, reduced.group_size) == (3, 9000, 3)
+    assert (reduced.blocked_p50_us, reduced.blocked_p90_us, reduced.blocked_max_us) == (20, 28, 30)
+    assert reduced.share == pytest.approx((30 + 20 + 10) / 300)
+    # 3,000 bytes in 40, 30, 20, 20 and 10 us: the median is 0.15 GB/s; nccl-tests: 2 (n - 1) / n of
+    # it on the bus.
+    assert reduced.algbw_gb_per_s == pytest.approx(0.15)
+    assert reduced.busbw_gb_per_s == pytest.approx(0.2)
+    assert (sent.count, sent.size_bytes, sent.blocked_max_us) == (1, 1000, 2)
+    assert sent.busbw_gb_per_s == pytest.approx(1 / 12)
+    assert math.isnan(rows["barrier", "world"].algbw_gb_per_s)
+    assert stats.to_pandas()["count"].tolist() == [3, 1, 1, 1]
+    assert json.loads(json.dumps(stats.to_dict(), allow_nan=False))[1]["algbw_gb_per_s"] is None
+    lines = str(stats).splitlines()
+    assert len({len(line) for line in lines}) == 1, "columns stand below each other"
+    said = "all_reduce world 3 3 8.79 KiB 20 µs 28 µs 30 µs 0.15 0.20 20 %"
+    assert lines[1].split() == said.split()
+
+
+def test_a_program_of_collectives_is_summed_up() -> None:
+    only = collectives().filter(groups="world")
+    said = "all_reduce on world: 3 calls, 8.79 KiB, blocked 20 µs each (median), 20 % of the run"
+    assert "collectives   4 calls, 8.79 KiB" in only.summary()
+    assert said in only.summary()
+    assert "of 3 ranks that called 4 collectives in 100 µs" in only.describe()
+
+
+# -- of a file
+
+
+def pass_on() -> None:
+    """A token goes round the ring ten times."""
+    import torch
+    from torch import distributed as dist
+
+    ring = ringsim.current_ring()
+    for turn in range(40):
+        if turn % 4 == ring.rank:
+            dist.send(torch.ones(2), ring.succ, group=ring.succ_group)
+        elif turn % 4 == ring.pred:
+            dist.recv(torch.ones(2), ring.pred, group=ring.pred_group)
+
+
+def show(*words: object) -> str:
+    with redirect_stdout(io.StringIO()) as printed:
+        assert main(["show", *map(str, words)]) == 0
+    return printed.getvalue()
 
 
 def check(trace: Trace, group_rows: int) -> None:
     """Compares what the file says with what the trace says, with so many rows in a group."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "GROUP_ROWS", group_rows)
+        patch.setattr("ringsim.traces.files.GROUP_ROWS", group_rows)
         trace.save(path := Path(directory, "run.ringtrace"))
-        whole, read = load(path), list(read_by_rank(path))
-        counted, table = count_file(path), count_file(path, whole_table=True).stats
-    events = concatenate([piece.events for piece in read])
-    assert all(
-        np.array_equal(getattr(events, name), getattr(whole.events, name)) for name in COLUMN_DTYPES
-    )
-    ranks = [rank for piece in read for rank in np.unique(piece.events.rank).tolist()]
-    assert ranks == sorted(set(ranks)), "each rank is whole"
-    assert str(counted) == whole.summary()
-    assert str(table) == str(whole.stats())
-    assert counted.total_bytes == count_trace(whole).total_bytes
+        whole, shown, numbers = load(path), show(path), json.loads(show(path, "--json"))
+    assert shown == whole.summary() + "\n"
+    assert numbers["operations"] == whole.stats().to_dict()
+    assert (numbers["events"], numbers["messages"]) == (len(whole), len(whole.messages))
 
 
-@given(traces, HOSTS, CLOCKS, st.integers(1, 40), st.booleans())
+HOSTS = st.lists(st.sampled_from(["", "one", "two"]), min_size=WORLD_SIZE, max_size=WORLD_SIZE)
+REFERENCE = {"ranks": [0, 2], "how": "reference", "samples": [[0, 0, 0]]}
+OTHER = {"ranks": [1], "how": "store", "samples": [[0, 700, 9], [900, 705, 4]]}
+
+
+@given(traces, HOSTS, st.sampled_from([[], [REFERENCE, OTHER]]), st.integers(1, 40), st.booleans())
 def test_a_file_says_what_its_trace_says(
-    trace: Trace, hosts: list[str], clocks: list[dict[str, object]], rows: int, is_part: bool
+    trace: Trace, hosts: list[str], clocks: list[Any], group_rows: int, is_part: bool
 ) -> None:
-    run = with_hosts(trace, hosts, clocks)
-    check(run.filter(ranks=[0, 2]) if is_part else run, rows)
+    """Times are small, so that no sum of them overflows, and above the offsets."""
+    times = {name: getattr(trace.events, name) for name in TIMES}
+    small = {name: np.where(one == NONE, NONE, one % 1000 + 1000) for name, one in times.items()}
+    about = {"ranks": [{"rank": rank, "host": host} for rank, host in enumerate(hosts)]}
+    metadata = {"world_size": WORLD_SIZE, "clocks": clocks, **about}
+    run = Trace(replace(trace.events, **small), metadata)
+    check(run.filter(ranks=[0, 2]) if is_part else run, group_rows)
 
 
 def one_step_less(trace: Trace) -> Trace:
     """The same, but rank 1 was killed before its last step."""
-    return Trace(
-        trace.events.select(
-            ~((trace.events.rank == 1) & (trace.events.post_ns > 0.45 * trace.events.post_ns.max()))
-        ),
-        trace.metadata,
-    )
+    events = trace.events
+    late = (events.rank == 1) & (events.post_ns > 0.45 * events.post_ns.max())
+    return Trace(events.select(~late), trace.metadata)
+
+
+def simulated() -> Trace:
+    return ringsim.simulate(pass_on, world_size=4, link=ringsim.Link(1e-6, 1e-9))
 
 
 TWICE = trace_of(*[evaluate(make_schedule("1f1b", 4, 6))] * 2)
-ACROSS = {
-    "rank": [0, 1, 2, 3],
-    "op": [OP_CODES[name] for name in ("send", "send", "recv", "recv")],
-    "peer": [3, 2, 1, 0],
-}
+ACROSS = zip(range(4), ("send", "send", "recv", "recv"), (3, 2, 1, 0), strict=True)
+ALIKE = [{"rank": rank, "op": op, "peer": peer, "group": "world"} for rank, op, peer in ACROSS]
 RUNS: dict[str, Callable[[], Trace]] = {
     "a pipeline": lambda: pipeline(5, 4),
     "two steps": lambda: TWICE,
     "a rank that did not come to its last step": lambda: one_step_less(TWICE),
-    "a ring": lambda: ringsim.simulate(pass_on, world_size=4, link=ringsim.Link(1e-6, 1e-9)),
-    "messages alike": lambda: Trace(
-        make_events(
-            {**ACROSS, "group": [0] * 4, "post_ns": [0] * 4}, Tables((Group("world", ()),))
-        ),
-        {},
-    ),
-    "a part": lambda: ringsim.simulate(pass_on, world_size=4, link=ringsim.Link(1e-6, 1e-9)).filter(
-        ranks=[0, 1, 3]
-    ),
-    "no event": lambda: Trace(pipeline().events.select([]), {"world_size": 3}),
+    "a ring": simulated,
+    "messages alike": lambda: make_trace(ALIKE),
+    "a part": lambda: simulated().filter(ranks=[0, 1, 3]),
+    "no event": lambda: make_trace([], world_size=3),
     "no number of ranks": lambda: Trace(pipeline(3, 2).events, {}),
 }
 

@@ -19,7 +19,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,50 +30,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from random_traces import traces
-from test_trace_parts import two_ranks
-from trace_mutations import load_damaged, put_together, real_files, write_columns
+from synthetic import pipeline
+from trace_file import COLUMNS, NONE, load_columns, make_trace, put_together, take_apart
+from trace_mutations import load_damaged, real_files, write_columns
 
 import ringsim
 from ringsim import Trace, load
 from ringsim.errors import TraceFileError
-from ringsim.plot.layout import make_bars
-from ringsim.traces import files
-from ringsim.traces.events import COLUMN_DTYPES, OP_CODES, Group, Payload, Tables, make_events
-from ringsim.traces.files import merge
-
-TABLES = Tables(
-    (Group("world", (0, 1)),), (Payload("float32", (2,), 8),), ("compute",), ("ring.py",)
-)
 
 
 def small() -> Trace:
-    columns = {
-        "rank": [0, 0, 1],
-        "op": [OP_CODES["isend"], OP_CODES["span"], OP_CODES["irecv"]],
-        "peer": [1, -1, 0],
-        "group": [0, -1, 0],
-        "payload": [0, -1, 0],
-        "label": [-1, 0, -1],
-        "post_ns": [10, 20, 15],
-        "wait_ns": [12, -1, 16],
-        "done_ns": [30, 25, -1],
-        "status": [2, 2, 1],
-    }
-    secrets: dict[str, Any] = {"results": ["a secret", object()], "output": ["a secret"]}
-    return Trace(
-        make_events(columns, TABLES), {"format": 1, "world_size": 2, "notes": ["ä note"]}, **secrets
+    on_world = {"group": "world", "size_bytes": 8}
+    trace = make_trace(
+        [
+            {"rank": 0, "op": "isend", "peer": 1, **on_world, "times": (10, 12, 30)},
+            {"rank": 0, "op": "span", "label": "compute", "times": (20, NONE, 25)},
+            {"rank": 1, "op": "irecv", "peer": 0, **on_world, "times": (15, 16, NONE), "status": 1},
+        ],
+        groups={"world": (0, 1)},
+        format=1,
+        world_size=2,
+        notes=["ä note"],
     )
-
-
-@given(trace=traces)
-def test_a_run_that_comes_rank_by_rank_makes_the_same_file(trace: Trace) -> None:
-    ranks = [trace.events.select(trace.events.rank == rank) for rank in range(trace.world_size)]
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
-        patch.setattr(files, "GROUP_ROWS", 5)
-        whole, pieces = Path(directory, "whole"), Path(directory, "pieces")
-        trace.save(whole)
-        assert files.save_pieces(ranks, trace.metadata, pieces) == len(trace)
-        assert pieces.read_bytes() == whole.read_bytes()
+    return Trace(trace.events, trace.metadata, ["a secret", object()], ["a secret"])
 
 
 @pytest.fixture
@@ -89,16 +67,18 @@ def path(tmp_path: Path) -> Path:
 
 def test_no_thread_of_arrow_is_at_work(tmp_path: Path) -> None:
     code = (
-        "import os, sys, pyarrow, pyarrow.parquet; from ringsim.traces.files import load, "
-        "read_by_rank; pyarrow.set_cpu_count(8); "
-        "before = len(os.listdir('/proc/self/task')); load(sys.argv[1]).save(sys.argv[1]); "
-        "load(sys.argv[1], ranks=1); "
-        "[*read_by_rank(sys.argv[1])]; print(len(os.listdir('/proc/self/task')) - before)"
+        "import os, sys, pyarrow, pyarrow.parquet, ringsim, ringsim.cli; "
+        "pyarrow.set_cpu_count(8); before = len(os.listdir('/proc/self/task')); "
+        "ringsim.load(sys.argv[1]).save(sys.argv[1]); ringsim.load(sys.argv[1], ranks=1); "
+        "ringsim.cli.main(['show', sys.argv[1]]); "
+        "print(len(os.listdir('/proc/self/task')) - before)"
     )
     small().save(tmp_path / "run.ringtrace")
     words = [sys.executable, "-c", code, str(tmp_path / "run.ringtrace")]
     more = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    assert int(more) == 0, "one that holds a Python buffer when the interpreter ends aborts it"
+    assert int(more.split()[-1]) == 0, (
+        "one that holds a Python buffer when the interpreter ends aborts it"
+    )
 
 
 def test_a_trace_comes_back_without_results_and_output(path: Path) -> None:
@@ -120,21 +100,17 @@ def test_every_trace_comes_back(trace: Trace) -> None:
         trace.save(f"{directory}/run.ringtrace")
         back = load(f"{directory}/run.ringtrace")
     assert back == trace
-    assert {name: getattr(back.events, name).dtype for name in COLUMN_DTYPES} == COLUMN_DTYPES
+    assert {name: getattr(back.events, name).dtype for name in COLUMNS} == COLUMNS
 
 
-def test_more_than_one_row_group_comes_back(tmp_path: Path) -> None:
-    count = 1_200_000
-    done = np.where(np.random.default_rng(0).random(count) < 0.1, -1, np.arange(count))
-    columns = {
-        "rank": np.zeros(count),
-        "op": np.full(count, OP_CODES["mark"]),
-        "post_ns": np.arange(count),
-        "done_ns": done,
-    }
-    trace = Trace(make_events(columns), {})
-    trace.save(tmp_path / "big.ringtrace")
-    assert load(tmp_path / "big.ringtrace") == trace
+def test_more_than_one_row_group_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringsim.traces.files.GROUP_ROWS", 7)
+    (trace := pipeline()).save(tmp_path / "long.ringtrace")
+    _, rows = take_apart(tmp_path / "long.ringtrace")
+    assert pq.ParquetFile(io.BytesIO(rows)).num_row_groups > 5
+    assert load(tmp_path / "long.ringtrace") == trace
 
 
 def test_other_tools_can_read_it(path: Path) -> None:
@@ -170,7 +146,7 @@ def test_a_failed_save_leaves_what_was_there(
     def fail(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr(files.os, step, fail)
+    monkeypatch.setattr(os, step, fail)
     with pytest.raises(TraceFileError if isinstance(error, OSError) else KeyboardInterrupt):
         Trace(small().events, {"world_size": 7}).save(path)
     assert path.read_bytes() == before
@@ -219,56 +195,16 @@ def test_what_could_not_be_loaded_is_not_saved(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parts_stand_in_for_a_missing_or_damaged_file(tmp_path: Path) -> None:
-    path = tmp_path / "run.ringtrace"
-    parts = tmp_path / "run.ringtrace.parts"
-    parts.mkdir()
-    with pytest.raises(
-        TraceFileError, match=r"must exist, got .* could not be read either: no rank left anything"
-    ):
-        load(path)
-    two_ranks(parts)
-    missing = load(path)
-    assert (len(missing.events), len(missing.messages)) == (4, 1)
-    note = (
-        "put together from what the ranks left in run.ringtrace.parts: the run ended before it "
-        "wrote its file"
-    )
-    assert missing.metadata["notes"][-1] == note
-    assert note in missing.summary()
-    missing.save(path)
-    assert load(path) == missing
-    path.write_bytes(path.read_bytes()[:-1])
-    assert load(path) == missing
-    small().save(path)
-    assert load(path) == small()
-
-
-@pytest.mark.parametrize("longer_first", [True, False])
-def test_of_two_copies_of_a_part_the_longer_one_is_merged(
-    tmp_path: Path, longer_first: bool
-) -> None:
-    copies = [tmp_path / name for name in ("a.parts", "b.parts")]
-    for copy in copies:
-        copy.mkdir()
-        two_ranks(copy)
-    cut = copies[1] / "rank-1.events"
-    os.truncate(cut, cut.stat().st_size // 3)
-    whole = merge(copies[:1])
-    assert merge(copies if longer_first else copies[::-1]) == whole
-    assert len(merge(copies[1:]).events) < len(whole.events)
-
-
 def test_what_is_too_long_to_be_read_is_not_saved(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = path.read_bytes()
-    monkeypatch.setattr(files, "MAX_FILE_BYTES", len(before))
+    before, trace = path.read_bytes(), small()
+    monkeypatch.setattr("ringsim.traces.files.MAX_FILE_BYTES", len(before))
     with pytest.raises(
         TraceFileError,
         match=f"A trace file must be at most {len(before)} bytes, got more. Save a part",
     ):
-        small().save(path)
+        trace.save(path)
     assert path.read_bytes() == before
 
 
@@ -279,18 +215,14 @@ def rewrite(
     path: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any], **zip_options: Any
 ) -> None:
     """Writes the file anew, with right checksums, after ``change(meta, columns)``."""
-    with zipfile.ZipFile(path) as archive:
-        meta = json.loads(archive.read("meta.json"))
-        table = pq.read_table(io.BytesIO(archive.read("events.parquet")))
+    text, rows = take_apart(path)
+    meta, table = json.loads(text), pq.read_table(io.BytesIO(rows))
     columns = {name: table[name] for name in table.column_names}
     change(meta, columns)
     sink = io.BytesIO()
-    schema = pa.schema(
-        [
-            pa.field(name, column.type, nullable=name in ("wait_ns", "done_ns"))
-            for name, column in columns.items()
-        ]
-    )
+    kinds = {name: column.type for name, column in columns.items()}
+    nullable = ("wait_ns", "done_ns")
+    schema = pa.schema([pa.field(name, kind, name in nullable) for name, kind in kinds.items()])
     pq.write_table(pa.table(columns, schema=schema), sink)
     with zipfile.ZipFile(path, "w", **zip_options) as archive:
         archive.writestr("meta.json", json.dumps(meta))
@@ -406,7 +338,7 @@ def test_wrong_numbers_with_right_checksums(path: Path) -> None:
 def test_a_file_has_limits(
     path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, says: str
 ) -> None:
-    monkeypatch.setattr(files, limit, 100)
+    monkeypatch.setattr(f"ringsim.traces.files.{limit}", 100)
     refused(path, says)
 
 
@@ -462,9 +394,12 @@ def test_something_else_is_refused(tmp_path: Path) -> None:
             load(name)
 
 
+READERS = Path(ringsim.__file__).parent / "traces"
+
+
 def test_nothing_that_reads_a_trace_can_execute_one() -> None:
     for module in ("files", "events", "parts", "value", "matching"):
-        tree = ast.parse(Path(files.__file__).with_name(f"{module}.py").read_text())
+        tree = ast.parse((READERS / f"{module}.py").read_text())
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         imported = {
             alias.name
@@ -527,9 +462,7 @@ def test_the_mutations_leave_a_file_that_loads_where_they_change_nothing(tmp_pat
         path = tmp_path / f"{number}.ringtrace"
         path.write_bytes(put_together(whole.meta, write_columns(whole.columns)))
         trace = ringsim.load(path)
-        assert {
-            name: getattr(trace.events, name).tolist() for name in COLUMN_DTYPES
-        } == whole.columns
+        assert {name: getattr(trace.events, name).tolist() for name in COLUMNS} == whole.columns
         assert load_damaged(path.read_bytes(), draw=False)
 
 
@@ -556,16 +489,9 @@ def test_what_no_reader_can_take_is_written_out(tmp_path: Path) -> None:
 
     An escape sequence commands a terminal.
     """
-    labels = ("a\ud800b", "red \x1b[31m", "null\0", "C1 \x9b2J", "tab\tline\nend")
-    columns = {
-        "rank": [0] * 5,
-        "op": [OP_CODES["mark"]] * 5,
-        "post_ns": [1] * 5,
-        "label": [0, 1, 2, 3, 4],
-    }
-    Trace(
-        make_events(columns, Tables(labels=labels)), {"world_size": 1, "notes": ["bell \a"]}
-    ).save(tmp_path / "x.ringtrace")
+    labels = ["a\ud800b", "red \x1b[31m", "null\0", "C1 \x9b2J", "tab\tline\nend"]
+    marks = [{"rank": 0, "op": "mark", "label": label} for label in labels]
+    make_trace(marks, notes=["bell \a"]).save(tmp_path / "x.ringtrace")
     trace = ringsim.load(tmp_path / "x.ringtrace")
     expected = ["a\\ud800b", "red \\x1b[31m", "null\\x00", "C1 \\x9b2J", "tab\\tline\\nend"]
     assert list(trace.to_pandas()["label"]) == list(trace.events.tables.labels) == expected
@@ -573,17 +499,11 @@ def test_what_no_reader_can_take_is_written_out(tmp_path: Path) -> None:
 
 
 def test_what_ends_before_it_began_takes_no_time() -> None:
-    columns = {
-        "rank": [0, 0],
-        "op": [OP_CODES["isend"]] * 2,
-        "post_ns": [900, 1000],
-        "wait_ns": [50, 2000],
-        "done_ns": [10, 5],
-    }
-    trace = Trace(make_events(columns), {"world_size": 2})
-    bars = make_bars(trace)
-    assert (bars.start_ns >= 900).all()
-    assert (bars.end_ns >= bars.start_ns).all()
+    sends = [
+        {"rank": 0, "op": "isend", "times": times} for times in ((900, 50, 10), (1000, 2000, 5))
+    ]
+    trace = make_trace(sends, world_size=2)
+    assert trace.waits.blocked_ns.tolist() == [0, 0]
     trace.plot_timeline(ax=Figure().add_subplot())
 
 
@@ -594,34 +514,27 @@ def test_a_small_file_cannot_ask_for_much_memory(
 
     A file of 4 MB could hold a hundred million events, 8 GB of memory.
     """
-    count = 50_000
-    columns = {
-        "rank": np.zeros(count, dtype=np.int32),
-        "op": np.full(count, OP_CODES["mark"]),
-        "post_ns": np.zeros(count, dtype=np.int64),
-    }
-    trace = Trace(make_events(columns), {"world_size": 1})
-    trace.save(tmp_path / "x.ringtrace")
-    assert (tmp_path / "x.ringtrace").stat().st_size * files.MAX_EVENTS_PER_BYTE < count
-    assert len(ringsim.load(tmp_path / "x.ringtrace").events) == count, "few events are free"
-    monkeypatch.setattr(files, "FREE_EVENTS", 1000)
-    for use in (
-        lambda: ringsim.load(tmp_path / "x.ringtrace"),
-        lambda: trace.save(tmp_path / "y.ringtrace"),
-    ):
+    count, path = 50_000, tmp_path / "x.ringtrace"
+    trace = load_columns({"rank": np.zeros(count), "op": np.ones(count)}, {}, world_size=1)
+    trace.save(path)
+    assert path.stat().st_size * 4 < count
+    assert len(load(path)) == count, "few events are free"
+    monkeypatch.setattr("ringsim.traces.files.FREE_EVENTS", 1000)
+    for use in (load, trace.save):
         with pytest.raises(
             TraceFileError, match=r"50000 events in [0-9]+ bytes, more than 4 a byte"
         ):
-            use()
+            use(path)
 
 
 def test_no_memory_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise MemoryError("malloc of size 10 failed")
 
-    monkeypatch.setattr(files, "make_events", fail)
+    path = damaged_meta(tmp_path)
+    monkeypatch.setattr(json, "loads", fail)
     with pytest.raises(TraceFileError, match="malloc of size 10 failed"):
-        ringsim.load(damaged_meta(tmp_path))
+        load(path)
 
 
 def test_several_files_are_several_traces(tmp_path: Path) -> None:
@@ -654,20 +567,18 @@ def test_several_files_are_several_traces(tmp_path: Path) -> None:
 def test_a_redacted_trace_names_no_directory_host_or_user(
     tmp_path: Path, text: str, left: str
 ) -> None:
-    called = (
-        "/home/student/my project/train.py:40 > /home/student/my project/lib/send.py",
-        "cell [3]",
-    )
-    events = replace(
-        small().events,
-        tables=TABLES._replace(labels=(text,), groups=(Group(text, (0, 1)),), files=called),
-    )
+    directory = "/home/student/my project"
+    called = (f"{directory}/train.py:40 > {directory}/lib/send.py", "cell [3]")
+    rows = [
+        {"rank": 0, "op": "span", "label": text, "group": text, "file": file} for file in called
+    ]
     metadata = {
         "world_size": 2,
         "ranks": [{"rank": 0, "host": "node7.lab"}],
         "ends": [{"rank": 0, "about": text}],
         text: [text],
     }
+    events = make_trace(rows).events
     shared = Trace(events, metadata, results=[text], output=[text]).redact()
     assert shared.metadata == {
         "world_size": 2,
@@ -677,8 +588,8 @@ def test_a_redacted_trace_names_no_directory_host_or_user(
     }
     tables = shared.events.tables
     assert (tables.labels, tables.groups[0].name, tables.files) == (
-        (left,),
-        left,
+        (word := left.replace("\n", "\\n"),),
+        word,
         ("train.py:40 > send.py", "cell [3]"),
     )
     assert (shared.results, shared.output) == ([], [])

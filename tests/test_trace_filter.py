@@ -7,44 +7,32 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from random_traces import WORLD_SIZE, traces
 from synthetic import Story, pipeline, trace_of
+from test_summary import simulated
+from trace_file import COLUMNS, OPS
 
 import ringsim
 from ringsim import Trace
-from ringsim import comm as dist
 from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.pipeline import evaluate
 from ringsim.schedules import make_schedule
-from ringsim.traces.events import COLUMN_DTYPES, OP_NAMES
-from ringsim.traces.findings import SLOW_KINDS
-from ringsim.traces.matching import CollectiveCalls
-from ringsim.traces.steps import count_steps
 
-
-def pass_on() -> None:
-    ring = ringsim.current_ring()
-    for turn in range(40):  # the token goes round ten times
-        if turn % 4 == ring.rank:
-            dist.send(torch.ones(2), ring.succ, group=ring.succ_group)
-        elif turn % 4 == ring.pred:
-            dist.recv(torch.ones(2), ring.pred, group=ring.pred_group)
-
-
+SLOW = {"link", "slow_link", "late_sender", "late_receiver", "straggler"}
 conditions = st.fixed_dictionaries(
     {},
     optional={
         "ranks": st.sets(st.integers(0, WORLD_SIZE - 1)),
         "between_s": st.tuples(st.sampled_from([0, 5e-7]), st.sampled_from([6e-7, 1.0, 1e10])),
-        "ops": st.sets(st.sampled_from(OP_NAMES)).map(set(OP_NAMES).__sub__),
+        "ops": st.sets(st.sampled_from(OPS)).map(set(OPS).__sub__),
     },
 )
 
@@ -60,8 +48,17 @@ def pairs(trace: Trace) -> set[Any]:
 
 
 def calls(trace: Trace) -> set[Any]:
-    found = CollectiveCalls.of(trace.events, trace.apart)
-    return {tuple(ids(trace, list(found.events_of(call)))) for call in range(len(found.last))}
+    """The collectives of one call: the k-th of each rank on a group, but for those apart."""
+    turn: dict[Any, int] = defaultdict(int)
+    found: dict[Any, list[tuple[int, int]]] = defaultdict(list)
+    apart = set(trace.apart.tolist())
+    for place, event in enumerate(trace):
+        refused = event.status == "error" and event.wait_ns is None
+        group = int(trace.events.group[place])
+        if event.kind == "collective" and group >= 0 and not refused and place not in apart:
+            found[group, turn[event.rank, group]].append((event.rank, event.seq))
+            turn[event.rank, group] += 1
+    return {tuple(members) for members in found.values()}
 
 
 @example(pipeline(), {"ranks": [1, 2]}, {"between_s": (0, 0.012)})
@@ -73,7 +70,7 @@ def test_a_part_is_what_meets_all_conditions_and_matches_as_the_whole_does(
     there = set(ids(part))
     assert there == set(ids(trace.filter(**first))) & set(ids(trace.filter(**then)))
     assert ids(part) == [one for one in ids(trace) if one in there], "in the same order"
-    for name in COLUMN_DTYPES:
+    for name in COLUMNS:
         assert np.array_equal(getattr(part.events, name), getattr(other.events, name))
     assert part.apart.tolist() == other.apart.tolist()
     assert pairs(part) == {pair for pair in pairs(trace) if set(pair) <= there}
@@ -87,7 +84,7 @@ def test_a_part_is_what_meets_all_conditions_and_matches_as_the_whole_does(
 @given(traces)
 def test_a_part_of_everything_is_the_trace(trace: Trace) -> None:
     assert (
-        trace.filter(ranks=range(WORLD_SIZE), between_s=(0, 1e10), ops=OP_NAMES)
+        trace.filter(ranks=range(WORLD_SIZE), between_s=(0, 1e10), ops=OPS)
         == trace
         == trace.filter()
     )
@@ -106,7 +103,7 @@ def test_a_part_is_saved_loaded_drawn_and_explained(tmp_path: Path) -> None:
         again = ringsim.load(tmp_path / "part.ringtrace")
         assert again == part
         assert (pairs(again), again.unmatched) == (pairs(part), [])
-        assert not {finding.kind for finding in again.explain().findings} - {*SLOW_KINDS}
+        assert {finding.kind for finding in again.explain().findings} <= SLOW
         for name in ("perfetto", "chrome", "html")[: 3 if number == 0 else 0]:
             getattr(again, f"to_{name}")(tmp_path / name)
     assert set(parts[0]._repr_mimebundle_()[0]) == {"text/plain", "image/png"}
@@ -123,12 +120,8 @@ def test_a_part_is_saved_loaded_drawn_and_explained(tmp_path: Path) -> None:
 def test_steps_groups_and_what_is_still_in_flight() -> None:
     whole = trace_of(*[evaluate(make_schedule("1f1b", 3, 4))] * 3)
     step = whole.step(1)
-    assert (
-        count_steps(whole.events),
-        count_steps(step.events),
-        step.apart.tolist(),
-        step.unmatched,
-    ) == (3, 1, [], [])
+    assert ("3 steps," in whole.summary(), "1 step," in step.summary()) == (True, True)
+    assert (step.apart.tolist(), step.unmatched) == ([], [])
     assert step.bubble() == whole.bubble(1)
     assert pairs(step) == pairs(whole.filter(steps=[1, 2]).step(0))
     with pytest.raises(ArgumentError, match="steps must be from 0 to 2, got 3"):
@@ -154,22 +147,10 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
         ({"ranks": "01"}, "ranks must be from 0 to 3, got '01'"),
         ({"ranks": 1.0}, "ranks must be from 0 to 3, got 1.0"),
         ({"steps": 0}, "steps must be left out: this trace has no steps, got 0"),
-        (
-            {"between_s": 3},
-            (
-                "between_s must be two times in seconds from the start of the run, the earlier "
-                "first, got 3"
-            ),
-        ),
+        ({"between_s": 3}, "between_s must be two times in seconds from the start of the run"),
         ({"between_s": (2, 1)}, r"between_s must be two times .*, got \(2, 1\)"),
-        (
-            {"ops": "isned"},
-            (
-                r"ops must be of the 'span', 'mark', 'isend', 'irecv', 'barrier' that this trace "
-                r"has, got 'isned'"
-            ),
-        ),
-        ({"groups": ["world", 3]}, r"groups must be of the 'world', .* that this trace has, got 3"),
+        ({"ops": "isned"}, "ops must be of the 'span', 'mark', 'isend', .* has, got 'isned'"),
+        ({"groups": ["world", 3]}, "groups must be of the 'world', .* that this trace has, got 3"),
     ],
 )
 def test_what_is_not_in_the_trace_cannot_be_asked_for(condition: dict[str, Any], says: str) -> None:
@@ -200,7 +181,7 @@ def test_a_rank_is_read_without_the_pages_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ringsim.traces.files.GROUP_ROWS", 10)
-    run = ringsim.simulate(pass_on, world_size=4, link=ringsim.Link(1e-6, 1e-9))
+    run = simulated()
     run.save(file := tmp_path / "run.ringtrace")
     whole = file.read_bytes()
     assert ringsim.load(file, ranks=3) == run.filter(ranks=3)

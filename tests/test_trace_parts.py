@@ -1,16 +1,11 @@
-"""What ranks left behind, read back.
-
-Whole, cut at any byte, damaged, and while it grows, at any moment the same as read whole.
-"""
+"""What a rank records is followed while it writes: at any moment the same as read whole."""
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from part_writer import Writer
 
-from ringsim import Trace, load
 from ringsim.diagnose.mismatches import find_new_mismatches
 from ringsim.diagnose.snapshot import Posted, Snapshot, snapshot_of_events
 from ringsim.diagnose.waitfor import analyse
-from ringsim.errors import TraceFileError
 from ringsim.launch.watcher import LiveRecords
-from ringsim.traces import parts
 from ringsim.traces.events import (
     ANY_SOURCE,
     ERROR,
@@ -35,277 +27,13 @@ from ringsim.traces.events import (
     OK,
     OP_CODES,
     RECORD,
-    Events,
-    Group,
-    Payload,
     concatenate,
 )
 from ringsim.traces.parts import PartReader
-from ringsim.traces.runs import Parts, read_parts, read_run
+from ringsim.traces.runs import Parts, read_parts
 from ringsim.traces.store import FIRST_CHUNK
 
-DAMAGED_RUNS = (
-    b'{"world_size": "x", "start_ns": 1.5, "notes": 3}',
-    b'{"world_size": 1e99, "machine": 7, "start_ns": -99999999999999999999999}',
-    b'{"world_size": 99999999999999999999999, "date": 3, "start_unix_ns": 99999999999999999999999}',
-)
-EMPTY: dict[str, Any] = dict.fromkeys(RECORD.names or (), NONE) | {"thread": 0}
-
-
-def write(
-    directory: Path,
-    rank: int,
-    records: list[dict[str, Any]],
-    lines: list[dict[str, Any]],
-    *,
-    room: int = 0,
-) -> None:
-    """Writes a rank's part by hand, with ``room`` empty slots after its records."""
-    rows = np.zeros(len(records) + room, dtype=RECORD)
-    for slot, record in enumerate(records):
-        for name, number in (EMPTY | {"status": 2} | record).items():
-            rows[name][slot] = number
-    (directory / f"rank-{rank}.events").write_bytes(rows.tobytes())
-    (directory / f"rank-{rank}.names").write_bytes(
-        b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    )
-
-
-def meta(**facts: Any) -> list[dict[str, Any]]:
-    return [{"table": "meta", "key": key, "value": fact} for key, fact in facts.items()]
-
-
-def world(number: int = 0) -> dict[str, Any]:
-    return {"table": "group", "id": number, "name": "world", "ranks": [0, 1]}
-
-
-def two_ranks(directory: Path) -> None:
-    """Rank 0 sends 8 bytes to rank 1.
-
-    That one numbers its names in another order and uses two threads.
-    """
-    label = {"table": "label", "id": 0, "name": "compute"}
-    payload = {"table": "payload", "id": 0, "dtype": "float32", "shape": [2], "size_bytes": 8}
-    file = {"table": "file", "id": 0, "name": "/home/student/ring.py"}
-    send = {
-        "op": OP_CODES["isend"],
-        "group": 0,
-        "payload": 0,
-        "peer": 1,
-        "tag": 7,
-        "file": 0,
-        "line": 12,
-        "thread": 140_000_000_000_001,
-    }
-    recv = send | {"op": OP_CODES["irecv"], "group": 1, "peer": 0}
-    span = {
-        "op": OP_CODES["span"],
-        "label": 0,
-        "thread": 140_000_000_000_009,
-        "post_ns": 1_000_000_050,
-        "done_ns": 1_000_000_060,
-    }
-    own = {"table": "group", "id": 0, "name": "ring:0>1", "ranks": [0, 1]}
-    about = {
-        "world_size": 2,
-        "backend": "gloo",
-        "host": "a",
-        "num_threads": 1,
-        "not_recorded": ["C++"],
-    }
-    sent = send | {"post_ns": 1_000_000_100, "wait_ns": 1_000_000_110, "done_ns": 1_000_000_120}
-    waiting, open_span = (
-        recv | {"post_ns": 1_000_000_070, "status": 1},
-        span | {"post_ns": 1_000_000_200, "done_ns": NONE, "status": 1},
-    )
-    first = meta(rank=0, pid=10, start_ns=1_000_000_000, start_unix_ns=5_000_000_000_000, **about)
-    second = meta(rank=1, pid=11, start_ns=1_000_000_030, start_unix_ns=5_000_000_000_030, **about)
-    write(directory, 0, [sent], [*first, world(), payload, file], room=4)
-    write(directory, 1, [span, waiting, open_span], [*second, own, payload, file, label, world(1)])
-
-
-def test_two_ranks_become_one_set_of_events(tmp_path: Path) -> None:
-    two_ranks(tmp_path)
-    events, pieces = read_parts(tmp_path)
-    assert events.rank.tolist() == [0, 1, 1, 1]
-    assert events.seq.tolist() == [0, 0, 1, 2]
-    # numbered within the rank, in the order of their first event
-    assert events.thread.tolist() == [0, 0, 1, 0]
-    assert events.post_ns.tolist() == [100, 50, 70, 200]
-    assert events.wait_ns.tolist() == [110, NONE, NONE, NONE]
-    assert events.done_ns.tolist() == [120, 60, NONE, NONE]
-    assert events.status.tolist() == [2, 2, 1, 1]
-    assert [events.tables.groups[number].name for number in events.group[[0, 2]]] == [
-        "world",
-        "world",
-    ]
-    assert events.tables.groups == (Group("world", (0, 1)), Group("ring:0>1", (0, 1)))
-    assert events.tables.payloads == (Payload("float32", (2,), 8),)
-    assert events.tables.files == ("/home/student/ring.py",)
-    assert events.label.tolist() == [NONE, 0, NONE, 0]
-    assert pieces == {
-        "world_size": 2,
-        "ranks": [
-            {"rank": 0, "pid": 10, "host": "a", "num_threads": 1},
-            {"rank": 1, "pid": 11, "host": "a", "num_threads": 1},
-        ],
-        "not_recorded": ["C++"],
-        "notes": [],
-        "complete": True,
-        "backend": "gloo",
-        "start_unix_ns": 5_000_000_000_000,
-    }
-
-
-@pytest.mark.parametrize(
-    ("start_ns", "posted"),
-    [(999_999_000, [1100, 1050, 1070, 1200]), (1_000_000_090, [50, 0, 20, 150])],
-)
-def test_times_count_from_the_start_that_is_given_and_none_is_negative(
-    tmp_path: Path, start_ns: int, posted: list[int]
-) -> None:
-    two_ranks(tmp_path)
-    events, pieces = read_parts(tmp_path, start_ns=start_ns)
-    assert events.post_ns.tolist() == posted
-    assert pieces["start_unix_ns"] == 5_000_000_000_000 - 1_000_000_000 + min(
-        start_ns, 1_000_000_050
-    )
-
-
-def test_what_is_missing_or_cut_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
-    with pytest.raises(
-        TraceFileError, match=r"The parts of a run must be readable, got .*No such file"
-    ):
-        read_parts(tmp_path / "none")
-    events, pieces = read_parts(tmp_path)
-    assert (len(events), pieces["ranks"], pieces["world_size"]) == (0, [], 0)
-    two_ranks(tmp_path)
-    (tmp_path / "rank-x.events").write_text("?")  # no rank's
-    (tmp_path / "rank-0.events.bak").write_text("?")
-    assert len(read_parts(tmp_path)[0]) == 4
-    names = tmp_path / "rank-1.names"
-    names.write_bytes(names.read_bytes()[:-5])  # in the middle of the group "world"
-    events, pieces = read_parts(tmp_path)
-    assert events.group.tolist() == [0, NONE, NONE, NONE]
-    assert pieces["notes"] == ["rank 1 left something unreadable, which was passed over"]
-    (tmp_path / "rank-0.events").unlink()
-    (tmp_path / "rank-0.names").unlink()
-    events, pieces = read_parts(tmp_path, world_size=4)
-    assert set(events.rank.tolist()) == {1}
-    assert pieces["notes"][0] == "ranks 0, 2 and 3 left no record"
-    assert pieces["complete"] is False
-
-
-def test_what_the_ranks_say_of_themselves(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        0,
-        [],
-        meta(
-            world_size=5,
-            host="a",
-            stopped_at_max=True,
-            note="Recording of rank 0 stopped: the disk was full.",
-        ),
-    )
-    write(tmp_path, 1, [], meta(world_size=5) + meta(world_size=2, host="b", stopped_at_max=True))
-    write(
-        tmp_path,
-        0,
-        [],
-        meta(
-            world_size=2,
-            host="a",
-            stopped_at_max=True,
-            note="Recording of rank 0 stopped: the disk was full.",
-        ),
-    )
-    events, pieces = read_parts(tmp_path)
-    assert pieces["world_size"] == 2, "the last value counts"
-    assert pieces["notes"][:2] == [
-        "Recording of rank 0 stopped: the disk was full.",
-        "rank 1 stopped recording at the maximum of records",
-    ]
-    assert "2 hosts, whose clocks were not compared" in pieces["notes"][2]
-    assert Trace(events, pieces).hosts == ["a", "b"]
-    assert pieces["complete"] is False
-
-
-def test_run_json_says_what_the_ranks_cannot(tmp_path: Path) -> None:
-    two_ranks(tmp_path)
-    (tmp_path / "run.json").write_text(json.dumps({"run_id": "\ud800", "notes": ["a\x1b"]}))
-    trace = Trace(*read_run(tmp_path))
-    assert (trace.to_pandas()["run"][0], trace.metadata["notes"][0]) == ("\\ud800", "a\\x1b"), (
-        "readable, as in a file"
-    )
-    said: dict[str, Any] = {
-        "run_id": "r1",
-        "world_size": 3,
-        "notes": ["n"],
-        "not_recorded": ["C++", "more"],
-        "machine": {"cores": 2},
-    }
-    (tmp_path / "run.json").write_text(json.dumps(said | {"start_ns": 999_999_900}))
-    events, metadata = read_run(tmp_path)
-    assert events.post_ns.tolist() == [200, 150, 170, 300]
-    assert (
-        metadata.items()
-        >= (said | {"notes": ["n", "rank 2 left no record"], "source": "measured"}).items()
-    )
-    assert "start_ns" not in metadata
-
-
-@pytest.mark.parametrize("content", [None, b"", b"[]", b"{", *DAMAGED_RUNS])
-def test_run_json_may_be_missing_or_damaged(tmp_path: Path, content: bytes | None) -> None:
-    two_ranks(tmp_path)
-    if content is not None:
-        (tmp_path / "run.json").write_bytes(content)
-    events, metadata = read_run(tmp_path)
-    assert len(events) == 4
-    assert metadata["world_size"] == 2
-    assert metadata["date"] == "1970-01-01"
-    assert saved_again(events, metadata, tmp_path)
-
-
-def saved_again(events: Events, metadata: dict[str, Any], directory: Path) -> bool:
-    """What could be read can be saved and loaded."""
-    trace = Trace(events, metadata)
-    trace.save(directory / "again.ringtrace")
-    return load(directory / "again.ringtrace") == trace
-
-
-@contextmanager
-def left_by_two_ranks() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        two_ranks(Path(name))
-        yield Path(name)
-
-
-@given(st.integers(0, 3 * RECORD.itemsize), st.integers(0, 700))
-@example(3 * RECORD.itemsize, 700)
-def test_cut_anywhere_leaves_what_came_before(events_bytes: int, names_bytes: int) -> None:
-    with left_by_two_ranks() as directory:
-        for suffix, length in ((".events", events_bytes), (".names", names_bytes)):
-            os.truncate(part := directory / f"rank-1{suffix}", min(length, part.stat().st_size))
-        events, metadata = read_run(directory)
-        assert np.count_nonzero(events.rank == 1) == events_bytes // RECORD.itemsize
-        assert saved_again(events, metadata, directory)
-
-
-@given(st.data())
-def test_any_damage_gives_a_trace_that_can_be_saved(data: st.DataObject) -> None:
-    with left_by_two_ranks() as directory:
-        (directory / "run.json").write_text(
-            '{"run_id": "r1", "world_size": 2, "start_ns": 1000000000, "notes": ["n"]}'
-        )
-        for path in sorted(directory.iterdir()):
-            content = bytearray(path.read_bytes())
-            for _ in range(data.draw(st.integers(0, 3))):
-                content[data.draw(st.integers(0, len(content) - 1))] = data.draw(
-                    st.integers(0, 255)
-                )
-            path.write_bytes(content)
-        assert saved_again(*read_run(directory), directory)
+Start = Callable[..., Writer]
 
 
 @pytest.fixture
@@ -317,9 +45,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Writer]]:
         writer.recorder.close()
 
 
-def test_a_record_that_somebody_cuts_short_is_a_short_read(
-    start: Callable[..., Writer], tmp_path: Path
-) -> None:
+def test_a_record_that_somebody_cuts_short_is_a_short_read(start: Start, tmp_path: Path) -> None:
     """Whoever maps a file that others write dies of SIGBUS when they truncate it.
 
     Nothing here maps one.
@@ -335,9 +61,7 @@ def test_a_record_that_somebody_cuts_short_is_a_short_read(
     assert (len(reader.advance().slots), len(read_parts(tmp_path)[0])) == (0, 0)
 
 
-def test_a_live_part_is_followed_record_by_record(
-    start: Callable[..., Writer], tmp_path: Path
-) -> None:
+def test_a_live_part_is_followed_record_by_record(start: Start, tmp_path: Path) -> None:
     writer, reader = start(0, 2), PartReader(tmp_path, 0, 2)
     recorder, fresh = writer.recorder, writer.recorder.group("pair", [0, 1], fresh=True)
     slots = [writer.post("isend", 0, 1, tag) for tag in range(3)]
@@ -367,7 +91,7 @@ def test_a_live_part_is_followed_record_by_record(
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_long_part_is_read_in_pieces_once_its_rank_has_ended_it(
-    ended: bool, start: Callable[..., Writer], tmp_path: Path
+    ended: bool, start: Start, tmp_path: Path
 ) -> None:
     writer, most = start(0, 1), 30_000
     for tag in range(most):
@@ -397,9 +121,7 @@ def test_a_long_part_is_read_in_pieces_once_its_rank_has_ended_it(
 
 @pytest.mark.parametrize("before", [62, 63, 64, 63 + 256])
 @pytest.mark.parametrize("bookmarks", [1, 100])
-def test_bookmarks_end_no_record(
-    start: Callable[..., Writer], tmp_path: Path, before: int, bookmarks: int
-) -> None:
+def test_bookmarks_end_no_record(start: Start, tmp_path: Path, before: int, bookmarks: int) -> None:
     """Also where they are the last that a look reads in one go."""
     writer, reader = start(0, 1), PartReader(tmp_path, 0, 1)
     for tag in range(before + 200):
@@ -411,27 +133,8 @@ def test_bookmarks_end_no_record(
     assert not reader.more
 
 
-def test_a_record_that_a_thread_still_writes_ends_no_record(tmp_path: Path) -> None:
-    """Slot 63 is the last that a look reads first.
-
-    Whoever was killed while writing it leaves those behind it.
-    """
-    records = [
-        {
-            "op": OP_CODES["isend"],
-            "peer": 0,
-            "tag": tag,
-            "status": 0 if tag == 63 else OK,
-            "post_ns": tag,
-        }
-        for tag in range(200)
-    ]
-    write(tmp_path, 0, records, meta(world_size=1))
-    assert read_parts(tmp_path)[0].tag.tolist() == [tag for tag in range(200) if tag != 63]
-
-
 def test_what_is_in_flight_was_so_when_the_newest_record_was_written(
-    start: Callable[..., Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank that goes on while looked at posts the next message after the one before is done."""
     writer, reader, pread = start(0, 1), PartReader(tmp_path, 0, 1), os.pread
@@ -454,31 +157,8 @@ def test_what_is_in_flight_was_so_when_the_newest_record_was_written(
     assert len(slots) > FIRST_CHUNK, "and the file has grown"
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_an_end_without_its_status_is_not_shown(ended: bool, tmp_path: Path) -> None:
-    """The time of the end is written first.
-
-    A rank that is killed between the two leaves an operation in flight.
-    """
-    record = {
-        "op": OP_CODES["irecv"],
-        "peer": 0,
-        "post_ns": 3,
-        "wait_ns": 4,
-        "done_ns": 5,
-        "status": IN_FLIGHT,
-    }
-    write(tmp_path, 0, [record], meta(world_size=1) + (meta(end_ns=9) if ended else []))
-    events, _ = read_parts(tmp_path, start_ns=0)
-    assert (events.wait_ns.tolist(), events.done_ns.tolist(), events.status.tolist()) == (
-        [4],
-        [NONE],
-        [IN_FLIGHT],
-    )
-
-
 def test_what_has_a_status_is_whole_though_it_is_written_during_a_look(
-    start: Callable[..., Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look may copy the front of a record before it is written, and its status after."""
     writer, reader, pread = start(0, 1), PartReader(tmp_path, 0, 1), os.pread
@@ -509,7 +189,7 @@ def test_what_has_a_status_is_whole_though_it_is_written_during_a_look(
 
 @pytest.mark.parametrize("looks", range(4))
 def test_a_part_may_be_cut_between_two_looks(
-    looks: int, start: Callable[..., Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    looks: int, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first two are at what is new, the others again at what is in flight."""
     writer, reader, pread, looked = start(0, 1), PartReader(tmp_path, 0, 1), os.pread, [0]
@@ -529,7 +209,7 @@ def test_a_part_may_be_cut_between_two_looks(
 
 @pytest.mark.parametrize("look", range(4))
 def test_a_part_may_grow_between_two_looks(
-    look: int, start: Callable[..., Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    look: int, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, pread, looked = start(0, 1), os.pread, [0]
     for tag in range(FIRST_CHUNK):
@@ -549,7 +229,7 @@ def test_a_part_may_grow_between_two_looks(
 
 
 def test_who_reads_all_of_a_rank_that_writes_faster_comes_to_an_end(
-    start: Callable[..., Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was in flight at one look and done at a later one is one record."""
     writer, pread, looks = start(0, 1), os.pread, [0]
@@ -564,7 +244,7 @@ def test_who_reads_all_of_a_rank_that_writes_faster_comes_to_an_end(
             writer.post("isend", 0, 0, looks[0])
         return pread(*where)
 
-    monkeypatch.setattr(parts, "_WINDOW", parts._FIRST_WINDOW)
+    monkeypatch.setattr("ringsim.traces.parts._WINDOW", 64)
     reader = PartReader(tmp_path, 0, 1)
     monkeypatch.setattr(os, "pread", go_on_and_read)
     records = reader.read_all()
@@ -572,38 +252,17 @@ def test_who_reads_all_of_a_rank_that_writes_faster_comes_to_an_end(
     assert records["status"].tolist() == [OK] + [IN_FLIGHT] * (len(records) - 1)
 
 
-STEPS = st.tuples(
-    st.integers(0, 2),  # rank
-    st.sampled_from(
-        [
-            "isend",
-            "irecv",
-            "any",
-            "barrier",
-            "all_reduce",
-            "skip",
-            "wait",
-            "wait",
-            "finish",
-            "finish",
-            "fail",
-            "span",
-        ]
-    ),
-    st.integers(0, 5),
-    st.integers(0, 1),
-)
+DO = "isend irecv any barrier all_reduce skip wait wait finish finish fail span".split()
+# the rank, what, which, and the group
+STEPS = st.tuples(st.integers(0, 2), st.sampled_from(DO), st.integers(0, 5), st.integers(0, 1))
 
 
 def play(writer: Writer, what: str, which: int, group: int, peer: int) -> None:
     """One step of one rank."""
-    if what in ("isend", "irecv", "any"):
-        writer.post(
-            "irecv" if what == "any" else what,
-            group,
-            ANY_SOURCE if what == "any" else peer,
-            which // 2,
-        )
+    if what in ("isend", "irecv"):
+        writer.post(what, group, peer, which // 2)
+    elif what == "any":
+        writer.post("irecv", group, ANY_SOURCE, which // 2)
     elif what in ("barrier", "all_reduce"):
         writer.post(what, group, NONE, NONE)
     elif what == "skip":
@@ -674,9 +333,7 @@ def test_reading_bit_by_bit_is_reading_whole(
             writer.recorder.close()
 
 
-def test_a_slot_that_another_thread_fills_late_is_found(
-    start: Callable[..., Writer], tmp_path: Path
-) -> None:
+def test_a_slot_that_another_thread_fills_late_is_found(start: Start, tmp_path: Path) -> None:
     writer, live = start(0, 2), LiveRecords(tmp_path, 1)
     writer.post("isend", 0, 1, 0)
     memory = writer.recorder._store.memory
@@ -691,9 +348,7 @@ def test_a_slot_that_another_thread_fills_late_is_found(
     assert [one.index for one in live.builder.build(["running"], 0).ranks[0].posted] == [0, 1]
 
 
-def test_a_part_of_another_run_or_of_a_dead_process_is_let_go(
-    start: Callable[..., Writer], tmp_path: Path
-) -> None:
+def test_a_part_of_another_run_or_of_a_dead_process_is_let_go(start: Start, tmp_path: Path) -> None:
     start(0, 2).post("isend", 0, 1, 0)
     live = LiveRecords(tmp_path, 2)
     assert live.look()[0].open == 1
@@ -709,7 +364,7 @@ def test_a_part_of_another_run_or_of_a_dead_process_is_let_go(
 
 @pytest.mark.parametrize("what", ["nothing", "elsewhere", "stopped", "ended"])
 def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(
-    start: Callable[..., Writer], tmp_path: Path, what: str
+    start: Start, tmp_path: Path, what: str
 ) -> None:
     if what != "nothing":
         writer = start(0, 1, max_records=8)
@@ -729,7 +384,7 @@ def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(
 
 
 def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(
-    start: Callable[..., Writer], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     writer, live = start(0, 2), LiveRecords(tmp_path, 2)
     posted = [writer.post("isend", 0, 1, tag) for tag in (3, 4, 3, 3)]
@@ -752,7 +407,7 @@ def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(
 
 
 def test_the_place_of_what_was_refused_counts_what_is_forgotten(
-    start: Callable[..., Writer], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     sender, receiver, live = start(0, 2), start(1, 2), LiveRecords(tmp_path, 2)
     for writer, op in ((receiver, "irecv"), (sender, "isend")):

@@ -1,26 +1,44 @@
 """Steps of pipelines, read back from traces.
 
-Actions, bubbles, live activations and phases, against the evaluator that made them.
+Bubbles and live activations, against the evaluator that made them; and what is a step at all.
 """
 
 from __future__ import annotations
 
+import re
 import tracemalloc
-from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import MS, UNIT_MS, Story, add_step, known, pipeline, trace_of
+from synthetic import LABELS, MS, UNIT_MS, Story, add_step, known, pipeline, trace_of
 
+from ringsim import Trace
 from ringsim.errors import ArgumentError
 from ringsim.pipeline import Costs, Evaluation, evaluate, from_text
 from ringsim.schedules import SCHEDULE_NAMES, ScheduleError, closed_forms, make_schedule
-from ringsim.traces.steps import count_steps, find_step, in_step, list_live, measure_stage_use
 
 UNIT_NS = UNIT_MS * MS
+KIND_OF = {label: kind for kind, label in LABELS.items()}
+
+
+def count_steps(trace: Trace) -> int:
+    said = re.search(r"pipeline +(\d+) steps?,", trace.summary())
+    return int(said[1]) if said else 0
+
+
+def list_steps(story: Story) -> list[tuple[str, list[str]]]:
+    """Returns the name of each step, and its computations, none of which lies in another."""
+    trace, found = story.trace(), []
+    for number in range(count_steps(trace)):
+        bubble = trace.bubble(number)
+        actions = [event for event in trace.step(number) if event.label in KIND_OF]
+        words = [f"{one.stage}{KIND_OF[one.label or '']}{one.microbatch}" for one in actions]
+        assert sum(bubble.busy) == sum((one.done_ns or 0) - one.post_ns for one in actions)
+        found.append((bubble.schedule, words))
+    return found
 
 
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
@@ -30,23 +48,17 @@ def test_what_is_read_is_what_was_evaluated_and_the_closed_form_says(name: str) 
             continue
         evaluation = known(name, num_ranks, num_microbatches)
         trace = trace_of(evaluation)
-        actions, bubble, peaks = find_step(trace), trace.bubble(), trace.peak_activations()
-        for rank in range(num_ranks):
-            assert actions.list_actions(rank) == tuple(
-                timed.action for timed in evaluation.get_computations(rank)
-            )
-            assert (np.diff(actions.of(rank).start) > 0).all()
-        assert list(actions.rank) == sorted(actions.rank)
+        bubble, peaks = trace.bubble(), trace.peak_activations()
         assert bubble.makespan == pytest.approx(float(evaluation.makespan) * UNIT_NS)
-        assert bubble.idle == pytest.approx([float(idle) * UNIT_NS for idle in evaluation.idle])
-        assert bubble.span_idle == pytest.approx(
-            [float(idle) * UNIT_NS for idle in evaluation.span_idle]
-        )
+        for read, evaluated in (
+            (bubble.idle, evaluation.idle),
+            (bubble.span_idle, evaluation.span_idle),
+        ):
+            assert read == pytest.approx([float(idle) * UNIT_NS for idle in evaluated])
         assert peaks.peaks == evaluation.peak_live
-        step = actions.find_known()
-        assert step is not None
+        chunks = evaluation.schedule.num_stages // num_ranks
         try:
-            closed_forms.idle(step)
+            closed_forms.idle(closed_forms.Step(name, num_ranks, num_microbatches, chunks))
         except ScheduleError:
             assert bubble.closed_form is None
         else:
@@ -61,69 +73,52 @@ def test_the_conventions_by_hand() -> None:
 
     2 microbatches    rank 0   F0 F1 .  .  B0 B0 .  B1 B1      step: 0-9, idle 3; span 0-9, idle 3
                       rank 1   .  F0 B0 B0 F1 B1 B1 .  .       step: 0-9, idle 3; span 1-7, idle 0
-
-    4 microbatches  rank 0  F0 F1 .  .  B0 B0 F2 B1 B1 F3 B2 B2 .  B3 B3  warm-up until 4, cool-down from 10
-                    rank 1  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 .  .   warm-up until 2, cool-down from 11
-    """  # noqa: E501
+    """
     bubble = trace_of(known("1f1b", 2, 2)).bubble()
     assert bubble.of_total_by_rank == pytest.approx([3 / 9, 3 / 9])
     assert bubble.of_span_by_rank == pytest.approx([3 / 9, 0])
-    assert (bubble.of_total, bubble.of_span, bubble.of_ideal) == pytest.approx(
-        (3 / 9, 3 / 9, 3 / 6)
-    )
+    assert (bubble.of_total, bubble.of_span) == pytest.approx((3 / 9, 3 / 9))
+    assert bubble.of_ideal == pytest.approx(3 / 6)
     assert repr(bubble).splitlines()[-1].split() == ["closed", "form", "33.3%", "33.3%", "50.0%"]
-    actions = find_step(trace_of(known("1f1b", 2, 4)))
-    begin = actions.start.min()
-    limits = [
-        [float(time - begin) / UNIT_NS for time in vars(actions.phases(rank)).values()]
-        for rank in (0, 1)
-    ]
-    assert limits == [[0, 4, 10, 15], [1, 2, 11, 13]]
-    assert [
-        find_step(trace_of(known(name, 2, 4))).phases(0).has_steady for name in ("1f1b", "gpipe")
-    ] == [True, False]
-    # F F F F B B B B, without a gap
-    assert not find_step(trace_of(known("gpipe", 1, 4))).phases(0).has_steady
 
 
 @given(seed=st.integers(0, 10_000))
 def test_live_activations_are_forwards_begun_and_not_yet_passed_back(seed: int) -> None:
-    """Counted anew at random moments, for random costs."""
+    """Counted anew whenever a forward begins, for random costs."""
     random = np.random.default_rng(seed)
     name = SCHEDULE_NAMES[seed % len(SCHEDULE_NAMES)]
     num_ranks = int(random.integers(1, 5))
     schedule = make_schedule(name, num_ranks, int(random.integers(2 * num_ranks, 12)))
     costs = Costs(*(tuple(random.uniform(0.5, 3, schedule.num_stages).tolist()) for _ in range(3)))
-    trace = trace_of(evaluate(schedule, costs))
-    actions = find_step(trace)
-    for rank in range(num_ranks):
-        times, live = list_live(actions, rank)
-        own = actions.of(rank)
-        assert live[-1] == 0
-        for moment in random.uniform(actions.start.min(), actions.end.max(), 20):
-            begun = ((own.kind == "F") & (own.start <= moment)).sum()
-            ended = (((own.kind == "B") | (own.kind == "W")) & (own.end <= moment)).sum()
-            before = np.searchsorted(times, moment, side="right")
-            assert (live[before - 1] if before else 0) == begun - ended
+    evaluation = evaluate(schedule, costs)
+    for rank, peak in enumerate(trace_of(evaluation).peak_activations().peaks):
+        own = evaluation.get_computations(rank)
+        begins = [one.start for one in own if one.action.kind == "F"]
+        ends = [one.end for one in own if one.action.kind in "BW"]
+        live = [
+            sum(begin <= now for begin in begins) - sum(end <= now for end in ends)
+            for now in begins
+        ]
+        assert peak == max(live)
 
 
 def test_steps_are_told_apart_and_the_last_is_taken() -> None:
     trace = trace_of(known("gpipe", 2, 2), known("1f1b", 2, 5), known("zb_h1", 2, 3))
-    assert count_steps(trace.events) == 3
-    assert [find_step(trace, step).schedule for step in range(3)] == ["gpipe", "1f1b", "zb_h1"]
-    assert [find_step(trace, step).num_microbatches for step in range(3)] == [2, 5, 3]
-    assert trace.bubble().schedule == trace.bubble(2).schedule == "zb_h1"
+    assert count_steps(trace) == 3
+    assert [trace.bubble(step).schedule for step in range(3)] == ["gpipe", "1f1b", "zb_h1"]
+    assert trace.bubble() == trace.bubble(2)
     assert trace.peak_activations(1).bounds == (2, 1)
-    assert [int(in_step(trace.events, step).sum()) for step in range(3)] == [2 + 8, 2 + 20, 2 + 18]
+    sizes = [len(trace.step(step).filter(ops="span")) for step in range(3)]
+    assert sizes == [2 + 8, 2 + 20, 2 + 18]
 
 
 def test_a_step_that_is_not_there_is_refused() -> None:
+    twice = trace_of(known("1f1b", 2, 2), known("1f1b", 2, 2))
     for step in (-1, 2):
-        with pytest.raises(
-            ArgumentError, match=rf"step must be from 0 to 1, got {step}\. Leave it out"
-        ):
-            trace_of(known("1f1b", 2, 2), known("1f1b", 2, 2)).bubble(step)
-    assert count_steps(pipeline().events) == 0  # spans called "forward", but no step around them
+        says = rf"step must be from 0 to 1, got {step}\. Leave it out"
+        with pytest.raises(ArgumentError, match=says):
+            twice.bubble(step)
+    # spans called "forward", but no step around them
     for ask in (pipeline().bubble, pipeline().peak_activations):
         with pytest.raises(ArgumentError, match="trace must have a step of a pipeline"):
             ask()
@@ -133,13 +128,9 @@ def test_a_step_that_a_rank_never_ended_does_not_count() -> None:
     story = Story(2)
     for begin in (1.0, 100.0):
         add_step(story, known("1f1b", 2, 2), begin, (0, 1), "1f1b")
-    last = max(
-        index
-        for index, row in enumerate(story.rows)
-        if row["rank"] == 1 and story.labels[row["label"]].startswith("step ")
-    )
-    story.rows[last] |= {"done_ns": -1, "status": 1}
-    assert count_steps(story.trace().events) == 1
+    steps = [row for row in story.rows if row["rank"] == 1 and row.get("label") == "step 1f1b"]
+    steps[-1] |= {"done_ns": -1, "status": 1}
+    assert count_steps(story.trace()) == 1
 
 
 def test_what_a_user_records_around_and_between_is_no_step_and_no_action() -> None:
@@ -154,29 +145,10 @@ def test_what_a_user_records_around_and_between_is_no_step_and_no_action() -> No
     story.span(0, "forward", 0.8, 0.9, microbatch=0)  # a user's, of no stage
     story.span(0, "forward", 0.85, -1, stage=0, microbatch=7, thread=1)  # one that has not ended
     story.span(0, "attention", 1.3, 1.4, stage=0, microbatch=0)
-    trace = story.trace()
-    assert (count_steps(trace.events), find_step(trace).num_microbatches) == (1, 2)
-    assert find_step(trace).find_known() == closed_forms.Step("1f1b", 2, 2, 1)
-
-
-def add_inside(story: Story, kinds: Sequence[str], name: str) -> int:
-    """Adds a span of this name inside each computation of these kinds, as a user's layer may.
-
-    Returns their number.
-    """
-    rows = [row for row in story.rows if "label" in row and story.labels[row["label"]] in kinds]
-    for row in rows:
-        begin, end = row["post_ns"] / MS, row["done_ns"] / MS
-        third = (end - begin) / 3
-        story.span(
-            row["rank"],
-            name,
-            begin + third,
-            end - third,
-            stage=row["stage"],
-            microbatch=row["microbatch"],
-        )
-    return len(rows)
+    trace, plain = story.trace(), trace_of(known("1f1b", 2, 2))
+    assert count_steps(trace) == 1
+    assert trace.bubble() == plain.bubble()
+    assert trace.bubble().closed_form is not None
 
 
 @pytest.mark.parametrize("name", ["forward", "backward", "step 3 of the solver"])
@@ -188,54 +160,20 @@ def test_spans_inside_a_computation_are_neither_steps_nor_computations(name: str
     story, plain = Story(2), trace_of(known("1f1b", 2, 5), known("1f1b", 2, 5))
     for begin in (1.0, 101.0):
         add_step(story, known("1f1b", 2, 5), begin, (0, 1), "1f1b")
-    inside = add_inside(story, ("forward", "backward"), name)
+    inside = [row for row in story.rows if row.get("label") in ("forward", "backward")]
+    for row in inside:
+        third = (row["done_ns"] - row["post_ns"]) / 3 / MS
+        where = {key: row[key] for key in ("stage", "microbatch")}
+        begin, end = row["post_ns"] / MS + third, row["done_ns"] / MS - third
+        story.span(row["rank"], name, begin, end, **where)
     trace = story.trace()
-    assert count_steps(trace.events) == 2
+    assert count_steps(trace) == 2
     for step in (0, 1):
-        assert [find_step(trace, step).list_actions(rank) for rank in (0, 1)] == [
-            find_step(plain, step).list_actions(rank) for rank in (0, 1)
-        ]
-        assert trace.bubble(step).of_total == pytest.approx(trace.bubble(step).closed_form.of_total)
+        bubble = trace.bubble(step)
+        assert (bubble.schedule, bubble.busy) == ("1f1b", plain.bubble(step).busy)
+        assert bubble.closed_form is not None, "the actions are those of the schedule"
         assert trace.peak_activations(step).peaks == (2, 1)
-        within = in_step(trace.events, step)
-        assert within.sum() == in_step(plain.events, step).sum() + inside / 2
-    assert find_step(trace).schedule == "1f1b"
-
-
-def test_spans_inside_a_generation_job_are_no_jobs() -> None:
-    """0.2.0 counted them: two of 10 ms in a job of 30 ms made it 16.7 ms on average."""
-    story = Story(1)
-    for token in range(4):
-        story.span(
-            0,
-            "decode" if token else "prefill",
-            100 * token,
-            100 * token + 30,
-            stage=0,
-            microbatch=0,
-        )
-    plain = measure_stage_use(story.trace())
-    assert [round(use.decode_s, 9) for use in plain] == [0.03]
-    for token in range(4):
-        for begin in (5, 16):
-            story.span(
-                0, "decode", 100 * token + begin, 100 * token + begin + 10, stage=0, microbatch=0
-            )
-    assert measure_stage_use(story.trace()) == plain
-
-
-def test_the_use_of_a_stage_by_hand() -> None:
-    """Prefill at 100 ms, decodes at 200, 300 and 400, each 30 long; then a second round.
-
-    Until the last token 60 of 200 ms are used.
-    """
-    story = Story(1)
-    for batch, moments in enumerate([(100, 200, 300, 400), (500, 600, 1000, 1400)]):
-        for moment in moments:
-            name = "prefill" if moment == moments[0] else "decode"
-            story.span(0, name, moment, moment + 30, stage=0, microbatch=batch)
-    (use,) = measure_stage_use(story.trace())
-    assert use == pytest.approx((0.03, 0.03, 60 / 200, (1430 - 100 - 8 * 30) / 1000))
+        assert len(trace.step(step)) == len(plain.step(step)) + len(inside) / 2
 
 
 def test_steps_that_take_no_time_stay_apart() -> None:
@@ -252,27 +190,18 @@ def test_steps_that_take_no_time_stay_apart() -> None:
     assert list_steps(story) == [("0", ["0F0"]), ("1", ["0F1"]), ("2", ["0F2"])]
 
 
-def test_a_thread_of_its_own_computes_beside_the_other() -> None:
-    """Computations of two threads may overlap, as in DualPipe: neither lies in the other."""
+def test_computations_that_touch_or_overlap_are_all_counted() -> None:
+    """Those of two threads may overlap, as in DualPipe: neither lies in the other."""
     story = Story(1)
-    story.span(0, "step mine", 0, 10)
+    story.span(0, "step mine", 0, 20)
     story.span(0, "forward", 1, 8, stage=0, microbatch=0)
     story.span(0, "backward", 2, 5, stage=1, microbatch=0, thread=1)
-    assert list(map(str, find_step(story.trace()).list_actions(0))) == ["0F0", "1B0"]
-
-
-def test_computations_that_touch_or_overlap_are_all_counted() -> None:
+    assert list_steps(story) == [("mine", ["0F0", "1B0"])]
     story = Story(1)
     story.span(0, "step mine", 0, 20)
     for microbatch, (begin, end) in enumerate([(1, 3), (3, 3), (3, 6), (5, 8), (8, 8), (8, 9)]):
         story.span(0, "forward", begin, end, stage=0, microbatch=microbatch)
-    assert len(find_step(story.trace())) == 6
-
-
-def list_steps(story: Story) -> list[tuple[str, list[str]]]:
-    trace = story.trace()
-    steps = [find_step(trace, step) for step in range(count_steps(trace.events))]
-    return [(step.schedule, list(map(str, step.list_actions(0)))) for step in steps]
+    assert list_steps(story) == [("mine", [f"0F{number}" for number in range(6)])]
 
 
 def test_steps_in_steps() -> None:
@@ -332,8 +261,7 @@ TWO_STAGES_EACH = known("interleaved_1f1b", 2, 4)
     ],
 )
 def test_a_name_alone_makes_no_closed_form(own: Evaluation, name: str) -> None:
-    trace = trace_of(own, name=name)
-    assert find_step(trace).find_known() is trace.bubble().closed_form is None
+    assert trace_of(own, name=name).bubble().closed_form is None
 
 
 def test_replicas_of_a_pipeline_are_known_together_and_ranks_need_not_begin_at_zero() -> None:
@@ -342,7 +270,7 @@ def test_replicas_of_a_pipeline_are_known_together_and_ranks_need_not_begin_at_z
     for places in ((0, 2), (1, 3)):
         add_step(story, evaluation, 1.0, places, "1f1b")
     trace, shifted = story.trace(), trace_of(evaluation, ranks=(2, 3))
-    assert find_step(trace).find_known() == closed_forms.Step("1f1b", 2, 4, 1)
+    assert trace.bubble().closed_form == trace_of(evaluation).bubble().closed_form is not None
     assert trace.bubble().of_total == pytest.approx(shifted.bubble().of_total)
     assert (trace.bubble().ranks, trace.peak_activations().bounds) == ((0, 1, 2, 3), (2, 2, 1, 1))
     assert (shifted.bubble().ranks, shifted.peak_activations().peaks) == ((2, 3), (2, 1))
@@ -354,10 +282,10 @@ def test_a_microbatch_of_a_huge_number_asks_for_no_memory() -> None:
     story.span(0, "step 1f1b", 0, 5)
     story.span(0, "forward", 1, 2, stage=0, microbatch=2**31 - 2)
     story.span(0, "backward", 2, 3, stage=0, microbatch=2**31 - 2)
-    actions = find_step(story.trace())
+    trace = story.trace()
     tracemalloc.start()
     try:
-        assert actions.find_known() is None
+        assert trace.bubble().closed_form is None
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()

@@ -12,77 +12,30 @@ import io
 import json
 import re
 import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
+from trace_file import COLUMNS, put_together, take_apart, write_columns
 
 from ringsim import Trace, load
 from ringsim.errors import RingError
-from ringsim.traces.events import COLUMN_DTYPES
-from ringsim.traces.summary import count_file
 
 Choose = Callable[[int, int], int]
 
 DATA = Path(__file__).parent.parent / "figures" / "data"
 ODD_NUMBERS = (
-    0,
-    1,
-    2,
-    3,
-    7,
-    -1,
-    -2,
-    100,
-    999_999,
-    2**31 - 1,
-    -(2**31),
-    2**32,
-    2**62,
-    2**63 - 1,
-    -(2**63),
-    10**30,
+    *(0, 1, 2, 3, 7, -1, -2, 100, 999_999, 10**30),
+    *(2**31 - 1, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63)),
 )
 ODD_VALUES: tuple[Any, ...] = (
-    *ODD_NUMBERS,
-    *(
-        None,
-        True,
-        False,
-        0.5,
-        -0.0,
-        1e308,
-        "",
-        "nccl",
-        "measured",
-        "x" * 2000,
-        "\0",
-        "\ud800",
-        "a\nb",
-        "$\\frac{",
-        "{0}",
-        "%s",
-    ),
-    *(
-        [],
-        {},
-        [[]],
-        [{}],
-        [None],
-        {"": None},
-        [["ring:0>1", [0, 1]]],
-        [["ring:0>1", [0]]],
-        [0, 0],
-        [-1],
-        [10**30],
-        [[0, 1]],
-        [["x"]],
-    ),
+    *(*ODD_NUMBERS, None, True, False, 0.5, -0.0, 1e308),
+    *("", "nccl", "measured", "x" * 2000, "\0", "\ud800", "a\nb", "$\\frac{", "{0}", "%s"),
+    *([], {}, [[]], [{}], [None], {"": None}, [["ring:0>1", [0, 1]]], [["ring:0>1", [0]]]),
+    *([0, 0], [-1], [10**30], [[0, 1]], [["x"]]),
     *({"rank": 0}, [{"rank": 0}], [{"rank": []}], {"ranks": [0]}, {"cpu": [], "cores": {}}),
 )
 
@@ -94,61 +47,23 @@ class Whole(NamedTuple):
     events: bytes
     columns: dict[str, Any]  # the columns as lists of numbers, -1 for null
 
-    @property
-    def rows(self) -> int:
-        return len(self.columns["rank"])
-
-
-def take_apart(path: Path) -> Whole:
-    with zipfile.ZipFile(path) as archive:
-        meta, events = archive.read("meta.json"), archive.read("events.parquet")
-    trace = load(path)
-    return Whole(
-        meta, events, {name: getattr(trace.events, name).tolist() for name in COLUMN_DTYPES}
-    )
-
 
 def real_files() -> list[Whole]:
     """The files that the figures are drawn from, which real ranks left."""
-    return [take_apart(path) for path in sorted(DATA.glob("*.ringtrace"))]
-
-
-def put_together(meta: bytes, events: bytes) -> bytes:
-    """Makes a file of the two members, with right checksums."""
-    sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w") as archive:
-        archive.writestr("meta.json", meta)
-        archive.writestr("events.parquet", events)
-    return sink.getvalue()
-
-
-def write_columns(columns: dict[str, Any]) -> bytes:
-    """Writes columns as a trace's Parquet file has them."""
-    fields, arrays = [], []
-    for name, dtype in COLUMN_DTYPES.items():
-        values = np.asarray(columns[name], dtype=dtype)
-        nullable = name in ("wait_ns", "done_ns")
-        arrays.append(pa.array(values, mask=values == -1 if nullable else None))
-        fields.append(pa.field(name, arrays[-1].type, nullable=nullable))
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), sink)
-    return sink.getvalue()
+    wholes = []
+    for path in sorted(DATA.glob("*.ringtrace")):
+        events = load(path).events
+        columns = {name: getattr(events, name).tolist() for name in COLUMNS}
+        wholes.append(Whole(*take_apart(path), columns))
+    return wholes
 
 
 # --- damage ---------------------------------------------------------------------------------------
 
 
 ODD_TOKENS: Final = (
-    b"9" * 400,
-    b"9" * 5000,
-    b"-1",
-    b"1e999",
-    b"9223372036854775808",
-    b"null",
-    b'""',
-    b"[]",
-    b"[" * 100_000,
-    b'"\\u202e\\n"',
+    *(b"9" * 400, b"9" * 5000, b"-1", b"1e999", b"9223372036854775808"),
+    *(b"null", b'""', b"[]", b"[" * 100_000, b'"\\u202e\\n"'),
 )
 
 
@@ -212,7 +127,7 @@ def change_meta(meta: bytes, choose: Choose) -> bytes:
 def change_columns(columns: dict[str, Any], choose: Choose) -> bytes:
     """Puts odd numbers into some rows, leaves rows out, or moves them."""
     changed = {name: list(values) for name, values in columns.items()}
-    names = list(COLUMN_DTYPES)
+    names = list(COLUMNS)
     for _ in range(choose(1, 6)):
         count = len(changed["rank"])
         if not count:
@@ -227,7 +142,7 @@ def change_columns(columns: dict[str, Any], choose: Choose) -> bytes:
         elif what == 2:
             changed[name] = [changed[name][row]] * count
         else:
-            info = np.iinfo(COLUMN_DTYPES[name])
+            info = np.iinfo(COLUMNS[name])
             changed[name][row] = min(
                 max(ODD_NUMBERS[choose(0, len(ODD_NUMBERS) - 1)], info.min), info.max
             )
@@ -290,7 +205,6 @@ def load_damaged(data: bytes, *, draw: bool) -> bool:
         file.write(data)
         file.flush()
         try:
-            assert str(count_file(file.name))
             trace = load(file.name)
         except RingError as error:
             if "\n" in str(error):

@@ -1,0 +1,242 @@
+"""What ranks left behind is read back: whole, cut at any byte, and damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from part_files import BILLION, RECORD, meta, two_ranks, write
+from trace_file import NONE, make_trace
+
+from ringsim import Trace, load
+from ringsim.cli import main
+from ringsim.errors import TraceFileError
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    directory = tmp_path / "run.ringtrace.parts"
+    directory.mkdir()
+    return directory
+
+
+def test_two_ranks_become_one_trace(parts: Path) -> None:
+    two_ranks(parts)
+    trace = load(parts)
+    events = trace.events
+    assert (events.rank.tolist(), events.seq.tolist()) == ([0, 1, 1, 1], [0, 0, 1, 2])
+    # numbered within the rank, in the order of their first event
+    assert events.thread.tolist() == [0, 0, 1, 0]
+    assert events.post_ns.tolist() == [100, 50, 70, 200]
+    assert events.wait_ns.tolist() == [110, NONE, NONE, NONE]
+    assert events.done_ns.tolist() == [120, 60, NONE, NONE]
+    assert [event.status for event in trace] == ["ok", "ok", "in_flight", "in_flight"]
+    assert [event.group for event in trace] == ["world", None, "world", None]
+    assert [group.name for group in events.tables.groups] == ["world", "ring"]
+    assert [event.label for event in trace] == [None, "compute", None, "compute"]
+    assert (len(events.tables.payloads), events.tables.files) == (1, ("/home/student/ring.py",))
+    assert len(trace.messages) == 1
+    about = {"host": "a", "num_threads": 1}
+    assert (
+        trace.metadata.items()
+        >= {
+            "world_size": 2,
+            "ranks": [{"rank": 0, "pid": 10, **about}, {"rank": 1, "pid": 11, **about}],
+            "not_recorded": ["C++"],
+            "backend": "gloo",
+            "start_unix_ns": 5000 * BILLION,
+            "date": "1970-01-01",
+        }.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("start_ns", "posted"),
+    [(BILLION - 1000, [1100, 1050, 1070, 1200]), (BILLION + 90, [50, 0, 20, 150])],
+)
+def test_times_count_from_the_start_that_is_given_and_none_is_negative(
+    parts: Path, start_ns: int, posted: list[int]
+) -> None:
+    two_ranks(parts)
+    (parts / "run.json").write_text(json.dumps({"start_ns": start_ns}))
+    trace = load(parts)
+    assert trace.events.post_ns.tolist() == posted
+    began_ns = min(start_ns, BILLION + 50)
+    assert trace.metadata["start_unix_ns"] == 4999 * BILLION + began_ns
+    assert "start_ns" not in trace.metadata
+
+
+def test_what_is_missing_or_cut_is_named_and_the_rest_is_read(parts: Path) -> None:
+    with pytest.raises(TraceFileError, match="could not be read either: no rank left anything"):
+        load(parts)
+    two_ranks(parts)
+    (parts / "rank-x.events").write_text("?")  # no rank's
+    (parts / "rank-0.events.bak").write_text("?")
+    assert len(load(parts)) == 4
+    names = parts / "rank-1.names"
+    names.write_bytes(names.read_bytes()[:-5])  # in the middle of the group "world"
+    trace = load(parts)
+    assert [event.group for event in trace] == ["world", None, None, None]
+    assert "rank 1 left something unreadable, which was passed over" in trace.metadata["notes"]
+    (parts / "rank-0.events").unlink()
+    (parts / "rank-0.names").unlink()
+    (parts / "run.json").write_text('{"world_size": 4}')
+    trace = load(parts)
+    assert set(trace.events.rank.tolist()) == {1}
+    assert trace.metadata["notes"][0] == "ranks 0, 2 and 3 left no record"
+    assert trace.metadata["complete"] is False
+
+
+def test_what_the_ranks_say_of_themselves(parts: Path) -> None:
+    note = "Recording of rank 0 stopped: the disk was full."
+    write(parts, 0, [], meta(world_size=2, host="a", stopped_at_max=True, note=note))
+    write(parts, 1, [], meta(world_size=5) + meta(world_size=2, host="b", stopped_at_max=True))
+    trace = load(parts)
+    assert trace.world_size == 2, "the last value counts"
+    stopped = "rank 1 stopped recording at the maximum of records"
+    assert trace.metadata["notes"][:2] == [note, stopped]
+    assert "2 hosts, whose clocks were not compared" in trace.metadata["notes"][2]
+    assert (trace.hosts, trace.metadata["complete"]) == (["a", "b"], False)
+
+
+def test_run_json_says_what_the_ranks_cannot(parts: Path) -> None:
+    two_ranks(parts)
+    (parts / "run.json").write_text(json.dumps({"run_id": "\ud800", "notes": ["a\x1b"]}))
+    trace = load(parts)
+    said = trace.to_pandas()["run"][0], trace.metadata["notes"][0]
+    assert said == ("\\ud800", "a\\x1b"), "readable, as in a file"
+    about = {"run_id": "r1", "world_size": 3, "machine": {"cores": 2}}
+    about |= {"not_recorded": ["C++", "more"]}
+    (parts / "run.json").write_text(json.dumps(about | {"notes": ["n"]}))
+    metadata = load(parts).metadata
+    assert metadata.items() >= (about | {"source": "measured"}).items()
+    assert metadata["notes"][:2] == ["n", "rank 2 left no record"]
+
+
+DAMAGED_RUNS = (
+    *(None, b"", b"[]", b"{", b'{"world_size": "x", "start_ns": 1.5, "notes": 3}'),
+    b'{"world_size": 1e99, "machine": 7, "start_ns": -99999999999999999999999}',
+    b'{"world_size": 99999999999999999999999, "date": 3, "start_unix_ns": 99999999999999999999999}',
+)
+
+
+@pytest.mark.parametrize("content", DAMAGED_RUNS)
+def test_run_json_may_be_missing_or_damaged(parts: Path, content: bytes | None) -> None:
+    two_ranks(parts)
+    if content is not None:
+        (parts / "run.json").write_bytes(content)
+    trace = load_and_save(parts)
+    assert (len(trace), trace.world_size, trace.metadata["date"]) == (4, 2, "1970-01-01")
+
+
+def load_and_save(parts: Path) -> Trace:
+    """What could be read can be saved and loaded."""
+    trace = load(parts)
+    trace.save(file := parts.with_name("again.ringtrace"))
+    assert load(file) == trace
+    return trace
+
+
+@contextmanager
+def left_by_two_ranks() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(suffix=".parts") as name:
+        two_ranks(Path(name))
+        yield Path(name)
+        Path(name).with_name("again.ringtrace").unlink(missing_ok=True)
+
+
+@given(st.integers(0, 3 * RECORD.itemsize), st.integers(0, 700))
+@example(3 * RECORD.itemsize, 700)
+def test_cut_anywhere_leaves_what_came_before(events_bytes: int, names_bytes: int) -> None:
+    with left_by_two_ranks() as parts:
+        for suffix, length in ((".events", events_bytes), (".names", names_bytes)):
+            os.truncate(part := parts / f"rank-1{suffix}", min(length, part.stat().st_size))
+        trace = load_and_save(parts)
+        assert np.count_nonzero(trace.events.rank == 1) == events_bytes // RECORD.itemsize
+
+
+@given(st.data())
+def test_any_damage_gives_a_trace_that_can_be_saved(data: st.DataObject) -> None:
+    with left_by_two_ranks() as parts:
+        about = {"run_id": "r1", "world_size": 2, "start_ns": BILLION, "notes": ["n"]}
+        (parts / "run.json").write_text(json.dumps(about))
+        for path in sorted(parts.iterdir()):
+            content = bytearray(path.read_bytes())
+            for _ in range(data.draw(st.integers(0, 3))):
+                place = data.draw(st.integers(0, len(content) - 1))
+                content[place] = data.draw(st.integers(0, 255))
+            path.write_bytes(content)
+        load_and_save(parts)
+
+
+def test_a_record_that_a_thread_still_writes_ends_no_record(parts: Path) -> None:
+    """Slot 63 is the last that a look reads first.
+
+    Whoever was killed while writing it leaves those behind it.
+    """
+    record = {"op": "isend", "peer": 0}
+    records = [record | {"tag": tag, "post_ns": tag} for tag in range(200)]
+    records[63]["status"] = 0
+    write(parts, 0, records, meta(world_size=1))
+    assert load(parts).events.tag.tolist() == [tag for tag in range(200) if tag != 63]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_end_without_its_status_is_not_shown(ended: bool, parts: Path) -> None:
+    """The time of the end is written first.
+
+    A rank that is killed between the two leaves an operation in flight.
+    """
+    record: dict[str, Any] = {"op": "irecv", "peer": 0, "post_ns": 3, "wait_ns": 4, "done_ns": 5}
+    facts = {"world_size": 1} | ({"end_ns": 9} if ended else {})
+    write(parts, 0, [record | {"status": 1}], meta(start_ns=0, **facts))
+    (event,) = load(parts)
+    assert (event.wait_ns, event.done_ns, event.status) == (4, None, "in_flight")
+
+
+def test_parts_stand_in_for_a_missing_or_damaged_file(parts: Path) -> None:
+    path = parts.with_suffix("")
+    two_ranks(parts)
+    missing = load(path)
+    note = (
+        "put together from what the ranks left in run.ringtrace.parts: the run ended before it "
+        "wrote its file"
+    )
+    assert missing.metadata["notes"][-1] == note
+    assert note in missing.summary()
+    missing.save(path)
+    assert load(path) == missing
+    path.write_bytes(path.read_bytes()[:-1])
+    assert load(path) == missing
+    other = make_trace([{"rank": 0, "op": "mark"}])
+    other.save(path)
+    assert load(path) == other
+
+
+@pytest.mark.parametrize("longer_first", [True, False])
+def test_of_two_copies_of_a_part_the_longer_one_is_merged(
+    tmp_path: Path, longer_first: bool
+) -> None:
+    copies = [tmp_path / name for name in ("a.parts", "b.parts")]
+    for copy in copies:
+        copy.mkdir()
+        two_ranks(copy)
+    cut = copies[1] / "rank-1.events"
+    os.truncate(cut, cut.stat().st_size // 3)
+
+    def merge(*directories: Path) -> Trace:
+        assert main(["merge", str(tmp_path / "run"), *map(str, directories)]) == 0
+        return load(tmp_path / "run")
+
+    whole = merge(copies[0])
+    assert merge(*(copies if longer_first else copies[::-1])) == whole
+    assert len(merge(copies[1])) < len(whole)
