@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 
 import ringsim
 from ringsim.launch import recording as blocks
