@@ -1,4 +1,4 @@
-"""A stand-in for a GPU, in the place of torch's; ``tests/distributed/test_gpu.py`` has a real one."""
+"""A stand-in for a GPU; ``tests/distributed/test_gpu.py`` has a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a real rank holds back a message that came over a slow link."""
+"""How a real rank takes the time of a slow one, and of a message over a slow link."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Final
 
 import pytest
 
+from ringsim import compute
 from ringsim.comm.injecting import _SlowLinks
+from ringsim.compute_costs import stretched
+from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
 
 FACTOR: Final = 5.0
@@ -45,3 +48,25 @@ def test_a_message_on_a_slow_link(
         links._hold_back(CHANNEL, place, posted_ns, size_bytes, begun_ns, done_ns)
     assert slept_ns == [message[-1] for message in messages]
     recorder.close()
+
+
+def test_what_a_slow_rank_computes_is_stretched_and_its_sleeps_only_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, slept = [0.0], []
+    change_state(slowdown=4.0)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    with stretched():
+        now[0] += 2.0  # it computes
+        compute(1.0)  # which sleeps four times as long by itself
+    assert slept == [4.0, 6.0]
+    change_state(slowdown=1.0)
+    with stretched():
+        pass
+    assert len(slept) == 2

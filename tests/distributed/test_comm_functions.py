@@ -66,6 +66,10 @@ def talk() -> list[Any]:
     modest = dist.new_group(backend="modest")
     with warnings.catch_warnings(action="ignore"):
         dist.all_reduce(torch.ones(3), group=modest)  # built
+    # in the order of the ranks: 2048 + 1 is 2048 in half precision, twice
+    rounded = torch.tensor([2048 if ring.rank == 0 else 1], dtype=torch.float16)
+    dist.all_reduce(rounded, group=modest)  # built
+    assert rounded.item() == 2048
     premultiplied = native._make_nccl_premul_sum(2.0)
     with pytest.raises(ArgumentError, match="op must be one of SUM, AVG"):
         dist.all_reduce(torch.ones(3), premultiplied, group=modest)
