@@ -108,8 +108,6 @@ exec(ending)
 """
 CAUGHT = "try:\n    sys.exit(4)\nexcept SystemExit as error:\n    assert error.code == 4\n    "
 CLEANED = "def f():\n    try:\n        sys.exit(2)\n    finally:\n        print('cleaned')\nf()"
-    "def main():\n    try:\n        sys.exit(2)\n    finally:\n        print('cleaned')\nmain()"
-)
 THREAD = "import threading\nthread = threading.Thread(target=sys.exit, args=(3,))\nthread.start()\n"
 ENDINGS = [  # and with which code the process ends, and what it says
     ("sys.exit(3)", 3, "abort 3\n"),
