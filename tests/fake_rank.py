@@ -1,55 +1,56 @@
-"""Rank 0 on torch's fake backend, recorded.
-
-One process, no messages, every function of torch.distributed.
-"""
+"""Rank 0 on torch's fake backend: one process, no messages, every function of torch.distributed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import pytest
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 
-from ringsim.comm.injecting import install_with
-from ringsim.comm.torch_hooks import uninstall
-from ringsim.faults import Injection
-from ringsim.traces.events import Events
-from ringsim.traces.recorder import Recorder
-from ringsim.traces.runs import read_parts
-
-SIZE = 4
-Stop = Callable[[], tuple[Events, dict[str, Any]]]
+import ringsim
+from ringsim.launch import recording as blocks
 
 
 @contextmanager
-def fake_world(size: int = SIZE) -> Iterator[ProcessGroup]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+def fake_world(size: int = 4, backend: str = "fake") -> Iterator[ProcessGroup]:
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=size)
     assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
+    try:
+        yield dist.group.WORLD
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 @contextmanager
-def recording(
-    recorder: Recorder, check: str = "basic", inject: Sequence[Injection] = ()
-) -> Iterator[Stop]:
-    """Shows operations to a recorder until what it gives is called.
+def recorded(
+    directory: Path, check: str = "basic", now: Callable[[], int] | None = None
+) -> Iterator[Callable[[], ringsim.Trace]]:
+    """Records as ``ringsim.trace(path)`` does, and waits for no rank that is not there.
 
-    That returns the events and what the rank says.
+    Yields a function that ends the recording and returns the trace. ``now`` replaces the clock.
     """
-    install_with(inject, recorder, check)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "WAIT_S", 0.0)
+        patch.setattr(blocks, "WAIT_AFTER_ERROR_S", 0.0)
+        if now is not None:
+            patch.setattr(blocks, "Recorder", partial(blocks.Recorder, now=now))
+        directory.mkdir(exist_ok=True)
+        block = ringsim.trace(directory / "run.ringtrace", check=check)
 
-    def stop() -> tuple[Events, dict[str, Any]]:
-        if recorder.users:
-            uninstall(recorder)
-            recorder.close()
-        return read_parts(Path(recorder.directory), start_ns=0)
+        def stop() -> ringsim.Trace:
+            if block.written is None:
+                block.__exit__(*sys.exc_info())
+            return block.trace
 
-    try:
-        yield stop
-    finally:
-        stop()
+        block.__enter__()
+        try:
+            yield stop
+        finally:
+            stop()

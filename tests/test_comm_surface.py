@@ -5,7 +5,6 @@ Of the torch that is installed, and of the oldest and newest supported.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import importlib
 import importlib.util
@@ -26,10 +25,10 @@ import pytest
 import torch
 import torch.distributed as native
 
+import ringsim
 from ringsim import comm
 from ringsim.comm import functions
 from ringsim.errors import ArgumentError, RingError
-from ringsim.state import RankState, enter_rank, get_state, simulated_states
 
 HERE = Path(__file__).parent / "signatures"
 SNAPSHOTS = [json.loads(path.read_text()) for path in sorted(HERE.glob("torch-*.json"))]
@@ -260,7 +259,7 @@ def register_alone() -> None:
 def test_set_backend_holds_for_groups_from_then_on(joined: None) -> None:
     register_alone()
     assert comm.set_backend("alone") == comm.cdb
-    assert comm.cdb.name == get_state().backend == "alone"
+    assert comm.cdb.name == "alone"
     group = comm.new_group()
     assert isinstance(group, Alone)
     assert comm.get_backend(group) == "alone"
@@ -282,18 +281,15 @@ def test_init_process_group_takes_the_backend_that_was_set() -> None:
         comm.set_backend("torch")
 
 
-def test_simulated_rank_has_a_backend_of_its_own() -> None:
-    states = []
+def test_a_simulated_rank_has_a_backend_of_its_own() -> None:
+    def choose() -> str:
+        if native.get_rank() == 0:
+            comm.set_backend("gloo")
+        comm.barrier()
+        return comm.cdb.name
 
-    def simulated_rank() -> None:
-        enter_rank(RankState())
-        comm.set_backend("gloo")
-        states.append(get_state())
-
-    with simulated_states():
-        contextvars.copy_context().run(simulated_rank)
-        assert states[0].backend == "gloo"
-        assert get_state().backend is None
+    link = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.0)
+    assert ringsim.simulate(choose, world_size=2, link=link).results == ["gloo", "torch"]
     assert comm.cdb.name == "torch"
 
 
@@ -355,29 +351,3 @@ def test_operation_that_the_installed_torch_lacks_is_built(
         warnings.simplefilter("ignore", RuntimeWarning)
         built(out, torch.ones(2))
     assert out.tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("unchanged", [True, False], ids=["real ranks", "simulated ranks"])
-def test_a_call_without_a_log_costs_two_questions_at_most(
-    unchanged: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    class Process:
-        @property
-        def unchanged(self) -> bool:
-            asked.append("is the process as it was at the start?")
-            return unchanged
-
-    def has_no_log(_state: Any) -> bool:
-        asked.append("has this rank no log?")
-        return True
-
-    def send(tensor: Any) -> str:
-        return f"torch's own function, with {tensor}"
-
-    monkeypatch.setattr(functions, "process", Process())
-    monkeypatch.setattr(functions, "is_plain", has_no_log)
-    call = functions.make_function("send", inspect.signature(send), send)
-    assert call("a tensor") == "torch's own function, with a tensor"
-    assert len(asked) == (1 if unchanged else 2)

@@ -1,124 +1,70 @@
-"""``ringsim.compute`` on a clock that the test holds, and on the machine's."""
+"""``ringsim.compute`` on both clocks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_rank import fake_world, recorded
 
-from ringsim import compute
-from ringsim.compute_costs import read_label, stretched
+import ringsim
+from ringsim import Jitter, Link, Slow, compute
 from ringsim.errors import ArgumentError
-from ringsim.state import change_state
-from ringsim.traces.recorder import Recorder
 
-
-class _Clock:
-    def __init__(self) -> None:
-        self.passed: list[float] = []
-
-    def now_s(self) -> float:
-        return sum(self.passed)
-
-    def advance(self, seconds: float) -> None:
-        self.passed.append(seconds)
-
-    def work(self, seconds: float) -> None:
-        self.passed.append(seconds)
-
-
-@pytest.fixture
-def clock() -> Iterator[_Clock]:
-    made = _Clock()
-    change_state(clock=made)
-    yield made
-    change_state(clock=None, slowdown=1.0, sleep_s=0.0, around_s=0.0, jitter=None)
+LINK = Link(alpha_s=1.0, beta_s_per_byte=0.0)
 
 
 @pytest.mark.parametrize(
-    ("state", "seconds", "passed"),
+    ("inject", "seconds", "took_s"),
     [
-        ({}, [3600, 0.25], [3600, 0.25]),  # nobody sleeps
-        ({"slowdown": 2.5}, [2], [5.0]),
-        # drawn anew for each
-        ({"slowdown": 2, "jitter": iter([0.5, 1.5]).__next__}, [1, 1], [1.0, 3.0]),
-        # a real rank oversleeps
-        ({"slowdown": 2, "sleep_s": 0.125, "around_s": 0.5}, [1, 0], [2.125, 0.5, 0.125, 0.5]),
+        ([], [3600, 0.25], [3600, 0.25]),  # nobody sleeps
+        ([Slow(0, 2.5)], [2], [5.0]),
     ],
 )
-def test_virtual_clock_goes_on(
-    clock: _Clock, state: dict[str, Any], seconds: list[float], passed: list[float]
+def test_the_virtual_clock_goes_on(
+    inject: list[Any], seconds: list[float], took_s: list[float]
 ) -> None:
-    change_state(**state)
-    for each in seconds:
-        compute(each)
-    assert clock.passed == passed
+    def work() -> None:
+        for each in seconds:
+            compute(each)
+
+    trace = ringsim.simulate(work, world_size=1, link=LINK, inject=inject)
+    frame = trace.to_pandas()
+    assert (frame["done_ns"] - frame["post_ns"]).tolist() == [each * 1e9 for each in took_s]
 
 
-def test_real_rank_sleeps_at_least_that_long() -> None:
-    begin_s = time.monotonic()
-    compute(0.02)
-    assert time.monotonic() - begin_s >= 0.02
+def test_jitter_is_drawn_anew_for_each_and_multiplies_what_is_slow() -> None:
+    def work() -> None:
+        compute(1)
+        compute(1)
+
+    def took_s(*inject: Any) -> list[float]:
+        trace = ringsim.simulate(work, world_size=1, link=LINK, inject=[*inject])
+        frame = trace.to_pandas()
+        return [float(each) * 1e-9 for each in frame["done_ns"] - frame["post_ns"]]
+
+    first, second = took_s(Jitter(0.5))
+    assert first != second
+    assert took_s(Jitter(0.5), Slow(0, 2)) == pytest.approx([2 * first, 2 * second])
 
 
-@pytest.mark.parametrize("seconds", [0.005, 1e-7, 12, 3.0000000000000004])
-def test_label_tells_the_seconds(clock: _Clock, tmp_path: Path, seconds: float) -> None:
-    recorder = Recorder(tmp_path, rank=0, world_size=1)
-    change_state(recorder=recorder)
-    compute(seconds)
-    change_state(recorder=None)
-    recorder.close()
-    assert read_label(recorder.labels[0]) == seconds
-
-
-def test_label_of_another_span_tells_nothing() -> None:
-    others = [
-        "compute",
-        "compute s",
-        "compute fast s",
-        "compute -1 s",
-        "compute nan s",
-        "compute inf s",
-        "forward",
-        "",
-    ]
-    assert [read_label(label) for label in others] == [None] * len(others)
+def test_a_real_rank_sleeps_at_least_that_long_and_its_label_tells_the_seconds(
+    tmp_path: Path,
+) -> None:
+    with fake_world(1), recorded(tmp_path) as stop:
+        begin_s = time.monotonic()
+        compute(0.02)
+        assert time.monotonic() - begin_s >= 0.02
+        for seconds in (0.005, 1e-7, 0.0030000000000000004):
+            compute(seconds)
+    labels = stop().to_pandas()["label"].tolist()
+    said = [float(label.removeprefix("compute ").removesuffix(" s")) for label in labels]
+    assert said == [0.02, 0.005, 1e-7, 0.0030000000000000004]
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "1", True, None])
 def test_seconds_that_are_none(seconds: object) -> None:
     with pytest.raises(ArgumentError, match=r"seconds must be a number from 0, got .*Give seconds"):
         compute(seconds)  # type: ignore[arg-type]
-
-
-def test_what_a_slow_rank_computes_is_stretched_and_its_sleeps_only_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, slept = [0.0], []
-    change_state(slowdown=4.0)
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
-
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", sleep)
-    with stretched():
-        now[0] += 2.0  # it computes
-        compute(1.0)  # which sleeps four times as long by itself
-    assert slept == [4.0, 6.0]
-    assert now[0] == 4 * (2.0 + 1.0)
-
-
-def test_what_nothing_slows_is_not_stretched(
-    clock: _Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("nobody asked for it"))
-    for slowdown in (1.0, 3.0):  # a simulated rank is charged instead
-        change_state(slowdown=slowdown)
-        with stretched():
-            pass
-    assert clock.passed == []

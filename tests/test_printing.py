@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from ringsim import suppress_output
+import ringsim
+from ringsim import destroy_distributed, suppress_output
 from ringsim.errors import ArgumentError
-from ringsim.ring.printing import restore_output
-from ringsim.state import change_state
 
 ARGUMENTS: list[dict[str, Any]] = [
     {},
@@ -25,13 +24,15 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"sep": "", "end": ""},
     {"flush": True},
 ]
+TEXTS = ["a 1 [2.5] None\n", "a-1-[2.5]-None\n", "a 1 [2.5] None!", "a 1 [2.5] None\n"]
+TEXTS += ["a1[2.5]None", "a 1 [2.5] None\n"]
 
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     before = builtins.print
     yield
-    restore_output()
+    destroy_distributed()
     assert builtins.print is before
 
 
@@ -49,13 +50,11 @@ def test_rank_0_and_forced_prints_are_shown_on_both_streams(
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS)
-def test_shown_hidden_and_written_text_are_what_print_writes(
+def test_shown_and_written_text_is_what_print_writes(
     arguments: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     print("a", 1, [2.5], None, **arguments)
     expected = capsys.readouterr().out
-    hidden: list[str] = []
-    change_state(hidden_output=hidden.append)
     for rank in (0, 1):
         suppress_output(rank)
         print("a", 1, [2.5], None, **arguments)
@@ -64,11 +63,20 @@ def test_shown_hidden_and_written_text_are_what_print_writes(
             print("a", 1, [2.5], None, **arguments, file=written, force=force)
             assert written.getvalue() == expected
     assert capsys.readouterr().out == expected
-    assert hidden == [expected]
+
+
+def test_hidden_text_is_kept_with_the_run() -> None:
+    def speak() -> None:
+        for arguments in ARGUMENTS:
+            print("a", 1, [2.5], None, **arguments)
+
+    link = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.0)
+    shown, hidden = ringsim.simulate(speak, world_size=2, link=link).output
+    assert shown == hidden == "".join(TEXTS)
 
 
 LINES = """
-from ringsim.ring.printing import suppress_output
+from ringsim import suppress_output
 
 suppress_output(0)
 print("a", 1, None, sep="-")
@@ -121,7 +129,7 @@ def test_the_last_rank_counts_and_print_comes_back_as_the_same_object(
         print("from", rank)
     assert builtins.print is not before
     for _ in range(2):
-        restore_output()
+        destroy_distributed()
         assert builtins.print is before
     assert capsys.readouterr().out == "from 0\n"
 
@@ -138,7 +146,7 @@ def test_a_print_put_over_ours_stays_and_shows_everything_after_restore(
 
     builtins.print = tagging
     print("hidden")
-    restore_output()
+    destroy_distributed()
     assert builtins.print is tagging
     print("shown")
     assert capsys.readouterr().out == "tag: shown\n"

@@ -1,11 +1,7 @@
-"""What a ring is built from, without ranks.
-
-Its arguments, its pairs, and what it asks of a backend that only takes notes.
-"""
+"""What a ring is built from: its arguments, its pairs, and what stands in their way."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import os
@@ -21,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringsim
-from ringsim import comm as dist
 from ringsim import (
     current_ring,
     destroy_distributed,
@@ -30,14 +25,7 @@ from ringsim import (
     get_pipeline_parallel_succ_group,
     initialize_distributed,
 )
-from ringsim.errors import ArgumentError, Deadlock, RingError
-from ringsim.ring import groups
-from ringsim.ring.groups import (
-    all_pairs,
-    check_ring_arguments,
-    pair_name,
-    pairs_of,
-)
+from ringsim.errors import ArgumentError, RingError
 
 GOOD: dict[str, Any] = {
     "head_ip": "127.0.0.1",
@@ -73,16 +61,18 @@ def test_names_and_arguments_are_those_of_the_document() -> None:
         )
 
 
-def test_good_arguments_come_back() -> None:
-    arguments = check_ring_arguments(**GOOD)
-    assert {**vars(arguments), "ring_ranks": None} == {
-        **GOOD,
-        "ranks": (0, 1, 2, 3),
-        "by_hosts": False,
-    }
-    numpys = check_ring_arguments(**{**GOOD, "rank": np.int64(2), "ring_ranks": np.array([2, 0])})
-    assert (numpys.rank, numpys.ranks) == (2, (2, 0))
-    assert {type(number) for number in (numpys.rank, *numpys.ranks)} == {int}
+def test_arguments_may_be_numpys() -> None:
+    def join() -> tuple[Any, ...]:
+        destroy_distributed()
+        rank = native.get_rank() if native.is_initialized() else int(os.environ["RANK"])
+        numbers = np.array([1, 0])
+        initialize_distributed(rank=numbers[1 - rank], ring_ranks=numbers)
+        ring = current_ring()
+        return ring.rank, ring.ranks, {type(each) for each in (ring.rank, *ring.ranks)}
+
+    link = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=0.0)
+    results = ringsim.simulate(join, world_size=2, link=link).results
+    assert results == [(rank, (1, 0), {int}) for rank in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +80,11 @@ def test_good_arguments_come_back() -> None:
     [
         *(
             ("head_ip", value, "head_ip must be an address or a name as text, got ")
-            for value in (None, "", b"127.0.0.1")
+            for value in ("", b"127.0.0.1")
         ),
         *(
             ("port", value, f"port must be a whole number from 1 to 65535, got {value!r}")
-            for value in (0, 65536, "29500", None)
+            for value in (0, 65536, "29500")
         ),
         *(
             ("world_size", value, f"world_size must be a whole number of 1 or more, got {value!r}")
@@ -110,7 +100,7 @@ def test_good_arguments_come_back() -> None:
         ),
         *(
             ("comm_device", value, "comm_device must be 'cpu' or 'gpu', got ")
-            for value in ("tpu", "CPU", None, ["cpu"])
+            for value in ("tpu", "CPU", ["cpu"])
         ),
         *(
             ("timeout_s", value, f"timeout_s must be a number of seconds above 0, got {value!r}")
@@ -128,7 +118,7 @@ def test_good_arguments_come_back() -> None:
 )
 def test_wrong_argument(name: str, value: Any, rule: str) -> None:
     with pytest.raises(ArgumentError, match="^" + rule) as caught:
-        check_ring_arguments(**{**GOOD, name: value})
+        initialize_distributed(**{**GOOD, name: value})
     assert isinstance(caught.value, ValueError)
     assert str(caught.value).endswith(".")
     if name not in ("world_size", "rank"):
@@ -167,7 +157,7 @@ def test_a_gpu_that_is_not_there_opens_nothing(
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: pytest.fail("there is no such GPU"))
-    monkeypatch.setattr(groups, "meet", lambda *_: pytest.fail("nobody must be met without a GPU"))
+    monkeypatch.setattr("socket.socket", lambda *_: pytest.fail("nobody is met without a GPU"))
     with pytest.raises(ArgumentError, match=words):
         initialize_distributed("127.0.0.1", 29500, 3, local_rank, local_rank, "gpu")
 
@@ -194,10 +184,8 @@ import torch
 def refuse(*arguments): raise SystemExit("touched CUDA")
 for name in ("set_device", "is_available", "device_count", "current_device", "init", "_lazy_init"):
     setattr(torch.cuda, name, refuse)
-from ringsim.comm.bootstrap import listen
-from ringsim.ring import destroy_distributed, initialize
-listener = listen("127.0.0.1", 0)
-initialize("127.0.0.1", listener.getsockname()[1], 1, 0, 0, "cpu", listen_socket=listener)
+from ringsim import destroy_distributed, initialize_distributed
+initialize_distributed(world_size=1, comm_device="cpu")
 destroy_distributed()
 """
     done = subprocess.run(
@@ -209,26 +197,7 @@ destroy_distributed()
     assert done.returncode == 0, done.stderr
 
 
-# --- pairs ---
-
-
-RINGS = st.lists(st.integers(0, 500), min_size=2, max_size=70, unique=True)
-
-
-@given(RINGS)
-def test_i_send_on_the_group_that_my_successor_receives_on(ring: list[int]) -> None:
-    for place, rank in enumerate(ring):
-        pred_pair, succ_pair = pairs_of(rank, ring) or pytest.fail(
-            "a ring of two or more has pairs"
-        )
-        assert pred_pair == (ring[place - 1], rank)
-        assert succ_pair == (rank, ring[(place + 1) % len(ring)])
-        assert (pairs_of(succ_pair[1], ring) or [None])[0] == succ_pair
-    assert all_pairs(ring) == [(pairs_of(rank, ring) or ())[1] for rank in ring]
-    assert len({pair_name(pair) for pair in all_pairs(ring)}) == len(ring)
-
-
-# --- on a backend other than torch ---
+# -- pairs, on the virtual clock
 
 
 @st.composite
@@ -252,88 +221,22 @@ def test_each_rank_gets_the_groups_of_its_own_ring(rings: list[list[int]]) -> No
             group and (group.group_desc, native.get_process_group_ranks(group)) for group in ends
         ]
         destroy_distributed()
-        return [ring.ranks, *found]
+        pairs = [(name, pair) for name, pair in ring.group_pairs if rank in pair]
+        return [ring.ranks, len(ring.group_pairs), pairs, *found]
 
     link = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=0.0)
     results = ringsim.simulate(join, world_size=len(rings), link=link).results
-    for rank, (ranks, pred_group, succ_group) in enumerate(results):
+    for rank, (ranks, count, pairs, pred_group, succ_group) in enumerate(results):
         ring = rings[rank]
         assert ranks == tuple(ring)
         if len(ring) == 1:
             assert pred_group is succ_group is None
+            assert count == 0
             continue
+        assert count == len(ring)
         place = ring.index(rank)
         pred, succ = ring[place - 1], ring[(place + 1) % len(ring)]
+        expected = [(f"ring:{a}>{b}", (a, b)) for a, b in ((pred, rank), (rank, succ))]
+        assert sorted(pairs) == sorted(expected)
         assert pred_group == (f"ring:{pred}>{rank}", sorted([pred, rank]))
         assert succ_group == (f"ring:{rank}>{succ}", sorted([rank, succ]))
-
-
-class Lazy:
-    """Messages that connect as NCCL's do.
-
-    The first of a group in each direction holds its caller until the other side comes, irecv too.
-    """
-
-    all_reduce = staticmethod(dist.all_reduce)
-
-    def __init__(self) -> None:
-        self._met: set[object] = set()
-
-    def post(self, what: Any, tensor: torch.Tensor, peer: int, group: Any) -> Any:
-        if (what, group) not in self._met:
-            self._met.add((what, group))
-            (dist.send if what is dist.isend else dist.recv)(torch.zeros(1), peer, group=group)
-        return what(tensor, peer, group=group)
-
-    def send(self, tensor: torch.Tensor, peer: int, group: Any) -> None:
-        self.post(dist.isend, tensor, peer, group).wait()
-
-    def recv(self, tensor: torch.Tensor, peer: int, group: Any) -> None:
-        self.post(dist.irecv, tensor, peer, group).wait()
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
-@pytest.mark.parametrize("forward", [True, False])
-def test_once_pairs_have_connected_every_rank_may_receive_first(
-    size: int, *, forward: bool
-) -> None:
-    def receive_first(*, connected: bool) -> float:
-        ring, lazy, arriving = current_ring(), Lazy(), torch.zeros(1)
-        if connected:
-            groups.connect(
-                ring.rank, ring.ranks, (ring.pred_group, ring.succ_group), torch.zeros(1), lazy
-            )
-        ends = [(ring.pred, ring.pred_group), (ring.succ, ring.succ_group)]
-        source, target = ends if forward else reversed(ends)
-        works = [
-            lazy.post(dist.irecv, arriving, *source),
-            lazy.post(dist.isend, torch.tensor([float(ring.rank)]), *target),
-        ]
-        for work in works:
-            work.wait()
-        return float(arriving)
-
-    run = functools.partial(
-        ringsim.simulate,
-        receive_first,
-        world_size=size,
-        link=ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.0),
-    )
-    step = -1 if forward else 1
-    assert run(kwargs={"connected": True}).results == [(rank + step) % size for rank in range(size)]
-    with pytest.raises(Deadlock):
-        run(kwargs={"connected": False})
-
-
-@pytest.mark.parametrize(("size", "exchanges"), [(1, 0), (2, 2), (3, 3), (64, 2), (65, 3)])
-def test_pairs_connect_edge_by_edge(size: int, exchanges: int) -> None:
-    """An exchange is a message each way and an all_reduce of two, four latencies in all."""
-
-    def in_order() -> None:
-        ring = current_ring()
-        groups.connect(
-            ring.rank, ring.ranks, (ring.pred_group, ring.succ_group), torch.zeros(1), dist
-        )
-
-    link = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.0)
-    assert ringsim.simulate(in_order, world_size=size, link=link).makespan_s == 4 * exchanges

@@ -26,7 +26,6 @@ from ringsim import comm as dist
 from ringsim import initialize_distributed
 from ringsim.comm import deepspeed
 from ringsim.errors import ArgumentError, MessageMismatch, RendezvousFailed, RingError, RunTimeout
-from ringsim.state import get_state
 
 PRINT = builtins.print
 
@@ -306,7 +305,8 @@ def go_round(directory: str, **given: int) -> None:
         ringsim.destroy_distributed()
         assert not dist.is_initialized()
         assert builtins.print is PRINT
-        assert get_state().ring is None
+        with pytest.raises(RingError, match="the ring must exist"):
+            ringsim.current_ring()
 
 
 def go_round_alone(directory: str) -> None:
@@ -373,7 +373,8 @@ def refuse(_: str) -> None:
     ):
         initialize_distributed(ring_ranks=[1] if rank == 1 else None)
     assert not dist.is_initialized()
-    assert get_state().ring is None
+    with pytest.raises(RingError, match="the ring must exist"):
+        ringsim.current_ring()
 
 
 if __name__ == "__main__":

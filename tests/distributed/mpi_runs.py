@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ringsim.launch.ranks import ON_THIS_MACHINE
+# Hydra starts all ranks here, and asks no job manager
+ON_THIS_MACHINE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "HYDRA_IFACE": "lo"}
+ON_THIS_MACHINE |= {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+ON_THIS_MACHINE |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_tcp_if_include": "lo"}
+ON_THIS_MACHINE |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+ON_THIS_MACHINE |= {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
 def find_mpirun() -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -81,9 +82,8 @@ class RankServer:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Returns a port that is free now."""
-    from ringsim.comm.bootstrap import listen
-
-    with listen(host, 0) as listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
         port: int = listener.getsockname()[1]
         return port
 
@@ -95,9 +95,9 @@ def results(ended: list[Ended]) -> list[Any]:
 
 
 def _serve(channel: Connection[Any, Any]) -> None:
-    import ringsim.ring  # torch is imported here, once
+    from ringsim import comm  # torch is imported here, once
 
-    del ringsim
+    del comm
     while True:
         try:
             sys.path[:], module, name, arguments, limit_s, environment = channel.recv()

@@ -25,9 +25,7 @@ import ringsim
 from ringsim import Trace
 from ringsim import comm as dist
 from ringsim.comm import functions
-from ringsim.comm.reductions import reduce_parts
 from ringsim.errors import ArgumentError
-from ringsim.traces.events import OP_NAMES
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "coming-from-torch.md"
 
@@ -68,6 +66,13 @@ def talk() -> list[Any]:
     modest = dist.new_group(backend="modest")
     with warnings.catch_warnings(action="ignore"):
         dist.all_reduce(torch.ones(3), group=modest)  # built
+    # in the order of the ranks: 2048 + 1 is 2048 in half precision, twice
+    rounded = torch.tensor([2048 if ring.rank == 0 else 1], dtype=torch.float16)
+    dist.all_reduce(rounded, group=modest)  # built
+    assert rounded.item() == 2048
+    premultiplied = native._make_nccl_premul_sum(2.0)
+    with pytest.raises(ArgumentError, match="op must be one of SUM, AVG"):
+        dist.all_reduce(torch.ones(3), premultiplied, group=modest)
     return [token.tolist(), found.tolist(), [part[0].item() for part in parts], words]
 
 
@@ -75,13 +80,9 @@ def places(trace: Trace, rank: int) -> dict[str, set[tuple[str, str]]]:
     """(operation, file) by the mark at the end of the line that the trace names."""
     lines = Path(__file__).read_text().splitlines()
     found: dict[str, set[tuple[str, str]]] = {}
-    events = trace.events
-    for i in range(len(events)):
-        if events.rank[i] == rank:
-            mark = lines[events.line[i] - 1].partition("  # ")[2]
-            found.setdefault(mark, set()).add(
-                (OP_NAMES[events.op[i]], events.tables.files[events.file[i]])
-            )
+    for row in trace.to_pandas().query(f"rank == {rank}").itertuples():
+        mark = lines[row.line - 1].partition("  # ")[2]
+        found.setdefault(mark, set()).add((row.op, row.file))
     return found
 
 
@@ -103,7 +104,7 @@ def test_worker_gets_what_torch_gives_and_the_trace_names_its_lines() -> None:
         assert found["batch"] == {("batch_isend", __file__), ("batch_irecv", __file__)}
         assert found["send of rank 0" if rank == 0 else "send"] == {("send", __file__)}
     assert trace.unmatched == []
-    groups = {trace.events.tables.groups[group].name for group in trace.events.group}
+    groups = set(trace.to_pandas()["group"])
     assert {f"ring:{rank}>{(rank + 1) % size}" for rank in range(size)} <= groups
 
 
@@ -175,11 +176,6 @@ def test_a_built_operation_warns_once_at_the_users_line() -> None:
         assert words in message
         assert file == __file__
         assert "# warned of" in Path(file).read_text().splitlines()[line - 1]
-
-
-def test_a_reduction_that_torch_has_not_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"op must be one of SUM, AVG, .*"):
-        reduce_parts([torch.ones(1)], "PREMUL_SUM")
 
 
 def test_mixing_with_torchs_own_class_needs_torchs_own_names() -> None:

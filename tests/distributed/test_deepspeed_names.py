@@ -20,7 +20,6 @@ from rank_server import RankServer, free_port, results
 
 from ringsim import comm
 from ringsim.comm import deepspeed as dist
-from ringsim.comm.functions import FUNCTIONS
 from ringsim.errors import ArgumentError, RingError
 
 SHOWN: dict[Any, str] = {dist.ReduceOp.SUM: "ReduceOp.SUM"}
@@ -236,19 +235,23 @@ def test_what_fails_in_deepspeed_works(server: RankServer) -> None:
 def test_barrier_passes_the_devices_on(monkeypatch: pytest.MonkeyPatch) -> None:
     # DeepSpeed dropped device_ids.
     seen: list[Any] = []
-    monkeypatch.setitem(FUNCTIONS, "barrier", lambda *args, **kwargs: seen.append(args))  # type: ignore[arg-type]
+    torch_dist.init_process_group("gloo", store=torch_dist.HashStore(), rank=0, world_size=1)
+
+    def take(_: Any, opts: Any) -> None:
+        seen.append(opts.device_ids)
+
+    monkeypatch.setattr(torch_dist.ProcessGroup, "barrier", take)
     dist.barrier(None, False, [3])
-    assert seen == [(None, False, [3])]
+    torch_dist.destroy_process_group()
+    assert seen == [[3]]
 
 
 def test_a_reduction_of_deepspeed_is_torchs_of_that_name() -> None:
-    from ringsim.comm.deepspeed import to_torch
-
     for op in dist.ReduceOp:
         if op is not dist.ReduceOp.UNUSED:
-            assert to_torch(op) == getattr(torch_dist.ReduceOp, op.name)
+            assert dist.to_torch(op) == getattr(torch_dist.ReduceOp, op.name)
     with pytest.raises(ArgumentError, match="op must be a reduction"):
-        to_torch(dist.ReduceOp.UNUSED)
+        dist.to_torch(dist.ReduceOp.UNUSED)
 
 
 # -- where it runs

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from one_gpu_rank import PROMPTS, make_step
+from rank_server import free_port
 from torch import nn
 
 import ringsim
-from ringsim.comm.bootstrap import listen
 from ringsim.errors import ArgumentError
 from ringsim.exchange import read_flight_recorder
 from ringsim.pipeline import cross_entropy, generate
@@ -140,8 +140,7 @@ def run(job: str, directory: Path, ranks: int, **more: str) -> list[tuple[int, s
 
     Returns each rank's exit code and what it printed.
     """
-    with listen("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     program = str(Path(__file__).with_name("one_gpu_rank.py"))
     processes = [
         subprocess.Popen(

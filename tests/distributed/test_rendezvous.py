@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 from rank_server import Ended, RankServer, free_port
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ringsim import current_ring, destroy_distributed, initialize_distributed
-from ringsim.comm import bootstrap
-from ringsim.comm.bootstrap import listen
 from ringsim.errors import ArgumentError, RendezvousFailed
 
 HERE = "127.0.0.1"
@@ -62,7 +61,7 @@ def met(ended: list[Ended]) -> None:
 @contextlib.contextmanager
 def stranger(answer: bytes | None) -> Iterator[int]:
     """A listener that is no rank 0: it keeps silent, or answers everything with the same bytes."""
-    with listen(HERE, 0) as listener:
+    with socket.create_server((HERE, 0)) as listener:
         connections = []
 
         def serve() -> None:
@@ -98,9 +97,8 @@ def test_ranks_meet_by_addresses_and_names_and_wait_for_who_is_late(
 
 def test_under_torchrun_the_agents_store_is_used_again_and_again(server: RankServer) -> None:
     """Torchrun keeps a store at MASTER_PORT itself, so rank 0 must not try to listen there."""
-    listener = listen(HERE, 0)
-    port = listener.getsockname()[1]
-    store = bootstrap.host(listener, LONG_S)
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    port = store.port
     environment = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(port)}
     for restart in ("0", "0", "1"):
         environment["TORCHELASTIC_RESTART_COUNT"] = restart
