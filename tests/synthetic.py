@@ -52,7 +52,9 @@ class Story:
         self.rows: list[dict[str, Any]] = []
 
     def _payload(self, size_bytes: int) -> int:
-        payload = Payload("float32", (size_bytes // 4,), size_bytes)
+        return self._number(Payload("float32", (size_bytes // 4,), size_bytes))
+
+    def _number(self, payload: Payload) -> int:
         if payload not in self.payloads:
             self.payloads.append(payload)
         return self.payloads.index(payload)
@@ -63,7 +65,8 @@ class Story:
     def op(self, rank: int, op: str, times_ms: tuple[float, float, float], **more: Any) -> None:
         """Adds one event; a negative time has not come.
 
-        ``group`` and ``label`` are names, ``size_bytes`` becomes a payload.
+        ``group`` and ``label`` are names; ``size_bytes``, or the fields of ``carries``, become a
+        payload.
         """
         post, wait, done = (round(t * MS) if t >= 0 else -1 for t in times_ms)
         row: dict[str, Any] = {
@@ -76,6 +79,8 @@ class Story:
         }
         if "size_bytes" in more:
             row["payload"] = self._payload(more.pop("size_bytes"))
+        if "carries" in more:
+            row["payload"] = self._number(Payload(*more.pop("carries")))
         if "group" in more:
             row["group"] = self._group(more.pop("group"))
         if "label" in more:
