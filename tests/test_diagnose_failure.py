@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from ringsim.diagnose.failure import (
     write_verdict,
 )
 from ringsim.errors import Deadlock
+from ringsim.traces.findings import KINDS
 from ringsim.traces.recorder import Recorder
 
 LOST = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4182"
@@ -62,6 +64,11 @@ def caught(call: Callable[[], object]) -> BaseException:
     with pytest.raises(BaseException) as info:  # noqa: PT011
         call()
     return info.value
+
+
+def test_every_kind_of_finding_has_a_heading_in_the_page() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "diagnosis.md").read_text()
+    assert sorted(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == sorted(KINDS)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringsim.errors import ArgumentError
 from ringsim.link import fit_link
 
 SIZES = np.array([2**power for power in range(3, 29)])
@@ -70,23 +69,3 @@ def test_neither_number_comes_out_negative() -> None:
     steep = fit_link([10, 20, 30], [1e-6, 3e-6, 5e-6])  # would start at -1e-6
     assert steep.alpha_s == 0
     assert 1e-7 < steep.beta_s_per_byte < 5e-6 / 30
-
-
-@pytest.mark.parametrize(
-    ("sizes", "times", "message"),
-    [
-        ([8], [1e-6], "two sizes or more, got 1"),
-        ([8, 8, 8], [1e-6, 2e-6, 3e-6], "two sizes or more, got 1"),
-        ([], [], "two sizes or more, got 0"),
-        ([8, 16], [1e-6], "two lists of one length"),
-        ([[8, 16]], [[1e-6, 2e-6]], "two lists of one length"),
-        ([8, 16], [1e-6, 0.0], "times_s must be above 0"),
-        ([8, 16], [1e-6, math.nan], "times_s must be above 0"),
-        ([-8, 16], [1e-6, 2e-6], "sizes_bytes must be 0 or more"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused(
-    sizes: list[float], times: list[float], message: str
-) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        fit_link(sizes, times)
