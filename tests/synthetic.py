@@ -56,6 +56,8 @@ class Story:
             more["file"] = "/home/student/ring.py"
         if "size_bytes" in more:
             more["payload"] = self._payload(more.pop("size_bytes"))
+        if "carries" in more:
+            more["payload"] = more.pop("carries")
         self.rows.append(row | more)
 
     def _payload(self, size_bytes: int) -> tuple[str, tuple[int, ...], int]:

@@ -1,6 +1,6 @@
-"""The wait-for analysis against its own rules, applied one by one until nothing changes.
+"""The wait-for analysis against its own rules, and how much work it takes for many ranks.
 
-Also how much work it takes for many ranks.
+Also findings that need a moment which no run can be stopped at.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from part_writer import Writer
+from synthetic import Story
 
 from ringsim.diagnose import waitfor
 from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot, snapshot_of_events
+from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.waitfor import Hindrance, analyse, find_cycle
 from ringsim.launch.watcher import LiveRecords
 from ringsim.traces.events import ANY_SOURCE, NONE, Group
@@ -26,66 +28,69 @@ from ringsim.traces.findings import Operation
 from ringsim.traces.runs import read_parts
 
 CALLS = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "new_group")
-
-
 WORLD, PAIR = Group("world", (0, 1, 2, 3)), Group("pair", (0, 1))
+RUNS, LEFT, KILLED, FAILED = map(RankSnapshot, ("running", "exited", "killed", "failed"))
 
 
-def view(rank: int, *waits: tuple[str, int], group: Group = WORLD, **more: Any) -> RankSnapshot:
-    return RankSnapshot(
-        "blocked",
-        tuple(
-            Posted(Operation(rank, op, peer=peer, tag=0), group, awaited=True, **more)
-            for op, peer in waits
-        ),
-    )
+def post(rank: int, op: str, peer: int, group: Group = WORLD, tag: int = 0, **more: Any) -> Posted:
+    return Posted(Operation(rank, op, peer=peer, tag=tag), group, **{"awaited": True, **more})
+
+
+def waits(*posted: Posted) -> RankSnapshot:
+    return RankSnapshot("blocked", posted)
+
+
+def receives(rank: int, peer: int, group: Group = WORLD, **more: Any) -> RankSnapshot:
+    return waits(post(rank, "recv", peer, group, **more))
 
 
 def both(rank: int) -> RankSnapshot:
     """One thread waits for a message that is not posted, another for one that is."""
-    first, second = view(rank, ("recv", 1)), view(rank, ("send", 1), counterparts=1, thread=1)
-    return RankSnapshot("blocked", (*first.posted, *second.posted))
+    return waits(post(rank, "recv", 1), post(rank, "send", 1, counterparts=1, thread=1))
 
 
 def calls(rank: int, op: str, *entered: tuple[int, str]) -> RankSnapshot:
-    return view(
-        rank, (op, NONE), entered=tuple(Operation(other, theirs) for other, theirs in entered)
-    )
+    others = tuple(Operation(other, theirs) for other, theirs in entered)
+    return waits(post(rank, op, NONE, entered=others))
 
 
 def makes(
     rank: int, members: tuple[int, ...], *entered: tuple[int, tuple[int, ...]]
 ) -> RankSnapshot:
     others = tuple(Operation(other, "new_group", shape=theirs) for other, theirs in entered)
-    mine = Posted(Operation(rank, "new_group", shape=members), WORLD, awaited=True, entered=others)
-    return RankSnapshot("blocked", (mine,))
-
-
-RUNS, LEFT, KILLED = RankSnapshot("running"), RankSnapshot("exited"), RankSnapshot("killed")
+    mine = Operation(rank, "new_group", shape=members)
+    return waits(Posted(mine, WORLD, awaited=True, entered=others))
 
 
 @pytest.mark.parametrize(
     ("views", "ranks", "cycle"),
     [
-        ((view(0, ("recv", 1)), view(1, ("recv", 2)), RUNS), (), ()),
-        ((view(0, ("recv", 1)), RankSnapshot("stopped")), (), ()),
-        ((view(0, ("recv", 1)), LEFT, view(2, ("send", 0))), (0, 2), ()),
-        ((view(0, ("recv", 1)), RankSnapshot("failed"), view(2, ("send", 0))), (0, 2), ()),
+        ((receives(0, 1), receives(1, 2), RUNS), (), ()),
+        ((receives(0, 1), RankSnapshot("stopped")), (), ()),
+        ((receives(0, 1), LEFT, waits(post(2, "send", 0))), (0, 2), ()),
+        ((receives(0, 1), FAILED, waits(post(2, "send", 0))), (0, 2), ()),
         # what has been posted still arrives, unless the peer is dead
-        ((view(0, ("recv", 1), counterparts=1), LEFT), (), ()),
-        ((view(0, ("recv", 1), counterparts=1), KILLED), (0,), ()),
-        ((view(0, ("recv", 1), counterparts=1), RankSnapshot("failed")), (0,), ()),
-        ((calls(0, "barrier", (1, "barrier")), RankSnapshot("failed"), RUNS, RUNS), (0,), ()),
+        ((receives(0, 1, counterparts=1), LEFT), (), ()),
+        ((receives(0, 1, counterparts=1), KILLED), (0,), ()),
+        ((receives(0, 1, counterparts=1), FAILED), (0,), ()),
+        ((calls(0, "barrier", (1, "barrier")), FAILED, RUNS, RUNS), (0,), ()),
         # there is no sender to wait for
-        ((view(0, ("recv", ANY_SOURCE), group=Group("alone", (0,))), LEFT), (), ()),
+        ((receives(0, ANY_SOURCE, Group("alone", (0,))), LEFT), (), ()),
         # the thread whose message is on its way may send the other afterwards
-        ((both(0), view(1, ("recv", 0))), (), ()),
+        ((both(0), receives(1, 0)), (), ()),
         ((both(0), KILLED), (0,), ()),
         # a batch needs all its operations
-        ((view(0, ("recv", 1), ("recv", 2)), RUNS, view(2, ("recv", 0))), (0, 2), (0, 2)),
+        (
+            (waits(post(0, "recv", 1), post(0, "recv", 2)), RUNS, receives(2, 0)),
+            (0, 2),
+            (0, 2),
+        ),
         # one sender is enough
-        ((view(0, ("recv", ANY_SOURCE)), view(1, ("recv", 0)), RUNS, LEFT), (), ()),
-        ((view(0, ("recv", ANY_SOURCE)), view(1, ("recv", 0)), LEFT, LEFT), (0, 1), (0, 1)),
+        ((receives(0, ANY_SOURCE), receives(1, 0), RUNS, LEFT), (), ()),
+        ((receives(0, ANY_SOURCE), receives(1, 0), LEFT, LEFT), (0, 1), (0, 1)),
+        # anybody of its own group, and of whom nothing is known may send
+        ((receives(0, ANY_SOURCE, PAIR), LEFT, RUNS, receives(3, ANY_SOURCE)), (0,), ()),
+        ((receives(0, ANY_SOURCE, Group("some", (0, 1, 5))), receives(1, 0)), (), ()),
         (
             (calls(0, "barrier", (1, "barrier")), calls(1, "barrier", (0, "barrier")), RUNS, RUNS),
             (),
@@ -100,26 +105,19 @@ RUNS, LEFT, KILLED = RankSnapshot("running"), RankSnapshot("exited"), RankSnapsh
             (
                 calls(0, "barrier", (1, "all_reduce")),
                 calls(1, "all_reduce", (0, "barrier")),
-                RUNS,
-                RUNS,
+                *(RUNS, RUNS),
             ),
             (0, 1),
             (0, 1),
-        ),
-        # anybody of its own group
-        (
-            (view(0, ("recv", ANY_SOURCE), group=PAIR), LEFT, RUNS, view(3, ("recv", ANY_SOURCE))),
-            (0,),
-            (),
         ),
         ((makes(0, (0, 1)), RUNS, LEFT, LEFT), (), ()),  # the members alone
         ((makes(0, (0, 1)), LEFT, makes(2, (2, 3)), RUNS), (0,), ()),
         # rank 2 may yet make [1, 2] with rank 1
         ((makes(0, (0, 1), (1, (1, 2))), makes(1, (1, 2), (0, (0, 1))), RUNS), (0,), ()),
         # peers out of the world are nobody's fault
-        ((view(0, ("send", 7)), view(1, ("recv", -1))), (), ()),
+        ((waits(post(0, "send", 7)), receives(1, -1)), (), ()),
         (
-            tuple(view(rank, ("recv", peer)) for rank, peer in enumerate([1, 2, 3, 0, 5, 4, 0])),
+            tuple(receives(rank, peer) for rank, peer in enumerate([1, 2, 3, 0, 5, 4, 0])),
             tuple(range(7)),
             (4, 5),
         ),
@@ -132,24 +130,9 @@ def test_who_is_stuck_by_hand(
     assert (stuck.ranks, stuck.cycle) == (ranks, cycle) if stuck is not None else ranks == ()
 
 
-@pytest.mark.parametrize(("members", "stuck"), [((0, 1), True), ((0, 1, 5), False)])
-def test_a_member_of_which_nothing_is_known_may_send(members: tuple[int, ...], stuck: bool) -> None:
-    group = Group("some", members)
-    views = [
-        RankSnapshot("blocked", (Posted(Operation(rank, "recv", peer=peer), group, awaited=True),))
-        for rank, peer in ((0, ANY_SOURCE), (1, 0))
-    ]
-    assert (analyse(Snapshot(tuple(views))) is not None) is stuck
-
-
-def test_a_cycle_starts_at_its_lowest_rank_in_whatever_order_it_is_given() -> None:
-    one = Posted(Operation(0, "recv"), WORLD, awaited=True)
-    links = [Hindrance(rank, one, (peer,)) for rank, peer in ((2, 0), (1, 2), (0, 1))]
-    assert find_cycle(links) == (0, 1, 2)
-
-
 def test_a_recv_that_can_still_be_served_is_no_reason() -> None:
-    stuck = analyse(Snapshot((view(0, ("recv", ANY_SOURCE), ("recv", 1)), LEFT, RUNS, RUNS)))
+    either = waits(post(0, "recv", ANY_SOURCE), post(0, "recv", 1))
+    stuck = analyse(Snapshot((either, LEFT, RUNS, RUNS)))
     assert stuck is not None
     assert [(one.posted.operation.peer, one.peers) for one in stuck.hindrances] == [(1, (1,))]
 
@@ -170,8 +153,8 @@ DOUBTFUL, SURE, LACKING = {"counterparts": 1, "contested": 1}, {"counterparts": 
 def test_at_rest_the_only_one_in_doubt_is_taken(
     batch: list[dict[str, int]], taken: list[bool]
 ) -> None:
-    posted = tuple(one for facts in batch for one in view(0, ("recv", 1), **facts).posted)
-    settled = Snapshot((RankSnapshot("blocked", posted), LEFT)).settle()
+    mine = waits(*(post(0, "recv", 1, **facts) for facts in batch))
+    settled = Snapshot((mine, LEFT)).settle()
     assert [one.taken for one in settled.ranks[0].posted] == taken
 
 
@@ -195,19 +178,90 @@ def shortest_cycle(edges: set[tuple[int, int]], size: int) -> int:
         lambda size: st.tuples(
             st.just(size), st.sets(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)))
         )
-    )
+    ),
+    st.randoms(use_true_random=False),
 )
-def test_the_cycle_is_a_shortest_one(graph: tuple[int, set[tuple[int, int]]]) -> None:
+def test_the_cycle_is_a_shortest_one(graph: tuple[int, set[tuple[int, int]]], order: Any) -> None:
     size, edges = graph
-    one = Posted(Operation(0, "barrier"), Group("", ()), awaited=True)
+    one = post(0, "barrier", NONE)
     links = [
-        waitfor.Hindrance(rank, one, tuple(sorted(peer for start, peer in edges if start == rank)))
+        Hindrance(rank, one, tuple(sorted(peer for start, peer in edges if start == rank)))
         for rank in range(size)
     ]
+    order.shuffle(links)
     cycle = find_cycle(links)
     assert len(cycle) == shortest_cycle(edges, size)
     assert all(edge in edges for edge in pairwise([*cycle, *cycle[:1]]))
     assert cycle == () or cycle[0] == min(cycle)
+
+
+# -- what is said of a moment
+
+
+ROW = st.tuples(
+    st.integers(0, 2),
+    st.sampled_from(["irecv", "barrier", "all_reduce"]),
+    st.integers(0, 2),
+    st.booleans(),
+)
+
+
+@settings(max_examples=4 * settings.default.max_examples)
+@given(
+    rows=st.lists(ROW, min_size=2, max_size=6),
+    states=st.tuples(*[st.sampled_from(["blocked", "running", "exited", "killed"])] * 3),
+)
+def test_whoever_is_stuck_has_a_finding(
+    rows: list[tuple[int, str, int, bool]], states: tuple[str, ...]
+) -> None:
+    """Also behind a rank that has posted another collective, and computes."""
+    story = Story(3)
+    for rank, op, peer, awaited in rows:
+        story.op(rank, op, (0, 5 if awaited else -1, -1), peer=peer, group="world")
+    ends = {rank: (state, "") for rank, state in enumerate(states)}
+    snapshot = snapshot_of_events(story.trace().events, 3, ends)
+    stuck = analyse(snapshot)
+    if stuck is not None:
+        findings = judge(snapshot, stuck).findings
+        named = {
+            rank for one in findings for each in (one, *one.consequences) for rank in each.ranks
+        }
+        assert named >= set(stuck.ranks)
+
+
+def said(*views: RankSnapshot) -> str:
+    return str(judge(Snapshot(views)))
+
+
+@pytest.mark.parametrize(("counterparts", "meant"), [(0, True), (1, False)])
+def test_what_has_met_its_other_side_is_meant_for_no_other(counterparts: int, meant: bool) -> None:
+    third = waits(post(2, "send", 0, counterparts=counterparts))
+    words = said(receives(0, 1), receives(1, 0), third)
+    assert ("should the recv of rank 0 go there?" in words) is meant
+
+
+@pytest.mark.parametrize(("taken", "kind"), [(False, "tag mismatch"), (True, "deadlock")])
+def test_what_others_have_got_is_no_counterpart(taken: bool, kind: str) -> None:
+    theirs = post(1, "recv", 0, tag=2, counterparts=1, index=1, taken=taken)
+    assert said(waits(post(0, "send", 1, tag=1)), waits(theirs)).startswith(f"{kind}: ")
+
+
+def test_the_plainest_mismatch_of_a_circle_is_named() -> None:
+    """Rank 0 might have meant the isend, but the send and the recv are both awaited."""
+    first = waits(post(0, "recv", 1, tag=7), post(0, "send", 1, tag=1))
+    second = waits(post(1, "isend", 0, tag=8, awaited=False), post(1, "recv", 0, tag=2))
+    words = said(first, second)
+    assert words.startswith("tag mismatch: rank 0's send to 1 (tag 1) and ")
+    assert "tag 1 is not tag 2" in words
+
+
+def test_another_group_than_that_of_a_rank_that_has_left() -> None:
+    words = said(LEFT, makes(1, (0, 1, 2), (0, (0, 1))), RUNS)
+    assert words.startswith("group order mismatch: the ranks make their groups in different order")
+    assert "as number 1 rank 1 makes [0, 1, 2], rank 0 makes [0, 1]." in words
+
+
+# -- how much work it is
 
 
 def in_a_call(size: int, missing: tuple[int, ...], state: str, *, kinds: int = 1) -> Snapshot:
@@ -219,20 +273,8 @@ def in_a_call(size: int, missing: tuple[int, ...], state: str, *, kinds: int = 1
         tuple(
             RankSnapshot(state)
             if one.rank in missing
-            else RankSnapshot("blocked", (Posted(one, group, awaited=True, entered=entered),))
+            else waits(Posted(one, group, awaited=True, entered=entered))
             for one in posted
-        )
-    )
-
-
-def in_messages(size: int, peers: Callable[[int], int]) -> Snapshot:
-    group = Group("world", tuple(range(size)))
-    return Snapshot(
-        tuple(
-            RankSnapshot(
-                "blocked", (Posted(Operation(rank, "recv", peers(rank), 0), group, awaited=True),)
-            )
-            for rank in range(size)
         )
     )
 
@@ -243,7 +285,12 @@ WORLDS: dict[str, Callable[[int], Snapshot]] = {
     "one has left": lambda size: in_a_call(size, (3,), "exited"),
     "half have left": lambda size: in_a_call(size, tuple(range(0, size, 2)), "exited"),
     "two kinds": lambda size: in_a_call(size, (), "exited", kinds=2),
-    "a ring": lambda size: in_messages(size, lambda rank: (rank + 1) % size),
+    "a ring": lambda size: Snapshot(
+        tuple(
+            receives(rank, (rank + 1) % size, Group("world", tuple(range(size))))
+            for rank in range(size)
+        )
+    ),
 }
 
 
@@ -269,16 +316,12 @@ def count_work(call: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("name", list(WORLDS))
 def test_work_grows_with_the_ranks_and_not_with_their_square(name: str) -> None:
-    """A barrier of 256 ranks took 2.5 million steps at each look."""
     few, many = (WORLDS[name](size) for size in (64, 256))
     assert count_work(lambda: analyse(many)) < 5 * count_work(lambda: analyse(few))
 
 
 def test_all_members_of_a_call_share_what_is_known_of_it(tmp_path: Path) -> None:
-    """Else each would be looked at by each.
-
-    256 ranks in a barrier made 65,000 operations at each look, and 256 passes over a trace.
-    """
+    """Else each would be looked at by each, at each look and in each pass over a trace."""
     size = 5
     writers = [Writer(tmp_path, rank, size) for rank in range(size)]
     for rank, writer in enumerate(writers):
@@ -291,16 +334,11 @@ def test_all_members_of_a_call_share_what_is_known_of_it(tmp_path: Path) -> None
     now = live.builder.build(["running"] * size, 0)
     events, _ = read_parts(tmp_path, start_ns=0, world_size=size)
     for world in (now, snapshot_of_events(events, size)):
-        calls = [
-            [one.entered for one in view.posted if one.operation.op == op]
-            for op in ("all_reduce", "barrier")
-            for view in world.ranks
-        ]
-        shared = [calls[:size], calls[size:]]
-        assert [len({id(entered) for its in call for entered in its}) for call in shared] == [1, 1]
-        assert [[one.rank for one in call[1][0]] for call in shared] == [
-            [0, 1, 2, 3, 4],
-            [1, 2, 3, 4],
-        ]
+        for op, members in (("all_reduce", [0, 1, 2, 3, 4]), ("barrier", [1, 2, 3, 4])):
+            entered = [
+                one.entered for view in world.ranks for one in view.posted if one.operation.op == op
+            ]
+            assert len({id(one) for one in entered}) == 1
+            assert [one.rank for one in entered[0]] == members
     for writer in writers:
         writer.recorder.close()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import linecache
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from synthetic import Story
 
 import ringsim
 from ringsim.diagnose.failure import (
@@ -30,11 +33,8 @@ from ringsim.diagnose.failure import (
     report_exception,
     write_verdict,
 )
-from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot
-from ringsim.diagnose.verdict import judge
 from ringsim.errors import Deadlock
-from ringsim.traces.events import Group
-from ringsim.traces.findings import KINDS, Operation
+from ringsim.traces.findings import KINDS
 from ringsim.traces.recorder import Recorder
 
 LOST = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4182"
@@ -56,15 +56,19 @@ fail_inside = compiled(str(Path(ringsim.__file__).parent / "comm" / "torch_hooks
 fail_outside = compiled("/home/me/torch/ringsim_course.py")
 
 
+def verdict() -> Exception:
+    return impose("deadlock", "ranks wait for each other")
+
+
 def caught(call: Callable[[], object]) -> BaseException:
     with pytest.raises(BaseException) as info:  # noqa: PT011
         call()
     return info.value
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_ends_a_wait_is_what_torch_would_raise(kind: str) -> None:
-    assert isinstance(impose(kind, "ranks wait for each other"), RuntimeError)
+def test_every_kind_of_finding_has_a_heading_in_the_page() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "diagnosis.md").read_text()
+    assert sorted(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == sorted(KINDS)
 
 
 @pytest.mark.parametrize(
@@ -81,18 +85,10 @@ def test_what_ends_a_wait_is_what_torch_would_raise(kind: str) -> None:
         (fail_inside, ConnectionResetError(LOST), OWN),
         (fail_outside, RuntimeError(LOST), OWN),
         (fail_outside, RuntimeError(TIMED_OUT), OWN),
-        (fail_inside, impose("deadlock", "ranks wait for each other"), PEER),
+        (fail_inside, verdict(), PEER),
         (fail_inside, error_of_kind("deadlock")("of a run of its own"), OWN),
-        (
-            fail_inside,
-            ExceptionGroup("two threads", [impose("deadlock", "a"), impose("deadlock", "a")]),
-            PEER,
-        ),
-        (
-            fail_inside,
-            ExceptionGroup("two threads", [impose("deadlock", "a"), ValueError("b")]),
-            OWN,
-        ),
+        (fail_inside, ExceptionGroup("two threads", [verdict(), verdict()]), PEER),
+        (fail_inside, ExceptionGroup("two threads", [verdict(), ValueError("b")]), OWN),
     ],
 )
 def test_an_echo_is_told_by_where_it_was_raised(
@@ -120,12 +116,6 @@ def test_what_is_made_of_an_echo_is_one(text: str, echo: str, hides: bool) -> No
     assert ("nan loss" in report.after) is (echo == OWN and not hides)
 
 
-def test_an_exception_of_pythons_library_has_the_place_of_its_caller() -> None:
-    assert report_exception(0, caught(lambda: json.loads("{"))).where.startswith(
-        f"{__file__}, line "
-    )
-
-
 def test_an_operation_that_fails_after_a_time_out_was_caught_fails_by_itself() -> None:
     closed = RuntimeError("Application timeout caused pair closure")
     cause = find_cause(caught(lambda: wrap(RuntimeError(TIMED_OUT), later=closed)))
@@ -133,48 +123,49 @@ def test_an_operation_that_fails_after_a_time_out_was_caught_fails_by_itself() -
     assert find_cause(caught(lambda: wrap(RuntimeError(LOST), later=closed))).echo == PEER
 
 
-def hold_up(kind: str, waits: Callable[[], object]) -> None:
-    """Lets a ValueError wait for another exception, in one way or another."""
-    if kind == "finally":
-        try:
-            raise ValueError("root cause")
-        finally:
-            waits()
-    elif kind == "again":
-        try:
-            raise ValueError("root cause")
-        except ValueError:
-            waits()
-            raise
-    elif kind == "kept":
-        try:
-            raise ValueError("root cause")
-        except ValueError:
-            waits()
-    else:
-        raise AssertionError(kind)
+def waits_in_finally() -> None:
+    try:
+        raise ValueError("root cause")
+    finally:
+        fail_inside(verdict())
 
 
-@pytest.mark.parametrize("kind", ["finally", "again", "kept"])
-def test_what_a_wait_holds_up_is_the_cause_unless_it_was_dealt_with(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+def waits_and_raises_again() -> None:
+    try:
+        raise ValueError("root cause")
+    except ValueError:
+        fail_inside(verdict())
+        raise
+
+
+def deals_with_it_and_waits() -> None:
+    try:
+        raise ValueError("root cause")
+    except ValueError:
+        fail_inside(verdict())
+
+
+@pytest.mark.parametrize("wait", [waits_in_finally, waits_and_raises_again])
+def test_what_a_wait_holds_up_is_the_cause(
+    wait: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdict = impose("deadlock", "ranks wait for each other")
-    error = caught(lambda: hold_up(kind, lambda: fail_inside(verdict)))
+    error = caught(wait)
     report = report_exception(1, error)
-    end = describe_end(report)
-    if kind == "kept":
-        assert (report.echo, report.waited, end["state"]) == (PEER, "", "unknown")
-        assert report.after.startswith("ValueError: root cause (")
-    else:
-        assert (report.error, report.text, report.echo) == ("ValueError", "root cause", OWN)
-        assert report.waited.endswith(", in <lambda>")
-        assert end is not None
-        assert "root cause" in end["about"]
-        assert f"and waited in vain on its way out ({report.waited})" in end["about"]
-        # without the source it may have been dealt with
-        monkeypatch.setattr(linecache, "getlines", lambda *_: [])
-        assert find_cause(error).echo == PEER
+    assert (report.error, report.text, report.echo) == ("ValueError", "root cause", OWN)
+    assert report.waited.endswith(f", in {wait.__name__}")
+    about = describe_end(report)["about"]
+    assert "root cause" in about
+    assert f"and waited in vain on its way out ({report.waited})" in about
+    # without the source it may have been dealt with
+    monkeypatch.setattr(linecache, "getlines", lambda *_: [])
+    assert find_cause(error).echo == PEER
+
+
+def test_what_was_dealt_with_is_no_cause() -> None:
+    report = report_exception(1, caught(deals_with_it_and_waits))
+    assert (report.echo, report.waited) == (PEER, "")
+    assert describe_end(report)["state"] == "unknown"
+    assert report.after.startswith("ValueError: root cause (")
 
 
 def test_a_generator_that_is_closed_has_not_failed() -> None:
@@ -182,7 +173,7 @@ def test_a_generator_that_is_closed_has_not_failed() -> None:
         try:
             yield 1
         finally:
-            fail_inside(impose("deadlock", "ranks wait for each other"))
+            fail_inside(verdict())
 
     def close() -> None:
         generator = values()
@@ -215,24 +206,36 @@ def test_frames_of_ringsim_and_torch_are_internal(name: str, internal: bool) -> 
     assert is_internal(name) is internal
 
 
-def receives(rank: int, peer: int) -> RankSnapshot:
-    operation = Operation(
-        rank, "recv", peer, 3, "world", 32, "float32", (2, 4), "/home/me/ring.py", 41, waited_s=0.25
-    )
-    return RankSnapshot("blocked", (Posted(operation, Group("world", (0, 1, 2)), awaited=True),))
+def test_an_error_has_the_place_of_the_users_line() -> None:
+    place = report_exception(0, caught(lambda: json.loads("{"))).where
+    assert place.startswith(f"{__file__}, line ")
+    frames = [
+        (linecache.__file__, 3, "f"),
+        ("t.py", 7, "step"),
+        (error_of_kind.__code__.co_filename, 9, "main"),
+    ]
+    written = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in frames)
+    report = report_death(1, -6, 0, "what(): size", f"Fatal Python error: Aborted\n\n{written}")
+    assert (report.where, report.printed) == ("t.py, line 7, in step", "what(): size")
+    assert ("in f" in report.traceback, "main" in report.traceback) == (True, False)
+    assert describe_end(report)["state"] == "failed"
 
 
 def test_the_error_carries_the_diagnosis_that_the_watcher_made(tmp_path: Path) -> None:
-    diagnosis = judge(Snapshot((receives(0, 1), receives(1, 0), receives(2, 0))))
+    story = Story(3)
+    for rank, peer in ((0, 1), (1, 0), (2, 0)):
+        about = {"peer": peer, "tag": 3, "group": "world", "size_bytes": 32, "file": 0, "line": 41}
+        story.op(rank, "recv", (0, 0, -1), **about)
+    diagnosis = replace(story.trace(complete=False).explain(), trace=None)
     assert diagnosis.findings[0].consequences
     assert diagnosis.edges
     write_verdict(tmp_path, Verdict((0, 1), diagnosis, 5))
     assert read_verdict(tmp_path) == Verdict((0, 1), diagnosis, 5)
     with pytest.raises(Deadlock) as raised:
         raise_verdict(tmp_path, 1)
-    error = raised.value
-    assert error.diagnosis == diagnosis
-    assert str(error) == str(diagnosis)
+    assert raised.value.diagnosis == diagnosis
+    assert str(raised.value) == str(diagnosis)
+    assert isinstance(raised.value, RuntimeError)  # as what torch would raise
     raise_verdict(tmp_path, 2)  # it is not about that rank
 
 
@@ -241,40 +244,11 @@ def test_what_ends_a_thread_is_written_down(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(threading, "excepthook", print)
     recorder = Recorder(None, 0, 1, now=time.monotonic_ns, who=threading.get_ident)
     stop = note_failed_threads(recorder)
-    for error in (
-        SystemExit(3),
-        impose("deadlock", "ranks wait for each other"),
-        ValueError("no more batches"),
-    ):
-        thread = threading.Thread(target=fail_with, args=(error,))
+    for error in (SystemExit(3), verdict(), ValueError("no more batches")):
+        thread = threading.Thread(target=fail_outside, args=(error,))
         thread.start()
         thread.join()
     stop()
     assert threading.excepthook is print
     (label,) = recorder.labels.values()
     assert label.startswith("! thread_failed: raised ValueError: no more batches (")
-
-
-def fail_with(error: BaseException) -> None:
-    raise error
-
-
-def test_a_crash_has_a_line() -> None:
-    written = "Fatal Python error: Aborted\n\nStack (most recent call first):\n"
-    written += "".join(
-        f'  File "{file}", line {line} in {name}\n'
-        for file, line, name in [(linecache.__file__, 3, "f"), ("t.py", 7, "step")]
-    )
-    report = report_death(
-        1,
-        -6,
-        0,
-        "what(): size",
-        f'{written}  File "{error_of_kind.__code__.co_filename}", line 9 in main\n',
-    )
-    assert (report.where, report.printed) == ("t.py, line 7, in step", "what(): size")
-    assert [word for word in ("step", "f\n", "main") if word in f"{report.traceback}\n"] == [
-        "step",
-        "f\n",
-    ]
-    assert describe_end(report)["state"] == "failed"

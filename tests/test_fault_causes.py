@@ -18,13 +18,12 @@ import torch
 import ringsim
 from ringsim import comm as dist
 from ringsim.errors import Deadlock, MessageMismatch, RankFailed, RingError
-from ringsim.traces.findings import Diagnosis
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
 
-def fail(worker: Callable[..., Any], size: int = 3) -> tuple[RingError, Diagnosis]:
-    """Returns the error of a run and its diagnosis, which a file of it repeats."""
+def fail(worker: Callable[..., Any], size: int = 3) -> tuple[RingError, Any]:
+    """Returns the error of a run and its diagnosis, which the trace repeats."""
     with pytest.raises(RingError) as caught:
         ringsim.simulate(worker, world_size=size, link=LINK)
     error = caught.value
@@ -55,10 +54,9 @@ def test_an_error_of_the_users_is_no_echo_whatever_it_says() -> None:
     said, diagnosis = fail(lambda: raises_on_rank_1(error))
     assert type(said) is RankFailed
     assert said.rank == 1
-    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [
-        ("rank_failed", (1,))
-    ]
-    assert sorted(echo.ranks for echo in diagnosis.findings[0].consequences) == [(0,), (2,)]
+    (finding,) = diagnosis.findings
+    assert (finding.kind, finding.ranks) == ("rank_failed", (1,))
+    assert sorted(echo.ranks for echo in finding.consequences) == [(0,), (2,)]
 
 
 def fail_one_by_one() -> None:
@@ -99,19 +97,14 @@ def leave_through_a_barrier() -> None:
 
 @pytest.mark.parametrize("worker", [finish_in_a_barrier, leave_through_a_barrier])
 def test_what_a_finally_hides_is_the_cause(worker: Callable[[], None]) -> None:
-    check_hidden(*fail(worker))
-
-
-def check_hidden(error: RingError, diagnosis: Diagnosis) -> None:
-    """Checks that the error of rank 1 is the cause, though it waited in vain on its way out."""
+    error, diagnosis = fail(worker)
     assert type(error) is RankFailed
     assert str(error).startswith("rank 1 of 3 raised ValueError: root cause")
     assert "and waited in vain on its way out: " in str(error)
-    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [
-        ("rank_failed", (1,))
-    ]
-    assert "root cause" in diagnosis.findings[0].message
-    assert {echo.ranks for echo in diagnosis.findings[0].consequences} == {(0,), (2,)}
+    (finding,) = diagnosis.findings
+    assert (finding.kind, finding.ranks) == ("rank_failed", (1,))
+    assert "root cause" in finding.message
+    assert {echo.ranks for echo in finding.consequences} == {(0,), (2,)}
 
 
 def fall_back() -> None:
@@ -125,10 +118,11 @@ def fall_back() -> None:
 def test_what_an_except_clause_keeps_is_named_and_no_cause() -> None:
     error, diagnosis = fail(fall_back)
     assert type(error) is Deadlock
-    assert [(finding.kind, finding.ranks) for finding in diagnosis.findings] == [
-        ("deadlock", (0, 1, 2))
-    ]
+    assert [(one.kind, one.ranks) for one in diagnosis.findings] == [("deadlock", (0, 1, 2))]
     assert "after it had raised KeyError: 'here' (" in str(error)
+    # only the user's frames: where each waits, and what it had raised before
+    assert str(error).count("in fall_back") == 3 * 2
+    assert "ringsim/" not in str(error).replace(__file__, "")
 
 
 # -- errors that are hard to say
@@ -155,13 +149,6 @@ def test_an_error_that_is_hard_to_say_is_said(hard: Exception, words: str, tmp_p
     error.trace.save(tmp_path / "run.ringtrace")  # type: ignore[union-attr]
     assert str(ringsim.load(tmp_path / "run.ringtrace").explain()) == str(diagnosis)
     diagnosis.plot().figure.savefig(tmp_path / "run.png")  # type: ignore[union-attr]
-
-
-def test_only_the_users_frames_are_shown() -> None:
-    error, _ = fail(fall_back)
-    # where each waits, and what it had raised before
-    assert str(error).count("in fall_back") == 3 * 2
-    assert "ringsim/" not in str(error).replace(__file__, "")
 
 
 # -- ranks that are woken from a wait without end, and catch the error: the trace says what the
@@ -211,12 +198,9 @@ def waits_for_one_that_left() -> None:
 def test_the_trace_explains_a_caught_verdict(
     worker: Callable[[], object], size: int, kind: str, ranks: set[int], tmp_path: Path
 ) -> None:
-    check_caught(fail(worker, size)[0], kind, ranks, tmp_path)
-
-
-def check_caught(error: RingError, kind: str, ranks: set[int], tmp_path: Path) -> None:
-    """Compares what is found in the trace, and in its file, with what the error says."""
-    trace, said = error.trace, error.diagnosis
+    """So does its file."""
+    error, said = fail(worker, size)
+    trace = error.trace
     assert trace is not None
     trace.save(tmp_path / "caught.ringtrace")
     for diagnosis in (said, trace.explain(), ringsim.load(tmp_path / "caught.ringtrace").explain()):

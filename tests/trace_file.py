@@ -124,12 +124,12 @@ def make_trace(
                 known[name] = of_name.setdefault(known[name], len(of_name))
         for name, column in columns.items():
             column.append(known.get(name, NONE))
-    names = ("dtype", "shape", "size_bytes")
+    names = ("dtype", "shape", "size_bytes", "reduction", "strides", "splits")
     tables = {
         "groups": [
             {"name": name, "ranks": list(groups.get(name, ()))} for name in numbers["group"]
         ],
-        "payloads": [dict(zip(names, one, strict=True)) for one in numbers["payload"]],
+        "payloads": [dict(zip(names, one, strict=False)) for one in numbers["payload"]],
         "labels": list(numbers["label"]),
         "files": list(numbers["file"]),
     }

@@ -290,26 +290,19 @@ def _renamed(finding: Finding) -> Finding:
 
 
 def _gathered(findings: Sequence[Finding]) -> list[Finding]:
-    """Makes one finding of ranks that raised the same MessageMismatch."""
-    kept: list[Finding] = []
-    places: dict[str, int] = {}
-    for one in findings:
-        raised = one.end is not None and one.end.error == "MessageMismatch"
-        said = one.message.partition(" raised MessageMismatch: ")[2] if raised else ""
-        place = places.setdefault(said.partition(", got ")[0], len(kept)) if said else len(kept)
-        if place < len(kept):
-            first = kept[place]
-            echoes = (*first.consequences, *one.consequences)
-            kept[place] = replace(
-                first, ranks=tuple(sorted({*first.ranks, *one.ranks})), consequences=echoes
-            )
-        else:
-            kept.append(replace(one, kind="message_mismatch", message=said) if said else one)
-    for place in places.values():
-        kept[place] = replace(
-            kept[place], message=f"{name_ranks(kept[place].ranks)}: {kept[place].message}"
-        )
-    return kept
+    """Makes one finding of all ranks that raised MessageMismatch, in the words of the first."""
+    raised = [one for one in findings if one.end and one.end.error == "MessageMismatch"]
+    if not raised:
+        return list(findings)
+    first, ranks = raised[0], tuple(sorted({rank for one in raised for rank in one.ranks}))
+    together = replace(
+        first,
+        kind="message_mismatch",
+        ranks=ranks,
+        message=f"{name_ranks(ranks)} {first.end.about if first.end else ''}.",
+        consequences=tuple(echo for one in raised for echo in one.consequences),
+    )
+    return [together if one is first else one for one in findings if one not in raised[1:]]
 
 
 def _find_leavers(snapshot: Snapshot) -> list[Finding]:
@@ -371,7 +364,7 @@ def _name_lost(gone: Mapping[int, str], operations: tuple[Operation, ...]) -> Fi
     blocked, told = _ranks_of(operations), []
     for about in dict.fromkeys(gone.values()):
         some = [rank for rank in gone if gone[rank] == about]
-        told.append(f"{name_ranks(some)} {'are' if len(some) > 1 else 'is'}{about[2:]}")
+        told.append(f"{name_ranks(some)} {about}")
     if blocked:
         told.append(f"{name_ranks(blocked)} waited: {waits_text(operations)}")
     ranks = tuple(dict.fromkeys([*gone, *blocked]))
@@ -466,22 +459,13 @@ def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
     ]
     last_ns, end_ns = int(max(times)), read_end_ns(trace.metadata) or 0
     since = f"for {time_text(end_ns - last_ns)}" if end_ns > last_ns else ""
+    about = view.end.about
     if view.state == "stopped":
-        words, details = (
-            view.end.about or "is stopped by a signal",
-            ["SIGSTOP, or one like it", since],
-        )
+        words, details = about or "is stopped by a signal", ["SIGSTOP, or one like it", since]
     else:
-        doing = Activity(events, trace.world_size).doing(
-            rank, max(last_ns, end_ns) - 1, max(last_ns, end_ns)
-        )
-        named = (
-            doing.startswith("still ") or not view.end.about
-        )  # by a span, else the line says more
-        words, details = (
-            f"was {doing if named else view.end.about}",
-            [since, view.end.about if named else ""],
-        )
-    return f"rank {rank} {words}" + (
-        f" ({', '.join(filter(None, details))})" if any(details) else ""
-    )
+        activity, now_ns = Activity(events, trace.world_size), max(last_ns, end_ns)
+        span = activity.in_span(rank, now_ns - 1, now_ns)  # without one, the line says more
+        doing = span or about or activity.doing(rank, now_ns - 1, now_ns)
+        words, details = f"was {doing}", [since, about if span else ""]
+    details = list(filter(None, details))
+    return f"rank {rank} {words}" + (f" ({', '.join(details)})" if details else "")

@@ -80,7 +80,6 @@ _CRASHES: Final = (
     signal.SIGFPE,
     signal.SIGILL,
 )
-_NO_FAILURE: Final = ("", "0", "None", "False")  # arguments of sys.exit that give exit code 0
 # findings that a program may well get over
 LOST_PEERS: Final = ("peer_exited", "missing_participant")
 _ERRORS: Final[dict[str, type[RingError]]] = {
@@ -272,7 +271,8 @@ class Report:
         after: the exception that led to this one, "ValueError: nan loss (train.py, line 7, in
             step)", or "".
         waited: where a wait ended in vain while the exception was on its way out, or "".
-        exit_code: of a process that died (negative: a signal), None if unknown.
+        frames: the user's lines at which a wait ended, if one did, or else of the error.
+        exit_code: of a process that died, or of ``sys.exit`` (negative: a signal), None if unknown.
         printed: what it had printed last.
     """
 
@@ -286,6 +286,7 @@ class Report:
     echo: str = OWN
     after: str = ""
     waited: str = ""
+    frames: str = ""
     exit_code: int | None = None
     printed: str = ""
 
@@ -301,9 +302,10 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
     With the frames of the user's own code; ``at_ns`` is now by default.
     """
     cause = find_cause(error)
-    summary = traceback.TracebackException.from_exception(cause.error, limit=None)
-    where = _keep_users_frames(summary)
+    summary, where = _summarize(cause.error)
+    wait, _ = _summarize(next(filter(_echo_of, _chain(error)), cause.error))
     of_ringsim = isinstance(cause.error, errors.RingError)
+    exit_code = int(bool(cause.error.code)) if isinstance(cause.error, SystemExit) else None
     return Report(
         rank=rank,
         error=type(cause.error).__name__,
@@ -317,6 +319,8 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
         if cause.after is not None and not (of_ringsim and cause.echo == OWN)
         else "",
         waited=_users_place(error) if cause.pending else "",
+        frames=errors.escape("".join(wait.stack.format()).rstrip()),
+        exit_code=exit_code,
     )
 
 
@@ -330,9 +334,13 @@ def _users_place(error: BaseException) -> str:
 
     "" where there is none.
     """
-    return _keep_users_frames(
-        traceback.TracebackException.from_exception(error, limit=None, lookup_lines=False)
-    )
+    return _summarize(error)[1]
+
+
+def _summarize(error: BaseException) -> tuple[traceback.TracebackException, str]:
+    """Returns an exception's traceback without frames of ringsim and torch, and its place."""
+    summary = traceback.TracebackException.from_exception(error, limit=None)
+    return summary, _keep_users_frames(summary)
 
 
 def _keep_users_frames(summary: traceback.TracebackException) -> str:
@@ -368,7 +376,8 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
     """Returns the report with files renamed, as a notebook names its cells."""
     said = {
-        name: getattr(report, name) for name in ("where", "after", "waited", "traceback", "text")
+        name: getattr(report, name)
+        for name in ("where", "after", "waited", "traceback", "frames", "text")
     }
     for part, text in said.items():
         for filename, name in names.items():
@@ -471,22 +480,19 @@ def describe_end(report: Report) -> dict[str, Any]:
         ...     Report(1, "ValueError", "no such layer", "train.py, line 7, in step", "", at_ns=0)
         ... )["about"]
         'raised ValueError: no such layer (train.py, line 7, in step)'
-        >>> [
-        ...     describe_end(Report(1, "SystemExit", code, "", "", at_ns=0))["state"]
-        ...     for code in ("0", "7")
-        ... ]
+        >>> [describe_end(report_exception(1, SystemExit(code)))["state"] for code in (0, 7)]
         ['exited', 'failed']
     """
     how = ""
+    code = report.exit_code
+    state = "exited" if code == 0 else "failed"
     if report.error == "SystemExit":
-        state = "exited" if report.text in _NO_FAILURE else "failed"
         about = f"left with sys.exit({report.text})"
     elif report.error:
         text = report.text.partition("\n")[0]
-        state, about = "failed", f"raised {report.error}{f': {text}' if text else ''}"
+        about = f"raised {report.error}{f': {text}' if text else ''}"
     else:
-        about, code = report.text, report.exit_code
-        state = "exited" if code == 0 else "failed"
+        about = report.text
         if code is not None and code < 0:
             state = "failed" if -code in _CRASHES else "killed"
         elif code is not None:
@@ -637,11 +643,8 @@ def raised_where(report: Report) -> str:
 
     Innermost last, without the error.
     """
-    frames = report.traceback.partition("\nringsim.errors.")[0].removeprefix(
-        "Traceback (most recent call last):\n"
-    )
     after = f"\n    after it had raised {report.after}" if report.after else ""
-    return f"\n  rank {report.rank}:\n{indent(frames)}{after}" if report.where else ""
+    return f"\n  rank {report.rank}:\n{indent(report.frames)}{after}" if report.where else ""
 
 
 def indent(text: str) -> str:

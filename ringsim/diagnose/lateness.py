@@ -389,6 +389,19 @@ class Activity:
 
         "still computing stage 1, microbatch 3".
         """
+        if span := self.in_span(rank, start_ns, end_ns):
+            return span
+        events = self._events
+        last = np.flatnonzero((events.rank == rank) & self._speaks & (events.post_ns <= start_ns))
+        if len(last) and events.file[last[-1]] != NONE:
+            latest = operation_of(events, int(last[-1]))
+            return (
+                f"busy with something that no span names, after its {latest.op} at {latest.place}"
+            )
+        return "busy with something that no span names"
+
+    def in_span(self, rank: int, start_ns: int, end_ns: int) -> str:
+        """Says in which span a rank was for most of a stretch of time; empty if in none."""
         events, spans = self._events, self._spans
         mine = spans[events.rank[spans] == rank]
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])
@@ -397,13 +410,7 @@ class Activity:
         if len(mine) and 2 * int(overlap.max()) > end_ns - start_ns:
             wide = mine[overlap >= 0.9 * overlap.max()]
             return f"still {self._span_text(int(wide[np.argmax(events.post_ns[wide])]))}"
-        last = np.flatnonzero((events.rank == rank) & self._speaks & (events.post_ns <= start_ns))
-        if len(last) and events.file[last[-1]] != NONE:
-            latest = operation_of(events, int(last[-1]))
-            return (
-                f"busy with something that no span names, after its {latest.op} at {latest.place}"
-            )
-        return "busy with something that no span names"
+        return ""
 
     @cached_property
     def _spans(self) -> Ints:

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.diagnose.snapshot import Snapshot, SnapshotBuilder, number_channels, operation_of
+from ringsim.diagnose.snapshot import (
+    BLOCKING,
+    Snapshot,
+    SnapshotBuilder,
+    number_channels,
+    operation_of,
+)
 from ringsim.diagnose.verdict import SAME_GROUPS
 from ringsim.errors import name_ranks
 from ringsim.traces.collectives import COLLECTIVES, same_collective
@@ -45,11 +51,7 @@ if TYPE_CHECKING:
 MOST_FINDINGS: Final = 5
 _MOST_CALLS: Final = 4
 _MARK: Final = OP_CODES["mark"]
-_BLOCKING: Final = [
-    code
-    for name, code in OP_CODES.items()
-    if name in ("send", "recv", "send_object_list", "recv_object_list")
-]
+_BLOCKING: Final = [OP_CODES[name] for name in BLOCKING]
 _NEW_GROUP: Final = OP_CODES["new_group"]
 _UNEVEN: Final = [
     code for name, code in OP_CODES.items() if name in COLLECTIVES and COLLECTIVES[name].uneven
@@ -316,13 +318,8 @@ def _call_findings(
         if place[first_of] < earliest.get(int(events.group[event[first_of]]), len(place)):
             earliest[int(events.group[event[first_of]])] = -1
             operations = tuple(operation_of(events, int(one)) for one in event[both])
-            findings.append(
-                _call_finding(
-                    operations,
-                    int(place[first_of]) + count_before(events, int(event[first_of])),
-                    what,
-                )
-            )
+            before = count_before(events, int(event[first_of]))
+            findings.append(_call_finding(operations, int(place[first_of]) + before, what))
     for group, its in earliest.items():
         some = [
             index
@@ -333,13 +330,10 @@ def _call_findings(
             operations = tuple(
                 operation_of(events, int(one)) for one in (mine[some[0]], *event[some])
             )
-            findings.append(
-                _call_finding(
-                    operations,
-                    its + count_before(events, int(event[some[0]])),
-                    said[number[some[0]]],
-                )
-            )
+            what = said[number[some[0]]]
+            differs = f"the {what} differ{'' if what == 'members' else 's'}"
+            before = count_before(events, int(event[some[0]]))
+            findings.append(_call_finding(operations, its + before, differs, roots=what == "root"))
     return tuple(findings)
 
 
@@ -407,9 +401,12 @@ def _call_difference(
     return what or ("order of elements in memory" if mine.strides != theirs.strides else "")
 
 
-def _call_finding(operations: tuple[Operation, ...], place: int, what: str) -> Finding:
+def _call_finding(
+    operations: tuple[Operation, ...], place: int, differs: str, *, roots: bool = False
+) -> Finding:
+    """Makes the finding of a call, given in words what differs, and whether it is the root."""
     said = ", ".join(
-        f"rank {one.rank} calls {one}{f' with root {one.peer}' if what == 'root' else ''}"
+        f"rank {one.rank} calls {one}{f' with root {one.peer}' if roots else ''}"
         for one in operations[:_MOST_CALLS]
     )
     more = (
@@ -417,18 +414,12 @@ def _call_finding(operations: tuple[Operation, ...], place: int, what: str) -> F
         if len(operations) > _MOST_CALLS
         else ""
     )
-    differs = (
-        what if what.startswith("rank ") else f"the {what} differ{'' if what == 'members' else 's'}"
-    )
     message = f"{said}{more} as collective {place + 1} of group {operations[0].group}: {differs}."
-    kind = "group_order_mismatch" if operations[0].op == "new_group" else "collective_mismatch"
-    return Finding(
-        kind,
-        tuple(sorted(one.rank for one in operations)),
-        operations,
-        message,
-        SAME_GROUPS if "group" in kind else _SAME_CALLS,
-    )
+    kind, hint = "collective_mismatch", _SAME_CALLS
+    if operations[0].op == "new_group":
+        kind, hint = "group_order_mismatch", SAME_GROUPS
+    ranks = tuple(sorted(one.rank for one in operations))
+    return Finding(kind, ranks, operations, message, hint)
 
 
 def find_notices(events: Events) -> tuple[Finding, ...]:

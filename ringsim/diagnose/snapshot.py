@@ -56,6 +56,8 @@ GONE: Final = frozenset({"exited", "failed", "killed"})  # will post nothing mor
 # operations of a rank that nobody waits for: enough to find what nearly fits
 MOST_POSTED: Final = 1000
 MOST_REFUSED: Final = 100  # operations of a rank that were refused
+# messages that keep their thread until they are done
+BLOCKING: Final = ("send", "recv", "send_object_list", "recv_object_list")
 _NO_GROUP: Final = Group("", ())
 _UNKNOWN: Final = End("unknown")
 _MARK: Final = OP_CODES["mark"]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from ringsim.diagnose.snapshot import GONE, Posted, Snapshot
+from ringsim.diagnose.snapshot import BLOCKING, GONE, Posted, Snapshot
 from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
 from ringsim.errors import name_ranks
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
@@ -345,7 +345,7 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
         if found is not None:
             near, far = one.posted.operation, found.posted.operation
             pair = tuple(sorted((near.rank, far.rank)))
-            message = f"{mismatch_text(near, far, found.kind)} R{ends[1:]}."
+            message = f"{mismatch_text(near, far, found.kind)} {ends[0].upper()}{ends[1:]}."
             return Finding(found.kind, pair, (near, far), message, found.hint)
     if all(view.state == "blocked" for view in views):
         message = f"{waits_text(operations)}, but {ends}, and none of them can go on."
@@ -472,7 +472,6 @@ _MIXED: Final = (
     "Post with isend and irecv, or batch_isend_irecv, before waiting for any of them; or change "
     "the order on one rank."
 )
-_BLOCKING: Final = ("send", "recv")  # how blocking operations begin
 _TAKEN: Final = (
     "A recv from any rank is open under the same tag, and what is waited for here went to it, or "
     "it got another message. Give it a tag of "
@@ -611,7 +610,7 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
     """
     operations = [link.posted.operation for link in links]
     lacking = [link for link in links if link.posted.operation.peer >= 0]
-    if lacking and not all(one.op.startswith(_BLOCKING) for one in operations):
+    if lacking and not all(one.op in BLOCKING for one in operations):
         return [
             (
                 f"{_counted_words(link)}: let it post the {_other_side(link)} before it waits, or "

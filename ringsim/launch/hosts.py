@@ -144,7 +144,7 @@ class HostWatch:
         for rank in ranks:
             place = self._places.get(rank)
             if place and place["id"] in hosts & self._silent.keys():
-                about = f"is lost: nothing has come from host {place['host']} for {LOST_S:.0f} s"
+                about = f"went silent: nothing has come from host {place['host']} for {LOST_S:.0f} s"
                 ends.append(
                     {"rank": rank, "state": "unknown", "about": about, "error": "", "how": LOST}
                 )

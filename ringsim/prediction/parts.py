@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ringsim.prediction.calibration import POSTS, Moment, join_columns, list_moments
-from ringsim.prediction.differences import wait_for_others
-from ringsim.traces.events import NONE, OP_NAMES, SPAN, Events, Ints
+from ringsim.prediction.differences import name_operations, wait_for_others
+from ringsim.traces.events import NONE, OP_NAMES, Ints
 from ringsim.traces.matching import number_rows
 from ringsim.traces.units import time_text
 from ringsim.traces.value import Trace
@@ -88,11 +88,11 @@ def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> Parts:
         traces: the two.
         numbers: of each, the step of each event; those of step -1 are left out.
     """
-    names: dict[str, int] = {}
+    names, words = name_operations(*(trace.events for trace in traces))
     shared = []
     for run, (trace, step) in enumerate(zip(traces, numbers, strict=True)):
         event, part, seconds = _list_parts(trace)
-        name = _name(trace.events, event, part, names)
+        name = np.where(part == _PROGRAM, len(words), names[run][event])
         own = step[event] != NONE
         columns = (step[event], part, name, np.full(len(event), run), seconds)
         shared.append([column[own] for column in columns])
@@ -101,31 +101,14 @@ def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> Parts:
     some = np.unique(row, return_index=True)[1]
     sums = np.zeros((len(some), len(traces)))
     np.add.at(sums, (row, run_of), seconds)
-    words = list(names)
     spent = sums.any(axis=1)
     some = some[spent]
     return Parts(
         step[some],
-        tuple(words[number] for number in name[some].tolist()),
+        tuple([*words, ""][number] for number in name[some].tolist()),
         tuple(PARTS[number] for number in part[some].tolist()),
         sums[spent],
     )
-
-
-def _name(events: Events, event: Ints, part: Ints, names: dict[str, int]) -> Ints:
-    """Returns the number of what each event is called, "" for the program around it.
-
-    New names join ``names``.
-    """
-    staged = (events.kind[event] == SPAN) & (events.stage[event] != NONE)
-    key = np.where(staged, len(OP_NAMES) + events.label[event], events.op[event])
-    key[part == _PROGRAM] = NONE
-    found, which = np.unique(key, return_inverse=True)
-    # the last one, at NONE, is for the program
-    texts = [*OP_NAMES, *events.tables.labels, ""]
-    texts[OP_NAMES.index("span")] = "compute"
-    numbers = [names.setdefault(texts[each], len(names)) for each in found]
-    return np.array(numbers, dtype=np.int64)[which]
 
 
 def _list_parts(trace: Trace) -> tuple[Ints, Ints, Ints]:

@@ -19,6 +19,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from ringsim.diagnose.lateness import Activity
 from ringsim.errors import ArgumentError, check_integer, is_integer, say
 from ringsim.link import Link
 from ringsim.prediction.calibration import Calibration, calibrate
@@ -28,7 +29,7 @@ from ringsim.schedules.costs import Costs
 from ringsim.schedules.schedule import Schedule
 from ringsim.simulator.api import simulate
 from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
-from ringsim.traces.events import NONE, Ints
+from ringsim.traces.events import Ints
 from ringsim.traces.steps import StageActions, count_steps, find_step, in_step
 from ringsim.traces.units import time_text
 from ringsim.traces.value import Trace, check_trace
@@ -348,15 +349,10 @@ def _find_time_between(trace: Trace) -> float:
 
 def _list_between(trace: Trace, actions: StageActions) -> list[Ints]:
     """Returns, for each rank of a step, the unblocked times between its computations, in ns."""
-    events = trace.events
+    activity = Activity(trace.events, trace.world_size)
     found = []
     for rank in actions.ranks:
         own = actions.of(rank)
-        waits = np.flatnonzero(
-            (events.rank == rank) & (events.wait_ns != NONE) & (events.done_ns != NONE)
-        )
-        waits = waits[np.argsort(events.wait_ns[waits])]
-        blocked = np.concatenate([[0], np.cumsum(events.done_ns[waits] - events.wait_ns[waits])])
-        until = np.searchsorted(events.wait_ns[waits], np.stack([own.end[:-1], own.start[1:]]))
-        found.append(own.start[1:] - own.end[:-1] - (blocked[until[1]] - blocked[until[0]]))
+        begin, end = own.end[:-1], own.start[1:]
+        found.append(end - begin - activity.blocked_between(rank, begin, end))
     return found

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import socket
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,15 @@ from rank_server import RankServer, free_port, results
 import ringsim
 from ringsim.cli import main
 from ringsim.errors import ArgumentError
-from ringsim.launch.ranks import get_launcher
-from ringsim.links.plan import PATTERNS, make_plan
-from ringsim.links.worker import measure
-from ringsim.traces.bandwidths import Bandwidths, load
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
-def check_rows(table: Bandwidths) -> None:
+PATTERNS = ("pingpong", "oneway", "exchange", "shift", "all_reduce")
+
+
+def check_columns(columns: Any) -> None:
     """What holds of every measured table."""
-    columns = table.columns
     assert (columns["n"] >= 3).all()
     assert (columns["p10_latency_us"] <= columns["latency_us"]).all()
     assert (columns["latency_us"] <= columns["p90_latency_us"]).all()
@@ -47,7 +47,7 @@ def check_rows(table: Bandwidths) -> None:
 
 def test_every_pattern() -> None:
     table = ringsim.bandwidth(3, [64], PATTERNS, edge=(1, 2), limit_s=15)
-    check_rows(table)
+    check_columns(table.columns)
     found: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for pattern, backend, src, dst in table.series():
         found.setdefault((backend, pattern), set()).add((src, dst))
@@ -58,17 +58,11 @@ def test_every_pattern() -> None:
         ("tcp", "pingpong"): {(1, 2)},
         ("memcpy", "copy"): {(-1, -1)},
     }
-    all_reduce = table.select(table.columns["pattern"] == "all_reduce")
-    np.testing.assert_allclose(
-        all_reduce.columns["busbw_gb_per_s"], all_reduce.columns["algbw_gb_per_s"] * 4 / 3
-    )
+    columns = table.select(table.columns["pattern"] == "all_reduce").columns
+    np.testing.assert_allclose(columns["busbw_gb_per_s"], columns["algbw_gb_per_s"] * 4 / 3)
     said = table.metadata
-    assert (said["source"], said["backend"], said["comm_device"], said["world_size"]) == (
-        "measured",
-        "gloo",
-        "cpu",
-        3,
-    )
+    about = {"source": "measured", "backend": "gloo", "comm_device": "cpu", "world_size": 3}
+    assert about.items() <= said.items()
     assert said["interface"] in ("lo", "lo0")
     # which says "+cpu" or "+cu130" where the installed package does
     assert torch.__version__.startswith(said["versions"]["torch"])
@@ -79,7 +73,7 @@ def test_every_pattern() -> None:
 
 def test_a_ring_of_one_has_its_memory_alone() -> None:
     table = ringsim.bandwidth(1, [4096], ["pingpong", "all_reduce"], limit_s=6)
-    check_rows(table)
+    check_columns(table.columns)
     assert table.series() == [("all_reduce", "gloo", -1, -1), ("copy", "memcpy", -1, -1)]
     assert table.columns["busbw_gb_per_s"][0] == 0, "a rank alone moves nothing over a link"
 
@@ -94,16 +88,13 @@ def around() -> list[Any]:
     Then asks for what these ranks are not.
     """
     ring = ringsim.current_ring()
-    measure(
-        make_plan(
-            (0, 1), [4096], ("pingpong", "oneway"), "gloo", edge=(0, 1), limit_s=6, ceilings=False
-        )
-    )
-    measure(make_plan((0, 1), [LARGE], "pingpong", "gloo", edge=(0, 1), limit_s=1, ceilings=False))
+    measure = partial(ringsim.bandwidth, ceilings=False)
+    measure(sizes=[4096], pattern=["pingpong", "oneway"], edge=(0, 1), limit_s=6)
+    measure(sizes=[LARGE], edge=(0, 1), limit_s=1)
     dist.all_reduce(torch.ones(4))
-    first = ringsim.bandwidth(sizes=[8, 64], edge=(1, 0), ceilings=False, limit_s=6)
-    second = ringsim.bandwidth(sizes=[512], edge=(0, 1), ceilings=False, limit_s=1)
-    limited = ringsim.bandwidth(sizes=TOO_MANY, edge=(0, 1), ceilings=False, limit_s=0.6)
+    first = measure(sizes=[8, 64], edge=(1, 0), limit_s=6)
+    second = measure(sizes=[512], edge=(0, 1), limit_s=1)
+    limited = measure(sizes=TOO_MANY, edge=(0, 1), limit_s=0.6)
     dist.all_reduce(torch.ones(4))
     assert ringsim.current_ring() is ring, "the ring stays"
     for wrong, words in (
@@ -174,7 +165,6 @@ def press_ctrl_c_once(label: str, directory: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    get_launcher().close()  # parked ranks have their directory elsewhere
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sizes = [8, *(LARGE + 8 * number for number in range(200))]
     threading.Thread(
@@ -182,9 +172,9 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monk
         args=(f"bandwidth gloo pingpong 0 1 {LARGE}", tmp_path),
         daemon=True,
     ).start()
-    table = ringsim.bandwidth(sizes=sizes, edge=(0, 1), ceilings=False, limit_s=600)
-    get_launcher().close()
-    check_rows(table.select(table.columns["size_bytes"] == 8))
+    # ranks with another time-out than those that are parked, whose directory is elsewhere
+    table = ringsim.bandwidth(sizes=sizes, edge=(0, 1), ceilings=False, limit_s=600, timeout_s=29.0)
+    check_columns(table.select(table.columns["size_bytes"] == 8).columns)
     assert table.metadata["interrupted"]
     assert "interrupted: only what had been measured by then is here." in table.metadata["notes"]
     assert not any("limit_s" in note for note in table.metadata["notes"])
@@ -225,6 +215,7 @@ def test_ranks_that_something_else_started_have_the_table_and_one_writes(
     )
     assert [each[:2] for each in found] == [(2, 2), (2, 2)]
     assert ["wrote links.json" in printed for *_, printed in found] == [True, False]
-    table = load(tmp_path / "links.json")
-    check_rows(table)
-    assert len((tmp_path / "links.csv").read_text().splitlines()) == len(table) + 1 == 2 * 4 + 1
+    columns = json.loads((tmp_path / "links.json").read_text())["columns"]
+    check_columns({name: np.array(values) for name, values in columns.items()})
+    rows = len((tmp_path / "links.csv").read_text().splitlines()) - 1
+    assert rows == len(columns["n"]) == 2 * 4

@@ -384,7 +384,7 @@ def test_a_host_that_dies_is_named_and_its_fellow_victims_are_not(
     )
     (finding,) = ringsim.load(case[0] / "run.ringtrace").explain().findings
     assert (finding.kind, finding.ranks) == expected("h4")
-    assert "ranks 2 and 3 are lost: nothing has come from host node1" in finding.message
+    assert "ranks 2 and 3 went silent: nothing has come from host node1" in finding.message
 
 
 @pytest.mark.parametrize("name", ["rank 0's host dies", "rank 0's host dies in gathering"])

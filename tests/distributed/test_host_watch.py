@@ -184,7 +184,7 @@ def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(
     assert (end["rank"], end["state"], end["about"]) == (
         1,
         "unknown",
-        "is lost: nothing has come from host node1 for 0 s",
+        "went silent: nothing has come from host node1 for 0 s",
     )
     assert watch.find_lost([2]) == []
     monkeypatch.setattr(hosts, "LOST_S", 60.0)  # the machine may be busy
