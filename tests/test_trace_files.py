@@ -37,7 +37,7 @@ from trace_mutations import load_damaged, put_together, real_files, write_column
 import ringsim
 from ringsim import Trace, load
 from ringsim.errors import TraceFileError
-from ringsim.plot.layout import make_bars
+from ringsim.plot.bars import make_bars
 from ringsim.traces import files
 from ringsim.traces.events import COLUMN_DTYPES, OP_CODES, Group, Payload, Tables, make_events
 from ringsim.traces.files import merge

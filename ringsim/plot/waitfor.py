@@ -14,7 +14,7 @@ from matplotlib.patches import Circle, FancyArrowPatch
 from matplotlib.transforms import Bbox
 
 from ringsim.plot import sheet, style
-from ringsim.plot.layout import time_range
+from ringsim.plot.bars import time_range
 from ringsim.plot.ring import bow, label_edges, node, words_box
 from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
