@@ -6,6 +6,8 @@ from itertools import combinations
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
 from matplotlib.transforms import Bbox
 
 
@@ -27,15 +29,17 @@ def drawn(artists: Any, prefix: str) -> dict[str, Any]:
     return {str(one.get_gid()): one for one in artists if (one.get_gid() or "").startswith(prefix)}
 
 
-def boxes(ax: Axes, gid: str, row: int | None = None) -> list[tuple[float, float, float, float]]:
-    """(left, right, top, bottom) of the boxes of an id, of one row or of all, sorted.
+def boxes(
+    ax: Axes, gid: str | None = None, row: int | None = None
+) -> list[tuple[float, float, float, float]]:
+    """(left, right, top, bottom) of the boxes of an id or of all, of one row or of all, sorted.
 
     Y grows downwards.
     """
     corners = [
         path.vertices
         for group in ax.collections
-        if group.get_gid() == gid
+        if isinstance(group, PolyCollection) and gid in (None, group.get_gid())
         for path in group.get_paths()
     ]
     found = sorted((c[:, 0].min(), c[:, 0].max(), c[:4, 1].min(), c[:4, 1].max()) for c in corners)
@@ -45,6 +49,18 @@ def boxes(ax: Axes, gid: str, row: int | None = None) -> list[tuple[float, float
 def spans(ax: Axes, gid: str, row: int | None = None) -> list[tuple[float, float]]:
     """(left, right) of the same."""
     return [(round(box[0], 6), round(box[1], 6)) for box in boxes(ax, gid, row)]
+
+
+def bars(ax: Axes) -> dict[str, list[tuple[float, float]]]:
+    """(left, right) of the boxes by the word that the legend has for their look."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for group in ax.collections:
+        if isinstance(group, PolyCollection):
+            look = to_hex(group.get_facecolor()[0]), group.get_hatch()
+            for patch in ax.get_legend().get_patches():
+                if look == (to_hex(patch.get_facecolor()), patch.get_hatch()):
+                    found.setdefault(patch.get_label(), []).extend(spans(ax, group.get_gid()))
+    return found
 
 
 def overlap(one: Bbox, other: Bbox) -> float:

@@ -24,7 +24,7 @@ from matplotlib.patches import Patch
 
 from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
-from ringsim.plot.layout import Rows, prepare_rows
+from ringsim.plot.rows import Rows, prepare_rows
 from ringsim.plot.sheet import Picture
 from ringsim.plot.steps import (
     ACTION_LOOKS,
@@ -360,16 +360,16 @@ ROW_INCHES: Final = 0.66
 TOP, BOTTOM = np.array([-0.33, 0.06]), np.array([0.02, 0.42])  # of the two lanes
 MARKS: Final = (-0.44, -0.37)
 MEASURED_LANE, PREDICTED_LANE = 0, 1
-MEASURED_LOOK: Final = Look("measured", "#C9C9C9")
+MEASURED_LOOK: Final = Look("measured", "#C9C9C9", edge=0.6)
 # Bounds between the looks, as parts of the step: an end that is off by 1 % is on time.
 BOUNDS: Final = (-0.05, -0.01, 0.01, 0.05)
 INDIGO: Final = "#4B4A9E"  # the blues are those of forward
 LOOKS: Final = (
-    Look("> 5 % of the step earlier", INDIGO, "\\\\\\\\"),
-    Look("1 to 5 % earlier", "#C3C1E8", "\\\\\\\\"),
-    Look("within 1 %", "#EDEDED", "", "#9A9A9A"),
-    Look("1 to 5 % later", "#F1BE99", "////"),
-    Look("> 5 % later", style.VERMILLION, "////"),
+    Look("> 5 % of the step earlier", INDIGO, "\\\\\\\\", edge=0.6),
+    Look("1 to 5 % earlier", "#C3C1E8", "\\\\\\\\", edge=0.6),
+    Look("within 1 %", "#EDEDED", "", "#9A9A9A", edge=0.6),
+    Look("1 to 5 % later", "#F1BE99", "////", edge=0.6),
+    Look("> 5 % later", style.VERMILLION, "////", edge=0.6),
 )
 
 
@@ -503,7 +503,7 @@ def _draw_measured(
     events, index = comparison.real.events, comparison.real_index[chosen]
     times = _times(events, index, comparison.real_begin_ns[step], unit_ns)
     look = replace(MEASURED_LOOK, name=comparison.names[0])
-    rows.draw(look, "measured", events.rank[index], MEASURED_LANE, *times, linewidth=0.6)
+    rows.draw(look, "measured", events.rank[index], MEASURED_LANE, *times)
     return [style.swatch(look)]
 
 
@@ -518,24 +518,13 @@ def _draw_predicted(
 ) -> list[Artist]:
     """Draws the predicted computations, each in the look for how far off its end is."""
     events, index = comparison.virtual.events, comparison.virtual_index[chosen]
-    start, end = _times(events, index, comparison.virtual_begin_ns[step], unit_ns)
+    times = _times(events, index, comparison.virtual_begin_ns[step], unit_ns)
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / comparison.real_steps_s[step])
-    for number in np.unique(off).tolist():
-        some = off == number
-        rows.draw(
-            LOOKS[number],
-            f"predicted-{number}",
-            events.rank[index][some],
-            PREDICTED_LANE,
-            start[some],
-            end[some],
-            linewidth=0.6,
-        )
+    looks = dict(enumerate(LOOKS))
+    rows.draw_each(looks, "predicted", off, events.rank[index], PREDICTED_LANE, *times)
     early, *others = LOOKS
-    return [
-        style.swatch(look)
-        for look in (replace(early, name=f"{comparison.names[1]}, {early.name}"), *others)
-    ]
+    first = style.swatch(early, f"{comparison.names[1]}, {early.name}")
+    return [first, *map(style.swatch, others)]
 
 
 def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:

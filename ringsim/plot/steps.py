@@ -13,7 +13,7 @@ the closed form dashed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -22,15 +22,13 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import sheet, style
-from ringsim.plot.layout import (
+from ringsim.plot.bars import make_bars
+from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
-    MESSAGE_LOOK,
-    OPERATION_LOOKS,
     Rows,
     TimeAxis,
-    draw_bars,
     label_time,
-    make_bars,
+    looks_of,
     prepare_rows,
     row_points,
 )
@@ -65,7 +63,8 @@ ACTION_LOOKS: Final = {
     "I": Look("backward: input's gradient", "#7FCBB4", "\\\\\\\\"),
     "W": Look("backward: weights' gradients", "#DFA6C6", "...."),
 }
-BUBBLE_LOOK: Final = Look("bubble", "#F8F8F8", "xxx", "#D2D2D2")
+BUBBLE_LOOK: Final = Look("bubble", "#F8F8F8", "xxx", "#D2D2D2", zorder=2)
+MESSAGE_LOOK: Final = Look("message on its way", style.BLUE)
 SCHEDULE_NAMES: Final = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -224,22 +223,18 @@ def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
         own = actions.rank == rank
         chunk[own] = np.searchsorted(actions.stages_of(rank), actions.stage[own])
     chunks = int(chunk.max(initial=0)) + 1
-    for kind, look in ACTION_LOOKS.items():
-        for number in range(chunks):
-            some = (actions.kind == kind) & (chunk == number)
-            rows.draw(
-                _shade(look, number, chunks),
-                f"actions-{kind}-{number}",
-                place[some],
-                COMPUTE_LANE,
-                actions.start[some],
-                actions.end[some],
-                outlined=True,
-            )
+    looks = {
+        f"{kind}-{number}": replace(look, colour=style.fade(look.colour, share))
+        for kind, look in ACTION_LOOKS.items()
+        for number, share in enumerate(PALEST * np.linspace(0, 1, chunks))
+    }
+    names = np.char.add(np.char.add(actions.kind, "-"), chunk.astype(str))
+    times = actions.start, actions.end
+    rows.draw_each(looks, "actions", names, place, COMPUTE_LANE, *times, outlined=True)
     gaps = _draw_gaps(actions, rows)
     if row_points(rows.ax, len(actions.ranks)) >= PHASES_FROM:
         _draw_phases(actions, rows)
-    numbers = _draw_numbers(actions, rows, place, chunk, chunks)
+    numbers = _draw_numbers(actions, rows, place, [looks[name].colour for name in names])
 
     handles: list[Artist] = [
         style.swatch(look) for kind, look in ACTION_LOOKS.items() if (actions.kind == kind).any()
@@ -247,8 +242,8 @@ def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
     if numbers:
         handles.append(microbatch_entry())
     if chunks > 1:
-        pale = replace(_shade(ACTION_LOOKS["F"], 1, 2), ink="white")
-        handles.append(style.swatch(pale, "paler: later stage of the rank"))
+        pale = Look("paler: later stage of the rank", style.fade(ACTION_LOOKS["F"].colour, PALEST))
+        handles.append(style.swatch(pale))
     if gaps:
         handles.append(style.swatch(BUBBLE_LOOK))
     return handles
@@ -258,11 +253,6 @@ def microbatch_entry() -> Artist:
     """Returns the legend's entry for the numbers in boxes."""
     with mpl.rc_context({"text.parse_math": True}):  # how a marker says that it is a letter
         return style.entry("number: microbatch", linestyle="none", marker="$0$", markersize=6)
-
-
-def _shade(look: Look, chunk: int, chunks: int) -> Look:
-    """Returns the look of one of a rank's stages: the later, the paler."""
-    return replace(look, colour=style.fade(look.colour, PALEST * chunk / max(chunks - 1, 1)))
 
 
 def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
@@ -278,7 +268,7 @@ def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
         seen = end - begin >= LEAST_GAP * (last - first)
         gaps.append(np.stack([np.full(len(begin), place), begin, end])[:, seen])
     places, starts, ends = np.concatenate(gaps, axis=1)
-    rows.draw(BUBBLE_LOOK, "bubbles", places, COMPUTE_LANE, starts, ends, zorder=2, outlined=True)
+    rows.draw(BUBBLE_LOOK, "bubbles", places, COMPUTE_LANE, starts, ends, outlined=True)
     return len(places) > 0
 
 
@@ -316,7 +306,7 @@ def _draw_phases(actions: StageActions, rows: Rows) -> None:
                 )
 
 
-def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, chunk: Ints, chunks: int) -> bool:
+def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Sequence[str]) -> bool:
     """Writes the number of the microbatch into the boxes that have room for the highest one.
 
     Widest first; returns whether any has room.
@@ -339,7 +329,7 @@ def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, chunk: Ints, c
             (actions.start[index] + actions.end[index]) / 2,
             str(actions.microbatch[index]),
             size=size[index],
-            colour=_shade(ACTION_LOOKS[actions.kind[index]], chunk[index], chunks).colour,
+            colour=colours[index],
         )
     return len(chosen) > 0
 
@@ -425,13 +415,12 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
     steps = count_steps(trace.events)
     number = steps - 1 if step is None else step
     first, last = int(measured.start.min()), int(measured.end.max())
-    unit_ns, unit = time_unit(last - first)
-    axis = TimeAxis(first, last, unit_ns, unit)
+    axis = TimeAxis(first, last, *time_unit(last - first))
     actions = replace(measured, start=axis.at(measured.start), end=axis.at(measured.end))
     length = time_text(last - first)
     return StepPicture(
         actions=actions,
-        time=f"time since the step began ({unit})",
+        time=f"time since the step began ({axis.unit})",
         metadata=trace.metadata,
         about=f"step {number + 1} of {steps}, {length}" if steps > 1 else length,
         draw_messages=(lambda rows: _draw_recorded(rows, trace, number, measured.ranks, axis))
@@ -468,8 +457,8 @@ def _draw_recorded(
     own = Trace(events.select(operations & in_step(events, step)), trace.metadata)
     bars = make_bars(own)
     bars = replace(bars, rank=np.searchsorted(ranks, bars.rank), lane=bars.lane + SEND_LANE)
-    draw_bars(rows, bars, bars.end_ns > bars.start_ns, axis)
-    return [style.swatch(OPERATION_LOOKS[number]) for number in np.unique(bars.look).tolist()]
+    rows.draw_bars(bars, bars.end_ns > bars.start_ns, axis)
+    return list(map(style.swatch, looks_of(bars).values()))
 
 
 def plot_schedule(
@@ -503,23 +492,12 @@ def plot_schedule(
     else:
         evaluation = evaluate(schedule)
         source = "simulated: forward 1, backward 2 or 1 for each half, messages take no time"
-    ranks, computed, starts, ends = zip(
-        *(
-            (rank, *timed)
-            for rank in range(evaluation.schedule.num_ranks)
-            for timed in evaluation.get_computations(rank)
-        ),
-        strict=True,
-    )
-    actions = StageActions(
-        schedule=evaluation.schedule.name,
-        rank=np.array(ranks),
-        stage=np.array([action.stage for action in computed]),
-        kind=np.array([action.kind for action in computed]),
-        microbatch=np.array([action.microbatch for action in computed]),
-        start=np.array(starts, dtype=float),
-        end=np.array(ends, dtype=float),
-    )
+    timed = [
+        (rank, action.stage, action.kind, action.microbatch, float(start), float(end))
+        for rank in range(evaluation.schedule.num_ranks)
+        for action, start, end in evaluation.get_computations(rank)
+    ]
+    actions = StageActions(evaluation.schedule.name, *map(np.array, zip(*timed, strict=True)))
     messages = evaluation.messages
     posted = np.array([message.posted for message in messages], dtype=float)
     arrived = np.array([message.arrived for message in messages], dtype=float)

@@ -97,13 +97,15 @@ class Look:
     """How one kind of thing is drawn.
 
     Its name, its fill, and for those who cannot tell colours apart a texture, in the colour
-    ``ink``.
+    ``ink``; the width of its outline in points, and which looks lie over it.
     """
 
     name: str
     colour: str
     hatch: str = ""
     ink: str = "white"
+    edge: float = 0.0
+    zorder: float = 3.0
 
 
 THEMES: Final = {"light": ("#FFFFFF", INK), "dark": ("#15181C", "#E6E6E6")}  # ground, ink

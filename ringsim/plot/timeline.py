@@ -5,33 +5,24 @@ Also what a notebook shows of a trace, ring and timeline in one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 
 from ringsim.plot import sheet, style
-from ringsim.plot.layout import (
-    MERGED_SLOTS,
-    OPERATION_LOOKS,
+from ringsim.plot.bars import FIRST_SPAN, UNFINISHED, Bars, choose_messages, make_bars, merge
+from ringsim.plot.ring import ring_picture
+from ringsim.plot.rows import (
+    LEAST_ROW_POINTS,
     SLOTS,
-    UNFINISHED,
-    Bars,
     Rows,
     TimeAxis,
-    draw_arrows,
-    draw_bars,
-    draw_density,
-    draw_open_ends,
-    draw_span_names,
-    look_of,
-    make_bars,
-    merge_ranks,
-    merge_short,
+    looks_of,
     prepare_rows,
     row_points,
 )
-from ringsim.plot.ring import ring_picture
 from ringsim.plot.sheet import Picture
 from ringsim.plot.steps import microbatch_entry, picture_step, shows_step, step_picture
 from ringsim.traces.clocks import unalign
@@ -53,6 +44,18 @@ MOST_STRIPES: Final = 64  # ranks up to which every other row has a background
 MOST_SPAN_NAMES: Final = 8  # in the legend: as many as have a look of their own
 MOST_MARK_NAMES: Final = 100
 MARK_NAME_SIZE: Final = 7.5  # points
+MOST_NAMES: Final = 500  # words in boxes
+NAME_SIZE: Final = 8.0  # points
+LEAST_SIZE: Final = 5.0  # points: smaller words cannot be read
+LETTER: Final = 0.62  # width of a letter, as a share of the font's size
+HEAD_POINTS: Final = 1.0  # width of an arrow's shaft, by which matplotlib measures the head
+MERGED_SLOTS: Final = 400  # pixels, about, if rows are merged
+MERGED_ROW_POINTS: Final = 12.0  # a row of several ranks is at least so high
+# from the middle of a row, which is 1 high, to the first and the last thing in it
+EDGE: Final = 0.42
+MARKS: Final = 0.17  # height of the strip for marks
+OPERATIONS: Final = 0.32  # height of the two lanes for sends and recvs, if there are spans above
+GAP: Final = 0.03
 # of the pictures' own sizes, in a notebook: the words stay as large, and can be read when the
 # picture is shrunk
 SMALLER: Final = 0.68
@@ -144,48 +147,32 @@ def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool 
 
 
 def _draw(trace: Trace, ax: Axes) -> None:
-    axis = TimeAxis.of(trace.events)
-    bars = make_bars(trace)
-    rows = Rows.of(trace, bars, ax)
-    length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
-    several = len({*trace.hosts} - {""}) > 1
-    names, borders = [], []
-    for row, first in enumerate(range(0, trace.world_size, rows.ranks)):
-        last = min(first + rows.ranks, trace.world_size) - 1
-        name = f"rank {first}" if first == last else f"ranks {first}–{last}"
-        if several and (first == 0 or trace.hosts[first] != trace.hosts[first - 1]):
-            name = f"{trace.hosts[first]}  {name}"
-        names.append(name)
-        if first and trace.crosses(first - 1, first):
-            borders.append(row - 0.5)
-    prepare_rows(ax, names, length, axis.label)
-    if borders:
-        ax.hlines(borders, *ax.get_xlim(), color=style.MUTED, linewidth=0.8, zorder=1, gid="hosts")
-    for row in range(0, len(names) if len(names) <= MOST_STRIPES else 0, 2):
-        ax.axhspan(row - 0.5, row + 0.5, color="#F7F7F7", linewidth=0, zorder=0)
-
-    if rows.ranks > 1:
-        slot_ns = axis.slot_ns * SLOTS / MERGED_SLOTS
-        density = merge_ranks(bars, axis.first_ns, slot_ns, rows.ranks, trace.world_size)
-    else:
-        slot_ns = axis.slot_ns
-        long, density = merge_short(bars, axis.first_ns, slot_ns)
-        draw_bars(rows, bars, long, axis)
-    draw_density(rows, density, slot_ns / axis.unit_ns)
-    draw_open_ends(rows, bars, axis)
+    axis, bars = TimeAxis.of(trace.events), make_bars(trace)
+    rows = _divide(trace, bars, ax)
+    _name_rows(trace, rows, axis)
+    slot_ns = max(axis.last_ns - axis.first_ns, 1) / (SLOTS if rows.ranks == 1 else MERGED_SLOTS)
+    short = (bars.end_ns - bars.start_ns < slot_ns) | (rows.ranks > 1)
+    rows.draw_bars(bars, ~short, axis)
+    merged = merge(bars, short, axis.first_ns, slot_ns, rows.ranks, trace.world_size)
+    slot = slot_ns / axis.unit_ns
+    places = merged.rank, merged.lane, merged.slot * slot, merged.slot * slot + slot
+    rows.draw_each(
+        looks_of(bars), "density", merged.look, *places, merged.low, merged.high, zorder=2.5
+    )
+    _draw_open_ends(rows, bars, axis)
     if rows.ranks == 1:
-        draw_span_names(rows, trace, bars, axis)
+        _draw_span_names(rows, trace, bars, axis)
     _draw_marks(rows, trace, axis)
-    arrows = draw_arrows(rows, trace, bars.depths, axis)
+    arrows = _draw_arrows(rows, trace, bars.depths, axis)
 
     notes = []
     if rows.ranks > 1:
         notes.append(f"A row is {rows.ranks} ranks: the height is the share of their time.")
-    elif len(density.rank):
-        pixel = f"a pixel ({time_text(axis.slot_ns)})" if axis.slot_ns >= 1 else "a pixel"
-        merged = f"{int((~long).sum()):,} of {count(len(bars), 'bar')}"
+    elif short.any():
+        pixel = f"a pixel ({time_text(slot_ns)})" if slot_ns >= 1 else "a pixel"
+        number = f"{short.sum():,} of {count(len(bars), 'bar')}"
         notes.append(
-            f"Shorter than {pixel} and merged: {merged}; the height is the share of the time."
+            f"Shorter than {pixel} and merged: {number}; the height is the share of the time."
         )
     arrived = (trace.events.done_ns[trace.messages.recv] != NONE).sum()
     if arrived < len(trace.messages):
@@ -194,6 +181,110 @@ def _draw(trace: Trace, ax: Axes) -> None:
         notes.append(f"Arrows: {arrows:,} of {count(arrived, 'message')}, evenly in time.")
     words, handles = _message(trace, bars), _legend(trace, bars, arrows)
     style.dress(ax, *words, notes, handles, metadata=trace.metadata)
+
+
+def _divide(trace: Trace, bars: Bars, ax: Axes) -> Rows:
+    """Divides a row among what occurs in the trace.
+
+    Rows too low to be read are merged, 2, 4, 8 ... ranks in one.
+    """
+    has_marks = bool((trace.events.kind == MARK).any())
+    has_operations = bool((bars.lane >= bars.depths).any())
+    top = -EDGE + (MARKS + GAP if has_marks else 0)
+    split = top if has_operations else EDGE  # between spans, and sends and recvs
+    if has_operations and bars.depths:
+        split = EDGE - OPERATIONS
+    spans = np.linspace(top, split - GAP if has_operations else split, bars.depths + 1)
+    middle, height = (split + EDGE) / 2, row_points(ax, trace.world_size)
+    return Rows(
+        ax,
+        top=np.concatenate([spans[:-1], [split, middle + GAP / 2, split]]),
+        bottom=np.concatenate([spans[1:], [middle - GAP / 2, EDGE, EDGE]]),
+        marks=(-EDGE, -EDGE + MARKS),
+        ranks=1
+        if height >= LEAST_ROW_POINTS
+        else 2 ** math.ceil(math.log2(MERGED_ROW_POINTS / height)),
+    )
+
+
+def _name_rows(trace: Trace, rows: Rows, axis: TimeAxis) -> None:
+    """Gives the axes their rows and their time, with a line between hosts."""
+    ax, hosts = rows.ax, trace.hosts
+    several = len({*hosts} - {""}) > 1
+    names, borders = [], []
+    for row, first in enumerate(range(0, trace.world_size, rows.ranks)):
+        last = min(first + rows.ranks, trace.world_size) - 1
+        name = f"rank {first}" if first == last else f"ranks {first}–{last}"
+        if several and (first == 0 or hosts[first] != hosts[first - 1]):
+            name = f"{hosts[first]}  {name}"
+        names.append(name)
+        if first and trace.crosses(first - 1, first):
+            borders.append(row - 0.5)
+    since = f"time since the start of the run ({axis.unit})"
+    if axis.first_ns:
+        since = (
+            f"time since the first event ({axis.unit}), which came {time_text(axis.first_ns)} "
+            "after the start of the run"
+        )
+    prepare_rows(ax, names, max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns, since)
+    if borders:
+        ax.hlines(borders, *ax.get_xlim(), color=style.MUTED, linewidth=0.8, zorder=1, gid="hosts")
+    for row in range(0, len(names) if len(names) <= MOST_STRIPES else 0, 2):
+        ax.axhspan(row - 0.5, row + 0.5, color="#F7F7F7", linewidth=0, zorder=0)
+
+
+def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
+    """Puts an arrowhead at the end of each bar that never ended.
+
+    There the trace ends, not the operation.
+    """
+    some = bars.is_open
+    if some.any():
+        rows.ax.scatter(
+            axis.at(bars.end_ns[some]),
+            rows.middle(bars.rank[some], bars.lane[some]),
+            s=26,
+            marker=">",
+            c=np.where(bars.look[some] == UNFINISHED, style.VERMILLION, style.MUTED),
+            linewidths=0,
+            zorder=6,
+            clip_on=False,
+            gid="open-ends",
+        )
+
+
+def _draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> None:
+    """Writes name, stage and microbatch into the spans that have room, widest first."""
+    spans = np.flatnonzero(bars.look >= FIRST_SPAN)
+    if len(spans) == 0:
+        return
+    room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / style.per_point(rows.ax) - 4
+    lane = np.min((rows.bottom - rows.top)[: bars.depths])
+    size = min(style.letters(NAME_SIZE), row_points(rows.ax, trace.world_size) * lane * 0.85)
+    if size < style.least(LEAST_SIZE, NAME_SIZE):
+        return
+    looks = looks_of(bars)
+    widest = np.argsort(-room, kind="stable")[:MOST_NAMES]
+    for bar, space in zip(spans[widest].tolist(), room[widest].tolist(), strict=True):
+        fitting = [
+            text
+            for text in _span_texts(trace, bars.event[bar])
+            if text and len(text) * LETTER * size <= space
+        ]
+        if fitting:
+            middle = float(axis.at(bars.start_ns[bar] / 2 + bars.end_ns[bar] / 2))
+            colour = looks[bars.look[bar]].colour
+            rows.write(bars.rank[bar], bars.lane[bar], middle, fitting[0], size=size, colour=colour)
+
+
+def _span_texts(trace: Trace, event: int) -> tuple[str, ...]:
+    """What may be written into a span, from the longest text to the shortest."""
+    events = trace.events
+    label, stage, microbatch = events.label[event], events.stage[event], events.microbatch[event]
+    name = span_text(events.tables.labels[label]) if label != NONE else ""
+    number = str(microbatch) if microbatch != NONE else ""
+    full = (name, f"stage {stage}" if stage != NONE else "", number and f"microbatch {number}")
+    return ", ".join(filter(None, full)), " ".join(filter(None, (name, number))), number
 
 
 def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
@@ -241,30 +332,25 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
 
 
 def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
-    """Draws a tick for each mark, with its name where there is room before the next."""
+    """Draws a tick for each mark, with its name if there is room before the next."""
     ax, events = rows.ax, trace.events
     marks = np.flatnonzero(events.kind == MARK)
     if len(marks) == 0:
         return
     marks = marks[np.lexsort((events.post_ns[marks], events.rank[marks]))]
-    x, rank = axis.at(events.post_ns[marks]), events.rank[marks] // rows.ranks
+    x, row = axis.at(events.post_ns[marks]), events.rank[marks] // rows.ranks
     top, bottom = rows.marks
-    ax.vlines(x, rank + top, rank + bottom, colors=style.INK, linewidths=1.2, zorder=5, gid="marks")
-    ax.scatter(x, rank + bottom, s=12, marker="v", c=style.INK, linewidths=0, zorder=5)
-    size = min(
-        style.letters(MARK_NAME_SIZE),
-        (bottom - top) * row_points(ax, -(-trace.world_size // rows.ranks)) * 0.95,
-    )
-    if size < style.least(5, MARK_NAME_SIZE):
+    ax.vlines(x, row + top, row + bottom, colors=style.INK, linewidths=1.2, zorder=5, gid="marks")
+    ax.scatter(x, row + bottom, s=12, marker="v", c=style.INK, linewidths=0, zorder=5)
+    height = (bottom - top) * row_points(ax, -(-trace.world_size // rows.ranks))
+    size = min(style.letters(MARK_NAME_SIZE), height * 0.95)
+    if size < style.least(LEAST_SIZE, MARK_NAME_SIZE):
         return
     right, per_point = ax.get_xlim()[1], style.per_point(ax)
-    until = np.append(np.where(rank[1:] == rank[:-1], x[1:], right), right)
+    until = np.append(np.where(row[1:] == row[:-1], x[1:], right), right)
     named = 0
-    for index, row, at, end in zip(
-        marks.tolist(), rank.tolist(), x.tolist(), until.tolist(), strict=True
-    ):
-        label = events.label[index]
-        name = events.tables.labels[label] if label != NONE else ""
+    for index, at, y, end in zip(marks, x, row + (top + bottom) / 2, until, strict=True):
+        name = events.tables.labels[events.label[index]] if events.label[index] != NONE else ""
         notice = read_notice(name)
         # the kind; the sentence would run across the picture
         name = notice[0] if notice is not None else name
@@ -276,28 +362,56 @@ def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
             side, offset = "right", -4
         else:
             continue
-        place = at + offset * per_point, row + (top + bottom) / 2
+        place = at + offset * per_point, y
         ax.text(*place, name, fontsize=size, va="center_baseline", ha=side, zorder=7)
         named += 1
 
 
+def _draw_arrows(rows: Rows, trace: Trace, send_lane: int, axis: TimeAxis) -> int:
+    """Draws arrows from where sends were posted to where their recvs were done.
+
+    Returns how many.
+    """
+    messages, events = trace.messages, trace.events
+    chosen = choose_messages(trace, rows.ranks)
+    src, dst = messages.src[chosen], messages.dst[chosen]
+    x, y = axis.at(events.post_ns[messages.send[chosen]]), rows.middle(src, send_lane)
+    to_x, to_y = axis.at(events.done_ns[messages.recv[chosen]]), rows.middle(dst, send_lane + 1)
+    # an arrow across many rows steps back
+    far, across = abs(dst // rows.ranks - src // rows.ranks) > 1, trace.crosses(src, dst)
+    looks = (
+        (far & ~across, "#8C8C8C", 4.0, "arrows-far"),
+        (across, style.VERMILLION, 4.4, "arrows-across"),
+        (~far & ~across, style.INK, 4.5, "arrows"),
+    )
+    for some, colour, zorder, gid in looks:
+        if some.any():
+            rows.ax.quiver(
+                x[some], y[some], (to_x - x)[some], (to_y - y)[some], angles="xy", scale_units="xy",
+                scale=1, units="inches",
+                width=HEAD_POINTS / 72, headwidth=6, headlength=7, headaxislength=6.5, minlength=0,
+                color=colour, zorder=zorder, gid=gid,
+            )  # fmt: skip
+    return len(chosen)
+
+
 def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
+    events, looks = trace.events, looks_of(bars)
     handles: list[Artist] = []
-    looks = np.unique(bars.look).tolist()
-    for number, label in enumerate(bars.labels[:MOST_SPAN_NAMES], len(OPERATION_LOOKS)):
-        name = span_text(trace.events.tables.labels[label]) if label != NONE else "span"
-        handles.append(style.swatch(look_of(number), name))
+    for number, label in enumerate(bars.labels[:MOST_SPAN_NAMES], FIRST_SPAN):
+        name = span_text(events.tables.labels[label]) if label != NONE else "span"
+        handles.append(style.swatch(looks[number], name))
     if len(bars.labels) > MOST_SPAN_NAMES:
         more = f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans"
         handles.append(style.entry(more, linestyle="none"))
-    if (trace.events.microbatch[bars.event[bars.look >= len(OPERATION_LOOKS)]] != NONE).any():
+    if (events.microbatch[events.kind == SPAN] != NONE).any():
         handles.append(microbatch_entry())
-    handles += [style.swatch(look_of(number)) for number in looks if number < len(OPERATION_LOOKS)]
+    handles += [style.swatch(look) for number, look in looks.items() if number < FIRST_SPAN]
     if arrows:
-        look: Any = {"linewidth": 1, "marker": ">", "markersize": 5, "markevery": [1]}
-        handles.append(style.entry("send posted → recv done", **look))
+        line: Any = {"linewidth": 1, "marker": ">", "markersize": 5, "markevery": [1]}
+        handles.append(style.entry("send posted → recv done", **line))
         if trace.crosses(trace.messages.src, trace.messages.dst).any():
-            handles.append(style.entry("from host to host", color=style.VERMILLION, **look))
-    if (trace.events.kind == MARK).any():
+            handles.append(style.entry("from host to host", color=style.VERMILLION, **line))
+    if (events.kind == MARK).any():
         handles.append(style.entry("mark", linestyle="none", marker="v", markersize=4))
     return handles

@@ -5,17 +5,19 @@ Beside the last moments of the timeline.
 
 from __future__ import annotations
 
+import itertools
 import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 from matplotlib.patches import Circle, FancyArrowPatch
-from matplotlib.transforms import Bbox
+from matplotlib.text import Text
 
 from ringsim.plot import sheet, style
-from ringsim.plot.layout import time_range
-from ringsim.plot.ring import bow, label_edges, node, words_box
+from ringsim.plot.bars import time_range
+from ringsim.plot.paths import Points, bow, node
 from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
@@ -47,6 +49,22 @@ CROWDED: Final = 0.32  # of the distance between two neighbours: a node's radius
 FILE_LETTERS: Final = 20
 NOTE_LETTERS: Final = 76
 MOST_NOTES: Final = 4
+
+# labels beside arrows: they cover no node, no other label, and an arrow only if there is no other
+# room
+LABEL_SIZE: Final = 8.5
+# where beside the arrow a label may stand, as shares of its length
+ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)
+AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and how far from it
+# and then how far up or down, as shares of its height
+RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)
+CLEAR: Final = 0.03  # between two boxes, or a box and an arrow, at least
+# The cost of a place, by how far it is from the arrow's middle: away from it, up or down, towards
+# the centre, each point covered.
+FAR_AWAY: Final = 3.0
+OFF: Final = 0.3
+INSIDE: Final = 0.2
+COVERED: Final = 0.15
 
 # state: words beside the rank, fill, outline, dashes
 _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
@@ -149,7 +167,7 @@ def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
         min(RADIUS, CROWDED * 2 * float(np.sin(np.pi / len(ranks)))) if len(ranks) > 1 else RADIUS
     )
     shown = [edge for edge in edges if edge.rank in at and edge.peer in at]
-    taken: list[Bbox] = []
+    taken: list[Any] = []
     for rank, (x, y) in at.items():
         taken += _draw_rank(ax, rank, x, y, radius, states[rank] if states else "")
     unlabelled = _draw_edges(ax, shown, at, radius, taken)
@@ -213,7 +231,7 @@ def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
 
 
 def _draw_edges(
-    ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, taken: list[Bbox]
+    ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, taken: list[Any]
 ) -> int:
     """Draws an arrow from each rank to each that it waits for, and writes the operation beside it.
 
@@ -257,7 +275,7 @@ def _draw_edges(
         said = [edge.operation for edge in waits if edge.operation is not None]
         if said:
             labels.append((f"{rank} → {peer}: {_label(said)}", paths[-1]))
-    return label_edges(ax, labels[:MOST_LABELS], paths, taken) + max(len(labels) - MOST_LABELS, 0)
+    return _label_edges(ax, labels[:MOST_LABELS], paths, taken) + max(len(labels) - MOST_LABELS, 0)
 
 
 def _label(operations: list[Operation]) -> str:
@@ -272,7 +290,7 @@ def _label(operations: list[Operation]) -> str:
     )
 
 
-def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Bbox]:
+def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Any]:
     """Draws a node, with its state beside it unless it is just blocked.
 
     Returns the room that both take.
@@ -295,10 +313,11 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
     ax.text(
         x, y, str(rank), ha="center", va="center", weight="bold", fontsize=size, color=ink, zorder=7
     )
-    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius)]
+    taken = [np.array([x - radius, y - radius, x + radius, y + radius])]
     if words:
-        side = 1 if y >= -0.01 else -1
-        taken.append(words_box(ax, x, y + side * (radius + 0.1), words))
+        at = np.array([x, y + (radius + 0.1) * (1 if y >= -0.01 else -1)])
+        _, half = _write_words(ax, words, at, 7)
+        taken.append(np.concatenate([at - half, at + half]))
     return taken
 
 
@@ -313,3 +332,62 @@ def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[A
         look = {"markerfacecolor": "white", "markeredgecolor": style.VERMILLION}
         handles.append(style.entry("blocked", linestyle="none", marker="o", markersize=9, **look))
     return handles
+
+
+# -- labels beside arrows
+
+
+def _write_words(ax: Axes, text: str, at: Any, zorder: float) -> tuple[Text, Any]:
+    """Writes words at a place, centred; returns them, and half of their size in the axes' data."""
+    look: Any = {"ha": "center", "va": "center", "linespacing": 0.95, "zorder": zorder}
+    written = ax.text(at[0], at[1], text, fontsize=style.letters(LABEL_SIZE), **look)
+    box = written.get_window_extent().transformed(ax.transData.inverted())
+    return written, np.array(box.size) / 2
+
+
+def _label_edges(
+    ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[Points], taken: list[Any]
+) -> int:
+    """Writes a label beside each of some arrows, the most important first.
+
+    Returns how many found no room, and are not written. A label, given by its words and the path of
+    its arrow, never covers the boxes that are ``taken`` by nodes and other words, and covers one of
+    the ``paths`` of all arrows only if there is no other room. The axes have their size and range
+    already.
+    """
+    low, high = np.sort([ax.get_xlim(), ax.get_ylim()]).T
+    points, missing = np.concatenate([np.empty((0, 2)), *paths]), 0
+    for text, path in labels:
+        written, half = _write_words(ax, text, (0, 0), 5)
+        places = np.array(list(_places(path, *(2 * half))))
+        cost, middle, others = places[:, 0], places[:, None, 1:], np.array(taken)
+        between = np.maximum(others[:, :2] - middle - half, middle - half - others[:, 2:])
+        fits = ((middle - half >= low) & (middle + half <= high)).all(axis=(1, 2))
+        fits &= (between >= CLEAR).any(axis=2).all(axis=1)
+        covers = (abs(points - middle) <= half + CLEAR).all(axis=2).sum(axis=1)
+        total = np.where(fits, cost + COVERED * covers, np.inf)
+        best = total.argmin()
+        if fits[best]:
+            written.set_position(tuple(places[best, 1:]))
+            taken = [*taken, np.concatenate([middle[best, 0] - half, middle[best, 0] + half])]
+        else:
+            written.remove()
+            missing += 1
+    return missing
+
+
+def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, float, float]]:
+    """Yields places for the middle of a box beside a path, or on it: their cost, x and y."""
+    for share in ALONG:
+        index = round(share * (len(path) - 1))
+        point, way = path[index], path[min(index + 1, len(path) - 1)] - path[max(index - 1, 0)]
+        normal = np.array([way[1], -way[0]]) / max(float(np.hypot(*way)), 1e-9)
+        # from the middle of the box to its side, along the normal
+        reach = (abs(normal[0]) * width + abs(normal[1]) * height) / 2
+        off_middle = abs(share - 0.5)
+        yield off_middle + FAR_AWAY * AWAY[0], *point
+        for side, away, raised in itertools.product((normal, -normal), AWAY, RAISED):
+            x, y = point + side * (away + reach)
+            towards_centre = INSIDE if side @ point < 0 else 0.0
+            cost = off_middle + FAR_AWAY * away + towards_centre + OFF * abs(raised)
+            yield cost, x, y + raised * height

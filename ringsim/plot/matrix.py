@@ -1,0 +1,98 @@
+"""The matrix: the bytes from each of many ranks to each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
+
+from ringsim.plot import style
+from ringsim.plot.traffic import Traffic
+from ringsim.traces.events import Ints
+from ringsim.traces.units import bytes_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_CELLS: Final = 256  # a side; more would be less than a pixel each
+MOST_OUTLINES: Final = 64  # ranks up to which an unused group's cell can be seen
+
+
+def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
+    """Draws the bytes sent between each pair of ranks, on a logarithmic colour scale.
+
+    Returns notes for below.
+    """
+    ranks = traffic.trace.world_size
+    shared = -(-ranks // MOST_CELLS)  # ranks on a cell's side
+    _draw_cells(ax, _sum_bytes(traffic, shared), shared)
+    notes = []
+    if shared > 1:
+        notes.append(f"One cell stands for {shared} x {shared} ranks: the mean of their pairs.")
+    crosses = traffic.trace.crosses
+    borders = [rank - 0.5 for rank in range(1, ranks) if crosses(rank - 1, rank)]
+    if borders and len(borders) < MOST_OUTLINES:
+        look: Any = {"color": style.VERMILLION, "linewidth": 0.8, "gid": "hosts"}
+        for border in borders:
+            ax.axhline(border, **look)
+            ax.axvline(border, **look)
+        notes.append("Orange lines: from one host to the next.")
+    unused = [ends for name, ends in traffic.ring.items() if name not in traffic.used]
+    if unused and ranks <= MOST_OUTLINES:
+        dashed: Any = {"edgecolor": style.MUTED, "linestyle": (0, (2, 2)), "linewidth": 0.8}
+        for pred, succ in unused:
+            ax.add_patch(Rectangle((succ - 0.5, pred - 0.5), 1, 1, fill=False, **dashed))
+        notes.append("Dashed cells: pair groups that were built; nothing was sent along them.")
+    elif unused:
+        notes.append(
+            f"{len(unused):,} of {len(traffic.ring):,} pair groups were built and not used."
+        )
+    return notes
+
+
+def _sum_bytes(traffic: Traffic, shared: int) -> Ints:
+    """Sums the bytes from each rank to each, the mean of all pairs if ranks share a cell.
+
+    Returns the matrix, shape (sender, receiver), masked where nothing was sent.
+    """
+    ranks = traffic.trace.world_size
+    side = -(-ranks // shared)
+    cells, sent = np.zeros((side, side), dtype=np.int64), np.zeros((side, side), dtype=bool)
+    for edge in traffic.edges:
+        cell = edge.src // shared, edge.dst // shared
+        cells[cell] += edge.size_bytes
+        sent[cell] = True
+    # the last cell stands for fewer
+    members = np.minimum(shared, ranks - shared * np.arange(side))
+    mean = cells / np.outer(members, members)
+    # messages of 0 bytes: the scale's low end
+    return np.ma.masked_array(np.where(cells == 0, 1, mean), mask=~sent)
+
+
+def _draw_cells(ax: Axes, sent: Any, shared: int) -> None:
+    """Draws cells, and the scale of their colours beside them if there are any."""
+    ax.set(xlabel="receiving rank", ylabel="sending rank")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(9, integer=True))
+    ax.spines[["top", "right"]].set_visible(True)
+    edge = len(sent) * shared - 0.5
+    low, high = (float(sent.min()), float(sent.max())) if sent.count() else (1.0, 2.0)
+    widened = 1 if low < high else 2
+    picture = ax.imshow(
+        sent,
+        cmap=mpl.colormaps["cividis_r"].with_extremes(bad="white"),
+        norm=LogNorm(low / widened, high * widened),
+        extent=(-0.5, edge, edge, -0.5),
+        interpolation="antialiased",
+        interpolation_stage="rgba",
+    )
+    if sent.count():
+        beside = ax.inset_axes((1.04, 0.1, 0.04, 0.8))
+        in_words = FuncFormatter(lambda value, _: bytes_text(value))
+        bar = ax.figure.colorbar(picture, cax=beside, label="bytes sent", format=in_words)
+        bar.locator = LogLocator(base=2, numticks=8) if low < high else FixedLocator([low])
+        bar.minorticks_off()

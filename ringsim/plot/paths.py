@@ -1,0 +1,88 @@
+"""Paths: arrays of points, shape (points, 2), in the coordinates of the axes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Points = npt.NDArray[Any]
+STEPS: Final = 49
+
+
+def node_angle(rank: int, world_size: int) -> float:
+    """Angle of a rank in radians, counted clockwise from the top."""
+    return 2 * float(np.pi) * rank / world_size
+
+
+def place(angle: Any, radius: float = 1.0) -> Points:
+    """Point, or points, at an angle clockwise from the top; shape (2,) or (points, 2)."""
+    return np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
+
+
+def node(rank: int, world_size: int) -> Points:
+    """Returns where a rank stands: on the circle, or, alone, in its middle."""
+    return place(node_angle(rank, world_size), 1.0 if world_size > 1 else 0.0)
+
+
+def arc(start: float, end: float, radius: float = 1.0) -> Points:
+    """Path along the circle from one angle to another, either way round."""
+    return place(np.linspace(start, end, STEPS), radius)
+
+
+def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Points:
+    """Path from one point to another that bows towards a third.
+
+    A quadratic Bezier curve; shape (steps, 2).
+    """
+    t = np.linspace(0, 1, steps)[:, None]
+    path: Points = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
+    return path
+
+
+def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
+    """Path between two nodes that bows towards the centre.
+
+    Also a little to the left of its way, so that the way back lies apart. ``pull`` says how far: 0
+    not at all, 1 all the way to the centre; it stays ``gap`` away from both nodes.
+    """
+    way = end - start
+    path = bow(
+        start, end, (start + end) / 2 * (1 - pull) + 0.12 * np.array([-way[1], way[0]]), 4 * STEPS
+    )
+    clear = (np.hypot(*(path - start).T) >= gap) & (np.hypot(*(path - end).T) >= gap)
+    return path[clear] if clear.sum() >= 2 else path
+
+
+def arrow(path: Points, width: float, *, head: float) -> Points:
+    """Outline of an arrow along a path.
+
+    A closed polygon whose point ``len // 2`` is the tip, the path's last point. The head is
+    ``head`` long and about as wide; at most half the path is head.
+    """
+    along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
+    neck = along[-1] - min(head, along[-1] / 2)
+    neck_point = np.array([np.interp(neck, along, path[:, 0]), np.interp(neck, along, path[:, 1])])
+    shaft = np.concatenate([path[along < neck], neck_point[None]])
+    normals = _normals(np.concatenate([shaft, path[-1:]]))[:-1]
+    side = normals * width / 2
+    wing = normals[-1] * max(head * 0.45, width * 0.75)
+    return np.concatenate(
+        [shaft + side, [neck_point + wing, path[-1], neck_point - wing], (shaft - side)[::-1]]
+    )
+
+
+def beside(path: Points, distance: float) -> Points:
+    """Path at a distance to the left of another; a negative one lies to the right."""
+    moved: Points = path + distance * _normals(path)
+    return moved
+
+
+def _normals(path: Points) -> Points:
+    """Unit vectors to the left of the way at each point."""
+    way = np.gradient(path, axis=0)
+    normal = np.stack([-way[:, 1], way[:, 0]], axis=1)
+    length = np.hypot(*normal.T)[:, None]
+    unit: Points = np.divide(normal, length, out=np.zeros_like(normal), where=length > 0)
+    return unit

@@ -1,0 +1,231 @@
+"""Rows of ranks on axes: all bars of all pictures of time are drawn here.
+
+A row has lanes, from top to bottom: marks, spans, sends, recvs. ``bars`` computes what lies in
+them, and ``timeline``, ``steps`` and ``schedule_run`` say which rows and lanes a picture has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from matplotlib.collections import PolyCollection
+from matplotlib.ticker import MaxNLocator
+
+from ringsim.plot import style
+from ringsim.plot.bars import FIRST_SPAN, Bars, time_range
+from ringsim.plot.style import BLUE, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
+from ringsim.traces.events import NONE, Events, Ints
+from ringsim.traces.units import time_unit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WHITE: Final = "#FFFFFF"  # such a bar is its outline
+OPERATION_LOOKS: Final = (  # by what a bar shows, see ``bars``
+    Look("posted, not waited for yet", "#E4E4E4", "", MUTED, edge=0.5, zorder=2),
+    Look("transfer", BLUE, edge=0.5),
+    Look("blocked: late sender", VERMILLION, "////", "white"),
+    Look("blocked: late receiver", ORANGE, "\\\\\\\\", INK),
+    Look("blocked, other side unknown", "#9A9A9A", "||", "white"),
+    Look("collective", PURPLE, "++", "white"),
+    Look("never waited for", WHITE, "----", MUTED, edge=0.8, zorder=2),
+    Look("never finished", WHITE, "xxxx", VERMILLION, edge=0.8),
+    Look("failed", INK, "xxxx", "white"),
+)
+# Paler than what tells of waiting and sending, so that names can be read inside.
+SPAN_LOOKS: Final = (
+    Look("span", "#9AD2F4", edge=0.5),
+    Look("span", "#F6EE96", "////", "#DDCF3A"),
+    Look("span", "#8AD0BB", "||", "white"),
+    Look("span", "#CFCFCF", "\\\\\\\\", "white"),
+    Look("span", "#9AD2F4", "--", "white"),
+    Look("span", "#F6EE96", "xx", "#DDCF3A"),
+    Look("span", "#8AD0BB", "++", "white"),
+    Look("span", "#CFCFCF", "/|", "white"),
+)
+
+LEAST_ROW_POINTS: Final = 4.0  # a row a rank is at least so high
+SLOTS: Final = 1600  # pixels, about: what is shorter is merged with its neighbours
+# of the axis: in a narrower box neither texture nor outline can be seen
+LEAST_TEXTURED: Final = 8 / SLOTS
+LEAST_TEXTURED_POINTS: Final = 3.0  # high, at least
+ROW_NAME_POINTS: Final = 18.0  # from one row's name to the next, at least
+# share of the time before the first event from which on the axis begins there
+LATE_START: Final = 0.15
+
+
+@dataclass(frozen=True)
+class TimeAxis:
+    """Turns times of a trace into places on the axis.
+
+    It calls ``first_ns`` 0 and ends at ``last_ns``; its unit has ``unit_ns``.
+    """
+
+    first_ns: int
+    last_ns: int
+    unit_ns: float
+    unit: str
+
+    @classmethod
+    def of(cls, events: Events) -> TimeAxis:
+        """Counts from the start of the run.
+
+        Or, if ranks took long to get going, from the first event.
+        """
+        first, last = time_range(events)
+        first = 0 if first < LATE_START * last else first
+        return cls(first, last, *time_unit(max(last - first, 1)))
+
+    def at(self, time_ns: Ints | float) -> Ints:
+        """Place of a time, or of many, on the axis."""
+        return np.asarray((time_ns - self.first_ns) / self.unit_ns)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of ranks on axes.
+
+    ``top`` and ``bottom`` are the edges of the lanes, as distances from the middle of their row. Y
+    grows downwards, rank 0 has its middle at 0. ``marks`` has the upper and lower edge of the strip
+    for marks. ``ranks`` is how many ranks share a row.
+    """
+
+    ax: Axes
+    top: Ints
+    bottom: Ints
+    marks: tuple[float, float]
+    ranks: int = 1
+
+    def middle(self, rank: Ints | int, lane: Ints | int) -> Ints:
+        """Heights of the middle of a lane, in the rows of the ranks."""
+        height: Ints = rank // self.ranks + (self.top[lane] + self.bottom[lane]) / 2
+        return height
+
+    def draw(
+        self,
+        look: Look,
+        gid: str,
+        rank: Ints,
+        lane: Ints | int,
+        start: Ints,
+        end: Ints,
+        low: Ints | float = 0.0,
+        high: Ints | float = 1.0,
+        *,
+        zorder: float | None = None,
+        outlined: bool = False,
+    ) -> None:
+        """Draws bars of one look; texture and outlines only if they can be seen.
+
+        They begin and end at places of the axis. ``low`` and ``high`` are shares of the lane's
+        height, counted from its lower edge.
+        """
+        base, height = rank // self.ranks + self.bottom[lane], self.bottom[lane] - self.top[lane]
+        lower, upper = base - low * height, base - high * height
+        corners: Any = np.stack([start, lower, start, upper, end, upper, end, lower], axis=-1)
+        corners = corners.reshape(-1, 4, 2)
+        left, right = self.ax.get_xlim()
+        bottom, top = self.ax.get_ylim()
+        points = abs(lower - upper) / abs(top - bottom) * style.points(self.ax)[1]
+        wide = end - start >= LEAST_TEXTURED * (right - left)
+        wide &= points >= LEAST_TEXTURED_POINTS
+        more: Any = {"zorder": look.zorder if zorder is None else zorder, "gid": gid}
+        boxes = []
+        if not wide.all():
+            plain = look.ink if look.colour == WHITE else look.colour  # its outline is what is seen
+            # Smoothed edges of boxes as low as a pixel would beat with the rows.
+            smooth = points[~wide] >= 1
+            more_plain: Any = {"facecolors": plain, "linewidths": 0, "antialiaseds": smooth, **more}
+            boxes.append(PolyCollection(corners[~wide], **more_plain))
+        if wide.any():
+            textured: Any = {"edgecolors": look.ink, "hatch": look.hatch or None, **more}
+            textured |= {"facecolors": look.colour, "linewidths": look.edge}
+            boxes.append(PolyCollection(corners[wide], **textured))
+            if outlined:  # apart: a pattern takes the colour of the edge, and this is to be white
+                white: Any = {
+                    "edgecolors": "white",
+                    "linewidths": 0.6,
+                    "zorder": more["zorder"] + 0.1,
+                }
+                boxes.append(PolyCollection(corners[wide], facecolors="none", **white))
+        for each in boxes:
+            self.ax.add_collection(each, autolim=False)
+
+    def draw_each(
+        self, looks: Mapping[Any, Look], gid: str, look: Ints, *columns: Ints | int, **more: Any
+    ) -> None:
+        """Draws bars as ``draw`` does, each in the one of ``looks`` that ``look`` has for it."""
+        every = np.broadcast_arrays(*columns)
+        for name, one in looks.items():
+            some = look == name
+            if some.any():
+                self.draw(one, f"{gid}-{name}", *(column[some] for column in every), **more)
+
+    def draw_bars(self, bars: Bars, which: Ints, axis: TimeAxis) -> None:
+        """Draws the bars of a mask, to scale."""
+        look = np.where(which, bars.look, NONE)
+        times = axis.at(bars.start_ns), axis.at(bars.end_ns)
+        self.draw_each(looks_of(bars), "boxes", look, bars.rank, bars.lane, *times)
+
+    def write(self, rank: int, lane: int, x: float, text: str, *, size: float, colour: str) -> None:
+        """Writes words into a bar, on a patch of its plain colour without texture and arrows."""
+        self.ax.text(
+            x,
+            float(self.middle(rank, lane)),
+            text,
+            ha="center",
+            va="center_baseline",
+            fontsize=size,
+            color=style.BLACK,
+            zorder=7,
+            clip_on=True,
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": colour, "edgecolor": "none"},
+        )
+
+
+def looks_of(bars: Bars) -> dict[int, Look]:
+    """Returns the looks that occur, by the number that the bars have for them.
+
+    Names of spans repeat theirs.
+    """
+    numbers = np.unique(bars.look).tolist()
+    return {
+        number: OPERATION_LOOKS[number]
+        if number < FIRST_SPAN
+        else SPAN_LOOKS[(number - FIRST_SPAN) % len(SPAN_LOOKS)]
+        for number in numbers
+    }
+
+
+def prepare_rows(
+    ax: Axes, names: Sequence[str], length: float, time: str, *, above: float = 0.0
+) -> None:
+    """Gives axes of their final size a row for each name, and a time axis to ``length``.
+
+    There are ``above`` points over the first row.
+    """
+    ax.set_xlim(-0.004 * length, 1.012 * length)
+    ax.set_ylim(len(names) - 0.5, -0.5 - above / row_points(ax, len(names)))
+    every = math.ceil(ROW_NAME_POINTS / row_points(ax, len(names)))
+    ax.set_yticks(range(0, len(names), every), names[::every])
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.grid(axis="x", color=style.GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    label_time(ax, time)
+
+
+def label_time(ax: Axes, text: str) -> None:
+    """Labels the horizontal axis, and puts round numbers on it."""
+    ax.set_xlabel(text, loc="left")
+    ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+
+
+def row_points(ax: Axes, rows: int) -> float:
+    """Returns the height of a row in points."""
+    return style.points(ax)[1] / max(rows, 1)

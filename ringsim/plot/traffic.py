@@ -1,0 +1,127 @@
+"""Who sent how much to whom, on which process group.
+
+A group that was built counts, whether or not anything was sent on it; so do messages that went
+elsewhere::
+
+    rank 0 --ring:0>1--> rank 1        lane "forward": along the group, activations
+    rank 0 <--ring:0>1-- rank 1        lane "backward": against it, gradients
+    rank 0 ---world----> rank 2        lane "outside": on none of the ring's groups
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND
+
+if TYPE_CHECKING:
+    from ringsim.traces.value import Trace
+
+# a name is anybody's: int() refuses thousands of digits
+RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")
+
+
+class Edge(NamedTuple):
+    """What one rank sent to another on one process group; ``lane`` is the way that it went."""
+
+    src: int
+    dst: int
+    group: str
+    lane: str
+    messages: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The messages of a trace.
+
+    Attributes:
+        trace: the trace.
+        ring: the ring's groups that were built, by name: (pred, succ).
+        edges: what was sent, by source, destination and group.
+        unfinished: sends of which neither side got done.
+        collectives: collective operations posted.
+    """
+
+    trace: Trace
+    ring: dict[str, tuple[int, int]]
+    edges: list[Edge]
+    unfinished: int
+    collectives: int
+
+    @property
+    def messages(self) -> int:
+        """The number of messages."""
+        return sum(edge.messages for edge in self.edges)
+
+    @property
+    def lanes(self) -> set[str]:
+        """The ways that messages went."""
+        return {edge.lane for edge in self.edges}
+
+    @property
+    def used(self) -> set[str]:
+        """The ring's groups with messages."""
+        return {edge.group for edge in self.edges} & self.ring.keys()
+
+
+def count_traffic(trace: Trace) -> Traffic:
+    """Counts the messages between each pair of ranks, apart for each process group.
+
+    A message counts where it was sent, once the send or its recv is done: a sender that never waits
+    does not learn that it arrived. What the collectives carried is not counted.
+
+    Example:
+        >>> from ringsim.traces.events import Group, OP_CODES, Payload, Tables, make_events
+        >>> from ringsim.traces.value import Trace
+        >>> tables = Tables(
+        ...     groups=(Group("ring:0>1", (0, 1)),), payloads=(Payload("float32", (2,), 8),)
+        ... )
+        >>> send = {
+        ...     "rank": [0, 0],
+        ...     "op": [OP_CODES["send"]] * 2,
+        ...     "peer": [1, 1],
+        ...     "group": [0, 0],
+        ...     "payload": [0, 0],
+        ... }
+        >>> count_traffic(Trace(make_events(send, tables), {"world_size": 2})).edges
+        [Edge(src=0, dst=1, group='ring:0>1', lane='forward', messages=2, size_bytes=16)]
+    """
+    events, messages, ring = trace.events, trace.messages, _find_ring(trace)
+    sends = events.kind == SEND
+    sent = sends & (events.status == OK)
+    sent[messages.send[events.status[messages.recv] == OK]] = True
+    done = np.flatnonzero(sent & (events.peer >= 0))
+    keys = np.stack([events.rank[done], events.peer[done], events.group[done]])
+    found, which = np.unique(keys, axis=1, return_inverse=True)
+    numbers = np.bincount(which, minlength=found.shape[1])
+    totals = np.zeros(found.shape[1], dtype=np.int64)
+    np.add.at(totals, which, np.maximum(events.size_bytes[done], 0))
+    edges = []
+    for src, dst, group, number, total in np.vstack([found, numbers, totals]).T.tolist():
+        name = events.tables.groups[group].name if group != NONE else "no group"
+        ends = ring.get(name)
+        lane = "forward" if ends == (src, dst) else "backward" if ends == (dst, src) else "outside"
+        edges.append(Edge(src, dst, name, lane, number, total))
+    collectives = int((events.kind == COLLECTIVE).sum())
+    return Traffic(trace, ring, edges, int((sends & ~sent).sum()), collectives)
+
+
+def _find_ring(trace: Trace) -> dict[str, tuple[int, int]]:
+    """Groups of the ring that were built, by name: (pred, succ).
+
+    Torch sorts a group's ranks, so the direction is in the name alone.
+    """
+    listed: list[Any] = trace.metadata.get("ring_groups", [])
+    names = [name for name, _ in listed] or [group.name for group in trace.events.tables.groups]
+    ring = {}
+    for match in filter(None, map(RING_NAME.fullmatch, names)):
+        pred, succ = int(match[1]), int(match[2])
+        if pred != succ and max(pred, succ) < trace.world_size:
+            ring[match[0]] = pred, succ
+    return ring
