@@ -53,7 +53,7 @@ from ringsim.pipeline.stage import (
 )
 from ringsim.ring import Ring
 from ringsim.schedules import make_schedule
-from ringsim.schedules.engine import lower_whole
+from ringsim.schedules.engine import validate
 from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.schedule import Schedule
 
@@ -460,21 +460,21 @@ def _prepare(
     """Returns the schedule, checked, with its sends and receives, or its forward passes alone."""
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, num_ranks, num_microbatches)
-    if (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
+    elif (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
         raise ScheduleError(
             f"the schedule must be for {num_ranks} ranks and {num_microbatches} microbatches, "
             f"got one ({schedule.name}) for "
             f"{schedule.num_ranks} and {schedule.num_microbatches}. Make it for this ring and "
             "this batch."
         )
-    lowered = lower_whole(schedule)
+    else:
+        validate(schedule)
     if forward_only:
         forwards = tuple(
             tuple(action for action in row if action.kind == "F") for row in schedule.actions
         )
         schedule = replace(schedule, actions=forwards)
-        lowered = lower(schedule)
-    return lower_in_step(schedule) if in_step else lowered
+    return lower_in_step(schedule) if in_step else lower(schedule)
 
 
 def pipeline_state_dict(

@@ -23,6 +23,9 @@ from collections.abc import Callable
 from typing import Final
 
 from ringsim.errors import ScheduleError, is_integer, is_one_of, say
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import Evaluation, evaluate, validate
+from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.phases import (
     dualpipe_v,
     gpipe,
@@ -33,17 +36,39 @@ from ringsim.schedules.phases import (
     zb_h2,
     zb_v,
 )
-from ringsim.schedules.schedule import Schedule, check_size
+from ringsim.schedules.schedule import (
+    Action,
+    Schedule,
+    check_size,
+    from_csv,
+    from_text,
+    parse_action,
+    to_csv,
+    to_text,
+)
 
 __all__ = [
     "SCHEDULE_NAMES",
+    "Action",
+    "Costs",
+    "Evaluation",
+    "Schedule",
     "dualpipe_v",
+    "evaluate",
     "find_num_chunks",
+    "from_csv",
+    "from_text",
     "gpipe",
     "interleaved_1f1b",
     "looped_bfs",
+    "lower",
+    "lower_in_step",
     "make_schedule",
     "one_f_one_b",
+    "parse_action",
+    "to_csv",
+    "to_text",
+    "validate",
     "zb_h1",
     "zb_h2",
     "zb_v",

@@ -41,7 +41,7 @@ from typing import Final
 from ringsim.errors import ArgumentError, ScheduleError
 from ringsim.schedules import find_num_chunks
 from ringsim.schedules.costs import Costs, Time
-from ringsim.schedules.engine import SEMANTICS, Semantics
+from ringsim.schedules.engine import Semantics, check_semantics
 from ringsim.schedules.schedule import check_counts
 
 __all__ = [
@@ -132,11 +132,7 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
         See ``idle``. The terms with latency were found by fitting, and are checked against the
         evaluator.
     """
-    if semantics not in SEMANTICS:
-        raise ArgumentError(
-            f"semantics must be one of {', '.join(SEMANTICS)}, got {semantics!r}. Take one of "
-            "these."
-        )
+    check_semantics(semantics)
     return _work(step, costs) + idle(step, costs) + _latency(step, costs.latency, semantics)
 
 
