@@ -552,7 +552,10 @@ JUNK: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: evaluate(CIRCLE, semantics="grouped"), "one of rendezvous, buffered, got 'grouped'"),
     (lambda: evaluate(MAKE("gpipe", 3, 1), Costs([1, 2])), "forward must have one time for each"),
-    (lambda: evaluate(CIRCLE, Costs(latency=-1)), "a time must be a number from 0"),
+    (
+        lambda: evaluate(CIRCLE, Costs(latency=-1)),
+        "a time must be a number from 0, got -1 (latency)",
+    ),
     (lambda: lower(CIRCLE, ahead=-1), "ahead must be an integer from 0, got -1"),
     (lambda: forms.one_f_one_b_bound(0, [1], [1]), "must be an integer from 1, got 0"),
 ]

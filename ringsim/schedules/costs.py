@@ -63,11 +63,12 @@ class Costs:
                     f"{num_stages}. Pass one number, or one a stage."
                 )
             for stage, time in enumerate(given if by_stage else [given]):
-                where = f"{kind} of stage {stage}" if by_stage else kind
+                which = f"stage {stage}" if by_stage else "every stage"
+                where = f"{kind} of {which}" if kind in _NAMES else kind
                 if not is_number(time) or not 0 <= time <= _LONGEST:
                     raise ArgumentError(
-                        f"a time must be a number from 0 to {_LONGEST:g}, got {say(time)} "
-                        f"({where}). Say how long it takes."
+                        f"a time must be a number from 0, got {say(time)} ({where}). Say how "
+                        f"long it takes, {_LONGEST:g} at most."
                     )
 
     def get_duration(self, action: Action) -> Time:
