@@ -17,8 +17,8 @@ each part of the model runs forward and backward on a sample::
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Final
 
 import torch
@@ -59,7 +59,7 @@ def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:
 def _run(part: Stage, x: Tensor) -> tuple[float, Tensor]:
     x = x.detach().requires_grad_(x.is_floating_point())
     wanted = [tensor for tensor in (x, *part.parameters()) if tensor.requires_grad]
-    start_s = perf_counter()
+    start_s = time.perf_counter()
     with torch.enable_grad():
         y = part(x)
     if y.requires_grad:
@@ -68,7 +68,7 @@ def _run(part: Stage, x: Tensor) -> tuple[float, Tensor]:
     if y.is_cuda:
         # kernels run on after the call; nothing is recorded here, so waiting changes nothing
         torch.cuda.synchronize()
-    return perf_counter() - start_s, y.detach()
+    return time.perf_counter() - start_s, y.detach()
 
 
 def partition_model(
