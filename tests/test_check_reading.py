@@ -216,12 +216,6 @@ def as_a_link(sizes: Any, times: Any) -> Link:
     return Link(*weighted(sizes, times))
 
 
-def by_fit_link(sizes: Any, times: Any) -> Link:
-    from ringsim.link import fit_link
-
-    return fit_link(sizes, times)
-
-
 def both_ends(sizes: Any, times: Any) -> list[float]:
     first, last = (np.median(times[sizes == size]) for size in (sizes.min(), sizes.max()))
     return [first, (last - first) / sizes.max()]
@@ -250,7 +244,6 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (of_means, " must be ", "Take the median"),
         (lambda *data: weighted(*data)[::-1], "alpha must be ", "return alpha, beta"),
         (lambda *data: 1e6 * np.array(weighted(*data)), "alpha must be ", "not 40"),
-        (by_fit_link, "The answer calls fit_link of ringsim, and must do that by itself."),
         (lambda *_: (1.0, float("nan")), NO_LINE, "Return two numbers"),
         (lambda *_: None, f"{NO_LINE}None", "Return two numbers"),
         (lambda sizes, times: times[10**6], "IndexError", "two numpy arrays"),

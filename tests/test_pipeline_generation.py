@@ -205,12 +205,12 @@ def test_ranks_that_were_asked_for_different_things_say_so() -> None:
 
 NO_GENERATOR = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
 ARGUMENTS = [
-    ({"prompts": []}, "prompts must be one or more, got none"),
-    ({"prompts": [[1], []]}, r"a prompt must have one token or more, got none \(prompt 1\)"),
-    ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
+    ({"prompts": []}, r"prompts must be one or more, each of one token or more, got \[\]"),
+    ({"prompts": [[1], []]}, r"of one token or more, got \[\[1\], \[\]\]"),
+    ({"batch_size": 0}, "batch_size must be an integer from 1, got 0"),
     ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
     ({"temperature": float("nan")}, "temperature must be 0 or more, got nan"),
-    ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, got 0"),
+    ({"max_new_tokens": 0}, "max_new_tokens must be an integer from 1, got 0"),
     ({"num_inner_iterations": 0}, "num_inner_iterations must be an integer from 1, got 0"),
     ({"model": NO_GENERATOR}, "must have a cache, got Sequential"),
 ]

@@ -642,8 +642,8 @@ class Doubled(nn.Sequential):
 PATCHED = nn.Sequential(nn.ReLU())
 PATCHED.forward = lambda x: -x  # type: ignore[method-assign]
 REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: by_count(3, 0), "num_stages must be 1 or more, got 0"),
-    (lambda: by_count(-1, 2), "num_layers must be 0 or more, got -1"),
+    (lambda: by_count(3, 0), "num_stages must be an integer from 1, got 0"),
+    (lambda: by_count(-1, 2), "num_layers must be an integer from 0, got -1"),
     (lambda: by_weight([1, -1], 2), r"got -1 \(layer 1\)"),
     (lambda: by_weight([1, math.nan], 2), r"got nan \(layer 1\)"),
     (lambda: by_weight([1], 2, last=math.inf), r"got inf \(last\)"),

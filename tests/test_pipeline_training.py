@@ -41,6 +41,7 @@ from ringsim.pipeline import (
     backward_stage,
     build_stages,
     clip_grad_norm_pipeline,
+    closed_forms,
     compare_gradients,
     cross_entropy,
     eval_step_pipeline,
@@ -57,7 +58,6 @@ from ringsim.pipeline import (
     train_step_pipeline,
     weighted_loss,
 )
-from ringsim.pipeline.closed_forms import Step, peak_live
 from ringsim.schedules import (
     SCHEDULE_NAMES,
     Action,
@@ -644,7 +644,7 @@ def test_no_more_is_kept_than_the_closed_form_says(name: str) -> None:
         return Counted.peak, Counted.live
 
     for count in (2 * size, 4 * size):
-        due = [(peak, 0) for peak in peak_live(Step(name, size, count))]
+        due = [(peak, 0) for peak in closed_forms.peak_live(closed_forms.Step(name, size, count))]
         assert simulate(count_kept, size, count).results == due
 
 

@@ -29,7 +29,6 @@ from torch.distributed.pipelining.schedules import (
 from ringsim import simulate_schedule
 from ringsim.errors import ArgumentError, Deadlock, ScheduleError
 from ringsim.pipeline import closed_forms as forms
-from ringsim.pipeline.closed_forms import Step, makespan
 from ringsim.schedules import (
     SCHEDULE_NAMES,
     Action,
@@ -47,6 +46,7 @@ from ringsim.schedules import (
     validate,
 )
 
+Step, makespan = forms.Step, forms.makespan
 ALL = [(name, None) for name in SCHEDULE_NAMES] + [
     ("interleaved_1f1b", 1),
     ("interleaved_1f1b", 3),

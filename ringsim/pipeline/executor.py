@@ -38,7 +38,7 @@ from ringsim.compute_costs import charge, compute, stretched
 from ringsim.errors import ArgumentError, check_duration, check_integer, say
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox, about, find_boundary
-from ringsim.pipeline.messages import Payload, Posted, find_ring, find_routes, place_in
+from ringsim.pipeline.messages import Payload, Transfer, find_ring, find_routes, place_in
 from ringsim.pipeline.stage import backward_input, backward_stage, backward_weight, forward_stage
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import get_recv, lower, lower_in_step
@@ -284,7 +284,7 @@ def rehearse(
     zeros = torch.zeros(size_bytes, dtype=torch.uint8, device="cpu" if is_real else "meta")
     for _ in range(steps):
         with span(f"{STEP}{schedule.name}"):
-            posted: dict[Action, Posted] = {}
+            posted: dict[Action, Transfer] = {}
             for action in lowered.actions[place]:
                 if action.is_compute:
                     recv = get_recv(action, lowered.stage_ranks)
@@ -307,14 +307,10 @@ def rehearse(
 
 
 def _check(schedule: Schedule, costs: Costs) -> None:
-    if not isinstance(schedule, Schedule):
+    if not isinstance(schedule, Schedule) or not isinstance(costs, Costs):
         raise ArgumentError(
-            f"schedule must be a schedule, got {say(schedule)}. Make "
-            "one: make_schedule('1f1b', 4, 8)."
-        )
-    if not isinstance(costs, Costs):
-        raise ArgumentError(
-            f"costs must be Costs, got {say(costs)}. Pass Costs(forward=0.001, backward=0.002)."
+            f"schedule and costs must be a schedule and Costs, got {say(schedule)} and "
+            f"{say(costs)}. Make them: make_schedule('1f1b', 4, 8), Costs(forward=0.001)."
         )
     costs.check(schedule.num_stages)
     for field in fields(costs):

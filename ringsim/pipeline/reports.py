@@ -49,7 +49,7 @@ from ringsim.pipeline.stage import (
     forward_stage,
     keep_random_numbers,
 )
-from ringsim.pipeline.training import Loss, cross_entropy
+from ringsim.pipeline.training import Loss, check_microbatches, cross_entropy
 
 __all__ = [
     "Boundary",
@@ -122,15 +122,8 @@ def single_process_step(
         ... ).gradients
         {'weight': tensor([[2., 2.]])}
     """
-    masks: Sequence[Tensor | None] = (
-        [None] * len(inputs) if attention_masks is None else attention_masks
-    )
-    if not len(inputs) == len(targets) == len(masks) > 0:
-        raise ArgumentError(
-            "inputs, targets and attention_masks must have one tensor for each microbatch, got "
-            f"{len(inputs)}, {len(targets)} "
-            f"and {len(masks)}. Cut all three into the same microbatches."
-        )
+    check_microbatches(inputs=inputs, targets=targets, attention_masks=attention_masks)
+    masks: Sequence[Tensor | None] = attention_masks or [None] * len(inputs)
     trained = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
     }

@@ -42,7 +42,7 @@ from ringsim.pipeline.executor import Executor, StageRun
 from ringsim.pipeline.mailbox import Mailbox
 from ringsim.pipeline.messages import Header, Payload, find_ring, place_in
 from ringsim.pipeline.partition import partition_model, read_partition
-from ringsim.pipeline.sharing import TiedGradients, pass_back, pass_object_back
+from ringsim.pipeline.sharing import pass_back, pass_object_back, tied_gradients
 from ringsim.pipeline.stage import (
     Stage,
     build_stages,
@@ -58,6 +58,7 @@ from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.schedule import Schedule
 
 __all__ = [
+    "check_microbatches",
     "cross_entropy",
     "eval_step_pipeline",
     "pipeline_state_dict",
@@ -328,6 +329,17 @@ def train_step_pipeline_afab(
     )
 
 
+def check_microbatches(**tensors: Sequence[Tensor] | None) -> None:
+    """Raises ArgumentError unless all lists have one tensor a microbatch, 1 or more."""
+    counts = {name: len(each) for name, each in tensors.items() if each is not None}
+    if len(set(counts.values())) > 1 or 0 in counts.values():
+        got = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise ArgumentError(
+            f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. "
+            "Split the batch."
+        )
+
+
 @dataclass(frozen=True)
 class _Microbatches:
     """The data of a step, and what is done with it."""
@@ -340,15 +352,7 @@ class _Microbatches:
     dropout_seed: int | None = None
 
     def __post_init__(self) -> None:
-        counts = {"inputs": len(self.inputs), "targets": len(self.targets)}
-        if self.masks is not None:
-            counts["attention_masks"] = len(self.masks)
-        if not len(self.inputs) or len(set(counts.values())) > 1:
-            got = ", ".join(f"{count} {name}" for name, count in counts.items())
-            raise ArgumentError(
-                f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. "
-                "Split the batch."
-            )
+        check_microbatches(inputs=self.inputs, targets=self.targets, attention_masks=self.masks)
 
     @property
     def alike(self) -> bool:
@@ -399,7 +403,7 @@ def _run_step(
     See `train_step_pipeline`.
     """
     ring = find_ring()
-    here, num_ranks = place_in(ring), len(ring.ranks)
+    own, num_ranks = place_in(ring), len(ring.ranks)
     forward_only = not torch.is_grad_enabled()
     lowered = _prepare(
         schedule,
@@ -414,15 +418,15 @@ def _run_step(
     stages = build_stages(model, ranges, adapter=adapter)
     if not forward_only:
         check_owned(model, stages)
-    runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
+    runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(own)}
     mailbox = (
         None
         if num_ranks == 1
         else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
     )
     executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
-    with nullcontext() if forward_only else TiedGradients(ring, stages, lowered.stage_ranks):
-        executor.run(here)
+    with nullcontext() if forward_only else tied_gradients(ring, stages, lowered.stage_ranks):
+        executor.run(own)
     return float(pass_back(ring, _sum_up(executor.losses.values()), owner=lowered.stage_ranks[-1]))
 
 
@@ -521,7 +525,7 @@ def pipeline_state_dict(
         [(['0.weight'], [10.0, 11.0]), (['1.weight'], [10.0, 11.0])]
     """
     ring = find_ring()
-    here = place_in(ring)
+    own = place_in(ring)
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, len(ring.ranks), 1)
     ranges = partition_model(
@@ -539,10 +543,10 @@ def pipeline_state_dict(
         return {
             key: value
             for key, value in model.state_dict().items()
-            if here in places.get(parts.get(key), {here})
+            if own in places.get(parts.get(key), {own})
         }
     for part in dict.fromkeys(each for each in parts.values() if each in places):
-        _copy_trained(ring, part, owner=min(places[part]), is_mine=here in places[part])
+        _copy_trained(ring, part, owner=min(places[part]), is_mine=own in places[part])
     return model.state_dict()
 
 
