@@ -66,7 +66,7 @@ from ringsim.pipeline.messages import (
     find_ring,
     place_in,
 )
-from ringsim.pipeline.partition import partition_model, read_partition
+from ringsim.pipeline.partition import partition_model
 from ringsim.pipeline.stage import Stage, count_stage_flops
 from ringsim.ring import Ring
 from ringsim.schedules.generation import Job, check_can_finish, plan_batches, plan_jobs, plan_steps
@@ -356,7 +356,7 @@ def generate(
     check_can_finish(len(ring.ranks), in_turn, max_new_tokens, async_comm)
     batches = plan_batches(len(prompts), in_turn, batch_size)
     choices = [TokenChoice(batch, temperature, seed) for batch in batches]
-    cut = partition_model(model, len(ring.ranks), by=read_partition(partition), adapter=adapter)
+    cut = partition_model(model, len(ring.ranks), by=partition, adapter=adapter)
     work = _StageWork(
         model,
         cut,

@@ -49,7 +49,7 @@ class Mailbox:
     `post` blocks until both neighbours have made theirs, to compare ``agreed``.
 
     Args:
-        ring: this rank's ring, of two ranks or more.
+        ring: this rank's ring.
         schedule: what is run; its rank *i* is the rank at place *i* of the ring.
         agreed: a greeting that says what all ranks must agree on.
         alike: whether all microbatches have one shape.
@@ -65,7 +65,7 @@ class Mailbox:
         self._shapes = _Shapes()
         self._routes = find_routes(ring, schedule.stage_ranks)
         self._incoming = {route: _Incoming(route, self._shapes) for route in self._routes.values()}
-        neighbours = {(own - 1) % size, (own + 1) % size}
+        neighbours = {(own - 1) % size, (own + 1) % size} - {own}
         routes = [
             Route.over_edge(ring, min(own, place), max(own, place)) for place in sorted(neighbours)
         ]

@@ -40,7 +40,6 @@ import torch
 from torch import Tensor, nn
 
 from ringsim import comm
-from ringsim.errors import ArgumentError
 from ringsim.pipeline.adapters import Adapter
 from ringsim.pipeline.stage import (
     Stage,
@@ -590,17 +589,12 @@ def compare_losses(
         The first step that differs, and the largest difference.
 
     Raises:
-        ArgumentError: the two have different lengths.
+        ValueError: the two have different lengths.
 
     Example:
         >>> compare_losses([2.0, 1.5, 1.3], [2.0, 1.5, 1.0])
         LossComparison(first_step=2, difference=0.30000000000000004)
     """
-    if len(found) != len(expected):
-        raise ArgumentError(
-            f"found and expected must have one loss for each step, got {len(found)} and "
-            f"{len(expected)}. Compare the same steps."
-        )
     differences = [
         0.0 if one == other else _ratio(abs(one - other), abs(other))
         for one, other in zip(found, expected, strict=True)

@@ -41,7 +41,7 @@ from ringsim.pipeline.adapters import Adapter
 from ringsim.pipeline.executor import Executor, StageRun
 from ringsim.pipeline.mailbox import Mailbox
 from ringsim.pipeline.messages import Header, Payload, find_ring, place_in
-from ringsim.pipeline.partition import partition_model, read_partition
+from ringsim.pipeline.partition import partition_model
 from ringsim.pipeline.sharing import pass_back, pass_object_back, tied_gradients
 from ringsim.pipeline.stage import (
     Stage,
@@ -412,18 +412,12 @@ def _run_step(
         forward_only=forward_only,
         in_step=ring.in_order,
     )
-    ranges = partition_model(
-        model, lowered.num_stages, by=read_partition(partition), adapter=adapter
-    )
+    ranges = partition_model(model, lowered.num_stages, by=partition, adapter=adapter)
     stages = build_stages(model, ranges, adapter=adapter)
     if not forward_only:
         check_owned(model, stages)
     runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(own)}
-    mailbox = (
-        None
-        if num_ranks == 1
-        else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
-    )
+    mailbox = Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
     executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
     with nullcontext() if forward_only else tied_gradients(ring, stages, lowered.stage_ranks):
         executor.run(own)
@@ -528,9 +522,7 @@ def pipeline_state_dict(
     own = place_in(ring)
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, len(ring.ranks), 1)
-    ranges = partition_model(
-        model, schedule.num_stages, by=read_partition(partition), adapter=adapter
-    )
+    ranges = partition_model(model, schedule.num_stages, by=partition, adapter=adapter)
     stages = build_stages(model, ranges, adapter=adapter)
     check_owned(model, stages)
     places = find_holders(
