@@ -259,25 +259,31 @@ def meets_itself(tensor: Tensor) -> Tensor:
 # -- token_ring: an order that never jams
 
 
-def exchange_tokens(order: str = "", waits: bool = True, on: str = "") -> Answer:
-    """An answer that posts its send first, or sends and receives in an order."""
+def exchange_tokens(waits: bool = True, on: str = "") -> Answer:
+    """An answer that posts its send, receives, and then waits for the send."""
 
     def answer(output: Tensor | None, space: Tensor | None) -> None:
-        wait: Any = None
-        for name in (order or "send recv").split():
-            if name == "send":
-                wait = send(output, on=on, waits=waits)
-                if order:
-                    wait()
-            elif space is not None:
-                space.copy_(receive(space, on=on))
+        wait = send(output, on=on, waits=waits)
+        if space is not None:
+            space.copy_(receive(space, on=on))
         wait()
 
     return answer
 
 
-posted_first, all_send_first = exchange_tokens(), exchange_tokens("send recv")
-all_receive_first = exchange_tokens("recv send")
+posted_first = exchange_tokens()
+
+
+def all_send_first(output: Tensor | None, space: Tensor | None, turned: bool = False) -> None:
+    ring = current_ring()
+    for sends in (turned, not turned):
+        if sends and space is not None:
+            dist.recv(space, ring.pred, group=ring.pred_group)
+        elif not sends and output is not None:
+            dist.send(output, ring.succ, group=ring.succ_group)
+
+
+all_receive_first = functools.partial(all_send_first, turned=True)
 
 
 def rank_0_receives_first(output: Tensor | None, space: Tensor | None) -> None:

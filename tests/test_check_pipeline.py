@@ -237,9 +237,11 @@ def zero_bubble(rank: int, p: int, m: int) -> list[str]:
     return row + [f"{rank}W{i}" for i in range(m - rank, m)]
 
 
+LOWERED = [[*map(str, row)] for row in lower(one_f_one_b(2, 4)).actions]
+
+
 def with_messages(rank: int, p: int, m: int) -> list[str]:
-    lowered = lower(one_f_one_b(2, 4)).actions
-    return [*map(str, lowered[rank])] if (p, m) == (2, 4) else written_down(rank, p, m)
+    return LOWERED[rank] if (p, m) == (2, 4) else written_down(rank, p, m)
 
 
 # -- fewest_microbatches, inner_iterations
