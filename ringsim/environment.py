@@ -542,14 +542,14 @@ def _choose(environ: Mapping[str, str]) -> Facts:
     if _ELASTIC & environ.keys():
         return torchrun
     complete = _known(torchrun).keys() == _VARIABLES.keys()
-    said = _ask_launchers(environ)
-    if not said:
+    launchers = _ask_launchers(environ)
+    if not launchers:
         return torchrun
-    launcher = said[0]
+    launcher = launchers[0]
     if complete and (launcher.world_size or 1) < (torchrun.world_size or 1):
         # a launcher that started one process a machine, each of which started its ranks
         return torchrun
-    for other in said[1:]:
+    for other in launchers[1:]:
         # any other two launchers are nested
         if (launcher.rule, other.rule) in (("slurm", "pmi"), ("openmpi", "mpich")):
             _compare(launcher, other)
@@ -658,10 +658,10 @@ def _ask_mpi(facts: Facts) -> Facts:
 
 def address_towards(machine: str) -> str:
     """Returns this machine's address on the way to another one; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            way.connect((machine, 9))
-            address: str = way.getsockname()[0]
+            probe.connect((machine, 9))
+            address: str = probe.getsockname()[0]
         except OSError:
             return socket.gethostname()
     return address

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ringsim.errors import RingError
 from ringsim.pipeline import (
     SmallTransformer,
     can_finish,
@@ -144,6 +145,15 @@ def train_all(cases: Sequence[Case]) -> list[tuple[float, dict[str, Tensor]]]:
         loss = train_step_pipeline(model, *make_microbatches(case), **case.options)
         found.append((loss, gradients(model)))
     return found
+
+
+def catch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Returns the text of the error that a call raises."""
+    try:
+        function(*args, **kwargs)
+    except RingError as error:
+        return str(error)
+    return "nothing"
 
 
 def complaints(

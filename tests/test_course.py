@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 
-from ringsim.check.grading import find_exercises
+from ringsim.check import grading
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "course.md").read_text()
@@ -28,7 +28,7 @@ def test_the_table_has_each_lesson_with_its_time_what_it_needs_and_its_exercises
     points = 0
     for lesson, (_, needs, minutes, checks) in zip(LESSONS, rows, strict=True):
         notebook = nbformat.read(lesson, as_version=4)
-        exercises = [exercise.check for exercise in find_exercises(notebook).values()]
+        exercises = [exercise.check for exercise in grading.find_exercises(notebook).values()]
         (first,) = re.findall(
             r"^It takes about (\d+) minutes\.(?: Lessons? ([\d, and]+?) comes? first)?",
             notebook.cells[0].source,

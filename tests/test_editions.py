@@ -15,8 +15,7 @@ import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 
-from ringsim.check.editions import EDITIONS, make_edition, tags_of
-from ringsim.check.grading import find_exercises
+from ringsim.check import editions, grading
 from ringsim.cli import main
 from ringsim.errors import ArgumentError
 
@@ -52,7 +51,7 @@ def defined_by(cell: Any) -> set[str]:
 def test_a_lesson_runs_without_its_solutions(lesson: Path) -> None:
     code = [cell for cell in read(lesson).cells if cell.cell_type == "code"]
     for cell in code:
-        if "solution" in tags_of(cell):
+        if "solution" in editions.tags_of(cell):
             assert all(name.endswith("_solution") for name in defined_by(cell)), (
                 "what another cell may need"
             )
@@ -67,7 +66,9 @@ def test_a_lesson_runs_without_its_solutions(lesson: Path) -> None:
 @each_lesson
 def test_students_get_no_answers_and_instructors_everything(lesson: Path) -> None:
     source = read(lesson)
-    student, instructor, slides = (make_edition(source, edition) for edition in EDITIONS)
+    student, instructor, slides = (
+        editions.make_edition(source, edition) for edition in editions.EDITIONS
+    )
     assert instructor == source == read(lesson)
     text = "\n".join(cell.source for cell in student.cells)
     assert "_solution" not in text
@@ -81,11 +82,11 @@ def test_students_get_no_answers_and_instructors_everything(lesson: Path) -> Non
     assert "".join(cell.source for cell in source.cells).count("<summary>Hint ") == text.count(
         "<summary>Hint "
     )
-    assert find_exercises(student) == find_exercises(source) != {}
+    assert grading.find_exercises(student) == grading.find_exercises(source) != {}
     assert slides.metadata["rise"] == {"theme": "white"}
     shown = [cell.metadata["slideshow"]["slide_type"] for cell in slides.cells]
     assert shown[0] == "slide"
-    assert shown.count("notes") == len(find_exercises(source)), "the hints of each exercise"
+    assert shown.count("notes") == len(grading.find_exercises(source)), "the hints of each exercise"
     assert shown.count("slide") >= 5
     for notebook in (student, slides):
         assert all(cell.source for cell in notebook.cells)
@@ -96,7 +97,7 @@ def test_there_are_three_editions() -> None:
     with pytest.raises(
         ArgumentError, match="edition must be one of student, instructor, slides, got 'teacher'"
     ):
-        make_edition({"cells": []}, "teacher")
+        editions.make_edition({"cells": []}, "teacher")
 
 
 def test_the_students_edition_runs_to_its_end(
@@ -113,7 +114,7 @@ def test_the_students_edition_runs_to_its_end(
         "programs that have the answers"
     )
     notebook = read(tmp_path / "ringsim-lessons" / LESSONS[0].name)
-    assert json.dumps(notebook) == json.dumps(make_edition(read(LESSONS[0]), "student"))
+    assert json.dumps(notebook) == json.dumps(editions.make_edition(read(LESSONS[0]), "student"))
     # an exception ends it
     NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
     verdicts = [

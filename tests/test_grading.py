@@ -20,47 +20,26 @@ from ringsim.check import grading
 from ringsim.cli import main
 
 LESSON = Path(__file__).parent.parent / "notebooks" / "09_diagnose.ipynb"
-PAIRS = "def pairs(N):\n    return [(i, (i + 1) % N) for i in range(N)] if N > 1 else []"
-# Exercises as handed out, and what a student has made of them; the verdict, and words of its
-# reason.
+PAIRS = "def pairs(N):\n    return [(i, (i + 1) % N) for i in range(N)] if N > 1 else []\n\n\n"
+CALL, MINE = "check.pair_groups(pairs)", "check.pair_groups(mine)"
+FORGED = "print(check.CheckResult('pair_groups', True, '', '').as_dict())"
+PATIENT = "check.diagnose(trace, kind='deadlock', ranks=0, event=0)"
+# Exercises as handed out, and what a student has made of them; words of the reason. The first one
+# passes.
 CELLS = {
-    "right": (
-        f"{PAIRS}\n\n\ncheck.pair_groups(pairs)",
-        f"%time pass\n{PAIRS}\n\n\ncheck.pair_groups(pairs)",
-        "passed",
-        "Right for rings",
-    ),
-    "wrong": (
-        "check.pair_groups(mine)",
-        "def mine(N):\n    return []\n\n\ncheck.pair_groups(mine)",
-        "not yet",
-        "A ring of 2 ranks has 2 pairs",
-    ),
-    "patient": (
-        "check.diagnose(trace, kind='')",
-        "check.diagnose(trace, kind='deadlock', ranks=0, event=0)",
-        "not yet",
-        "Nothing wrong",
-    ),
-    "forged": (
-        "check.pair_groups(other)",
-        "print(check.CheckResult('pair_groups', True, '', '').as_dict())",
-        "not yet",
-        "NameError: name 'ot",
-    ),
-    "unreadable": (
-        "check.pair_groups(pairs)",
-        "def pairs(N:\ncheck.pair_groups(pairs)",
-        "not yet",
-        "incomplete input",
-    ),
-    "deadly": (
-        "check.pair_groups(pairs)",
-        "import os\nos._exit(1)\ncheck.pair_groups(pairs)",
-        "not yet",
-        "The kernel died",
-    ),
+    "right": (PAIRS + CALL, f"%time pass\n{PAIRS}{CALL}", "Right for rings"),
+    "wrong": (MINE, f"def mine(N):\n    return []\n\n\n{MINE}", "A ring of 2 ranks has 2 pairs"),
+    "patient": ("check.diagnose(trace, kind='')", PATIENT, "Nothing wrong"),
+    "forged": ("check.pair_groups(other)", FORGED, "NameError: name 'ot"),
+    "unreadable": (CALL, f"def pairs(N:\n{CALL}", "incomplete input"),
+    "deadly": (CALL, f"import os\nos._exit(1)\n{CALL}", "The kernel died"),
 }
+BEFORE = """
+from ringsim import Trace, check
+from ringsim.traces.events import make_events
+trace = Trace(make_events({'rank': [], 'op': []}), {'world_size': 1})
+list = sorted = None
+"""
 
 
 def write(path: Path, sources: dict[str, str], before: str = "") -> Path:
@@ -80,66 +59,37 @@ def write(path: Path, sources: dict[str, str], before: str = "") -> Path:
 def test_a_notebook_is_graded_by_the_checks_that_were_handed_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = (
-        "from ringsim import check\nfrom ringsim.traces.value import Trace\nfrom "
-        "ringsim.traces.events import make_events\n"
-    )
-    before += (
-        "trace = Trace(make_events({'rank': [], 'op': []}), {'world_size': "
-        "1})\nlist = sorted = None"
-    )
-    lesson = write(
-        tmp_path / "lesson.ipynb",
-        {name: cell[0] for name, cell in CELLS.items()} | {"lost": "check.hello(f)"},
-    )
-    answers = write(
-        tmp_path / "answers.ipynb", {name: cell[1] for name, cell in CELLS.items()}, before
-    )
+    handed_out = {name: cell[0] for name, cell in CELLS.items()} | {"lost": "check.hello(f)"}
+    lesson = write(tmp_path / "lesson.ipynb", handed_out)
+    written = {name: cell[1] for name, cell in CELLS.items()}
+    answers = write(tmp_path / "answers.ipynb", written, BEFORE)
     assert main(["grade", str(answers), "--lesson", str(lesson), "--seed", "5", "--json"]) == 0
     graded = json.loads(capsys.readouterr().out)
     rows = {row["exercise"]: row for row in graded["exercises"]}
-    assert [graded["points"], graded["of"], graded["seed"], list(rows)] == [
-        1,
-        7,
-        5,
-        [*CELLS, "lost"],
-    ]
-    for name, (*_, verdict, words) in CELLS.items():
-        assert rows[name]["verdict"] == verdict, rows[name]
+    assert [graded[key] for key in ("points", "of", "seed")] == [1, 7, 5]
+    assert list(rows) == [*CELLS, "lost"]
+    for name, (*_, words) in CELLS.items():
+        assert rows[name]["verdict"] == ("passed" if name == "right" else "not yet"), rows[name]
         assert words in rows[name]["reason"], rows[name]
     assert rows["lost"]["reason"] == "The notebook has no such cell any more."
 
 
 def test_a_cell_that_had_to_be_interrupted_is_undecided() -> None:
-    interrupted = nbformat.v4.new_output(
-        "error", ename="KeyboardInterrupt", evalue="", traceback=[]
-    )
-    judged = grading._judge(
-        lambda source: [interrupted],
-        grading.take_apart("pairs", "check.pair_groups(pairs)"),
-        "while True: pass",
-        7,
-    )
-    assert (judged["verdict"], judged["reason"]) == (
-        "undecided",
-        "The cell did not end within 400 s.",
-    )
+    stopped = nbformat.v4.new_output("error", ename="KeyboardInterrupt", evalue="", traceback=[])
+    exercise = grading.take_apart("pairs", CALL)
+    judged = grading._judge(lambda source: [stopped], exercise, "while True: pass", 7)
+    assert judged["verdict"] == "undecided"
+    assert judged["reason"] == "The cell did not end within 400 s."
 
 
 @pytest.mark.parametrize("form", ["", "--csv"])
 def test_points_are_printed_for_people_and_for_tables(
     form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {
-        "exercise": "pairs",
-        "check": "ring",
-        "verdict": "undecided",
-        "points": 0,
-        "of": 1,
-        "reason": "Busy, \x1b[31m.",
-        "hint": "",
-    }
-    graded = {"notebook": "a.ipynb", "seed": 7, "points": 0, "of": 1, "exercises": [row]}
+    points = {"points": 0, "of": 1}
+    row = {"exercise": "pairs", "check": "ring", "verdict": "undecided", "hint": ""}
+    row |= {**points, "reason": "Busy, \x1b[31m."}
+    graded = {"notebook": "a.ipynb", "seed": 7, **points, "exercises": [row]}
     monkeypatch.setattr(grading, "grade", lambda *args, **kwargs: graded)
     assert main(["grade", "a.ipynb", *form.split()]) == 0
     printed = capsys.readouterr().out
@@ -200,14 +150,9 @@ def test_otter_gives_the_points(tmp_path: Path) -> None:
         if cell.id in ("right", "wrong"):
             cell.source = grading.take_apart(cell.id, CELLS[cell.id][1]).answer
     nbformat.write(answers, tmp_path / "answers.ipynb")
-    commands = (
-        f"otter generate -t {tests[0].parent} -o autograder.zip",
-        "otter run -a autograder.zip answers.ipynb",
-    )
-    for command in commands:
+    generate = f"otter generate -t {tests[0].parent} -o autograder.zip"
+    for command in (generate, "otter run -a autograder.zip answers.ipynb"):
         subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
     graded = json.loads((tmp_path / "results.json").read_text())["tests"]
-    assert {test["name"]: test["score"] for test in graded if "score" in test} == {
-        "right": 1,
-        "wrong": 0,
-    }
+    scores = {test["name"]: test["score"] for test in graded if "score" in test}
+    assert scores == {"right": 1, "wrong": 0}

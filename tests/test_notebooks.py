@@ -64,24 +64,12 @@ def tagged(lesson: Path, tag: str) -> list[str]:
 
 
 def test_the_lessons_are_there() -> None:
-    assert [lesson.stem for lesson in LESSONS] == [
-        *(
-            "00_four_processes",
-            "01_ring",
-            "02_send_recv_deadlock",
-            "03_bandwidth",
-            "04_stages",
-            "05_gradients",
-        ),
-        *(
-            "06_schedules",
-            "07_generation_ring",
-            "08_communication_layer",
-            "09_diagnose",
-            "10_prediction",
-        ),
-        *("11_slow_link", "12_data_parallel"),
-    ]
+    names = """
+        00_four_processes 01_ring 02_send_recv_deadlock 03_bandwidth 04_stages 05_gradients
+        06_schedules 07_generation_ring 08_communication_layer 09_diagnose 10_prediction
+        11_slow_link 12_data_parallel
+    """
+    assert [lesson.stem for lesson in LESSONS] == names.split()
 
 
 @each_lesson
@@ -259,121 +247,99 @@ def test_a_prediction_is_asked_for_and_compared(lesson: Path) -> None:
     assert all(verdict(lesson, f"{name}-compare").startswith(due) for name in asked)
 
 
-def texts_of(lesson: str) -> dict[str, str]:
+def texts_of(number: str) -> dict[str, str]:
     """The text below each cell of a lesson."""
     texts: dict[str, str] = {}
-    for name, output in outputs(next(path for path in LESSONS if path.stem == lesson)):
-        texts[name] = (
-            texts.get(name, "")
-            + output.get("text", "")
-            + output.get("data", {}).get("text/plain", "")
-        )
+    for name, output in outputs(next(path for path in LESSONS if path.stem.startswith(number))):
+        plain = output.get("data", {}).get("text/plain", "")
+        texts[name] = texts.get(name, "") + output.get("text", "") + plain
     return texts
+
+
+def shows(text: str, *words: str) -> None:
+    assert [each for each in words if each not in text] == [], text
+
+
+def find(pattern: str, text: str) -> list[Any]:
+    """Lists what a regular expression finds, ``^`` and ``$`` in each line."""
+    return re.findall(pattern, text, re.MULTILINE)
+
+
+def columns(text: str) -> list[list[float]]:
+    """The numbers of a printed table, row by row; lines with anything else are left out."""
+    rows = [line.replace(",", "").split() for line in text.splitlines()]
+    numbers = [row for row in rows if row and all(re.fullmatch(r"[\d.]+", word) for word in row)]
+    return [[*map(float, row)] for row in numbers]
+
+
+STUCK = "deadlock: ranks 0, 1 and 2 wait for each other: "
 
 
 @in_the_kernel_of("01")
 def test_lesson_01_shows_what_it_claims() -> None:
-    texts = texts_of("01_ring")
-    assert "as in the text: True" in texts["claims-ringsim"]
-    assert [
-        line.split("->")[1].strip() for line in texts["claims-names"].splitlines() if "->" in line
-    ] == [
-        "same members",
-        "same members",
-        "different",
-        "different",
-    ]
+    texts = texts_of("01")
+    shows(texts["claims-ringsim"], "as in the text: True")
+    members = find("->(.+)$", texts["claims-names"])
+    assert [*map(str.strip, members)] == [*["same members"] * 2, *["different"] * 2]
     assert texts["traffic-run"].count(" world ") == 4
     assert {"ring:0>1", "ring:1>0"} <= set(texts["claims-two"].split())
-    shown = [line for line in texts["claims-output-run"].splitlines() if line.startswith("[rank ")]
+    shown = find(r"^\[rank .*$", texts["claims-output-run"])
     # ranks speak in any order
     assert sorted(shown) == ["[rank 0] plain, from rank 0", "[rank 2] forced, from rank 2"]
-    assert texts["rendezvous-run"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
+    assert texts["rendezvous-run"].startswith(STUCK)
 
 
 @in_the_kernel_of("02")
 def test_lesson_02_shows_what_it_claims() -> None:
-    texts = texts_of("02_send_recv_deadlock")
-    took = re.findall(r"^send of +(\d+) bytes: ([\d.]+) s$", texts["rendezvous-run"], re.MULTILINE)
+    texts = texts_of("02")
+    took = find(r"^send of +(\d+) bytes: ([\d.]+) s$", texts["rendezvous-run"])
     assert [int(size) for size, _ in took] == [4, 4_000_000]
     assert all(float(seconds) >= 0.2 for _, seconds in took)
-    assert texts["provoke-run"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
+    assert texts["provoke-run"].startswith(STUCK)
     assert texts["provoke-run"].splitlines()[0].count(" at Cell In[5]:4") == 3
-    assert texts["provoke-picture"].startswith("deadlock: ranks 0, 1 and 2 wait for each other: ")
+    assert texts["provoke-picture"].startswith(STUCK)
     assert texts["read-run"].startswith("messages: 0\n")
-    assert texts["order-run"].splitlines() == [
-        "SSS deadlock",
-        *(f"{order} ends" for order in ("RSS", "SRS", "SSR", "SRR", "RSR", "RRS")),
-        "RRR deadlock",
-    ]
-    chain, pairs = (
-        [int(rank) for rank in line.partition(": ")[2].split()]
-        for line in texts["chain-run"].splitlines()
-    )
+    ends = [f"{order} ends" for order in ("RSS", "SRS", "SSR", "SRR", "RSR", "RRS")]
+    assert texts["order-run"].splitlines() == ["SSS deadlock", *ends, "RRR deadlock"]
+    chain, pairs = ([*map(int, row.split())] for row in find(": (.+)$", texts["chain-run"]))
     assert chain == [0, 5, 4, 3, 2, 1]
-    assert all(pairs.index(even) > pairs.index(even + 1) for even in (0, 2, 4)), (
-        "each even rank after the odd one that it sends to"
-    )
+    # each even rank after the odd one that it sends to
+    assert all(pairs.index(even) > pairs.index(even + 1) for even in (0, 2, 4))
     assert texts["tags-run"].startswith("tag mismatch: ")
-    assert [line.split(": ")[1] for line in texts["claims-sizes"].splitlines()] == ["deadlock"] * 3
+    assert find(": (.+)$", texts["claims-sizes"]) == ["deadlock"] * 3
 
 
 @in_the_kernel_of("09")
 def test_lesson_09_shows_what_it_claims() -> None:
-    texts = texts_of("09_diagnose")
-    assert texts["cause-run"].startswith("rank failed: rank 1 raised KeyError: 'sclae'")
+    texts = texts_of("09")
+    failed = "rank failed: rank 1 raised KeyError: 'sclae'"
+    assert texts["cause-run"].startswith(failed)
     assert texts["cause-run"].count("\n  Because of it: rank ") == 2
     kinds = [texts[f"patient-{number}-solution"].partition(":")[0] for number in range(1, 6)]
     assert kinds == ["straggler", "tag mismatch", "message mismatch", "deadlock", "peer exited"]
     stuck, repaired = texts["repair-run"].splitlines()[:2]
     assert stuck.split() == "isend False messages 6 unfinished 4 deadlock True".split()
     assert repaired.split() == "isend True messages 36 unfinished 0 deadlock False".split()
-    assert texts["terminal-run"].startswith("rank failed: rank 1 raised KeyError: 'sclae'")
+    assert texts["terminal-run"].startswith(failed)
     assert texts["claims-waits"].endswith("waits least: rank 2\n")
-
-
-def columns(text: str) -> list[list[float]]:
-    """The numbers of a printed table, row by row; lines with anything else are left out."""
-    rows = [line.replace(",", "").split() for line in text.splitlines()]
-    return [
-        [float(word) for word in row]
-        for row in rows
-        if row and all(re.fullmatch(r"[\d.]+", word) for word in row)
-    ]
 
 
 @in_the_kernel_of("03")
 def test_lesson_03_shows_what_it_claims() -> None:
-    texts = texts_of("03_bandwidth")
-    assert re.search(
-        r"^8 B: \d+ us, 8 MB: \d+ us, \d+ times as long$", texts["million-run"], re.MULTILINE
-    )
-    assert {
-        line.split()[1]
-        for line in texts["sweep-run"].splitlines()
-        if line.startswith(("pingpong ", "copy "))
-    } == {
-        "gloo",
-        "tcp",
-        "memcpy",
-    }
+    texts = texts_of("03")
+    assert find(r"^8 B: \d+ us, 8 MB: \d+ us, \d+ times as long$", texts["million-run"])
+    assert {*find(r"^(?:pingpong|copy) +(\w+)", texts["sweep-run"])} == {"gloo", "tcp", "memcpy"}
     assert texts["predict-line"].count(" us predicted\n") == 2
-    assert re.search(
-        r"^ +65536 B: +\d+ us measured, +\d+ predicted, ratio \d+\.\d\d$",
-        texts["predict-measure"],
-        re.MULTILINE,
-    )
-    edges = dict(re.findall(r"^(\w+) +(\d) ", texts["patterns-run"], re.MULTILINE))
+    ratio = r"^ +65536 B: +\d+ us measured, +\d+ predicted, ratio \d+\.\d\d$"
+    assert find(ratio, texts["predict-measure"])
+    edges = dict(find(r"^(\w+) +(\d) ", texts["patterns-run"]))
     most = {"pingpong": 3, "exchange": 3, "shift": 3, "all_reduce": 1}
-    assert (
-        edges.keys() | set(re.findall(r"^(\w+) +not measured", texts["patterns-run"], re.MULTILINE))
-        == most.keys()
-    )
-    assert all(int(found) <= most[pattern] for pattern, found in edges.items()), (
-        "a busy machine measures fewer within the limit"
-    )
-    assert re.search(r"Gloo \(CPU\)  up to [\d.]+ GB/s \(pingpong 0 -> 1\)", texts["claims-here"])
-    sent, through = map(float, re.findall(r"([\d.]+) MB", texts["claims-shared"]))
+    missing = find(r"^(\w+) +not measured", texts["patterns-run"])
+    assert edges.keys() | set(missing) == most.keys()
+    # a busy machine measures fewer within the limit
+    assert all(int(found) <= most[pattern] for pattern, found in edges.items())
+    assert find(r"Gloo \(CPU\)  up to [\d.]+ GB/s \(pingpong 0 -> 1\)", texts["claims-here"])
+    sent, through = map(float, find(r"([\d.]+) MB", texts["claims-shared"]))
     assert sent == 67.1
     assert through > sent, "every byte passed through the loopback interface"
     assert texts["claims-nvlink"].count("nccl-tests #") >= 10
@@ -381,55 +347,44 @@ def test_lesson_03_shows_what_it_claims() -> None:
 
 @in_the_kernel_of("04")
 def test_lesson_04_shows_what_it_claims() -> None:
-    texts = texts_of("04_stages")
-    sizes = [
-        int(number.replace(",", ""))
-        for number in re.findall(r"([\d,]+) parameters", texts["cut-run"])
-    ]
+    texts = texts_of("04")
+    sizes = [int(each.replace(",", "")) for each in find(r"([\d,]+) parameters", texts["cut-run"])]
     assert sum(sizes[:4]) == sizes[4]
     assert texts["cut-run"].endswith("gives the same bits: True\n")
-    assert re.findall(r"-> torch.float32 (.+)$", texts["shapes-run"], re.MULTILINE) == [
-        *["(2, 9, 64)"] * 3,
-        "(2, 9, 50)",
-    ]
+    shapes = find(r"-> torch.float32 (.+)$", texts["shapes-run"])
+    assert shapes == [*["(2, 9, 64)"] * 3, "(2, 9, 50)"]
     assert texts["shapes-before"].count("(2, 9, 64), 4608 bytes") == 3
-    even, uneven = (float(ms) for ms in re.findall(r"\]: (\d+) ms", texts["balance-run"]))
-    assert even >= 120, (
-        "four microbatches and two stages to fill, 20 ms each: a stage never rests for less"
-    )
+    even, uneven = map(float, find(r"\]: (\d+) ms", texts["balance-run"]))
+    # four microbatches and two stages to fill, 20 ms each: a stage never rests for less
+    assert even >= 120
     assert uneven >= 180, "four of 40 ms, and two of 10 ms"
-    assert "the same loss: True" in texts["balance-run"]
+    shows(texts["balance-run"], "the same loss: True")
     assert [row[:2] for row in columns(texts["empty-run"])] == [[0, 1], [1, 2], [2, 3]]
     assert [row[-1] for row in columns(texts["header-run"])].count(128) == 3
-    assert len(set(re.findall(r"loss (\d\.\d+) on every rank: True", texts["baseline-run"]))) == 1
-    assert "ranks: 1, " in texts["baseline-run"]
-    assert ",  0 messages" in texts["baseline-run"]
-    assert "77 gradients equal those of one process" in texts["baseline-check"]
+    assert len({*find(r"loss (\d\.\d+) on every rank: True", texts["baseline-run"])}) == 1
+    shows(texts["baseline-run"], "ranks: 1, ", ",  0 messages")
+    shows(texts["baseline-check"], "77 gradients equal those of one process")
     assert texts["claims-batch"].endswith(": [0.0, 7.0, 0.0]\n")
-    assert "'head.weight': 'no gradient'" in texts["claims-head"]
+    shows(texts["claims-head"], "'head.weight': 'no gradient'")
 
 
 @in_the_kernel_of("05")
 def test_lesson_05_shows_what_it_claims() -> None:
-    texts = texts_of("05_gradients")
+    texts = texts_of("05")
     assert texts["glue-run"].startswith("first layer:  None\nsecond layer: tensor(")
     assert texts["glue-check"] == "the same gradient: True\n"
-    assert "the gradient of one process: True" in texts["message-run"]
-    assert re.findall(r"(\d) +(\d) (ring:\S+)", texts["message-run"]) == [
-        ("0", "1", "ring:0>1"),
-        ("1", "0", "ring:0>1"),
-    ]
+    shows(texts["message-run"], "the gradient of one process: True")
+    edges = find(r"(\d) +(\d) (ring:\S+)", texts["message-run"])
+    assert edges == [("0", "1", "ring:0>1"), ("1", "0", "ring:0>1")]
     assert texts["leaf-run"] == "stage 1: every parameter has a gradient\nx.grad: None\n"
-    assert "kept: (x0, y0) (x1, y1) (x2, y2)\n" in texts["keep-run"]
-    reported, alone = re.findall(r"\d\.\d{4}", texts["scale-run"])
+    shows(texts["keep-run"], "kept: (x0, y0) (x1, y1) (x2, y2)\n")
+    reported, alone = find(r"\d\.\d{4}", texts["scale-run"])
     assert reported == alone
-    assert "53 of 53 gradients differ" in texts["scale-run"]
-    assert re.findall(r" scaled +2 +(\d) ", texts["scale-run"]) == ["3"] * 3
-    assert "Stage 0 of 3 has a gradient of zeros for its parameter " in texts["mend-answer"]
-    assert re.findall(r"(\d\d) gradients equal those of one process", texts["report-run"]) == [
-        "53",
-        "52",
-    ]
+    shows(texts["scale-run"], "53 of 53 gradients differ")
+    assert find(r" scaled +2 +(\d) ", texts["scale-run"]) == ["3"] * 3
+    shows(texts["mend-answer"], "Stage 0 of 3 has a gradient of zeros for its parameter ")
+    equal = find(r"(\d\d) gradients equal those of one process", texts["report-run"])
+    assert equal == ["53", "52"]
     assert [line.split()[-3:] for line in texts["claims-run"].splitlines()[1:]] == [
         *(["False", "grad", "None"], ["True", "grad", "None"]),
         *(["False", "grad", "None"], ["True", "None", "None"]),
@@ -440,228 +395,158 @@ def test_lesson_05_shows_what_it_claims() -> None:
 
 @in_the_kernel_of("06")
 def test_lesson_06_shows_what_it_claims() -> None:
-    texts = texts_of("06_schedules")
+    texts = texts_of("06")
     for cell in ("measure-run", "order-run", "peer-run"):
-        measured = re.search(r"^all ranks +(\d+\.\d)%", texts[cell], re.MULTILINE)
-        assert measured is not None
-        assert 25 < float(measured[1]) < 60, "the closed form's, and what a busy machine adds"
-        assert re.search(r"^closed form +25\.0% +25\.0% +33\.3%", texts[cell], re.MULTILINE)
-    for cell, expected in (("order-run", [6, 6, 6, 3, 2, 1]), ("peer-run", [3, 2, 1])):
-        peaks = re.findall(r"^rank \d +(\d) +closed form +(\d)", texts[cell], re.MULTILINE)
-        assert [(int(live), int(formula)) for live, formula in peaks] == [
-            (live, live) for live in expected
-        ]
-    assert texts["peer-run"].count("batch_isend batch_irecv") == 9, (
-        "between a forward and a backward, and the other way round"
-    )
-    assert "rank 0: 0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\n" in texts["data-run"]
+        (measured,) = find(r"^all ranks +(\d+\.\d)%", texts[cell])
+        assert 25 < float(measured) < 60, "the closed form's, and what a busy machine adds"
+        assert find(r"^closed form +25\.0% +25\.0% +33\.3%", texts[cell])
+    for cell, expected in (("order-run", "666321"), ("peer-run", "321")):
+        peaks = find(r"^rank \d +(\d) +closed form +(\d)", texts[cell])
+        assert peaks == [(live, live) for live in expected]
+    # between a forward and a backward, and the other way round
+    assert texts["peer-run"].count("batch_isend batch_irecv") == 9
     rows = [line.split() for line in texts["more-run"].splitlines()[1:]]
     assert [row[1] for row in rows] == ["75%", "60%", "43%", "27%", "16%", "9%", "4%"]
     assert [row[4] for row in rows] == ["1", "2", "4", "4", "4", "4", "4"]
-    assert "simulated: 57 units, 9 idle." in texts["more-pictures"]
-    assert "simulated: 27 units, 3 idle." in texts["more-pictures"]
+    shows(texts["more-pictures"], "simulated: 57 units, 9 idle.", "simulated: 27 units, 3 idle.")
     assert columns(texts["claims-run"]) == [
         [0, 33, 33, 33, 33],
         [0.5, 36, 36, 41, 41],
         [1, 39, 39, 49, 49],
         [2, 45, 45, 65, 65],
     ]
-    assert (
-        "zb_h2  step 27, while it lasts (3, 3, 3, 3), between first and last action (0, 0, 0, 0)"
-        in texts["claims-run"]
-    )
-    assert (
-        "1f1b, 4 ranks, 8 microbatches: 33 (closed form 33), bubble 27.3 %\n" in texts["data-run"]
-    )
-    assert "gpipe with 36 units and 8 live, 1f1b with 41 units and 4 live." in texts["beside-run"]
-    assert (
-        "kept for one microbatch: 811,008 bytes; with recomputation 16,384, 50 times less\n"
-        in texts["memory-run"]
-    )
-    assert (
-        "1f1b, 3 ranks, 6 microbatches: 32 (closed form 32), bubble 25.0 %\n" in texts["memory-run"]
-    )
+    idle = "while it lasts (3, 3, 3, 3), between first and last action (0, 0, 0, 0)"
+    shows(texts["claims-run"], f"zb_h2  step 27, {idle}")
+    known = "1f1b, 4 ranks, 8 microbatches: 33 (closed form 33), bubble 27.3 %\n"
+    shows(texts["data-run"], known, "rank 0: 0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\n")
+    beside = "gpipe with 36 units and 8 live, 1f1b with 41 units and 4 live."
+    shows(texts["beside-run"], beside)
+    kept = "kept for one microbatch: 811,008 bytes; with recomputation 16,384, 50 times less\n"
+    known = "1f1b, 3 ranks, 6 microbatches: 32 (closed form 32), bubble 25.0 %\n"
+    shows(texts["memory-run"], kept, known)
 
 
 @in_the_kernel_of("10")
 def test_lesson_10_shows_what_it_claims() -> None:
-    texts = texts_of("10_prediction")
-    assert re.search(
-        r"^link +\d.+ a byte, from \d{2,} messages, \+-\d+%$",
-        texts["predict-constants"],
-        re.MULTILINE,
-    )
+    texts = texts_of("10")
+    link = r"^link +\d.+ a byte, from \d{2,} messages, \+-\d+%$"
+    assert find(link, texts["predict-constants"])
     assert "not found" not in texts["predict-constants"]
-    predicted = re.search(
-        r"median step: measured \d+\.\d+ ms, predicted (\d+\.\d+) ms", texts["predict-run"]
-    )
-    assert predicted is not None
-    assert float(predicted[1]) > 165, "resting and messages take longer than nothing"
-    assert "baseline nominal: 165.000 ms" in texts["predict-run"]
-    lost = re.findall(r"slow: (\d+) ms more, 16 times: (\d+) ms more", texts["slow-run"])
+    median = r"median step: measured \d+\.\d+ ms, predicted (\d+\.\d+) ms"
+    (predicted,) = map(float, find(median, texts["predict-run"]))
+    assert predicted > 165, "resting and messages take longer than nothing"
+    shows(texts["predict-run"], "baseline nominal: 165.000 ms")
+    lost = find(r"slow: (\d+) ms more, 16 times: (\d+) ms more", texts["slow-run"])
     assert lost == [("7", "105"), ("50", "114")]
-    assert "link 1>2" in texts["slow-path"]
-    foreseen = [
-        float(time)
-        for time in re.findall(r"predicted (\d+) ms$", texts["slow-rank-run"], re.MULTILINE)
-    ]
+    shows(texts["slow-path"], "link 1>2")
+    foreseen = [*map(float, find(r"predicted (\d+) ms$", texts["slow-rank-run"]))]
     assert len(foreseen) == 2
     assert 165 < foreseen[0] < foreseen[1] > 210
-    assert re.findall(r"(\S+) times as long", texts["slow-ring-run"]) == ["5.00"] * 3
-    bubbles = [
-        float(bubble) for bubble in re.findall(r"bubble (\d+\.\d) %", texts["thousand-scale"])
-    ]
+    assert find(r"(\S+) times as long", texts["slow-ring-run"]) == ["5.00"] * 3
+    bubbles = [*map(float, find(r"bubble (\d+\.\d) %", texts["thousand-scale"]))]
     assert len(bubbles) == 5
     assert bubbles[2] > 90 > 40 > bubbles[3] > 20 > bubbles[4]
-    assert (
-        "gpipe: 19.7% without latency, 29.1% where a message takes as long as a forward"
-        in texts["thousand-curve"]
-    )
-    assert (
-        "1f1b, 1,024 ranks, 8,192 microbatches: 29,486.2 (closed form 29,486.2), bubble 16.7 %"
-        in texts["thousand-both"]
-    )
-    assert "4 real ranks: 6\n1,000 simulated ranks: 499500\n" in texts["thousand-round"]
-    losses = re.findall(
-        r": gpipe +(\d+) ms more, 1f1b +(\d+) ms more$", texts["claims-run"], re.MULTILINE
-    )
+    latency = "29.1% where a message takes as long as a forward"
+    shows(texts["thousand-curve"], f"gpipe: 19.7% without latency, {latency}")
+    known = "29,486.2 (closed form 29,486.2), bubble 16.7 %"
+    shows(texts["thousand-both"], f"1f1b, 1,024 ranks, 8,192 microbatches: {known}")
+    shows(texts["thousand-round"], "4 real ranks: 6\n1,000 simulated ranks: 499500\n")
+    losses = find(r": gpipe +(\d+) ms more, 1f1b +(\d+) ms more$", texts["claims-run"])
     assert losses == [("7", "45"), *[("7", "50")] * 4, ("7", "45")]
 
 
 @in_the_kernel_of("11")
 def test_lesson_11_shows_what_it_claims() -> None:
-    texts = texts_of("11_slow_link")
-    assert "the ring crosses hosts 6 times, 3 would do" in texts["hosts-run"]
-    trips = re.findall(
-        r"known to \+- *([\d.]+) us, really wrong by *(-?[\d.]+) us$",
-        texts["offset-run"],
-        re.MULTILINE,
-    )
+    texts = texts_of("11")
+    shows(texts["hosts-run"], "the ring crosses hosts 6 times, 3 would do")
+    bound = r"known to \+- *([\d.]+) us, really wrong by *(-?[\d.]+) us$"
+    trips = find(bound, texts["offset-run"])
     assert len(trips) == 3
-    assert all(abs(float(wrong)) <= float(bound) + 0.2 for bound, wrong in trips), (
-        "a bound always holds, but for what printing cuts off"
-    )
-    assert re.findall(r"host\d, ranks .*: (\S+) s", texts["clocks-known"]) == [
-        "+0.000000",
-        "-5.000022",
-        "-1.999997",
-    ]
-    assert re.findall(r": +(\d+) of 160 ", texts["clocks-wrong"]) == ["0", "0", "27", "39", "56"]
+    # a bound always holds, but for what printing cuts off
+    assert all(abs(float(wrong)) <= float(most) + 0.2 for most, wrong in trips)
+    offsets = find(r"host\d, ranks .*: (\S+) s", texts["clocks-known"])
+    assert offsets == ["+0.000000", "-5.000022", "-1.999997"]
+    assert find(r": +(\d+) of 160 ", texts["clocks-wrong"]) == ["0", "0", "27", "39", "56"]
     assert texts["waits-run"].startswith("rank 3 waited 279 ms in irecv from 2 ")
-    over = re.findall(
-        r"step of +(\d+) ms, +(\d+) of 160 messages over the bad cable", texts["mend-run"]
-    )
-    assert over == [("1009", "64"), ("603", "32"), ("321", "0")]
-    assert re.findall(r"predicted +(\d+) ms", texts["predict-run"]) == ["723", "632", "295"]
-    assert "within hosts: 96 messages, 24 MiB, 13.6 MB/s" in texts["claims-run"]
+    cable = r"step of +(\d+) ms, +(\d+) of 160 messages over the bad cable"
+    assert find(cable, texts["mend-run"]) == [("1009", "64"), ("603", "32"), ("321", "0")]
+    assert find(r"predicted +(\d+) ms", texts["predict-run"]) == ["723", "632", "295"]
+    shows(texts["claims-run"], "within hosts: 96 messages, 24 MiB, 13.6 MB/s")
 
 
 @in_the_kernel_of("12")
 def test_lesson_12_shows_what_it_claims() -> None:
-    texts = texts_of("12_data_parallel")
-    order = [
-        line.partition(" ms  ")[2] for line in texts["ddp-run"].splitlines() if " ms  " in line
-    ]
+    texts = texts_of("12")
+    order = find(" ms  (.+)$", texts["ddp-run"])
     assert order == [*["backward of a layer"] * 2, "all_reduce of 526,336 bytes"] * 2
-    assert re.findall(r"whole batch: (\w+)", texts["ddp-same"]) == ["True", "True"]
-    assert re.search(
-        (
-            r"^all_gather_single +8 calls, 2,105,344 bytes\nreduce_scatter_single +4 calls, "
-            r"1,052,672 bytes$"
-        ),
-        texts["fsdp-run"],
-        re.M,
-    )
-    assert (
-        "DDP: parameters kept by ranks 0 and 1: 263,168 263,168\nFSDP2: parameters kept by "
-        "ranks 0 and 1: 131,584 131,584"
-    ) in texts["fsdp-run"]
+    assert find(r"whole batch: (\w+)", texts["ddp-same"]) == ["True", "True"]
+    calls = find(r"^(\w+) +(\d) calls, (.+) bytes$", texts["fsdp-run"])
+    gathered, scattered = "all_gather_single", "reduce_scatter_single"
+    assert calls == [(gathered, "8", "2,105,344"), (scattered, "4", "1,052,672")]
+    kept = find(r"^(\w+): parameters kept by ranks 0 and 1: (.+)$", texts["fsdp-run"])
+    assert kept == [("DDP", "263,168 263,168"), ("FSDP2", "131,584 131,584")]
     assert texts["grid-run"].count(": messages between (0, 1) (2, 3)\n") == 2
-    met = re.findall(
-        r"^  (\w+) among ranks \[(\d), (\d)\]: \[1\] on each, 16,640 bytes$",
-        texts["grid-run"],
-        re.MULTILINE,
-    )
-    assert met == [
-        (op, *pair)
-        for op in ("all_reduce", "all_gather_single", "reduce_scatter_single")
-        for pair in ("02", "13")
-    ]
-    assert re.findall(r"B3 (\w+)$", texts["grid-list"], re.MULTILINE) == [
-        "all_reduce",
-        "reduce_scatter_single",
-    ]
-    assert (
-        "all_reduce of 16,640 bytes: 1.4 ms\nall_gather of 16,640 bytes: 6.3 ms"
-        in texts["many-cost"]
-    )
-    blocked = re.findall(r"blocks the rank for ([\d.]+) ms", texts["many-run"])
+    groups = r"^  (\w+) among ranks \[(\d), (\d)\]: \[1\] on each, 16,640 bytes$"
+    due = [(op, *pair) for op in ("all_reduce", gathered, scattered) for pair in ("02", "13")]
+    assert find(groups, texts["grid-run"]) == due
+    assert find(r"B3 (\w+)$", texts["grid-list"]) == ["all_reduce", scattered]
+    costs = "all_reduce of 16,640 bytes: 1.4 ms\nall_gather of 16,640 bytes: 6.3 ms"
+    shows(texts["many-cost"], costs)
+    blocked = find(r"blocks the rank for ([\d.]+) ms", texts["many-run"])
     assert blocked == ["0.0", "0.0", "0.0", "1.4"]
-    assert "the step: 13.4 ms\n" in texts["many-run"]  # 4 * 1 + 4 * 2 + 1.4
+    shows(texts["many-run"], "the step: 13.4 ms\n")  # 4 * 1 + 4 * 2 + 1.4
     assert texts["many-fsdp"].count("blocks the rank for 6.3 ms\n") == 12
-    assert "the step: 87.8 ms\n" in texts["many-fsdp"]  # 12 + 12 * 6.3
-    assert [
-        row[3]
-        for row in columns(
-            texts["claims-run"].replace("all", "1/1").replace("%", "").replace("1/", "")
-        )
-    ] == [32, 30, 27, 20, 0]
+    shows(texts["many-fsdp"], "the step: 87.8 ms\n")  # 12 + 12 * 6.3
+    table = texts["claims-run"].replace("all", "1/1").replace("%", "").replace("1/", "")
+    assert [row[3] for row in columns(table)] == [32, 30, 27, 20, 0]
 
 
 @in_the_kernel_of("07")
 def test_lesson_07_shows_what_it_claims() -> None:
-    texts = texts_of("07_generation_ring")
-    alone = re.search(r"one process: (.+)", texts["round-run"])[1]
-    assert (
-        f"four stages: [{', '.join([alone] * 4)}]\nmessages by the formula: 15\n"
-        in texts["round-run"]
-    )
-    assert "0 -> 1: [768, 128, 128, 128, 32] bytes" in texts["phases-run"]
-    assert "2 -> 3: [768, 128, 128, 128] bytes\n3 -> 0: [8, 8, 8, 32] bytes" in texts["phases-run"]
-    assert "as in one process: True" in texts["turns-run"]
-    uses = re.findall(r"^ +(\d) +(\w+) +(\d+)% +(\d+)%$", texts["turns-table"], re.MULTILINE)
-    assert [(turns, kind[0], most) for turns, kind, _, most in uses] == [
-        *(
-            ("2", "s", "33"),
-            ("4", "s", "100"),
-            ("1", "a", "25"),
-            ("2", "a", "50"),
-            ("4", "a", "100"),
-        ),
+    texts = texts_of("07")
+    (alone,) = find(r"one process: (.+)", texts["round-run"])[:1]
+    four = f"four stages: [{', '.join([alone] * 4)}]\n"
+    shows(texts["round-run"], f"{four}messages by the formula: 15\n")
+    sizes = "2 -> 3: [768, 128, 128, 128] bytes\n3 -> 0: [8, 8, 8, 32] bytes"
+    shows(texts["phases-run"], "0 -> 1: [768, 128, 128, 128, 32] bytes", sizes)
+    shows(texts["turns-run"], "as in one process: True")
+    uses = find(r"^ +(\d) +(\w)\w* +(\d+)% +(\d+)%$", texts["turns-table"])
+    full = [
+        ("2", "s", "33"),
+        ("4", "s", "100"),
+        ("1", "a", "25"),
+        ("2", "a", "50"),
+        ("4", "a", "100"),
     ]
+    assert [(turns, kind, most) for turns, kind, _, most in uses] == full
     # jobs are not exactly alike
     assert all(0 < int(use) <= int(most) + 10 for _, _, use, most in uses)
-    assert "got 5: a stage holds one job" in texts["jam-run"]
+    shows(texts["jam-run"], "got 5: a stage holds one job")
     assert texts["jam-clock"].count(" waits for stage ") == 4
-    assert re.findall(r"\bno\b|\d+%", texts["jam-clock"].partition("\nsynchronous")[2]) == [
-        *("no", "33%", "67%", "100%", "no", "no", "no", "no"),
-        *("25%", "50%", "75%", "100%", "75%", "50%", "25%", "no"),
-    ]
+    table = find(r"\bno\b|\d+%", texts["jam-clock"].partition("\nsynchronous")[2])
+    asynchronous = ["25%", "50%", "75%", "100%", "75%", "50%", "25%", "no"]
+    assert table == ["no", "33%", "67%", "100%", "no", "no", "no", "no", *asynchronous]
     latency = columns(texts["latency-run"])
     assert [row[1:] for row in latency[:4]] == [[40, 25], [40, 50], [40, 75], [40, 100]]
     assert [row[2] for row in latency[4:]] == [75, 50, 25]
-    assert "collectives: 0\ntokens over the closing edge: 3\n" in texts["claims-run"]
+    shows(texts["claims-run"], "collectives: 0\ntokens over the closing edge: 3\n")
 
 
 @in_the_kernel_of("08")
 def test_lesson_08_shows_what_it_claims() -> None:
-    texts = texts_of("08_communication_layer")
+    texts = texts_of("08")
     assert texts["adapter-run"].count(" all_reduce world        4000 ") == 6
-    assert "*, prof=False, log_name=None, debug=None)" in texts["adapter-run"]
-    assert "return torchs(*args, **kwargs)" in texts["adapter-run"]
-    assert "backend: torch\n" in texts["adapter-run"]
-    assert (
-        "is named wrapper with signature (*args) and docstring None\nTypeError: "
-        in texts["decorator-run"]
-    )
-    assert re.search(r"reduce_later: \d{3,} ms\nreturned None", texts["decorator-run"])
-    assert {"average (span)", "average (all_reduce)", "loss (all_reduce)"} <= set(
-        re.findall(r"\w+ \(\w+\)", texts["log-run"])
-    )
-    assert "n = 2: busbw / algbw = 1.00\nn = 4: busbw / algbw = 1.50\n" in texts["log-run"]
+    signature = "*, prof=False, log_name=None, debug=None)"
+    shows(texts["adapter-run"], signature, "return torchs(*args, **kwargs)", "backend: torch\n")
+    unwrapped = "is named wrapper with signature (*args) and docstring None\nTypeError: "
+    shows(texts["decorator-run"], unwrapped)
+    assert find(r"reduce_later: \d{3,} ms\nreturned None", texts["decorator-run"])
+    shows(texts["log-run"], "average (span)", "average (all_reduce)", "loss (all_reduce)")
+    factors = "n = 2: busbw / algbw = 1.00\nn = 4: busbw / algbw = 1.50\n"
+    shows(texts["log-run"], factors)
     assert texts["bytes-steps"].count("0+1+2+3") == 4 + 8 + 16
     assert texts["fallback-run"].count("same bits: True, warnings: 1\n") == 4
-    assert " 6 messages, " in texts["fallback-run"]
+    shows(texts["fallback-run"], " 6 messages, ")
     assert [line.split() for line in texts["fallback-sum"].splitlines()[1:]] == [
         ["2", "48,000", "48,000", "2", "True"],
         ["3", "64,000", "64,000", "6", "True"],
@@ -681,10 +566,8 @@ def test_lesson_08_shows_what_it_claims() -> None:
 
 @in_the_kernel_of("08")
 def test_lesson_08_compares_costs_by_their_ratio() -> None:
-    lines = texts_of("08_communication_layer")["cost-run"].splitlines()
-    assert lines[0].startswith("torch's own call: ")
-    assert [line.split()[0] for line in lines[1:]] == ["ringsim.comm", "timed_op"]
-    for line in lines[1:]:
-        assert 0.5 < float(line.split()[-1]) < 2, (
-            "the ratio to torch's own call; how near to 1 depends on the machine"
-        )
+    first, *lines = texts_of("08")["cost-run"].splitlines()
+    assert first.startswith("torch's own call: ")
+    assert [line.split()[0] for line in lines] == ["ringsim.comm", "timed_op"]
+    # the ratio to torch's own call; how near to 1 depends on the machine
+    assert all(0.5 < float(line.split()[-1]) < 2 for line in lines)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import ringsim
 from ringsim import Trace, simulate
@@ -45,6 +47,28 @@ def verdict(examine: Callable[..., CheckResult], answer: Any, seed: int | None =
     assert " ".join(result.hints) == result.hint
     assert str(result.seed) in repr(result)
     return result
+
+
+def send(tensor: torch.Tensor | None, to: str = "succ", on: str = "", waits: bool = True) -> Any:
+    """Begins to send to a neighbour, on the group of that edge; returns what to wait for."""
+    ring: Any = ringsim.current_ring()
+    group = None if on == "world" else getattr(ring, f"{on or to}_group")
+    sent = None if tensor is None else dist.isend(tensor, getattr(ring, to), group=group)
+    return sent.wait if sent is not None and waits else lambda: None
+
+
+def receive(like: torch.Tensor, source: str = "pred", on: str = "") -> torch.Tensor:
+    """Receives from a neighbour, on the group of that edge."""
+    ring: Any = ringsim.current_ring()
+    received = torch.empty_like(like)
+    group = None if on == "world" else getattr(ring, f"{on or source}_group")
+    dist.recv(received, getattr(ring, source), group=group)
+    return received
+
+
+def after(work: Answer, result: Answer) -> Answer:
+    """Does what is right, and returns something else."""
+    return lambda *args: (work(*args), result(*args))[1]
 
 
 def never_ends(*_: Any) -> None:

@@ -69,6 +69,10 @@ _SIGNS: Final = {
     "not yet": ("\N{BALLOT X}", "#D55E00"),
     "undecided": ("?", "#0072B2"),
 }
+_MOTIONS: Final = {
+    SEND: ("sent to", "go to", "successor", "predecessor"),
+    RECV: ("received from", "come from", "predecessor", "successor"),
+}
 Answer = Callable[..., Any]  # a student's function
 Counted = tuple[str, str]  # a thing, and where it goes
 Passed = tuple[str, Trace | None]  # a sentence, and what to show
@@ -153,13 +157,13 @@ class CheckResult:
         if self.world_size is not None and not (self.passed and about):
             about.insert(0, count(self.world_size, "rank"))
         runs = f" ({', '.join(about)})" if about else ""
-        said = [self.reason]
+        texts = [self.reason]
         if self.hints:
-            said.append(f"Hint: {self.hints[0]}")
+            texts.append(f"Hint: {self.hints[0]}")
         if len(self.hints) > 1:
-            said.append(f"({count(len(self.hints) - 1, 'more hint')}: .hints)")
+            texts.append(f"({count(len(self.hints) - 1, 'more hint')}: .hints)")
         lines = [f"check.{self.check}: {self.verdict}{runs}"]
-        for each in said:
+        for each in texts:
             lines += textwrap.wrap(each, 110, break_long_words=False, break_on_hyphens=False)
         return "\n  ".join(lines)
 
@@ -559,17 +563,15 @@ def judge_way(trace: Trace, things: str) -> None:
                 "arrives.",
             )
         pred, succ = (rank - 1) % size, (rank + 1) % size
-        if kind == SEND:
-            verb, way, role, opposite = "sent to", "go to", "successor", "predecessor"
-            due, other, edge = succ, pred, f"ring:{rank}>{succ}"
-        else:
-            verb, way, role, opposite = "received from", "come from", "predecessor", "successor"
+        verb, motion, role, opposite = _MOTIONS[kind]
+        due, other, edge = succ, pred, f"ring:{rank}>{succ}"
+        if kind == RECV:
             due, other, edge = pred, succ, f"ring:{pred}>{rank}"
         if peer != due:
             found = f"rank {peer}" if peer >= 0 else "any rank"
             if peer == other:
                 found += f", its {opposite}"
-            reason = f"{who} {verb} {found}, and {things} must {way} its {role}, rank {due}."
+            reason = f"{who} {verb} {found}, and {things} must {motion} its {role}, rank {due}."
             hint = (
                 "Send to ring.succ on ring.succ_group, receive from ring.pred on "
                 f"ring.pred_group: {things} go clockwise in the picture."

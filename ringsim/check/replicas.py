@@ -161,10 +161,10 @@ def _judge_operations(trace: Trace, stages: int, about: str) -> None:
         names = [OP_NAMES[op] for op in events.op[called]]
         who = f"{about} rank {rank}"
         if names != ["all_reduce"]:
-            said = ", ".join(dict.fromkeys(names)) or "none"
+            called_ones = ", ".join(dict.fromkeys(names)) or "none"
             raise Wrong(
                 f"{who} must call one all_reduce, called {count(len(names), 'operation')} "
-                f"({said}).",
+                f"({called_ones}).",
                 _BUCKET_HINT,
             )
         (index,) = called

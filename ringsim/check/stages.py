@@ -234,9 +234,9 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
                 raise Wrong(reason, _RAISED_HINT)
             continue
         if len(found) != 2:
-            way = f"{'to' if is_send else 'from'} rank {side.peer}"
+            direction = f"{'to' if is_send else 'from'} rank {side.peer}"
             reason = (
-                f"{who} must {side.verb} 2 messages {way}, a header and a payload, {done} "
+                f"{who} must {side.verb} 2 messages {direction}, a header and a payload, {done} "
                 f"{len(found) or 'none'}."
             )
             raise Wrong(reason, _TWO_MESSAGES_HINT)

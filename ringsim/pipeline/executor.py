@@ -38,7 +38,7 @@ from ringsim.compute_costs import charge, compute, stretched
 from ringsim.errors import ArgumentError, check_duration, check_integer, say
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox, about, find_boundary
-from ringsim.pipeline.messages import Payload, Posted, find_ring, find_routes, place_in
+from ringsim.pipeline.messages import Payload, Transfer, find_ring, find_routes, place_in
 from ringsim.pipeline.stage import backward_input, backward_stage, backward_weight, forward_stage
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import get_recv, lower, lower_in_step
@@ -76,12 +76,14 @@ class Executor:
         schedule: with its sends and receives, as `lower` makes it.
         stages: this rank's stages, by number.
         inputs: the microbatches, for the first stage.
-        mailbox: carries the messages; None if the schedule has none.
+        mailbox: carries the messages.
         device: where the stages compute.
 
     Example:
         Two stages on one rank:
 
+        >>> from ringsim.pipeline.messages import Header
+        >>> from ringsim.ring import Ring
         >>> from ringsim.schedules.lowering import lower
         >>> schedule = Schedule(
         ...     "two on one",
@@ -93,11 +95,12 @@ class Executor:
         >>> stage = StageRun(
         ...     lambda x, microbatch: weight * x, [weight], flops=lambda x: Flops(1, 1, 1)
         ... )
+        >>> ring = Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,))
         >>> executor = Executor(
         ...     lower(schedule),
         ...     {0: stage, 1: stage},
         ...     [torch.tensor(3.0)],
-        ...     None,
+        ...     Mailbox(ring, schedule, Header("greeting", 1), alike=True),
         ...     torch.device("cpu"),
         ... )
         >>> executor.run(rank=0)
@@ -110,7 +113,7 @@ class Executor:
         schedule: Schedule,
         stages: Mapping[int, StageRun],
         inputs: Sequence[Tensor],
-        mailbox: Mailbox | None,
+        mailbox: Mailbox,
         device: torch.device,
     ) -> None:
         self.losses: dict[int, Tensor] = {}  # of the last stage, by microbatch
@@ -131,8 +134,8 @@ class Executor:
             "W": self._weight_half,
             "SEND_F": self._send,
             "SEND_B": self._send,
-            "RECV_F": self._post,
-            "RECV_B": self._post,
+            "RECV_F": mailbox.post,
+            "RECV_B": mailbox.post,
         }
 
     def run(self, rank: int) -> None:
@@ -143,8 +146,7 @@ class Executor:
         with span(f"step {self._schedule.name}"):
             for action in self._schedule.actions[rank]:
                 self._perform[action.kind](action)
-            if self._mailbox is not None:
-                self._mailbox.finish()
+            self._mailbox.finish()
 
     def _forward(self, action: Action) -> None:
         stage, _, microbatch = action
@@ -194,12 +196,8 @@ class Executor:
 
     def _send(self, action: Action) -> None:
         tensor = self._ready.pop(action)
-        if tensor is not None and self._mailbox is not None:
+        if tensor is not None:
             self._mailbox.send(action, tensor)
-
-    def _post(self, action: Action) -> None:
-        if self._mailbox is not None:
-            self._mailbox.post(action)
 
     def _get_input(self, stage: int, microbatch: int) -> Tensor:
         """Returns the output of the previous stage, from this rank or by message."""
@@ -230,7 +228,6 @@ class Executor:
         self._ready[Action(stage, "SEND_B", microbatch)] = grad
 
     def _take(self, recv: Action) -> Tensor | None:
-        assert self._mailbox is not None
         received = self._mailbox.take(recv)
         return None if received is None else received.to(self._device)
 
@@ -284,7 +281,7 @@ def rehearse(
     zeros = torch.zeros(size_bytes, dtype=torch.uint8, device="cpu" if is_real else "meta")
     for _ in range(steps):
         with span(f"{STEP}{schedule.name}"):
-            posted: dict[Action, Posted] = {}
+            posted: dict[Action, Transfer] = {}
             for action in lowered.actions[place]:
                 if action.is_compute:
                     recv = get_recv(action, lowered.stage_ranks)
@@ -306,15 +303,11 @@ def rehearse(
                 each.wait()
 
 
-def _check(schedule: Schedule, costs: Costs) -> None:
-    if not isinstance(schedule, Schedule):
+def _check(schedule: object, costs: object) -> None:
+    if not isinstance(schedule, Schedule) or not isinstance(costs, Costs):
         raise ArgumentError(
-            f"schedule must be a schedule, got {say(schedule)}. Make "
-            "one: make_schedule('1f1b', 4, 8)."
-        )
-    if not isinstance(costs, Costs):
-        raise ArgumentError(
-            f"costs must be Costs, got {say(costs)}. Pass Costs(forward=0.001, backward=0.002)."
+            f"schedule and costs must be a schedule and Costs, got {say(schedule)} and "
+            f"{say(costs)}. Make them: make_schedule('1f1b', 4, 8), Costs(forward=0.001)."
         )
     costs.check(schedule.num_stages)
     for field in fields(costs):

@@ -55,18 +55,18 @@ import torch
 from torch import Tensor, nn
 
 from ringsim.compute_costs import charge
-from ringsim.errors import ArgumentError, MessageMismatch
+from ringsim.errors import ArgumentError, MessageMismatch, check_integer, say
 from ringsim.pipeline.adapters import Adapter
 from ringsim.pipeline.messages import (
     HEADER_TAG,
     Header,
     Payload,
-    Posted,
     Route,
+    Transfer,
     find_ring,
     place_in,
 )
-from ringsim.pipeline.partition import partition_model, read_partition
+from ringsim.pipeline.partition import partition_model
 from ringsim.pipeline.stage import Stage, count_stage_flops
 from ringsim.ring import Ring
 from ringsim.schedules.generation import Job, check_can_finish, plan_batches, plan_jobs, plan_steps
@@ -237,7 +237,7 @@ class GenerationLink:
             self._to_succ.isend(tokens).wait()
         return tokens
 
-    def _begin(self, posted: Posted) -> Posted:
+    def _begin(self, posted: Transfer) -> Transfer:
         """Waits for a message, unless the two of a step are posted together."""
         if not self._async_comm:
             posted.wait()
@@ -341,11 +341,22 @@ def generate(
     ring = find_ring()
     in_turn = len(ring.ranks) if num_inner_iterations is None else num_inner_iterations
     prompts = [[int(token) for token in prompt] for prompt in prompts]
-    _check(prompts, max_new_tokens, batch_size, temperature)
+    if not prompts or not all(prompts):
+        raise ArgumentError(
+            "prompts must be one or more, each of one token or more, got "
+            f"{say(prompts)}. Begin an empty one with the model's first token."
+        )
+    check_integer("max_new_tokens", max_new_tokens, 1, "Say how many tokens each prompt gets.")
+    if batch_size is not None:
+        check_integer("batch_size", batch_size, 1, "Leave it out to have all prompts in one round.")
+    if not temperature >= 0:
+        raise ArgumentError(
+            f"temperature must be 0 or more, got {temperature}. Use 0 for the likeliest token."
+        )
     check_can_finish(len(ring.ranks), in_turn, max_new_tokens, async_comm)
     batches = plan_batches(len(prompts), in_turn, batch_size)
     choices = [TokenChoice(batch, temperature, seed) for batch in batches]
-    cut = partition_model(model, len(ring.ranks), by=read_partition(partition), adapter=adapter)
+    cut = partition_model(model, len(ring.ranks), by=partition, adapter=adapter)
     work = _StageWork(
         model,
         cut,
@@ -449,38 +460,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _check(
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    batch_size: int | None,
-    temperature: float,
-) -> None:
-    if not prompts:
-        raise ArgumentError(
-            "prompts must be one or more, got none. Pass a list of lists of token ids."
-        )
-    for number, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise ArgumentError(
-                f"a prompt must have one token or more, got none (prompt {number}). Begin it "
-                "with the model's first token."
-            )
-    if max_new_tokens < 1:
-        raise ArgumentError(
-            f"max_new_tokens must be 1 or more, got {max_new_tokens}. Say how many tokens to "
-            "generate for each prompt."
-        )
-    if batch_size is not None and batch_size < 1:
-        raise ArgumentError(
-            f"batch_size must be 1 or more, got {batch_size}. Leave it out to have all prompts "
-            "in one round."
-        )
-    if not temperature >= 0:
-        raise ArgumentError(
-            f"temperature must be 0 or more, got {temperature}. Use 0 for the likeliest token."
-        )
 
 
 def _until_stop(tokens: list[int], stop_tokens: Sequence[int]) -> list[int]:

@@ -30,8 +30,8 @@ from ringsim.pipeline.messages import (
     SHARED_TAG,
     Header,
     Payload,
-    Posted,
     Route,
+    Transfer,
     find_routes,
     place_in,
 )
@@ -49,28 +49,27 @@ class Mailbox:
     `post` blocks until both neighbours have made theirs, to compare ``agreed``.
 
     Args:
-        ring: this rank's ring, of two ranks or more.
+        ring: this rank's ring.
         schedule: what is run; its rank *i* is the rank at place *i* of the ring.
         agreed: a greeting that says what all ranks must agree on.
         alike: whether all microbatches have one shape.
     """
 
     def __init__(self, ring: Ring, schedule: Schedule, agreed: Header, *, alike: bool) -> None:
-        here, size = place_in(ring), len(ring.ranks)
+        own, size = place_in(ring), len(ring.ranks)
         self._rank = ring.rank
         self._in_order = ring.in_order
         self._alike = alike
         self._agreed = agreed
-        self._sent: dict[Action, Posted] = {}
+        self._sent: dict[Action, Transfer] = {}
         self._shapes = _Shapes()
         self._routes = find_routes(ring, schedule.stage_ranks)
         self._incoming = {route: _Incoming(route, self._shapes) for route in self._routes.values()}
-        neighbours = {(here - 1) % size, (here + 1) % size}
-        ways = [
-            Route.over_edge(ring, min(here, place), max(here, place))
-            for place in sorted(neighbours)
+        neighbours = {(own - 1) % size, (own + 1) % size} - {own}
+        routes = [
+            Route.over_edge(ring, min(own, place), max(own, place)) for place in sorted(neighbours)
         ]
-        self._greetings = {way.peer: way.iswap(agreed.pack(), SHARED_TAG) for way in ways}
+        self._greetings = {route.peer: route.iswap(agreed.pack(), SHARED_TAG) for route in routes}
 
     def send(self, action: Action, tensor: Tensor) -> None:
         """Begins to send the payload of a send, which must not be changed before `finish`.
@@ -144,17 +143,17 @@ class Mailbox:
 
     def _tell_difference(self, peer: int, theirs: Header) -> str:
         """Says how the greeting of a neighbour differs from this rank's."""
-        mine, here = self._agreed, self._rank
+        mine, rank = self._agreed, self._rank
         words = []
         if theirs.microbatch != mine.microbatch:  # then the digests differ too
             words.append(
-                f"one of {mine.microbatch} microbatches on rank {here} and one of "
+                f"one of {mine.microbatch} microbatches on rank {rank} and one of "
                 f"{theirs.microbatch} on rank {peer}"
             )
         elif theirs.digest != mine.digest:
-            words.append(f"another schedule on rank {peer} than on rank {here}")
+            words.append(f"another schedule on rank {peer} than on rank {rank}")
         if theirs.payload != mine.payload:
-            words.append(f"another partition of the model on rank {peer} than on rank {here}")
+            words.append(f"another partition of the model on rank {peer} than on rank {rank}")
         return " and ".join(words)
 
     def _announce(self, action: Action, payload: Payload, route: Route) -> None:
@@ -198,8 +197,8 @@ class _Incoming:
         self._route = route
         self._shapes = shapes
         self._waiting: deque[Action] = deque()
-        self._posted: dict[Action, Posted | None] = {}
-        self._header: Posted | None = None
+        self._posted: dict[Action, Transfer | None] = {}
+        self._header: Transfer | None = None
 
     def add(self, action: Action) -> None:
         self._waiting.append(action)

@@ -57,8 +57,8 @@ __all__ = [
     "SHARED_TAG",
     "Header",
     "Payload",
-    "Posted",
     "Route",
+    "Transfer",
     "find_ring",
     "find_routes",
     "place_in",
@@ -204,7 +204,7 @@ SHARED_TAG: Final = 3
 
 
 @dataclass
-class Posted:
+class Transfer:
     """A send or a receive that has begun: the buffer must not be changed until `wait` returns.
 
     Attributes:
@@ -272,25 +272,25 @@ class Route:
             return cls.to_pred(ring) if is_source else cls.to_succ(ring)
         return cls(ring.ranks[target if is_source else source], None, ring.device)
 
-    def isend(self, tensor: Tensor, tag: int = PAYLOAD_TAG) -> Posted:
+    def isend(self, tensor: Tensor, tag: int = PAYLOAD_TAG) -> Transfer:
         """Begins to send a tensor; does not block. A tensor without elements is not sent."""
         buffer = self._make_buffer(tensor)
         work = dist.isend(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
-        return Posted(work, buffer)
+        return Transfer(work, buffer)
 
-    def irecv(self, payload: Payload, tag: int = PAYLOAD_TAG) -> Posted:
+    def irecv(self, payload: Payload, tag: int = PAYLOAD_TAG) -> Transfer:
         """Begins to receive into a new buffer; does not block."""
         buffer = torch.empty(
             payload.shape, dtype=payload.dtype, device=self.device if payload.has_data else "meta"
         )
         work = dist.irecv(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
-        return Posted(work, buffer)
+        return Transfer(work, buffer)
 
-    def irecv_header(self) -> Posted:
+    def irecv_header(self) -> Transfer:
         """Begins to receive a header; does not block."""
         return self.irecv(Payload((HEADER_SIZE,), torch.int64), HEADER_TAG)
 
-    def iswap(self, tensor: Tensor, tag: int) -> tuple[Posted, Posted]:
+    def iswap(self, tensor: Tensor, tag: int) -> tuple[Transfer, Transfer]:
         """Begins to send a tensor and to receive one like it, in one batch.
 
         The other side does the same. Does not block.
@@ -304,7 +304,7 @@ class Route:
         works = dist.batch_isend_irecv(both)
         # Gloo gives one handle for each operation, NCCL one for the batch, which may be waited for
         # twice: whoever takes the received tensor first must have waited.
-        return Posted(works[0], sent), Posted(works[-1], received)
+        return Transfer(works[0], sent), Transfer(works[-1], received)
 
     def _make_buffer(self, tensor: Tensor) -> Tensor:
         """Returns the tensor as transports take it.
@@ -329,11 +329,11 @@ def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
         >>> {boundary: route.peer for boundary, route in find_routes(ring, (0, 1, 2, 2, 1)).items()}
         {0: 0, 1: 2, 3: 2}
     """
-    here = place_in(ring)
+    own = place_in(ring)
     return {
         boundary: Route.over_edge(ring, source, target)
         for boundary, (source, target) in enumerate(pairwise(stage_ranks))
-        if here in (source, target) and source != target
+        if own in (source, target) and source != target
     }
 
 

@@ -17,8 +17,8 @@ each part of the model runs forward and backward on a sample::
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Final
 
 import torch
@@ -29,7 +29,7 @@ from ringsim.pipeline.adapters import Adapter, adapter_of
 from ringsim.pipeline.stage import Stage, build_stages, keep_random_numbers
 from ringsim.schedules.partition import by_count, by_sizes, by_weight
 
-__all__ = ["get_stage_layers", "measure_times", "partition_model", "read_partition"]
+__all__ = ["get_stage_layers", "measure_times", "partition_model"]
 
 _REPEATS: Final = 5  # the first one also loads kernels and fills caches; the fastest counts
 
@@ -59,7 +59,7 @@ def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:
 def _run(part: Stage, x: Tensor) -> tuple[float, Tensor]:
     x = x.detach().requires_grad_(x.is_floating_point())
     wanted = [tensor for tensor in (x, *part.parameters()) if tensor.requires_grad]
-    start_s = perf_counter()
+    start_s = time.perf_counter()
     with torch.enable_grad():
         y = part(x)
     if y.requires_grad:
@@ -68,13 +68,13 @@ def _run(part: Stage, x: Tensor) -> tuple[float, Tensor]:
     if y.is_cuda:
         # kernels run on after the call; nothing is recorded here, so waiting changes nothing
         torch.cuda.synchronize()
-    return perf_counter() - start_s, y.detach()
+    return time.perf_counter() - start_s, y.detach()
 
 
 def partition_model(
     model: nn.Module,
     num_stages: int,
-    by: str | Sequence[int] = "count",
+    by: str | Sequence[int] | Sequence[range] = "count",
     *,
     sample: Tensor | None = None,
     adapter: Adapter | None = None,
@@ -88,7 +88,8 @@ def partition_model(
         model: the whole model.
         num_stages: how many stages, 1 or more. With more stages than layers some are empty: they
             pass on their input.
-        by: "count", "parameters", "time", or the number of layers of each stage.
+        by: "count", "parameters", "time", the number of layers of each stage, or the ranges
+            themselves.
         sample: a microbatch's input, for "time": token ids of shape (batch, tokens), or whatever
             the model takes.
         adapter: how to see the model, for one that ringsim does not know.
@@ -122,7 +123,8 @@ def partition_model(
                 f"by must have a number for each of {num_stages} stages, got {list(by)}. Say how "
                 "many layers each holds."
             )
-        return by_sizes(by, num_layers)
+        sizes = [len(each) if isinstance(each, range) else each for each in by]
+        return by_sizes(sizes, num_layers)
     if by == "count":
         return by_count(num_layers, num_stages)
     layers = [range(layer, layer + 1) for layer in range(num_layers)]
@@ -164,13 +166,3 @@ def get_stage_layers(
         [ReLU()]
     """
     return list((adapter or adapter_of(model)).layers(model)[layers.start : layers.stop])
-
-
-def read_partition(partition: str | Sequence[int] | Sequence[range]) -> str | list[int]:
-    """Returns the argument ``partition`` of a step as `partition_model` takes it.
-
-    Ranges become numbers of layers.
-    """
-    if isinstance(partition, str):
-        return partition
-    return [len(each) if isinstance(each, range) else each for each in partition]

@@ -40,7 +40,6 @@ import torch
 from torch import Tensor, nn
 
 from ringsim import comm
-from ringsim.errors import ArgumentError
 from ringsim.pipeline.adapters import Adapter
 from ringsim.pipeline.stage import (
     Stage,
@@ -49,7 +48,7 @@ from ringsim.pipeline.stage import (
     forward_stage,
     keep_random_numbers,
 )
-from ringsim.pipeline.training import Loss, cross_entropy
+from ringsim.pipeline.training import Loss, check_microbatches, cross_entropy
 
 __all__ = [
     "Boundary",
@@ -122,15 +121,8 @@ def single_process_step(
         ... ).gradients
         {'weight': tensor([[2., 2.]])}
     """
-    masks: Sequence[Tensor | None] = (
-        [None] * len(inputs) if attention_masks is None else attention_masks
-    )
-    if not len(inputs) == len(targets) == len(masks) > 0:
-        raise ArgumentError(
-            "inputs, targets and attention_masks must have one tensor for each microbatch, got "
-            f"{len(inputs)}, {len(targets)} "
-            f"and {len(masks)}. Cut all three into the same microbatches."
-        )
+    check_microbatches(inputs=inputs, targets=targets, attention_masks=attention_masks)
+    masks: Sequence[Tensor | None] = attention_masks or [None] * len(inputs)
     trained = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
     }
@@ -597,17 +589,12 @@ def compare_losses(
         The first step that differs, and the largest difference.
 
     Raises:
-        ArgumentError: the two have different lengths.
+        ValueError: the two have different lengths.
 
     Example:
         >>> compare_losses([2.0, 1.5, 1.3], [2.0, 1.5, 1.0])
         LossComparison(first_step=2, difference=0.30000000000000004)
     """
-    if len(found) != len(expected):
-        raise ArgumentError(
-            f"found and expected must have one loss for each step, got {len(found)} and "
-            f"{len(expected)}. Compare the same steps."
-        )
     differences = [
         0.0 if one == other else _ratio(abs(one - other), abs(other))
         for one, other in zip(found, expected, strict=True)

@@ -24,7 +24,8 @@ share of the batch::
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -38,7 +39,6 @@ from ringsim.pipeline.stage import Stage, find_holders
 from ringsim.ring import Ring, current_ring
 
 __all__ = [
-    "TiedGradients",
     "average_gradients",
     "clip_grad_norm_pipeline",
     "gather_over_ring",
@@ -47,6 +47,7 @@ __all__ = [
     "pass_object_back",
     "share_overflow",
     "sum_over",
+    "tied_gradients",
 ]
 
 
@@ -103,12 +104,12 @@ def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
         ... )
         [tensor(2.5000)]
     """
-    here, size = place_in(ring), len(ring.ranks)
-    values = {here: value}
+    own, size = place_in(ring), len(ring.ranks)
+    values = {own: value}
     for distance in range(1, size):
-        sent = Route.to_succ(ring).isend(values[(here - distance + 1) % size], SHARED_TAG)
+        sent = Route.to_succ(ring).isend(values[(own - distance + 1) % size], SHARED_TAG)
         received = Route.to_pred(ring).irecv(Payload.of(value), SHARED_TAG)
-        values[(here - distance) % size] = received.wait()
+        values[(own - distance) % size] = received.wait()
         sent.wait()
     return [values[place].to(value.device) for place in range(size)]
 
@@ -123,13 +124,13 @@ def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
         >>> sum_over(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), [0], torch.tensor(2.5))
         tensor(2.5000)
     """
-    here = place_in(ring)
+    own = place_in(ring)
     swaps = {
-        place: Route.over_edge(ring, min(here, place), max(here, place)).iswap(value, SHARED_TAG)
+        place: Route.over_edge(ring, min(own, place), max(own, place)).iswap(value, SHARED_TAG)
         for place in places
-        if place != here
+        if place != own
     }
-    shares = {here: value}
+    shares = {own: value}
     for place, (sent, received) in swaps.items():
         sent.wait()
         shares[place] = received.wait().to(value.device)
@@ -139,7 +140,10 @@ def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
     return total
 
 
-class TiedGradients:
+@contextmanager
+def tied_gradients(
+    ring: Ring, stages: Sequence[Stage], stage_ranks: Sequence[int]
+) -> Iterator[None]:
     """Adds up the gradients of tied parameters; a block around the passes of a step.
 
     Every rank that holds such a parameter enters the block, and leaving it blocks until all of them
@@ -148,35 +152,28 @@ class TiedGradients:
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
-        >>> with TiedGradients(
-        ...     Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), stages=[], stage_ranks=[]
-        ... ):
+        >>> ring = Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,))
+        >>> with tied_gradients(ring, stages=[], stage_ranks=[]):
         ...     layer(torch.ones(1)).backward()
         >>> layer.weight.grad
         tensor([[1.]])
     """
-
-    def __init__(self, ring: Ring, stages: Sequence[Stage], stage_ranks: Sequence[int]) -> None:
-        self._ring = ring
-        here = place_in(ring)
-        # in one order everywhere
-        self._shared = [
-            (parameter, sorted(places))
-            for parameter, places in find_holders(stages, stage_ranks).items()
-            if len(places) > 1 and here in places and parameter.requires_grad
-        ]
-        self._before: list[Tensor | None] = []
-
-    def __enter__(self) -> None:
-        self._before = [parameter.grad for parameter, _ in self._shared]
-        for parameter, _ in self._shared:
-            parameter.grad = None
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for (parameter, places), before in zip(self._shared, self._before, strict=True):
-            if kind is None:
-                share = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = sum_over(self._ring, places, share)
+    own = place_in(ring)
+    # in one order everywhere
+    shared = [
+        (parameter, sorted(places), parameter.grad)
+        for parameter, places in find_holders(stages, stage_ranks).items()
+        if len(places) > 1 and own in places and parameter.requires_grad
+    ]
+    for parameter, _, _ in shared:
+        parameter.grad = None
+    try:
+        yield
+        for parameter, places, _ in shared:
+            share = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = sum_over(ring, places, share)
+    finally:
+        for parameter, _, before in shared:
             if before is not None:
                 parameter.grad = before if parameter.grad is None else before + parameter.grad
 
@@ -276,17 +273,12 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
         The group, for `average_gradients`; None on a rank that is in no ring.
 
     Raises:
-        ArgumentError: the rings differ in length.
+        ValueError: the rings differ in length.
         RingError: this rank has no ring yet.
 
     Example:
         See `average_gradients`.
     """
-    if len({len(ring) for ring in rings}) != 1:
-        raise ArgumentError(
-            f"rings must have as many ranks each, got {[len(ring) for ring in rings]}. Their "
-            "stages must be the same."
-        )
     mine, limit = None, timedelta(seconds=current_ring().timeout_s)
     for column in zip(*rings, strict=True):
         group = dist.new_group(list(column), timeout=limit)

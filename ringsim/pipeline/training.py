@@ -41,8 +41,8 @@ from ringsim.pipeline.adapters import Adapter
 from ringsim.pipeline.executor import Executor, StageRun
 from ringsim.pipeline.mailbox import Mailbox
 from ringsim.pipeline.messages import Header, Payload, find_ring, place_in
-from ringsim.pipeline.partition import partition_model, read_partition
-from ringsim.pipeline.sharing import TiedGradients, pass_back, pass_object_back
+from ringsim.pipeline.partition import partition_model
+from ringsim.pipeline.sharing import pass_back, pass_object_back, tied_gradients
 from ringsim.pipeline.stage import (
     Stage,
     build_stages,
@@ -53,11 +53,12 @@ from ringsim.pipeline.stage import (
 )
 from ringsim.ring import Ring
 from ringsim.schedules import make_schedule
-from ringsim.schedules.engine import lower_whole
+from ringsim.schedules.engine import validate
 from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.schedule import Schedule
 
 __all__ = [
+    "check_microbatches",
     "cross_entropy",
     "eval_step_pipeline",
     "pipeline_state_dict",
@@ -328,6 +329,17 @@ def train_step_pipeline_afab(
     )
 
 
+def check_microbatches(**tensors: Sequence[Tensor] | None) -> None:
+    """Raises ArgumentError unless all lists have one tensor a microbatch, 1 or more."""
+    counts = {name: len(each) for name, each in tensors.items() if each is not None}
+    if len(set(counts.values())) > 1 or 0 in counts.values():
+        got = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise ArgumentError(
+            f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. "
+            "Split the batch."
+        )
+
+
 @dataclass(frozen=True)
 class _Microbatches:
     """The data of a step, and what is done with it."""
@@ -340,15 +352,7 @@ class _Microbatches:
     dropout_seed: int | None = None
 
     def __post_init__(self) -> None:
-        counts = {"inputs": len(self.inputs), "targets": len(self.targets)}
-        if self.masks is not None:
-            counts["attention_masks"] = len(self.masks)
-        if not len(self.inputs) or len(set(counts.values())) > 1:
-            got = ", ".join(f"{count} {name}" for name, count in counts.items())
-            raise ArgumentError(
-                f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. "
-                "Split the batch."
-            )
+        check_microbatches(inputs=self.inputs, targets=self.targets, attention_masks=self.masks)
 
     @property
     def alike(self) -> bool:
@@ -399,7 +403,7 @@ def _run_step(
     See `train_step_pipeline`.
     """
     ring = find_ring()
-    here, num_ranks = place_in(ring), len(ring.ranks)
+    own, num_ranks = place_in(ring), len(ring.ranks)
     forward_only = not torch.is_grad_enabled()
     lowered = _prepare(
         schedule,
@@ -408,21 +412,15 @@ def _run_step(
         forward_only=forward_only,
         in_step=ring.in_order,
     )
-    ranges = partition_model(
-        model, lowered.num_stages, by=read_partition(partition), adapter=adapter
-    )
+    ranges = partition_model(model, lowered.num_stages, by=partition, adapter=adapter)
     stages = build_stages(model, ranges, adapter=adapter)
     if not forward_only:
         check_owned(model, stages)
-    runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(here)}
-    mailbox = (
-        None
-        if num_ranks == 1
-        else Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
-    )
+    runs = {index: microbatches.run_of(stages[index]) for index in lowered.stages_of(own)}
+    mailbox = Mailbox(ring, lowered, _greeting(lowered, ranges), alike=microbatches.alike)
     executor = Executor(lowered, runs, microbatches.inputs, mailbox, microbatches.inputs[0].device)
-    with nullcontext() if forward_only else TiedGradients(ring, stages, lowered.stage_ranks):
-        executor.run(here)
+    with nullcontext() if forward_only else tied_gradients(ring, stages, lowered.stage_ranks):
+        executor.run(own)
     return float(pass_back(ring, _sum_up(executor.losses.values()), owner=lowered.stage_ranks[-1]))
 
 
@@ -460,21 +458,21 @@ def _prepare(
     """Returns the schedule, checked, with its sends and receives, or its forward passes alone."""
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, num_ranks, num_microbatches)
-    if (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
+    elif (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
         raise ScheduleError(
             f"the schedule must be for {num_ranks} ranks and {num_microbatches} microbatches, "
             f"got one ({schedule.name}) for "
             f"{schedule.num_ranks} and {schedule.num_microbatches}. Make it for this ring and "
             "this batch."
         )
-    lowered = lower_whole(schedule)
+    else:
+        validate(schedule)
     if forward_only:
         forwards = tuple(
             tuple(action for action in row if action.kind == "F") for row in schedule.actions
         )
         schedule = replace(schedule, actions=forwards)
-        lowered = lower(schedule)
-    return lower_in_step(schedule) if in_step else lowered
+    return lower_in_step(schedule) if in_step else lower(schedule)
 
 
 def pipeline_state_dict(
@@ -521,12 +519,10 @@ def pipeline_state_dict(
         [(['0.weight'], [10.0, 11.0]), (['1.weight'], [10.0, 11.0])]
     """
     ring = find_ring()
-    here = place_in(ring)
+    own = place_in(ring)
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, len(ring.ranks), 1)
-    ranges = partition_model(
-        model, schedule.num_stages, by=read_partition(partition), adapter=adapter
-    )
+    ranges = partition_model(model, schedule.num_stages, by=partition, adapter=adapter)
     stages = build_stages(model, ranges, adapter=adapter)
     check_owned(model, stages)
     places = find_holders(
@@ -539,10 +535,10 @@ def pipeline_state_dict(
         return {
             key: value
             for key, value in model.state_dict().items()
-            if here in places.get(parts.get(key), {here})
+            if own in places.get(parts.get(key), {own})
         }
     for part in dict.fromkeys(each for each in parts.values() if each in places):
-        _copy_trained(ring, part, owner=min(places[part]), is_mine=here in places[part])
+        _copy_trained(ring, part, owner=min(places[part]), is_mine=own in places[part])
     return model.state_dict()
 
 

@@ -23,6 +23,9 @@ from collections.abc import Callable
 from typing import Final
 
 from ringsim.errors import ScheduleError, is_integer, is_one_of, say
+from ringsim.schedules.costs import Costs
+from ringsim.schedules.engine import Evaluation, evaluate, validate
+from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.phases import (
     dualpipe_v,
     gpipe,
@@ -33,24 +36,46 @@ from ringsim.schedules.phases import (
     zb_h2,
     zb_v,
 )
-from ringsim.schedules.schedule import Schedule, check_size
+from ringsim.schedules.schedule import (
+    Action,
+    Schedule,
+    check_size,
+    from_csv,
+    from_text,
+    parse_action,
+    to_csv,
+    to_text,
+)
 
 __all__ = [
     "SCHEDULE_NAMES",
+    "Action",
+    "Costs",
+    "Evaluation",
+    "Schedule",
     "dualpipe_v",
+    "evaluate",
     "find_num_chunks",
+    "from_csv",
+    "from_text",
     "gpipe",
     "interleaved_1f1b",
     "looped_bfs",
+    "lower",
+    "lower_in_step",
     "make_schedule",
     "one_f_one_b",
+    "parse_action",
+    "to_csv",
+    "to_text",
+    "validate",
     "zb_h1",
     "zb_h2",
     "zb_v",
 ]
 
-# and how many stages each rank has
-_OF_RANKS: Final[dict[str, tuple[Callable[[int, int], Schedule], int]]] = {
+# and how many stages each rank has; None: as many as the caller wants
+_MAKERS: Final[dict[str, tuple[Callable[..., Schedule], int | None]]] = {
     "gpipe": (gpipe, 1),
     "afab": (gpipe, 1),
     "1f1b": (one_f_one_b, 1),
@@ -58,12 +83,10 @@ _OF_RANKS: Final[dict[str, tuple[Callable[[int, int], Schedule], int]]] = {
     "zb_h2": (zb_h2, 1),
     "zb_v": (zb_v, 2),
     "dualpipe_v": (dualpipe_v, 2),
+    "interleaved_1f1b": (interleaved_1f1b, None),
+    "looped_bfs": (looped_bfs, None),
 }
-_OF_CHUNKS: Final[dict[str, Callable[[int, int, int], Schedule]]] = {
-    "interleaved_1f1b": interleaved_1f1b,
-    "looped_bfs": looped_bfs,
-}
-SCHEDULE_NAMES: Final = (*_OF_RANKS, *_OF_CHUNKS)
+SCHEDULE_NAMES: Final = tuple(_MAKERS)
 
 
 def make_schedule(
@@ -97,9 +120,8 @@ def make_schedule(
     """
     chunks = find_num_chunks(name, num_chunks)
     check_size(num_ranks, num_microbatches, chunks)
-    if name in _OF_CHUNKS:
-        return _OF_CHUNKS[name](num_ranks, num_microbatches, chunks)
-    return _OF_RANKS[name][0](num_ranks, num_microbatches)
+    make, fixed = _MAKERS[name]
+    return make(num_ranks, num_microbatches, *([chunks] if fixed is None else []))
 
 
 def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
@@ -124,12 +146,12 @@ def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
             f"a schedule must be one of {', '.join(SCHEDULE_NAMES)}, got {say(name)}. Take one "
             "of these names."
         )
-    if name in _OF_CHUNKS:
+    chunks = _MAKERS[name][1]
+    if chunks is None:
         return 2 if num_chunks is None else num_chunks
-    chunks, others = _OF_RANKS[name][1], " or ".join(_OF_CHUNKS)
     if num_chunks is not None and not (is_integer(num_chunks) and num_chunks == chunks):
         raise ScheduleError(
             f"num_chunks of {name} must be {chunks}, got {say(num_chunks)}. Leave it out, or "
-            f"take {others}."
+            "take interleaved_1f1b or looped_bfs."
         )
     return chunks

@@ -38,10 +38,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from ringsim.errors import ArgumentError, ScheduleError
+from ringsim.errors import ScheduleError
 from ringsim.schedules import find_num_chunks
 from ringsim.schedules.costs import Costs, Time
-from ringsim.schedules.engine import SEMANTICS, Semantics
+from ringsim.schedules.engine import Semantics, check_semantics
 from ringsim.schedules.schedule import check_counts
 
 __all__ = [
@@ -132,11 +132,7 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
         See ``idle``. The terms with latency were found by fitting, and are checked against the
         evaluator.
     """
-    if semantics not in SEMANTICS:
-        raise ArgumentError(
-            f"semantics must be one of {', '.join(SEMANTICS)}, got {semantics!r}. Take one of "
-            "these."
-        )
+    check_semantics(semantics)
     return _work(step, costs) + idle(step, costs) + _latency(step, costs.latency, semantics)
 
 
@@ -450,7 +446,8 @@ def gpipe_makespan(
         The time from the start of the first action to the end of the last.
 
     Raises:
-        ArgumentError: there is no stage, or a stage has one time only, or there is no microbatch.
+        ArgumentError: there is no stage or no microbatch.
+        ValueError: a stage has one time only.
 
     Example:
         >>> gpipe_makespan(3, forward=[1, 2, 1], backward=[2, 4, 2])
@@ -460,14 +457,10 @@ def gpipe_makespan(
         GPipe is a row of machines that each microbatch passes in the same order; checked against
         the evaluator.
     """
-    _check(num_microbatches, forward, backward)
+    check_counts(len(forward), num_microbatches)
+    once = sum(f + b for f, b in zip(forward, backward, strict=True))
     pace = max(forward) + max(backward)
-    return (
-        sum(forward)
-        + sum(backward)
-        + (num_microbatches - 1) * pace
-        + 2 * (len(forward) - 1) * latency
-    )
+    return once + (num_microbatches - 1) * pace + 2 * (len(forward) - 1) * latency
 
 
 def one_f_one_b_bound(
@@ -487,7 +480,8 @@ def one_f_one_b_bound(
         back.
 
     Raises:
-        ArgumentError: there is no stage or no microbatch, or a stage has one time only.
+        ArgumentError: there is no stage or no microbatch.
+        ValueError: a stage has one time only.
 
     Example:
         >>> one_f_one_b_bound(3, forward=[1, 2, 1], backward=[2, 4, 2])
@@ -497,15 +491,6 @@ def one_f_one_b_bound(
         No stage can begin before the first microbatch reaches it, nor end later than the last one's
         gradient leaves it.
     """
-    _check(num_microbatches, forward, backward)
+    check_counts(len(forward), num_microbatches)
     both = [f + b for f, b in zip(forward, backward, strict=True)]
     return max(sum(both[:stage]) + num_microbatches * time for stage, time in enumerate(both))
-
-
-def _check(num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time]) -> None:
-    check_counts(len(forward), num_microbatches)
-    if len(forward) != len(backward):
-        raise ArgumentError(
-            f"forward and backward must have one time a stage each, got {len(forward)} and "
-            f"{len(backward)}. Add the missing."
-        )

@@ -34,7 +34,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from ringsim.errors import ArgumentError, Deadlock, ScheduleError
+from ringsim.errors import ArgumentError, Deadlock, ScheduleError, is_one_of, say
 from ringsim.schedules.costs import Costs, Time
 from ringsim.schedules.lowering import get_recv, lower_checked
 from ringsim.schedules.schedule import Action, Schedule
@@ -43,9 +43,9 @@ __all__ = [
     "SEMANTICS",
     "Blocked",
     "Compute",
+    "Delivery",
     "Evaluation",
-    "Message",
-    "Operation",
+    "Instruction",
     "Receive",
     "Run",
     "Semantics",
@@ -53,14 +53,23 @@ __all__ = [
     "TimedAction",
     "TimedMessage",
     "Wait",
+    "check_semantics",
     "evaluate",
-    "lower_whole",
     "run_programs",
     "validate",
 ]
 
 Semantics = Literal["rendezvous", "buffered"]
 SEMANTICS: Final = ("rendezvous", "buffered")
+
+
+def check_semantics(semantics: object) -> None:
+    """Raises ArgumentError for an unknown semantics."""
+    if not is_one_of(semantics, SEMANTICS):
+        raise ArgumentError(
+            f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}. Take one of "
+            "these."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +102,11 @@ class Wait:
     position: int
 
 
-Operation = Compute | Send | Receive | Wait
+Instruction = Compute | Send | Receive | Wait
 _Place = tuple[int, int]  # (rank, position in its list)
 
 
-class Message(NamedTuple):
+class Delivery(NamedTuple):
     """A send and the receive that it met; ranks, and positions in their lists.
 
     Attributes:
@@ -145,7 +154,7 @@ class Run:
     """
 
     times: tuple[tuple[tuple[Time, Time], ...], ...]
-    messages: tuple[Message, ...]
+    messages: tuple[Delivery, ...]
     blocked: tuple[Blocked, ...]
 
     @property
@@ -167,7 +176,7 @@ class Run:
 
 
 def run_programs(
-    programs: Sequence[Sequence[Operation]],
+    programs: Sequence[Sequence[Instruction]],
     *,
     latency: Time = 0,
     semantics: Semantics = "rendezvous",
@@ -185,10 +194,6 @@ def run_programs(
         The times of everything that happened, and who is left waiting. Exact for ints and
         Fractions.
 
-    Raises:
-        ArgumentError: an unknown semantics, a peer that is no other rank, a wait for something that
-            is no earlier post.
-
     Example:
         >>> both_send_first = [
         ...     [Send(1), Wait(0), Receive(1), Wait(2)],
@@ -202,12 +207,6 @@ def run_programs(
         >>> run_programs(both_send_first, semantics="buffered").cycle
         ()
     """
-    if semantics not in SEMANTICS:
-        raise ArgumentError(
-            f"semantics must be one of {', '.join(SEMANTICS)}, got {semantics!r}. Take one of "
-            "these."
-        )
-    _check(programs)
     runner = _Runner(programs, latency, semantics)
     runner.run()
     return Run(
@@ -219,7 +218,7 @@ class _Runner:
     """The programs, how far each rank has come, and which rank waits for which place."""
 
     def __init__(
-        self, programs: Sequence[Sequence[Operation]], latency: Time, semantics: Semantics
+        self, programs: Sequence[Sequence[Instruction]], latency: Time, semantics: Semantics
     ) -> None:
         self.programs = programs
         self.latency = latency
@@ -272,7 +271,7 @@ class _Runner:
             else max(posted, other + self.latency)
         )
 
-    def list_messages(self) -> Iterator[Message]:
+    def list_messages(self) -> Iterator[Delivery]:
         """Yields the messages that arrived, by receiver."""
         for rank, times in enumerate(self.times):
             for position in range(len(times)):
@@ -283,7 +282,7 @@ class _Runner:
                 )
                 if arrived is not None:
                     source, send = self.partners[rank, position]
-                    yield Message(
+                    yield Delivery(
                         source, send, rank, position, self.times[source][send][0], arrived
                     )
 
@@ -295,32 +294,11 @@ class _Runner:
                 wait = program[position]
                 assert isinstance(wait, Wait)  # nothing else stops a rank
                 post = program[wait.position]
-                assert isinstance(post, Send | Receive)  # _check said so
+                assert isinstance(post, Send | Receive)
                 yield Blocked(rank, position, wait.position, post.peer)
 
 
-def _check(programs: Sequence[Sequence[Operation]]) -> None:
-    for rank, program in enumerate(programs):
-        for position, operation in enumerate(program):
-            where = f"(rank {rank}, position {position})"
-            if isinstance(operation, Send | Receive) and (
-                operation.peer == rank or not 0 <= operation.peer < len(programs)
-            ):
-                raise ArgumentError(
-                    f"peer must be another rank below {len(programs)}, got {operation.peer} "
-                    f"{where}. Name the other side."
-                )
-            if isinstance(operation, Wait) and (
-                not 0 <= operation.position < position
-                or not isinstance(program[operation.position], Send | Receive)
-            ):
-                raise ArgumentError(
-                    f"a wait must be for an earlier post, got position {operation.position} "
-                    f"{where}. Say where it stands."
-                )
-
-
-def _match(programs: Sequence[Sequence[Operation]]) -> dict[_Place, _Place]:
+def _match(programs: Sequence[Sequence[Instruction]]) -> dict[_Place, _Place]:
     """Finds the other side of each post: the k-th send of a channel meets its k-th receive.
 
     Posts without one are left out.
@@ -503,8 +481,11 @@ def evaluate(
         ... ]
         ['1F0 1-2', '1B0 2-4', '1F1 4-5', '1B1 5-7']
     """
+    costs = costs or Costs()
+    check_semantics(semantics)
     lowered = lower_checked(schedule)
-    run, owners = _play(lowered, costs or Costs(), semantics)
+    costs.check(schedule.num_stages)
+    run, owners = _play(lowered, costs, semantics)
     return _collect(run, lowered, owners)
 
 
@@ -527,12 +508,12 @@ def _play(
 
 def _translate(
     row: tuple[Action, ...], schedule: Schedule, costs: Costs
-) -> tuple[list[Operation], list[int]]:
+) -> tuple[list[Instruction], list[int]]:
     """Writes a rank's actions as operations, each with the position of its action.
 
     A computation first waits for its receive; the sends are waited for at the end.
     """
-    operations: list[tuple[Operation, int]] = []
+    operations: list[tuple[Instruction, int]] = []
     posts: dict[Action, int] = {}
     for owner, action in enumerate(row):
         if action.is_compute:
@@ -618,11 +599,6 @@ def validate(schedule: Schedule) -> None:
         Traceback (most recent call last):
         ringsim.errors.ScheduleError: stage 0 must do the backward pass of microbatch 1, got none (rank 0). Add 0B1, or 0I1 and 0W1.
     """  # noqa: E501
-    lower_whole(schedule)
-
-
-def lower_whole(schedule: Schedule) -> Schedule:
-    """Returns a schedule with its sends and receives; refuses what `validate` refuses."""
     lowered = lower_checked(schedule, whole=True)
     try:
         _play(lowered, Costs())
@@ -633,4 +609,3 @@ def lower_whole(schedule: Schedule) -> Schedule:
             f"{stuck} The first is {action} (rank {rank}, position {position}).",
             diagnosis=stuck.diagnosis,
         ) from stuck
-    return lowered

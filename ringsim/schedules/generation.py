@@ -48,12 +48,12 @@ from typing import Final, NamedTuple
 
 from ringsim.errors import ScheduleError, check_integer
 from ringsim.schedules.costs import Time
-from ringsim.schedules.engine import Compute, Operation, Receive, Run, Send, Wait, run_programs
+from ringsim.schedules.engine import Compute, Instruction, Receive, Run, Send, Wait, run_programs
 from ringsim.schedules.partition import by_count
 
 __all__ = [
     "Job",
-    "Step",
+    "RingStep",
     "can_finish",
     "check_can_finish",
     "count_messages",
@@ -77,7 +77,7 @@ class Job(NamedTuple):
         return "decode" if self.token else "prefill"
 
 
-class Step(NamedTuple):
+class RingStep(NamedTuple):
     """What a rank does next.
 
     Send the output of a job, receive the input of a job, compute a job; each may be None.
@@ -138,7 +138,7 @@ def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> l
     ]
 
 
-def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) -> Iterator[Step]:
+def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) -> Iterator[RingStep]:
     """Yields what a stage does, one step a job and a last one that sends what is left.
 
     The jobs are those of `plan_jobs`.
@@ -161,7 +161,7 @@ def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) ->
             and not (stage == num_stages - 1 and before.token == num_tokens - 1)
         )
         receives = job is not None and num_stages > 1 and not (stage == 0 and job.token == 0)
-        yield Step(before if sends else None, job if receives else None, job)
+        yield RingStep(before if sends else None, job if receives else None, job)
         before = job
 
 
@@ -205,7 +205,7 @@ def time_generation(
     jobs = plan_jobs(num_rounds * num_inner_iterations, num_inner_iterations, num_tokens)
     programs = []
     for stage in range(num_stages):
-        operations: list[Operation] = []
+        operations: list[Instruction] = []
         for step in plan_steps(stage, num_stages, jobs, num_tokens):
             operations += _list_messages(step, stage, num_stages, len(operations), async_comm)
             if step.compute is not None:
@@ -215,13 +215,13 @@ def time_generation(
 
 
 def _list_messages(
-    step: Step, stage: int, num_stages: int, position: int, async_comm: bool
-) -> list[Operation]:
+    step: RingStep, stage: int, num_stages: int, position: int, async_comm: bool
+) -> list[Instruction]:
     """Returns the posts and waits of a step.
 
     ``position`` is where they begin in the stage's list.
     """
-    posts: list[Operation] = []
+    posts: list[Instruction] = []
     if step.send is not None:
         posts.append(Send((stage + 1) % num_stages))
     if step.receive is not None:

@@ -53,7 +53,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 
 from ringsim.errors import ScheduleError, check_integer
 from ringsim.schedules.schedule import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Action, Schedule
@@ -202,10 +202,10 @@ def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> N
             f"{rank} {where}. Move it there."
         )
     if not 0 <= action.microbatch < schedule.num_microbatches:
-        limit = (
-            f"must be of a microbatch below {schedule.num_microbatches}, got {action.microbatch}"
+        raise ScheduleError(
+            f"{action} must be of a microbatch below {schedule.num_microbatches}, got "
+            f"{action.microbatch} {where}. Take it out, or raise num_microbatches."
         )
-        raise ScheduleError(f"{action} {limit} {where}. Take it out, or raise num_microbatches.")
     if not action.is_compute:
         other = action.other_side.stage
         if not 0 <= other < schedule.num_stages or schedule.stage_ranks[other] == rank:
@@ -412,70 +412,58 @@ def _list_receives(schedule: Schedule) -> list[list[tuple[int, Action]]]:
 
     With the position of the computation before which each must stand.
     """
-    needed = _find_receives(schedule)
+    needed, sent = _find_messages(schedule)
+    channels: dict[tuple[int, int], list[Action]] = {}
+    for recv, (source, _) in sent.items():
+        channels.setdefault((source, needed[recv][0]), []).append(recv)
     receives: list[list[tuple[int, Action]]] = [[] for _ in schedule.actions]
-    for (_, rank), channel in _find_channels(schedule, needed).items():
-        position = len(schedule.actions[rank])
-        in_order = []
+    for (_, rank), channel in channels.items():
+        channel.reverse()
         # before what needs it, and before what needs a later one of the same channel
-        for recv in reversed(channel):
-            position = min(position, needed[recv][1])
-            in_order.append((position, recv))
-        receives[rank] += reversed(in_order)
+        positions = accumulate((needed[recv][1] for recv in channel), min)
+        receives[rank] += reversed([*zip(positions, channel, strict=True)])
     # a stable sort: each channel keeps its order
     return [sorted(each, key=lambda item: item[0]) for each in receives]
 
 
-def _find_receives(schedule: Schedule) -> dict[Action, tuple[int, int]]:
-    """Maps each receive to the (rank, position) of the computation that needs it."""
+def _find_messages(
+    schedule: Schedule,
+) -> tuple[dict[Action, tuple[int, int]], dict[Action, tuple[int, Action]]]:
+    """Finds what needs each receive, its rank and position, and what sends to it, in order."""
     needed: dict[Action, tuple[int, int]] = {}
+    sent: dict[Action, tuple[int, Action]] = {}
     for rank, row in enumerate(schedule.actions):
         for position, action in enumerate(row):
             recv = get_recv(action, schedule.stage_ranks)
-            if recv is None:
-                continue
             if recv in needed:
                 raise ScheduleError(
                     f"{recv} must happen once, got it again for {action} (rank {rank}). Take the "
                     "second one out."
                 )
-            needed[recv] = (rank, position)
-    return needed
-
-
-def _find_channels(
-    schedule: Schedule, needed: dict[Action, tuple[int, int]]
-) -> dict[tuple[int, int], list[Action]]:
-    """Maps each channel to the receives that its sends meet, in the order of the sends.
-
-    A channel is (from rank, to rank).
-    """
-    channels: dict[tuple[int, int], list[Action]] = {}
-    unsent = dict(needed)
-    for rank, row in enumerate(schedule.actions):
-        for action in row:
+            if recv is not None:
+                needed[recv] = (rank, position)
             send = get_send(action, schedule.stage_ranks)
-            if send is None:
-                continue
-            recv = send.other_side
-            if unsent.pop(recv, None) is None:
-                why = (
-                    "happen once, got it again"
-                    if recv in needed
-                    else f"be for a computation of stage {recv.stage}, got none"
-                )
+            if send is not None and send.other_side in sent:
                 raise ScheduleError(
-                    f"{send} must {why} (rank {rank}, after {action}). Take {action} out, or add "
-                    "what needs it."
+                    f"{send} must happen once, got it again (rank {rank}, after {action}). Take "
+                    f"{action} out."
                 )
-            channels.setdefault((rank, schedule.stage_ranks[recv.stage]), []).append(recv)
-    for recv, (rank, position) in unsent.items():
-        action = schedule.actions[rank][position]
-        raise ScheduleError(
-            f"{action} must have a {recv.other_side} to wait for, got none (rank {rank}). Add "
-            "what makes it."
-        )
-    return channels
+            if send is not None:
+                sent[send.other_side] = (rank, action)
+    for recv, (rank, action) in sent.items():
+        if recv not in needed:
+            raise ScheduleError(
+                f"{recv.other_side} must be for a computation of stage {recv.stage}, got none "
+                f"(rank {rank}, after {action}). Take {action} out, or add what needs it."
+            )
+    for recv, (rank, position) in needed.items():
+        if recv not in sent:
+            action = schedule.actions[rank][position]
+            raise ScheduleError(
+                f"{action} must have a {recv.other_side} to wait for, got none (rank {rank}). Add "
+                "what makes it."
+            )
+    return needed, sent
 
 
 def lower_in_step(schedule: Schedule) -> Schedule:
@@ -511,12 +499,12 @@ def lower_in_step(schedule: Schedule) -> Schedule:
     done: set[Action] = set()
     while any(waiting):
         ready = [
-            all(not done.isdisjoint(need) for need in get_needs(row[0], schedule.stage_ranks))
+            rank
+            for rank, row in enumerate(waiting)
             if row
-            else False
-            for row in waiting
+            and not any(done.isdisjoint(need) for need in get_needs(row[0], schedule.stage_ranks))
         ]
-        step = [(rank, waiting[rank].popleft()) for rank in range(len(waiting)) if ready[rank]]
+        step = [(rank, waiting[rank].popleft()) for rank in ready]
         if not step:
             stuck = ", ".join(f"{row[0]} on rank {rank}" for rank, row in enumerate(waiting) if row)
             raise ScheduleError(

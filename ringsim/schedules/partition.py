@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from operator import add
 
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, check_integer
 
 __all__ = ["by_count", "by_sizes", "by_weight"]
 
@@ -44,11 +44,7 @@ def by_count(num_layers: int, num_stages: int) -> list[range]:
         [range(0, 3), range(3, 6), range(6, 8), range(8, 10)]
     """
     _check_num_stages(num_stages)
-    if num_layers < 0:
-        raise ArgumentError(
-            f"num_layers must be 0 or more, got {num_layers}. Pass the "
-            "number of the model's layers."
-        )
+    check_integer("num_layers", num_layers, 0, "Pass the number of the model's layers.")
     share, remainder = divmod(num_layers, num_stages)
     return _ranges([share + (stage < remainder) for stage in range(num_stages)])
 
@@ -168,8 +164,4 @@ def _ranges(sizes: Sequence[int]) -> list[range]:
 
 
 def _check_num_stages(num_stages: int) -> None:
-    if num_stages < 1:
-        raise ArgumentError(
-            f"num_stages must be 1 or more, got {num_stages}. Say how "
-            "many stages the model is cut into."
-        )
+    check_integer("num_stages", num_stages, 1, "Say how many stages the model is cut into.")

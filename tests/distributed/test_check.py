@@ -79,7 +79,7 @@ def test_a_right_answer_passes_though_it_sleeps() -> None:
         ),
         (
             check.timed_op,
-            messages.spans(around_the_call=False),
+            messages.around(encloses=False),
             "Rank 0 of 3 called share_gradients outside of its span.",
         ),
         (check.ring, sends_doubles, "Message mismatch: rank "),
