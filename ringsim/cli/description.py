@@ -95,7 +95,7 @@ class Rule:
 def at_least(least: int = 0) -> Rule:
     """Returns the rule for a whole number."""
     words = f"a whole number from {least}"
-    return Rule(words, lambda value: is_integer(value) and value >= least, int)
+    return Rule(words, lambda value: is_integer(value) and number(least).fits(value), int)
 
 
 def number(least: float = 0.0) -> Rule:
