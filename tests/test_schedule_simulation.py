@@ -471,7 +471,7 @@ def test_part_of_a_trace() -> None:
 
 
 def test_too_many_events_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringsim.simulator.critical_path.MOST_EVENTS", 100)
+    monkeypatch.setattr("ringsim.simulator.step_trace.MOST_EVENTS", 100)
     run = simulate_small("1f1b", p=4, m=20)
     words = r"a trace must have 100 events or fewer, got 400. Ask for a part"
     with pytest.raises(ArgumentError, match=words):
