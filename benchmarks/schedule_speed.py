@@ -127,7 +127,7 @@ def ways(repeats: int) -> None:
         print(f" {ranks} ranks, {microbatches} microbatches")
         schedule, prices = (
             make_schedule("1f1b", ranks, microbatches),
-            make_prices(range(ranks), COSTS, None, 0),
+            make_prices(range(ranks), COSTS, None, [0] * (ranks - 1)),
         )
         levels, wave = find_levels(columns_of(schedule)), find_wave(schedule)
         assert levels is not None

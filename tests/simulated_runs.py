@@ -73,6 +73,29 @@ def follow_steps(steps: list[list[tuple[Any, ...]]], limits: bool) -> None:
             handles.append(post(torch.zeros(rest[0], dtype=torch.uint8), about))
 
 
+# messages: source, destination, bytes, when sent, when asked for
+Plan = list[tuple[int, int, int, float, float]]
+
+
+def post_all(plan: Plan) -> list[float]:
+    """Posts all messages without waiting; returns when each recv was done."""
+    rank = dist.get_rank()
+    sends = [(sent_s, index) for index, (src, _, _, sent_s, _) in enumerate(plan) if src == rank]
+    recvs = [(asked_s, index) for index, (_, dst, *_, asked_s) in enumerate(plan) if dst == rank]
+    handles = []
+    for at_s, index in sorted(sends + recvs):
+        ringsim.compute(max(at_s - now_s(), 0.0))
+        src, dst, size_bytes, _, _ = plan[index]
+        post, peer = (dist.isend, dst) if src == rank else (dist.irecv, src)
+        handles.append((index, post(torch.zeros(size_bytes, dtype=torch.uint8), peer, tag=index)))
+    ends = [-1.0] * len(plan)
+    for index, handle in handles:
+        handle.wait()
+        if plan[index][1] == rank:
+            ends[index] = handle.done_s
+    return ends
+
+
 def draw_by_name() -> list[float]:
     """Draws by functions that this module imported by name."""
     switch()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import base64
 import functools
 import gzip
 import json
@@ -18,27 +18,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from synthetic import pipeline
 
 import ringsim
-from ringsim import Trace
-from ringsim.cli import doctor, main, make_parser
-from ringsim.cli.demo import BATCH, LENGTH, NUM_MICROBATCHES, expected_losses, make_task
-from ringsim.cli.doctor import backend_facts, examine
+from ringsim import Link, Trace, simulate_schedule
+from ringsim.cli import demo, main, make_parser
 from ringsim.errors import RankFailed, RingError
-from ringsim.traces.events import OP_CODES, Tables, make_events
-from ringsim.view.html import pack_all
+from ringsim.pipeline import Costs
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
 def trace_file(tmp_path: Path) -> Path:
-    events = make_events({"rank": [0], "op": [OP_CODES["mark"]], "post_ns": [5], "done_ns": [5]})
     file = tmp_path / "run.ringtrace"
-    Trace(events, {"world_size": 1, "source": "measured"}).save(file)
+    simulate_schedule("1f1b", num_ranks=1, num_microbatches=1).trace().save(file)
     return file
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Trace:
+    given: dict[str, Any] = {"link": Link(1e-5, 1e-9), "size_bytes": 100}
+    run = simulate_schedule("1f1b", Costs(0.01), num_ranks=4, num_microbatches=4, **given)
+    return run.trace()
 
 
 VERBS = (
@@ -114,103 +115,83 @@ def test_explain_says_and_draws(
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
+LOADS = """import ringsim
+import torch.distributed as dist
+dist.init_process_group("gloo")
+with ringsim.span("load"):
+    ringsim.compute(0.002)
+"""
+WORKS = """with ringsim.span("work"):
+    ringsim.compute(0.002)
+"""
+CHANGED = """
+
+with ringsim.span("work"):
+    ringsim.compute(0.007)
+with ringsim.span("check"):
+    ringsim.compute(0.001)
+"""
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[Path]:
+    """A script is run, then changed and run again."""
+    script, files = tmp_path / "train.py", [tmp_path / "a.ringtrace", tmp_path / "b.ringtrace"]
+    for then, file in zip((WORKS, CHANGED), files, strict=True):
+        script.write_text(LOADS + then)
+        assert main(["simulate", "-n", "1", "--save", str(file), str(script)]) == 0
+    capsys.readouterr()
+    return files
+
+
 def test_compare_says_where_two_runs_differ_and_shows_both(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    two_runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = [str(tmp_path / f"{name}.ringtrace") for name in ("before", "after")]
-    for file, done_ns in zip(files, (4_000_000, 6_000_000), strict=True):
-        columns = {
-            "rank": [0],
-            "op": [OP_CODES["span"]],
-            "label": [0],
-            "post_ns": [0],
-            "done_ns": [done_ns],
-        }
-        Trace(make_events(columns, Tables(labels=("work",))), {"world_size": 1}).save(file)
     for ending, begins in (("html", b"<!DOCTYPE html>"), ("png", b"\x89PNG")):
         out = tmp_path / "new" / f"both.{ending}"
-        assert main(["compare", *files, "-o", str(out)]) == 0
+        assert main(["compare", *map(str, two_runs), "-o", str(out)]) == 0
         said = capsys.readouterr().out
-        assert said.startswith(
-            "run: before.ringtrace 4.000 ms, after.ringtrace 6.000 ms (+50.0%)\n"
-        )
-        assert "most of it: rank 0: work took 2 ms longer." in said
+        assert said.startswith("run: a.ringtrace 4.000 ms, b.ringtrace 9.000 ms (+125.0%)\n")
+        assert "most of it: rank 0: work took 5 ms longer." in said
         assert said.endswith(f"wrote {out}\n")
         assert out.read_bytes().startswith(begins)
-    named = dataclasses.replace(
-        ringsim.compare(*ringsim.load(files)), called=("before.ringtrace", "after.ringtrace")
-    )
-    named.to_html(tmp_path / "again.html")
-    assert (tmp_path / "again.html").read_text() == (tmp_path / "new" / "both.html").read_text()
+        rows = {line.split()[3]: line for line in said.splitlines() if "train.py:" in line}
+        assert rows["work"].endswith("  train.py:9")
+        assert rows["check"].endswith("  train.py:11")
 
 
-def test_compared_runs_are_aligned_and_the_changed_lines_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_runs_are_shown_on_one_axis(
+    two_runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def save(name: str, begin_ns: int, lines: list[int], ends_ns: list[int]) -> str:
-        number = len(lines)
-        begins_ns = [0, *ends_ns[:-1]]
-        columns = {
-            "rank": [0] * number,
-            "op": [OP_CODES["span"]] * number,
-            "label": list(range(number)),
-            "file": [0] * number,
-            "line": lines,
-            "post_ns": [begin_ns + time_ns for time_ns in begins_ns],
-            "done_ns": [begin_ns + time_ns for time_ns in ends_ns],
-        }
-        tables = Tables(labels=("load", "work", "check")[:number], files=("/runs/a/train.py",))
-        Trace(make_events(columns, tables), {"world_size": 1}).save(tmp_path / name)
-        return str(tmp_path / name)
-
-    first = save("a.ringtrace", 5, [3, 4], [2_000_000, 4_000_000])
-    second = save("b.ringtrace", 1_700_000_000, [3, 7, 9], [2_000_000, 9_000_000, 10_000_000])
-    assert main(["compare", first, second]) == 0
-    rows = {
-        line.split()[3]: line
-        for line in capsys.readouterr().out.splitlines()
-        if "train.py:" in line
-    }
-    assert rows["work"].endswith("  train.py:7")
-    assert rows["check"].endswith("  train.py:9")
-    traces = ringsim.load([first, second])
+    late, page = tmp_path / "late.ringtrace", tmp_path / "page.html"
+    ringsim.load(two_runs[1]).filter(between_s=(0.0025, 1.0)).save(late)
+    assert main(["open", "--no-browser", "-o", str(page), str(two_runs[0]), str(late)]) == 0
     heads, posts_ns = [], []
-    for packed in pack_all(traces, ("a.ringtrace", "b.ringtrace")):
-        content = gzip.decompress(packed)
+    for data in re.findall(r'"application/x-ringsim">(.*?)<', page.read_text()):
+        content = gzip.decompress(base64.b64decode(data))
         size = int.from_bytes(content[:4], "little")
         heads.append(json.loads(content[4 : 4 + size]))
-        assert heads[-1]["columns"][0]["name"] == "post"
-        column = heads[-1]["columns"][0]["type"]
-        posts_ns.append(
-            int(np.frombuffer(content[4 + size :], "<" + column.lstrip("<|"), count=1)[0])
-        )
+        column = heads[-1]["columns"][0]
+        assert column["name"] == "post"
+        kind = "<" + column["type"].lstrip("<|")
+        posts_ns.append(int(np.frombuffer(content[4 + size :], kind, count=1)[0]))
     assert posts_ns[0] == posts_ns[1]
-    assert [head["title"].partition(":")[0] for head in heads] == ["a.ringtrace", "b.ringtrace"]
+    assert [head["title"].partition(":")[0] for head in heads] == ["a.ringtrace", "late.ringtrace"]
 
 
 def test_explain_tells_whether_the_script_ended_well(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pipeline: Trace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    late = {
-        "rank": [0, 1],
-        "op": [OP_CODES["send"], OP_CODES["recv"]],
-        "peer": [1, 0],
-        "post_ns": [9**9, 0],
-        "wait_ns": [9**9, 0],
-    }
-    trace = Trace(make_events(late | {"done_ns": [10**9] * 2}), {"world_size": 2, "complete": True})
-
     def run(options: object, error: RingError | None) -> Trace:
         if error is not None:
             raise error
-        return trace
+        return pipeline
 
-    for error, code in ((None, 0), (RankFailed("rank 0 raised", trace=trace), 1)):
+    for error, code in ((None, 0), (RankFailed("rank 0 raised", trace=pipeline), 1)):
         monkeypatch.setattr("ringsim.cli.traces.run_script", functools.partial(run, error=error))
         assert main(["explain", "train.py"]) == code
-        assert "late sender: " in capsys.readouterr().out, (
-            "what made it slow is said, and is no failure"
-        )
+        # what made it slow is said, and is no failure
+        assert "late sender: " in capsys.readouterr().out
 
 
 def test_a_script_stands_for_its_newest_trace(
@@ -253,32 +234,19 @@ def test_show_draws_into_the_file_that_is_named(
     assert (tmp_path / f"new/picture.{ending}").read_bytes().startswith(begins)
 
 
-def test_figures_are_drawn_for_what_they_are_for(tmp_path: Path) -> None:
-    pipeline(4).save(tmp_path / "run.ringtrace")
+def test_figures_are_drawn_for_what_they_are_for(pipeline: Trace, tmp_path: Path) -> None:
+    pipeline.save(tmp_path / "run.ringtrace")
     for purpose, ending, begins in (
         ("paper", "pdf", b"%PDF"),
         ("slide", "png", b"\x89PNG"),
         ("web", "svg", b"<?xml"),
     ):
-        assert (
-            main(
-                [
-                    "figures",
-                    str(tmp_path / "run.ringtrace"),
-                    "--for",
-                    purpose,
-                    "--dark",
-                    "-o",
-                    str(tmp_path / purpose),
-                ]
-            )
-            == 0
-        )
-        files = sorted((tmp_path / purpose).iterdir())
-        assert [file.name for file in files] == [
-            f"{name}.{ending}" for name in ("bandwidth", "ring", "timeline")
-        ]
-        assert all(file.read_bytes().startswith(begins) for file in files)
+        file, out = str(tmp_path / "run.ringtrace"), tmp_path / purpose
+        assert main(["figures", file, "--for", purpose, "--dark", "-o", str(out)]) == 0
+        drawn = sorted(out.iterdir())
+        names = [f"{name}.{ending}" for name in ("bandwidth", "ring", "timeline")]
+        assert [picture.name for picture in drawn] == names
+        assert all(picture.read_bytes().startswith(begins) for picture in drawn)
 
 
 def test_numbers_for_programs(trace_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,6 +297,8 @@ def test_known_errors_are_one_line_and_a_code(
     foreign.write_text("no trace")
     occupied = tmp_path / "occupied"
     occupied.write_text("a file where a directory should be")
+    empty = tmp_path / "empty.ringtrace"
+    ringsim.load(trace_file).filter(ops="send").save(empty)
     for command, code in (
         (["explain", str(trace_file), "--json"], 2),
         (["show", str(tmp_path / "missing.ringtrace")], 1),
@@ -337,7 +307,7 @@ def test_known_errors_are_one_line_and_a_code(
         (["show", str(trace_file), "-o", str(tmp_path / "picture.gif")], 2),
         (["show", str(trace_file), "--export", str(tmp_path / "run.pdf")], 2),
         (["compare", str(trace_file), str(foreign)], 1),
-        (["compare", str(trace_file), str(trace_file)], 2),
+        (["compare", str(trace_file), str(empty)], 2),
         (["compare", str(trace_file), str(trace_file), "-o", str(tmp_path / "both")], 2),
         (["explain", str(foreign)], 1),
         (["explain", "-o", str(occupied / "waits.png"), str(trace_file)], 1),
@@ -442,30 +412,23 @@ def test_generate_refuses_before_it_starts_a_rank(
     assert "starting" not in said.out
 
 
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+
+
 @pytest.mark.parametrize(
     ("variables", "good", "words"),
     [
         (
             {},
             False,
-            (
-                "rank, world_size, local_rank, head_ip and port must come from a launcher or from "
-                "arguments, got nothing"
-            ),
+            "rank, world_size, local_rank, head_ip and port must come from a launcher or from "
+            "arguments, got nothing",
         ),
         (
-            {
-                "RANK": "1",
-                "WORLD_SIZE": "2",
-                "LOCAL_RANK": "0",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": "29500",
-            },
+            {**TORCHRUN, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
             True,
-            (
-                "rank 1 of 2, local rank 0, head 127.0.0.1:29500: found by torchrun from RANK=1, "
-                "WORLD_SIZE=2"
-            ),
+            "rank 1 of 2, local rank 0, head 127.0.0.1:29500: found by torchrun from RANK=1, "
+            "WORLD_SIZE=2",
         ),
         (
             {"RANK": "1"},
@@ -475,39 +438,39 @@ def test_generate_refuses_before_it_starts_a_rank(
     ],
 )
 def test_doctor_says_which_rule_would_fire(
-    variables: dict[str, str], good: bool, words: str, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str],
+    good: bool,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(doctor, "_STORE_PEER", "127.0.0.1")  # whose name needs no name server
-    said = {what: (works, detail) for works, what, detail in examine(backend_facts())}
-    assert said["launcher"][0] is good
-    assert words in said["launcher"][1]
-    assert all(said[what][0] for what in ("Gloo", "loopback", "start method"))
-    assert {"NCCL", "processes"} <= said.keys()
+    # a name that needs no name server, and no job that would wait for its other rank
+    monkeypatch.setattr("ringsim.cli.doctor._STORE_PEER", "127.0.0.1")
+    monkeypatch.setattr("ringsim.cli.doctor.find_launched", lambda: None)
+    assert main(["doctor", "--json"]) == 0
+    found = {row["what"]: row for row in json.loads(capsys.readouterr().out)["found"]}
+    assert found["launcher"]["works"] is good
+    assert words in found["launcher"]["detail"]
+    assert all(found[what]["works"] for what in ("Gloo", "loopback", "start method"))
+    assert {"NCCL", "processes"} <= found.keys()
 
 
 DATA = files("ringsim") / "data"
 
 
 def test_targets_are_the_letters_after_the_inputs() -> None:
-    task = make_task()
+    task = demo.make_task()
     text = (DATA / "sonnets.txt").read_text()
     inputs, targets = task.microbatches(step=3)
-    assert len(inputs) == len(targets) == NUM_MICROBATCHES
+    assert len(inputs) == len(targets) == demo.NUM_MICROBATCHES
     for tokens, target in zip(inputs, targets, strict=True):
-        assert tokens.shape == target.shape == (BATCH, LENGTH)
+        assert tokens.shape == target.shape == (demo.BATCH, demo.LENGTH)
         for row, next_row in zip(tokens.tolist(), target.tolist(), strict=True):
             assert task.decode([row[0], *next_row]) in text
             assert row[1:] == next_row[:-1]
     assert task.encode(text) == task.text.tolist()
-
-
-def test_one_process_learns() -> None:
-    losses = expected_losses(num_steps=8)
-    # it knows nothing yet: all letters are as likely
-    assert abs(losses[0] - torch.tensor(len(make_task().letters)).log()) < 0.5
-    assert losses[-1] < losses[0] - 0.8
 
 
 def test_the_text_is_small_and_says_where_it_is_from() -> None:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -22,7 +23,7 @@ from simulated_runs import compute_and_meet
 import ringsim
 from ringsim.errors import RingError
 from ringsim.pipeline import Costs, make_schedule, rehearse
-from ringsim.topologies import FullBisection, Hosts, OneMachine, RingLinks
+from ringsim.topologies import FullBisection, GraphLinks, Hosts, OneMachine, RingLinks
 
 LINK = ringsim.Link(1e-5, 1e-9)
 VALUES: list[Any] = [
@@ -149,85 +150,106 @@ def check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         raise AssertionError(f"{arguments} ended in {type(error).__name__}: {error}") from error
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "told"),
-    [
+RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # what is wrong, and what is said of it
+    "simulate": [
+        ({"link": {"a": LINK}}, "the keys of link must be pairs of ranks from 0 to 1, got 'a'"),
+        ({"link": {(7, 9): LINK}}, r"keys of link must be pairs of .* 0 to 1, got \(7, 9\)"),
+        ({"link": None}, "exactly one of link and topology must be given, got none"),
+        ({"topology": RingLinks(LINK)}, "exactly one of link and topology .*, got both"),
+        ({"link": 3.0}, "link must be a Link, got 3.0"),
+        ({"link": {(0, 1): "fast"}}, r"link\[\(0, 1\)\] must be a Link, got 'fast'"),
         (
-            "simulate",
-            {"link": {"a": LINK}},
-            "the keys of link must be pairs of ranks from 0 to 1, got 'a'",
-        ),
-        (
-            "simulate",
-            {"link": {(7, 9): LINK}},
-            r"the keys of link must be pairs of ranks from 0 to 1, got \(7, 9\)",
-        ),
-        (
-            "simulate",
             {"link": None, "topology": RingLinks},
             "topology must have the methods check and route, got <class",
         ),
-        ("simulate", {"compute": np.zeros(3)}, "compute must be a table of costs"),
+        ({"link": None, "topology": "ring"}, "topology must have the methods .*, got 'ring'"),
         (
-            "simulate",
+            {"link": None, "topology": GraphLinks(nx.path_graph(0))},
+            "graph must have a node for each of 2 ranks, got none for 0, 1",
+        ),
+        ({"compute": np.zeros(3)}, "compute must be a table of costs"),
+        (
             {"link": ringsim.Link(1e12, 0)},
             r"alpha_s of link must be from 0 to 9e\+09 s, got 1000000000000.0",
         ),
-        ("simulate", {"args": 3}, "args must be a tuple of the worker's arguments, got 3"),
-        ("simulate", {"seed": 2**70}, r"seed must be an integer from -2\*\*63 to"),
-        (
-            "simulate_schedule",
-            {"costs": Costs(forward=[1, 2, 3, 400])},
-            "forward must have one time for each stage, got 4 for 2",
+        ({"args": 3}, "args must be a tuple of the worker's arguments, got 3"),
+        ({"seed": 2**70}, r"seed must be an integer from -2\*\*63 to"),
+        *(
+            ({"semantics": wrong}, "semantics must be")
+            for wrong in ("eager", "buffered()", "buffered(-1)", "buffered(1.5)", 7, None)
         ),
-        ("simulate_schedule", {"link": "x"}, "link must be a Link, got 'x'"),
-        ("simulate_schedule", {"link": {(0, 1): 3}}, r"link\[\(0, 1\)\] must be a Link, got 3"),
-        ("simulate_schedule", {"ahead": 1.5}, "ahead must be an integer from 0, got 1.5"),
-        ("simulate_schedule", {"num_ranks": True}, "num_ranks must be an integer from 1, got True"),
-        (
-            "simulate_schedule",
-            {"num_ranks": 10**20},
-            (
-                "num_ranks and num_microbatches must make a step of 100,000,000 "
-                "forward passes or fewer"
-            ),
-        ),
-        (
-            "simulate_schedule",
-            {"size_bytes": 1.5},
-            "size_bytes must be an integer, or a list of them, got 1.5",
-        ),
-        (
-            "simulate_schedule",
-            {"costs": [Costs(), 3]},
-            "costs must be Costs, or a list of them, got",
-        ),
-        (
-            "simulate_schedule",
-            {"costs": Costs(forward=10**400)},
-            "a time must be a number from 0, got 1000",
-        ),
-        (
-            "rehearse",
-            {"costs": Costs(forward=[1, 2, 3, 400])},
-            "forward must have one time for each stage, got 4 for 2",
-        ),
-        (
-            "rehearse",
-            {"costs": Costs(1.0, 1e10)},
-            "input must be from 0 to 9e.09 s, got 10000000000.0",
-        ),
-        ("sensitivity", {"by": "x"}, "by must be above 0 and below 1, got 'x'"),
-        ("trace of a schedule", {"ranks": "x"}, "ranks must be from 0 to 1, got 'x'"),
-        ("calibrate", {"trace": [TRACE]}, "a trace to calibrate from must be a Trace, got"),
-        ("compare", {"real": "x"}, "real must be a Trace, got 'x'"),
-        ("scale", {"num_microbatches": 0}, "num_microbatches must be an integer from 1, got 0"),
-        ("scale", {"num_microbatches": "3"}, "num_microbatches must be an integer from 1, got '3'"),
     ],
-)
-def test_what_is_told(name: str, arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(RingError, match=told):
-        FUNCTIONS[name][0](**arguments)
+    "simulate_schedule": [
+        ({"costs": Costs(forward=[1, 2, 3])}, "forward must have one time for each stage, got 3"),
+        ({"costs": Costs(forward=-1)}, r"must be a number from 0, got -1 \(F of every stage\)"),
+        ({"costs": Costs(weight=[1, float("nan")])}, r"from 0, got nan \(W of stage 1\)"),
+        ({"costs": Costs(latency=float("inf"))}, "a time must be a number from 0, got inf"),
+        ({"costs": Costs(forward=10**400)}, "a time must be a number from 0, got 1000"),
+        ({"costs": Costs(latency=1)}, "latency must be 0 where link is given, got 1"),
+        ({"costs": []}, "costs and link must be as many, 1 or more, got 0 and 0"),
+        ({"costs": [Costs()], "link": [LINK] * 2}, "costs and link must be as many, .* 1 and 2"),
+        ({"costs": [Costs(), 3]}, "costs must be Costs, or a list of them, got"),
+        ({"link": [LINK]}, r"link must be a Link, got \[Link"),
+        ({"link": "x"}, "link must be a Link, got 'x'"),
+        ({"link": {(0, 1): LINK}}, r"link must have an entry for each pair .* for \(1, 0\)"),
+        ({"link": {(0, 1): 3}}, r"link\[\(0, 1\)\] must be a Link, got 3"),
+        ({"link": None, "size_bytes": 8}, "size_bytes must be left out where no link is given"),
+        ({"size_bytes": [1, 2]}, "must be one number, or one for each of 1 boundaries, got 2"),
+        ({"size_bytes": -1}, r"size_bytes must be from 0 to 2\*\*53, got -1"),
+        ({"size_bytes": 2**63}, r"size_bytes must be from 0 to 2\*\*53, got 92233"),
+        ({"size_bytes": 1.5}, "size_bytes must be an integer, or a list of them, got 1.5"),
+        ({"semantics": "eager"}, "semantics must be one of rendezvous, buffered, got 'eager'"),
+        ({"ahead": -1}, "ahead must be an integer from 0, got -1"),
+        ({"ahead": 1.5}, "ahead must be an integer from 0, got 1.5"),
+        ({"num_ranks": None}, "num_ranks must be an integer from 1, got None"),
+        ({"num_microbatches": None}, "num_microbatches must be an integer from 1, got None"),
+        ({"num_ranks": 0}, "num_ranks must be an integer from 1, got 0"),
+        ({"num_ranks": True}, "num_ranks must be an integer from 1, got True"),
+        ({"num_ranks": 10**20}, "must make a step of 100,000,000 forward passes or fewer"),
+        ({"num_chunks": 2}, "num_chunks of 1f1b must be 1, got 2"),
+    ],
+    "schedule": [
+        ({"schedule": "2f2b"}, "a schedule must be one of gpipe, .*, got '2f2b'"),
+        (
+            {"schedule": make_schedule("1f1b", 2, 2)},
+            r"num_ranks, .* must be left out, got \(2, 2, None\): the schedule says",
+        ),
+    ],
+    "rehearse": [
+        ({"costs": Costs(forward=[1, 2, 3])}, "forward must have one time for each stage, got 3"),
+        ({"costs": Costs(1.0, 1e10)}, "input must be from 0 to 9e.09 s, got 10000000000.0"),
+        ({"costs": Costs(latency=1)}, "latency must be 0, got 1"),
+        ({"size_bytes": -1}, "size_bytes must be an integer from 0, got -1"),
+        ({"steps": 0}, "steps must be an integer from 1, got 0"),
+        (
+            {"schedule": make_schedule("gpipe", 3, 1)},
+            "schedule must be for the 2 ranks of the ring, got one for 3",
+        ),
+    ],
+    "sensitivity": [
+        ({"by": "x"}, "by must be above 0 and below 1, got 'x'"),
+        ({"by": 0}, "by must be"),
+        ({"by": 1}, "by must be"),
+        ({"most": 0}, "most must be"),
+    ],
+    "trace of a schedule": [
+        ({"ranks": "x"}, "ranks must be from 0 to 1, got 'x'"),
+        ({"ranks": [6]}, r"ranks must be from 0 to 1, got \[6\]"),
+    ],
+    "calibrate": [({"trace": [TRACE]}, "a trace to calibrate from must be a Trace, got")],
+    "compare": [({"real": "x"}, "real must be a Trace, got 'x'")],
+    "scale": [
+        ({"num_microbatches": 0}, "num_microbatches must be an integer from 1, got 0"),
+        ({"num_microbatches": "3"}, "num_microbatches must be an integer from 1, got '3'"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_is_told(name: str) -> None:
+    for arguments, told in RULES[name]:
+        with pytest.raises(RingError, match=told):
+            FUNCTIONS[name][0](**arguments)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])

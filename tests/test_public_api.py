@@ -22,7 +22,6 @@ import pytest
 import ringsim
 import ringsim.pipeline
 from ringsim import exchange
-from ringsim.traces.events import make_events
 
 PUBLIC_NAMES = set(
     """
@@ -237,7 +236,7 @@ def _check_sections(name: str, value: Any, text: str) -> None:
 
 
 def test_a_removed_function_tells_what_to_use() -> None:
-    trace = ringsim.Trace(make_events({"rank": [], "op": []}), {"world_size": 1})
+    trace = ringsim.simulate_schedule("1f1b", num_ranks=1, num_microbatches=1).trace()
     for name in ("goal", "chakra", "otf2"):
         said = (
             rf"_{name} was removed in ringsim 0\.3: use Perfetto's format \(\w+\), or ringsim 0\.2"

@@ -5,6 +5,8 @@ What it shows of schedules and of networks, and that mistakes are told in one li
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 from pathlib import Path
@@ -17,10 +19,7 @@ from hypothesis import strategies as st
 import ringsim
 from ringsim import Link, simulate_schedule
 from ringsim.cli import main
-from ringsim.cli.description import read_description
-from ringsim.errors import RingError
 from ringsim.pipeline import Costs, make_schedule, rehearse
-from ringsim.simulator.schedules import ScheduleRun
 from ringsim.topologies import FullBisection, Hosts, RingLinks
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
@@ -36,17 +35,9 @@ def write(directory: Path, tables: dict[str, Any]) -> Path:
     """Writes a description; what JSON writes for a value, TOML reads."""
     lines = []
     for name, content in tables.items():
-        if isinstance(content, dict):
-            lines += [
-                f"[{name}]",
-                *(f"{key} = {json.dumps(value)}" for key, value in content.items()),
-            ]
-        else:
-            for one in content:
-                lines += [
-                    f"[[{name}]]",
-                    *(f"{key} = {json.dumps(value)}" for key, value in one.items()),
-                ]
+        for one in content if isinstance(content, list) else [content]:
+            lines.append(f"[[{name}]]" if isinstance(content, list) else f"[{name}]")
+            lines += [f"{key} = {json.dumps(value)}" for key, value in one.items()]
     file = directory / "step.toml"
     file.write_text("\n".join(lines))
     return file
@@ -58,8 +49,26 @@ def changed(table: str, **entries: Any) -> dict[str, Any]:
     return {**SMALL, table: {key: value for key, value in merged.items() if value is not None}}
 
 
-def simulated(file: Path) -> ScheduleRun:
-    return read_description(file).simulate()
+def ask(file: Path) -> dict[str, Any]:
+    """Returns what the command says of a description, as numbers."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["simulate", "--json", str(file)]) == 0
+    numbers: dict[str, Any] = json.loads(printed.getvalue())
+    return numbers
+
+
+def find_durations(file: Path) -> dict[str, dict[int, float]]:
+    """Returns how long a computation of each kind takes in the trace of a step, by stage."""
+    saved = file.with_suffix(".ringtrace")
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(["simulate", "--save", str(saved), str(file)]) == 0
+    frame = ringsim.load(saved).to_pandas()
+    frame = frame[frame.stage.notna()].assign(took_s=(frame.done_ns - frame.post_ns) * 1e-9)
+    return {
+        str(label): own.groupby("stage").took_s.mean().to_dict()
+        for label, own in frame[frame.kind == "span"].groupby("label")
+    }
 
 
 def refuse(file: Path, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,19 +91,8 @@ def test_the_example_says_what_its_file_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, picture = tmp_path / "run.ringtrace", tmp_path / "pictures" / "run.png"
-    assert (
-        main(
-            [
-                "simulate",
-                str(EXAMPLES / "pipeline.toml"),
-                "--save",
-                str(file),
-                "--plot",
-                str(picture),
-            ]
-        )
-        == 0
-    )
+    out = ["--save", str(file), "--plot", str(picture)]
+    assert main(["simulate", str(EXAMPLES / "pipeline.toml"), *out]) == 0
     forward = [0.010, 0.010, 0.010, 0.012, 0.010, 0.010, 0.010, 0.010]
     links = {
         (src, dst): Link(10e-6, 1e-10) for src in range(8) for dst in ((src + 1) % 8, (src - 1) % 8)
@@ -155,22 +153,26 @@ def test_a_closed_form_without_messages_stands_where_none_is_known_with_them(
     assert "none with these messages; 330 ms if they took no time" in text
 
 
-def test_shapes_are_charged_for_their_arithmetic() -> None:
-    told = read_description(EXAMPLES / "llama_70b.toml")
+def test_shapes_are_charged_for_their_arithmetic(tmp_path: Path) -> None:
+    file = tmp_path / "step.toml"
+    text = (EXAMPLES / "llama_70b.toml").read_text()
+    for line, other in (  # 80 stages, and backward passes in two halves
+        ("ranks = 16", "ranks = 80"),
+        ('name = "interleaved_1f1b"', 'name = "zb_h1"'),
+        ("microbatches = 64\nchunks = 5", "microbatches = 4"),
+    ):
+        assert line in text
+        text = text.replace(line, other)
+    file.write_text(text)
     tokens, hidden = 4096, 8192
     weights = 80 * (2 * hidden * hidden + 2 * hidden * 1024 + 3 * hidden * 28672) + hidden * 32000
     forward = 2 * tokens * weights + 80 * 4 * tokens * tokens * hidden
-    columns = [
-        times
-        for times in (told.costs.forward, told.costs.input, told.costs.weight)
-        if not isinstance(times, int | float)
-    ]
-    assert [len(times) for times in columns] == [80] * 3
-    assert sum(map(sum, columns)) == pytest.approx(3 * forward / 4e14)
-    assert sum(columns[2]) == pytest.approx(2 * tokens * weights / 4e14), (
-        "attention has no weights of its own"
-    )
-    assert told.size_bytes == tokens * hidden * 2
+    took_s = find_durations(file)
+    assert [len(by_stage) for by_stage in took_s.values()] == [80] * 3
+    assert sum(sum(each.values()) for each in took_s.values()) == pytest.approx(3 * forward / 4e14)
+    # attention has no weights of its own
+    assert sum(took_s["weight_grad"].values()) == pytest.approx(2 * tokens * weights / 4e14)
+    assert ask(file)["size_bytes"] == tokens * hidden * 2
 
 
 def test_a_slow_rank_is_slow_with_all_its_stages(tmp_path: Path) -> None:
@@ -178,21 +180,25 @@ def test_a_slow_rank_is_slow_with_all_its_stages(tmp_path: Path) -> None:
         **changed("schedule", name="interleaved_1f1b", chunks=2),
         "slow": [{"rank": 1, "factor": 3}],
     }
-    told = read_description(write(tmp_path, tables))
-    assert told.costs.forward == pytest.approx((0.01, 0.03, 0.01, 0.01, 0.01, 0.03, 0.01, 0.01))
-    assert told.costs.backward == pytest.approx((0.02, 0.06, 0.02, 0.02, 0.02, 0.06, 0.02, 0.02))
+    forward_s = [0.01, 0.03, 0.01, 0.01, 0.01, 0.03, 0.01, 0.01]
+    took_s = find_durations(write(tmp_path, tables))
+    assert list(took_s["forward"].values()) == pytest.approx(forward_s)
+    assert list(took_s["backward"].values()) == pytest.approx([2 * each for each in forward_s])
 
 
 def test_a_degraded_link_is_one_that_costs_more(tmp_path: Path) -> None:
     base = changed("link", latency_us=100)
-    degraded = simulated(
-        write(tmp_path, {**base, "degrade": [{"from": 1, "to": 2, "factor": 50}]})
-    ).makespan
     slower = {"from": 1, "to": 2, "latency_ms": 5, "bandwidth_mb_per_s": 20}
-    assert degraded == pytest.approx(
-        simulated(write(tmp_path, {**base, "edge": [slower]})).makespan
+    plain, degraded, other = (
+        ask(write(tmp_path, {**base, **more}))["step_s"]
+        for more in (
+            {},
+            {"degrade": [{"from": 1, "to": 2, "factor": 50}]},
+            {"edge": [slower]},
+        )
     )
-    assert degraded > simulated(write(tmp_path, base)).makespan
+    assert degraded == pytest.approx(other)
+    assert degraded > plain
 
 
 def test_a_schedule_of_ones_own_is_written_out(
@@ -204,10 +210,8 @@ def test_a_schedule_of_ones_own_is_written_out(
         "ring": {"ranks": 2},
     }
     text = show(write(tmp_path, tables), capsys)
-    named = simulated(
-        write(tmp_path, {**changed("schedule", microbatches=2), "ring": {"ranks": 2}})
-    )
-    assert f"  step           {1e3 * float(named.makespan):,.6g} ms\n" in text, "it is 1F1B"
+    named = ask(write(tmp_path, {**changed("schedule", microbatches=2), "ring": {"ranks": 2}}))
+    assert f"  step           {1e3 * named['step_s']:,.6g} ms\n" in text, "it is 1F1B"
     assert text.startswith("own on 2 ranks, 2 microbatches (simulated")
     assert "  closed form    none for a schedule of one's own\n" in text
     assert "2 live at a time on rank 0, 1 on rank 1" in text
@@ -246,7 +250,7 @@ def test_a_schedule_of_ones_own_is_written_out(
         (changed("schedule", name="zb_h1", microbatches=10**6),
          "of zb_h1 must have 1,000,000 forward passes or fewer, got 4,000,000"),
         (changed("model", forward_ms=[10, 10]),
-         "forward must be one number, or a list of one for each of 4 stages, got 2"),
+         "forward must have one time for each stage, got 2 for 4"),
         (changed("model", forward_ms=[]), "got []"),
         (changed("model", input_ms=10), "must have weight, got none"),
         (changed("model", input_ms=10, weight_ms=10),
@@ -256,7 +260,7 @@ def test_a_schedule_of_ones_own_is_written_out(
         (changed("model", activation_kib=0.0001),
          "activation must be 0, or a byte or more, got 0.1024 bytes"),
         (changed("model", activation_kib=2**63),
-         "activation must be 9,007,199,254,740,992 bytes or less"),
+         "activation_kib must be 9,007,199,254,740,992 bytes or less, got 9223372036854775808"),
         (changed("model", forward_ms=1e13),
          "forward_ms must be 285 years or less, since a trace counts ns, got 1"),
         ({**changed("model", forward_ms=4e12), "jitter": [{"fraction": 0.1}]},
@@ -333,10 +337,15 @@ def test_whatever_stands_there_is_simulated_or_told(
     table: str, key: str, value: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = write(tmp_path_factory.mktemp("description"), changed(table, **{key: value}))
-    try:
-        assert float(simulated(file).makespan) >= 0
-    except RingError:
-        pass
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        code = main(["simulate", "--json", str(file)])
+    if code == 0:
+        assert json.loads(printed.getvalue())["step_s"] >= 0
+    assert code in (0, 1, 2)
+
+
+# -- networks that ranks share
 
 
 OUTER = {"latency_us": 10, "bandwidth_gb_per_s": 1}
@@ -364,10 +373,10 @@ def from_python(**network: Any) -> float:
     return float(trace.metadata["end_ns"]) * 1e-9
 
 
-def from_file(directory: Path, **tables: Any) -> float:
-    told = read_description(write(directory, {**TABLES, **tables}))
-    assert told.needs_ranks
-    return float(told.rehearse().metadata["end_ns"]) * 1e-9
+def from_file(directory: Path, **tables: Any) -> dict[str, Any]:
+    found = ask(write(directory, {**TABLES, **tables}))
+    assert "undisturbed_s" in found  # it needed ranks
+    return found
 
 
 @pytest.mark.parametrize(
@@ -382,52 +391,38 @@ def from_file(directory: Path, **tables: Any) -> float:
 def test_a_network_is_the_topology_of_its_name(
     table: dict[str, Any], topology: Any, tmp_path: Path
 ) -> None:
-    assert from_file(tmp_path, topology=table) == pytest.approx(
-        from_python(topology=topology), rel=1e-12
-    )
+    found = from_file(tmp_path, topology=table)["step_s"]
+    assert found == pytest.approx(from_python(topology=topology), rel=1e-12)
 
 
 def test_where_nothing_is_shared_the_schedule_alone_gives_the_same_time(tmp_path: Path) -> None:
-    told = read_description(write(tmp_path, {**TABLES, "topology": {"kind": "ring", **OUTER}}))
-    alone = read_description(write(tmp_path, {**TABLES, "link": OUTER}))
-    assert not alone.needs_ranks
-    undisturbed = float(alone.simulate().makespan)
-    assert told.rehearse().metadata["end_ns"] * 1e-9 == pytest.approx(undisturbed, abs=1e-8)
-    assert float(told.simulate().makespan) == pytest.approx(undisturbed)
+    shared = from_file(tmp_path, topology={"kind": "ring", **OUTER})
+    alone = ask(write(tmp_path, {**TABLES, "link": OUTER}))
+    assert "undisturbed_s" not in alone
+    assert shared["step_s"] == pytest.approx(alone["step_s"], abs=1e-8)
+    assert shared["undisturbed_s"] == pytest.approx(alone["step_s"])
 
 
-def test_what_disturbs_a_shared_network_is_injected(tmp_path: Path) -> None:
-    found = from_file(
-        tmp_path,
-        topology=HOSTS,
-        degrade=[{"from": 1, "to": 2, "factor": 3}],
-        slow=[{"rank": 3, "factor": 2}],
+def test_what_disturbs_a_network_is_injected(tmp_path: Path) -> None:
+    degrade, slow = [{"from": 1, "to": 2, "factor": 3}], [{"rank": 3, "factor": 2}]
+    found = from_file(tmp_path, topology=HOSTS, degrade=degrade, slow=slow)["step_s"]
+    inject: list[Any] = [ringsim.Degrade(1, 2, 3), ringsim.Slow(3, 2)]
+    hosts = Hosts(2, INNER_LINK, OUTER_LINK)
+    assert found == pytest.approx(from_python(topology=hosts, inject=inject), rel=1e-12)
+    drawn, other = (
+        from_file(tmp_path, link=OUTER, jitter=[{"fraction": 0.2, "seed": seed}])["step_s"]
+        for seed in (7, 8)
     )
-    inject = [ringsim.Degrade(1, 2, 3), ringsim.Slow(3, 2)]
-    assert found == pytest.approx(
-        from_python(topology=Hosts(2, INNER_LINK, OUTER_LINK), inject=inject), rel=1e-12
-    )
-
-
-def test_jitter_is_drawn_from_its_seed(tmp_path: Path) -> None:
-    jitter = {"fraction": 0.2, "seed": 7}
-    found = from_file(tmp_path, link=OUTER, jitter=[jitter])
-    assert found == pytest.approx(
-        from_python(link=OUTER_LINK, inject=[ringsim.Jitter(0.2, 7)]), rel=1e-12
-    )
-    assert found != from_file(tmp_path, link=OUTER, jitter=[{**jitter, "seed": 8}])
+    inject = [ringsim.Jitter(0.2, 7)]
+    assert drawn == pytest.approx(from_python(link=OUTER_LINK, inject=inject), rel=1e-12) != other
 
 
 def test_the_example_says_what_sharing_costs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, picture = tmp_path / "run.ringtrace", tmp_path / "run.png"
-    assert (
-        main(
-            ["simulate", str(EXAMPLES / "hosts.toml"), "--save", str(file), "--plot", str(picture)]
-        )
-        == 0
-    )
+    out = ["--save", str(file), "--plot", str(picture)]
+    assert main(["simulate", str(EXAMPLES / "hosts.toml"), *out]) == 0
     text = capsys.readouterr().out
     assert "64 MiB a message, hosts of 4 ranks, jitter)\n" in text
     took, undisturbed = (
@@ -445,65 +440,36 @@ def test_the_example_says_what_sharing_costs(
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        (
-            {"topology": {"kind": "host"}},
-            "kind must be one of hosts, full_bisection, ring, got 'host' ([topology] of ",
-        ),
+        ({"topology": {"kind": "host"}},
+         "kind must be one of hosts, full_bisection, ring, got 'host' ([topology] of "),
         ({"topology": {"kind": "host"}}, "Did you mean 'hosts'?"),
-        (
-            {"topology": {**HOSTS, "ranks_per_host": 0}},
-            "ranks_per_host must be a whole number from 1, got 0",
-        ),
-        (
-            {"topology": {**HOSTS, "inner_latency": 1}},
-            "[topology] must say the unit of inner_latency",
-        ),
-        (
-            {"topology": {**HOSTS, "outer_bandwidth_gb_per_s": 0}},
-            "outer_bandwidth must be above 0, got 0 ([topology] of ",
-        ),
-        (
-            {"topology": {**HOSTS, "latency_us": 1}},
-            "[topology] must have keys that are known, got latency_us",
-        ),
-        (
-            {"topology": {"kind": "ring", "latency_us": 1}},
-            "[topology] must have bandwidth, got none",
-        ),
-        (
-            {"topology": HOSTS, "link": OUTER},
-            "the links must be said once, got [topology] and [link] or [[edge]]",
-        ),
-        (
-            {"topology": HOSTS, "edge": [{"from": 0, "to": 1, **OUTER}]},
-            "the links must be said once",
-        ),
+        ({"topology": {**HOSTS, "ranks_per_host": 0}},
+         "ranks_per_host must be a whole number from 1, got 0"),
+        ({"topology": {**HOSTS, "inner_latency": 1}},
+         "[topology] must say the unit of inner_latency"),
+        ({"topology": {**HOSTS, "outer_bandwidth_gb_per_s": 0}},
+         "outer_bandwidth must be above 0, got 0 ([topology] of "),
+        ({"topology": {**HOSTS, "latency_us": 1}},
+         "[topology] must have keys that are known, got latency_us"),
+        ({"topology": {"kind": "ring", "latency_us": 1}},
+         "[topology] must have bandwidth, got none"),
+        ({"topology": HOSTS, "link": OUTER},
+         "the links must be said once, got [topology] and [link] or [[edge]]"),
+        ({"topology": HOSTS, "edge": [{"from": 0, "to": 1, **OUTER}]},
+         "the links must be said once"),
         ({"topology": [HOSTS]}, "topology must be a table, [topology]"),
-        (
-            {"link": OUTER, "jitter": [{"fraction": 2}]},
-            "fraction must be above 0 and at most 1, got 2.0",
-        ),
-        (
-            {"link": OUTER, "jitter": [{"fraction": 0.1, "sed": 1}]},
-            "[[jitter]] must have keys that are known, got sed",
-        ),
-        (
-            {"link": OUTER, "jitter": {"fraction": 0.1}},
-            "jitter must be a list of tables, [[jitter]]",
-        ),
-        (
-            {"topology": HOSTS, "model": {"forward_ms": 1, "backward_ms": 1}},
-            "activation must be above 0 with [topology] or [[jitter]]",
-        ),
-        (
-            {"topology": HOSTS, "schedule": changed("schedule", microbatches=10**6)["schedule"]},
-            (
-                "a step with [topology] or [[jitter]] must have 100,000 forward passes or fewer, "
-                "got 4,000,000"
-            ),
-        ),
+        ({"link": OUTER, "jitter": [{"fraction": 2}]},
+         "fraction must be above 0 and at most 1, got 2.0"),
+        ({"link": OUTER, "jitter": [{"fraction": 0.1, "sed": 1}]},
+         "[[jitter]] must have keys that are known, got sed"),
+        ({"link": OUTER, "jitter": {"fraction": 0.1}},
+         "jitter must be a list of tables, [[jitter]]"),
+        ({"topology": HOSTS, "model": {"forward_ms": 1, "backward_ms": 1}},
+         "activation must be above 0 with [topology] or [[jitter]]"),
+        ({"topology": HOSTS, "schedule": {"name": "1f1b", "microbatches": 10**6}},
+         "must have 100,000 forward passes or fewer, got 4,000,000"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_in_a_network_are_told_in_one_line(
     tables: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

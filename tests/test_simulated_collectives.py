@@ -18,7 +18,6 @@ import ringsim
 from ringsim import comm as dist
 from ringsim import simulate
 from ringsim.errors import ArgumentError, RankFailed, RingError
-from ringsim.simulator.matching import Message
 
 SEMANTICS = pytest.mark.parametrize("semantics", ["rendezvous", "buffered", "grouped"])
 
@@ -400,11 +399,6 @@ def resize_behind_a_message() -> str:
 def test_memory_of_numpy_is_held_until_its_message_is_done(semantics: str) -> None:
     for said in run(resize_behind_a_message, 2, semantics=semantics):
         assert said.startswith("cannot resize an array that references or is referenced")
-
-
-def test_a_handle_that_was_never_begun_raises() -> None:
-    with pytest.raises(AttributeError):
-        Message.__new__(Message).wait()
 
 
 def call_again() -> list[Any]:

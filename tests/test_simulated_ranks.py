@@ -17,7 +17,6 @@ import ringsim
 from ringsim import comm as dist
 from ringsim import simulate
 from ringsim.errors import ArgumentError, PeerExited, RendezvousFailed, RingError
-from ringsim.state import get_state
 
 
 def own_arguments(values: list[int]) -> list[int]:
@@ -79,7 +78,7 @@ def own_state() -> tuple[int, bool]:
         switch()
         with ringsim.span("inner"):
             switch()
-    return ringsim.current_ring().rank, get_state().ring is ring
+    return ring.rank, ringsim.current_ring() is ring
 
 
 def test_spans_and_rings_are_the_ranks_own() -> None:
@@ -87,7 +86,8 @@ def test_spans_and_rings_are_the_ranks_own() -> None:
     assert trace.results == [(0, True), (1, True), (2, True)]
     frame = trace.to_pandas()
     assert (frame.microbatch == frame["rank"]).all()
-    assert get_state().ring is None
+    with pytest.raises(RingError, match="initialize_distributed"):
+        ringsim.current_ring()
 
 
 def printing() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_runs import now_s, run
+from simulated_runs import Plan, now_s, post_all, run
 
 import ringsim
 from ringsim import comm as dist
@@ -157,48 +156,7 @@ def test_nobody_receives_from_anybody_in_order() -> None:
         run(from_anybody, 2, semantics="grouped")
 
 
-@pytest.mark.parametrize(
-    "semantics", ["eager", "buffered()", "buffered(-1)", "buffered(1.5)", 7, None]
-)
-def test_there_are_no_other_semantics(semantics: Any) -> None:
-    with pytest.raises(ArgumentError, match="semantics must be"):
-        run(from_anybody, 2, semantics=semantics)
-
-
 # -- any exchange
-
-# messages: source, destination, elements, when sent, when asked for
-Plan = list[tuple[int, int, int, float, float]]
-
-
-def post_all(plan: Plan) -> list[float]:
-    """Posts all messages without waiting; returns when each recv was done."""
-    rank = dist.get_rank()
-    posts = sorted(
-        [(sent_s, index, True) for index, (src, _, _, sent_s, _) in enumerate(plan) if src == rank]
-        + [
-            (asked_s, index, False)
-            for index, (_, dst, _, _, asked_s) in enumerate(plan)
-            if dst == rank
-        ]
-    )
-    handles = []
-    for at_s, index, sends in posts:
-        ringsim.compute(max(at_s - now_s(), 0.0))
-        src, dst, elements, _, _ = plan[index]
-        tensor = torch.zeros(elements)
-        handles.append(
-            (
-                index,
-                dist.isend(tensor, dst, tag=index) if sends else dist.irecv(tensor, src, tag=index),
-            )
-        )
-    ends = [-1.0] * len(plan)
-    for index, handle in handles:
-        handle.wait()
-        if plan[index][1] == rank:
-            ends[index] = handle.done_s
-    return ends
 
 
 def expected(plan: Plan, limit: float) -> list[float]:
@@ -207,21 +165,21 @@ def expected(plan: Plan, limit: float) -> list[float]:
     Links take what is ready in the order in which it became ready.
     """
     ready = []
-    for index, (src, dst, elements, sent_s, asked_s) in enumerate(plan):
-        leaves_s = sent_s if 4 * elements <= limit else max(sent_s, asked_s)
-        ready.append((leaves_s, src, dst, index, elements, asked_s))
+    for index, (src, dst, size_bytes, sent_s, asked_s) in enumerate(plan):
+        leaves_s = sent_s if size_bytes <= limit else max(sent_s, asked_s)
+        ready.append((leaves_s, src, dst, index, size_bytes, asked_s))
     free: dict[tuple[int, int], float] = {}
     ends = [0.0] * len(plan)
-    for leaves_s, src, dst, index, elements, asked_s in sorted(ready):
+    for leaves_s, src, dst, index, size_bytes, asked_s in sorted(ready):
         start = max(leaves_s, free.get((src, dst), 0.0))
-        free[src, dst] = start + 4 * elements
+        free[src, dst] = start + size_bytes
         ends[index] = max(free[src, dst] + 1, asked_s)
     return ends
 
 
 times = st.integers(0, 40).map(lambda number: number + 0.0)
 messages = st.tuples(st.integers(0, 2), st.integers(1, 2), st.integers(1, 4)).map(
-    lambda m: (m[0], (m[0] + m[1]) % 3, m[2])
+    lambda m: (m[0], (m[0] + m[1]) % 3, 4 * m[2])
 )
 
 

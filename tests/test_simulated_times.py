@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -19,8 +20,6 @@ import ringsim
 from ringsim import Link, Trace, simulate
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError, PeerExited, RankFailed, RingError, RunTimeout
-from ringsim.prediction.calibration import Calibration
-from ringsim.simulator.links import SharedCores
 from ringsim.topologies import FullBisection, GraphLinks, Hosts, OneMachine, RingLinks, Topology
 
 ALPHA, BETA = 1e-5, 1e-9
@@ -287,11 +286,15 @@ def test_times_that_no_trace_can_hold_are_refused() -> None:
 
 
 LATENCY = Link(alpha_s=0.004, beta_s_per_byte=0.0)
-CALIBRATION = Calibration(
-    link=LATENCY, sending=Link(0.0, 0.0), sending_early_s=0.0, receiving_s=0.0, sleep_s=0.0,
-    around_s=0.0,
-    cores=1, costs=None, num_messages=3, sizes_bytes=(1,),
-)  # fmt: skip
+RECORDED = Path(__file__).parent.parent / "figures" / "data" / "straggler.ringtrace"
+CALIBRATION = replace(  # of which these are known
+    ringsim.calibrate(ringsim.load(RECORDED)),
+    link=LATENCY,
+    sending=Link(0.0, 0.0),
+    sending_early_s=0.0,
+    receiving_s=0.0,
+    around_s=0.001,
+)
 
 
 def send_to_neighbour() -> float:
@@ -317,27 +320,18 @@ def test_messages_wait_for_a_core(cores: int, done_ms: list[float]) -> None:
 def test_ranks_sleep_side_by_side_and_go_on_one_after_the_other(
     cores: int, done_ms: list[float]
 ) -> None:
-    calibration = replace(CALIBRATION, around_s=0.001, cores=cores)
-    assert (
-        simulate(
-            compute_10_ms, world_size=4, topology=calibration.topology, compute=calibration
-        ).results
-        == done_ms
-    )
+    network: dict[str, Any] = {"link": None, "topology": OneMachine(LATENCY, cores)}
+    assert run(compute_10_ms, 4, compute=CALIBRATION, **network) == done_ms
 
 
 def test_links_alone_share_no_cores() -> None:
-    calibration = replace(CALIBRATION, around_s=0.001)
-    assert (
-        simulate(compute_10_ms, world_size=4, link=LATENCY, compute=calibration).results == [11] * 4
-    )
+    assert run(compute_10_ms, 4, link=LATENCY, compute=CALIBRATION) == [11] * 4
 
 
 def test_slower_link_needs_no_more_of_a_core() -> None:
-    carrier = SharedCores(OneMachine(LATENCY, cores=1), {(0, 1): 10.0})
-    assert carrier.carry(0, 1, 0, 0.0) == pytest.approx(0.040)
-    # after the 4 ms that the first one needed the core
-    assert carrier.carry(2, 3, 0, 0.0) == pytest.approx(0.008)
+    slow = [ringsim.Degrade(0, 1, factor=10)]
+    done_ms = run(send_to_neighbour, 4, link=None, topology=OneMachine(LATENCY, 1), inject=slow)
+    assert done_ms == [40, 40, 8, 8]  # after the 4 ms that the first one needed the core
 
 
 A_FLOAT_A_SECOND = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.25)  # a float takes a second

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import ringsim
-from ringsim.cli import demo, doctor, grade, lessons, measure, traces, virtual
+from ringsim.cli import demo, doctor, grade, lessons, measure, record, traces, virtual
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 
 VERBS = (
     demo.add_demo,
     demo.add_generate,
-    traces.add_trace,
-    traces.add_merge,
+    record.add_trace,
+    record.add_merge,
     traces.add_show,
     traces.add_open,
     traces.add_compare,

@@ -20,7 +20,7 @@ from ringsim.cli.verb import (
     add_out,
     add_verb,
     make_directory,
-    tell_written,
+    save_trace,
     write_picture,
     write_pictures,
 )
@@ -86,9 +86,8 @@ def run_demo(options: argparse.Namespace) -> int:
     )
     print("\n".join(f"    {line}" for line in lines))
     file = options.out / "run.ringtrace"
-    trace.save(file)
     print(f"\n{trace.summary()}\n")
-    tell_written(file)
+    save_trace(trace, file)
     write_pictures(trace, options.out)
     print(f"\nlook again with: ringsim show {file}")
     return 0
@@ -178,8 +177,7 @@ def run_generate(options: argparse.Namespace) -> int:
         print(_line(num_stages, *measured[-1]), flush=True)
 
     file = options.out / "run.ringtrace"
-    trace.save(file)
-    tell_written(file)
+    save_trace(trace, file)
     write_pictures(trace, options.out)
     axes = plot_inner_iterations(num_stages, measured, metadata=trace.metadata)
     write_picture(axes, options.out / "inner_iterations.png")

@@ -16,8 +16,8 @@ Instead of a name, ``[schedule]`` may have ``actions``, written out. Instead of 
 may have the shapes of a transformer and the arithmetic that a rank does per second. Instead of
 ``[link]`` and ``[[edge]]``, ``[topology]`` may say which links the ranks share.
 
-``TomlTable`` reads a table key by key. It checks each value, takes the unit from the name of the
-key, and rejects keys that were not read.
+``TomlTable`` reads a table key by key. It checks each value against a `Rule`, takes the unit from
+the name of the key, and rejects keys that were not read.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from ringsim.errors import (
     RingError,
     ScheduleError,
     escape,
+    is_integer,
+    is_list,
     is_number,
     say,
 )
@@ -56,6 +58,7 @@ from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import SEMANTICS, Semantics, validate
 from ringsim.schedules.partition import by_count
 from ringsim.schedules.schedule import Action, Schedule, from_text
+from ringsim.simulator.links import degraded
 from ringsim.simulator.schedules import ScheduleRun, simulate_schedule
 from ringsim.topologies import FullBisection, Hosts, RingLinks
 
@@ -67,7 +70,6 @@ _BY_RULE: Final = ("gpipe", "afab", "1f1b")
 _MOST_FORWARDS: Final = 20_000_000
 _MOST_WRITTEN_OUT: Final = 1_000_000  # of the other schedules: half a minute and a gigabyte
 _MOST_REHEARSED: Final = 100_000  # by ranks that take turns: a minute
-_MOST_BYTES: Final = 2**53  # of a message
 _FREE: Final = Link(0.0, 0.0)  # of one rank, which sends nothing
 _TOPOLOGIES: Final = ("hosts", "full_bisection", "ring")
 
@@ -75,29 +77,78 @@ Links = Link | dict[tuple[int, int], Link]
 Network = Hosts | FullBisection | RingLinks
 
 
-Units = Mapping[str, Fraction]  # exact, so that 10 us are 1e-05 s without a rounding error
-TIME: Final[Units] = {
-    "s": Fraction(1),
-    "ms": Fraction("1e-3"),
-    "us": Fraction("1e-6"),
-    "ns": Fraction("1e-9"),
-}
-SIZE: Final[Units] = {
-    "bytes": Fraction(1),
-    "kib": Fraction(2**10),
-    "mib": Fraction(2**20),
-    "gib": Fraction(2**30),
-}
-BANDWIDTH: Final[Units] = {"gb_per_s": Fraction(10**9), "mb_per_s": Fraction(10**6)}
-# of any number: far beyond anything sensible, far below the limit of a float
-_LARGEST: Final = 10**30
+@dataclass(frozen=True)
+class Rule:
+    """What a value must be.
+
+    Attributes:
+        words: the rule, for errors.
+        fits: whether a value keeps it.
+        make: the type that a value is to have.
+    """
+
+    words: str
+    fits: Callable[[Any], bool]
+    make: Callable[[Any], Any]
+
+
+def at_least(least: int = 0) -> Rule:
+    """Returns the rule for a whole number."""
+    words = f"a whole number from {least}"
+    return Rule(words, lambda value: is_integer(value) and number(least).fits(value), int)
+
+
+def number(least: float = 0.0) -> Rule:
+    """Returns the rule for any number."""
+    words = f"a number from {least:g}"
+    return Rule(words, lambda value: is_number(value) and value >= least, float)
+
+
+TEXT: Final = Rule("a text", lambda value: isinstance(value, str), str)
+TRUTH: Final = Rule("true or false", lambda value: isinstance(value, bool), bool)
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units that a quantity may have.
+
+    Attributes:
+        factors: what each is in the first one. Exact, so that 10 us are 1e-05 s without a rounding
+            error.
+        most: the largest quantity that is taken, in the first one.
+        rule: says so.
+    """
+
+    factors: Mapping[str, Fraction | int]
+    most: float
+    rule: str
+
+    def keys(self, what: str) -> dict[str, Fraction | int]:
+        """Returns the keys that give a quantity, with the factor of each."""
+        return {f"{what}_{unit}": factor for unit, factor in self.factors.items()}
+
+
+_LARGEST: Final = (
+    1e30  # of any number: far beyond anything sensible, far below the limit of a float
+)
+TIME: Final = Units(
+    {"s": 1, "ms": Fraction("1e-3"), "us": Fraction("1e-6"), "ns": Fraction("1e-9")},
+    LONGEST_S,
+    "285 years or less, since a trace counts ns",
+)
+SIZE: Final = Units(
+    {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}, 2**53, f"{2**53:,} bytes or less"
+)
+BANDWIDTH: Final = Units(
+    {"gb_per_s": 10**9, "mb_per_s": 10**6}, _LARGEST, f"{_LARGEST:g} bytes a second or less"
+)
 
 
 class TomlTable:
     """One table of a TOML file.
 
     Reading a key checks its value; ``finish`` rejects the keys that were not read. Every method
-    raises ArgumentError where a value breaks its rule. A default of None means that the key must be
+    raises ArgumentError if a value breaks its rule. A default of None means that the key must be
     there.
 
     Args:
@@ -117,61 +168,42 @@ class TomlTable:
         self.file = file
         self._entries = entries
         self._known: list[str] = []
+        self._inner: list[TomlTable] = []
 
     def __contains__(self, key: str) -> bool:
-        """Tells whether the table has a key; asking does not count as reading it."""
+        """Returns whether the table has a key; asking does not count as reading it."""
         return key in self._entries
 
     def table(self, key: str) -> TomlTable:
         """Returns an inner table, ``[key]``."""
-        value = self._read(key, None, f"a table, [{key}]", lambda value: isinstance(value, dict))
-        return TomlTable(f"[{key}]", self.file, value)
+        rule = Rule(f"a table, [{key}]", lambda value: isinstance(value, dict), dict)
+        return self._open(f"[{key}]", self.read(key, rule))
 
     def tables(self, key: str) -> list[TomlTable]:
         """Returns the tables of a list, ``[[key]]``; none if there is no such list."""
-        rule = f"a list of tables, [[{key}]]"
-        value = self._read(
-            key,
-            [],
-            rule,
-            lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value),
+        rule = Rule(
+            f"a list of tables, [[{key}]]",
+            lambda value: is_list(value) and all(isinstance(one, dict) for one in value),
+            list,
         )
-        return [TomlTable(f"[[{key}]]", self.file, one) for one in value]
+        return [self._open(f"[[{key}]]", one) for one in self.read(key, rule, [])]
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
-        """Returns a whole number of ``least`` or more."""
-        rule = f"a whole number from {least}"
-        value = self._read(
-            key,
-            default,
-            rule,
-            lambda value: isinstance(value, int) and is_number(value) and value >= least,
-        )
-        return int(self._check_size(key, value))
+    def _open(self, name: str, entries: Mapping[str, Any]) -> TomlTable:
+        self._inner.append(TomlTable(name, self.file, entries))
+        return self._inner[-1]
 
-    def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
-        """Returns a number of ``least`` or more."""
-        value = self._read(
-            key,
-            default,
-            f"a number from {least:g}",
-            lambda value: is_number(value) and value >= least,
-        )
-        return float(self._check_size(key, value))
-
-    def truth(self, key: str, default: bool) -> bool:
-        """Returns true or false."""
-        return bool(
-            self._read(key, default, "true or false", lambda value: isinstance(value, bool))
-        )
-
-    def text(self, key: str) -> str:
-        """Returns a text, which must be there."""
-        return str(self._read(key, None, "a text", lambda value: isinstance(value, str)))
+    def read(self, key: str, rule: Rule, default: Any = None) -> Any:
+        """Returns the value of a key."""
+        value = self._find(key, default)
+        if not rule.fits(value):
+            raise self.wrong(key, rule.words, say(value))
+        if is_number(value) and value > _LARGEST:
+            raise self.wrong(key, f"{_LARGEST:g} or less", say(value))
+        return rule.make(value)
 
     def choice(self, key: str, names: tuple[str, ...], default: str | None = None) -> str:
         """Returns one of several words."""
-        value = self._read(key, default, "", lambda _: True)
+        value = self._find(key, default)
         if value not in names:
             near = get_close_matches(value, names, 1) if isinstance(value, str) else []
             raise self.wrong(
@@ -182,67 +214,18 @@ class TomlTable:
             )
         return str(value)
 
-    def has(self, what: str, units: Units) -> bool:
-        """Tells whether a quantity is given, in any unit."""
-        return any(key in self._entries for key in _keys(what, units))
-
-    def quantity(self, what: str, units: Units, default: float | None = None) -> float:
+    def quantity(
+        self, what: str, units: Units, default: Any = None, *, by_stage: bool = False
+    ) -> Any:
         """Returns a number in the unit whose factor is 1.
 
-        Its key ends in its unit, such as ``latency_us``.
+        Its key ends in its unit, such as ``latency_us``. With ``by_stage``, the file may have a
+        list, which becomes a tuple with one for each stage.
         """
-        return self._measure(*self._find_quantity(what, units, default), units)
-
-    def quantities(self, what: str, units: Units) -> float | tuple[float, ...]:
-        """Returns a quantity, or a tuple with one for each stage if the file has a list."""
-        key, value, unit = self._find_quantity(what, units)
-        if not isinstance(value, list):
-            return self._measure(key, value, unit, units)
-        if not value:
-            raise self.wrong(key, "a number, or a list with one for each stage", say(value))
-        return tuple(self._measure(key, one, unit, units) for one in value)
-
-    def finish(self) -> None:
-        """Rejects keys that were not read; the error names the most similar one that was."""
-        for key in self._entries:
-            if key not in self._known:
-                near = get_close_matches(key, self._known, 1, cutoff=0.5)
-                hint = (
-                    f"Did you mean {near[0]}?" if near else f"It may have {', '.join(self._known)}."
-                )
-                raise ArgumentError(
-                    f"{self.name} must have keys that are known, got {key} ({self.file}). {hint}"
-                )
-
-    def wrong(
-        self, what: str, rule: str, got: str, hint: str = "Change the line."
-    ) -> ArgumentError:
-        """Makes the error about a value."""
-        return ArgumentError(
-            f"{what} must be {rule}, got {got} ({self.name} of {self.file}). {hint}"
-        )
-
-    def _read(self, key: str, default: Any, rule: str, fits: Callable[[Any], bool]) -> Any:
-        self._known.append(key)
-        value = self._entries.get(key, default)
-        if key not in self._entries and default is None:
-            near = get_close_matches(
-                key, [each for each in self._entries if each not in self._known], 1
-            )
-            hint = f"It has {near[0]}; is that meant?" if near else "Add the line."
-            raise ArgumentError(f"{self.name} must have {key}, got none ({self.file}). {hint}")
-        if not fits(value):
-            raise self.wrong(key, rule, say(value))
-        return value
-
-    def _find_quantity(
-        self, what: str, units: Units, default: float | None = None
-    ) -> tuple[str, Any, Fraction]:
-        """Returns key, value and factor of the unit."""
-        keys = _keys(what, units)
+        keys = units.keys(what)
         self._known += keys
-        found = [key for key in keys if key in self._entries]
-        if what in self._entries:
+        found = [key for key in keys if key in self]
+        if what in self:
             raise ArgumentError(
                 f"{self.name} must say the unit of {what}, got {what} ({self.file}). Write "
                 f"{' or '.join(keys)}."
@@ -252,29 +235,61 @@ class TomlTable:
                 f"{self.name} must have {what} once, got {' and '.join(found)} ({self.file}). "
                 "Take one out."
             )
-        if found:
-            return found[0], self._entries[found[0]], keys[found[0]]
-        if default is None:
+        if not found and default is None:
             raise ArgumentError(
                 f"{self.name} must have {what}, got none ({self.file}). Write {' or '.join(keys)}."
             )
-        return what, default, Fraction(1)
+        if not found:
+            return default
+        key, value = found[0], self._entries[found[0]]
+        measured = [
+            self._measure(key, one, keys[key], units)
+            for one in (value if by_stage and is_list(value) and value else [value])
+        ]
+        return tuple(measured) if is_list(value) else measured[0]
 
-    def _measure(self, key: str, value: Any, unit: Fraction, units: Units) -> float:
-        if not is_number(value) or not value >= 0:
+    def _measure(self, key: str, value: Any, factor: Fraction | int, units: Units) -> float:
+        if not is_number(value) or value < 0:
             raise self.wrong(key, "a number from 0", say(value))
-        if units is TIME and value * float(unit) > LONGEST_S:
-            raise self.wrong(key, "285 years or less, since a trace counts ns", say(value))
-        return float(Fraction(self._check_size(key, value)) * unit)
+        exact = Fraction(value) * factor
+        if exact > units.most:
+            raise self.wrong(key, units.rule, say(value))
+        return float(exact)
 
-    def _check_size(self, key: str, value: Any) -> Any:
-        if value > _LARGEST:
-            raise self.wrong(key, f"{_LARGEST:g} or less", say(value))
-        return value
+    def finish(self) -> None:
+        """Rejects keys that were not read, here and in the inner tables.
 
+        The error names the most similar key that was.
+        """
+        for key in self._entries:
+            if key not in self._known:
+                near = get_close_matches(key, self._known, 1, cutoff=0.5)
+                hint = (
+                    f"Did you mean {near[0]}?" if near else f"It may have {', '.join(self._known)}."
+                )
+                raise ArgumentError(
+                    f"{self.name} must have keys that are known, got {key} ({self.file}). {hint}"
+                )
+        for table in self._inner:
+            table.finish()
 
-def _keys(what: str, units: Units) -> dict[str, Fraction]:
-    return {f"{what}_{unit}": factor for unit, factor in units.items()}
+    def wrong(
+        self, what: str, rule: str, got: str, hint: str = "Change the line."
+    ) -> ArgumentError:
+        """Makes the error about a value."""
+        return ArgumentError(
+            f"{what} must be {rule}, got {got} ({self.name} of {self.file}). {hint}"
+        )
+
+    def _find(self, key: str, default: Any) -> Any:
+        self._known.append(key)
+        if key not in self and default is None:
+            near = get_close_matches(
+                key, [each for each in self._entries if each not in self._known], 1
+            )
+            hint = f"It has {near[0]}; is that meant?" if near else "Add the line."
+            raise ArgumentError(f"{self.name} must have {key}, got none ({self.file}). {hint}")
+        return self._entries.get(key, default)
 
 
 @dataclass(frozen=True)
@@ -377,15 +392,16 @@ def _describe(whole: TomlTable) -> Description:
     edges, slow, degrade, jitter = (
         whole.tables(key) for key in ("edge", "slow", "degrade", "jitter")
     )
-    whole.finish()
-    num_ranks = ring.integer("ranks", least=1)
+    num_ranks = ring.read("ranks", at_least(1))
     read_schedule = _read_actions if "actions" in schedule else _read_step
     step: Step | Schedule = read_schedule(schedule, num_ranks)
     semantics: Any = schedule.choice("semantics", SEMANTICS, "rendezvous")
-    ahead = schedule.integer("ahead", 1)
-    owners = _find_owners(step)
+    ahead = schedule.read("ahead", at_least(0), 1)
+    owners = _write_out(step).stage_ranks
 
-    costs, size_bytes = (_read_shapes if "layers" in model else _read_times)(model, len(owners))
+    has_shapes = "layers" in model
+    costs, size_bytes = _read_shapes(model, len(owners)) if has_shapes else _read_times(model)
+    costs.check(len(owners))
     topology, link, links = None, _FREE, dict[tuple[int, int], Link]()
     if shares:
         topology = _read_topology(every_link)
@@ -399,24 +415,28 @@ def _describe(whole: TomlTable) -> Description:
             f"({whole.file}). Take one out."
         )
     links |= {edge: _read_link(each) for edge, each in zip(own, edges, strict=True)}
-    slowed = tuple(Slow(each.integer("rank"), each.number("factor", least=1)) for each in slow)
-    degraded = tuple(
-        Degrade(*_read_edge(each, num_ranks), each.number("factor", least=1)) for each in degrade
+    factor, seed = number(1), at_least(0)
+    slowed = tuple(
+        Slow(each.read("rank", at_least(0)), each.read("factor", factor)) for each in slow
     )
-    jitters = tuple(Jitter(each.number("fraction"), each.integer("seed", 0)) for each in jitter)
-    for each in (model, ring, schedule, every_link, *edges, *slow, *degrade, *jitter):
-        each.finish()
-    check_injections([*slowed, *degraded, *jitters], num_ranks)
+    degrades = tuple(
+        Degrade(*_read_edge(each, num_ranks), each.read("factor", factor)) for each in degrade
+    )
+    jitters = tuple(
+        Jitter(each.read("fraction", number()), each.read("seed", seed, 0)) for each in jitter
+    )
+    whole.finish()
+    check_injections([*slowed, *degrades, *jitters], num_ranks)
     factors = [slowed_by(slowed, rank) for rank in owners]
     described = Description(
         schedule=step,
         costs=_slow_down(costs, factors) if max(factors) > 1 else costs,
-        link=_lay_links(num_ranks, link, links, degraded) if links or degraded else link,
+        link=_lay_links(num_ranks, link, links, degrades) if links or degrades else link,
         size_bytes=size_bytes,
         semantics=semantics,
         ahead=ahead,
         topology=topology,
-        degrade=degraded,
+        degrade=degrades,
         jitter=jitters,
     )
     _check_sizes(described, len(owners), whole.file)
@@ -424,18 +444,13 @@ def _describe(whole: TomlTable) -> Description:
 
 
 def _check_sizes(described: Description, num_stages: int, file: str) -> None:
-    """Refuses what takes too long to simulate, large messages, and times too long for a trace."""
+    """Refuses what takes too long to simulate, and times that are too long for a trace."""
     forwards = num_stages * described.schedule.num_microbatches
     if described.needs_ranks and forwards > _MOST_REHEARSED:
         raise ArgumentError(
             f"a step with [topology] or [[jitter]] must have {_MOST_REHEARSED:,} forward passes "
             f"or fewer, got {forwards:,} ({file}). "
             "Take fewer microbatches."
-        )
-    if described.size_bytes > _MOST_BYTES:
-        raise ArgumentError(
-            f"activation must be {_MOST_BYTES:,} bytes or less, got {described.size_bytes:.3g} "
-            f"({file}). Look at its unit."
         )
     if described.needs_ranks and described.size_bytes == 0:
         raise ArgumentError(
@@ -462,8 +477,8 @@ def _check_sizes(described: Description, num_stages: int, file: str) -> None:
 
 def _read_step(schedule: TomlTable, num_ranks: int) -> Step:
     name = schedule.choice("name", SCHEDULE_NAMES)
-    num_microbatches = schedule.integer("microbatches", least=1)
-    num_chunks = schedule.integer("chunks", least=1) if "chunks" in schedule else None
+    num_microbatches = schedule.read("microbatches", at_least(1))
+    num_chunks = schedule.read("chunks", at_least(1)) if "chunks" in schedule else None
     try:
         step = Step(name, num_ranks, num_microbatches, num_chunks)
     except ScheduleError as error:
@@ -482,9 +497,8 @@ def _read_step(schedule: TomlTable, num_ranks: int) -> Step:
 
 def _read_actions(schedule: TomlTable, num_ranks: int) -> Schedule:
     """Reads a schedule that is written out, one line a rank."""
-    text = schedule.text("actions")
     try:
-        own = from_text(text)
+        own = from_text(schedule.read("actions", TEXT))
         validate(own)
     except ScheduleError as error:
         raise ArgumentError(
@@ -499,35 +513,27 @@ def _read_actions(schedule: TomlTable, num_ranks: int) -> Schedule:
     return own
 
 
-def _find_owners(step: Step | Schedule) -> Sequence[int]:
-    if isinstance(step, Step) and step.name in _BY_RULE:
-        return range(step.num_ranks)
-    return _write_out(step).stage_ranks
-
-
 def _write_out(step: Step | Schedule) -> Schedule:
     return make_schedule(*astuple(step)) if isinstance(step, Step) else step
 
 
-def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
-    forward = model.quantities("forward", TIME)
-    if model.has("input", TIME) or model.has("weight", TIME):
-        costs = Costs(forward, model.quantities("input", TIME), model.quantities("weight", TIME))
-        if whole := [key for key in (f"backward_{unit}" for unit in TIME) if key in model]:
+def _read_times(model: TomlTable) -> tuple[Costs, int]:
+    def times(what: str) -> Any:
+        return model.quantity(what, TIME, by_stage=True)
+
+    forward, backwards = times("forward"), [key for key in TIME.keys("backward") if key in model]
+    if any(key in model for what in ("input", "weight") for key in TIME.keys(what)):
+        costs = Costs(forward, times("input"), times("weight"))
+        if backwards:
             raise ArgumentError(
                 f"{model.name} must have backward, or its halves input and weight, got "
-                f"{whole[0]} beside these ({model.file}). "
+                f"{backwards[0]} beside these ({model.file}). "
                 "Take the one or the others out."
             )
     else:
-        backward = model.quantities("backward", TIME)
+        backward = times("backward")
         half = tuple(time / 2 for time in backward) if isinstance(backward, tuple) else backward / 2
         costs = Costs(forward, half, half, backward)
-    for what in ("forward", "input", "weight", "backward"):
-        times = getattr(costs, what)
-        if isinstance(times, tuple) and len(times) != num_stages:
-            rule = f"one number, or a list of one for each of {num_stages} stages"
-            raise model.wrong(what, rule, str(len(times)), "Make it as long as there are stages.")
     size = model.quantity("activation", SIZE, 0)
     if 0 < size < 1:
         raise model.wrong(
@@ -538,17 +544,17 @@ def _read_times(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
 
 def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     """Derives the costs of the stages of a transformer from its shapes and the speed of a rank."""
-    num_layers, hidden = model.integer("layers", least=1), model.integer("hidden_size", least=1)
-    heads = model.integer("heads", least=1)
-    sequence = model.integer("sequence_length", least=1)
-    sequences = model.integer("microbatch_size", 1, least=1)
-    head_size = hidden // heads
-    kv_heads = model.integer("kv_heads", heads, least=1)
-    narrow = kv_heads * head_size
-    inner = model.integer("intermediate_size", 4 * hidden, least=1)
-    widening = 2 if model.truth("gated_mlp", False) else 1
-    vocabulary = model.integer("vocab_size", 0)
-    flops_per_s = model.number("flops_per_s", least=1)
+    positive = at_least(1)
+    num_layers, hidden = model.read("layers", positive), model.read("hidden_size", positive)
+    heads = model.read("heads", positive)
+    sequence = model.read("sequence_length", positive)
+    sequences = model.read("microbatch_size", positive, 1)
+    kv_heads = model.read("kv_heads", positive, heads)
+    narrow = kv_heads * (hidden // heads)
+    inner = model.read("intermediate_size", positive, 4 * hidden)
+    widening = 2 if model.read("gated_mlp", TRUTH, False) else 1
+    vocabulary = model.read("vocab_size", at_least(0), 0)
+    flops_per_s = model.read("flops_per_s", number(1))
     tokens = sequence * sequences
     if hidden % heads:
         raise model.wrong(
@@ -573,7 +579,7 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
         times[0] if len(set(times)) == 1 else times for times in columns
     )
     costs = Costs(forward, input_grad, weight_grad)
-    return costs, tokens * hidden * model.integer("bytes_per_number", 2, least=1)
+    return costs, tokens * hidden * model.read("bytes_per_number", positive, 2)
 
 
 def _read_link(table: TomlTable, which: str = "") -> Link:
@@ -589,7 +595,7 @@ def _read_topology(table: TomlTable) -> Network:
     kind = table.choice("kind", _TOPOLOGIES)
     if kind == "hosts":
         return Hosts(
-            table.integer("ranks_per_host", least=1),
+            table.read("ranks_per_host", at_least(1)),
             _read_link(table, "inner_"),
             _read_link(table, "outer_"),
         )
@@ -619,7 +625,7 @@ def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
 
     Neighbouring stages are on neighbouring ranks, so messages take no other links.
     """
-    src, dst = table.integer("from"), table.integer("to")
+    src, dst = (table.read(key, at_least(0)) for key in ("from", "to"))
     if (
         src == dst
         or max(src, dst) >= num_ranks
@@ -654,6 +660,5 @@ def _lay_links(
     """Returns every link of a ring, slower where ``inject`` says so."""
     laid = {}
     for src, dst in _neighbours(num_ranks):
-        own, factor = links.get((src, dst), link), degraded_by(inject, src, dst)
-        laid[src, dst] = Link(own.alpha_s * factor, own.beta_s_per_byte * factor)
+        laid[src, dst] = degraded(links.get((src, dst), link), degraded_by(inject, src, dst))
     return laid

@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import ringsim
-from ringsim.cli.verb import Verbs, add_json, add_verb, list_rows, tell, tell_written, write_picture
+from ringsim.cli.verb import (
+    Verbs,
+    add_json,
+    add_verb,
+    check_ending,
+    list_rows,
+    tell,
+    tell_written,
+    write_picture,
+)
 from ringsim.environment import find_launched
-from ringsim.errors import ArgumentError, RingError
+from ringsim.errors import RingError
 
 if TYPE_CHECKING:
     from ringsim.traces.bandwidths import Bandwidths
@@ -81,10 +90,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Does what the verb says; returns the exit code."""
     for file in options.out:
-        if file.suffix not in _WAYS:
-            raise ArgumentError(
-                f"the file of -o must end in one of {', '.join(_WAYS)}, got {str(file)!r}."
-            )
+        check_ending("-o", file, _WAYS)
     table = ringsim.bandwidth(
         options.ranks,
         options.sizes,

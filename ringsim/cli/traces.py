@@ -1,15 +1,13 @@
-"""``ringsim trace``, ``show`` and ``explain``.
+"""The verbs that look at trace files.
 
-Record a script on N ranks; show a trace file; say why a run ended as it did.
+``ringsim show``, ``open``, ``compare``, ``figures`` and ``explain``.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 import sys
-import tempfile
 import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -17,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import ringsim
+from ringsim.cli.record import add_rank_options, run_script
 from ringsim.cli.verb import (
     Verbs,
     add_json,
     add_out,
     add_verb,
+    check_ending,
     list_rows,
     make_directory,
     tell,
@@ -29,11 +29,8 @@ from ringsim.cli.verb import (
     write_picture,
     write_pictures,
 )
-from ringsim.environment import find_launched
-from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks, escape
-from ringsim.launch.job import CHECKS
+from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 from ringsim.launch.progress import Progress
-from ringsim.traces.files import merge
 from ringsim.traces.lazy import Style
 from ringsim.traces.summary import Totals, count_file, count_trace
 from ringsim.view.html import to_html
@@ -46,244 +43,6 @@ if TYPE_CHECKING:
 
 
 NEWEST: Final = "or a script (.py) for its newest trace in this directory"
-
-
-def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
-    parser = add_verb(
-        verbs,
-        "trace",
-        "run a torch.distributed script on N ranks, as torchrun would, and record it",
-        "ringsim trace -n 4 -o run.ringtrace train.py --steps 10",
-        run_trace,
-    )
-    add_rank_options(parser)
-    add_out(parser, "FILE", "trace file to write (default: SCRIPT.ringtrace)")
-    parser.add_argument(
-        "-f",
-        "--force",
-        action="store_true",
-        help="replace that file if it exists, instead of taking the next free name",
-    )
-    parser.add_argument(
-        "script",
-        metavar="SCRIPT",
-        help="the script, or with -m the module, followed by its own arguments",
-    )
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS
-    )
-
-
-def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
-    parser = add_verb(
-        verbs,
-        "merge",
-        "join the parts that the ranks of one run left on several hosts",
-        "ringsim merge run.ringtrace node1/run.ringtrace.parts node2/run.ringtrace.parts",
-        run_merge,
-    )
-    parser.add_argument("out", type=Path, metavar="OUT", help="trace file to write")
-    parser.add_argument("parts", nargs="+", metavar="PARTS", help="a directory of parts")
-
-
-def run_merge(options: argparse.Namespace) -> int:
-    """Joins parts and saves the trace; returns the exit code."""
-    trace = merge(options.parts)
-    trace.save(options.out)
-    print(trace.summary())
-    tell_written(options.out)
-    return 0
-
-
-def add_rank_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for the ranks that a script runs on."""
-    parser.add_argument(
-        "-n",
-        "--ranks",
-        type=int,
-        help="number of ranks (default: 2, or those that the script, torchrun, srun or mpirun "
-        "starts)",
-    )
-    parser.add_argument(
-        "-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m"
-    )
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "gpu"),
-        default="cpu",
-        help="what the ranks compute on (default: cpu)",
-    )
-    parser.add_argument(
-        "--limit", type=float, metavar="SECONDS", help="end the run after this long"
-    )
-    parser.add_argument(
-        "--check",
-        choices=CHECKS,
-        default="basic",
-        help="which mistakes raise an error; full: also buffers used too early and handles never "
-        "waited for (default: basic)",
-    )
-
-
-def run_trace(options: argparse.Namespace) -> int:
-    """Records a script and saves its trace; returns the exit code."""
-    name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
-    out: Path = options.out or Path(f"{name}.ringtrace")
-    # by torchrun, srun or mpirun
-    if (launched := find_launched()) is not None and launched.world_size > 1:
-        launched.export()  # the script's init_process_group knows torchrun's variables only
-        return record_rank(options, out)
-    if not options.force and out.exists():
-        there, out = out, next_free(out)
-        print(f"{escape(str(there))} exists: writing {escape(str(out))} (-f replaces it)")
-    try:
-        trace = run_script(options, keep_at=out.with_name(out.name + ".parts"))
-    except (RingError, Interrupted) as error:
-        if error.trace is not None:
-            error.trace.save(out)
-            print(f"what was recorded until then: {escape(str(out))}")
-        raise
-    trace.save(out)
-    print(trace.summary())
-    tell_written(out)
-    return 0
-
-
-def next_free(file: Path) -> Path:
-    """Returns the path of a file that does not exist yet, with a number.
-
-    Example:
-        >>> next_free(Path("no/such/run.ringtrace"))
-        PosixPath('no/such/run-2.ringtrace')
-    """
-    names = (file.with_name(f"{file.stem}-{number}{file.suffix}") for number in itertools.count(2))
-    return next(name for name in names if not name.exists())
-
-
-def find_newest(file: Path) -> Path:
-    """Returns the newest trace in this directory of a script, and prints which; another file as is.
-
-    Raises:
-        ArgumentError: the script has no trace here.
-    """
-    if file.suffix != ".py":
-        return file
-    kept = list_traces(file)
-    if not kept:
-        raise ArgumentError(
-            f"{file} must have been traced in this directory, got no {file.stem}.ringtrace. "
-            f"Record it: ringsim trace {file}."
-        )
-    newest = max(kept, key=lambda trace: trace.stat().st_mtime_ns)
-    others = f", the newest of {len(kept)}" if len(kept) > 1 else ""
-    print(f"reading {escape(str(newest), lines=False)}{others}", file=sys.stderr)
-    return newest
-
-
-def list_traces(script: Path) -> list[Path]:
-    """Returns the files in this directory that ``ringsim trace`` names after a script."""
-    names = re.compile(re.escape(script.stem) + r"(-\d+)?\.ringtrace")
-    return [file for file in Path().glob("*.ringtrace") if names.fullmatch(file.name)]
-
-
-def record_rank(options: argparse.Namespace, out: Path) -> int:
-    """Records the rank that this process is: a launcher has started it.
-
-    Rank 0 writes the file, and says so.
-    """
-    from ringsim.launch.worlds import record_program
-
-    if options.ranks is not None:
-        raise ArgumentError(
-            f"-n must be left out where a launcher starts the ranks, got {options.ranks}. Leave "
-            "it out, or the launcher."
-        )
-    written = record_program(
-        options.script, options.arguments, out, check=options.check, module=options.module
-    )
-    if written is not None:
-        print(ringsim.load(written).summary())
-        tell_written(written)
-    return 0
-
-
-def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> Trace:
-    """Runs ``options.script`` with ``options.arguments`` on ranks.
-
-    Those that ``add_rank_options`` describes.
-
-    Args:
-        options: the parsed command line.
-        keep_at: directory for the ranks' records, None for one that is removed.
-
-    Raises:
-        ArgumentError: there is no such script, or ``keep_at`` exists already.
-        RingError: the run failed; ``error.trace`` is what was recorded until then.
-    """
-    from ringsim.launch.api import make_kind
-    from ringsim.launch.job import pack_script
-    from ringsim.launch.run import RunOptions
-    from ringsim.launch.run import run as run_job
-
-    script = Path(options.script)
-    if not options.module and not script.is_file():
-        raise ArgumentError(
-            f"SCRIPT must be a Python file, got {options.script!r}, which is not there."
-        )
-    if keep_at is not None and keep_at.exists():
-        file = keep_at.with_suffix("")
-        raise ArgumentError(
-            f"{keep_at} must not exist before the run: an earlier run left it. Look at it with: "
-            f"ringsim show {file}. Then remove it."
-        )
-    ranks = 2 if options.ranks is None else options.ranks
-    # torch's own limit: the script sets what it wants
-    kind = make_kind(ranks, options.device, 1800, ring=False)
-    job = replace(
-        pack_script(options.script, options.arguments, seed=0, module=options.module),
-        check=options.check,
-    )
-    try:
-        return run_job(job, kind, RunOptions(limit_s=options.limit, keep_at=keep_at))
-    except StartsRanks:
-        if options.ranks is not None:
-            raise
-    return run_alone(script, options)
-
-
-def run_alone(script: Path, options: argparse.Namespace) -> Trace:
-    """Runs a script that starts its own ranks: anew, in this process.
-
-    Raises:
-        RankFailed: the script raised.
-        RingError: nobody was rank 0.
-    """
-    from ringsim.diagnose.failure import indent, report_exception
-    from ringsim.launch.ranks import get_launcher
-    from ringsim.launch.worlds import record_program
-
-    get_launcher().close()  # with what the ranks have left
-    print(f"{script} starts its own ranks: it runs again, without others", flush=True)
-    with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
-        path = Path(directory, "run.ringtrace")
-        try:
-            record_program(
-                options.script, options.arguments, path, check=options.check, module=options.module
-            )
-        except (Exception, SystemExit) as error:
-            report = report_exception(0, error)
-            text = f"{script} raised {report.error}: {report.text}\n{indent(report.traceback)}"
-            raise RankFailed(text, trace=ringsim.load(path) if path.exists() else None) from error
-        if not path.exists():
-            raise RingError(
-                "a script must make a process group to be recorded, got none with a rank 0 "
-                f"({script}). Let it make one."
-            )
-        return ringsim.load(path)
-
-
 PICTURES: Final = (".png", ".svg", ".pdf", ".html")
 # The method of Trace, by the ending of the path.
 EXPORTS: Final = {".pftrace": "to_perfetto", ".json": "to_chrome"}
@@ -320,7 +79,7 @@ def run_show(options: argparse.Namespace) -> int:
     """Summarises, draws and exports a trace file; returns the exit code."""
     out: Path | None = options.out
     if out is not None and out.suffix and not out.is_dir():
-        check_ending(out, "Choose one, or a directory.")
+        check_ending("-o", out, PICTURES)
     options.file = find_newest(options.file)
     # a summary alone needs no whole trace
     trace = None if out is None and not options.export else ringsim.load(options.file)
@@ -340,11 +99,7 @@ def run_show(options: argparse.Namespace) -> int:
         else:
             write_picture(trace.plot_timeline(), out)
     for path in options.export:
-        if path.suffix not in EXPORTS:
-            raise ArgumentError(
-                f"The ending of --export must be one of {', '.join(EXPORTS)}, got {str(path)!r}. "
-                "Choose one."
-            )
+        check_ending("--export", path, EXPORTS)
         getattr(trace, EXPORTS[path.suffix])(path)
         tell_written(path)
     return 0
@@ -363,14 +118,6 @@ def _count(file: Path, whole_table: bool) -> Totals:
     finally:
         for line in lines:
             line.clear()
-
-
-def check_ending(out: Path, hint: str) -> None:
-    """Raises ArgumentError unless a path ends as a picture or page does."""
-    if out.suffix not in PICTURES:
-        raise ArgumentError(
-            f"The ending of -o must be one of {', '.join(PICTURES)}, got {str(out)!r}. {hint}"
-        )
 
 
 def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -> None:
@@ -442,7 +189,7 @@ def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def run_compare(options: argparse.Namespace) -> int:
     """Compares two trace files; returns the exit code, which does not depend on what differs."""
     if options.out is not None:
-        check_ending(options.out, "Choose one.")
+        check_ending("-o", options.out, PICTURES)
     files = [find_newest(path) for path in options.files]
     comparison = ringsim.compare(*ringsim.load(files))
     if not comparison.predicts:
@@ -601,3 +348,29 @@ def run_explain(options: argparse.Namespace) -> int:
     if options.out is not None:
         write_picture(diagnosis.plot(), options.out)
     return 1 if failed else 0
+
+
+def find_newest(file: Path) -> Path:
+    """Returns the newest trace in this directory of a script, and prints which; another file as is.
+
+    Raises:
+        ArgumentError: the script has no trace here.
+    """
+    if file.suffix != ".py":
+        return file
+    kept = list_traces(file)
+    if not kept:
+        raise ArgumentError(
+            f"{file} must have been traced in this directory, got no {file.stem}.ringtrace. "
+            f"Record it: ringsim trace {file}."
+        )
+    newest = max(kept, key=lambda trace: trace.stat().st_mtime_ns)
+    others = f", the newest of {len(kept)}" if len(kept) > 1 else ""
+    print(f"reading {escape(str(newest), lines=False)}{others}", file=sys.stderr)
+    return newest
+
+
+def list_traces(script: Path) -> list[Path]:
+    """Returns the files in this directory that ``ringsim trace`` names after a script."""
+    names = re.compile(re.escape(script.stem) + r"(-\d+)?\.ringtrace")
+    return [file for file in Path().glob("*.ringtrace") if names.fullmatch(file.name)]

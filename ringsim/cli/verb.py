@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ringsim.errors import RingError, escape
+from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,6 +74,33 @@ def write_pictures(trace: Trace, directory: Path) -> None:
 def tell_written(file: object) -> None:
     """Says where something was written; a name may be somebody else's."""
     print(f"wrote {escape(str(file), lines=False)}")
+
+
+def save_trace(trace: Trace, file: Path) -> None:
+    """Saves a trace, and says where."""
+    trace.save(file)
+    tell_written(file)
+
+
+@contextlib.contextmanager
+def keep_what_was_recorded(file: Path | None) -> Iterator[None]:
+    """Saves what a run that fails has recorded until then, and says so."""
+    try:
+        yield
+    except (RingError, Interrupted) as error:
+        if error.trace is not None and file is not None:
+            error.trace.save(file)
+            print(f"what was recorded until then: {escape(str(file))}")
+        raise
+
+
+def check_ending(option: str, file: Path, endings: Iterable[str]) -> None:
+    """Raises ArgumentError unless a file ends as the kinds do that an option can write."""
+    if file.suffix not in endings:
+        raise ArgumentError(
+            f"the file of {option} must end in one of {', '.join(endings)}, got {str(file)!r}. "
+            "Choose one."
+        )
 
 
 def make_directory(path: Path) -> None:

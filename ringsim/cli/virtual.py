@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, SupportsFloat
 
 from ringsim.cli.description import Description, Network, read_description
-from ringsim.cli.verb import Verbs, add_json, add_verb, tell, tell_written, write_picture
-from ringsim.errors import ArgumentError, Interrupted, RingError, ScheduleError, escape
+from ringsim.cli.verb import (
+    Verbs,
+    add_json,
+    add_verb,
+    keep_what_was_recorded,
+    save_trace,
+    tell,
+    write_picture,
+)
+from ringsim.errors import ArgumentError, ScheduleError
 from ringsim.link import Link
 from ringsim.schedules.closed_forms import gpipe_makespan, makespan, one_f_one_b_bound, peak_live
 from ringsim.schedules.engine import evaluate
@@ -18,6 +27,8 @@ from ringsim.traces.units import bytes_text, time_unit
 from ringsim.traces.value import count
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from ringsim.simulator.schedules import ScheduleRun
     from ringsim.traces.value import Trace
 
@@ -84,66 +95,53 @@ def add_network(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Simulates a script or a description; returns the exit code."""
     if options.module or options.file.suffix != ".toml":
-        return _run_script(options)
+        trace = _simulate_script(options)
+        tell(options, trace.summary, lambda: {"makespan_s": trace.makespan_s})
+        return _write(options, lambda: trace, trace.plot_timeline)
     if options.arguments:  # after a description there are only options
         options.parser.parse_args([*options.arguments, str(options.file)], options)
     described = read_description(options.file)
     step = described.simulate()
-    trace = described.rehearse() if described.needs_ranks else None
+    ran = described.rehearse() if described.needs_ranks else None
     tell(
         options,
-        lambda: (
-            _report(described, step) if trace is None else _report_ranks(described, step, trace)
-        ),
-        lambda: _numbers(described, step, trace),
+        lambda: _report(described, step, ran),
+        lambda: _numbers(described, step, ran),
     )
+    if ran is None:
+        return _write(options, step.trace, step.plot)
+    return _write(options, lambda trace=ran: trace, ran.plot_timeline)
+
+
+def _write(
+    options: argparse.Namespace, make_trace: Callable[[], Trace], plot: Callable[[], Axes]
+) -> int:
+    """Saves and draws what was simulated, if that was asked for."""
     if options.save is not None:
-        (step.trace() if trace is None else trace).save(options.save)
-        tell_written(options.save)
+        save_trace(make_trace(), options.save)
     if options.plot is not None:
-        write_picture(step.plot() if trace is None else trace.plot_timeline(), options.plot)
+        write_picture(plot(), options.plot)
     return 0
 
 
-def _run_script(options: argparse.Namespace) -> int:
+def _simulate_script(options: argparse.Namespace) -> Trace:
     from ringsim.simulator.script import simulate_script
 
     if not options.module and not options.file.is_file():
         raise ArgumentError(
             f"no such script: {str(options.file)!r}. Give the path of a Python file, or -m MODULE."
         )
-    link = Link(options.latency_us * 1e-6, 1e-9 / options.bandwidth_gbps)
-    try:
-        trace = simulate_script(
+    with keep_what_was_recorded(options.save):
+        return simulate_script(
             str(options.file),
             options.arguments,
             module=options.module,
             world_size=2 if options.ranks is None else options.ranks,
-            link=link,
+            link=Link(options.latency_us * 1e-6, 1e-9 / options.bandwidth_gbps),
             semantics=options.semantics,
             compute="measured" if options.measure_compute else None,
             limit_s=options.limit,
         )
-    except (RingError, Interrupted) as error:
-        if error.trace is not None and options.save is not None:
-            error.trace.save(options.save)
-            print(f"what was recorded until then: {escape(str(options.save))}")
-        raise
-    tell(options, trace.summary, lambda: {"makespan_s": trace.makespan_s})
-    if options.save is not None:
-        trace.save(options.save)
-        tell_written(options.save)
-    if options.plot is not None:
-        write_picture(trace.plot_timeline(), options.plot)
-    return 0
-
-
-def _title(described: Description, step: ScheduleRun, more: str = "") -> str:
-    return (
-        f"{step.name} on {count(step.num_ranks, 'rank')}, "
-        f"{count(step.num_microbatches, 'microbatch')} (simulated, {described.semantics}, "
-        f"{bytes_text(described.size_bytes)} a message{more})"
-    )
 
 
 def _numbers(described: Description, step: ScheduleRun, trace: Trace | None) -> dict[str, object]:
@@ -164,57 +162,62 @@ def _numbers(described: Description, step: ScheduleRun, trace: Trace | None) -> 
     return numbers
 
 
-def _report_ranks(described: Description, undisturbed: ScheduleRun, trace: Trace) -> str:
-    """Returns the step as the ranks ran it.
-
-    Next to what it takes with unshared links and no jitter.
-    """
-    bubble = trace.bubble()
-    more, alone = "", "over links of their own"
-    if described.topology is not None:
-        more = f", {_describe_topology(described.topology)}"
-    if described.jitter:
-        more += ", jitter"
-        alone += " and without jitter"
-    lines = [
-        _title(described, undisturbed, more),
-        f"  step           {_say(trace.metadata['end_ns'] * 1e-9)}",
-        f"  undisturbed    {_say(undisturbed.makespan)} {alone}",
-        f"  bubble         {bubble.of_total:.1%} of the step, {bubble.of_ideal:.1%} of the work",
-        f"  activations    {_live(described)}",
-    ]
-    return "\n".join(lines)
-
-
 def _describe_topology(topology: Network) -> str:
     if isinstance(topology, Hosts):
         return f"hosts of {count(topology.ranks_per_host, 'rank')}"
     return "full bisection" if isinstance(topology, FullBisection) else "links in a ring"
 
 
-def _report(described: Description, step: ScheduleRun) -> str:
-    """Returns the step in a few lines, with closed forms next to what was simulated."""
-    idle, busy = float(step.idle.sum()), float(step.busy.sum())
+def _report(described: Description, step: ScheduleRun, ran: Trace | None) -> str:
+    """Returns the step in a few lines, next to a closed form.
+
+    If ranks ran it, next to what it takes with unshared links and no jitter.
+    """
+    more, rows = "", {"step": _say(step.makespan)}
+    if ran is None:
+        idle, busy = float(step.idle.sum()), float(step.busy.sum())
+        of_step, of_work = step.bubble, idle / busy if busy else 0.0
+        rows["closed form"] = _formula(described, step)
+    else:
+        bubble, alone = ran.bubble(), "over links of their own"
+        of_step, of_work = bubble.of_total, bubble.of_ideal
+        if described.topology is not None:
+            more = f", {_describe_topology(described.topology)}"
+        if described.jitter:
+            more += ", jitter"
+            alone += " and without jitter"
+        rows = {
+            "step": _say(ran.metadata["end_ns"] * 1e-9),
+            "undisturbed": f"{_say(step.makespan)} {alone}",
+        }
+    rows["bubble"] = f"{of_step:.1%} of the step, {of_work:.1%} of the work"
+    rows["activations"] = _live(described)
+    if ran is None:
+        rows |= _describe_path(step)
+    title = (
+        f"{step.name} on {count(step.num_ranks, 'rank')}, "
+        f"{count(step.num_microbatches, 'microbatch')} (simulated, {described.semantics}, "
+        f"{bytes_text(described.size_bytes)} a message{more})"
+    )
+    return "\n".join([title, *(f"  {name:<15}{text}" for name, text in rows.items())])
+
+
+def _describe_path(step: ScheduleRun) -> dict[str, str]:
+    """Returns what the critical path spends its time on, and what to improve."""
     path = step.critical_path
     hops = ", ".join(f"{reason} {number:,}" for reason, number in path.by_reason.items())
-    lines = [
-        _title(described, step),
-        f"  step           {_say(step.makespan)}",
-        f"  closed form    {_formula(described, step)}",
-        f"  bubble         {step.bubble:.1%} of the step, {idle / busy if busy else 0.0:.1%} of "
-        "the work",
-        f"  activations    {_live(described)}",
-        f"  critical path  {_say(path.computing)} computing, {_say(path.travelling)} on links; "
-        f"hops: {hops}",
-    ]
+    found = {
+        "critical path": f"{_say(path.computing)} computing, {_say(path.travelling)} on links; "
+        f"hops: {hops}"
+    }
     levers = [
         f"{each.what} {each.gain / float(step.makespan):.1%}"
         for each in step.sensitivity(0.1, most=6).levers
         if each.gain > 0
     ][:3]
     if levers:
-        lines.append(f"  10 % faster    saves of the step: {', '.join(levers)}")
-    return "\n".join(lines)
+        found["10 % faster"] = f"saves of the step: {', '.join(levers)}"
+    return found
 
 
 def _formula(described: Description, step: ScheduleRun) -> str:

@@ -144,9 +144,17 @@ class HostWatch:
         for rank in ranks:
             place = self._places.get(rank)
             if place and place["id"] in hosts & self._silent.keys():
-                about = f"went silent: nothing has come from host {place['host']} for {LOST_S:.0f} s"
+                about = (
+                    f"went silent: nothing has come from host {place['host']} for {LOST_S:.0f} s"
+                )
                 ends.append(
-                    {"rank": rank, "state": "unknown", "about": about, "error": "", "how": LOST}
+                    {
+                        "rank": rank,
+                        "state": "unknown",
+                        "about": f"went silent: {silence}",
+                        "error": "",
+                        "how": LOST,
+                    }
                 )
         return ends
 

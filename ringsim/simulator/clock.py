@@ -24,8 +24,8 @@ from typing import Final
 
 from ringsim.compute_costs import stretch
 from ringsim.errors import LONGEST_S, ArgumentError, Deadlock, RingError
+from ringsim.simulator.cores import Cores
 from ringsim.simulator.isolation import Isolated, Isolation
-from ringsim.simulator.links import Cores
 from ringsim.simulator.stacks import Stack, ThreadStack
 from ringsim.traces.recorder import Recorder
 

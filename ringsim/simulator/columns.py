@@ -41,6 +41,7 @@ from ringsim.schedules.schedule import (
     PhasedRows,
     Schedule,
 )
+from ringsim.simulator.links import find_link
 from ringsim.traces.events import Ints
 
 __all__ = [
@@ -325,14 +326,14 @@ class Prices(NamedTuple):
 
 
 def make_prices(
-    stage_ranks: Sequence[int], costs: Costs, link: Links | None, size_bytes: Sizes
+    stage_ranks: Sequence[int], costs: Costs, link: Links | None, sizes: Sequence[int]
 ) -> Prices:
     """Returns one set of costs as arrays by stage, checked.
 
-    The arguments are those of `simulate_schedule`.
+    The arguments are those of `simulate_schedule`, the sizes as `spread_sizes` returns them.
 
     Example:
-        >>> prices = make_prices((0, 1), Costs(), Link(alpha_s=0.5, beta_s_per_byte=0.25), 8)
+        >>> prices = make_prices((0, 1), Costs(), Link(alpha_s=0.5, beta_s_per_byte=0.25), [8])
         >>> prices.duration[1].tolist(), prices.occupancy.tolist(), prices.latency.tolist()
         ([2.0, 2.0], [[0.0, 2.0], [2.0, 0.0]], [[-inf, 0.5], [0.5, -inf]])
     """
@@ -351,9 +352,6 @@ def make_prices(
     ]
     exact = any(isinstance(time, Fraction) for time in chain(*durations, [costs.latency]))
     dtype: Any = object if exact else np.float64
-    sizes = np.array(
-        spread_sizes(size_bytes, num_stages, has_link=link is not None), dtype=np.int64
-    )
     occupancy = np.zeros((2, num_stages), dtype=dtype)
     latency = np.full((2, num_stages), -np.inf, dtype=dtype)
     owner = np.asarray(stage_ranks)
@@ -362,12 +360,11 @@ def make_prices(
         if link is None:
             latency[direction, stage] = costs.latency
             continue
-        if isinstance(link, Link):
-            used = [link] * len(met)
-        else:
-            pairs = zip(owner[source].tolist(), owner[stage].tolist(), strict=True)
-            used = [_find_link(link, *pair) for pair in pairs]
-        occupancy[direction, stage] = sizes[met] * np.array([each.beta_s_per_byte for each in used])
+        pairs = zip(owner[source].tolist(), owner[stage].tolist(), strict=True)
+        used = [find_link(link, *pair) for pair in pairs]
+        occupancy[direction, stage] = np.array(sizes, dtype=np.int64)[met] * np.array(
+            [each.beta_s_per_byte for each in used]
+        )
         latency[direction, stage] = [each.alpha_s for each in used]
     return Prices(
         np.array(durations, dtype=dtype).reshape(len(COMPUTE_KINDS), num_stages), occupancy, latency
@@ -402,12 +399,3 @@ def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[
             "link=Link(...)."
         )
     return [int(size) for size in sizes]
-
-
-def _find_link(link: Mapping[tuple[int, int], Link], source: int, rank: int) -> Link:
-    if (source, rank) not in link:
-        raise ArgumentError(
-            f"link must have one for every pair of ranks that talk, got none for {source} -> "
-            f"{rank}. Add link[{source}, {rank}]."
-        )
-    return link[source, rank]

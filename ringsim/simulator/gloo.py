@@ -35,15 +35,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
-from ringsim.simulator.links import SharedCores, Timer
+from ringsim.simulator.clock import Clock
+from ringsim.simulator.links import SharedCores
 from ringsim.traces.collectives import COLLECTIVES
 
-__all__ = ["GlooCollective", "Step", "list_steps"]
+__all__ = ["GlooCollective", "GlooStep", "list_steps"]
 
 _LARGEST_BYTES: Final = 1 << 20  # of a piece of a ring
 
 
-class Step(NamedTuple):
+class GlooStep(NamedTuple):
     """What a member posts together.
 
     The places that it sends to and receives from, and how many bytes each message has.
@@ -56,7 +57,7 @@ class Step(NamedTuple):
 
 def list_steps(
     name: str, place: int, count: int, root: int, size_bytes: int
-) -> tuple[list[Step], int]:
+) -> tuple[list[GlooStep], int]:
     """Returns the steps of a member, and how many of them may be under way.
 
     Args:
@@ -67,38 +68,44 @@ def list_steps(
         size_bytes: S.
 
     Example:
-        >>> list_steps("barrier", 0, 4, -1, 0)
-        ([Step(to=(1,), source=(3,), size_bytes=0), Step(to=(2,), source=(2,), size_bytes=0)], 1)
+        >>> steps, under_way = list_steps("barrier", 0, 4, -1, 0)
+        >>> [(step.to, step.source, step.size_bytes) for step in steps], under_way
+        ([((1,), (3,), 0), ((2,), (2,), 0)], 1)
         >>> steps, under_way = list_steps("all_reduce", 1, 4, -1, 4096)
         >>> len(steps), steps[0], under_way
-        (12, Step(to=(0,), source=(2,), size_bytes=512.0), 2)
+        (12, GlooStep(to=(0,), source=(2,), size_bytes=512.0), 2)
     """
     before, after = (place - 1) % count, (place + 1) % count
     others = tuple((place + shift) % count for shift in range(1, count))
     part = size_bytes / count
-    collects = Step((), others, part) if place == root else Step((root,), (), part)
+    collects = GlooStep((), others, part) if place == root else GlooStep((root,), (), part)
     pieces = -(-max(2 * count, -(-size_bytes // _LARGEST_BYTES)) // count) * count
     match COLLECTIVES[name].family:
         case "all_reduce" | "reduce_scatter":
-            return [Step((before,), (after,), size_bytes / pieces)] * (2 * (pieces - 2)), 2
+            return [GlooStep((before,), (after,), size_bytes / pieces)] * (2 * (pieces - 2)), 2
         case "all_gather":
-            return [Step((after,), (before,), part / 2)] * (2 * (count - 1)), 2
+            return [GlooStep((after,), (before,), part / 2)] * (2 * (count - 1)), 2
         case "reduce":
-            return [*[Step((before,), (after,), size_bytes / pieces)] * (pieces - 2), collects], 2
+            return [
+                *[GlooStep((before,), (after,), size_bytes / pieces)] * (pieces - 2),
+                collects,
+            ], 2
         case "broadcast":
             return _spread(place, count, root, size_bytes), 1
         case "gather":
             return [collects], 1
         case "scatter":
-            return [Step(collects.source, collects.to, part)], 1
+            return [GlooStep(collects.source, collects.to, part)], 1
         case "all_to_all":
-            return [Step(others, tuple(reversed(others)), part)], 1
+            return [GlooStep(others, tuple(reversed(others)), part)], 1
         case _:
             hops = [1 << bit for bit in range((count - 1).bit_length())]
-            return [Step(((place + hop) % count,), ((place - hop) % count,), 0) for hop in hops], 1
+            return [
+                GlooStep(((place + hop) % count,), ((place - hop) % count,), 0) for hop in hops
+            ], 1
 
 
-def _spread(place: int, count: int, root: int, size_bytes: int) -> list[Step]:
+def _spread(place: int, count: int, root: int, size_bytes: int) -> list[GlooStep]:
     """Returns the steps of a member in a binomial tree."""
     number = (place - root) % count  # the root's is 0
     level = number.bit_length()
@@ -107,9 +114,9 @@ def _spread(place: int, count: int, root: int, size_bytes: int) -> list[Step]:
     steps = []
     if number:
         parent = (number - (1 << (level - 1)) + root) % count
-        steps.append(Step((), (parent,), size_bytes))
+        steps.append(GlooStep((), (parent,), size_bytes))
     if children:
-        steps.append(Step(children, (), size_bytes))
+        steps.append(GlooStep(children, (), size_bytes))
     return steps
 
 
@@ -117,7 +124,7 @@ def _spread(place: int, count: int, root: int, size_bytes: int) -> list[Step]:
 class _Member:
     """How far a member is with its steps."""
 
-    steps: Sequence[Step]
+    steps: Sequence[GlooStep]
     most: int  # that may be under way
     posted: int = 0
     complete: int = 0
@@ -140,7 +147,7 @@ class GlooCollective:
 
     def __init__(
         self, name: str, ranks: Sequence[int], root: int, size_bytes: int, links: SharedCores,
-        clock: Timer,
+        clock: Clock,
         done: Callable[[int, float], None],
     ) -> None:  # fmt: skip
         assert links.gloo is not None  # whoever asks knows

@@ -300,7 +300,7 @@ def sweep(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> Ints:
         >>> from ringsim.simulator.columns import make_prices
         >>> sweep(
         ...     find_wave(one_f_one_b(3, 4)),
-        ...     make_prices((0, 1, 2), Costs(), None, 0),
+        ...     make_prices((0, 1, 2), Costs(), None, [0, 0]),
         ...     rendezvous=True,
         ...     ahead=1,
         ... ).tolist()

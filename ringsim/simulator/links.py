@@ -54,25 +54,27 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heapreplace
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from ringsim.errors import ArgumentError, say
 from ringsim.faults import Degrade, Injection, degraded_by
 from ringsim.link import Link, check_links
+from ringsim.simulator.cores import Cores
 from ringsim.topologies import GlooCosts, Hop, OneMachine, Topology
+
+if TYPE_CHECKING:
+    from ringsim.simulator.clock import Clock
 
 __all__ = [
     "CLOSE_S",
     "Arrived",
-    "Cores",
     "Links",
     "PrivateLinks",
     "SharedCores",
     "SharedLinks",
-    "Timer",
     "degraded",
     "fair_paces",
+    "find_link",
     "make_links",
 ]
 
@@ -82,25 +84,6 @@ AWAKE_S: Final = 300e-6  # so long after a message the cores have not gone to sl
 # two posts on a connection within this are at one time: what the first sends is about to arrive
 CLOSE_S: Final = 150e-6
 _NO_DEGREES: Final[Mapping[tuple[int, int], float]] = {}
-
-
-class Timer(Protocol):
-    """What links ask of the virtual clock."""
-
-    def now_s(self) -> float:
-        """Returns the time, in seconds."""
-        ...
-
-    def at(self, time_s: float, *calls: Callable[[], None]) -> None:
-        """Calls ``calls`` at a time, now at the earliest.
-
-        What is due at the same time is called in the order in which it was asked for.
-        """
-        ...
-
-    def cancel(self, time_s: float, call: Callable[[], None]) -> None:
-        """Takes back a call for a later time."""
-        ...
 
 
 class Links(Protocol):
@@ -214,16 +197,22 @@ class PrivateLinks:
 
     def link_of(self, src: int, dst: int) -> Link:
         """Returns what a message that nobody disturbs costs, as `Links.link_of` says."""
-        link = self._link
-        if isinstance(link, Mapping):
-            found = link.get((src, dst))
-            if found is None:
-                raise ArgumentError(
-                    f"link must have an entry for each pair that talks, got none for ({src}, "
-                    f"{dst}). Add ({src}, {dst}): Link(...)."
-                )
-            link = found
-        return degraded(link, self._slower.get((src, dst), 1.0))
+        return degraded(find_link(self._link, src, dst), self._slower.get((src, dst), 1.0))
+
+
+def find_link(link: Link | Mapping[tuple[int, int], Link], src: int, dst: int) -> Link:
+    """Returns the link of a pair of ranks, given one for all pairs or one for each.
+
+    Raises ArgumentError if there is none.
+    """
+    if isinstance(link, Link):
+        return link
+    if (src, dst) not in link:
+        raise ArgumentError(
+            f"link must have an entry for each pair that talks, got none for ({src}, "
+            f"{dst}). Add ({src}, {dst}): Link(...)."
+        )
+    return link[src, dst]
 
 
 def degraded(link: Link, factor: float) -> Link:
@@ -324,13 +313,13 @@ class SharedLinks:
 
     def __init__(
         self,
-        timer: Timer,
+        clock: Clock,
         topology: Topology,
         world_size: int,
         slower: Mapping[tuple[int, int], float],
     ) -> None:
         topology.check(world_size)
-        self._timer: Final = timer
+        self._clock: Final = clock
         self._topology: Final = topology
         self._world_size: Final = world_size
         self._slower: Final = slower
@@ -353,10 +342,8 @@ class SharedLinks:
     ) -> float | None:
         """Takes a message, as `Links.carry` says.
 
-        Calls ``arrived`` when it arrives; a message to the rank itself is there at once.
+        Calls ``arrived`` when it arrives.
         """
-        if src == dst:
-            return ready_s
         route = self._routes.get((src, dst)) or self._open(src, dst)
         self._queue(_Flow(route, size_bytes, route.alpha_s, ready_s, arrived))
         return None
@@ -375,7 +362,7 @@ class SharedLinks:
             own = self._routes.get((src, dst)) or self._open(src, dst)
             route = self._routes[src, dst, group] = _Route(own.alpha_s, own.edges)
         self._queue(
-            _Flow(route, size_bytes, latencies * route.alpha_s, self._timer.now_s(), arrived)
+            _Flow(route, size_bytes, latencies * route.alpha_s, self._clock.now_s(), arrived)
         )
 
     def _queue(self, flow: _Flow) -> None:
@@ -411,8 +398,8 @@ class SharedLinks:
         return route
 
     def _begin_when_ready(self, flow: _Flow) -> None:
-        if flow.ready_s > self._timer.now_s():
-            self._timer.at(flow.ready_s, partial(self._begin, flow))
+        if flow.ready_s > self._clock.now_s():
+            self._clock.at(flow.ready_s, partial(self._begin, flow))
         else:  # in the same breath, so that paces are made once for all that happens now
             self._begin(flow)
 
@@ -420,21 +407,21 @@ class SharedLinks:
         if flow.left_bytes == 0 or not flow.route.edges:
             self._end(flow)
             return
-        flow.settled_s = self._timer.now_s()
+        flow.settled_s = self._clock.now_s()
         flow.end = partial(self._end, flow)
         for edge in flow.route.edges:
             self._users[edge][flow] = None
         self._change(flow.route.edges)
 
     def _end(self, flow: _Flow) -> None:
-        now_s, route = self._timer.now_s(), flow.route
+        now_s, route = self._clock.now_s(), flow.route
         route.flows.popleft()
         if flow.pace >= 0:
             for edge in route.edges:
                 del self._users[edge][flow]
             self._change(route.edges)
         if flow.arrived is not None:
-            self._timer.at(now_s + flow.latency_s, partial(flow.arrived, now_s + flow.latency_s))
+            self._clock.at(now_s + flow.latency_s, partial(flow.arrived, now_s + flow.latency_s))
         if route.flows:
             self._begin_when_ready(route.flows[0])
 
@@ -444,14 +431,14 @@ class SharedLinks:
         Many flows may begin or end at one time.
         """
         if not self._changed:
-            self._timer.at(self._timer.now_s(), self._share)
+            self._clock.at(self._clock.now_s(), self._share)
         self._changed.update(dict.fromkeys(edges))
 
     def _share(self) -> None:
         """Gives new paces to flows on links that have changed, to those they meet, and so on."""
         flows = self._meeting(self._changed)
         self._changed.clear()
-        now_s = self._timer.now_s()
+        now_s = self._clock.now_s()
         for flow, pace in zip(
             flows, fair_paces([flow.route.edges for flow in flows], self._paces), strict=True
         ):
@@ -462,9 +449,9 @@ class SharedLinks:
                     )
                 flow.settled_s = now_s
                 flow.pace = pace
-                self._timer.cancel(flow.end_s, flow.end)
+                self._clock.cancel(flow.end_s, flow.end)
                 flow.end_s = now_s + flow.left_bytes * pace
-                self._timer.at(flow.end_s, flow.end)
+                self._clock.at(flow.end_s, flow.end)
 
     def _meeting(self, edges: Mapping[Edge, None]) -> list[_Flow]:
         seen_edges, waiting = dict(edges), list(edges)
@@ -477,28 +464,6 @@ class SharedLinks:
                     seen_edges.update(dict.fromkeys(new))
                     waiting += new
         return list(seen_flows)
-
-
-class Cores:
-    """Gives cores to whoever asks, in the order in which they ask; nobody is interrupted.
-
-    Example:
-        >>> cores = Cores(2)
-        >>> [cores.book(0.0, 3.0) for _ in range(3)]  # the third waits until 3.0
-        [3.0, 3.0, 6.0]
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free_s = [0.0] * count  # a heap: from when on each core is free
-
-    def book(self, from_s: float, seconds: float) -> float:
-        """Takes the core that is free first, for some seconds.
-
-        Returns when whoever asked is done with it.
-        """
-        end_s = max(self._free_s[0], from_s) + seconds
-        heapreplace(self._free_s, end_s)
-        return end_s
 
 
 class SharedCores(PrivateLinks):
@@ -585,7 +550,7 @@ class SharedCores(PrivateLinks):
 
 
 def make_links(
-    timer: Timer,
+    clock: Clock,
     world_size: int,
     *,
     link: Link | Mapping[tuple[int, int], Link] | None = None,
@@ -618,4 +583,4 @@ def make_links(
             f"topology must have the methods check and route, got {say(topology)}. Take one of "
             "ringsim.topologies."
         )
-    return SharedLinks(timer, topology, world_size, slower)
+    return SharedLinks(clock, topology, world_size, slower)

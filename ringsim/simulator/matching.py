@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.distributed import Work
@@ -39,7 +39,7 @@ from ringsim.comm.torch_private import in_backward, outside_modes, run_after_bac
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
 from ringsim.simulator.clock import Clock, Rank
-from ringsim.simulator.links import Links, SharedCores
+from ringsim.simulator.links import Arrived, Links, SharedCores
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, Payload
 from ringsim.traces.recorder import Recorder
 
@@ -76,38 +76,25 @@ class Team(Members):
         return self.places.get(self.clock.current.number, -1)
 
     def check(self, what: str, tensor: Any) -> torch.Tensor:
-        """Returns a tensor that the simulator can carry."""
-        return check_tensor(what, tensor)
+        """Returns a tensor that the simulator can carry, detached from its history."""
+        return check_dense(what, tensor, "in a simulation", meta=True)
 
 
 # -- tensors
 
 
-class Kind:
+class Kind(NamedTuple):
     """What operations on tensors of one dtype and shape have in common.
 
-    Their number in the trace, and what it says of them.
+    Attributes:
+        number: in the trace.
+        payload: what the trace says of them.
+        size_bytes: the size of the payload.
     """
 
-    __slots__ = ("dtype", "number", "payload", "shape", "size_bytes")
-
-    def __init__(
-        self,
-        number: int,
-        payload: Payload,
-        dtype: torch.dtype | None = None,
-        shape: torch.Size | None = None,
-    ) -> None:
-        self.number, self.payload, self.dtype, self.shape = number, payload, dtype, shape
-        self.size_bytes = payload.size_bytes
-
-
-def check_tensor(what: str, tensor: Any) -> torch.Tensor:
-    """Returns a tensor that the simulator can carry, detached from its history.
-
-    See ``check_dense``.
-    """
-    return check_dense(what, tensor, "in a simulation", meta=True)
+    number: int
+    payload: Payload
+    size_bytes: int
 
 
 def check_storage(tensor: torch.Tensor) -> int:
@@ -437,8 +424,6 @@ class Message(Operation):
     def break_off(self) -> None:
         """Closes the connection in the group, as Gloo does."""
         self.channel.connection.is_open = False
-        for channel in self.channel.connection.channels:
-            channel.kind = None  # the next message is looked at more closely
 
     def arrive(self, time_s: float) -> None:
         """Completes a send and its recv: the message has arrived."""
@@ -469,27 +454,25 @@ class Message(Operation):
 class Connection:
     """What two ranks have in a group, until a limit closes it."""
 
-    channels: list[Channel] = field(default_factory=list)
     is_open: bool = True
     # until when each of them was posting on it, where that takes time
     busy_s: dict[int, float] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
 class Channel:
     """What goes from one rank of a group to another with one tag, in order.
 
     From ANY_SOURCE, the recvs from anybody.
     """
 
-    __slots__ = ("connection", "dst", "group", "kind", "src", "tag", "waiting")
-
-    def __init__(self, group: Team, src: int, dst: int, tag: int, connection: Connection) -> None:
-        self.connection = connection
-        connection.channels.append(self)
-        self.group, self.src, self.dst, self.tag = group, src, dst, tag
-        self.waiting: deque[Message] = deque()  # for their other side: all sends, or all recvs
-        # of the message that was posted last, which the next one usually shares
-        self.kind: Kind | None = None
+    group: Team
+    src: int
+    dst: int
+    tag: int
+    connection: Connection
+    # for their other side: all sends, or all recvs
+    waiting: deque[Message] = field(default_factory=deque)
 
 
 # -- matching
@@ -504,8 +487,7 @@ class Rendezvous:
     by_tag = True
 
     def __init__(self, clock: Clock, links: Links) -> None:
-        self._clock = clock
-        self._carry = links.carry
+        self._clock, self._links = clock, links
         self._stalls = isinstance(links, SharedCores) and links.gloo is not None
         self._posted = 0  # how many have had to wait for their other side
         self._channels: dict[tuple[Team, int, int, int], Channel] = {}
@@ -605,22 +587,22 @@ class Rendezvous:
         self._begin(send, recv)
 
     def _begin(self, send: Message, recv: Message) -> None:
-        """Begins to carry a message."""
-        now_s, apart_s = self._clock.now, NEVER
+        """Begins to carry a message whose recv is posted."""
+        apart_s = NEVER
         if self._stalls:
             busy_s = send.channel.connection.busy_s
-            apart_s = now_s - min(
+            apart_s = self._clock.now - min(
                 busy_s.get(message.rank.number, -NEVER) for message in (send, recv)
             )
-        arrives_s = self._carry(
-            send.rank.number, recv.rank.number, send.kind.size_bytes, now_s, send.arrive, apart_s
+        self._carry(send, send.arrive, apart_s)
+
+    def _carry(self, send: Message, arrived: Arrived, apart_s: float = NEVER) -> None:
+        """Carries a message; ``arrived`` is told when it arrives, as soon as that is known."""
+        arrives_s = self._links.carry(
+            send.rank.number, send.peer, send.kind.size_bytes, self._clock.now, arrived, apart_s
         )
         if arrives_s is not None:
-            send.done_s = recv.done_s = arrives_s
-            if recv.waiting:
-                recv.complete(arrives_s)
-            if send.waiting:
-                send.complete(arrives_s)
+            arrived(arrives_s)
 
 
 class Buffered(Rendezvous):
@@ -655,11 +637,7 @@ class Buffered(Rendezvous):
             if send.met is not None:
                 send.met.complete(time_s)
 
-        arrives_s = self._carry(
-            send.rank.number, send.peer, send.kind.size_bytes, self._clock.now, arrive
-        )
-        if arrives_s is not None:
-            arrive(arrives_s)
+        self._carry(send, arrive)
 
     def _begin(self, send: Message, recv: Message) -> None:
         if send.kind.size_bytes > self._limit:
@@ -670,13 +648,13 @@ class Buffered(Rendezvous):
             recv.complete(max(send.arrives_s, self._clock.now))
 
 
+@dataclass
 class _Entry:
     """Messages of one rank on one group that are carried out together."""
 
-    def __init__(self, messages: list[Message]) -> None:
-        self.messages = messages
-        self.left = len(messages)  # those that have not arrived
-        self.end_s = 0.0  # when the last one that has arrived did
+    messages: list[Message]
+    num_arrived: int = 0
+    end_s: float = 0.0  # when the last one that has arrived did
 
 
 class InOrder(Rendezvous):
@@ -698,10 +676,6 @@ class InOrder(Rendezvous):
         super().__init__(clock, links)
         self._entries: defaultdict[tuple[int, Team], deque[_Entry]] = defaultdict(deque)
 
-    def post_together(self, messages: list[Message]) -> None:
-        """Takes the messages of a batch, which begin together."""
-        self._add(messages)
-
     def post(self, message: Message) -> None:
         """Takes a message that has just been posted; it begins when its turn has come."""
         if message.peer == ANY_SOURCE:
@@ -711,9 +685,10 @@ class InOrder(Rendezvous):
                 "Name the sender."
             )
         self._clock.polls = 0
-        self._add([message])
+        self.post_together([message])
 
-    def _add(self, messages: list[Message]) -> None:
+    def post_together(self, messages: list[Message]) -> None:
+        """Takes the messages of a batch, which begin together."""
         entry = _Entry(messages)
         for message in messages:
             message.entry = entry
@@ -731,18 +706,14 @@ class InOrder(Rendezvous):
             self._arrive(send, time_s)
             self._arrive(recv, time_s)
 
-        arrives_s = self._carry(
-            send.rank.number, recv.rank.number, send.kind.size_bytes, self._clock.now, arrive
-        )
-        if arrives_s is not None:
-            arrive(arrives_s)
+        self._carry(send, arrive)
 
     def _arrive(self, message: Message, time_s: float) -> None:
         entry = message.entry
         assert entry is not None
-        entry.left -= 1
+        entry.num_arrived += 1
         entry.end_s = max(entry.end_s, time_s)
-        if not entry.left:
+        if entry.num_arrived == len(entry.messages):
             for each in entry.messages:
                 each.complete(entry.end_s)
             self._clock.at(
@@ -768,14 +739,14 @@ def make_matcher(semantics: object, clock: Clock, links: Links) -> Rendezvous:
 
     Raises ArgumentError where there is none of that name.
     """
-    buffered = (
-        re.fullmatch(r"buffered(?:\((\d+)\))?", semantics) if isinstance(semantics, str) else None
-    )
+    name = str(semantics)
+    if name == "rendezvous":
+        return Rendezvous(clock, links)
+    if name == "grouped":
+        return InOrder(clock, links)
+    buffered = re.fullmatch(r"buffered(?:\((\d+)\))?", name)
     if buffered is not None:
         return Buffered(clock, links, int(buffered[1]) if buffered[1] else math.inf)
-    for name, matcher in (("rendezvous", Rendezvous), ("grouped", InOrder)):
-        if isinstance(semantics, str) and semantics == name:
-            return matcher(clock, links)
     known = '"rendezvous" (Gloo), "buffered" or "buffered(65536)" (MPI), or "grouped" (NCCL)'
     raise ArgumentError(f"semantics must be {known}, got {say(semantics)}. Choose one of these.")
 

@@ -80,9 +80,8 @@ class Shared:
             if op is not None:
                 check_reduction(op)
             how = "" if op is None else name_of_reduction(op)
-            first = tensors[0] if tensors else None
             payload = Payload(*describe(list(tensors), copies), how)
-            kind = self.kinds[key] = self.make_kind(payload, first)
+            kind = self.kinds[key] = self.make_kind(payload)
         return kind
 
     def kind_of_message(self, tensor: Tensor) -> Kind:
@@ -93,12 +92,9 @@ class Shared:
             kind = self.kinds[key] = self.kind_of([tensor])
         return kind
 
-    def make_kind(self, payload: Payload, tensor: Tensor | None = None) -> Kind:
+    def make_kind(self, payload: Payload) -> Kind:
         """Returns what operations that carry the same have in common."""
-        number = self.recorder.payload(*payload)
-        if tensor is None:
-            return Kind(number, payload)
-        return Kind(number, payload, tensor.dtype, tensor.shape)
+        return Kind(self.recorder.payload(*payload), payload, payload.size_bytes)
 
     def poster_of(self, name: str) -> Post:
         """Returns the function that records that a collective is posted."""

@@ -6,7 +6,7 @@ How long a step of a pipeline takes, from its schedule and what things cost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
@@ -41,16 +41,15 @@ from ringsim.simulator.critical_path import (
     CriticalPath,
     Lever,
     Sensitivity,
-    check_between,
-    check_ranks,
     find_critical_path,
     improve,
     list_levers,
-    make_trace,
     plain,
 )
 from ringsim.simulator.levels import Levels, Times, Wave, find_levels, find_wave, sweep, sweep_all
+from ringsim.simulator.step_trace import check_between, make_trace
 from ringsim.traces.events import Ints
+from ringsim.traces.filtering import choose
 from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.value import Trace
 
@@ -338,7 +337,7 @@ class ScheduleRun:
             >>> trace.makespan_s, len(trace.messages), trace.bubble().of_total
             (9.0, 4, 0.3333333333333333)
         """
-        chosen = None if ranks is None else check_ranks(ranks, self.num_ranks)
+        chosen = None if ranks is None else choose(self.num_ranks, ranks, None)[0]
         check_between(between)
         setting = self.setting
         metadata = dict(setting.metadata)
@@ -538,11 +537,6 @@ def simulate_schedule(
         known = source.schedule
         step = closed_forms.Step(schedule, known.num_ranks, known.num_microbatches, num_chunks)
     one: Any = link  # a Link or a table of them: make_prices refuses what is neither
-    if is_list(one):
-        raise ArgumentError(
-            f"link must be one where costs are one, got {len(one)} links. "
-            "Give as many costs, in a list."
-        )
     return _simulate(source, costs or Costs(), one, size_bytes, step)
 
 
@@ -558,11 +552,10 @@ def _simulate(
     ``step`` is what closed forms know it as, if it was made by name.
     """
     schedule = source.schedule
-    prices = make_prices(schedule.stage_ranks, costs, link, size_bytes)
+    spread = spread_sizes(size_bytes, schedule.num_stages, has_link=link is not None)
+    prices = make_prices(schedule.stage_ranks, costs, link, spread)
     makespan = source.find_makespan(prices)
-    sizes = (
-        spread_sizes(size_bytes, schedule.num_stages, has_link=True) if link is not None else None
-    )
+    sizes = None if link is None else spread
     closed_form = None if step is None else _closed_form(step, costs, link, sizes, source)
     return ScheduleRun(
         name=schedule.name,
@@ -576,33 +569,17 @@ def _simulate(
     )
 
 
-def _find_schedule(
-    schedule: str | Schedule,
-    num_ranks: int | None,
-    num_microbatches: int | None,
-    num_chunks: int | None,
-) -> Schedule:
-    """Returns the schedule that was asked for."""
-    if isinstance(schedule, Schedule):
-        given = {
-            "num_ranks": num_ranks,
-            "num_microbatches": num_microbatches,
-            "num_chunks": num_chunks,
-        }
-        for name, value in given.items():
-            if value is not None:
-                raise ArgumentError(
-                    f"{name} must be left out, got {say(value)}: the schedule says it. Take it "
-                    "out, or give the schedule's name."
-                )
-        return schedule
-    if num_ranks is None or num_microbatches is None:
-        missing = "num_ranks" if num_ranks is None else "num_microbatches"
+def _find_schedule(schedule: str | Schedule, *counts: int | None) -> Schedule:
+    """Returns the schedule that was asked for; the counts go with a name."""
+    if not isinstance(schedule, Schedule):
+        make: Any = make_schedule  # which refuses counts that are missing
+        return make(schedule, *counts)
+    if any(count is not None for count in counts):
         raise ArgumentError(
-            f"{missing} must be given with a schedule's name, got none ({say(schedule)}). Say "
-            "how many."
+            "num_ranks, num_microbatches and num_chunks must be left out, got "
+            f"{say(counts)}: the schedule says them. Take them out, or give the schedule's name."
         )
-    return make_schedule(schedule, num_ranks, num_microbatches, num_chunks)
+    return schedule
 
 
 def _simulate_variants(
@@ -620,12 +597,13 @@ def _simulate_variants(
             f"costs and link must be as many, 1 or more, got {len(costs)} and {len(links)}. Give "
             "one link, or one each."
         )
+    schedule, has_link = source.schedule, any(each is not None for each in links)
+    sizes = spread_sizes(size_bytes, schedule.num_stages, has_link=has_link)
     variants = [
-        make_prices(source.schedule.stage_ranks, *each, size_bytes)
-        for each in zip(costs, links, strict=True)
+        make_prices(schedule.stage_ranks, *each, sizes) for each in zip(costs, links, strict=True)
     ]
     busy = np.stack([source.find_busy(prices).astype(np.float64) for prices in variants])
-    return WhatIfs(source.schedule.name, source.find_makespans(variants), busy)
+    return WhatIfs(schedule.name, source.find_makespans(variants), busy)
 
 
 def _closed_form(
@@ -666,13 +644,7 @@ def _metadata(
     Without a date, so that the same arguments give the same bytes.
     """
     constants: dict[str, Any] = {"semantics": source.semantics, "ahead": source.ahead}
-    for field in fields(costs):
-        value = getattr(costs, field.name)
-        if isinstance(value, Sequence):
-            value = [float(one) for one in value]
-        elif value is not None:
-            value = float(value)
-        constants[field.name] = value
+    constants |= {name: _as_json(cost) for name, cost in vars(costs).items()}
     if link is not None:
         links = (
             {"all": link}
@@ -696,3 +668,9 @@ def _metadata(
         "ring_groups": [[f"ring:{begin}>{end}", [begin, end]] for begin, end in edges],
         "versions": {"ringsim": __version__},
     }
+
+
+def _as_json(cost: Time | Sequence[Time] | None) -> Any:
+    if isinstance(cost, Sequence):
+        return [float(one) for one in cost]
+    return None if cost is None else float(cost)

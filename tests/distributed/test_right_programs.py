@@ -16,7 +16,6 @@ import torch.distributed as dist
 import ringsim
 from ringsim import Trace
 from ringsim.cli import main
-from ringsim.traces.findings import SLOW_KINDS
 
 PLACE = Path(__file__).parents[1] / "programs"
 sys.path.insert(0, str(PLACE))
@@ -27,6 +26,8 @@ for module in (right_messages, right_modules):
     cloudpickle.register_pickle_by_value(module)
 PROGRAMS = right_messages.PROGRAMS
 CALLS = ("send", "recv", "collective")
+# findings that accuse nobody: the run finished, but might be faster
+SLOW = {"link", "slow_link", "late_sender", "late_receiver", "straggler"}
 
 
 def run_all(names: list[str]) -> None:
@@ -58,7 +59,7 @@ def test_every_call_is_recorded(trace: Trace, name: str) -> None:
 
 
 def test_nobody_is_accused(trace: Trace) -> None:
-    assert {finding.kind for finding in trace.explain().findings} <= {*SLOW_KINDS}
+    assert {finding.kind for finding in trace.explain().findings} <= SLOW
     assert trace.metadata["not_recorded"] == []
 
 
@@ -94,4 +95,4 @@ def test_a_script_runs_as_it_is(name: str, tmp_path: Path) -> None:
     frame = trace.to_pandas()
     assert Counter(frame[frame["kind"].isin(CALLS)]["op"]) == calls
     assert (frame["status"] == "ok").all()
-    assert {finding.kind for finding in trace.explain().findings} <= {*SLOW_KINDS}
+    assert {finding.kind for finding in trace.explain().findings} <= SLOW

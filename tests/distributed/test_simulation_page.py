@@ -5,15 +5,14 @@ What it shows runs, and the tables of its description are those that are read.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringsim.cli.description import read_description
-from ringsim.errors import ArgumentError
-from ringsim.schedules.closed_forms import Step
+from ringsim.cli import main
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "simulation.md"
 UNIT = re.compile(r"_(s|ms|us|ns|bytes|kib|mib|gib|gb_per_s|mb_per_s)$")
@@ -42,27 +41,31 @@ def test_its_programs_run_one_after_the_other(capsys: pytest.CaptureFixture[str]
     assert "1f1b, 256 ranks, 8 microbatches: " in said
 
 
-def test_its_description_is_read(tmp_path: Path) -> None:
+def test_its_description_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "page.toml"
     file.write_text(blocks("toml")[0])
-    told = read_description(file)
-    assert (told.schedule, told.size_bytes) == (Step("1f1b", 8, 16), 4 * 2**20)
+    assert main(["simulate", "--json", str(file)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    names = ("schedule", "num_ranks", "num_microbatches", "size_bytes")
+    assert [told[name] for name in names] == ["1f1b", 8, 16, 4 * 2**20]
 
 
-def keys_of(text: str, file: Path) -> dict[str, set[str]]:
+def keys_of(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, set[str]]:
     """Returns the keys that each table of a description may have, as the errors list them."""
     found = {}
     for header in set(re.findall(r"(?m)^\[+\w+\]+", text)):
         file.write_text(text.replace(header, f"{header}\nzzz = 1\n", 1))
-        with pytest.raises(ArgumentError) as raised:
-            read_description(file)
-        told = re.search(r"got zzz \(.*\)\. It may have (.*)\.$", str(raised.value))
-        assert told is not None, raised.value
+        assert main(["simulate", str(file)]) == 2
+        said = capsys.readouterr().err
+        told = re.search(r"got zzz \(.*\)\. It may have (.*)\.$", said)
+        assert told is not None, said
         found[header] = {UNIT.sub("", key) for key in told[1].split(", ")}
     return found
 
 
-def test_its_keys_are_those_that_are_read(tmp_path: Path) -> None:
+def test_its_keys_are_those_that_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     examples = PAGE.parent / "examples"
     ending = "\n[[degrade]]\nfrom = 0\nto = 1\nfactor = 2\n"
     texts = [
@@ -80,7 +83,7 @@ def test_its_keys_are_those_that_are_read(tmp_path: Path) -> None:
     texts.append(page.replace("[link]", '[topology]\nkind = "full_bisection"'))
     asked: dict[str, set[str]] = {}
     for text in texts:
-        for header, keys in keys_of(text, tmp_path / "example.toml").items():
+        for header, keys in keys_of(text, tmp_path / "example.toml", capsys).items():
             asked.setdefault(header, set()).update(keys)
     rows = re.findall(r"^\| `(\[+\w+\]+)`(?:, by \w+)? \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     told: dict[str, set[str]] = {}

@@ -1,0 +1,231 @@
+"""``ringsim trace`` and ``merge``: record a script on N ranks; join what several hosts recorded."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ringsim
+from ringsim.cli.verb import (
+    Verbs,
+    add_out,
+    add_verb,
+    keep_what_was_recorded,
+    save_trace,
+    tell_written,
+)
+from ringsim.environment import find_launched
+from ringsim.errors import ArgumentError, RankFailed, RingError, StartsRanks, escape
+from ringsim.launch.job import CHECKS
+from ringsim.traces.files import merge
+
+if TYPE_CHECKING:
+    from ringsim.traces.value import Trace
+
+
+def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the verb."""
+    parser = add_verb(
+        verbs,
+        "trace",
+        "run a torch.distributed script on N ranks, as torchrun would, and record it",
+        "ringsim trace -n 4 -o run.ringtrace train.py --steps 10",
+        run_trace,
+    )
+    add_rank_options(parser)
+    add_out(parser, "FILE", "trace file to write (default: SCRIPT.ringtrace)")
+    parser.add_argument(
+        "-f",
+        "--force",
+        action="store_true",
+        help="replace that file if it exists, instead of taking the next free name",
+    )
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT",
+        help="the script, or with -m the module, followed by its own arguments",
+    )
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS
+    )
+
+
+def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the verb."""
+    parser = add_verb(
+        verbs,
+        "merge",
+        "join the parts that the ranks of one run left on several hosts",
+        "ringsim merge run.ringtrace node1/run.ringtrace.parts node2/run.ringtrace.parts",
+        run_merge,
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="trace file to write")
+    parser.add_argument("parts", nargs="+", metavar="PARTS", help="a directory of parts")
+
+
+def run_merge(options: argparse.Namespace) -> int:
+    """Joins parts and saves the trace; returns the exit code."""
+    trace = merge(options.parts)
+    print(trace.summary())
+    save_trace(trace, options.out)
+    return 0
+
+
+def add_rank_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for the ranks that a script runs on."""
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=int,
+        help="number of ranks (default: 2, or those that the script, torchrun, srun or mpirun "
+        "starts)",
+    )
+    parser.add_argument(
+        "-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="what the ranks compute on (default: cpu)",
+    )
+    parser.add_argument(
+        "--limit", type=float, metavar="SECONDS", help="end the run after this long"
+    )
+    parser.add_argument(
+        "--check",
+        choices=CHECKS,
+        default="basic",
+        help="which mistakes raise an error; full: also buffers used too early and handles never "
+        "waited for (default: basic)",
+    )
+
+
+def run_trace(options: argparse.Namespace) -> int:
+    """Records a script and saves its trace; returns the exit code."""
+    name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
+    out: Path = options.out or Path(f"{name}.ringtrace")
+    # by torchrun, srun or mpirun
+    if (launched := find_launched()) is not None and launched.world_size > 1:
+        launched.export()  # the script's init_process_group knows torchrun's variables only
+        return record_rank(options, out)
+    if not options.force and out.exists():
+        there, out = out, next_free(out)
+        print(f"{escape(str(there))} exists: writing {escape(str(out))} (-f replaces it)")
+    with keep_what_was_recorded(out):
+        trace = run_script(options, keep_at=out.with_name(out.name + ".parts"))
+    trace.save(out)
+    print(trace.summary())
+    tell_written(out)
+    return 0
+
+
+def next_free(file: Path) -> Path:
+    """Returns the path of a file that does not exist yet, with a number.
+
+    Example:
+        >>> next_free(Path("no/such/run.ringtrace"))
+        PosixPath('no/such/run-2.ringtrace')
+    """
+    names = (file.with_name(f"{file.stem}-{number}{file.suffix}") for number in itertools.count(2))
+    return next(name for name in names if not name.exists())
+
+
+def record_rank(options: argparse.Namespace, out: Path) -> int:
+    """Records the rank that this process is: a launcher has started it.
+
+    Rank 0 writes the file, and says so.
+    """
+    from ringsim.launch.worlds import record_program
+
+    if options.ranks is not None:
+        raise ArgumentError(
+            f"-n must be left out where a launcher starts the ranks, got {options.ranks}. Leave "
+            "it out, or the launcher."
+        )
+    written = record_program(
+        options.script, options.arguments, out, check=options.check, module=options.module
+    )
+    if written is not None:
+        print(ringsim.load(written).summary())
+        tell_written(written)
+    return 0
+
+
+def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> Trace:
+    """Runs ``options.script`` with ``options.arguments`` on ranks.
+
+    Those that ``add_rank_options`` describes.
+
+    Args:
+        options: the parsed command line.
+        keep_at: directory for the ranks' records, None for one that is removed.
+
+    Raises:
+        ArgumentError: there is no such script, or ``keep_at`` exists already.
+        RingError: the run failed; ``error.trace`` is what was recorded until then.
+    """
+    from ringsim.launch.api import make_kind
+    from ringsim.launch.job import pack_script
+    from ringsim.launch.run import RunOptions
+    from ringsim.launch.run import run as run_job
+
+    script = Path(options.script)
+    if not options.module and not script.is_file():
+        raise ArgumentError(
+            f"SCRIPT must be a Python file, got {options.script!r}, which is not there."
+        )
+    if keep_at is not None and keep_at.exists():
+        file = keep_at.with_suffix("")
+        raise ArgumentError(
+            f"{keep_at} must not exist before the run: an earlier run left it. Look at it with: "
+            f"ringsim show {file}. Then remove it."
+        )
+    ranks = 2 if options.ranks is None else options.ranks
+    # torch's own limit: the script sets what it wants
+    kind = make_kind(ranks, options.device, 1800, ring=False)
+    job = replace(
+        pack_script(options.script, options.arguments, seed=0, module=options.module),
+        check=options.check,
+    )
+    try:
+        return run_job(job, kind, RunOptions(limit_s=options.limit, keep_at=keep_at))
+    except StartsRanks:
+        if options.ranks is not None:
+            raise
+    return run_alone(script, options)
+
+
+def run_alone(script: Path, options: argparse.Namespace) -> Trace:
+    """Runs a script that starts its own ranks: anew, in this process.
+
+    Raises:
+        RankFailed: the script raised.
+        RingError: nobody was rank 0.
+    """
+    from ringsim.diagnose.failure import indent, report_exception
+    from ringsim.launch.ranks import get_launcher
+    from ringsim.launch.worlds import record_program
+
+    get_launcher().close()  # with what the ranks have left
+    print(f"{script} starts its own ranks: it runs again, without others", flush=True)
+    with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
+        path = Path(directory, "run.ringtrace")
+        try:
+            record_program(
+                options.script, options.arguments, path, check=options.check, module=options.module
+            )
+        except (Exception, SystemExit) as error:
+            report = report_exception(0, error)
+            text = f"{script} raised {report.error}: {report.text}\n{indent(report.traceback)}"
+            raise RankFailed(text, trace=ringsim.load(path) if path.exists() else None) from error
+        if not path.exists():
+            raise RingError(
+                "a script must make a process group to be recorded, got none with a rank 0 "
+                f"({script}). Let it make one."
+            )
+        return ringsim.load(path)
