@@ -151,7 +151,7 @@ class HostWatch:
                     {
                         "rank": rank,
                         "state": "unknown",
-                        "about": f"went silent: {silence}",
+                        "about": about,
                         "error": "",
                         "how": LOST,
                     }
