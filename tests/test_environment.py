@@ -1,19 +1,16 @@
 """Discovery against what launchers leave in the environment, whole, by half, and in conflict.
 
-Also where a number comes from. Each file of ``tests/environments`` holds the variables of some
+Each file of ``tests/environments`` holds the variables of some
 ranks of one start, says where they come from, and what must be found.
 """
 
 from __future__ import annotations
 
-import getpass
 import importlib.machinery
 import json
 import os
 import re
 import shlex
-import socket
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +23,6 @@ from torch.distributed.run import get_args_parser
 from ringsim.cli import make_parser
 from ringsim.environment import Discovery, discover, expand_node_list
 from ringsim.errors import ArgumentError, RingError
-from ringsim.provenance import footer, machine, versions
 
 RECORDED = {
     path.stem: json.loads(path.read_text())
@@ -413,56 +409,6 @@ def test_other_text_is_no_node_list(text: str) -> None:
         RingError, match=r"^a node list must be .*, got .*\. Correct the SLURM_\*_NODELIST variable"
     ):
         expand_node_list(text)
-
-
-# --- where a number comes from ---
-
-MACHINE = {"cpu": "Example CPU", "cores": 2}
-VERSIONS = {"ringsim": "0.1.0", "torch": "2.13.0"}
-MEASURED = {
-    "source": "measured",
-    "machine": MACHINE,
-    "backend": "gloo",
-    "versions": VERSIONS,
-    "date": "2026-11-20",
-}
-
-
-@pytest.mark.parametrize(
-    ("metadata", "expected"),
-    [
-        (MEASURED, "measured on Example CPU, 2 cores, gloo, torch 2.13.0, 2026-11-20"),
-        (
-            MEASURED | {"machine": MACHINE | {"cores": 1}},
-            "measured on Example CPU, 1 core, gloo, torch 2.13.0, 2026-11-20",
-        ),
-        (MEASURED | {"machine": {}}, "measured: gloo, torch 2.13.0, 2026-11-20"),
-        ({"source": "simulated", "versions": {"ringsim": "0.1.0"}}, "simulated: ringsim 0.1.0"),
-        ({"source": "measured"}, "measured"),
-        ({"date": "2026-11-20"}, "origin unknown: 2026-11-20"),
-        ({}, "origin unknown"),
-    ],
-)
-def test_footer(metadata: dict[str, object], expected: str) -> None:
-    assert footer(metadata) == expected
-
-
-def test_machine_is_plain_data_and_not_private() -> None:
-    said = json.dumps(machine())
-    assert socket.gethostname() not in said or len(socket.gethostname()) < 4
-    assert getpass.getuser() not in said.split('"')
-    assert machine()["cores"] >= 1
-
-
-def test_discovery_and_versions_load_neither_torch_nor_mpi() -> None:
-    code = (
-        "import sys, ringsim.environment; from ringsim.provenance import versions;"
-        "print(versions()['ringsim'], *{'torch', 'mpi4py', 'numpy'} & set(sys.modules))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout
-    assert said.strip() == versions()["ringsim"]
 
 
 def test_the_manifest_for_kubernetes_starts_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

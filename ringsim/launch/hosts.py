@@ -18,6 +18,15 @@ One rank of each tells rank 0, over the store, whether anybody there can go on.
 A host *stands* while each of its ranks waits in recorded operations or is gone, and nothing happens
 there. What is found is told on rank 0 and kept in the trace. Nobody is ended: silence and stillness
 prove nothing, so that is left to the program's own limits, which are named.
+
+What rank 0 knows is in one of three states::
+
+    state      leads to   when
+    -----      --------   ----
+    moves      stands     all hosts stand, and none is silent
+    stands     explained  STILL_S later, if what stands is the same once their parts have come
+    explained  moves      a host goes on, or falls silent
+    stands     moves      likewise
 """
 
 from __future__ import annotations
@@ -30,17 +39,19 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.torch_private import default_timeout_s
 from ringsim.diagnose.links import STALL_BYTES_PER_S
-from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
+from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
 from ringsim.diagnose.waitfor import analyse, hindering
 from ringsim.errors import TraceFileError, name_ranks
@@ -62,6 +73,32 @@ OVER: Final = -1  # the number of the last beat of a host that leaves
 # a beat that takes longer to get away was held up, and so was a message on which nothing moves for
 # longer
 SLOW_S: Final = 2.0
+_COPIED: Final = (".events", ".names", "run.json")
+
+
+class Beat(NamedTuple):
+    """What a host says of itself every now and then."""
+
+    number: int = 0  # counts up; ``OVER`` as it leaves
+    state: int = 0  # a number for what stands, 0 while somebody there can go on
+    answered: int = 0  # the last question that it has answered
+    took_s: float = 0.0  # the longest that the store took since the beat before
+
+    def put(self, keys: Store, place: str) -> None:
+        """Puts it into the store."""
+        keys.put(f"beat/{_key(place)}", json.dumps(self).encode())
+
+
+@dataclass
+class Host:
+    """Another host, as rank 0 knows it."""
+
+    place: str  # the ``id`` of the directory of its parts
+    name: str
+    ranks: list[int]
+    heard_s: float  # when the last beat came, or it entered the block
+    beat: Beat
+    is_silent: bool = False
 
 
 @dataclass
@@ -77,46 +114,36 @@ class _Doubt:
     told: bool = False
 
 
-class HostWatch:
-    """This rank's part in the watch over several hosts, from its creation to ``stop``.
-
-    Every rank of the block creates one.
+def watch_hosts(keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> HostWatch:
+    """Begins this rank's part in the watch; every rank of the block has one.
 
     Args:
         keys: of the block.
         recorder: of this rank.
         stands: names the state in which all ranks of this host stand still, "" if some go on, None
             if another rank watches.
+    """
+    watch = (Witness if recorder.rank else Judge)(keys, recorder, stands)
+    watch.start()
+    return watch
+
+
+class HostWatch(ABC):
+    """What all ranks have in common: a thread that looks at the ranks of this host.
 
     Attributes:
         said: on rank 0, what was found, in sentences.
     """
 
     def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
-        self._keys, self._rank, self._directory = keys, recorder.rank, recorder.directory
-        self._world_size = recorder.world_size
-        self._stands, self.said = stands, list[str]()
-        limit_s = default_timeout_s()
-        limit = "" if limit_s is None else f" of {limit_s:g} s"
-        self._until = (
-            f"ringsim ends no rank for this: the process group's time-out{limit} does (timeout= of "
-            "init_process_group)"
-        )
-        self._id = place_of(self._directory)["id"]
-        self._places: dict[int, dict[str, Any]] = {}
-        # by place: the last beat, and when it came
-        self._heard: dict[str, tuple[list[Any], float]] = {}
-        self._silent: dict[str, float] = {}
-        # what all hosts said when all stood, and since when
-        self._still: tuple[list[Any], float] = ([], 0.0)
-        self._doubt: _Doubt | None = None  # about that
-        self._looked = False
-        # of the last beat, or question; of the last answer; and a beat took since
-        self._number, self._answered, self._took_s = 0, 0, 0.0
-        # when the last beat was; what stands, since when, and whether that is told
-        self._beat_s, self._stood = 0.0, ("", 0.0, False)
+        self._given, self._directory, self._stands = keys, recorder.directory, stands
+        self._world_size, self.said = recorder.world_size, list[str]()
+        self._place = place_of(self._directory)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"{OUR_THREADS}hosts", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -125,263 +152,289 @@ class HostWatch:
         self._thread.join(BEAT_S)
         leave_thread(self._thread)
 
+    @cached_property
+    def _block_keys(self) -> Store:
+        # a connection of its own: one that waits there blocks all others on it
+        return self._given.clone()
+
+    @cached_property
+    def _keys(self) -> Store:
+        return self._block_keys.within("hosts")
+
+    def _run(self) -> None:
+        # the store has gone, with rank 0; or the disk is full
+        with contextlib.suppress(RuntimeError, ValueError, OSError):
+            while not self._stopped.wait(LOOK_S):
+                if (stands := self._stands()) is not None:
+                    self._look(stands)
+
+    @abstractmethod
+    def _look(self, stands: str) -> None:
+        """Looks once."""
+
+
+class Witness(HostWatch):
+    """The part of a rank that may watch another host than rank 0's."""
+
+    def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
+        super().__init__(keys, recorder, stands)
+        self._beat, self._beat_s = Beat(), 0.0  # the last one, and when it was
+        # what stands, since when, and whether a beat has told it
+        self._stood, self._stood_s, self._told = "", 0.0, False
+
+    def _look(self, stands: str) -> None:
+        """Says what stands, if it is time to, and answers what is asked."""
+        began_s = time.monotonic()
+        if stands != self._stood:
+            self._stood, self._stood_s, self._told = stands, began_s, False
+        comes_to_a_stand = stands and not self._told and began_s - self._stood_s >= STILL_S
+        if began_s - self._beat_s >= BEAT_S or comes_to_a_stand:
+            self._beat_s, self._told = began_s, True
+            self._put(number=self._beat.number + 1, state=_key(stands))
+            self._beat = self._beat._replace(took_s=0.0)
+        elif not (stands and self._told):  # nobody asks
+            return
+        question = f"ask/{_key(self._place['id'])}"
+        wanted = self._keys.has(question)  # waits for an answer, which the beat did not
+        took_s = round(max(self._beat.took_s, time.monotonic() - began_s), 1)
+        self._beat = self._beat._replace(took_s=took_s)
+        if not wanted:
+            return
+        asked: Any = json.loads(self._keys.take(question, never) or b"null")
+        if are_all(asked, int) and len(asked) > 1:  # the number of the question, and the ranks
+            number, *ranks = asked
+            send(_copies(self._keys, number), ranks[0], self._directory, ranks, asked=True)
+            self._put(answered=number, state=_key(self._stands() or ""))
+
+    def _run(self) -> None:
+        super()._run()
+        with contextlib.suppress(RuntimeError):  # the store has gone
+            if self._beat.number:
+                self._put(number=OVER, state=0)
+
+    def _put(self, **changes: int) -> None:
+        self._beat = self._beat._replace(**changes)
+        self._beat.put(self._keys, self._place["id"])
+
+
+class Judge(HostWatch):
+    """The part of rank 0.
+
+    Attributes:
+        hosts: the others, by place.
+    """
+
+    def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
+        super().__init__(keys, recorder, stands)
+        self.hosts: dict[str, Host] = {}
+        self._places: dict[int, dict[str, Any]] = {}
+        # what all hosts said when all stood, and since when
+        self._state: list[Any] = []
+        self._since_s = self._look_s = 0.0
+        self._doubt: _Doubt | None = None  # about that
+        self._explained = False
+        self._question = 0  # the number of the last one
+        limit_s = default_timeout_s()
+        limit = "" if limit_s is None else f" of {limit_s:g} s"
+        self._until = (
+            f"ringsim ends no rank for this: the process group's time-out{limit} does (timeout= of "
+            "init_process_group)"
+        )
+
     def find_lost(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
         """Returns what is to be said of ranks whose hosts are silent.
 
         As a trace keeps it for ``explain``; waits until that is clear.
         """
-        left = {place["id"] for rank, place in self._places.items() if rank not in ranks}
-        known = {
-            self._places[rank]["id"] for rank in ranks if rank in self._places
-        } & self._heard.keys() - left
-        hosts = {host for host in known if self._heard[host][0][0] != OVER}
         asked_s = time.monotonic()
+        hosts = [
+            host
+            for host in self.hosts.values()
+            if {*host.ranks} <= {*ranks} and host.beat.number != OVER
+        ]
         while self._thread.is_alive() and any(
-            self._heard[host][1] < asked_s and host not in self._silent for host in hosts
+            host.heard_s < asked_s and not host.is_silent for host in hosts
         ):
             time.sleep(0.01)
-        ends = []
-        for rank in ranks:
-            place = self._places.get(rank)
-            if place and place["id"] in hosts & self._silent.keys():
-                about = (
-                    f"went silent: nothing has come from host {place['host']} for {LOST_S:.0f} s"
-                )
-                ends.append(
-                    {
-                        "rank": rank,
-                        "state": "unknown",
-                        "about": about,
-                        "error": "",
-                        "how": LOST,
-                    }
-                )
-        return ends
+        return [
+            {
+                "rank": rank,
+                "state": "unknown",
+                "about": f"went silent: nothing has come from host {host.name} for {LOST_S:.0f} s",
+                "error": "",
+                "how": LOST,
+            }
+            for host in hosts
+            if host.is_silent
+            for rank in host.ranks
+        ]
 
-    def _run(self) -> None:
-        keys: Store | None = None  # of the watch
-        # the store has gone, with rank 0; or the disk is full
-        with contextlib.suppress(RuntimeError, ValueError, OSError):
-            while not self._stopped.wait(LOOK_S):
-                stands = self._stands()
-                if stands is None:
-                    continue
-                if keys is None:
-                    # a connection of its own: one that waits there blocks all others on it
-                    self._keys = self._keys.clone()
-                    keys = self._keys.within("hosts")
-                if self._rank == 0:
-                    self._look(keys, stands)
-                else:
-                    self._beat(keys, stands)
-            if keys is not None and self._rank:
-                self._put_beat(keys, OVER, "")
-
-    # -- a rank that watches another host
-
-    def _beat(self, keys: Store, stands: str) -> None:
-        """Says what stands, if it is time to, and answers what is asked."""
-        began_s = time.monotonic()
-        if stands != self._stood[0]:
-            self._stood = stands, began_s, False
-        _, since_s, told = self._stood
-        if began_s - self._beat_s >= BEAT_S or (
-            stands and not told and began_s - since_s >= STILL_S
-        ):
-            self._number, self._beat_s = self._number + 1, began_s
-            self._stood = stands, since_s, True
-            self._put_beat(keys, self._number, stands)
-            self._took_s = 0.0
-        elif not (stands and told):  # nobody asks
-            return
-        question = f"ask/{_key(self._id)}"
-        wanted = keys.has(question)  # waits for an answer, which the beat did not
-        self._took_s = max(self._took_s, time.monotonic() - began_s)
-        if not wanted:
-            return
-        asked: Any = json.loads(keys.take(question, never) or b"null")
-        if are_all(asked, int) and len(asked) > 1:  # the number of the question, and the ranks
-            self._answered, *ranks = asked
-            send(_copies(keys, self._answered), ranks[0], self._directory, ranks, asked=True)
-            self._put_beat(keys, self._number, self._stands() or "")
-
-    def _put_beat(self, keys: Store, number: int, stands: str) -> None:
-        _put_beat(
-            keys,
-            self._id,
-            [number, zlib.crc32(stands.encode()), self._answered, round(self._took_s, 1)],
-        )
-
-    # -- rank 0
-
-    def _look(self, keys: Store, stands: str) -> None:
+    def _look(self, stands: str) -> None:
         now_s = time.monotonic()
-        if not stands and now_s - self._beat_s < BEAT_S and not self._still[0]:
+        if not stands and now_s - self._look_s < BEAT_S and not self._state:
             return  # this host goes on
-        self._beat_s = now_s
-        for rank in range(self._world_size):
-            if rank not in self._places and (place := find_place(self._keys, rank, never)):
-                self._places[rank] = place
-        hosts: dict[str, list[int]] = {}
-        for rank, place in sorted(self._places.items()):
-            if place["id"] != self._id:
-                hosts.setdefault(place["id"], []).append(rank)
-        for host, ranks in hosts.items():
-            beat = _read_beat(keys, host)
-            # it has entered the block, and must say a first word, too
-            known = self._heard.setdefault(host, ([0, 0, 0, 0.0], now_s))
-            if beat is not None and known[0] != beat:
-                self._heard[host] = beat, now_s
-                self._hear_again(host, beat, now_s)
-            elif known[0][0] != OVER and now_s - known[1] >= LOST_S and host not in self._silent:
-                self._silent[host] = known[1]
-                lost = f"host {self._name(host)} ({_say_ranks(ranks)})"
-                self._say(
-                    f"nothing has come from {lost} for {LOST_S:.0f} s: it is lost, or cut off. "
-                    f"{self._until}"
-                )
-        state = [stands, *(self._heard[host][0][1] for host in hosts)]
-        if not (hosts or self._absent()) or "" in state or 0 in state or self._silent:
-            state = []
-        still_s, doubt = now_s - self._still[1], self._doubt
-        if state != self._still[0]:
-            if (
-                doubt is not None
-                and doubt.over
-                and not self._silent
-                and still_s >= SLOW_S + doubt.may_take_s
-            ):
+        self._look_s = now_s
+        self._find_hosts(now_s)
+        for host in self.hosts.values():
+            self._hear(host, now_s)
+        states = [host.beat.state for host in self.hosts.values()]
+        silent = any(host.is_silent for host in self.hosts.values())
+        all_stand = stands and all(states) and (states or self._absent) and not silent
+        state = [stands, *states] if all_stand else []
+        still_s, doubt = now_s - self._since_s, self._doubt
+        if state != self._state:
+            if doubt and doubt.over and not silent and still_s >= SLOW_S + doubt.may_take_s:
                 self._say(f"{doubt.over} for about {still_s:.0f} s; then it recovered")
-            self._still, self._doubt, self._looked = (state, now_s), None, False
-        elif state and not self._looked and still_s >= STILL_S:
-            self._looked = self._explain(keys, stands, hosts)
-        elif doubt is not None and not doubt.told and still_s >= LOST_S + doubt.may_take_s:
+            self._state, self._since_s = state, now_s
+            self._doubt, self._explained = None, False
+        elif state and not self._explained and still_s >= STILL_S:
+            self._explained = self._explain(stands)
+        elif doubt and not doubt.told and still_s >= LOST_S + doubt.may_take_s:
             doubt.told = True
             self._say(f"{doubt.lasts}. {self._until}")
 
-    def _hear_again(self, host: str, beat: list[Any], now_s: float) -> None:
-        since_s = self._silent.pop(host, None)
-        silent_s = max(beat[3], 0.0 if since_s is None else now_s - since_s)
-        if silent_s >= SLOW_S:
+    def _find_hosts(self, now_s: float) -> None:
+        """Finds out which ranks have entered the block since the last look, and where."""
+        for rank in self._absent:
+            place = find_place(self._block_keys, rank, never)
+            if not place:
+                continue
+            self._places[rank] = place
+            if place["id"] != self._place["id"]:
+                # it must say a first word, too
+                host = Host(place["id"], place["host"], [], now_s, Beat())
+                self.hosts.setdefault(place["id"], host).ranks.append(rank)
+
+    def _hear(self, host: Host, now_s: float) -> None:
+        """Takes the last beat of a host; says if none has come for long, and if one comes again."""
+        beat = _read_beat(self._keys, host.place)
+        if beat is not None and beat != host.beat:
+            silent_s = max(beat.took_s, now_s - host.heard_s if host.is_silent else 0.0)
+            host.beat, host.heard_s, host.is_silent = beat, now_s, False
+            if silent_s >= SLOW_S:
+                self._say(
+                    f"nothing came through from host {host.name} to {self._place['host']} "
+                    f"for {silent_s:.1f} s; then the link recovered"
+                )
+        elif host.beat.number != OVER and now_s - host.heard_s >= LOST_S and not host.is_silent:
+            host.is_silent = True
             self._say(
-                f"nothing came through from host {self._name(host)} to {self._name(self._id)} "
-                f"for {silent_s:.1f} s; then the link recovered"
+                f"nothing has come from host {host.name} ({_ranks_text(host.ranks)}) for "
+                f"{LOST_S:.0f} s: it is lost, or cut off. {self._until}"
             )
 
-    def _explain(self, keys: Store, stands: str, hosts: dict[str, list[int]]) -> bool:
+    def _explain(self, stands: str) -> bool:
         """Joins the parts of all hosts and says why nothing moves, if they still stand then.
 
         Returns whether they do.
         """
-        self._number += 1
-        copies = _copies(keys, self._number)
+        self._question += 1
         with tempfile.TemporaryDirectory(prefix="ringsim-") as name:
             copy = Path(name, "copy")
-            shutil.copytree(
-                self._directory,
-                copy,
-                ignore=lambda _, names: [one for one in names if not one.endswith(_COPIED)],
-            )
-            gathering = Gathering(copies, copy, 1)
-            for host, ranks in hosts.items():
-                keys.put(f"ask/{_key(host)}", json.dumps([self._number, *ranks]).encode())
-                came = gathering.fetch_from(ranks[0], ranks)
-                copies.put(f"receipt/{ranks[0]}", b"kept")
-                if not came:
-                    return False
-            deadline_s = time.monotonic() + LOST_S
-            for host in hosts:
-                while (beat := _read_beat(keys, host)) is None or beat[2] != self._number:
-                    if self._stopped.wait(LOOK_S / 10) or time.monotonic() > deadline_s:
-                        return False
-                if beat[1] != self._heard[host][0][1]:
-                    return False
-            if self._stands() != stands:
+            if not self._fetch_parts(copy) or not self._still_stand() or self._stands() != stands:
                 return False
             with contextlib.suppress(TraceFileError):
                 events, metadata = read_run(copy)
                 last_ns = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
                 # for how long nobody's clock says
                 waits = (events.status == IN_FLIGHT) & (events.wait_ns != NONE)
-                self._judge(
-                    Trace(
-                        replace(events, wait_ns=np.where(waits, last_ns, events.wait_ns)),
-                        {**metadata, "end_ns": 0},
-                    )
-                )
+                events = replace(events, wait_ns=np.where(waits, last_ns, events.wait_ns))
+                self._judge(Trace(events, {**metadata, "end_ns": 0}))
+        return True
+
+    def _fetch_parts(self, copy: Path) -> bool:
+        """Copies the parts of all hosts into a directory; returns whether all came."""
+        copies = _copies(self._keys, self._question)
+        shutil.copytree(
+            self._directory,
+            copy,
+            ignore=lambda _, names: [one for one in names if not one.endswith(_COPIED)],
+        )
+        gathering = Gathering(copies, copy, 1)
+        for host in self.hosts.values():
+            asked = json.dumps([self._question, *host.ranks]).encode()
+            self._keys.put(f"ask/{_key(host.place)}", asked)
+            came = gathering.fetch_from(host.ranks[0], host.ranks)
+            copies.put(f"receipt/{host.ranks[0]}", b"kept")
+            if not came:
+                return False
+        return True
+
+    def _still_stand(self) -> bool:
+        """Returns whether each host, once it has answered, says what it said before."""
+        deadline_s = time.monotonic() + LOST_S
+        for host in self.hosts.values():
+            while (beat := _read_beat(self._keys, host.place)) is None or (
+                beat.answered != self._question
+            ):
+                if self._stopped.wait(LOOK_S / 10) or time.monotonic() > deadline_s:
+                    return False
+            if beat.state != host.beat.state:
+                return False
         return True
 
     def _judge(self, trace: Trace) -> None:
         """Says why nobody can go on.
 
-        Where somebody can, remembers what to say if nothing moves for much longer.
+        If somebody can, remembers what to say if nothing moves for much longer.
         """
-        snapshot = snapshot_of_events(
-            trace.events, trace.world_size, read_ends(trace.metadata, trace.world_size)
-        )
-        if analyse(snapshot) is not None:
-            why = " ".join(line.strip() for line in str(trace.explain()).splitlines())
-            ranks: dict[str, list[int]] = {}
-            for rank, place in sorted(self._places.items()):
-                ranks.setdefault(str(place["host"]), []).append(rank)
-            where = "; ".join(f"{_say_ranks(some)} on {host}" for host, some in ranks.items())
-            self._say(
-                f"nothing moves on any host ({where}; not proved: threads of theirs may help). "
-                f"{why} {self._until}"
-            )
+        ends = read_ends(trace.metadata, trace.world_size)
+        snapshot = snapshot_of_events(trace.events, trace.world_size, ends)
+        if analyse(snapshot) is None:
+            bytes_under_way = trace.events.size_bytes[trace.events.status == IN_FLIGHT]
+            may_take_s = int(bytes_under_way.clip(0).sum()) / STALL_BYTES_PER_S
+            self._doubt = self._find_doubt(snapshot, may_take_s)
             return
+        why = " ".join(line.strip() for line in str(trace.explain()).splitlines())
+        ranks: dict[str, list[int]] = {}
+        for rank, place in sorted(self._places.items()):
+            ranks.setdefault(str(place["host"]), []).append(rank)
+        where = "; ".join(f"{_ranks_text(some)} on {host}" for host, some in ranks.items())
+        self._say(
+            f"nothing moves on any host ({where}; not proved: threads of theirs may help). "
+            f"{why} {self._until}"
+        )
+
+    def _find_doubt(self, snapshot: Snapshot, may_take_s: float) -> _Doubt | None:
+        """Returns what may be wrong: ranks that have not come, or a link on which nothing moves."""
         awaited = [one for rank in snapshot.ranks for one in rank.awaited]
-        absent = self._absent()
-        if wait := [
+        absent = self._absent
+        wait = [
             one.operation
             for one in awaited
             if {*hindering(snapshot, one.operation.rank, one)} & {*absent}
-        ]:
+        ]
+        if wait:
             who = f"{name_ranks(absent)} {'has' if len(absent) == 1 else 'have'}"
-            self._doubt = _Doubt(
+            return _Doubt(
                 f"{who} not entered the recorded block (late, or lost while starting), and "
                 f"others wait: {waits_text(wait)}"
             )
-            return
         waits = [one.operation for one in awaited if one.matched]
-        ends = {
-            (one.rank, one.peer)
-            for one in waits
-            if one.peer in self._places and one.rank in self._places
-        }
-        hosts = {
-            tuple(sorted(str(self._places[rank]["host"]) for rank in pair))
-            for pair in ends
-            if self._crosses(*pair)
-        }
-        if waits and hosts:
-            bytes_under_way = int(
-                trace.events.size_bytes[trace.events.status == IN_FLIGHT].clip(0).sum()
-            )
-            links = ", and ".join(f"{one} and {other}" for one, other in sorted(hosts))
-            link = f"on the link between hosts {links}"
-            lasts = f"nothing moves {link}, though both sides have posted: {waits_text(waits)}"
-            self._doubt = _Doubt(
-                lasts, f"nothing moved {link}", bytes_under_way / STALL_BYTES_PER_S
-            )
+        links = {pair for one in waits if (pair := self._link(one.rank, one.peer))}
+        if not links:
+            return None
+        link = "on the link between hosts " + ", and ".join(sorted(links))
+        lasts = f"nothing moves {link}, though both sides have posted: {waits_text(waits)}"
+        return _Doubt(lasts, f"nothing moved {link}", may_take_s)
 
+    def _link(self, one: int, other: int) -> str:
+        """Names the hosts of two ranks; "" if that is one host, or if it is not known."""
+        places: Mapping[int, Mapping[str, Any]] = self._places
+        first, second = places.get(one), places.get(other)
+        if not first or not second or first["id"] == second["id"]:
+            return ""
+        return " and ".join(sorted([first["host"], second["host"]]))
+
+    @property
     def _absent(self) -> list[int]:
-        """Returns the ranks that have not entered the block."""
+        """The ranks that have not entered the block."""
         return [rank for rank in range(self._world_size) if rank not in self._places]
-
-    def _crosses(self, one: int, other: int) -> bool:
-        return bool(self._places[one]["id"] != self._places[other]["id"])
-
-    def _name(self, host: str) -> str:
-        return next(str(place["host"]) for place in self._places.values() if place["id"] == host)
 
     def _say(self, sentence: str) -> None:
         self.said.append(sentence)
         sys.stderr.write(f"[rank 0] ringsim: {sentence}\n")
         sys.stderr.flush()
-
-
-_COPIED: Final = (".events", ".names", "run.json")
 
 
 def _copies(keys: Store, number: int) -> Store:
@@ -391,26 +444,18 @@ def _copies(keys: Store, number: int) -> Store:
 
 def stay_unwatched(keys: Store, directory: Path) -> None:
     """Tells rank 0 that nobody watches this host, so that its silence means nothing."""
-    _put_beat(keys.within("hosts"), place_of(directory)["id"], [OVER, 0, 0, 0.0])
+    Beat(number=OVER).put(keys.within("hosts"), place_of(directory)["id"])
 
 
-def _put_beat(keys: Store, host: str, beat: list[Any]) -> None:
-    keys.put(f"beat/{_key(host)}", json.dumps(beat).encode())
+def _key(text: str) -> int:
+    """Returns a number for a text, 0 for none."""
+    return zlib.crc32(text.encode())
 
 
-def _key(place: str) -> int:
-    return zlib.crc32(place.encode())
+def _read_beat(keys: Store, place: str) -> Beat | None:
+    said: Any = json.loads(keys.read(f"beat/{_key(place)}", never) or b"null")
+    return Beat(*said) if are_all(said, (int, float)) and len(said) == len(Beat()) else None
 
 
-def _read_beat(keys: Store, host: str) -> list[Any] | None:
-    beat: Any = json.loads(keys.read(f"beat/{_key(host)}", never) or b"null")
-    fits = (
-        isinstance(beat, list)
-        and len(beat) == 4
-        and all(isinstance(number, int | float) for number in beat)
-    )
-    return beat if fits else None
-
-
-def _say_ranks(ranks: Sequence[int]) -> str:
+def _ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -49,7 +49,7 @@ from ringsim.launch.block import Store, enter_block, find_place, lasts, place_of
 from ringsim.launch.clocks import ClockComparison
 from ringsim.launch.ends import find_culprits, find_ends, tell_end
 from ringsim.launch.gathering import Gathering, Offer
-from ringsim.launch.hosts import HostWatch, stay_unwatched
+from ringsim.launch.hosts import HostWatch, Judge, stay_unwatched, watch_hosts
 from ringsim.launch.joined import JoinedWatch
 from ringsim.launch.merging import WAIT_S, Merge, collect_announcements
 from ringsim.launch.system import has_proc
@@ -240,7 +240,7 @@ class Recording:
         parts.callback(watch.stop)
         block.recorder.on_failure = watch.on_failure
         if block.world_size > 1:
-            self._hosts = HostWatch(block.keys, block.recorder, watch.stands)
+            self._hosts = watch_hosts(block.keys, block.recorder, watch.stands)
             answering.callback(self._hosts.stop)
 
     # -- leaving
@@ -299,7 +299,7 @@ class Recording:
             said, late = collect_announcements(
                 keys, directory, block.path, block.world_size, failed=error is not None, hurry=hurry
             )
-            if self._hosts is not None:
+            if isinstance(self._hosts, Judge):
                 others += self._hosts.find_lost(late)
                 notes = self._hosts.said
         finally:

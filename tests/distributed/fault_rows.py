@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import fault_programs_groups
 import fault_programs_messages
 import fault_programs_tensors
+from accusations import accused
 from fault_programs import FAULTS, Fault
 
 import ringsim
 from ringsim import Trace, errors
-from ringsim.traces.events import OK, Events
-from ringsim.traces.findings import SLOW_KINDS
 
 sys.path.append(str(Path(__file__).parents[1] / "programs"))
 import wrong_collectives
@@ -79,26 +78,7 @@ ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
     **dict.fromkeys(("6b", "7b", "19", "68b", "90a", "90c"), TIME),
     "26e": "a sleep takes no time of the virtual clock",
     **dict.fromkeys(("21", "22", "69", "89a"), ALIVE),
-    **dict.fromkeys(
-        (
-            "30",
-            "31a",
-            "31b",
-            "32a",
-            "32b",
-            "34",
-            "35",
-            "36",
-            "37a",
-            "37b",
-            "38",
-            "39a",
-            "39b",
-            "40",
-            "54",
-        ),
-        MEET,
-    ),
+    **dict.fromkeys("30 31a 31b 32a 32b 34 35 36 37a 37b 38 39a 39b 40 54".split(), MEET),
     "53b": "simulated ranks have joined before they begin",
     **dict.fromkeys(("63", "64", "67b"), "check='full' belongs to real ranks"),
     "60": "tensors without data travel here, as sizes",
@@ -141,9 +121,7 @@ def judge(number: str, row: Row, error: Any, trace: Trace | None) -> None:
     assert ("none" if error is None else type(error).__name__) in row.errors, error
     if row.kind in RIGHT:
         assert trace is not None
-        assert [
-            finding.kind for finding in trace.explain().findings if finding.kind not in SLOW_KINDS
-        ] == []
+        assert accused(trace) == []
         return
     diagnosis = trace.explain() if error is None and trace is not None else error.diagnosis
     first = diagnosis.findings[0]
@@ -167,14 +145,9 @@ def judge_on_ranks(number: str, outcome: Outcome) -> None:
     error, trace = outcome
     judge(number, ROWS[number], error, trace)
     within_s = FAULTS[number].within_s
-    if trace is not None and within_s is not None and len(trace.events):
-        assert trace.metadata["end_ns"] / 1e9 - last_event_s(trace.events) < within_s
-
-
-def last_event_s(events: Events) -> float:
-    """Returns when the last operation was posted, waited for or done, in seconds from the start.
-
-    That is the start of the run.
-    """
-    done = events.done_ns[events.status == OK]  # others are ended by the verdict
-    return float(max(events.post_ns.max(), events.wait_ns.max(), done.max(initial=0))) / 1e9
+    if trace is None or within_s is None or not len(trace):
+        return
+    frame = trace.to_pandas()
+    frame.loc[frame["status"] != "ok", "done_ns"] = 0  # others are ended by the verdict
+    last_ns = frame[["post_ns", "wait_ns", "done_ns"]].max().max()
+    assert (trace.metadata["end_ns"] - last_ns) / 1e9 < within_s

@@ -6,6 +6,7 @@ It ends in one error of ringsim's own, with what was recorded until then, or not
 from __future__ import annotations
 
 import os
+import pkgutil
 import resource
 import shutil
 import signal
@@ -24,7 +25,6 @@ from processes import until
 
 import ringsim
 from ringsim.errors import Interrupted, RingError
-from ringsim.launch.ranks import ForkedRanks
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -61,10 +61,9 @@ def test_a_second_interrupt_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyP
         os.kill(os.getpid(), signal.SIGINT)
 
     for name in ("kill", "wait_for_end", "close"):  # what the first one leads to
-        going_on = getattr(ForkedRanks, name)
-        monkeypatch.setattr(
-            ForkedRanks, name, lambda ranks, going_on=going_on: (interrupt(), going_on(ranks))
-        )
+        place = f"ringsim.launch.ranks.ForkedRanks.{name}"
+        going_on = pkgutil.resolve_name(place)
+        monkeypatch.setattr(place, lambda ranks, going_on=going_on: (interrupt(), going_on(ranks)))
     error = attacked(tmp_path / "never", interrupt, Interrupted, "the run was interrupted after")
     assert len(error.trace.events) > 0
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

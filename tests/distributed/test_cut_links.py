@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import pkgutil
 import re
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,8 +37,6 @@ from test_other_network import HERE, command, make_machines
 import ringsim
 from ringsim.cli import main
 from ringsim.errors import name_ranks
-from ringsim.launch import block, gathering
-from ringsim.traces.findings import Finding
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x20000, 0x4000000, 0x40000000
 DOWN_S = 3
@@ -193,17 +193,18 @@ def pause_gathering(sender: int, directory: Path) -> None:
 
     Every rank calls it.
     """
-    gathering.CHUNK_BYTES = 1 << 10  # type: ignore[misc]  # many chunks of few events
-    take = block.Store.take
+    take = pkgutil.resolve_name("ringsim.launch.block:Store.take")
 
-    def pause(self: block.Store, key: str, patience: Callable[[], bool]) -> bytes | None:
+    def pause(self: Any, key: str, patience: Callable[[], bool]) -> bytes | None:
         if key == f"chunk/{sender}/3":
             (directory / "gathering").touch()
             while not (directory / "go on").exists():
                 time.sleep(0.01)
         return take(self, key, patience)
 
-    block.Store.take = pause  # type: ignore[method-assign]
+    patch = pytest.MonkeyPatch()
+    patch.setattr("ringsim.launch.gathering.CHUNK_BYTES", 1 << 10)  # many chunks of few events
+    patch.setattr("ringsim.launch.block.Store.take", pause)
 
 
 def wait_for_rank_0(rank: int, directory: Path) -> None:
@@ -247,9 +248,9 @@ def be_rank(name: str, machines: tuple[str, ...], directory: str, rank: int) -> 
     if case.program is barriers:
         pause_gathering(sum(case.ranks[:-1]), place)
     with contextlib.suppress(RuntimeError), ringsim.trace(place / "run.ringtrace") as recording:
-        heard = recording._hosts._heard  # type: ignore[union-attr]
+        watch = recording._hosts
         while (
-            sum(beat[0] > 0 for beat, _ in list(heard.values())) < len(machines) - 1
+            sum(host.beat.number > 0 for host in [*watch.hosts.values()]) < len(machines) - 1
             if rank == 0
             else not (place / "going-0").exists()
         ):
@@ -297,7 +298,7 @@ def said(case: tuple[Path, list[Ended]], rank: int) -> list[str]:
     return (case[0] / f"said-{rank}").read_text().splitlines()
 
 
-def lasted_s(finding: Finding) -> float:
+def lasted_s(finding: Any) -> float:
     """Returns for how long a link stood still."""
     found = re.match(
         r"nothing moved on the link between hosts node0 and node1 for (\d+\.?\d*) s, from ",
@@ -318,10 +319,8 @@ def test_a_link_that_was_down_is_told_of_once_it_is_back(
     trace = ringsim.load(case[0] / "run.ringtrace")
     (line,) = said(case, 0)
     found = re.fullmatch(
-        (
-            r"\[rank 0\] ringsim: (nothing came through from host node1 to node0 for (\d+\.\d) s; "
-            r"then the link recovered)"
-        ),
+        r"\[rank 0\] ringsim: (nothing came through from host node1 to node0 for (\d+\.\d) s; "
+        r"then the link recovered)",
         line,
     )
     assert found is not None, line
@@ -337,19 +336,11 @@ def test_a_link_that_is_down_for_good_is_named_while_both_sides_have_posted(
 ) -> None:
     case = ended["down for good"]
     first, second = said(case, 0)
-    where = (
-        "nothing moves on the link between hosts node0 and node1, though both sides have posted: "
-    )
-    assert re.search(
-        rf"{where}rank [01] waits in (send to|recv from) [01] .* at {Path(__file__).name}:", first
-    ), "a send may be done already"
-    assert re.search(
-        (
-            r"nothing moved on the link between hosts node0 and node1 "
-            r"for about \d+ s; then it recovered"
-        ),
-        second,
-    )
+    link = "on the link between hosts node0 and node1"
+    waits = rf"rank [01] waits in (send to|recv from) [01] .* at {Path(__file__).name}:"
+    lasts = f"nothing moves {link}, though both sides have posted: {waits}"
+    assert re.search(lasts, first), "a send may be done already"
+    assert re.search(rf"nothing moved {link} for about \d+ s; then it recovered", second)
     trace = ringsim.load(case[0] / "run.ringtrace")
     finding = trace.explain().findings[0]
     assert (trace.metadata["complete"], finding.kind, finding.ranks) == (True, *expected("h2"))
@@ -375,12 +366,9 @@ def test_a_host_that_dies_is_named_and_its_fellow_victims_are_not(
 ) -> None:
     case = ended["a host dies"]
     (sentence,) = said(case, 0)
-    lost = (
-        "[rank 0] ringsim: nothing has come from host node1 (ranks 2, "
-        "3) for 5 s: it is lost, or cut off."
-    )
     assert sentence.startswith(
-        f"{lost} ringsim ends no rank for this: the process group's time-out of "
+        "[rank 0] ringsim: nothing has come from host node1 (ranks 2, 3) for 5 s: it is lost, or "
+        "cut off. ringsim ends no rank for this: the process group's time-out of "
     )
     (finding,) = ringsim.load(case[0] / "run.ringtrace").explain().findings
     assert (finding.kind, finding.ranks) == expected("h4")

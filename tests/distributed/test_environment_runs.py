@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mpi_runs import find_mpirun
+from mpi_runs import ON_THIS_MACHINE, find_mpirun
 from rank_server import free_port
 
 import ringsim
 from ringsim.errors import RingError
-from ringsim.launch.ranks import ON_THIS_MACHINE
 
 LIMIT_S = 90
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -27,37 +27,14 @@ import pytest
 import test_fault_causes as causes
 import torch
 import torch.distributed as dist
+from accusations import accused
 from fault_programs import marked_lines
-from hypothesis import given, note, settings
-from hypothesis import strategies as st
-from message_programs import (
-    Programs,
-    awaited,
-    circles_of,
-    joined,
-    named,
-    programs_of_messages,
-    run_to_the_end,
-    said,
-    said_circles,
-)
-from rendezvous_machine import Machine
 from torch.distributed.device_mesh import init_device_mesh
 
 import ringsim
 from ringsim import Trace
 from ringsim.cli import main
-from ringsim.diagnose.failure import error_of_kind
 from ringsim.errors import Deadlock, MessageMismatch, PeerExited, RankFailed, RingError, RunTimeout
-from ringsim.launch.api import make_kind
-from ringsim.launch.job import pack_call
-from ringsim.launch.protocol import WAKE
-from ringsim.launch.run import RunOptions, run
-from ringsim.launch.supervisor import Followed
-from ringsim.launch.watcher import LiveRecords
-from ringsim.state import get_state
-from ringsim.traces.events import Group
-from ringsim.traces.findings import SLOW_KINDS, Diagnosis, Finding
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 for module in (sys.modules[__name__], causes):
@@ -66,8 +43,6 @@ for module in (sys.modules[__name__], causes):
 AT_ONCE = 8
 LONG_S = 60.0
 LIMIT_S = 3.0  # of runs that only a limit ends
-# on a busy machine, both must have posted by then
-WITHOUT_A_WATCHER = RunOptions(limit_s=4.0, poll_s=None)
 
 
 class Case(NamedTuple):
@@ -89,7 +64,7 @@ class Ended(NamedTuple):
     trace: Trace
 
     @property
-    def diagnosis(self) -> Diagnosis:
+    def diagnosis(self) -> Any:
         """What the error says, which the trace and its file must repeat."""
         return self.trace.explain() if self.error is None else self.error.diagnosis
 
@@ -114,7 +89,6 @@ def run_case(case: Case) -> Ended:
     try:
         return Ended(None, ringsim.trace(case.worker, world_size=case.size, **case.options))
     except RingError as error:
-        assert error.trace is not None  # noqa: PT017
         return Ended(error, error.trace)
 
 
@@ -157,19 +131,6 @@ def anybody_got_it() -> None:
     else:
         dist.send(tensor(), 0, tag=3)
         dist.send(tensor(), 0, tag=4)
-
-
-@on_ranks(2, (Deadlock, "deadlock", {0, 1}))
-def receives_in_a_thread() -> None:
-    """Its first thread has communicated, too, and waits for the second.
-
-    That keeps the error for itself.
-    """
-    rank = dist.get_rank()
-    dist.barrier()
-    thread = threading.Thread(target=lambda: dist.recv(tensor(), 1 - rank, tag=3 + rank))  # here
-    thread.start()
-    thread.join()
 
 
 @on_ranks(3, (PeerExited, "missing_participant", {0, 2}))
@@ -259,7 +220,7 @@ def test_what_a_program_catches_ends_no_run(ended: Callable[..., Ended]) -> None
     assert trace.results == [(["Deadlock", "RuntimeError True", "RuntimeError True"], 2.0)] * 2
     (finding,) = trace.explain().findings
     assert (finding.kind, finding.ranks) == ("deadlock", (0, 1))
-    assert finding.message.endswith(" The program caught the error and went on.")
+    assert finding.message.endswith(CAUGHT)
 
 
 @on_ranks(2, (), "recv", name="the limit of a recv's group")
@@ -293,19 +254,14 @@ def test_the_time_out_of_a_group_is_the_programs_own(
     error, trace = ended(name)
     assert error is None
     assert trace.results == [("RuntimeError", 2.0), ("", 2.0)]
-    assert not {one.kind for one in trace.explain().findings} - set(SLOW_KINDS)
+    assert accused(trace) == []
+
+
+CAUGHT = "The program caught the error and went on."
 
 
 @on_ranks(
-    2,
-    (
-        RankFailed,
-        "rank_failed",
-        {0},
-        "ValueError: another thing",
-        "rank 1 has left",
-        "The program caught the error and went on.",
-    ),
+    2, (RankFailed, "rank_failed", {0}, "ValueError: another thing", "rank 1 has left", CAUGHT)
 )
 def survives_a_lost_peer() -> None:
     """0.2.0 named the lost peer, and not the error that ended the run."""
@@ -327,9 +283,7 @@ def test_a_lost_peer_that_the_program_got_over_is_a_note(ended: Callable[..., En
     assert error is None
     diagnosis = trace.explain()
     assert diagnosis.findings == ()
-    assert any(
-        note.endswith(" The program caught the error and went on.") for note in diagnosis.notes
-    )
+    assert any(note.endswith(CAUGHT) for note in diagnosis.notes)
 
 
 @on_ranks(2)
@@ -378,7 +332,7 @@ def test_the_verdict_that_was_not_caught_is_the_error(ended: Callable[..., Ended
     first, earlier = trace.explain().findings
     assert error.diagnosis.findings == (first,)
     assert {one.line for one in first.operations} == marked_lines(catches_one_of_two)
-    assert earlier.message.endswith(" The program caught the error and went on.")
+    assert earlier.message.endswith(CAUGHT)
 
 
 # -- ranks that fail, die or leave
@@ -400,16 +354,7 @@ def wraps_in_a_chain() -> None:
 DEAD = "the last that rank 1 posted was barrier (world) at test_faults.py:"
 
 
-@on_ranks(
-    3,
-    (
-        RankFailed,
-        "peer_exited",
-        {0, 1, 2},
-        "rank 1 of 3 failed: its process was ended by signal 9",
-        DEAD,
-    ),
-)
+@on_ranks(3, (RankFailed, "peer_exited", {0, 1, 2}, "its process was ended by signal 9", DEAD))
 def wraps_a_death() -> None:
     dist.barrier()
     if dist.get_rank() == 1:
@@ -421,16 +366,10 @@ def wraps_a_death() -> None:
         raise RuntimeError("lost my peer") from error
 
 
-on_ranks(
-    3,
-    (
-        RankFailed,
-        "rank_failed",
-        {1},
-        "ValueError: root cause",
-        "and waited in vain on its way out: ",
-    ),
-)(causes.finish_in_a_barrier)
+IN_VAIN = "and waited in vain on its way out: "
+on_ranks(3, (RankFailed, "rank_failed", {1}, "ValueError: root cause", IN_VAIN))(
+    causes.finish_in_a_barrier
+)
 
 
 @on_ranks(2, (RankFailed, "peer_exited", {0, 1}, "SIGKILL"), "send", name="send after the end")
@@ -459,30 +398,15 @@ def is_alive(process: int) -> bool:
         return False
 
 
-@on_ranks(2, (RankFailed, "rank_failed", {1}, "rank 1 left with sys.exit(7)", "SystemExit: 7"))
-def leaves_while_another_computes() -> None:
-    if dist.get_rank() == 1:
-        sys.exit(7)
-    time.sleep(30)
-
-
 DESTROYED = r"rank 2 has destroyed its process groups at test_faults.py:"
 
 
-@on_ranks(
-    3,
-    (RankFailed, "missing_participant", {0, 1, 2}, DESTROYED),
-    "barrier",
-    name="destroyed before a barrier",
-    ring=False,
-)
-@on_ranks(
-    3,
-    (RankFailed, "peer_exited", {0, 1, 2}, DESTROYED),
-    "recv",
-    name="destroyed before a recv",
-    ring=False,
-)
+NEVER_THERE = RankFailed, "missing_participant", {0, 1, 2}, DESTROYED
+GONE = RankFailed, "peer_exited", {0, 1, 2}, DESTROYED
+
+
+@on_ranks(3, NEVER_THERE, "barrier", name="destroyed before a barrier", ring=False)
+@on_ranks(3, GONE, "recv", name="destroyed before a recv", ring=False)
 def destroys_its_groups(op: str) -> None:
     dist.init_process_group("gloo")
     if dist.get_rank() == 2:
@@ -549,13 +473,14 @@ def waits_for_one_that_disagreed() -> None:
 
     The program goes on, and one rank waits for the other.
     """
+    store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
-        records = LiveRecords(get_state().recorder.directory, 2)
-        while not records.look()[0].awaited:  # else nobody might wait when the two sides are seen
-            time.sleep(0.01)
+        store.wait(["posted"])
+        time.sleep(0.3)  # else nobody might wait when the two sides are seen
         dist.recv(torch.zeros(4, dtype=torch.int32), 0)
         time.sleep(30)
     sending = dist.isend(torch.zeros(4), 1)
+    store.set("posted", "")
     try:
         dist.barrier()
         sending.wait()
@@ -588,13 +513,12 @@ def test_a_script_is_watched_and_the_command_explains_it(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["script.py", "waits.png"]
 
 
-def test_without_the_watcher_the_limit_ends_the_run(ended: Callable[..., Ended]) -> None:
+def test_without_the_watcher_the_limit_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are watched only where there is /proc."""
+    monkeypatch.setattr("ringsim.launch.supervisor.has_proc", lambda: False)
     with pytest.raises(RunTimeout) as caught:
-        run(
-            pack_call(catches_and_raises_again, (), {}, seed=0),
-            make_kind(2, "cpu", 30, ring=True),
-            WITHOUT_A_WATCHER,
-        )
+        # on a busy machine, both must have posted by then
+        ringsim.trace(catches_and_raises_again, world_size=2, limit_s=4.0)
     assert caught.value.diagnosis.kind == "deadlock"
 
 
@@ -654,7 +578,7 @@ def nobody_waits() -> None:
     time.sleep(LONG_S)  # all of them
 
 
-def at_the_limit(found: Ended, tmp_path: Path) -> Finding:
+def at_the_limit(found: Ended, tmp_path: Path) -> Any:
     """Returns what is said of a run that a limit ended, which must be the same of a file."""
     assert type(found.error) is RunTimeout
     found.trace.save(tmp_path / "ended.ringtrace")
@@ -676,20 +600,14 @@ def test_stopped_and_busy_ranks_are_named(ended: Callable[..., Ended], tmp_path:
     assert finding.ranks == (1, 0)
     assert {(edge.rank, edge.peer) for edge in found.diagnosis.edges} == {(0, 1)}
     assert found.diagnosis.states == ("blocked", "stopped", "running", "running")
-    assert re.search(
+    span, line = line_of(worker, "in a span"), line_of(worker, "in none")
+    for words in (
         r"Meanwhile rank 1 is stopped by a signal \(SIGSTOP, or one like it, for [\d.]+ m?s\); ",
-        finding.message,
-    )
-    at = f"asleep at test_faults.py:{line_of(worker, 'in a span')}"
-    assert re.search(
-        rf"rank 2 was still computing stage 2, microbatch 5 \(for [\d.]+ m?s, {at}\)",
-        finding.message,
-    )
-    line = line_of(worker, "in none")
-    assert re.search(
+        r"rank 2 was still computing stage 2, microbatch 5 "
+        rf"\(for [\d.]+ m?s, asleep at test_faults.py:{span}\)",
         rf"rank 3 was computing at test_faults.py:({line - 1}|{line}) \(for [\d.]+ m?s\)",
-        finding.message,
-    )
+    ):
+        assert re.search(words, finding.message)
 
 
 def test_ranks_that_all_compute_are_named_too(ended: Callable[..., Ended], tmp_path: Path) -> None:
@@ -727,166 +645,8 @@ def test_groups_in_one_order_raise_nothing_and_are_recorded_with_their_members(
 ) -> None:
     found = ended(makes_groups)
     assert found.trace.results == [2.0, 4.0, 2.0, 4.0]
-    assert [
-        finding.kind for finding in found.diagnosis.findings if "mismatch" in finding.kind
-    ] == []
-    rows = found.trace.to_pandas()
-    made = rows[
-        (rows["op"] == "new_group") & rows["group"].astype(str).str.startswith("groups of [")
-    ]
-    assert [(int(one.rank), one.shape) for one in made.itertuples()] == [(0, "0x1")] * 2 + [
-        (1, "0x1")
-    ] * 2 + [(2, "2x3"), (3, "2x3")]
-
-
-MAXIMUM = 600  # the real one, two million, takes minutes to reach
-ROUNDS = 400  # two messages each: the last 200 messages are not recorded
-STOPS = (0, 3)  # a sender and a receiver stop to record
-
-
-@on_ranks(4)
-def to_and_fro() -> int:
-    """Messages both ways in each pair.
-
-    Then one that its sender sends late, when a rank that looked stuck would have been found out.
-    """
-    from ringsim.state import get_state
-
-    rank, token, recorder = dist.get_rank(), torch.zeros(1), get_state().recorder
-    peer, sends = rank ^ 1, rank % 2 == 0
-    if rank in STOPS:
-        recorder._store.max_records = MAXIMUM
-    for turn in range(2 * ROUNDS):
-        if sends is (turn % 2 == 0):
-            dist.send(token + turn, peer)
-        else:
-            dist.recv(token, peer)
-    if sends:
-        time.sleep(1.5)
-        dist.send(token, peer)
-    else:
-        dist.recv(token, peer)
-    dist.barrier()
-    return int(token)
-
-
-def test_a_rank_that_no_longer_records_is_not_taken_for_stuck(ended: Callable[..., Ended]) -> None:
-    trace = ended(to_and_fro).trace
-    recorded = [int((trace.events.rank == rank).sum()) for rank in range(4)]
-    assert recorded == [MAXIMUM if rank in STOPS else 2 * ROUNDS + 2 for rank in range(4)]
-    assert trace.metadata["complete"] is False
-    stopped = [
-        f"Recording of rank {rank} stopped: the maximum of 600 records was reached."
-        for rank in STOPS
-    ]
-    assert [
-        note.partition(" What")[0]
-        for note in trace.metadata["notes"]
-        if note.startswith("Recording")
-    ] == stopped
-    assert not {finding.kind for finding in trace.explain().findings} - {*SLOW_KINDS}
-
-
-# -- random programs of messages: the run ends with a verdict where the machine says so, and only
-# there
-
-GROUPS = (
-    Group("world", (0, 1, 2)),
-    Group("ring:0>1", (0, 1)),
-    Group("ring:1>2", (1, 2)),
-    Group("ring:2>0", (0, 2)),
-)
-
-
-def play(programs: Programs) -> dict[int, list[int]]:
-    """Plays this rank's program; every message says which post of which rank it is.
-
-    Returns what each recv that was waited for got.
-    """
-    ring, received, handles = ringsim.current_ring(), {}, []
-    groups = {0: None, 1 + ring.rank: ring.succ_group, 1 + ring.pred: ring.pred_group}
-    for position, (what, *about) in enumerate(programs[ring.rank]):
-        if what == "wait":
-            post, work, buffer = handles[about[0]]
-            work.wait()
-        else:
-            peer, tag, group = about
-            post, buffer = (
-                position,
-                torch.tensor([ring.rank, position] if "send" in what else [-1, -1]),
-            )
-            work = getattr(dist, what)(buffer, peer, group=groups[group], tag=tag)
-            if what.startswith("i"):
-                handles.append((post, work, buffer))
-                continue
-        if "recv" in programs[ring.rank][post][0]:
-            received[post] = buffer.tolist()
-    return received
-
-
-def expected_results(machine: Machine) -> list[dict[int, list[int]]]:
-    """Returns what ``play`` returns, by the machine."""
-    return [
-        {
-            op.line - 1: [op.partner.rank, op.partner.line - 1]
-            for op in posted
-            if op.op.endswith("recv") and op.done >= 0 and op.partner
-        }
-        for posted in machine.posted
-    ]
-
-
-# test_diagnose_machines asks the same of the record alone, and more often
-@settings(max_examples=settings.default.max_examples // 3)
-@given(parts=st.lists(programs_of_messages(GROUPS), min_size=1, max_size=6))
-def test_ranks_are_told_where_the_machine_says_so(parts: list[Programs]) -> None:
-    stuck = [bool(run_to_the_end(part, GROUPS).unfinished) for part in parts]
-    ending = [part for part, is_stuck in zip(parts, stuck, strict=True) if not is_stuck]
-    # one run for all that end, and one that does not
-    programs = joined([*ending, *[part for part in parts if part not in ending][:1]], 3)
-    machine = run_to_the_end(programs, GROUPS)
-    found = run_case(Case(play, 3, {"args": (programs,), "limit_s": 20}))
-    note(f"{programs}\n{awaited(machine)}\n{found.error}")
-    if found.error is None:
-        assert machine.unfinished == set()
-        assert found.trace.results == expected_results(machine)
-        assert "stalled" not in {finding.kind for finding in found.diagnosis.findings}
-        return
-    diagnosis = found.diagnosis
-    assert said(diagnosis)
-    # it may come while others are still on their way into it
-    assert said(diagnosis) <= awaited(machine)
-    assert said_circles(diagnosis) <= circles_of(machine)
-    assert named(diagnosis) >= {one.rank for one in said(diagnosis)}
-    assert {finding.kind for finding in diagnosis.findings} <= {
-        "deadlock",
-        "tag_mismatch",
-        "group_mismatch",
-        "peer_exited",
-    }
-    assert type(found.error) is error_of_kind(diagnosis.kind)
-    # what is in the file is what the watcher saw
-    assert said(found.trace.explain()) >= said(diagnosis)
-
-
-def send_too_little(count: int) -> None:
-    if dist.get_rank() == 0:
-        dist.send(torch.zeros(count), 1)
-    else:
-        dist.recv(torch.zeros(2 * count), 0)
-
-
-def test_what_disagrees_is_told_if_ranks_are_gone_from_there_before_they_are_woken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Gloo fills a part of the tensor and says nothing: no program has caught that."""
-    tell = Followed.tell
-
-    def tell_too_late(self: Any, message: Any) -> None:
-        if message != WAKE:
-            tell(self, message)
-
-    monkeypatch.setattr(Followed, "tell", tell_too_late)
-    count = 40_000_000  # under way for long, so that the watcher may find rank 1 waiting
-    with pytest.raises(MessageMismatch, match=rf"rank 0 sends float32\[{count}\]"):
-        ringsim.trace(send_too_little, world_size=2, args=(count,))
+    assert accused(found.trace) == []
+    made = found.trace.to_pandas().query("op == 'new_group'")
+    made = made[made["group"].astype(str).str.startswith("groups of [")]
+    members = [(0, "0x1")] * 2 + [(1, "0x1")] * 2 + [(2, "2x3"), (3, "2x3")]
+    assert [*zip(made["rank"], made["shape"], strict=True)] == members

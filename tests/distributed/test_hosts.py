@@ -18,7 +18,6 @@ from test_other_network import ADDRESSES, HERE, command
 from test_other_network import machines as machines
 
 import ringsim
-from ringsim.traces.events import OP_NAMES
 
 AHEAD_NS = (0, 5 * 10**9, -(10**6))  # of the clock of each host
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -45,6 +44,7 @@ dist.barrier()
 HOSTS_FILE = "127.0.0.1 localhost\n" + "".join(
     f"{address} node{number}\n" for number, address in enumerate(ADDRESSES)
 )
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 PROCESSES = ["-p", "--mount-proc"]  # an option of `unshare`: process numbers of its own
 
 
@@ -53,10 +53,7 @@ def on_hosts(machines: tuple[str, ...], tmp_path: Path, *options: list[str]) -> 
 
     Each has its own ``options``; skips where it cannot be made.
     """
-    unshare = [
-        ["ip", "netns", "exec", name, "unshare", "-m", "-u", "--kill-child", "-f"]
-        for name in machines
-    ]
+    unshare = [f"ip netns exec {name} unshare -m -u --kill-child -f".split() for name in machines]
     try:
         for prefix, more in zip(unshare, options, strict=True):
             prefix += more
@@ -82,19 +79,11 @@ def environment(**more: str) -> dict[str, str]:
 
 def on_each(hosts: list[list[str]], *words: str, **variables: str) -> list[str]:
     """Runs torchrun on all hosts at once, which must end well; returns what it said on each."""
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={len(hosts)}",
-        "--max-restarts=1",
-        "--rdzv-id=job",
-    ]
-    torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:29400", "-m", "ringsim", *words]
-    pipes, known = (
-        {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT},
-        environment(GLOO_SOCKET_IFNAME="cable", **variables),
-    )
+    options = f"--nnodes={len(hosts)} --max-restarts=1 --rdzv-id=job --rdzv-backend=c10d"
+    options += f" --rdzv-endpoint={HERE}:29400 -m ringsim"
+    torchrun = [*TORCHRUN, *options.split(), *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    known = environment(GLOO_SOCKET_IFNAME="cable", **variables)
     jobs = [subprocess.Popen([*host, *torchrun], env=known, text=True, **pipes) for host in hosts]
     said = [job.communicate()[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0] * len(hosts), "\n=====\n".join(said)
@@ -129,23 +118,8 @@ def test_one_trace_an_attempt_without_a_shared_directory(
             'dist.init_process_group("gloo")', "import ringsim\nringsim.initialize_distributed()"
         )
         text = text.replace("dist.barrier()", IN_TURN)
-        command(
-            "tc",
-            "-n",
-            machines[-1],
-            "qdisc",
-            "add",
-            "dev",
-            "cable",
-            "root",
-            "tbf",
-            "rate",
-            "50mbit",
-            "burst",
-            "64kb",
-            "latency",
-            "1s",
-        )
+        slow = "dev cable root tbf rate 50mbit burst 64kb latency 1s"
+        command("tc", "-n", machines[-1], "qdisc", "add", *slow.split())
     program.write_text(text)
     ahead = [
         [sys.executable, str(PROGRAMS / "shift_clock.py"), str(ahead_ns)]
@@ -156,10 +130,8 @@ def test_one_trace_an_attempt_without_a_shared_directory(
     said = on_each(hosts, "trace", "-o", "run.ringtrace", str(program), **variables)
     names = [f"node{number}" for number in range(size)]
     told = tell_doctor(on_each(hosts, "doctor", "--json", **variables)[0])
-    assert told["hosts"] == (
-        True,
-        "; ".join(f"{name}: rank {rank}" for rank, name in enumerate(names)),
-    )
+    where = "; ".join(f"{name}: rank {rank}" for rank, name in enumerate(names))
+    assert told["hosts"] == (True, where)
     assert told["clocks"][1].startswith(f"{size} clocks; node0: ")
     assert told["listening"][0], "ringsim opens no socket to every network"
     assert told["ring"] == (True, f"crosses hosts {size} times")
@@ -175,9 +147,7 @@ def test_one_trace_an_attempt_without_a_shared_directory(
         assert trace.metadata["complete"] == (number == 1)
     sent = size * (size - 1) * ROUNDS if store == "torchrun's" else 0
     expected = ["barrier", "isend", "recv"] * size + ["send", "recv"] * sent
-    assert sorted(OP_NAMES[op] for op in second.events.op if OP_NAMES[op] != "mark") == sorted(
-        expected
-    )
+    assert sorted(second.to_pandas().query("kind != 'mark'")["op"]) == sorted(expected)
     slow = [finding for finding in second.explain().findings if finding.kind == "slow_link"]
     assert sorted(one.ranks for one in slow) == ([(0, 2), (1, 2)] if sent else []), (
         "those of the host whose way out is narrow"
@@ -227,23 +197,9 @@ def test_a_restart_in_the_store_of_torchrun_may_fail_in_torch_and_the_error_says
     """
     program = tmp_path / "program.py"
     program.write_text(RESTARTED)
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--max-restarts=1",
-    ]
-    words += [
-        "--monitor-interval=0.05",
-        "-m",
-        "ringsim",
-        "trace",
-        "-o",
-        str(tmp_path / "run.ringtrace"),
-        str(program),
-    ]
+    options = "--standalone --nproc-per-node=2 --max-restarts=1 --monitor-interval=0.05 -m ringsim"
+    file = str(tmp_path / "run.ringtrace")
+    words = [*TORCHRUN, *options.split(), "trace", "-o", file, str(program)]
     ended = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode
     # without an address it would not connect

@@ -20,7 +20,6 @@ from test_other_network import HERE, THERE, command
 from test_other_network import machines as machines
 
 import ringsim
-from ringsim.traces.events import OP_NAMES
 
 SLURM = """
 ClusterName=test
@@ -65,20 +64,10 @@ def start(
     hosts: list[list[str]], script: str, *arguments: str, **variables: str
 ) -> list[subprocess.Popen[str]]:
     """Runs a shell script on both hosts; each reads what it is told."""
-    words, pipes = (
-        ["sh", "-c", script, "sh", *arguments],
-        {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
-    )
-    return [
-        subprocess.Popen(
-            [*host, *words],
-            env=environment(**variables),
-            text=True,
-            stderr=subprocess.STDOUT,
-            **pipes,
-        )
-        for host in hosts
-    ]
+    words = ["sh", "-c", script, "sh", *arguments]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    known = environment(**variables)
+    return [subprocess.Popen([*host, *words], env=known, text=True, **pipes) for host in hosts]
 
 
 def check_doctor(said: str) -> None:
@@ -97,10 +86,8 @@ def check(trace: ringsim.Trace) -> None:
     Each with its messages.
     """
     assert [one["host"] for one in trace.metadata["ranks"]] == ["node0", "node0", "node0", "node1"]
-    assert (
-        sorted(OP_NAMES[op] for op in trace.events.op if OP_NAMES[op] != "mark")
-        == ["barrier"] * 4 + ["isend"] * 4 + ["recv"] * 4
-    )
+    ops = sorted(trace.to_pandas().query("kind != 'mark'")["op"])
+    assert ops == ["barrier"] * 4 + ["isend"] * 4 + ["recv"] * 4
     assert trace.metadata["complete"], trace.metadata["notes"]
 
 
@@ -121,13 +108,8 @@ def test_a_batch_file_of_slurm(machines: tuple[str, ...], tmp_path: Path) -> Non
     (tmp_path / "munge.key").write_bytes(secrets.token_bytes(1024))
     (tmp_path / "munge.key").chmod(0o400)
     (tmp_path / "job.sh").write_text(BATCH.format(python=sys.executable, program=PROGRAM))
-    first, second = nodes = start(
-        hosts,
-        NODE,
-        str(tmp_path),
-        SLURM_CONF=str(tmp_path / "slurm.conf"),
-        GLOO_SOCKET_IFNAME="cable",
-    )
+    variables = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "GLOO_SOCKET_IFNAME": "cable"}
+    first, second = nodes = start(hosts, NODE, str(tmp_path), **variables)
     try:
         said = first.communicate()[0]
         second.communicate("end\n")
@@ -189,8 +171,8 @@ def test_mpirun_with_a_remote_shell(
     head = ["-genv", "MASTER_ADDR", HERE]
     doctor = [[*head, "-genv", "GLOO_SOCKET_IFNAME", "cable", *DOCTOR]] if examined else []
     with remote_shell(machines, tmp_path) as (enter, remote):
-        words = [*enter, mpirun, "-launcher", "rsh", "-launcher-exec", remote, "-iface", "cable"]
-        words += ["-wdir", str(tmp_path / "private"), "-hosts", "node0:3,node1:1", "-n", "4"]
+        options = f"-launcher rsh -launcher-exec {remote} -iface cable -hosts node0:3,node1:1 -n 4"
+        words = [*enter, mpirun, *options.split(), "-wdir", str(tmp_path / "private")]
         without, run, *asked = run_words(words, TRACE, [*head, *TRACE], *doctor)
     assert without.returncode, "each rank would start ranks of its own"
     assert "head_ip must be said by the launcher" in without.stderr, without
@@ -207,28 +189,10 @@ def test_mpirun_of_open_mpi_with_a_remote_shell(machines: tuple[str, ...], tmp_p
     if mpirun is None:
         pytest.skip("Open MPI must be installed, as mpirun.openmpi")
     with remote_shell(machines, tmp_path) as (enter, remote):
-        words = [
-            *enter,
-            mpirun,
-            "--allow-run-as-root",
-            "--mca",
-            "plm_rsh_agent",
-            remote,
-            "--wdir",
-            str(tmp_path / "private"),
-        ]
-        words += [
-            "--mca",
-            "oob_tcp_if_include",
-            "cable",
-            "--host",
-            "node0:3,node1:1",
-            "-n",
-            "4",
-            "-x",
-            f"MASTER_ADDR={HERE}",
-        ]
-        words += ["-x", "GLOO_SOCKET_IFNAME=cable"]
+        options = f"--allow-run-as-root --mca plm_rsh_agent {remote} --wdir {tmp_path / 'private'}"
+        options += " --mca oob_tcp_if_include cable --host node0:3,node1:1 -n 4"
+        options += f" -x MASTER_ADDR={HERE} -x GLOO_SOCKET_IFNAME=cable"
+        words = [*enter, mpirun, *options.split()]
         run, asked = run_words(words, TRACE, DOCTOR)
     assert not run.returncode, run.stdout + run.stderr
     check_doctor(asked.stdout)

@@ -19,6 +19,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,23 @@ def test_large_results_belong_to_the_caller() -> None:
         assert result[1] is result[2]
         assert np.array_equal(result[6], expected[6])
         assert result[5](torch.ones(512)).requires_grad
+
+
+def test_a_function_travels_whose_module_was_loaded_by_its_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As pytest loads files of tests with ``--import-mode=importlib``.
+
+    With what it uses of another such file, and with modules of a class of their own.
+    """
+    text = "import torch\nfrom strange.helpers import one\n"
+    text += "def two(): return one() + len([torch.ops, torch.backends.cudnn])"
+    sources = {"": "", ".helpers": "def one(): return 1", ".test_it": text}
+    for name, source in sources.items():
+        module = types.ModuleType(f"strange{name}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(source, vars(module))
+    assert ringsim.trace(module.two, world_size=1).results == [3]
 
 
 def test_ranks_see_the_callers_surroundings_as_they_are_now(

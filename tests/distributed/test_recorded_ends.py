@@ -16,15 +16,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from accusations import accused
 from rank_server import Ended, RankServer, results
 from test_recording import join
 
 import ringsim
 from ringsim.errors import PeerExited
-from ringsim.launch import block, merging
-from ringsim.launch.ends import gather_ends
-from ringsim.launch.recording import hold_back_sigterm
-from ringsim.traces.findings import SLOW_KINDS
 
 RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
 DIED = r"but rank 1 died within the recorded block, by a signal or os._exit\(\)"
@@ -38,13 +35,18 @@ CASES = [  # which rank leaves, how, when, and the kind and the words of the fin
 ]
 
 
+def wait_longer() -> None:
+    """Has rank 0, if this is it, wait for the ends of all blocks."""
+    pytest.MonkeyPatch().setattr("ringsim.launch.merging.WAIT_AFTER_ERROR_S", 60.0)
+
+
 def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list[str]:
     """Rank ``who`` leaves before it sends what all others wait for.
 
     Returns what their errors say besides torch's words.
     """
     if who:  # then the others end by themselves: rank 0 is to wait for each that lives
-        merging.WAIT_AFTER_ERROR_S = 60.0  # type: ignore[misc]  # of this process alone
+        wait_longer()
     path, store = join(directory, rank, 3), dist.distributed_c10d._get_default_store()
     try:
         with ringsim.trace(path):
@@ -149,44 +151,6 @@ def test_where_no_file_was_written_the_parts_tell_who_died(
         assert says_who_raised(path)
 
 
-def raise_together(directory: str, rank: int) -> None:
-    """Both ranks raise. Rank 1 writes how it ends, and posts when rank 0 has looked three times."""
-    path, store = join(directory, rank, 2), dist.distributed_c10d._get_default_store()
-    put, has, looks = block.Store.put, block.Store.has, []
-
-    def put_late(self: block.Store, key: str, data: bytes) -> None:
-        if key == "left/1":
-            store.set("written", "")
-            store.wait(["looked"])
-        put(self, key, data)
-
-    def has_and_count(self: block.Store, key: str) -> bool:
-        looks.append(key)
-        if looks.count("left/1") == 30:
-            store.set("looked", "")
-        return has(self, key)
-
-    merging.WAIT_AFTER_ERROR_S = 60.0  # type: ignore[misc]  # of this process alone
-    block.Store.put = put_late  # type: ignore[method-assign]
-    block.Store.has = has_and_count  # type: ignore[method-assign]
-    try:
-        with ringsim.trace(path):
-            if rank == 0:
-                store.wait(["written"])
-            raise ValueError("boom")
-    finally:
-        store.set("looked", "")
-
-
-def test_rank_0_waits_for_a_rank_that_is_about_to_leave(server: RankServer, tmp_path: Path) -> None:
-    """0.2.0 waited no longer than 0.1 s for a rank that had written how it ends."""
-    ended = server.run(raise_together, [(str(tmp_path), rank) for rank in range(2)])
-    assert [(each.how, each.value) for each in ended] == [("raised", "boom")] * 2
-    trace = ringsim.load(tmp_path / "run.ringtrace")
-    assert [note for note in trace.metadata["notes"] if "had not left" in note] == []
-    assert [end["rank"] for end in trace.metadata["ends"]] == [0, 1]
-
-
 def left_and_at_work(directory: str, rank: int) -> None:
     with ringsim.trace(join(directory, rank, 2)):
         work: Any = dist.isend(torch.zeros(3), 1 - rank)
@@ -199,29 +163,33 @@ def test_who_left_in_peace_is_not_accused(server: RankServer, tmp_path: Path) ->
     results(server.run(left_and_at_work, [(str(tmp_path), rank) for rank in range(2)]))
     trace = ringsim.load(tmp_path / "run.ringtrace")
     assert "ends" not in trace.metadata
-    assert not {each.kind for each in trace.explain().findings} - {*SLOW_KINDS}
+    assert accused(trace) == []
 
 
-def test_who_was_at_work_when_another_failed_is_not_called_dead() -> None:
-    """A launcher ends it because of the other, before the file is written."""
-    dead = [{"rank": rank, "state": "killed", "about": "is dead", "error": ""} for rank in (1, 2)]
-    asleep = {"rank": 2, "state": "running", "about": "asleep", "error": ""}
-    ends = gather_ends({0: {"raised": True, "lost": True, "end": None}}, [*dead, asleep], 0)
-    assert [(end["rank"], end["state"]) for end in ends] == [(1, "killed"), (2, "running")]
+def is_hurried(directory: str, rank: int) -> list[bool]:
+    """Rank 0 is told to end while it waits for rank 1, which does not leave.
+
+    Returns whether the file was there whenever the program heard of it.
+    """
+    path, store = join(directory, rank, 2), dist.distributed_c10d._get_default_store()
+    heard: list[bool] = []
+    if rank == 1:
+        with ringsim.trace(path):
+            pid = int(store.get("pid"))
+            time.sleep(0.3)
+            os.kill(pid, signal.SIGTERM)
+            store.wait(["left"])
+        return heard
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(Path(path).exists()))
+    with ringsim.trace(path):
+        store.set("pid", str(os.getpid()))
+    store.set("left", "")
+    return heard
 
 
-def test_a_sigterm_is_put_off_and_comes_afterwards() -> None:
-    heard: list[str] = []
-    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("mine"))
-    try:
-        with hold_back_sigterm() as came:
-            assert not came.is_set()
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert came.wait(10)
-            assert heard == []
-        assert heard == ["mine"]
-        with hold_back_sigterm():
-            pass
-        assert heard == ["mine"]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def test_a_sigterm_is_put_off_until_the_file_is_written(server: RankServer, tmp_path: Path) -> None:
+    """As soon as one rank has failed, a launcher such as torchrun sends it to the others."""
+    ranks = server.run(is_hurried, [(str(tmp_path), rank) for rank in range(2)])
+    assert results(ranks) == [[True], []]
+    notes = ringsim.load(tmp_path / "run.ringtrace").metadata["notes"]
+    assert any("ranks [1] had not left" in note for note in notes)

@@ -20,7 +20,6 @@ from rank_server import RankServer, results
 
 import ringsim
 from ringsim import Trace
-from ringsim.traces.events import ERROR, IN_FLIGHT, OK, OP_NAMES
 
 pytestmark = pytest.mark.timeout(900)  # dozens of programs in one test
 PATIENCE = timedelta(seconds=40)  # nothing that should work comes near it, also on two loaded cores
@@ -84,8 +83,9 @@ def test_handles_behave_better_never_worse(server: RankServer, tmp_path: Path) -
     trace, returned = run(server, handles, tmp_path)
     assert returned[1] == [5.0] * 4
     assert trace.unmatched == []
-    first = trace.events.select(trace.events.rank == 0)
-    assert list(first.status) == [OK, IN_FLIGHT, OK, OK]  # the dropped one was never waited for
+    mine = trace.to_pandas().query("rank == 0")
+    # the dropped one was never waited for
+    assert [*mine["status"]] == ["ok", "in_flight", "ok", "ok"]
 
 
 def failures(directory: str, rank: int) -> list[str]:
@@ -118,14 +118,11 @@ def test_what_fails_is_recorded_and_raised_as_it_was(server: RankServer, tmp_pat
     assert "Timed out" in returned[0][0]
     assert len(returned[0]) == 3
     assert "contiguous" in returned[0][2]
-    failed = trace.events.select(trace.events.rank == 0)
-    assert [
-        (OP_NAMES[op], int(status)) for op, status in zip(failed.op, failed.status, strict=True)
-    ] == [
-        # the mark says what was wrong with it
-        *(("barrier", OK), ("irecv", ERROR), ("isend", ERROR), ("mark", OK))
-    ]
-    assert (failed.done_ns > 0).all()
+    failed = trace.to_pandas().query("rank == 0")
+    # the mark says what was wrong with it
+    assert [*failed["op"]] == ["barrier", "irecv", "isend", "mark"]
+    assert [*failed["status"]] == ["ok", "error", "error", "ok"]
+    assert (failed["done_ns"] > 0).all()
 
 
 def given_up(how: str) -> None:
@@ -284,32 +281,22 @@ def test_recording_changes_nothing_and_misses_nothing(
 
 def check_trace(trace: Trace, steps: list[Step]) -> None:
     """The trace is the program."""
-    events, payloads = trace.events, trace.events.tables.payloads
-    assert (events.status == OK).all()
+    frame, messages = trace.to_pandas(), trace.to_pandas("messages")
+    assert (frame["status"] == "ok").all()
     assert trace.unmatched == []
     for rank in range(SIZE):
         expected = []
         for step in steps:
-            if rank in (step.src, step.dst):
-                op = {"batch": "batch_isend"}.get(step.how_sent, step.how_sent)
-                if step.dst == rank:
-                    op = {"batch": "batch_irecv", "anybody": "recv"}.get(
-                        step.how_received, step.how_received
-                    )
-                peer = step.dst if step.src == rank else step.src
-                real = step.dtype == "complex64"  # which torch sends as pairs of floats
-                expected.append(
-                    (
-                        op,
-                        peer,
-                        step.tag,
-                        "float32" if real else step.dtype,
-                        (*step.shape, 2) if real else step.shape,
-                    )
-                )
-        mine = events.select(events.rank == rank)
-        columns = zip(mine.op, mine.peer.tolist(), mine.tag.tolist(), mine.payload, strict=True)
-        assert [
-            (OP_NAMES[op], peer, tag, *payloads[payload][:2]) for op, peer, tag, payload in columns
-        ] == expected
-    assert (events.done_ns[trace.messages.recv] >= events.post_ns[trace.messages.send]).all()
+            if rank not in (step.src, step.dst):
+                continue
+            how, peer = step.how_received, step.src
+            if step.src == rank:
+                how, peer = step.how_sent, step.dst
+            batched = "batch_isend" if step.src == rank else "batch_irecv"
+            op = {"batch": batched, "anybody": "recv"}.get(how, how)
+            real = step.dtype == "complex64"  # which torch sends as pairs of floats
+            dtype, shape = ("float32", (*step.shape, 2)) if real else (step.dtype, step.shape)
+            expected.append((op, peer, step.tag, dtype, "x".join(map(str, shape))))
+        columns = frame[frame["rank"] == rank][["op", "peer", "tag", "dtype", "shape"]]
+        assert [*columns.itertuples(index=False, name=None)] == expected
+    assert (messages["recv_done_ns"] >= messages["send_post_ns"]).all()

@@ -16,12 +16,10 @@ from test_recording import join, run
 
 import ringsim
 from ringsim.errors import RingError
-from ringsim.launch.recording import Recording
-from ringsim.traces.events import OP_NAMES
 
 
 def ops(trace: ringsim.Trace) -> list[str]:
-    return [OP_NAMES[op] for op in trace.events.op]
+    return [*trace.to_pandas()["op"]]
 
 
 def blocks(directory: str, rank: int) -> list[Any]:
@@ -96,7 +94,7 @@ def test_blocks_nest_repeat_raise_and_must_agree(tmp_path: Path) -> None:
 
 def test_recording_needs_a_process_group(tmp_path: Path) -> None:
     words = r"must be in a process group .* Call ringsim.initialize_distributed\(\)"
-    with pytest.raises(RingError, match=words), Recording(tmp_path / "x"):
+    with pytest.raises(RingError, match=words), ringsim.trace(tmp_path / "x"):
         pass
     assert list(tmp_path.iterdir()) == []
 
