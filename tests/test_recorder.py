@@ -237,6 +237,8 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
 
 HANDLED = """
 import os, signal, sys, threading
+import ringsim
+from ringsim.state import change_state
 from ringsim.traces.recorder import Recorder
 
 def note(*_):

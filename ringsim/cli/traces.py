@@ -33,8 +33,8 @@ from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, Interrupted, RankFailed, RingError, StartsRanks, escape
 from ringsim.launch.job import CHECKS
 from ringsim.launch.progress import Progress
+from ringsim.traces.display import Style
 from ringsim.traces.files import merge
-from ringsim.traces.lazy import Style
 from ringsim.traces.summary import Totals, count_file, count_trace
 from ringsim.view.html import to_html
 

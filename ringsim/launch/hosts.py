@@ -47,7 +47,8 @@ from ringsim.diagnose.waitfor import analyse, hindering
 from ringsim.errors import TraceFileError, name_ranks
 from ringsim.launch.gathering import Gathering, Store, find_place, place_of, send
 from ringsim.state import OUR_THREADS
-from ringsim.traces.events import IN_FLIGHT, NONE, are_all
+from ringsim.traces.documents import are_all
+from ringsim.traces.events import IN_FLIGHT, NONE
 from ringsim.traces.findings import LOST
 from ringsim.traces.runs import read_run
 from ringsim.traces.value import Trace
