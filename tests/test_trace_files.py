@@ -282,6 +282,7 @@ HOSTILE: list[tuple[Callable[[Any, Any], Any], str]] = [
     (say(metadata=None), "metadata is not an object"),
     (say("metadata", world_size=10**9), "world_size is not a number of ranks"),
     (say("metadata", notes=[{}]), "notes is not a list"),
+    (say("metadata", part={"of": [], "apart": [3]}), "an event that is apart is not there"),
     (say(format=None), "names no format"),
     (say(format=True), "names no format"),
     (say(format=2, needs="0.9.0", tables="another form"), LATER),

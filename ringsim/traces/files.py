@@ -329,7 +329,7 @@ def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
             groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
             starts = np.cumsum([0, *(group.num_rows for group in groups)])
             events = align(_read_rows(parquet, read_tables(meta.get("tables")), wanted), clocks)
-        if "part" in metadata:  # places among all events of the file
+        if "part" in metadata and not is_whole:  # places among all events of the file
             places = [np.arange(*starts[number : number + 2]) for number in wanted]
             read = np.isin(np.concatenate([starts[:0], *places]), metadata["part"]["apart"])
             metadata["part"]["apart"] = np.flatnonzero(read).tolist()
