@@ -98,9 +98,9 @@ MUTATIONS = {
         "test_topologies.py test_golden.py",
     ),
     "files": Mutation(
-        "ringsim/traces/files.py",
-        "zipfile.BadZipFile, ValueError, TypeError,",
-        "ValueError, TypeError,",
+        "ringsim/traces/documents.py",
+        "struct.error, zipfile.BadZipFile, zlib.error",
+        "struct.error, zlib.error",
         "test_trace_files.py",
     ),
 }

@@ -39,8 +39,8 @@ from ringsim.schedules.generation import plan_jobs, plan_steps, steady_use, time
 from ringsim.simulator.api import simulate
 from ringsim.simulator.schedules import simulate_schedule
 from ringsim.traces.steps import measure_stage_use
-from ringsim.traces.units import bytes_text, time_text
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import bytes_text, count, time_text
+from ringsim.traces.value import Trace
 from ringsim.view.explorer import Choice, Explorer, Frame, say_stuck
 
 __all__ = ["bandwidth", "deadlock", "generation", "ring", "schedule"]

@@ -6,7 +6,7 @@ The latter as if ranks had taken their times.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from trace_file import NONE, OPS, load_columns, make_trace
@@ -32,6 +32,13 @@ METADATA: dict[str, Any] = {
 }
 
 
+class Group(NamedTuple):
+    """A group and its members."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
 class Story:
     """Writes events down one by one, by name; ``trace()`` makes a trace of them."""
 
@@ -42,13 +49,16 @@ class Story:
             if ring and world_size > 1
             else []
         )
-        self.groups = {"world": list(range(world_size))}
-        self.groups |= {f"ring:{a}>{b}": sorted((a, b)) for a, b in edges}
+        self.groups = [Group("world", tuple(range(world_size)))]
+        self.groups += [Group(f"ring:{a}>{b}", tuple(sorted((a, b)))) for a, b in edges]
         self.ring_groups = [[f"ring:{a}>{b}", [a, b]] for a, b in edges]
         self.rows: list[dict[str, Any]] = []
 
     def op(self, rank: int, op: str, times_ms: tuple[float, float, float], **more: Any) -> None:
-        """Adds one event; a negative time has not come, and a file of 0 is "ring.py"."""
+        """Adds one event; a negative time has not come, and a file of 0 is "ring.py".
+
+        ``size_bytes`` becomes a payload of numbers, ``carries`` gives its dtype, shape and size.
+        """
         post, wait, done = (round(time * MS) if time >= 0 else NONE for time in times_ms)
         row = dict(zip(("post_ns", "wait_ns", "done_ns"), (post, wait, done), strict=True))
         row |= {"rank": rank, "op": OPS.index(op), "status": 2 if done >= 0 else 1}
@@ -163,7 +173,7 @@ def many_events(count: int = 100_000, world_size: int = 8) -> Trace:
     }
     story = Story(world_size)
     tables = {
-        "groups": [{"name": name, "ranks": ranks} for name, ranks in story.groups.items()],
+        "groups": [group._asdict() for group in story.groups],
         "payloads": [{"dtype": "float32", "shape": [1024], "size_bytes": 4096}],
         "labels": ["compute"],
     }

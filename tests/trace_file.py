@@ -94,22 +94,30 @@ def load_columns(columns: Mapping[str, Any], tables: Mapping[str, Any], **metada
     return Trace(replace(load_names(json.dumps(tables)), **typed), metadata)
 
 
+PAYLOAD: Final = ("dtype", "shape", "size_bytes", "reduction", "strides", "splits")
+
+
 def make_trace(
-    rows: Iterable[Mapping[str, Any]], *, groups: Mapping[str, Iterable[int]] = {}, **metadata: Any
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    groups: Mapping[str, Iterable[int]] | Iterable[tuple[str, Iterable[int]]] = (),
+    **metadata: Any,
 ) -> Trace:
     """Makes a trace of events that are written down one by one, by name.
 
     Args:
         rows: events by their columns. ``op``, ``group``, ``label``, ``file`` and ``status`` are
-            words; ``size_bytes``, ``dtype`` and ``shape`` describe the payload; ``times`` are
-            those of posting, waiting and being done.
+            words; a ``payload`` is its values in the order of ``PAYLOAD``, or ``size_bytes``,
+            ``dtype`` and ``shape``; ``times`` are those of posting, waiting and being done.
         groups: the members of each group, which may be left out.
         **metadata: the trace's.
     """
+    known_groups = [*(groups.items() if isinstance(groups, Mapping) else groups)]
     numbers: dict[str, dict[Any, int]] = {
-        "group": {name: number for number, name in enumerate(groups)},
-        **{name: {} for name in ("payload", "label", "file")},
+        name: {} for name in ("group", "payload", "label", "file")
     }
+    for place, (group, _) in enumerate(known_groups):
+        numbers["group"].setdefault(group, place)
     columns: dict[str, list[int]] = {name: [] for name in COLUMNS if name != "seq"}
     for row in sorted(rows, key=lambda row: row["rank"]):
         known: dict[str, Any] = {"thread": 0, "post_ns": 0, **row}
@@ -119,17 +127,17 @@ def make_trace(
         if "size_bytes" in row:
             shape = tuple(row.get("shape", (row["size_bytes"] // 4,)))
             known["payload"] = (row.get("dtype", "float32"), shape, row["size_bytes"])
+        if isinstance(known.get("group"), str) and known["group"] not in numbers["group"]:
+            known_groups.append((known["group"], ()))
+            numbers["group"][known["group"]] = len(known_groups) - 1
         for name, of_name in numbers.items():
-            if name in known:
+            if not isinstance(known.get(name, 0), int):
                 known[name] = of_name.setdefault(known[name], len(of_name))
         for name, column in columns.items():
             column.append(known.get(name, NONE))
-    names = ("dtype", "shape", "size_bytes", "reduction", "strides", "splits")
     tables = {
-        "groups": [
-            {"name": name, "ranks": list(groups.get(name, ()))} for name in numbers["group"]
-        ],
-        "payloads": [dict(zip(names, one, strict=False)) for one in numbers["payload"]],
+        "groups": [{"name": name, "ranks": list(ranks)} for name, ranks in known_groups],
+        "payloads": [dict(zip(PAYLOAD, one, strict=False)) for one in numbers["payload"]],
         "labels": list(numbers["label"]),
         "files": list(numbers["file"]),
     }

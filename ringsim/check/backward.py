@@ -16,7 +16,8 @@ from ringsim.check.examination import (
     find_wrong,
     make_task,
 )
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
     from ringsim.pipeline.reports import GradientRow

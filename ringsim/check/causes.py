@@ -12,7 +12,8 @@ import numpy as np
 
 from ringsim.check.examination import CheckResult, Wrong, shown
 from ringsim.traces.findings import KINDS, SLOW_KINDS, Diagnosis, Finding
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 
 __all__ = ["diagnose"]
 

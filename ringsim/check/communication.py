@@ -24,7 +24,8 @@ from ringsim.check.examination import (
     shown,
     sides,
 )
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,7 +29,8 @@ from ringsim.launch.run import RunOptions, run
 from ringsim.launch.system import look_at
 from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND, Ints
 from ringsim.traces.findings import Diagnosis
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -24,7 +24,8 @@ from ringsim.check.examination import (
     shown,
 )
 from ringsim.schedules.generation import can_finish, plan_jobs, plan_steps, steady_use
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 
 __all__ = ["inner_iterations", "token_ring"]
 

@@ -21,7 +21,8 @@ from ringsim.check.examination import (
     plain_tensor,
 )
 from ringsim.traces.events import COLLECTIVE, OP_CODES, OP_NAMES, RECV, SEND
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 
 __all__ = ["average_gradients"]
 

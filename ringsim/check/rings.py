@@ -24,7 +24,8 @@ from ringsim.check.examination import (
     shown,
 )
 from ringsim.traces.events import make_events
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 
 __all__ = ["pair_groups", "ring"]
 

@@ -27,7 +27,8 @@ from ringsim.schedules.costs import Costs
 from ringsim.schedules.engine import evaluate, validate
 from ringsim.schedules.schedule import Schedule, parse_action
 from ringsim.simulator.schedules import simulate_schedule
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 
 __all__ = ["fast_schedule", "fewest_microbatches", "schedule"]
 

@@ -22,7 +22,8 @@ from ringsim.check.examination import (
 )
 from ringsim.errors import ArgumentError
 from ringsim.traces.events import COLLECTIVE, OP_NAMES, SEND
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 
 __all__ = ["no_deadlock"]
 

@@ -26,7 +26,8 @@ from ringsim.check.examination import (
     sides,
 )
 from ringsim.traces.events import SEND
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 
 __all__ = ["hand_over", "partition"]
 

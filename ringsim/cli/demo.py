@@ -33,7 +33,7 @@ from ringsim.schedules.generation import (
     time_generation,
 )
 from ringsim.traces.steps import StageUse, measure_stage_use
-from ringsim.traces.value import count
+from ringsim.traces.units import count
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -33,8 +33,7 @@ from ringsim.environment import discover, find_launched
 from ringsim.errors import ArgumentError, RingError
 from ringsim.traces.bandwidths import Bandwidths
 from ringsim.traces.bandwidths import load as load_table
-from ringsim.traces.units import bytes_text
-from ringsim.traces.value import count
+from ringsim.traces.units import bytes_text, count
 
 _STORE_PEER: Final = "::ffff:127.0.0.1"  # loopback, as torch's store client sees it
 _LOOK_UPS: Final = 32  # at once: from here on ranks have been seen to wait

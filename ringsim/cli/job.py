@@ -18,7 +18,7 @@ import numpy as np
 
 from ringsim.environment import count_crossings
 from ringsim.errors import RingError, name_ranks
-from ringsim.traces.value import count
+from ringsim.traces.units import count
 
 _LISTENS: Final = "0A"  # the state of a socket in /proc/net/tcp
 _SOURCE: Final = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")

@@ -31,7 +31,7 @@ from ringsim.cli.verb import (
 )
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 from ringsim.launch.progress import Progress
-from ringsim.traces.lazy import Style
+from ringsim.traces.display import Style
 from ringsim.traces.summary import Totals, count_file, count_trace
 from ringsim.view.html import to_html
 

@@ -23,8 +23,7 @@ from ringsim.schedules.closed_forms import gpipe_makespan, makespan, one_f_one_b
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Action, Schedule
 from ringsim.topologies import FullBisection, Hosts
-from ringsim.traces.units import bytes_text, time_unit
-from ringsim.traces.value import count
+from ringsim.traces.units import bytes_text, count, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

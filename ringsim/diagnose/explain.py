@@ -48,8 +48,7 @@ from ringsim.traces.findings import (
     Finding,
     Operation,
 )
-from ringsim.traces.units import time_text
-from ringsim.traces.value import count
+from ringsim.traces.units import count, time_text
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace

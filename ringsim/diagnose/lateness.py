@@ -22,8 +22,7 @@ from ringsim.diagnose.snapshot import operation_of
 from ringsim.traces.events import COLLECTIVE, ERROR, NONE, RECV, SEND, SPAN, Events, Ints
 from ringsim.traces.findings import Finding
 from ringsim.traces.matching import CollectiveCalls, number_rows, wait_for_last
-from ringsim.traces.units import span_text, time_text
-from ringsim.traces.value import count
+from ringsim.traces.units import count, span_text, time_text
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace

@@ -24,8 +24,7 @@ import numpy as np
 from ringsim.diagnose.snapshot import operation_of
 from ringsim.traces.events import NONE, Ints
 from ringsim.traces.findings import Finding
-from ringsim.traces.units import bytes_text, time_text
-from ringsim.traces.value import count
+from ringsim.traces.units import bytes_text, count, time_text
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace

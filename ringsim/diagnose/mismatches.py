@@ -43,7 +43,7 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.findings import Finding, Operation, payload_text
 from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
-from ringsim.traces.value import count
+from ringsim.traces.units import count
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace

@@ -18,7 +18,7 @@ from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meet
 from ringsim.errors import name_ranks
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
 from ringsim.traces.findings import IN_THREAD, Diagnosis, Edge, End, Finding, Operation, waited_text
-from ringsim.traces.value import count
+from ringsim.traces.units import count
 
 SAME_GROUPS: Final = (
     "Every rank must call new_group for every group, in one order, "

@@ -13,7 +13,7 @@ Written by methods of ``Trace``, read by functions of this package::
 from ringsim.exchange.chrome import read_chrome, read_profiler
 from ringsim.exchange.flight_recorder import read_flight_recorder
 from ringsim.exchange.perfetto import read_perfetto
-from ringsim.traces.lazy import removed
+from ringsim.traces.value import removed
 
 __all__ = [
     "read_chrome",

@@ -34,7 +34,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ringsim.exchange.reading import count_item_bytes, list_files, name_missing, read_bytes, reading
+from ringsim.exchange.reading import (
+    count_item_bytes,
+    importing,
+    list_files,
+    name_missing,
+    read_bytes,
+)
 from ringsim.exchange.slices import (
     BLOCKED,
     COLUMNS,
@@ -47,6 +53,7 @@ from ringsim.exchange.slices import (
     pack_run,
     unpack_run,
 )
+from ringsim.traces.documents import parse_json, write_whole
 from ringsim.traces.events import (
     ANY_SOURCE,
     IN_FLIGHT,
@@ -58,9 +65,7 @@ from ringsim.traces.events import (
     Group,
     Payload,
     Tables,
-    parse_json,
 )
-from ringsim.traces.files import write_whole
 from ringsim.traces.rows import Rows
 
 if TYPE_CHECKING:
@@ -168,7 +173,7 @@ def _flows(one: Slice, place: dict[str, int]) -> Iterator[dict[str, Any]]:
 def read_chrome(path: str | PathLike[str]) -> Trace:
     """Reads a file in Chrome's Trace Event Format.
 
-    What ``Trace.to_chrome`` wrote comes back as that trace. Of another program's file, each process
+    A file that ``Trace.to_chrome`` wrote gives that trace. Of another program's file, each process
     becomes a rank, each slice a span and each instant a mark; for those of ``torch.profiler`` there
     is ``read_profiler``, which knows messages.
 
@@ -185,7 +190,7 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
         The format's document, see the module.
     """
     data = read_bytes(path)
-    with reading(path, "a Chrome trace"):
+    with importing(path, "a Chrome trace"):
         document = parse_json(data)
         if not isinstance(document, dict):
             document = {"traceEvents": document}
@@ -291,7 +296,7 @@ _DTYPES: Final = {
 
 @dataclass
 class _File:
-    """What one rank's file says: which rank it is, and its slices in order of time."""
+    """One rank's file: the number of the rank, and its slices in order of time."""
 
     rank: int
     world_size: int
@@ -330,14 +335,14 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
     files = list_files(paths, lambda path: path.name.endswith((".json", ".json.gz")))
     for path in files:
         data = read_bytes(path)
-        with reading(path, "a trace that torch.profiler wrote on a rank"):
+        with importing(path, "a trace that torch.profiler wrote on a rank"):
             found = _read_file(parse_json(data))
             if found.rank in found_by_rank:
                 raise ValueError(f"it is of rank {found.rank}, as another file is")
             found_by_rank[found.rank] = found
             _add_events(rows, found)
     size = max(found.world_size for found in found_by_rank.values())
-    with reading(
+    with importing(
         ", ".join(map(str, files))[:200], "traces that torch.profiler wrote on the ranks of one run"
     ):
         notes = _make_notes(found_by_rank, size)
@@ -402,7 +407,7 @@ def _read_file(document: Any) -> _File:
 
 
 def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Tells whether a slice begins within one of the others.
+    """Returns whether a slice begins within one of the others.
 
     These are in order of time and do not overlap on one thread.
     """

@@ -6,7 +6,7 @@ NCCL's watchdog write) or JSON (what torch's debug server answers, without the l
 program). A pickle may call any function when it is read; here it is read by an unpickler that knows
 containers, words and numbers, and nothing to call.
 
-An entry has the time at which the operation was issued. When it was done is known only where
+An entry has the time at which the operation was issued. When it was done is known only if
 torch's watchdog saw it (NCCL), and then a little late; of operations on Gloo it is known whether
 they are done. What is not done when the dump was made is what the job hangs in.
 """
@@ -24,9 +24,16 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ringsim.exchange.reading import count_item_bytes, list_files, name_missing, read_bytes, reading
+from ringsim.exchange.reading import (
+    count_item_bytes,
+    importing,
+    list_files,
+    name_missing,
+    read_bytes,
+)
 from ringsim.traces.collectives import COLLECTIVES
-from ringsim.traces.events import IN_FLIGHT, NONE, OK, OP_CODES, Group, Payload, parse_json
+from ringsim.traces.documents import parse_json
+from ringsim.traces.events import IN_FLIGHT, NONE, OK, OP_CODES, Group, Payload
 from ringsim.traces.rows import Rows
 from ringsim.traces.value import Trace
 
@@ -51,7 +58,7 @@ _DTYPES: Final = {
     "Float8_e4m3fn": "float8_e4m3fn",
     "Float8_e5m2": "float8_e5m2",
 }
-# As backends spell them, where torch's functions are called otherwise.
+# As backends spell them, if torch's functions are called otherwise.
 _SPELLINGS: Final = {
     "_all_gather_base": "all_gather_into_tensor", "all_gather_base": "all_gather_into_tensor",
     "_allgather_base": "all_gather_into_tensor",
@@ -124,12 +131,12 @@ def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[st
     files = list_files(paths, lambda path: _RANK.search(path.name) and path.is_file())
     for path in files:
         data = read_bytes(path)
-        with reading(path, "a dump of torch's flight recorder"):
+        with importing(path, "a dump of torch's flight recorder"):
             rank = _rank_of(path)
             if rank in dumps:
                 raise ValueError(f"it is of rank {rank}, as another file is")
             dumps[rank] = _parse(data)
-    with reading(
+    with importing(
         ", ".join(map(os.fsdecode, files))[:200],
         "dumps of torch's flight recorder on the ranks of one run",
     ):
@@ -165,7 +172,7 @@ def _parse(data: bytes) -> dict[str, Any]:
             dump = parse_json(data)
         else:
             for code, value, _ in pickletools.genops(data):
-                # Python 3.11 prints a SystemError of its own where a bytearray is larger than
+                # Python 3.11 prints a SystemError of its own if a bytearray is larger than
                 # memory: none is made. And Python keeps a place for each number under which a
                 # pickle says that it keeps something, as many as the largest one.
                 if code.name == "BYTEARRAY8" or (

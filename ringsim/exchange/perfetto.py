@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ringsim.exchange.reading import read_bytes, reading
+from ringsim.exchange.reading import importing, read_bytes
 from ringsim.exchange.schemas import perfetto_messages, plain_text
 from ringsim.exchange.slices import (
     BLOCKED,
@@ -39,8 +39,8 @@ from ringsim.exchange.slices import (
     unfold,
     unpack_run,
 )
-from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS, parse_json
-from ringsim.traces.files import write_whole
+from ringsim.traces.documents import parse_json, write_whole
+from ringsim.traces.events import KIND_NAMES, MARK, NONE, OPS
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -110,7 +110,7 @@ class _Writer:
     def parts(self, run: str) -> Iterator[bytes]:
         """Yields the file in parts, lane by lane.
 
-        ``run`` is what is known of the run beside its events.
+        ``run`` describes the run apart from its events.
         """
         # measured or simulated: a viewer shows it
         made = plain_text(f"{RUN}: {self._trace.metadata.get('source', 'of unknown source')}")
@@ -222,7 +222,7 @@ class _Writer:
 def read_perfetto(path: str | PathLike[str]) -> Trace:
     """Reads a file of Perfetto's TrackEvent packets.
 
-    What ``Trace.to_perfetto`` wrote comes back as that trace. Of another program's file, each
+    A file that ``Trace.to_perfetto`` wrote gives that trace. Of another program's file, each
     process becomes a rank, each slice a span and each instant a mark: such a file does not say
     which slices are messages.
 
@@ -239,13 +239,13 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
         The schema of Perfetto, see ``ringsim.exchange.perfetto``.
     """
     data = read_bytes(path)
-    with reading(path, "a Perfetto trace"):
+    with importing(path, "a Perfetto trace"):
         return _read(perfetto_messages().Trace.FromString(data))
 
 
 @dataclass
 class _Sequence:
-    """What the packets of one writer have said so far.
+    """State that the packets of one writer have set so far.
 
     Names by table and number, and the track of events that name none.
     """
@@ -308,7 +308,7 @@ def _read(file: Any) -> Trace:
 
 
 def _pid(track: Any, tracks: dict[int, Any]) -> int:
-    """Returns the process that a track belongs to; 0 where none is named."""
+    """Returns the process that a track belongs to; 0 if none is named."""
     for _ in range(_MOST_PARENTS):
         known = tracks.get(track)
         if known is None:

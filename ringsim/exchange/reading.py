@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
-from ringsim.errors import RingError, TraceFileError
-from ringsim.traces.events import name_damage, read_file
+from ringsim.errors import TraceFileError
+from ringsim.traces.documents import read_file, reading
 
 if TYPE_CHECKING:
     from os import PathLike
 
 __all__ = [
     "count_item_bytes",
+    "importing",
     "list_files",
     "name_missing",
     "read_bytes",
-    "reading",
 ]
 
 MAX_BYTES: Final = 2**30  # of one file, unpacked
@@ -31,43 +31,19 @@ MAX_BYTES: Final = 2**30  # of one file, unpacked
 # others would unpack to gigabytes was made to fill the reader's memory.
 FREE_BYTES: Final = 16 * 2**20
 MAX_RATIO: Final = 100
-_DAMAGE: Final = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-    MemoryError,
-    EOFError,
-    DecodeError,
-    zlib.error,
-)
 
 
 @contextmanager
-def reading(path: str | PathLike[str], what: str) -> Iterator[None]:
+def importing(path: str | PathLike[str], what: str) -> Iterator[None]:
     """Turns what damaged data raises within the block into a TraceFileError.
 
     It says what the file should be.
-
-    Example:
-        >>> try:
-        ...     with reading("run.json", "a Chrome trace"):
-        ...         int("x")
-        ... except TraceFileError as error:
-        ...     print(error)
-        A file to import must be a Chrome trace, got run.json: invalid literal for int() with base 10: 'x'. Export it again.
-    """  # noqa: E501
-    try:
-        yield
-    except RingError:
-        raise  # says it better, or speaks of an argument
-    except _DAMAGE as error:
-        raise TraceFileError(
-            f"A file to import must be {what}, got {os.fsdecode(path)}: {name_damage(error)}. "
-            "Export it again."
-        ) from error
+    """
+    with reading(f"A file to import must be {what}", path, "Export it again."):
+        try:
+            yield
+        except DecodeError as error:  # no ValueError
+            raise ValueError(str(error)) from error
 
 
 def read_bytes(path: str | PathLike[str]) -> bytes:
@@ -77,7 +53,7 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
     """
     data = read_file(path, "A file to import", MAX_BYTES)
     if data[:2] == b"\x1f\x8b":
-        with reading(path, "packed by gzip"):
+        with importing(path, "packed by gzip"):
             unpacking = zlib.decompressobj(wbits=31)
             most = min(MAX_BYTES, max(FREE_BYTES, MAX_RATIO * len(data)))
             data = unpacking.decompress(data, most + 1)

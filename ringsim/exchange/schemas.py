@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 __all__ = ["perfetto_messages", "plain_text"]
 
-# A field is "number name type", with a star where it repeats.
+# A field is "number name type", with a star if it repeats.
 _MESSAGES: Final = {
     "Trace": ("1 packet TracePacket*",),
     "TracePacket": (

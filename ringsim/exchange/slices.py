@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from ringsim.traces.documents import saving
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLUMN_DTYPES,
@@ -42,7 +43,6 @@ from ringsim.traces.events import (
     Tables,
     read_tables,
     readable,
-    saving,
     write_tables,
 )
 from ringsim.traces.files import check_run
@@ -280,7 +280,7 @@ def pack_run(trace: Trace, path: str | PathLike[str]) -> str:
 def unpack_run(run: Any, rows: list[Any]) -> Trace:
     """Returns the trace that was written as rows and by ``pack_run``.
 
-    Raises ValueError where they cannot belong to a run.
+    Raises ValueError if they cannot belong to a run.
     """
     if not isinstance(run, dict) or run.get("format") != 1:
         raise ValueError("its account of the run is not of format 1")
@@ -327,7 +327,7 @@ class Boxes:
     def trace(self, processes: Mapping[Hashable, int]) -> Trace:
         """Returns the trace, the lanes' processes in their order as ranks.
 
-        Raises ValueError where there is nothing.
+        Raises ValueError if there is nothing.
         """
         if not self.lanes:
             raise ValueError("it holds no slices")

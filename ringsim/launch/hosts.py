@@ -58,7 +58,8 @@ from ringsim.errors import TraceFileError, name_ranks
 from ringsim.launch.block import Store, find_place, never, place_of
 from ringsim.launch.gathering import Gathering, send
 from ringsim.state import OUR_THREADS
-from ringsim.traces.events import IN_FLIGHT, NONE, are_all
+from ringsim.traces.documents import are_all
+from ringsim.traces.events import IN_FLIGHT, NONE
 from ringsim.traces.findings import LOST
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.runs import read_run

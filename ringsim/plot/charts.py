@@ -36,10 +36,10 @@ from ringsim.plot.style import BLUE, GREEN, MUTED, ORANGE, PURPLE
 from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, ONE_GPU, Bandwidths, Regime, find_regimes
+from ringsim.traces.display import Style
 from ringsim.traces.events import NONE, OK, Ints
-from ringsim.traces.lazy import Style
-from ringsim.traces.units import bytes_text, time_text
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import bytes_text, count, time_text
+from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def plot_bandwidth(
         curve: a measured table to draw behind the messages of a trace.
         published: False leaves out the figures of others, as ``compact`` does.
         ax: where to draw the upper panel; the lower one goes below it. A new figure by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
 
     Returns:
         The axes of the upper panel; the lower one is its child.
@@ -977,7 +977,7 @@ def plot_inner_iterations(
         measured: what was measured, if anything.
         metadata: that of a measured trace, for the last line.
         ax: where to draw; a new figure by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
 
     Returns:
         The axes. ``ax.figure.savefig(...)`` writes them.

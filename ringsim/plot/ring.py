@@ -22,9 +22,8 @@ from ringsim.plot.matrix import draw_matrix
 from ringsim.plot.paths import Points, arc, arrow, beside, chord, node, node_angle
 from ringsim.plot.sheet import Picture
 from ringsim.plot.traffic import Edge, Traffic, count_traffic
-from ringsim.traces.lazy import Style
-from ringsim.traces.units import bytes_text
-from ringsim.traces.value import count
+from ringsim.traces.display import Style
+from ringsim.traces.units import bytes_text, count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -66,7 +65,7 @@ def plot_ring(trace: Trace, *, ax: Axes | None = None, **look: Unpack[Style]) ->
     Args:
         trace: any trace; one without messages shows the groups alone.
         ax: where to draw; a new figure by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
 
     Returns:
         The axes. ``ax.figure.savefig(...)`` writes them.

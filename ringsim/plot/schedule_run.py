@@ -46,11 +46,10 @@ from ringsim.simulator.critical_path import (
     START,
     CriticalPath,
 )
+from ringsim.traces.display import Style
 from ringsim.traces.events import NONE, SPAN, Events, Ints
-from ringsim.traces.lazy import Style
 from ringsim.traces.steps import StageActions, count_steps, find_step, is_action
-from ringsim.traces.units import bytes_text, time_text, time_unit
-from ringsim.traces.value import count
+from ringsim.traces.units import bytes_text, count, time_text, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -103,7 +102,7 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpac
         run: from ``ringsim.simulate_schedule``.
         ax: where to draw; a new figure by default, which also has the live activations of a small
             one.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
 
     Returns:
         The axes of the rows. ``ax.figure.savefig(...)`` writes them.
@@ -388,7 +387,7 @@ def plot_overlay(
         comparison: of ``ringsim.compare``.
         step: which step, from 0; None for the one of median length.
         ax: where to draw; a new figure by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
 
     Returns:
         The axes. ``ax.figure.savefig(...)`` writes them.

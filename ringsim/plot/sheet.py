@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from ringsim.errors import ArgumentError, say
 from ringsim.plot import style
-from ringsim.traces.lazy import Style
+from ringsim.traces.display import Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

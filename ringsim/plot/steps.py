@@ -36,8 +36,8 @@ from ringsim.plot.sheet import Picture
 from ringsim.plot.style import Look, percent
 from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import Schedule
+from ringsim.traces.display import Style
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN, Ints
-from ringsim.traces.lazy import Style
 from ringsim.traces.steps import (
     Bubble,
     StageActions,
@@ -48,8 +48,8 @@ from ringsim.traces.steps import (
     measure_bubble,
     measure_peaks,
 )
-from ringsim.traces.units import time_text, time_unit
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count, time_text, time_unit
+from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -471,7 +471,7 @@ def plot_schedule(
             of its halves, messages take no time. For other costs pass what ``evaluate(schedule,
             costs)`` returns.
         ax: where to draw; a new figure by default, which also has the live activations.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
 
     Returns:
         The axes of the rows. ``ax.figure.savefig(...)`` writes them.

@@ -26,10 +26,9 @@ from ringsim.plot.rows import (
 from ringsim.plot.sheet import Picture
 from ringsim.plot.steps import microbatch_entry, picture_step, shows_step, step_picture
 from ringsim.traces.clocks import unalign
+from ringsim.traces.display import Style
 from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
-from ringsim.traces.lazy import Style
-from ringsim.traces.units import span_text, time_text
-from ringsim.traces.value import count
+from ringsim.traces.units import count, span_text, time_text
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -88,7 +87,7 @@ def plot_timeline(
         align: whether times of several hosts are aligned; False draws what each host's own clock
             showed.
         ax: where to draw; a new figure by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
 
     Returns:
         The axes. ``ax.figure.savefig(...)`` writes them.

@@ -20,11 +20,11 @@ from ringsim.plot.bars import time_range
 from ringsim.plot.paths import Points, bow, node
 from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
+from ringsim.traces.display import Style
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
-from ringsim.traces.lazy import Style
 from ringsim.traces.runs import join_events
-from ringsim.traces.value import count
+from ringsim.traces.units import count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -88,7 +88,7 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
     Args:
         diagnosis: any diagnosis; one without findings shows the ranks alone.
         ax: where to draw the graph alone; a new figure with both pictures by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.lazy.Style`.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
 
     Returns:
         The axes of the graph. ``ax.figure.savefig(...)`` writes them.

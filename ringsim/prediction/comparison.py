@@ -21,11 +21,11 @@ from ringsim.prediction.differences import Differences, differ, pair
 from ringsim.prediction.parts import Parts, share_out
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
+from ringsim.traces.display import Bundle, Style, bundle
 from ringsim.traces.events import MARK, NONE, Events, Ints
-from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.steps import count_steps, find_step, is_step, number_steps
-from ringsim.traces.units import time_text
-from ringsim.traces.value import Trace, check_trace, count
+from ringsim.traces.units import count, time_text
+from ringsim.traces.value import Trace, check_trace
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -185,8 +185,9 @@ class Comparison:
             step: which step, from 0; None for a step of median length.
             ax: where to draw.
         """
-        axes: Axes = resolve("plot_overlay")(self, step=step, ax=ax, **look)
-        return axes
+        from ringsim.plot.schedule_run import plot_overlay
+
+        return plot_overlay(self, step=step, ax=ax, **look)
 
     def to_pandas(self) -> pd.DataFrame:
         """Returns the table of ``differences`` as a DataFrame: what differs most comes first."""
@@ -194,7 +195,9 @@ class Comparison:
 
     def to_html(self, path: str | PathLike[str]) -> None:
         """Writes both runs as one interactive page, on one axis, rank 0 beside rank 0."""
-        resolve("to_html")([self.real, self.virtual], path, self.names)
+        from ringsim.view.html import to_html
+
+        to_html([self.real, self.virtual], path, self.names)
 
     def where_it_began(self) -> str:
         """Says in which step and operation the runs began to differ.
@@ -270,10 +273,13 @@ class Comparison:
             f"{errors.worst:.1%} at most, n {errors.count}"
         )
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        return bundle(self, repr(self), "overlay_png", self.describe())
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+        return bundle(repr(self), self.describe(), self._draw)
+
+    def _draw(self) -> bytes:
+        from ringsim.plot.schedule_run import overlay_png
+
+        return overlay_png(self)
 
 
 def compare(real: Trace, virtual: Trace) -> Comparison:

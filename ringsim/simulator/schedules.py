@@ -48,9 +48,9 @@ from ringsim.simulator.critical_path import (
 )
 from ringsim.simulator.levels import Levels, Times, Wave, find_levels, find_wave, sweep, sweep_all
 from ringsim.simulator.step_trace import check_between, make_trace
+from ringsim.traces.display import Bundle, Style, bundle
 from ringsim.traces.events import Ints
 from ringsim.traces.filtering import choose
-from ringsim.traces.lazy import Style, bundle, resolve
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -352,8 +352,9 @@ class ScheduleRun:
 
     def plot(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws the step with its critical path, on ``ax`` or a new figure; returns the axes."""
-        axes: Axes = resolve("plot_schedule_run")(self, ax=ax, **look)
-        return axes
+        from ringsim.plot.schedule_run import plot_schedule_run
+
+        return plot_schedule_run(self, ax=ax, **look)
 
     def __repr__(self) -> str:
         """Returns it in one line."""
@@ -365,11 +366,14 @@ class ScheduleRun:
             f"{100 * self.bubble:.1f} %{notes}"
         )
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         """Returns the picture and the line, for Jupyter."""
-        return bundle(self, repr(self), "schedule_run_png", repr(self))
+        return bundle(repr(self), repr(self), self._draw)
+
+    def _draw(self) -> bytes:
+        from ringsim.plot.schedule_run import schedule_run_png
+
+        return schedule_run_png(self)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,7 +1,8 @@
 """A table of bandwidths.
 
-What each link achieved at each size, where the numbers come from, and the line through them. A row
-is one pattern on one edge at one size. S is ``size_bytes``, t is ``latency_us``::
+It lists what each link achieved at each size, says where the numbers come from, and fits a line
+through them. A row is one pattern on one edge at one size. S is ``size_bytes``, t is
+``latency_us``::
 
     pattern      S                        t
     pingpong     the message              half the time of a round trip
@@ -27,7 +28,7 @@ jumps up or down from one size to the next, and no single alpha-beta line fits b
          | .-'
          +------------|--------- size
 
-Where only the *slope* changes (a cache becomes too small), the two lines meet and neither misses
+If only the *slope* changes (a cache becomes too small), the two lines meet and neither misses
 the next point by much: that is no break.
 
 There is a break between two neighbouring sizes
@@ -55,21 +56,20 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from ringsim.errors import ArgumentError, TraceFileError
 from ringsim.link import Link, fit_link
-from ringsim.traces.events import (
+from ringsim.traces.display import Bundle, Style, bundle
+from ringsim.traces.documents import (
     OBJECT,
     Forms,
-    Ints,
     are_all,
     check_metadata,
-    name_damage,
     parse_json,
     read_file,
-    readable,
+    reading,
     saving,
+    write_whole,
 )
-from ringsim.traces.lazy import Style, bundle, resolve
+from ringsim.traces.events import Ints, readable
 from ringsim.traces.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -108,7 +108,6 @@ SMALLEST: Final = 1e-12
 LARGEST: Final = 1e18
 MOST_BYTES: Final = 2**53  # of a message: every size up to here is exact as a float
 _LARGEST_LOAD: Final = 1e9
-_DAMAGE: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -230,12 +229,12 @@ class Bandwidths:
         with saving("A table", path):
             check_metadata(self.metadata, _FORMS)
             text = json.dumps(value, indent=1, allow_nan=False)
-        resolve("write_whole")(path, lambda file: file.write(text.encode() + b"\n"), "a table")
+        write_whole(path, lambda file: file.write(text.encode() + b"\n"), "a table")
 
     def plot(
         self, *, published: bool = True, ax: Axes | None = None, **look: Unpack[Style]
     ) -> Axes:
-        """Draws bandwidth and latency against size; on ``ax`` where given, else on a new figure.
+        """Draws bandwidth and latency against size; on ``ax`` if given, else on a new figure.
 
         Args:
             published: whether to add published figures of NCCL if it was not measured.
@@ -244,8 +243,9 @@ class Bandwidths:
         Returns:
             The axes.
         """
-        axes: Axes = resolve("plot_bandwidth")(self, published=published, ax=ax, **look)
-        return axes
+        from ringsim.plot.charts import plot_bandwidth
+
+        return plot_bandwidth(self, published=published, ax=ax, **look)
 
     def describe(self) -> str:
         """Returns the table in one sentence, for those who cannot see its picture."""
@@ -296,7 +296,7 @@ class Bandwidths:
         return "\n".join(lines)
 
     def __eq__(self, other: object) -> bool:
-        """Tells whether rows and metadata are the same."""
+        """Returns whether rows and metadata are the same."""
         if not isinstance(other, Bandwidths):
             return NotImplemented
         # in which NaN is NaN
@@ -308,14 +308,14 @@ class Bandwidths:
 
     __hash__ = None  # type: ignore[assignment]  # equal by content, and its columns are arrays
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Gives Jupyter the chart with the table beside it.
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+        """Gives Jupyter the chart with the table next to it."""
+        return bundle(repr(self), self.describe(), self._draw)
 
-        Or the table alone where there is no matplotlib.
-        """
-        return bundle(self, repr(self), "bandwidth_png", self.describe())
+    def _draw(self) -> bytes:
+        from ringsim.plot.charts import bandwidth_png
+
+        return bandwidth_png(self)
 
 
 def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any]) -> Bandwidths:
@@ -375,7 +375,7 @@ def load(path: str | PathLike[str]) -> Bandwidths:
             later version of ringsim.
     """
     data = read_file(path, "A table of bandwidths", MAX_FILE_BYTES)
-    try:
+    with reading("A table of bandwidths must be whole", path, "Measure again."):
         value = parse_json(data)
         if not isinstance(value, dict) or value.get("what") != "ringsim bandwidths":
             raise ValueError("it is no table of bandwidths")
@@ -387,11 +387,6 @@ def load(path: str | PathLike[str]) -> Bandwidths:
         metadata = readable(value["metadata"])
         check_metadata(metadata, _FORMS)
         return Bandwidths(_read_columns(value["columns"]), metadata)
-    except _DAMAGE as error:
-        raise TraceFileError(
-            f"A table of bandwidths must be whole, got {path}, where {name_damage(error)}. "
-            "Measure again."
-        ) from error
 
 
 _FORMS: Final[Forms] = {
@@ -497,9 +492,6 @@ def find_regimes(
     Returns:
         The regimes from small to large: one if there is no break, none if there are no sizes.
 
-    Raises:
-        ArgumentError: the sizes do not ascend, or the lengths differ.
-
     Example:
         >>> sizes = [2**power for power in range(10, 20)]
         >>> times = [20e-6 + size / 1e9 if size < 2**15 else 120e-6 + size / 4e9 for size in sizes]
@@ -512,15 +504,6 @@ def find_regimes(
     sizes, times = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
     low = times if p10_s is None else np.asarray(p10_s, dtype=np.float64)
     high = times if p90_s is None else np.asarray(p90_s, dtype=np.float64)
-    if sizes.ndim != 1 or not sizes.shape == times.shape == low.shape == high.shape:
-        raise ArgumentError(
-            f"sizes_bytes and the times must be lists of one length, got {len(sizes)} sizes and "
-            f"{len(times)} times."
-        )
-    if (np.diff(sizes) <= 0).any():
-        raise ArgumentError(
-            f"sizes_bytes must ascend, got {sizes.tolist()}. Sort them, and give each once."
-        )
     if not len(sizes):
         return []
     points = np.stack([sizes, times, low, high])
@@ -559,7 +542,7 @@ def _breaks(points: Floats) -> list[int]:
 
 
 def _falls(points: Floats, at: int) -> bool:
-    """Tells whether the size at this index clearly takes less time than the one before it."""
+    """Returns whether the size at this index clearly takes less time than the one before."""
     _, times, low, high = points
     return bool(times[at] < times[at - 1] * (1 - LEAST_MISS) and high[at] < low[at - 1])
 

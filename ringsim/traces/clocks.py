@@ -1,6 +1,6 @@
 """Clocks of several machines.
 
-What was found out about them while they ran, and times that it makes comparable. A clock
+The ranks compare them while they run, which makes the times of their events comparable. A clock
 (CLOCK_MONOTONIC, of one boot and one time namespace) counts from a moment of its own, and no two
 are equally fast. A file keeps what each clock showed. Reading adds the offset that the clock had at
 that moment: linear between two comparisons with the reference, which is rank 0's clock, and
@@ -27,7 +27,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.traces.events import NONE, Events, Ints, are_all
+from ringsim.traces.documents import are_all
+from ringsim.traces.events import NONE, Events, Ints
 
 __all__ = [
     "Clock",
@@ -63,9 +64,9 @@ class Clock(NamedTuple):
         offset_ns: what is added to its times, at the first comparison, beyond what is added to
             those of rank 0's clock.
         uncertainty_ns: the most by which a time of this run may be wrong against rank 0's clock;
-            None where it was not compared.
+            None if it was not compared.
         drift_ppm: how much faster rank 0's clock was, in millionths, between the first comparison
-            and the last; 0 where there was one.
+            and the last; 0 if there was one.
         how: "reference", "store" (compared over the process group's store) or "not compared".
     """
 
@@ -195,7 +196,7 @@ def _compare(
 def _combine(before: Sample, after: Sample) -> list[int]:
     """Returns what two comparisons leave possible together.
 
-    The better one, where they contradict each other.
+    The better one, if they contradict each other.
 
     Example:
         >>> _combine([0, 100, 50], [10_000, 180, 50]), _combine([0, 100, 50], [10_000, 300, 20])
@@ -212,7 +213,7 @@ def _combine(before: Sample, after: Sample) -> list[int]:
 
 
 def are_clocks(value: Any) -> bool:
-    """Tells whether this can be ``metadata["clocks"]``.
+    """Returns whether this can be ``metadata["clocks"]``.
 
     Numbers in limits, times that ascend, and no clock twice as fast as another.
     """
@@ -337,7 +338,7 @@ def align_run(
     Args:
         events: as the clocks showed them.
         clocks: with offsets that make them the reference's times.
-        start_ns: of the run, on the reference; the first event becomes the start where it is
+        start_ns: of the run, on the reference; the first event becomes the start if it is
             earlier, or this is None.
 
     Returns:
@@ -385,9 +386,9 @@ def find_start(
 
 
 def count_from(events: Events, base_ns: int) -> Events:
-    """Returns events whose times count from ``base_ns``."""
+    """Returns events whose times count from ``base_ns``; an earlier one becomes 0."""
     columns: dict[str, Any] = {}
     for name in TIMES:
         values = getattr(events, name)
-        columns[name] = np.where(values == NONE, NONE, values - base_ns)
+        columns[name] = np.where(values == NONE, NONE, np.maximum(values - base_ns, 0))
     return replace(events, **columns)

@@ -1,6 +1,6 @@
 """The table of collectives.
 
-What each is called, what it does, how much traffic it makes, and of which messages it can be made.
+It lists the names of each, its purpose, its traffic, and the messages that it can be made of.
 Everything that must know one collective from another reads this table: the recorder, the analysis
 of traces, the simulator, the formats of other tools and, with torch's arguments added, the backends
 (``ringsim.comm.collectives``).
@@ -33,9 +33,9 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ringsim.errors import ArgumentError, TraceFileError
+from ringsim.errors import TraceFileError
 
-Message = tuple[int, int, int]  # from, to: places in the group; bytes
+Transfer = tuple[int, int, int]  # from, to: places in the group; bytes
 
 
 class Collective(NamedTuple):
@@ -107,7 +107,7 @@ MESSAGES: Final = frozenset(
 
 
 def same_collective(one: str, other: str) -> bool:
-    """Tells whether calls of two operations, by their names, can meet.
+    """Returns whether calls of two operations, by their names, can meet.
 
     Example:
         >>> (
@@ -119,13 +119,13 @@ def same_collective(one: str, other: str) -> bool:
     return one == other or (one in COLLECTIVES and COLLECTIVES[one] is COLLECTIVES.get(other))
 
 
-def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list[Message]]:
+def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list[Transfer]]:
     """Yields the rounds of one collective.
 
     Args:
         op: as torch spells it.
         size: number of ranks in the group.
-        root: place of the root in the group; ignored where the operation has none.
+        root: place of the root in the group; ignored if the operation has none.
         size_bytes: S, as the table above counts it.
 
     Yields:
@@ -193,7 +193,7 @@ def _number_of_rounds(family: str, size: int) -> int:
     return 2 * (size - 1) if family == "all_reduce" else size - 1
 
 
-def _spread(size: int, root: int, have: int, amount: int) -> list[Message]:
+def _spread(size: int, root: int, have: int, amount: int) -> list[Transfer]:
     """Returns the messages of a round of a broadcast.
 
     The ``have`` ranks that have the data pass it on to one more each.
@@ -212,11 +212,8 @@ def bus_factor(op: str, group_size: int) -> float:
         group_size: number of ranks in its group, 1 or more.
 
     Returns:
-        The factor; NaN for an operation without one: a barrier, which carries nothing, or one that
-        nobody has derived a factor for.
-
-    Raises:
-        ArgumentError: ``group_size`` is less than 1.
+        The factor; NaN for an operation without one: a barrier, which carries nothing, or one for
+        which no factor is known.
 
     Example:
         >>> (
@@ -230,11 +227,6 @@ def bus_factor(op: str, group_size: int) -> float:
     Source:
         nccl-tests, ``doc/PERFORMANCE.md``.
     """
-    if group_size < 1:
-        raise ArgumentError(
-            f"group_size must be 1 or more, got {group_size}. Pass the number of ranks in the "
-            "operation's group."
-        )
     if op in MESSAGES:
         return 1.0
     shares = COLLECTIVES[op].shares if op in COLLECTIVES else None
@@ -251,7 +243,7 @@ def algbw_gb_per_s(size_bytes: int, duration_us: float) -> float:
         duration_us: t, in microseconds.
 
     Returns:
-        The bandwidth; NaN where nothing was carried or no time is known.
+        The bandwidth; NaN if nothing was carried or no time is known.
 
     Example:
         >>> algbw_gb_per_s(1_000_000, 500.0)
@@ -270,11 +262,8 @@ def busbw_gb_per_s(op: str, size_bytes: int, duration_us: float, group_size: int
         group_size: number of ranks in its group, 1 or more.
 
     Returns:
-        The bandwidth; NaN where nothing was carried, no time is known, or the operation has no
+        The bandwidth; NaN if nothing was carried, no time is known, or the operation has no
         factor.
-
-    Raises:
-        ArgumentError: ``group_size`` is less than 1.
 
     Example:
         >>> busbw_gb_per_s("all_reduce", 1_000_000, 500.0, group_size=4)

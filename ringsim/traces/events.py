@@ -1,9 +1,9 @@
 """The vocabulary of a trace.
 
-What one recorded event says, in memory and in the file that a rank writes while it runs. An event
+It defines one recorded event, in memory and in the file that a rank writes while it runs. An event
 is one operation (a send, a recv, a collective), one span or one mark. A rank writes it as a
 ``RECORD`` of fixed size; groups, shapes and names, which would not fit, are numbered and written
-once, beside it. ``Events`` holds the events of all ranks as columns, and ``Tables`` what their
+once, next to it. ``Events`` holds the events of all ranks as columns, and ``Tables`` what their
 numbers mean.
 
 Times of an operation::
@@ -24,19 +24,15 @@ message``, where the kind is one of ``ringsim.traces.findings.KINDS``.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
-import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ringsim.errors import TraceFileError, escape
+from ringsim.errors import escape
 
 IN_FLIGHT: Final = 1
 OK: Final = 2
@@ -126,12 +122,12 @@ class Group(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """What an operation carries.
+    """The data that an operation carries.
 
     Dtype ("float32"), shape, and the size in bytes from which its bandwidth follows. ``reduction``
     is how an operation combines what the ranks have, such as "SUM"; empty elsewhere, and in files
     of ringsim 0.1.0. ``strides`` are those of the tensors of a collective that sees them as they
-    lie in memory, where they are not contiguous. ``splits`` are, of an all_to_all, the bytes given
+    lie in memory, if they are not contiguous. ``splits`` are, of an all_to_all, the bytes given
     to each rank of its group and those taken from each.
     """
 
@@ -371,23 +367,16 @@ def read_payload(entry: Any) -> Payload:
     size_bytes = entry.get("size_bytes")
     if type(size_bytes) is not int or not NONE <= size_bytes <= _INT64_MAX:
         raise ValueError("the size of a payload is not a number of bytes")
-    shape, rows = (
-        _naturals(entry.get("shape"), "the shape of a payload"),
-        [entry.get(name, []) for name in ("strides", "splits")],
-    )
-    if not all(isinstance(one, list) for one in rows):
-        raise ValueError("the strides or splits of a payload are not a list")
-    strides, splits = (
-        tuple(_naturals(one, "the strides or splits of a payload") for one in lists)
-        for lists in rows
-    )
+    what = "the strides or splits of a payload"
+    rows = [entry.get(name, []) for name in ("strides", "splits")]
+    if not all(isinstance(row, list) for row in rows):
+        raise ValueError(f"{what} are not a list")
     return Payload(
         read_word(entry.get("dtype")),
-        shape,
+        _naturals(entry.get("shape"), "the shape of a payload"),
         size_bytes,
         read_word(entry.get("reduction", "")),
-        strides,
-        splits,
+        *(tuple(_naturals(one, what) for one in row) for row in rows),
     )
 
 
@@ -436,106 +425,6 @@ def _naturals(value: Any, what: str) -> tuple[int, ...]:
 _READERS: Final[tuple[Callable[[Any], Any], ...]] = (read_group, read_payload, read_word, read_word)
 
 
-def are_all(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Tells whether a value is a list of which all entries are of one kind."""
-    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
-
-
-# of an entry: a test, and what it should be
-Forms = Mapping[str, tuple[Callable[[Any], bool], str]]
-_SENTENCES: Final = (lambda value: are_all(value, str), "a list of sentences")
-OBJECT: Final = (lambda value: isinstance(value, dict), "an object")
-_FORMS: Final[Forms] = dict.fromkeys(
-    ("notes", "not_recorded", "not_checked"), _SENTENCES
-) | dict.fromkeys(("machine", "versions"), OBJECT)
-
-
-def check_metadata(metadata: Any, forms: Forms) -> None:
-    """Raises ValueError unless metadata have the form in which they are read.
-
-    Also those entries of them that are read again.
-    """
-    if not isinstance(metadata, dict):
-        raise ValueError("the metadata is not an object")
-    for key, (is_such, form) in {**_FORMS, **forms}.items():
-        if key in metadata and not is_such(metadata[key]):
-            raise ValueError(f"{key} is not {form}")
-
-
-@contextlib.contextmanager
-def saving(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns what is not plain data within the block into a TraceFileError.
-
-    This begins with ``what``. Whoever writes a file checks here what its reader checks: no file is
-    written that cannot be read.
-    """
-    try:
-        yield
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TraceFileError(
-            f"{what} must be plain data to be saved, got one where {error} "
-            f"({os.fsdecode(path)}). Change its metadata, then save."
-        ) from error
-
-
-def parse_json(data: bytes) -> Any:
-    """Returns the value of a JSON document.
-
-    Raises ValueError if it is none: Python's reader takes NaN and Infinity for numbers.
-    """
-
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
-
-    return json.loads(data.decode("utf-8"), parse_constant=refuse)
-
-
-def open_file(path: str | os.PathLike[str], what: str) -> BinaryIO:
-    """Opens a file to read.
-
-    Raises TraceFileError, which begins with ``what``, if that cannot be done.
-    """
-    try:
-        return open(path, "rb")
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
-        raise TraceFileError(
-            f"{what} must {rule}, got {os.fsdecode(path)}: "
-            f"{getattr(error, 'strerror', None) or error}. Check the path."
-        ) from error
-
-
-def read_file(path: str | os.PathLike[str], what: str, most: int) -> bytes:
-    """Returns a file's content.
-
-    Raises TraceFileError, which begins with ``what``, if it cannot be read or has more than
-    ``most`` bytes.
-    """
-    with open_file(path, what) as file:
-        try:
-            about = os.fstat(file.fileno())
-            # room is made for all of it
-            data = file.read(min(about.st_size if stat.S_ISREG(about.st_mode) else most, most) + 1)
-        except (OSError, MemoryError) as error:
-            reason = (
-                getattr(error, "strerror", None) or str(error) or "more than there is memory for"
-            )
-            raise TraceFileError(
-                f"{what} must be readable, got {os.fsdecode(path)}: {reason}. Check the path."
-            ) from error
-    if len(data) > most:
-        raise TraceFileError(
-            f"{what} must be at most {most} bytes, got more ({os.fsdecode(path)}). Take another, "
-            "or a part of the run."
-        )
-    return data
-
-
-def name_damage(error: BaseException) -> str:
-    """Returns in one short line what a reader of damaged data raised."""
-    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-
-
 # -- marks that the recorder writes by itself
 
 # Labels of the marks where a rank has destroyed the world, and all groups with it, and where it has
@@ -546,7 +435,7 @@ MADE_ANEW: Final = "process groups made anew"
 _NOTICE: Final = re.compile(r"! ([a-z_]+): (.*)", re.DOTALL)
 
 
-# kind of a notice that is no finding unless somebody waits for what the thread was to do
+# kind of a notice that is a finding only if a rank waits for the thread's work
 THREAD_FAILED: Final = "thread_failed"
 
 

@@ -3,7 +3,7 @@
 The file is a zip archive with two uncompressed members::
 
     meta.json       {"format": 1, "needs": "0.1.0", "events": 2, "tables": {...}, "metadata": {...}}
-    events.parquet  one row an event; the columns of ``Events``, null where wait_ns and done_ns have
+    events.parquet  one row an event; the columns of ``Events``, null if wait_ns and done_ns have
                     not come; times as each rank's own clock showed them
 
 Any tool that knows zip and Parquet can read it, and nothing in it can be executed. Sizes, counts
@@ -22,20 +22,30 @@ import io
 import json
 import math
 import os
-import secrets
 import shutil
 import struct
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, overload
 
 import numpy as np
 
-from ringsim.errors import ArgumentError, TraceFileError
+from ringsim.errors import TraceFileError
 from ringsim.provenance import __version__
 from ringsim.traces.clocks import align, are_clocks, unalign
+from ringsim.traces.documents import (
+    DAMAGE,
+    Forms,
+    are_all,
+    check_metadata,
+    open_file,
+    parse_json,
+    reading,
+    saving,
+    write_whole,
+)
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLUMN_DTYPES,
@@ -44,20 +54,12 @@ from ringsim.traces.events import (
     NONE,
     OPS,
     Events,
-    Forms,
     Ints,
     Tables,
-    are_all,
-    check_metadata,
     concatenate,
     make_events,
-    name_damage,
-    open_file,
-    parse_json,
-    read_file,
     read_tables,
     readable,
-    saving,
     write_tables,
 )
 from ringsim.traces.filtering import choose, part_of_file
@@ -73,7 +75,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.filtering import Numbers, Stretch
 
-__all__ = ["check_run", "load", "read_by_rank", "save", "save_pieces", "write_whole"]
+__all__ = ["check_run", "load", "read_by_rank", "save", "save_pieces"]
 
 FORMAT: Final = 1
 GROUP_ROWS: Final = 2**18  # of events.parquet: who reads a rank of many reads little else
@@ -95,13 +97,6 @@ _NULLABLE: Final = ("wait_ns", "done_ns")
 _SPANNED: Final = ("rank", "post_ns")  # of which a group of rows says its least and its largest
 # grow steadily: stored as differences; the other columns repeat few values
 _TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")
-# What a damaged or hostile file may raise inside zipfile, json and pyarrow (whose errors are
-# ValueError, OSError, KeyError and so on).
-_DAMAGE: Final = (
-    zipfile.BadZipFile, ValueError, TypeError, KeyError, IndexError, EOFError, RuntimeError,
-    OSError, OverflowError, RecursionError,
-    struct.error, MemoryError,
-)  # fmt: skip
 
 
 def save(trace: Trace, path: str | PathLike[str]) -> None:
@@ -192,13 +187,13 @@ def load(
     """Reads a trace file.
 
     Or several, each of a run of its own; or a part of a run, without the rest of its file. A part
-    is what ``Trace.filter`` gives, but for one thing: where the other side of an operation is not
-    read, nobody knows whether it was ever posted. All such operations count as left out, and none
+    is what ``Trace.filter`` gives, but for one thing: if the other side of an operation is not
+    read, it may never have been posted. All such operations count as left out, and none
     as unmatched.
 
-    If the file is missing or damaged and there are parts beside it (``<path>.parts``, left by a run
-    that was killed before it could write the file), the trace is put together from those, and its
-    metadata says so.
+    If the file is missing or damaged and there are parts next to it (``<path>.parts``, left by a
+    run that was killed before it could write the file), the trace is put together from those, and
+    its metadata says so.
 
     Args:
         path: the file, or a directory of parts; or several of them.
@@ -226,11 +221,7 @@ def load(
     name = os.fsdecode(path).rstrip(os.sep)
     name = name.removesuffix(".parts") if os.path.isdir(name) else name
     try:
-        return (
-            _load(name)
-            if ranks is None and between_s is None
-            else _load_part(name, ranks, between_s)
-        )
+        return _load(name, ranks, between_s)
     except TraceFileError as error:
         parts = name + ".parts"
         if not os.path.isdir(parts):
@@ -301,70 +292,51 @@ def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
 
 
 def _recover(parts: Path, otherwise: str) -> Trace:
-    """Returns the trace that parts make; ``otherwise`` begins the error where they make none."""
+    """Returns the trace that parts make; ``otherwise`` begins the error if they make none."""
     try:
         events, metadata = read_run(parts)
         if not metadata["ranks"]:
             raise ValueError("no rank left anything")
         check_run(events, metadata)
-    except (*_DAMAGE, TraceFileError) as other:
+    except (*DAMAGE, TraceFileError) as other:
         raise TraceFileError(f"{otherwise}: {other}") from other
     return Trace(events, metadata)
 
 
-def _load(path: str) -> Trace:
-    with (
-        _told(path),
-        io.BytesIO(read_file(path, "A trace file", MAX_FILE_BYTES)) as file,
-        _open_zip(file) as archive,
-    ):
-        meta, metadata = _read_meta(archive, path)
-        # all of it, whose checksum holds
-        with _open_events(io.BytesIO(archive.read(EVENTS)), meta) as parquet:
-            events = align(
-                _read_rows(parquet, read_tables(meta.get("tables"))), metadata.get("clocks", [])
-            )
-        check_run(events, metadata)
-        return Trace(events, metadata)
-
-
-def _load_part(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
+def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
     """Reads the groups of rows that can hold what is asked for.
 
-    Each page of theirs has a checksum of its own.
+    The checksum of all of them holds, or of a part that of each page.
     """
-    with open_file(path, "A trace file") as file, _told(path), _open_zip(file) as archive:
+    is_whole = ranks is None and between_s is None
+    with _opened(path) as (file, archive):
         meta, metadata = _read_meta(archive, path)
+        clocks = metadata.get("clocks", [])
         chosen, end_s = choose(metadata.get("world_size", MAX_RANKS), ranks, between_s)
         # times in the file are those of each clock
-        last_ns = math.inf if metadata.get("clocks") else end_s * 1e9
-        with _open_events(_Section(file, archive.getinfo(EVENTS)), meta) as parquet:
+        last_ns = math.inf if clocks else end_s * 1e9
+        rows = (
+            io.BytesIO(archive.read(EVENTS))
+            if is_whole
+            else _Section(file, archive.getinfo(EVENTS))
+        )
+        with _open_events(rows, meta) as parquet:
             wanted = [
                 number
                 for number, spans in enumerate(_spans(parquet))
-                if spans is None or _is_wanted(*spans, chosen, last_ns)
+                if is_whole or spans is None or _is_wanted(*spans, chosen, last_ns)
             ]
-            counts = [
-                parquet.metadata.row_group(number).num_rows
-                for number in range(parquet.num_row_groups)
-            ]
-            events = align(
-                _read_rows(parquet, read_tables(meta.get("tables")), wanted),
-                metadata.get("clocks", []),
-            )
-        if "part" in metadata:  # places among all events of the file
-            starts = np.cumsum([0, *counts])
-            rows = np.concatenate(
-                [np.arange(starts[number], starts[number + 1]) for number in wanted]
-                or [np.zeros(0, dtype=np.int64)]
-            )
-            metadata["part"]["apart"] = np.flatnonzero(
-                np.isin(rows, metadata["part"]["apart"])
-            ).tolist()
+            groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+            starts = np.cumsum([0, *(group.num_rows for group in groups)])
+            events = align(_read_rows(parquet, read_tables(meta.get("tables")), wanted), clocks)
+        if "part" in metadata and not is_whole:  # places among all events of the file
+            places = [np.arange(*starts[number : number + 2]) for number in wanted]
+            read = np.isin(np.concatenate([starts[:0], *places]), metadata["part"]["apart"])
+            metadata["part"]["apart"] = np.flatnonzero(read).tolist()
         check_run(events, metadata)
-        return part_of_file(
-            Trace(events, metadata), chosen, ranks, between_s, all_read=len(wanted) == len(counts)
-        )
+        trace = Trace(events, metadata)
+        all_read = len(wanted) == len(starts) - 1
+        return part_of_file(trace, chosen, ranks, between_s, all_read=all_read)
 
 
 def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
@@ -380,7 +352,7 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
         TraceFileError: see ``load``.
     """
     name = os.fsdecode(path)
-    with open_file(name, "A trace file") as file, _told(name), _open_zip(file) as archive:
+    with _opened(name) as (file, archive):
         meta, metadata = _read_meta(archive, name)
         with archive.open(EVENTS) as member:
             while member.read(1 << 20):  # its checksum holds, or this raises
@@ -423,24 +395,17 @@ def _whole_ranks(groups: Iterable[Events], tables: Tables) -> Iterator[Events]:
         if begins or (len(kept) > 1 and len(events) and kept[-1].rank[-1] != events.rank[0]):
             whole = [concatenate([*kept, events.select(np.arange(begins))])]
             kept = kept[:1]
-            yield whole.pop()  # whoever lets go of it frees it
+            yield whole.pop()  # so that the caller frees it by letting go of it
         kept.append(events.select(np.arange(begins, len(events))))
     yield concatenate(kept)
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
-    """Gives what a damaged file raises the words of a TraceFileError."""
-    try:
-        yield
-    except (TraceFileError, ArgumentError):
-        raise
-    except _DAMAGE as error:
-        raise TraceFileError(
-            f"A trace file must be one that ringsim saved, got {path}, which is damaged or "
-            f"something else: {name_damage(error)}. "
-            "Take another copy, or record it again."
-        ) from error
+def _opened(path: str) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
+    rule, remedy = "whole, and one that ringsim saved", "Take another copy, or record it again."
+    with open_file(path, "A trace file") as file:
+        with reading(f"A trace file must be {rule}", path, remedy), _open_zip(file) as archive:
+            yield file, archive
 
 
 def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -464,6 +429,11 @@ def _write_zip(file: BinaryIO, members: Mapping[str, BinaryIO]) -> None:
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
     """Opens the archive; checks sizes before zipfile parses anything."""
     length = file.seek(0, os.SEEK_END)
+    if length > MAX_FILE_BYTES:
+        raise TraceFileError(
+            f"A trace file must be at most {MAX_FILE_BYTES} bytes, got {length} ({file.name}). "
+            "Take another, or save a part of the run."
+        )
     file.seek(max(length - 22, 0))
     signature, _, _, here, entries, directory_bytes, _, comment = struct.unpack(
         "<4s4H2LH", file.read(22)
@@ -493,7 +463,7 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
 class _Section(io.RawIOBase):
     """A member of the archive as a file of its own, read where it is asked for.
 
-    What zipfile opens goes back by reading from the start.
+    A file that zipfile opens goes back by reading from the start.
     """
 
     def __init__(self, file: BinaryIO, member: zipfile.ZipInfo) -> None:
@@ -645,7 +615,7 @@ def _read_rows(
 def _spans(parquet: pq.ParquetFile) -> Iterator[tuple[int, int, int] | None]:
     """Yields of each group of rows its first rank, its last, and when its first event was posted.
 
-    In ns; None where that is not said.
+    In ns; None if that is not said.
     """
     rank, post = (list(COLUMN_DTYPES).index(name) for name in _SPANNED)
     for number in range(parquet.num_row_groups):
@@ -656,7 +626,7 @@ def _spans(parquet: pq.ParquetFile) -> Iterator[tuple[int, int, int] | None]:
 
 
 def _is_wanted(first: int, last: int, post_ns: int, ranks: Sequence[int], last_ns: float) -> bool:
-    """Tells whether a group of rows can hold an event of these ranks that was posted by then.
+    """Returns whether a group of rows can hold an event of these ranks, posted by then.
 
     The ranks are sorted.
     """
@@ -734,7 +704,7 @@ _FORMS: Final[Forms] = {
 def check_run(events: Events, metadata: Any) -> None:
     """Raises ValueError unless events and metadata can be those of a run.
 
-    Whoever reads a trace relies on that.
+    All readers of a trace rely on that.
     """
     check_metadata(metadata, _FORMS)
     size = metadata.get("world_size", MAX_RANKS)
@@ -761,51 +731,3 @@ def check_run(events: Events, metadata: Any) -> None:
     step, same_rank = np.diff(events.seq), np.diff(events.rank) == 0
     if (np.diff(events.rank) < 0).any() or (step[same_rank] <= 0).any():
         raise ValueError("the events are not in the order of ranks and of posting")
-
-
-def write_whole(
-    path: str | PathLike[str], write: Callable[[BinaryIO], Any], what: str = "a trace"
-) -> None:
-    """Writes a file beside its final place and then renames it.
-
-    A reader never sees half of it, and a failure leaves what was there.
-
-    Args:
-        path: where to write it; an existing file, or what a symbolic link points to, is replaced.
-        write: writes the content to the open file.
-        what: what the file is, for the error message.
-
-    Raises:
-        TraceFileError: the file cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     write_whole(f"{directory}/one", lambda file: print(file.write(b"hello")))
-        ...     print(os.listdir(directory))
-        5
-        ['one']
-    """
-    try:
-        if "\0" in os.fsdecode(path):
-            raise OSError("embedded null byte")
-        target = os.path.realpath(path)  # a symbolic link stays, what it points to is replaced
-        if os.path.exists(target) and not os.path.isfile(target):
-            raise OSError("this is no file")
-        temporary = os.path.join(os.path.dirname(target), f".ringsim-{secrets.token_hex(6)}.tmp")
-        try:
-            with open(temporary, "xb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        reason = error.strerror or error
-        raise TraceFileError(
-            f"The path of {what} must be writable, got {path}: {reason}. "
-            "Make the directory, or choose one."
-        ) from error

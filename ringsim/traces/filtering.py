@@ -9,13 +9,12 @@ among the events, and says what was chosen.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
-from ringsim.errors import ArgumentError, say
+from ringsim.errors import ArgumentError, read_whole, say
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, RECV, SEND, Events, Ints
 from ringsim.traces.matching import CollectiveCalls, refused
 from ringsim.traces.steps import count_steps, number_steps
@@ -147,7 +146,7 @@ def _make_part(trace: Trace, kept: Ints, apart: Ints, said: list[str]) -> Trace:
 def _overlaps(events: Events, between_s: Stretch) -> Ints:
     """Marks what lies in a stretch of time, if only with one end.
 
-    What is not done lasts to the end of the run.
+    An operation that is not done lasts to the end of the run.
     """
     begin_s, end_s = _read_stretch(between_s)
     last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
@@ -171,21 +170,11 @@ def _read_stretch(between_s: Stretch) -> Stretch:
 
 
 def _read_numbers(name: str, value: Any, count: int) -> list[int]:
-    try:
-        given = {value} if hasattr(value, "__index__") else set(value)
-        numbers = (
-            [NONE]
-            if any(isinstance(one, (bool, np.bool)) for one in given)
-            else sorted(map(operator.index, given))
-        )
-    except TypeError:
-        numbers = [NONE]
-    if not all(0 <= number < count for number in numbers):
-        there_are = f"from 0 to {count - 1}" if count else f"left out: this trace has no {name}"
-        raise ArgumentError(
-            f"{name} must be {there_are}, got {say(value)}. Give one number, or several."
-        )
-    return numbers
+    if not count:
+        raise ArgumentError(f"{name} must be left out: this trace has none, got {say(value)}.")
+    given = value if isinstance(value, Iterable) else [value]
+    hint = "Give one number, or several."
+    return sorted({read_whole(name, one, 0, count - 1, hint=hint) for one in given})
 
 
 def _read_names(name: str, value: Any, known: Sequence[str], there: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a diagnosis consists of, as plain values.
+"""The plain values that make up a diagnosis.
 
 Operations, findings about them, and the whole, root cause first.
 """
@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
+from ringsim.traces.display import Style, shows_images
 from ringsim.traces.events import ANY_SOURCE, CALLS, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
-from ringsim.traces.lazy import Style, resolve, shows_images
 from ringsim.traces.units import time_text
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class Diagnosis:
             nothing is wrong.
         world_size: number of ranks.
         edges: who waits for whom.
-        states: of each rank: "running", "blocked", "exited", ...; empty if nobody looked.
+        states: of each rank: "running", "blocked", "exited", ...; empty if they are unknown.
         trace: what was recorded, for the picture.
         notes: sentences on what is worth knowing and nothing wrong: how much was waited, and for
             whom; errors that the program got over.
@@ -297,8 +297,9 @@ class Diagnosis:
 
         Given ``ax``, only the graph.
         """
-        axes: Axes = resolve("plot_waitfor")(self, ax=ax, **look)
-        return axes
+        from ringsim.plot.waitfor import plot_waitfor
+
+        return plot_waitfor(self, ax=ax, **look)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """Gives Jupyter the sentences with the picture below them.
@@ -319,7 +320,9 @@ class Diagnosis:
     def picture_html(self) -> str:
         """Returns the picture as an element of a page, "" without matplotlib."""
         try:
-            picture: bytes = resolve("waitfor_png")(self)
+            from ringsim.plot.waitfor import waitfor_png
+
+            picture = waitfor_png(self)
         except ImportError:
             return ""
         alt = html.escape(self.findings[0].message if self.findings else str(self), quote=True)

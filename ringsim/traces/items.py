@@ -1,7 +1,7 @@
 """One event and one message of a trace, as small values that a person can read.
 
 The columns of ``Events`` and ``Messages`` are made for numpy; these are made for a loop or a
-prompt. Their fields are the columns of ``Trace.to_pandas()``, under the same names, and None where
+prompt. Their fields are the columns of ``Trace.to_pandas()``, under the same names, and None if
 those are NA.
 """
 
@@ -78,33 +78,39 @@ class Event(NamedTuple):
 
     def __repr__(self) -> str:
         """Returns a sentence: who, what, where in the program, and when."""
-        if self.kind in (KIND_NAMES[SPAN], KIND_NAMES[MARK]):
-            place = [
-                f"{name} {value}"
-                for name in ("stage", "microbatch")
-                if (value := getattr(self, name)) is not None
-            ]
-            what = f"{self.kind} {self.label or ''!r}" + (f" ({', '.join(place)})" if place else "")
-        else:
-            of_recv = ANY_SOURCE if self.kind == "recv" and self.peer is None else self.peer
-            said = {
-                name: value
-                for name in Operation.__dataclass_fields__
-                if (value := getattr(self, name, None)) is not None
-            }
-            what = str(Operation(**said | ({} if of_recv is None else {"peer": of_recv})))
         begin = time_text(self.post_ns)
         if self.kind == KIND_NAMES[MARK]:
-            return f"rank {self.rank}: {what} at {begin}"
+            return f"rank {self.rank}: {_describe(self)} at {begin}"
         if self.done_ns is None:
-            return f"rank {self.rank}: {what} from {begin}, {self.status.replace('_', ' ')}"
-        return f"rank {self.rank}: {what} from {begin} to {time_text(self.done_ns)}"
+            return (
+                f"rank {self.rank}: {_describe(self)} from {begin}, {self.status.replace('_', ' ')}"
+            )
+        return f"rank {self.rank}: {_describe(self)} from {begin} to {time_text(self.done_ns)}"
+
+
+def _describe(event: Event) -> str:
+    """Returns an event in words, without its rank and times."""
+    if event.kind in (KIND_NAMES[SPAN], KIND_NAMES[MARK]):
+        place = [
+            f"{name} {value}"
+            for name in ("stage", "microbatch")
+            if (value := getattr(event, name)) is not None
+        ]
+        return f"{event.kind} {event.label or ''!r}" + (f" ({', '.join(place)})" if place else "")
+    known = {
+        name: value
+        for name in Operation.__dataclass_fields__
+        if (value := getattr(event, name, None)) is not None
+    }
+    if event.kind == "recv":
+        known.setdefault("peer", ANY_SOURCE)
+    return str(Operation(**known))
 
 
 class Message(NamedTuple):
     """One message: a send and the recv that it met.
 
-    ``stage`` and ``microbatch`` are the sender's where it has them, else the receiver's; the other
+    ``stage`` and ``microbatch`` are the sender's if it has them, else the receiver's; the other
     fields are the sender's.
     """
 
@@ -122,15 +128,14 @@ class Message(NamedTuple):
 
     def __repr__(self) -> str:
         """Returns a sentence: from whom to whom, what, and when."""
-        sent = str(self.send).partition(": ")[2].partition(" from ")[0]
         arrived = (
             "under way"
             if self.recv.done_ns is None
             else f"received at {time_text(self.recv.done_ns)}"
         )
         return (
-            f"rank {self.src} -> {self.dst}: {sent}, posted at {time_text(self.send.post_ns)}, "
-            f"{arrived}"
+            f"rank {self.src} -> {self.dst}: {_describe(self.send)}, posted at "
+            f"{time_text(self.send.post_ns)}, {arrived}"
         )
 
 

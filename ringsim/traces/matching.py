@@ -1,14 +1,13 @@
-"""What belongs together.
+"""Sends and recvs that met, collectives of one call, and why an operation was blocked.
 
-Sends and recvs, the collectives of one call; and why an operation was blocked. A message is a send
-and a recv that met. On one group, from one source to one destination and under one tag, messages do
-not overtake each other, so the k-th send meets the k-th recv::
+A message is a send and a recv that met. On one group, from one source to one destination and under
+one tag, messages do not overtake each other, so the k-th send meets the k-th recv::
 
     rank 0 posts  send#0(tag 7)  send#1(tag 7)  send#2(tag 9)
                        |              |              |
-    rank 1 posts  recv#0(tag 7)  recv#1(tag 7)       x          tag 9: nobody received it
+    rank 1 posts  recv#0(tag 7)  recv#1(tag 7)       x          tag 9: never received
 
-Likewise the k-th collectives that the members of a group post are one call.
+In the same way the k-th collectives that the members of a group post are one call.
 
 A matched operation is blocked because its partner comes late, or because the bytes are on their
 way. The time from wait to done splits in two::
@@ -66,7 +65,7 @@ class Messages:
         tag: tag of the message, as the sender gave it (int32).
         group: number in ``events.tables.groups`` (int32).
         payload: number in ``events.tables.payloads``, the sender's (int32).
-        stage: pipeline stage, the sender's where it has one, else the receiver's; -1 for none
+        stage: pipeline stage, the sender's if it has one, else the receiver's; -1 for none
             (int32).
         microbatch: the same for the microbatch (int32).
         send: index of the send among the events (int64).
@@ -148,8 +147,8 @@ class Unmatched:
         group: name of the group.
         tag: tag of the message.
         size_bytes: size of the message.
-        file: source file, empty where unknown.
-        line: source line, -1 where unknown.
+        file: source file, empty if unknown.
+        line: source line, -1 if unknown.
         status: "ok", "in_flight" or "error".
     """
 
@@ -248,8 +247,8 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
     return messages
 
 
-def describe_unmatched(events: Events, messages: Messages) -> list[Unmatched]:
-    """Returns the operations without a partner in readable form, in the order of the events."""
+def describe_unmatched(events: Events, indices: Ints) -> list[Unmatched]:
+    """Returns operations without a partner, given by their places, in readable form."""
     tables, sizes = events.tables, events.size_bytes
     return [
         Unmatched(
@@ -264,7 +263,7 @@ def describe_unmatched(events: Events, messages: Messages) -> list[Unmatched]:
             line=int(events.line[index]),
             status=STATUS_NAMES[events.status[index]],
         )
-        for index in messages.unmatched.tolist()
+        for index in indices.tolist()
     ]
 
 
@@ -333,7 +332,7 @@ class Waits:
     parts: nothing is known of their causes here.
 
     Attributes:
-        blocked_ns: from wait to done; -1 while it is not done, and where nobody waited.
+        blocked_ns: from wait to done; -1 while it is not done, and if no rank waited.
         late_sender_ns: of a recv, how long it was blocked before its send was posted.
         late_receiver_ns: of a send, how long it was blocked before its recv was posted.
         transfer_ns: the rest; 0 while it is not done.
@@ -485,7 +484,7 @@ class CollectiveCalls:
 def wait_for_last(events: Events, apart: Ints | Sequence[int] = ()) -> Ints:
     """Returns how long each collective was blocked before the last rank called it, in ns.
 
-    0 for others and where not all ranks called it.
+    0 for others and if not all ranks called it.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events

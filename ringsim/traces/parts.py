@@ -7,8 +7,8 @@ be missing and the last record or line may be cut. What is readable is read, and
 noted.
 
 ``PartReader`` follows one rank, whether it still writes or not; ``ringsim.traces.runs`` reads all
-ranks to their end. What others write is read, never mapped: a file that somebody cuts short is then
-a short read and not the end of the reader.
+ranks to their end. Files of other processes are read, never mapped: one that is cut short is then a
+short read and not the end of the reader.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ringsim.traces.events import (
 )
 
 FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
-_FIRST_WINDOW: Final = 64  # slots that a look reads at first; more follow where they are full
+_FIRST_WINDOW: Final = 64  # slots that a look reads at first; more follow if they are full
 _WINDOW: Final = 1 << 16
 # for one who reads all of a long part: a window is copied some ten times over
 _SMALL_WINDOW: Final = 1 << 13
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
 class PartReader:
     """Follows the part of one rank, while the rank writes or afterwards.
 
-    What it keeps does not grow with the part.
+    Its memory does not grow with the part.
 
     Args:
         directory: where the parts are.
@@ -89,7 +89,7 @@ class PartReader:
 
     Attributes:
         names: by table ("group", "payload", "label", "file") and number, what the records mean;
-            complete for the batches so far. Where the file is damaged, a number may be missing.
+            complete for the batches so far. If the file is damaged, a number may be missing.
         fresh: numbers of the groups on which nothing was posted before they were numbered: all
             their operations are recorded.
         meta: what the rank says of itself: ``pid``, ``host``, ``start_ns``, ``end_ns`` once it has
@@ -140,9 +140,9 @@ class PartReader:
         self.unreadable = 0
         self.more = False
         self._names_read = 0  # bytes
-        self._unfinished = b""  # the last line of the names, where its end is not there yet
+        self._unfinished = b""  # the last line of the names, if its end is not there yet
         self._width, self._widest = _FIRST_WINDOW, _WINDOW
-        self._next = 0  # the first slot that nobody has seen written
+        self._next = 0  # the first slot that has not been seen written
         # What may change: in flight, or claimed by another thread and still empty; and how it
         # looked.
         self._watched, self._seen = np.zeros(0, dtype=np.int64), _NO_RECORDS
@@ -184,7 +184,7 @@ class PartReader:
         return records
 
     def read_pieces(self) -> Iterator[Ints]:
-        """Reads the same as ``read_all``, a little at a time where the rank has ended its part.
+        """Reads the same as ``read_all``, a little at a time if the rank has ended its part.
 
         Once at least.
         """
@@ -195,13 +195,13 @@ class PartReader:
         self._widest, self.more, last = _SMALL_WINDOW, True, NONE
         while self.more:
             batch = self.advance()
-            records = batch.records.compress(batch.slots > last)  # nobody writes there any more
+            records = batch.records.compress(batch.slots > last)  # these do not change any more
             records["done_ns"][records["status"] == IN_FLIGHT] = NONE
             last = max([last, *batch.slots[-1:].tolist()])
             yield records
 
     def advance(self) -> Batch:
-        """Reads what is new; cheap where little is.
+        """Reads what is new; cheap if little is.
 
         Returns:
             The records; of a long part at most some 80,000, and ``more`` says whether to call again
@@ -238,8 +238,8 @@ class PartReader:
     def _read_changes(self, file: int) -> tuple[Ints, Ints, Ints]:
         """Returns the slots that are watched or new, how they looked, and how they look.
 
-        What may change is read last: where it is in flight, it was so when the newest record had
-        been written.
+        Records that may change are read last: one that is in flight was so when the newest record
+        had been written.
         """
         first, fresh = self._next, self._read_new(file)
         slots, was, records = self._watched, self._seen, self._seen
@@ -328,7 +328,7 @@ class PartReader:
     def is_live(self) -> bool:
         """Whether the process that began this part lives, on this machine (Linux).
 
-        What an earlier run left is not the present.
+        An earlier run may have left the part.
         """
         if "pid" not in self.meta:
             self.read_names()
@@ -345,9 +345,9 @@ class PartReader:
 
 
 def _may_change(records: Ints) -> Ints:
-    """Tells which records are in flight, or claimed by another thread and still empty.
+    """Returns a mask of the records in flight, or claimed by another thread and still empty.
 
-    Where nothing will come, a bookmark says so.
+    A bookmark marks a slot in which nothing will come.
     """
     status = records["status"]
     return np.asarray((status == IN_FLIGHT) | ((status == 0) & (records["post_ns"] != NONE)))
@@ -369,11 +369,11 @@ def _read_slots(file: int, slots: Ints) -> tuple[Ints, Ints]:
 
 
 def _read_settled(file: int, first: int, count: int) -> Ints:
-    """Reads records that may be written at this moment, fewer where the file is shorter.
+    """Reads records that may be written at this moment, fewer if the file is shorter.
 
-    What has a status is whole. The status is written last, so a record that has one at the first
-    look is whole at the second. One in flight may have the time of its end already, which says that
-    it is about to be done.
+    A record that has a status is whole. The status is written last, so a record that has one at the
+    first look is whole at the second. One in flight may have the time of its end already, which
+    says that it is about to be done.
     """
     status, data = (
         os.pread(file, count * RECORD.itemsize, first * RECORD.itemsize) for _ in range(2)

@@ -2,7 +2,7 @@
 
 Whatever carries the messages and whatever the clock. Each event is one record of fixed size
 (``ringsim.traces.events.RECORD``). What does not fit into it (groups, shapes, names) is numbered,
-and written once beside it. A real rank writes to two files of its own, its store::
+and written once next to it. A real rank writes to two files of its own, its store::
 
     rank-2.events  [record][record][record][ 0 ][ 0 ] ...   memory-mapped, grown chunk by chunk; a
                                                             slot with status 0 is empty
@@ -15,7 +15,7 @@ leaves everything up to that moment, and ``ringsim.traces.parts`` can read the f
 grow. Simulated ranks share one recorder that writes to memory, in which the column of the thread
 holds the rank.
 
-Whoever carries messages records them with four calls::
+A layer that carries messages records them with four calls::
 
     # once for each kind of operation
     post = recorder.make_post(OP_CODES["isend"])
@@ -23,7 +23,7 @@ Whoever carries messages records them with four calls::
     slot = post(group, peer, tag, payload)
     # when the program begins to wait
     recorder.wait(slot)
-    # when that is over; ERROR where it raised
+    # when that is over; ERROR if it raised
     recorder.complete(slot)
     # what is known late: where a message came from, the times of a GPU
     recorder.amend(slot, peer=3)
@@ -90,16 +90,16 @@ _Entry = TypeVar("_Entry")
 
 
 class Hooks(NamedTuple):
-    """What others ask of whoever shows a library's operations to a recorder.
+    """Requests to the code that shows a library's operations to a recorder.
 
     Attributes:
         undo: takes the hooks away again.
-        check_end: raises where the program left something undone when it says that it is done.
+        check_end: raises if the program left something undone when it says that it is done.
         on_imports: called when the program has imported what it needs.
         on_growth: called now and then, when the file grows.
         on_reading: called before the records are read, and before the recorder closes.
         complete_with: ``complete_with(handle, slot)`` has the wait for a handle complete one more
-            record; False where it is not known.
+            record; False if it is not known.
     """
 
     undo: Callable[[], None] = lambda: None
@@ -128,12 +128,12 @@ class Recorder:
 
     Attributes:
         directory: where the files are; of no meaning in memory.
-        groups: what the numbers of groups mean; likewise ``payloads``, ``labels`` and ``files``.
+        groups: what the numbers of groups mean; so do ``payloads``, ``labels`` and ``files``.
         sites: finds the user's line.
         world: how often the process groups were made again: part of what tells groups from each
             other.
         users: how many have installed hooks that show operations to this recorder.
-        hooks: these; ones that do nothing where there are none.
+        hooks: these; ones that do nothing if there are none.
         on_failure: called when a wait has failed, or takes long; may raise an error that says why.
 
     Raises:
@@ -234,7 +234,7 @@ class Recorder:
         Returns:
             ``post(group, peer, tag, payload, label=None) -> slot``, to be called by the function
             that the user or the library called. ``peer`` is a global rank, NONE or ANY_SOURCE;
-            ``label`` that in force where None. The slot is None once recording has stopped.
+            ``label`` that in force if None. The slot is None once recording has stopped.
         """
         now, who, claim, store = self._now, self._who, self._claim, self._store
         locate, place_of, post_anew = self.sites.locate, self.sites.places.get, self._post_anew
@@ -291,8 +291,7 @@ class Recorder:
 
     def wait(self, slot: int) -> None:
         """Writes down that the program begins to wait for an operation."""
-        now = self._now
-        self._store.words[slot + 1] = now()
+        self._store.words[slot + 1] = self._now()
 
     def complete(self, slot: int, status: int = OK, waited: bool = True) -> None:
         """Writes down that an operation is done, or with ERROR that it raised.
@@ -302,18 +301,18 @@ class Recorder:
             status: OK or ERROR. What raised before the program waited was refused.
             waited: False for what blocked the program from its posting until now.
         """
-        now, store = self._now, self._store
+        store = self._store
         words = store.words
         if not waited:
             words[slot + 1] = words[slot]
-        words[slot + 2] = now()
+        words[slot + 2] = self._now()
         store.memory[slot * 8 + _STATUS_AT] = status
 
     def complete_at_once(self, slot: int) -> None:
         """Writes down that an operation is done for which the program begins to wait now."""
-        now, store = self._now, self._store
+        store = self._store
         words = store.words
-        words[slot + 1] = words[slot + 2] = now()
+        words[slot + 1] = words[slot + 2] = self._now()
         store.memory[slot * 8 + _STATUS_AT] = OK
 
     def _post_anew(
@@ -349,7 +348,7 @@ class Recorder:
         tag: int,
         payload: int,
     ) -> int | None:
-        """Writes down an operation that somebody else posted.
+        """Writes down an operation that other code posted.
 
         A simulated rank that gave way at ``frame``. Returns its slot.
         """
@@ -372,7 +371,7 @@ class Recorder:
             slot: the operation.
             peer: the global rank that a message received from any source came from.
             wait_ns: when it began to block; not before the program's own call, which caused it.
-            done_ns: when it was done; likewise.
+            done_ns: when it was done; not before that either.
         """
         words = self._store.words
         if peer is not None:
@@ -399,7 +398,7 @@ class Recorder:
         return self._post_span(group, NONE, NONE, payload, label)
 
     def span_end(self, slot: int, *, failed: bool = False) -> None:
-        """Writes down that a span ends: ok, or error where an exception passed through it."""
+        """Writes down that a span ends: ok, or error if an exception passed through it."""
         self.complete(slot, ERROR if failed else OK)
 
     def mark(self, name: str) -> None:
@@ -438,7 +437,7 @@ class Recorder:
                 the others.
 
         Returns:
-            Its number; NONE, here and below, where the disk is full.
+            Its number; NONE, here and below, if the disk is full.
         """
         group = Group(name, tuple(ranks), self.world)
         line = write_group(group) | ({"fresh": True} if fresh else {})
@@ -472,7 +471,7 @@ class Recorder:
         with self._lock:
             if key not in numbers:
                 number = self._next_number[table]()  # a signal handler gets the one after it
-                # on disk before in memory: whoever reads a record with the number finds the name
+                # on disk before in memory: a reader of a record with the number finds the name
                 try:
                     self._store.append({"table": table, "id": number, **line})
                 except OSError as error:
@@ -537,7 +536,7 @@ class Recorder:
     def read(self, rank: int | None = None) -> Events:
         """Returns what was written to memory, ordered by rank.
 
-        Where ``rank`` is given, what it wrote.
+        If ``rank`` is given, what it wrote.
         """
         records = self._store.records[: self._claim() // _WORDS]
         wanted = records["status"] != 0
@@ -569,7 +568,7 @@ class Recorder:
     def complete_times(self) -> None:
         """Writes down what is known late (when GPUs were done). Does not block.
 
-        For whoever is about to read the records.
+        Call it before you read the records.
         """
         if not self._closed:
             try:
@@ -591,7 +590,7 @@ class Recorder:
     # -- room
 
     def _grow(self, end: int) -> bool:
-        """Makes room for the bytes before ``end``; False where recording stops."""
+        """Makes room for the bytes before ``end``; False if recording stops."""
         with self._lock:
             if self._stopped:
                 return False

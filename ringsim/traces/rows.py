@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from ringsim.traces.events import (
     COLUMN_DTYPES,
     NONE,
+    OK,
     OP_CODES,
     Events,
     Tables,
@@ -21,7 +23,8 @@ from ringsim.traces.value import Trace
 
 __all__ = ["Rows", "whole_rows"]
 
-_NAMED: Final = ("group", "payload", "label", "file")
+_NAMED: Final = ("group", "payload", "label", "file")  # as in Tables
+_DEFAULTS: Final = dict.fromkeys(COLUMN_DTYPES, NONE) | {"thread": 0, "status": OK}
 
 
 class Rows:
@@ -59,27 +62,22 @@ class Rows:
     def trace(self, metadata: dict[str, Any]) -> Trace:
         """Returns the trace: each rank's events in the order of posting, the earliest at 0.
 
-        Raises ValueError where no run has them.
+        Raises ValueError if no run has them.
         """
-        rows = sorted(self._rows, key=lambda row: (row["rank"], row["post_ns"]))
-        first = min((row["post_ns"] for row in rows), default=0)
-        columns: dict[str, list[int]] = {
-            name: [
-                row.get(name, 0 if name == "thread" else 2 if name == "status" else NONE)
-                for row in rows
-            ]
-            for name in COLUMN_DTYPES
-            if name != "seq"
-        }
-        for name in ("post_ns", "wait_ns", "done_ns"):
-            columns[name] = [
-                value if value == NONE and name != "post_ns" else value - first
-                for value in columns[name]
-            ]
-        groups, payloads, labels, files = (tuple(self._numbers[name]) for name in _NAMED)
-        # which checks every number, and every word
-        tables = read_tables(write_tables(Tables(groups, payloads, labels, files)))
-        events = make_events(_columns_of(columns), tables)
+        first = min((row["post_ns"] for row in self._rows), default=0)
+        ordered = sorted(self._rows, key=lambda row: (row["rank"], row["post_ns"]))
+        counts: Counter[int] = Counter()
+        rows = []
+        for row in ordered:
+            known = _DEFAULTS | row | {"seq": counts[row["rank"]]}
+            counts[row["rank"]] += 1
+            for name in ("post_ns", "wait_ns", "done_ns"):
+                if name == "post_ns" or known[name] != NONE:
+                    known[name] -= first
+            rows.append([known[name] for name in COLUMN_DTYPES])
+        # which checks every word, as the numbers are checked below
+        names = read_tables(write_tables(Tables(*map(tuple, self._numbers.values()))))
+        events = whole_rows(rows, names)
         check_run(events, metadata)
         return Trace(events, metadata)
 
@@ -87,7 +85,7 @@ class Rows:
 def _columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
     """Returns columns as numpy arrays of the dtypes that ``Events`` has.
 
-    Raises ValueError where a number does not fit.
+    Raises ValueError if a number does not fit.
     """
     arrays = {}
     for name, values in columns.items():
@@ -105,7 +103,7 @@ def _columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
 def whole_rows(rows: list[Any], tables: Tables) -> Events:
     """Returns events from rows of all columns, in any order.
 
-    Raises ValueError where a row does not have them, or a number does not fit.
+    Raises ValueError if a row does not have them, or a number does not fit.
     """
     if not all(isinstance(row, list) and len(row) == len(COLUMN_DTYPES) for row in rows):
         raise ValueError(f"an event does not have {len(COLUMN_DTYPES)} numbers")

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from ringsim.errors import TraceFileError, name_ranks
-from ringsim.traces.clocks import UNKNOWN, align_run, find_clocks, reference_ns
+from ringsim.traces.clocks import UNKNOWN, align_run, count_from, find_clocks, reference_ns
 from ringsim.traces.events import (
     COLUMN_DTYPES,
     NONE,
@@ -36,7 +36,7 @@ _LIMITS: Final = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
 
 
 def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
-    """Reads a whole run: the parts of its ranks, and what whoever started it wrote of it.
+    """Reads a whole run: the parts of its ranks, and the file of the process that started it.
 
     Args:
         directory: where the parts are; ``run.json`` may be missing.
@@ -90,7 +90,7 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
 
 
 def _read_run_file(path: Path) -> dict[str, Any]:
-    """Returns what whoever started a run wrote of it, but for what is malformed."""
+    """Returns what the process that started a run wrote of it, without malformed entries."""
     try:
         run = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -124,7 +124,7 @@ def read_parts(
     Returns:
         The events, ordered by rank and then as posted, and the pieces of metadata that the ranks
         know: ``world_size``, ``ranks``, ``not_recorded``, ``notes``, ``complete`` (every rank left
-        a part, all of it readable, and none stopped recording), and, where a rank gave them,
+        a part, all of it readable, and none stopped recording), and, if a rank gave them,
         ``backend``, ``start_unix_ns``, ``not_checked`` (which operations were not compared with
         their other side) and ``used_before`` (the names of groups on which not every operation is
         recorded).
@@ -201,10 +201,7 @@ class Parts:
         if len(events):
             starts.append(int(events.post_ns.min()))  # no time is negative
         self.start_ns = min(starts, default=0)
-        for name in ("post_ns", "wait_ns", "done_ns") if self.start_ns else ():
-            values = getattr(events, name)
-            np.copyto(values, np.maximum(values - self.start_ns, 0), where=values != NONE)
-        return events
+        return count_from(events, self.start_ns) if self.start_ns else events
 
     def describe(self) -> dict[str, Any]:
         """Returns the pieces of metadata that the ranks know."""
@@ -261,7 +258,7 @@ class Parts:
         ):
             if concerned:
                 notes.append(f"{name_ranks(concerned)} {what}")
-        # where there are no entries
+        # if there are no entries
         one_clock = all(isinstance(meta.get("clock"), str) for meta in metas)
         unknown = any(entry["how"] == UNKNOWN for entry in clocks)
         if unknown or (hosts > 1 and not clocks and not one_clock):
@@ -312,7 +309,7 @@ def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
 
 
 def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
-    """Returns what is said under ``key``, where it can be.
+    """Returns what is said under ``key``, if it can be.
 
     A number within its limits, or a word.
     """
@@ -323,7 +320,7 @@ def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
 
 
 def _first(metas: Iterable[dict[str, Any]], key: str) -> Any:
-    """Returns the first that is said under ``key``, None where nothing is."""
+    """Returns the first that is said under ``key``, None if nothing is."""
     return next(iter(_valid(metas, key)), None)
 
 
@@ -364,7 +361,7 @@ def join_events(parts: Sequence[Events]) -> Events:
             recorded.
 
     Returns:
-        The events of all parts. ``seq`` counts anew within each rank.
+        The events of all parts. ``seq`` counts from 0 within each rank.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group

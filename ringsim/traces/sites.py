@@ -54,7 +54,7 @@ class CallSites:
         places: file and line joined, by instruction; of a thin wrapper, by its own and its
             caller's.
         find_handed_over: returns where the user handed over what the calling thread runs, NONE
-            where that is not known.
+            if that is not known.
     """
 
     def __init__(self, number: Callable[[str], int]) -> None:
@@ -140,7 +140,7 @@ class CallSites:
         return self.places[key]
 
     def find(self, frame: FrameType | None) -> FrameType | None:
-        """Returns the user's innermost frame from ``frame`` outward, None where there is none."""
+        """Returns the user's innermost frame from ``frame`` outward, None if there is none."""
         while frame is not None and self.kind(frame.f_code.co_filename) < 0:
             frame = frame.f_back
         return frame
@@ -161,7 +161,7 @@ def _instruction(frame: FrameType) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _is_thin(code: CodeType) -> bool:
-    """Tells a function that merely passes its arguments on: its body is short."""
+    """Returns whether a function merely passes its arguments on: its body is short."""
     takes = code.co_argcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     body = {line for *_, line in code.co_lines() if line} - {code.co_firstlineno}
     return bool(takes) and code.co_name.isidentifier() and len(body) <= THIN

@@ -16,7 +16,7 @@ __all__ = ["label_in_force", "mark", "span", "stage_and_microbatch"]
 stage_and_microbatch: Final[ContextVar[int]] = ContextVar(
     "ringsim_stage_and_microbatch", default=NONE
 )
-# The label of operations posted now, where the caller gave one: their name in the log.
+# The label of operations posted now, if the caller gave one: their name in the log.
 label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NONE)
 
 

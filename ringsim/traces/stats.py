@@ -1,7 +1,4 @@
-"""A run in numbers.
-
-What each operation on each group carried, how long it blocked, and what bandwidth that was.
-"""
+"""A run in numbers: size, blocked time and bandwidth of each operation on each group."""
 
 from __future__ import annotations
 
@@ -40,10 +37,10 @@ Floats = npt.NDArray[np.float64]
 class OperationStats:
     """All operations of one name on one group.
 
-    An operation is *blocked* from when the program began to wait for it until it was done; where
+    An operation is *blocked* from when the program began to wait for it until it was done; if
     that is not known, as of collectives that C++ waits for, it is left out of the blocked times.
     Bandwidths are of the typical operation, by the median of bytes over the time from post to done;
-    they are lower bounds where the program came late to wait. 1 GB is 10**9 bytes.
+    they are lower bounds if the program came late to wait. 1 GB is 10**9 bytes.
 
     Attributes:
         op: the operation, as torch spells it.
@@ -51,13 +48,13 @@ class OperationStats:
         group_size: number of ranks in it.
         count: how many there were; a collective counts once, however many ranks took part.
         size_bytes: what they carried in all: messages, or S as nccl-tests has it.
-        blocked_p50_us: half of them blocked their rank for less; NaN where that is not known of
+        blocked_p50_us: half of them blocked their rank for less; NaN if that is not known of
             any, as below.
         blocked_p90_us: nine of ten blocked for less.
         blocked_max_us: the longest.
-        algbw_gb_per_s: algorithm bandwidth; NaN where nothing was carried.
+        algbw_gb_per_s: algorithm bandwidth; NaN if nothing was carried.
         busbw_gb_per_s: bus bandwidth, with the factor of nccl-tests for the size of the group.
-        share: the part of all ranks' time that they were blocked in, from 0 to 1 (more where
+        share: the part of all ranks' time that they were blocked in, from 0 to 1 (more if
             several threads of a rank wait).
     """
 
@@ -151,7 +148,7 @@ def _say(time_us: float, width: int) -> str:
 
 @dataclass
 class _Share:
-    """What is kept of the operations of one name on one group that some ranks have recorded."""
+    """Numbers of the operations of one name on one group that some ranks have recorded."""
 
     records: int
     calls: int

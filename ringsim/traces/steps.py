@@ -1,7 +1,7 @@
-"""What the stages of a pipeline did, read from the spans of a trace.
+"""Steps of a pipeline, read from the spans of a trace.
 
-The actions of each step, the bubble, the live activations. The executor records a span for each
-step, named after its schedule, and inside it one for each computation::
+They give the actions of each step, the bubble and the live activations. The executor records a span
+for each step, named after its schedule, and inside it one for each computation::
 
     rank 0   | step 1f1b                                              |
              | forward 0 | forward 1 |      | backward 0 | backward 1 |
@@ -479,7 +479,7 @@ def measure_bubble(actions: StageActions) -> Bubble:
 
     Returns:
         The bubble by rank and in all, by makespan and by span, in the unit of the actions; with the
-        closed form where there is one.
+        closed form if there is one.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -533,7 +533,7 @@ def measure_bubble(actions: StageActions) -> Bubble:
 
 
 def _by_formula(actions: StageActions, formula: Callable[[Step], T]) -> T | None:
-    """Applies a closed form to a step; None where there is none, or not for so few microbatches."""
+    """Applies a closed form to a step; None if there is none, or not for so few microbatches."""
     step = actions.find_known()
     try:
         return None if step is None else formula(step)
@@ -600,7 +600,7 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
         actions: the computations of the step, measured or evaluated.
 
     Returns:
-        The peaks by rank, with the closed form's where there is one.
+        The peaks by rank, with the closed form's if there is one.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -647,7 +647,7 @@ def list_live(actions: StageActions, rank: int) -> tuple[Ints, Ints]:
 
 
 class StageUse(NamedTuple):
-    """What one stage did.
+    """How busy one stage was.
 
     Attributes:
         prefill_s: mean duration of a prefill job, in seconds.

@@ -1,16 +1,16 @@
 """A run in a few lines.
 
-What ``Trace.summary`` and ``Trace.describe`` say; and the same of a file that is longer than
-memory. Of a file, the ranks are counted one after the other. What a rank sent or received waits in
-memory until the rank at the other side has been read: in a ring, the operations of three ranks and
-not those of all.
+``Trace.summary`` and ``Trace.describe`` print them, also of a file that is longer than memory. Of a
+file, the ranks are counted one after the other. What a rank sent or received waits in memory until
+the rank at the other side has been read: in a ring, the operations of three ranks and not those of
+all.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from typing import NamedTuple
@@ -36,8 +36,8 @@ from ringsim.traces.files import load, read_by_rank
 from ringsim.traces.matching import Unmatched, describe_unmatched
 from ringsim.traces.stats import OperationStats, Stats, Tally
 from ringsim.traces.steps import count_steps, is_step, number_steps
-from ringsim.traces.units import bytes_text, rate_text, time_text
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import bytes_text, count, rate_text, time_text
+from ringsim.traces.value import Trace
 
 __all__ = ["Totals", "count_file", "count_trace", "describe", "summarise"]
 
@@ -58,7 +58,7 @@ class _Wait(NamedTuple):
 
 
 class _Edge(NamedTuple):
-    """What went from ``src`` to ``dst``, and how many other edges carried exactly as much."""
+    """Traffic from ``src`` to ``dst``, and the number of other edges with exactly as much."""
 
     src: int
     dst: int
@@ -106,7 +106,7 @@ class _Went:
 
 @dataclass
 class Totals:
-    """What the events of a run come to, counted in one go or in several.
+    """Sums over the events of a run, counted in one go or in several.
 
     Attributes:
         run: the run, for what does not depend on every event; of a file, the first and the last
@@ -147,7 +147,7 @@ class Totals:
     def add_messages(self, trace: Trace) -> None:
         """Counts the messages of a trace that has both sides of each.
 
-        Also the operations whose other side nobody has.
+        Also counts the operations without another side.
         """
         events, messages = trace.events, trace.messages
         self.num_messages += len(messages)
@@ -165,13 +165,13 @@ class Totals:
         self._within.add(trace, ~crosses)
         self._across.add(trace, crosses)
         self.num_unmatched += len(messages.unmatched)
-        first = describe_unmatched(events, replace(messages, unmatched=messages.unmatched[:_SHOWN]))
+        first = describe_unmatched(events, messages.unmatched[:_SHOWN])
         placed = [(one.rank, int(events.seq[one.index]), one) for one in first]
         self._unmatched = sorted([*self._unmatched, *placed], key=lambda one: one[:2])[:_SHOWN]
 
     @cached_property
     def total_bytes(self) -> int:
-        """What all messages carried."""
+        """The bytes of all messages."""
         return sum(int(total.sum()) for _, _, total in self._edges)
 
     @cached_property
@@ -195,7 +195,7 @@ class Totals:
 
     @property
     def longest_wait(self) -> str | None:
-        """Who waited longest for whom, in words; None where nobody waited for a partner."""
+        """The longest wait for a partner in words; None without one."""
         return self._longest[0].said if self._longest else None
 
     @cached_property
@@ -262,7 +262,7 @@ class Totals:
     def _say_hosts(self) -> list[str]:
         """Returns how well times of several hosts compare, and what went within hosts and across.
 
-        Nothing where there was one host.
+        Nothing if there was one host.
         """
         names, clocks = list(dict.fromkeys(filter(None, self.run.hosts))), self.run.clocks
         if len(names) < 2 and not clocks:
@@ -315,10 +315,7 @@ class Totals:
 
 
 def count_trace(trace: Trace, *, whole_table: bool = False) -> Totals:
-    """Counts a trace; ``whole_table``.
-
-    Whether ``stats`` has the messages, too, beside the collectives.
-    """
+    """Counts a trace; ``stats`` has the messages, too, if ``whole_table`` is true."""
     totals = Totals(trace, num_steps=count_steps(trace.events), num_apart=len(trace.apart))
     totals.add_events(trace.events, whole_table)
     totals.add_messages(trace)
@@ -368,7 +365,7 @@ def count_file(
     """Counts a trace file without holding all of it.
 
     Args:
-        path: the file, or what ``load`` makes a trace of where it is damaged.
+        path: the file, or what ``load`` makes a trace of if it is damaged.
         whole_table: whether ``stats`` has the messages, too, which takes 16 bytes of memory an
             operation.
         on_rank: called with each rank that has been read, and the number of ranks, on long work.
@@ -481,7 +478,7 @@ class _Outline:
 
 
 def _find_longest(trace: Trace) -> list[_Wait]:
-    """Returns the longest wait for a partner; nothing where nobody waited for one."""
+    """Returns the longest wait for a partner, if there was one."""
     waits, messages, events = trace.waits, trace.messages, trace.events
     late_sender, late_receiver = (
         waits.late_sender_ns[messages.recv],

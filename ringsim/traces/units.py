@@ -1,4 +1,4 @@
-"""Numbers with units, as pictures write them.
+"""Numbers with units and nouns, as pictures and messages write them.
 
 Bytes in powers of 1024, times in the unit that needs the fewest digits.
 """
@@ -8,12 +8,22 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["bytes_text", "rate_text", "span_text", "time_text", "time_unit"]
+__all__ = ["bytes_text", "count", "rate_text", "span_text", "time_text", "time_unit"]
 
 BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 RATE_UNITS: Final = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"), (1e-9, "B/s"))
 TIME_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _COMPUTE: Final = re.compile(r"compute (\d+\.?\d*(?:e[+-]\d+)?) s")  # a span of ringsim.compute
+
+
+def count(number: int, noun: str) -> str:
+    """Returns a number with its noun: "1 rank", "4 ranks", "12,000 messages".
+
+    Example:
+        >>> count(1, "rank"), count(12000, "message"), count(2, "microbatch")
+        ('1 rank', '12,000 messages', '2 microbatches')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def bytes_text(size_bytes: float) -> str:
@@ -23,7 +33,7 @@ def bytes_text(size_bytes: float) -> str:
         size_bytes: size in bytes, not negative.
 
     Returns:
-        At most three digits before the unit where that loses nothing that can be seen.
+        At most three digits before the unit if that loses nothing that can be seen.
 
     Example:
         >>> bytes_text(0), bytes_text(4096), bytes_text(1_500_000)

@@ -10,15 +10,16 @@ its message in the other table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, Unpack
 
 import numpy as np
 
-from ringsim.errors import ArgumentError, escape, say
+from ringsim.errors import ArgumentError, RingError, escape, say
 from ringsim.traces.clocks import Clock, list_clocks
+from ringsim.traces.display import Bundle, Style, bundle
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLUMN_DTYPES,
@@ -31,7 +32,6 @@ from ringsim.traces.events import (
     Tables,
 )
 from ringsim.traces.items import Event, event_at
-from ringsim.traces.lazy import Style, bundle, removed, resolve
 from ringsim.traces.matching import (
     Messages,
     Unmatched,
@@ -52,7 +52,31 @@ if TYPE_CHECKING:
     from ringsim.traces.bandwidths import Bandwidths
     from ringsim.traces.findings import Diagnosis
 
-__all__ = ["Trace", "check_trace", "count"]
+__all__ = ["Trace", "check_trace", "removed"]
+
+
+def removed(name: str, instead: str) -> Callable[..., NoReturn]:
+    """Returns a stand-in for a removed function; calling it raises RingError.
+
+    It stays for one version.
+
+    Args:
+        name: the function that was removed.
+        instead: what to use.
+
+    Example:
+        >>> try:
+        ...     removed("to_old", "to_new")("run.old")
+        ... except RingError as error:
+        ...     print(error)
+        to_old was removed in ringsim 0.3: use to_new, or ringsim 0.2.
+    """
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        """Raises RingError: this function was removed."""
+        raise RingError(f"{name} was removed in ringsim 0.3: use {instead}, or ringsim 0.2.")
+
+    return refuse
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,9 +90,9 @@ class Trace:
     Args:
         events: what happened, one row an event.
         metadata: where and how it was measured, or simulated; only what JSON can say.
-        results: what the worker returned, by rank; empty where there was no worker, and for a trace
+        results: what the worker returned, by rank; empty if there was no worker, and for a trace
             that was loaded.
-        output: what each rank printed, by rank; empty likewise.
+        output: what each rank printed, by rank; empty in the same cases.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -124,7 +148,7 @@ class Trace:
 
     @cached_property
     def hosts(self) -> list[str]:
-        """Name of each rank's host, by rank; "" where it is not known.
+        """Name of each rank's host, by rank; "" if it is not known.
 
         A simulation with a topology of hosts calls them "host0", ...
 
@@ -147,7 +171,7 @@ class Trace:
         return [names.get(rank, "") for rank in range(self.world_size)]
 
     def crosses(self, src: Any, dst: Any) -> Ints:
-        """Tells which links, given by their two ranks, lead from one known host to another."""
+        """Returns which links, given by their two ranks, lead from one known host to another."""
         known = {
             name: number for number, name in enumerate(dict.fromkeys(filter(None, self.hosts)))
         }
@@ -159,7 +183,7 @@ class Trace:
     def clocks(self) -> list[Clock]:
         """The clocks of the machines that ran the ranks, rank 0's first, as they were compared.
 
-        Empty where all ranks had one clock.
+        Empty if all ranks had one clock.
         """
         return list_clocks(self.events, self.metadata.get("clocks", []), self.hosts)
 
@@ -204,7 +228,7 @@ class Trace:
     @cached_property
     def unmatched(self) -> list[Unmatched]:
         """Sends and recvs whose other side was never posted, each readable as a sentence."""
-        return describe_unmatched(self.events, self.messages)
+        return describe_unmatched(self.events, self.messages.unmatched)
 
     def filter(
         self,
@@ -218,8 +242,8 @@ class Trace:
         """Returns a part of the trace: the events that meet all conditions.
 
         It is saved, loaded and drawn like any other. Ranks and times stay those of the run; steps
-        are counted anew. An operation whose other side is left out matches nothing: why it was
-        blocked is not known any more. ``summary()`` counts these, and ``unmatched`` does not.
+        are counted from 0 again. An operation whose other side is left out matches nothing: why it
+        was blocked is not known any more. ``summary()`` counts these, and ``unmatched`` does not.
 
         Args:
             ranks: one, or several.
@@ -252,8 +276,9 @@ class Trace:
               messages      0 messages, 0 B, 1 event in 3 µs
               unmatched     none
         """
-        part: Trace = resolve("filter")(self, ranks, between_s, ops, groups, steps)
-        return part
+        from ringsim.traces.filtering import filter_trace
+
+        return filter_trace(self, ranks, between_s, ops, groups, steps)
 
     def step(self, number: int) -> Trace:
         """Returns the part posted in one step of a pipeline, from 0; ArgumentError without one."""
@@ -266,8 +291,9 @@ class Trace:
         dropped. What else the program wrote, such as names of spans and groups, stays: look whether
         it says more than it should.
         """
-        shared: Trace = resolve("redact")(self)
-        return shared
+        from ringsim.traces.redaction import redact
+
+        return redact(self)
 
     def to_pandas(self, which: str = "events") -> pd.DataFrame:
         """Gives the trace as a table.
@@ -326,15 +352,21 @@ class Trace:
         Raises:
             TraceFileError: the file cannot be written.
         """
-        resolve("save")(self, path)
+        from ringsim.traces.files import save
+
+        save(self, path)
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
         """Writes a file for ui.perfetto.dev (``*.pftrace``): see ``ringsim.exchange.perfetto``."""
-        resolve("to_perfetto")(self, path)
+        from ringsim.exchange.perfetto import to_perfetto
+
+        to_perfetto(self, path)
 
     def to_chrome(self, path: str | PathLike[str]) -> None:
         """Writes Chrome's Trace Event Format (``*.json``): see ``ringsim.exchange.chrome``."""
-        resolve("to_chrome")(self, path)
+        from ringsim.exchange.chrome import to_chrome
+
+        to_chrome(self, path)
 
     to_goal = removed("Trace.to_goal", "Perfetto's format (to_perfetto)")
     to_chakra = removed("Trace.to_chakra", "Perfetto's format (to_perfetto)")
@@ -342,16 +374,21 @@ class Trace:
 
     def to_html(self, path: str | PathLike[str]) -> None:
         """Writes one interactive page, usually ``*.html``; it needs no network."""
-        resolve("to_html")(self, path)
+        from ringsim.view.html import to_html
+
+        to_html(self, path)
 
     def view(self) -> Any:
         """Shows the page of ``to_html`` in a notebook: see ``ringsim.view.notebook.View``."""
-        return resolve("view")(self)
+        from ringsim.view.notebook import view
+
+        return view(self)
 
     def plot_ring(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws who sent to whom, as a ring, on ``ax`` or a new figure that ``look`` describes."""
-        axes: Axes = resolve("plot_ring")(self, ax=ax, **look)
-        return axes
+        from ringsim.plot.ring import plot_ring
+
+        return plot_ring(self, ax=ax, **look)
 
     def plot_timeline(
         self,
@@ -361,7 +398,7 @@ class Trace:
         ax: Axes | None = None,
         **look: Unpack[Style],
     ) -> Axes:
-        """Draws what each rank did when; on ``ax`` where given, else on a new figure.
+        """Draws what each rank did when; on ``ax`` if given, else on a new figure.
 
         Args:
             step: of a pipeline's trace, which step, from 0; None for the last one.
@@ -376,15 +413,17 @@ class Trace:
         Raises:
             ArgumentError: the trace has no such step.
         """
-        axes: Axes = resolve("plot_timeline")(self, step=step, align=align, ax=ax, **look)
-        return axes
+        from ringsim.plot.timeline import plot_timeline
+
+        return plot_timeline(self, step=step, align=align, ax=ax, **look)
 
     def plot_bandwidth(
         self, *, curve: Bandwidths | None = None, ax: Axes | None = None, **look: Unpack[Style]
     ) -> Axes:
         """Draws each message's bandwidth and time, over a measured ``curve``."""
-        axes: Axes = resolve("plot_bandwidth")(self, curve=curve, ax=ax, **look)
-        return axes
+        from ringsim.plot.charts import plot_bandwidth
+
+        return plot_bandwidth(self, curve=curve, ax=ax, **look)
 
     def stats(self) -> Stats:
         """Computes a table with one row for each operation and group.
@@ -406,7 +445,7 @@ class Trace:
     def bubble(self, step: int | None = None) -> Bubble:
         """Measures how long the ranks of a pipeline did not compute in one step.
 
-        Beside what the schedule's closed form says.
+        The closed form of the schedule stands next to it.
 
         Args:
             step: which step, from 0; None for the last one.
@@ -422,7 +461,7 @@ class Trace:
     def peak_activations(self, step: int | None = None) -> PeakActivations:
         """Counts the most activations that each rank of a pipeline held at a time in one step.
 
-        Beside what the closed form says.
+        The closed form stands next to them.
 
         Args:
             step: which step, from 0; None for the last one.
@@ -437,8 +476,9 @@ class Trace:
 
     def explain(self) -> Diagnosis:
         """Says why the run ended as it did, or was slow: in sentences, or drawn by ``plot()``."""
-        diagnosis: Diagnosis = resolve("explain")(self)
-        return diagnosis
+        from ringsim.diagnose.explain import explain
+
+        return explain(self)
 
     def summary(self) -> str:
         """Returns the trace in a few lines of text.
@@ -473,8 +513,9 @@ class Trace:
               longest wait  rank 1 waited 500 ns in recv for rank 0 to send
               unmatched     none
         """
-        summary: str = resolve("summarise")(self)
-        return summary
+        from ringsim.traces.summary import summarise
+
+        return summarise(self)
 
     def describe(self) -> str:
         """Returns the trace in one sentence, for those who cannot see its picture.
@@ -484,15 +525,16 @@ class Trace:
             >>> Trace(make_events({"rank": [], "op": []}), {"world_size": 4}).describe()
             'Trace of 4 ranks that exchanged no message in 0 ns.'
         """
-        sentence: str = resolve("describe")(self)
-        return sentence
+        from ringsim.traces.summary import describe
+
+        return describe(self)
 
     def __repr__(self) -> str:
         """Returns the summary."""
         return self.summary()
 
     def __eq__(self, other: object) -> bool:
-        """Tells whether the events and the metadata are the same."""
+        """Returns whether the events and the metadata are the same."""
         if not isinstance(other, Trace):
             return NotImplemented
         mine, theirs = self.events, other.events
@@ -506,14 +548,14 @@ class Trace:
 
     __hash__ = None  # type: ignore[assignment]  # equal by content, and its columns are arrays
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Gives Jupyter the pictures with a text beside them.
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
+        """Gives Jupyter the pictures with a text next to them."""
+        return bundle(self.summary(), self.describe(), self._draw)
 
-        Or the text alone where there is no matplotlib.
-        """
-        return bundle(self, self.summary(), "png", self.describe())
+    def _draw(self) -> bytes:
+        from ringsim.plot.timeline import trace_png
+
+        return trace_png(self)
 
 
 def check_trace(name: str, value: object) -> None:
@@ -523,16 +565,6 @@ def check_trace(name: str, value: object) -> None:
             f"{name} must be a Trace, got {say(value)}. Pass what ringsim.trace, simulate or "
             "load returns."
         )
-
-
-def count(number: int, noun: str) -> str:
-    """Returns a number with its noun: "1 rank", "4 ranks", "12,000 messages".
-
-    Example:
-        >>> count(1, "rank"), count(12000, "message"), count(2, "microbatch")
-        ('1 rank', '12,000 messages', '2 microbatches')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 # -- as tables

@@ -28,6 +28,7 @@ import numpy as np
 from ringsim.diagnose.snapshot import read_end_ns
 from ringsim.errors import ArgumentError, escape
 from ringsim.provenance import footer
+from ringsim.traces.documents import write_whole
 from ringsim.traces.events import (
     ERROR,
     IN_FLIGHT,
@@ -39,9 +40,8 @@ from ringsim.traces.events import (
     Events,
     Ints,
 )
-from ringsim.traces.lazy import resolve
-from ringsim.traces.units import span_text
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count, span_text
+from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -158,7 +158,7 @@ def write_page(
         f"<title>{html.escape(title)}</title>\n<style>{look}</style>\n</head>\n<body>\n"
         f"{body}{scripts}<script>{program}</script>\n</body>\n</html>\n"
     )
-    resolve("write_whole")(Path(path), lambda file: file.write(text.encode()))
+    write_whole(Path(path), lambda file: file.write(text.encode()))
 
 
 @cache
@@ -181,7 +181,9 @@ def _picture(trace: Trace) -> str:
     if len(trace.events) > MOST_PICTURED:
         return ""
     try:
-        png: bytes = resolve("png")(trace)
+        from ringsim.plot.timeline import trace_png
+
+        png = trace_png(trace)
     except ImportError:
         return ""
     return (

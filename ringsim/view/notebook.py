@@ -17,7 +17,8 @@ from IPython.display import display
 
 from ringsim.errors import ArgumentError, say
 from ringsim.traces.findings import Finding
-from ringsim.traces.value import Trace, count
+from ringsim.traces.units import count
+from ringsim.traces.value import Trace
 from ringsim.view.html import (
     PROGRAM,
     align,
