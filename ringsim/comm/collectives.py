@@ -33,9 +33,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from operator import index
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.distributed import ReduceOp
@@ -52,7 +51,6 @@ __all__ = [
     "Members",
     "Reading",
     "check_dense",
-    "check_list",
     "describe",
     "find_reduction",
     "find_root",
@@ -66,9 +64,6 @@ __all__ = [
     "name_function",
     "name_of_reduction",
     "read_call",
-    "root_of",
-    "shorten",
-    "to_index",
 ]
 
 
@@ -80,12 +75,10 @@ class Members(ABC):
 
     Attributes:
         ranks: the members, global ranks, in the group's order.
-        places: the place of each member, by its global rank.
         group_name: "world", "ring:2>3", ...; the same on all members.
     """
 
     ranks: Sequence[int]
-    places: Mapping[int, int]
     group_name: str
 
     @abstractmethod
@@ -101,40 +94,7 @@ class Members(ABC):
 
         Raises Refused for anything else.
         """
-        return check_tensor(what, tensor).detach()
-
-    def place_of(self, what: str, global_rank: Any, group_rank: Any) -> int:
-        """Returns the rank within the group that one of the two means.
-
-        Args:
-            what: "dst" or "src", for the error.
-            global_rank: a global rank, or None.
-            group_rank: a rank within the group, or None.
-
-        Raises:
-            Refused: both or none are given, or the group has no such rank.
-        """
-        if (global_rank is None) == (group_rank is None):
-            given = "none" if global_rank is None else f"{global_rank} and {group_rank}"
-            raise Refused(
-                f"{what} or group_{what} must be given, one of the two, got {given} "
-                f"({self.here()}). Give one."
-            )
-        if global_rank is None:
-            place = to_index(f"group_{what}", group_rank)
-            if not 0 <= place < len(self.ranks):
-                raise Refused(
-                    f"group_{what} must be a rank of the group, from 0 to {len(self.ranks) - 1}, "
-                    f"got {place} ({self.here()}). Its global ranks are {shorten(self.ranks)}."
-                )
-            return place
-        rank = to_index(what, global_rank)
-        if rank not in self.places:
-            raise Refused(
-                f"{what} must be a global rank of the group, one of {shorten(self.ranks)}, got "
-                f"{rank} ({self.here()}). To count within the group, use group_{what}."
-            )
-        return self.places[rank]
+        return cast(torch.Tensor, tensor.detach())
 
     def here(self) -> str:
         """Returns which rank this is, for errors."""
@@ -152,39 +112,10 @@ class GroupMembers(Members):
 
     def __init__(self, ranks: Sequence[int], rank: int, name: str) -> None:
         self.ranks, self._rank, self.group_name = ranks, rank, name
-        self.places = {each: place for place, each in enumerate(ranks)}
 
     def rank(self) -> int:
         """Returns this rank's place in the group."""
         return self._rank
-
-
-def root_of(group: Members, what: str, global_rank: Any, group_rank: Any) -> int:
-    """Returns an operation's root.
-
-    It is rank 0 of all ranks where none is given, as torch has it.
-    """
-    if global_rank is None and group_rank is None:
-        global_rank = 0
-    return group.place_of(what, global_rank, group_rank)
-
-
-def shorten(ranks: Sequence[int]) -> str:
-    """Returns ranks in words: all of them, or the first of many.
-
-    Example:
-        >>> shorten([0, 2]), shorten(range(100))
-        ('[0, 2]', '[0, 1, 2, 3, 4, 5, 6, 7] and 92 more')
-    """
-    return f"{list(ranks[:8])} and {len(ranks) - 8} more" if len(ranks) > 16 else str(list(ranks))
-
-
-def to_index(what: str, value: Any) -> int:
-    """Returns an argument as an integer; raises Refused where it is none."""
-    try:
-        return index(value)
-    except TypeError:
-        raise Refused(f"{what} must be an integer, got {value!r}. Give a rank's number.") from None
 
 
 # -- the table
@@ -470,7 +401,7 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
 
     Args:
         name: of the function.
-        arguments: all that it has, by name; see ``Reading.bind``. Of a root, one of the two.
+        arguments: all that it has, by name; see ``Reading.bind``. A root is a rank of the group.
         group: its group, in which this rank is.
 
     Raises:
@@ -482,9 +413,12 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
     if row.family == "barrier":
         return call
     if row.root:
-        find_root = root_of if reading.shards else Members.place_of
-        ranks = arguments.get(row.root), arguments.get(f"group_{row.root}")
-        call.root = find_root(group, row.root, *ranks)
+        call.root = arguments[f"group_{row.root}"]
+        if not 0 <= call.root < group.size():
+            raise Refused(
+                f"group_{row.root} must be a rank of the group, from 0 to {group.size() - 1}, got "
+                f"{call.root} ({group.here()}). Count ranks from 0."
+            )
     if row.reduces:
         call.op = arguments["op"]
     if reading.in_place and gives[1] == _ONE:
@@ -512,23 +446,18 @@ def _read_side(
     group: Members,
     side: _Side,
     arguments: Mapping[str, Any],
-    here: bool,
+    is_held: bool,
     given: Tensors = (),
 ) -> Tensors:
     """Returns the tensors in an argument, checked; none where only the root has them."""
     what, form = side
     value = arguments[what]
-    if not here:
-        if form == _LIST and value:
-            raise Refused(
-                f"{what} must be left out on all ranks but the root, got {len(value)} tensors "
-                f"({group.here()}). Pass None."
-            )
+    if not is_held:
         return ()
     if form == _LIST:
         return check_tensors(group, what, value, group.size())
     if form == _SOME:
-        tensors = check_tensors(group, what, [value] if isinstance(value, torch.Tensor) else value)
+        tensors = check_tensors(group, what, value)
         if not tensors:
             raise Refused(
                 f"{what} must be at least one, got an empty list ({group.here()}). Leave the "
@@ -536,12 +465,12 @@ def _read_side(
             )
         return tensors
     if form == _LISTS:
-        rows = enumerate(check_list(group, what, value, group.size()))
-        return [
-            tensor
-            for place, row in rows
-            for tensor in check_tensors(group, f"{what}[{place}]", row, len(given))
-        ]
+        _check_count(group, what, value, group.size())
+        rows = (
+            check_tensors(group, f"{what}[{place}]", row, len(given))
+            for place, row in enumerate(value)
+        )
+        return [tensor for row in rows for tensor in row]
     return [group.check(what, value)]
 
 
@@ -590,17 +519,7 @@ def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Te
 # -- checks
 
 
-def check_tensor(what: str, tensor: Any) -> torch.Tensor:
-    """Returns an argument that is a tensor; raises Refused for any other."""
-    if not isinstance(tensor, torch.Tensor):
-        raise Refused(
-            f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: "
-            "torch.tensor(value)."
-        )
-    return tensor
-
-
-def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> torch.Tensor:
+def check_dense(what: str, tensor: torch.Tensor, where: str, *, meta: bool = False) -> torch.Tensor:
     """Returns a dense tensor on the CPU, detached from its history.
 
     Args:
@@ -610,9 +529,8 @@ def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> to
         meta: whether it may be on the meta device as well.
 
     Raises:
-        Refused: it is no tensor, or another kind of tensor.
+        Refused: it is another kind of tensor.
     """
-    tensor = check_tensor(what, tensor)
     if (
         not (tensor.is_cpu or (meta and tensor.is_meta))
         or tensor.layout is not torch.strided
@@ -629,35 +547,21 @@ def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> to
     return tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
 
 
-def check_list(group: Members, what: str, values: Any, count: int | None = None) -> list[Any]:
-    """Returns an argument as a list, of ``count`` entries where that is given.
-
-    Raises Refused for anything else.
-    """
-    if not isinstance(values, list | tuple):
-        raise Refused(
-            f"{what} must be a list, got {type(values).__name__} ({group.here()}). Put the "
-            "values into a list."
-        )
+def _check_count(group: Members, what: str, values: Sequence[Any], count: int | None) -> None:
+    """Raises Refused unless an argument has ``count`` entries, where that is given."""
     if count is not None and len(values) != count:
         raise Refused(
             f"{what} must have {count} entries, got {len(values)} ({group.here()}). Fill it up: "
             "one for each rank, in order."
         )
-    return list(values)
 
 
 def check_tensors(
-    group: Members, what: str, tensors: Any, count: int | None = None
+    group: Members, what: str, tensors: Sequence[Any], count: int | None = None
 ) -> list[torch.Tensor]:
-    """Returns a list of tensors that the backend can carry.
-
-    See ``check_list`` and ``Members.check``.
-    """
-    return [
-        group.check(f"{what}[{place}]", tensor)
-        for place, tensor in enumerate(check_list(group, what, tensors, count))
-    ]
+    """Returns tensors that the backend can carry, ``count`` of them where that is given."""
+    _check_count(group, what, tensors, count)
+    return [group.check(f"{what}[{place}]", tensor) for place, tensor in enumerate(tensors)]
 
 
 def _check_together(reading: Reading, call: Call) -> None:

@@ -96,64 +96,81 @@ def to_torch(op: Any) -> Any:
 
 
 _REST: Final = "group=None, async_op=False"
-# by name: DeepSpeed's arguments, in torch's order, without those of the log
-_SPELLINGS: Final = {
-    "send": "tensor, dst, group=None, tag=0",
-    "recv": "tensor, src=None, group=None, tag=0",
-    "isend": "tensor, dst, group=None, tag=0",
-    "irecv": "tensor, src=None, group=None, tag=0",
-    "broadcast": f"tensor, src, {_REST}",
-    "broadcast_object_list": "object_list, src, group=None, device=None",
-    "all_gather": f"tensor_list, tensor, {_REST}",
-    "all_gather_object": "object_list, obj, group=None",
-    "all_gather_into_tensor": f"output_tensor, tensor, {_REST}",
-    "allgather_fn": f"output_tensor, input_tensor, {_REST}",
-    "gather": f"tensor, gather_list=None, dst=0, {_REST}",
-    "scatter": f"tensor, scatter_list=None, src=0, {_REST}",
-    "all_reduce": f"tensor, op=SUM, {_REST}",
-    "inference_all_reduce": f"tensor, op=SUM, {_REST}",
-    "reduce": f"tensor, dst, op=SUM, {_REST}",
-    "reduce_scatter": f"output, input_list, op=SUM, {_REST}",
-    "reduce_scatter_tensor": f"output_tensor, tensor, op=SUM, {_REST}",
-    "reduce_scatter_fn": f"output_tensor, tensor, op=SUM, {_REST}",
-    "all_to_all_single": (
-        f"output, tensor, output_split_sizes=None, input_split_sizes=None, {_REST}"
-    ),
-    "all_to_all": f"output_tensor_list, input_tensor_list, {_REST}",
-    "barrier": f"{_REST}, device_ids=None",
-    "monitored_barrier": "group=None, timeout=None, wait_all_ranks=False",
-    "batch_isend_irecv": "p2p_op_list",
-}
-# torch's names, where they differ
-_NATIVE: Final = {
-    "allgather_fn": "all_gather_into_tensor",
-    "inference_all_reduce": "all_reduce",
-    "reduce_scatter_fn": "reduce_scatter_tensor",
-}
-# arguments of the log; others have all three
-_EXTRAS: Final = {"allgather_fn": "debug=None", "reduce_scatter_fn": "prof=False, debug=None"}
+_EXTRAS: Final = "prof=False, log_name=NAME, debug=None"  # arguments of the log
 
 
-def _make_operation(name: str) -> Callable[..., Any]:
-    """Makes DeepSpeed's function: it binds the arguments, and calls that of ``ringsim.comm``."""
-    native = _NATIVE.get(name, name)
-    extras = {"prof": False, "log_name": native, "debug": None}
-    added = _EXTRAS.get(name, "prof=False, log_name=NAME, debug=None")
-    signature = make_signature(f"{_SPELLINGS[name]}, {added}", SUM=ReduceOp.SUM, NAME=native)
-    own = [each for each in signature.parameters if each not in extras]
+def _make_operation(
+    name: str, arguments: str, native: str = "", extras: str = _EXTRAS
+) -> Callable[..., Any]:
+    """Makes DeepSpeed's function: it binds the arguments, and calls that of ``ringsim.comm``.
+
+    Args:
+        name: of the function.
+        arguments: DeepSpeed's, in torch's order, without those of the log.
+        native: torch's name, if it differs.
+        extras: the arguments of the log that it takes.
+    """
+    native = native or name
+    options = {"prof": False, "log_name": native, "debug": None}
+    signature = make_signature(f"{arguments}, {extras}", SUM=ReduceOp.SUM, NAME=native)
+    own = [each for each in signature.parameters if each not in options]
 
     def operation(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        options = extras | bound.arguments
-        values = [to_torch(options.pop(each)) for each in own]
-        return FUNCTIONS[native](*values, **options)
+        given = options | bound.arguments
+        values = [to_torch(given.pop(each)) for each in own]
+        return FUNCTIONS[native](*values, **given)
 
     doc = (
         f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by "
         "DeepSpeed's arguments."
     )
     return name_function(operation, name, doc, signature, __name__)
+
+
+send = _make_operation("send", "tensor, dst, group=None, tag=0")
+recv = _make_operation("recv", "tensor, src=None, group=None, tag=0")
+isend = _make_operation("isend", "tensor, dst, group=None, tag=0")
+irecv = _make_operation("irecv", "tensor, src=None, group=None, tag=0")
+broadcast = _make_operation("broadcast", f"tensor, src, {_REST}")
+broadcast_object_list = _make_operation(
+    "broadcast_object_list", "object_list, src, group=None, device=None"
+)
+all_gather = _make_operation("all_gather", f"tensor_list, tensor, {_REST}")
+all_gather_object = _make_operation("all_gather_object", "object_list, obj, group=None")
+all_gather_into_tensor = _make_operation(
+    "all_gather_into_tensor", f"output_tensor, tensor, {_REST}"
+)
+allgather_fn = _make_operation(
+    "allgather_fn", f"output_tensor, input_tensor, {_REST}", "all_gather_into_tensor", "debug=None"
+)
+gather = _make_operation("gather", f"tensor, gather_list=None, dst=0, {_REST}")
+scatter = _make_operation("scatter", f"tensor, scatter_list=None, src=0, {_REST}")
+all_reduce = _make_operation("all_reduce", f"tensor, op=SUM, {_REST}")
+inference_all_reduce = _make_operation(
+    "inference_all_reduce", f"tensor, op=SUM, {_REST}", "all_reduce"
+)
+reduce = _make_operation("reduce", f"tensor, dst, op=SUM, {_REST}")
+reduce_scatter = _make_operation("reduce_scatter", f"output, input_list, op=SUM, {_REST}")
+reduce_scatter_tensor = _make_operation(
+    "reduce_scatter_tensor", f"output_tensor, tensor, op=SUM, {_REST}"
+)
+reduce_scatter_fn = _make_operation(
+    "reduce_scatter_fn",
+    f"output_tensor, tensor, op=SUM, {_REST}",
+    "reduce_scatter_tensor",
+    "prof=False, debug=None",
+)
+all_to_all_single = _make_operation(
+    "all_to_all_single", f"output, tensor, output_split_sizes=None, input_split_sizes=None, {_REST}"
+)
+all_to_all = _make_operation("all_to_all", f"output_tensor_list, input_tensor_list, {_REST}")
+barrier = _make_operation("barrier", f"{_REST}, device_ids=None")
+monitored_barrier = _make_operation(
+    "monitored_barrier", "group=None, timeout=None, wait_all_ranks=False"
+)
+batch_isend_irecv = _make_operation("batch_isend_irecv", "p2p_op_list")
 
 
 def all_gather_coalesced(
@@ -212,16 +229,6 @@ def _wait_for_all(
         return handle
     handle.wait()
     return None
-
-
-OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
-    **{name: _make_operation(name) for name in _SPELLINGS},
-    "all_gather_coalesced": all_gather_coalesced,
-    "all_reduce_coalesced": all_reduce_coalesced,
-}
-
-
-globals().update(OPERATIONS)
 
 
 # -- groups, and questions

@@ -76,6 +76,9 @@ def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     group: Any = arguments["group"] or dist.group.WORLD
     if dist.get_rank(group) < 0:
         return None
+    root = READINGS[name].collective.root
+    if root and arguments[f"group_{root}"] is None:
+        arguments[f"group_{root}"] = dist.get_group_rank(group, arguments[root] or 0)
     if isinstance(group, PythonGroup):
         handle = group.begin_collective(name, arguments)
     else:

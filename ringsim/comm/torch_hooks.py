@@ -47,7 +47,7 @@ from ringsim.comm.torch_private import (
 )
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_NAMES
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, OP_NAMES
 from ringsim.traces.recorder import Hooks, Post, Recorder, fail_posting
 
 FROM_CPP: Final = (
@@ -205,8 +205,8 @@ def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> boo
     return timeout not in (timedelta(0), distributed_c10d.default_pg_timeout)
 
 
-class _Others(NamedTuple):
-    """What one handle completes, where that is not one operation of the host with a known peer.
+class Pending(NamedTuple):
+    """What a handle completes, if that is more than one operation of the host with a known peer.
 
     ``since_ns`` is when the program first waited for it, if a limit of its own ended that wait.
     """
@@ -231,8 +231,7 @@ class _Hooks:
         compared = check != "off"
         self.checks = checks = Prechecks(recorder) if compared else None
         self.names = Names(recorder, compared)
-        self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
-        self.others: dict[Work, _Others] = {}  # likewise
+        self.pending: dict[Work, int | Pending] = {}  # posted, not yet waited for: a slot, or more
         # what could not be recorded
         self.missing = set() if get_dispatcher().complete else {FROM_CPP}
         self.missing_on_gpus: tuple[str, ...] = ()
@@ -321,10 +320,11 @@ class _Hooks:
         So a long run does not hoard them. Those of operations on GPUs are not asked: that could
         spoil the capture of a CUDA graph.
         """
-        given_up = [work for work, other in list(self.others.items()) if other.since_ns != NONE]
-        for work in [*list(self.pending), *given_up]:
+        for work, entry in list(self.pending.items()):
+            if isinstance(entry, Pending) and entry.since_ns == NONE:
+                continue
             try:
-                if self.is_completed(work) and self.take(work) is not None:
+                if self.is_completed(work) and self.pending.pop(work, None) is not None:
                     self.missing.add(UNAWAITED)
             except RuntimeError:  # it failed, which is for the program to find out
                 continue
@@ -335,38 +335,44 @@ class _Hooks:
 
         An exception ends it now, perhaps that one.
         """
-        for work, other in list(self.others.items()):
-            if other.since_ns != NONE and self.take(work) is not None:
-                _begin(self.recorder, other.slots, other.since_ns)
-                for slot in other.slots:
-                    self.recorder.complete(slot, ERROR)
+        for work, entry in list(self.pending.items()):
+            if isinstance(entry, Pending) and entry.since_ns != NONE:
+                del self.pending[work]
+                _begin(self.recorder, entry.slots, entry.since_ns)
+                self.complete(entry.slots, ERROR)
+
+    def complete(self, slots: list[int], status: int = OK) -> None:
+        """Completes records."""
+        for slot in slots:
+            self.recorder.complete(slot, status)
 
     def finish(self, work: Work) -> None:
         """Completes the record of an operation that the program has found to be completed.
 
         It need not wait any more.
         """
-        if work in self.others and self.others[work].gpu is not None:
+        entry = self.pending.get(work)
+        if isinstance(entry, Pending) and entry.gpu is not None:
             return  # its times are read when the program waits
-        other = self.take(work)
-        if other is None:
+        pending = self.take(work)
+        if pending is None:
             return
         try:
             self.wait_unseen(work)
         except Exception:
-            self.others[work] = other  # if it failed, that is for the program to find out
+            self.pending[work] = pending  # if it failed, that is for the program to find out
             return
-        for slot in other.slots:
-            if other.since_ns == NONE:
+        for slot in pending.slots:
+            if pending.since_ns == NONE:
                 self.recorder.complete_at_once(slot)
             else:
-                self.recorder.amend(slot, wait_ns=other.since_ns)
+                self.recorder.amend(slot, wait_ns=pending.since_ns)
                 self.recorder.complete(slot)
 
-    def take(self, work: Work) -> _Others | None:
+    def take(self, work: Work) -> Pending | None:
         """Returns what a handle completes, and remembers it no longer; None if it is not known."""
-        slot = self.pending.pop(work, None)
-        return self.others.pop(work, None) if slot is None else _Others([slot])
+        entry = self.pending.pop(work, None)
+        return Pending([entry]) if isinstance(entry, int) else entry
 
     def say_what_is_missing(self, *on_gpus: str) -> None:
         """Writes down what could not be recorded, and that of operations on GPUs."""
@@ -379,11 +385,11 @@ class _Hooks:
 
         False where nobody is known to wait for it.
         """
-        other = self.take(work) if isinstance(work, Work) else None
-        if other is None:
+        pending = self.take(work) if isinstance(work, Work) else None
+        if pending is None:
             return False
-        other.slots.append(slot)
-        self.others[work] = other
+        pending.slots.append(slot)
+        self.pending[work] = pending
         return True
 
     def begin_on_gpu(self, group: int, values: Any) -> Begun | None:
@@ -416,12 +422,10 @@ class _Hooks:
                 self.recorder.complete(slot, waited=False)
             if begun is not None:
                 self.gpu_times.end(begun, slots)
-        elif begun is not None:
-            self.others[work] = _Others(slots, begun.gpu, limited=limited)
-        elif limited or len(slots) != 1:
-            self.others[work] = _Others(slots, limited=limited)
-        else:
+        elif begun is None and not limited and len(slots) == 1:
             self.pending[work] = slots[0]
+        else:
+            self.pending[work] = Pending(slots, begun and begun.gpu, limited=limited)
 
     def read_gpu_times(self) -> None:
         """Completes the records of operations on GPUs.
@@ -515,7 +519,7 @@ class _Hooks:
                     fail_posting(recorder, slot, error)
                 raise
             if slot is not None:
-                hooks.others[work] = _Others([slot], ranks=ranks, limited=group in hooks.limited)
+                hooks.pending[work] = Pending([slot], ranks=ranks, limited=group in hooks.limited)
             return work
 
         return recv_anysource
@@ -563,7 +567,7 @@ class _Hooks:
             options = args[-1] if args else kwargs.get("opts")
             if (
                 getattr(options, "asyncOp", False)
-                and work in pending
+                and pending.get(work) == slot
                 and _is_called_by_torch(sys._getframe(1))
             ):
                 hooks.late.add(work, slot, group)
@@ -621,7 +625,7 @@ class _Hooks:
 
     def make_end_coalescing(self) -> Hook:
         """Makes the hook for the end of a batch: its operations are done when the one handle is."""
-        call, recorder, keep_all = getattr(*END_COALESCING), self.recorder, self.keep_all
+        call, complete, keep_all = getattr(*END_COALESCING), self.complete, self.keep_all
         groups, open_batches = self.names.groups, self.open_batches
 
         def end_coalescing(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -630,8 +634,7 @@ class _Hooks:
             try:
                 work = call(self, *args, **kwargs)
             except BaseException:
-                for slot in slots:
-                    recorder.complete(slot, ERROR)
+                complete(slots, ERROR)
                 raise
             group, _ = groups.get(id(self), (NONE, {}))
             keep_all(work, slots, group, next((begun for _, begun in batch if begun), None))
@@ -645,9 +648,10 @@ class _Hooks:
         recorder, begin, complete = self.recorder, self.recorder.wait, self.recorder.complete
 
         def wait(self: Work, timeout: Any = _UNSET) -> Any:
-            slot = None if timeout is not _UNSET else take(self, None)
-            if slot is None:
-                return wait_for_other(call, self, *(() if timeout is _UNSET else (timeout,)))
+            slot: Any = None if timeout is not _UNSET else take(self, None)
+            if slot.__class__ is not int:
+                limit = () if timeout is _UNSET else (timeout,)
+                return wait_for_other(call, self, slot or take(self, None), *limit)
             begin(slot)
             try:
                 result = call(self)
@@ -688,12 +692,13 @@ class _Hooks:
 
         The wait for a future may be in C++, as for collectives that C++ issues.
         """
-        call, take, late = Work.get_future, self.pending.pop, self.late
+        call, pending, late = Work.get_future, self.pending, self.late
         futures, recorder = self.futures, self.recorder
 
         def get_future(self: Work) -> Any:
-            future = call(self)
-            if (slot := take(self, None)) is not None:
+            future, slot = call(self), pending.get(self)
+            if isinstance(slot, int):
+                del pending[self]
                 late.add(self, slot, recorder.group_of(slot))
                 futures[future] = [slot]
             return future
@@ -738,46 +743,48 @@ class _Hooks:
             (torch.futures, "collect_all"): functools.update_wrapper(collect_all, collect),
         }
 
-    def wait_for_other(self, call: Hook, work: Work, *timeout: Any) -> Any:
+    def wait_for_other(
+        self, call: Hook, work: Work, entry: int | Pending | None, *limit: Any
+    ) -> Any:
         """Waits with a limit, or for a recv from any source, or a batch.
 
         Or for a handle that was waited for or posted before recording.
         """
-        recorder, other = self.recorder, self.take(work)
-        if other is None:
+        recorder = self.recorder
+        if entry is None:
             # A second wait for a message of Gloo would hang, and then break the connection.
             if is_message(work) and work.is_completed() and work not in self.failed:
                 return True
-            return call(work, *timeout)
-        begun = None if other.gpu is None else self.gpu_times.begin(other.gpu)
-        limited = other.limited or any(timeout)
-        since_ns = time.monotonic_ns() if other.since_ns == NONE else other.since_ns
-        if not limited and other.since_ns == NONE:
-            for slot in other.slots:
+            return call(work, *limit)
+        pending = Pending([entry]) if isinstance(entry, int) else entry
+        slots, since_ns = pending.slots, pending.since_ns
+        begun = None if pending.gpu is None else self.gpu_times.begin(pending.gpu)
+        limited = pending.limited or any(limit)
+        if since_ns == NONE:
+            since_ns = time.monotonic_ns()
+            for slot in () if limited else slots:
                 recorder.wait(slot)
         elif not limited:
-            _begin(recorder, other.slots, since_ns)
+            _begin(recorder, slots, since_ns)
         try:
-            result = call(work, *timeout)
+            result = call(work, *limit)
         except BaseException:
             goes_on = begun is None and not is_message(work) and not self.is_completed(work)
             if limited and goes_on:
-                self.others[work] = other._replace(since_ns=since_ns)
+                self.pending[work] = pending._replace(since_ns=since_ns)
                 raise
             self.failed.add(work)
             if limited:
-                _begin(recorder, other.slots, since_ns)
+                _begin(recorder, slots, since_ns)
             else:
                 recorder.on_failure()
-            for slot in other.slots:
-                recorder.complete(slot, ERROR)
+            self.complete(slots, ERROR)
             raise
         if limited:
-            _begin(recorder, other.slots, since_ns)
-        if other.ranks:
-            recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))
-        for slot in other.slots:
-            recorder.complete(slot)
+            _begin(recorder, slots, since_ns)
+        if pending.ranks:
+            recorder.amend(slots[0], peer=pending.ranks.get(source_rank(work), ANY_SOURCE))
+        self.complete(slots)
         if begun is not None:
-            self.gpu_times.end(begun, other.slots)
+            self.gpu_times.end(begun, slots)
         return result
