@@ -241,8 +241,8 @@ class RollCall:
         self._listed = False  # this process has this rank's number, and no other has it
         # All ranks take part in a roll-call before any can begin the next, so this count is the
         # same number of full rounds on each of them.
-        generation = (store.add("ringsim/arrivals", 1) - 1) // world_size if reused else 0
-        self.store = PrefixStore(f"ringsim/{generation}", store)
+        number = (store.add("ringsim/arrivals", 1) - 1) // world_size if reused else 0
+        self.store = PrefixStore(f"ringsim/{number}", store)
         if not reused and self.store.add("left", 0) > 0:
             raise LeftAlready
 
@@ -375,9 +375,9 @@ class RollCall:
         if self._wait(f"{stage}/verdict", deadline):
             verdict: dict[str, Any] = json.loads(self.store.get(f"{stage}/verdict"))
         else:
-            here = self.store.add(f"{stage}/count", 0)
+            arrived = self.store.add(f"{stage}/count", 0)
             why = "every rank must be there in time, got a time-out" + self._attendance(stage)
-            verdict = self._publish(stage, {"error": why, "readers": here})
+            verdict = self._publish(stage, {"error": why, "readers": arrived})
         if "error" in verdict:
             self._end(stage, verdict)
         return verdict
@@ -656,6 +656,25 @@ def build_default_group(
         undo()
         raise
     return undo
+
+
+@contextmanager
+def finishing(rendezvous: Rendezvous, timeout_s: float) -> Iterator[None]:
+    """Waits at the end of a with block until all ranks have built their groups.
+
+    A group that cannot be built within ends all ranks with the same words.
+    """
+    roll, why, failure = rendezvous.roll, None, None
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        failure = error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        why = f"rank {roll.rank} must reach its peers, got {reason}"
+    try:
+        roll.finish(time.monotonic() + timeout_s, why)
+    except RendezvousFailed as error:
+        raise error from failure
 
 
 def leave(rendezvous: Rendezvous, timeout_s: float) -> None:

@@ -108,10 +108,19 @@ class GroupMembers(Members):
         ranks: global ranks of its members.
         rank: this rank's place in it.
         name: of the group.
+        check: replaces the method of that name.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, name: str) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        name: str,
+        check: Callable[[str, Any], torch.Tensor] | None = None,
+    ) -> None:
         self.ranks, self._rank, self.group_name = ranks, rank, name
+        if check is not None:
+            self.check = check  # type: ignore[assignment, method-assign]
 
     def rank(self) -> int:
         """Returns this rank's place in the group."""
@@ -572,7 +581,7 @@ def _check_together(reading: Reading, call: Call) -> None:
     Raises:
         Refused: they do not.
     """
-    group, here, given, taken = call.group, call.group.here, call.given, call.taken
+    group, given, taken = call.group, call.given, call.taken
     family = reading.collective.family
     (gives, gives_form), (takes, takes_form) = reading.gives, reading.takes
     like = (given or taken)[0]
@@ -581,7 +590,7 @@ def _check_together(reading: Reading, call: Call) -> None:
             if tensor.dtype != like.dtype:
                 raise Refused(
                     f"{what}[{place}] must be {like.dtype} as the other tensors of the call, got "
-                    f"{tensor.dtype} ({here()}). Make them alike."
+                    f"{tensor.dtype} ({group.here()}). Make them alike."
                 )
     if reading.in_place or not given or not taken:
         return
@@ -593,11 +602,11 @@ def _check_together(reading: Reading, call: Call) -> None:
         if whole.numel() != part.numel() * group.size():
             raise Refused(
                 f"{what} must have {group.size()} times the {part.numel()} elements of {other}, "
-                f"got {whole.numel()} ({here()}). Make it so large."
+                f"got {whole.numel()} ({group.here()}). Make it so large."
             )
         if whole is taken[0] and not whole.is_contiguous() and whole.shape[0] % group.size():
             raise Refused(
-                f"{what} must be contiguous, got strides {whole.stride()} ({here()}). Pass "
+                f"{what} must be contiguous, got strides {whole.stride()} ({group.here()}). Pass "
                 "tensor.contiguous()."
             )
     elif family in ("reduce_scatter", "all_to_all"):
@@ -606,7 +615,7 @@ def _check_together(reading: Reading, call: Call) -> None:
         if gift != room:
             raise Refused(
                 f"{takes} must have a place for the {gift} elements that this rank gives itself, "
-                f"got one for {room} ({here()}). Make both the same."
+                f"got one for {room} ({group.here()}). Make both the same."
             )
     else:
         what, many, few = takes, taken, given
@@ -617,7 +626,7 @@ def _check_together(reading: Reading, call: Call) -> None:
             if tensor.shape != shape:
                 raise Refused(
                     f"{what}[{place}] must have the shape {tuple(shape)} of the other tensor of "
-                    f"the call, got {tuple(tensor.shape)} ({here()}). Make them alike."
+                    f"the call, got {tuple(tensor.shape)} ({group.here()}). Make them alike."
                 )
 
 

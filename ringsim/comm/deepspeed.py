@@ -25,7 +25,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -39,7 +38,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ringsim.comm.backends import CurrentBackend
 from ringsim.comm.backends import set_backend as _set_backend
-from ringsim.comm.bootstrap import Card, build_default_group, meet
+from ringsim.comm.bootstrap import Card, build_default_group, finishing, meet
 from ringsim.comm.collectives import make_signature, name_function
 from ringsim.comm.deepspeed_log import describe
 from ringsim.comm.functions import FUNCTIONS, MANAGING
@@ -47,7 +46,7 @@ from ringsim.comm.handles import Handle
 from ringsim.comm.log import configure, find_place
 from ringsim.comm.log import log_summary as _log_summary
 from ringsim.environment import Discovery, discover
-from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
 
 TorchBackend = CurrentBackend  # DeepSpeed's name
@@ -370,9 +369,9 @@ def get_local_rank() -> int:
     Raises:
         RingError: nothing says it.
     """
-    said = os.environ.get("LOCAL_RANK", "")
-    if said.isdecimal():
-        return int(said)
+    variable = os.environ.get("LOCAL_RANK", "")
+    if variable.isdecimal():
+        return int(variable)
     ring = get_state().ring
     return discover(ask_mpi=False).local_rank if ring is None else ring.local_rank
 
@@ -524,16 +523,8 @@ def _join(name: str, found: Discovery, timeout: timedelta) -> None:
     rendezvous = meet(
         found.head_ip, found.port, found.rank, found.world_size, card, timeout.total_seconds()
     )
-    failure = why = None
-    try:
+    with finishing(rendezvous, timeout.total_seconds()):
         build_default_group(rendezvous, found.rank, found.world_size, name, timeout)
-    except (RuntimeError, ValueError) as error:
-        failure = error
-        why = f"rank {found.rank} must build its process group, got {error}"
-    try:
-        rendezvous.roll.finish(time.monotonic() + timeout.total_seconds(), why)
-    except RendezvousFailed as error:
-        raise error from failure
 
 
 def mpi_discovery(

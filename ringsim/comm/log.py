@@ -666,10 +666,10 @@ def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str]) -> Lo
         one_clock=one_clock,
         by_tag=facts[0]["backend"] != "nccl",
     )
-    said = dict.fromkeys(note for each in facts for note in each["notes"])
+    noted = dict.fromkeys(note for each in facts for note in each["notes"])
     unaligned = "the ranks ran on several hosts, whose clocks are not aligned: no straggler time"
     ranks = tuple(each["rank"] for each in facts)
-    return LogTable(rows, world_size, ranks, (*said, *([] if one_clock else [unaligned]), *notes))
+    return LogTable(rows, world_size, ranks, (*noted, *([] if one_clock else [unaligned]), *notes))
 
 
 def _pack(logged: Logged) -> bytes:

@@ -92,6 +92,16 @@ class MessageGroup(PythonGroup):
             A handle, whose method ``_source_rank`` returns the sender's rank in the group.
         """
 
+    def check_tensor(self, what: str, tensor: Any) -> Tensor:
+        """Returns a tensor that the backend can carry; raises an error if it cannot.
+
+        Args:
+            what: the name of the argument.
+            tensor: the argument.
+        """
+        detached: Tensor = tensor.detach()
+        return detached
+
     def start(self, call: Call) -> Work:
         """Begins a collective; one of a group without this method is built from messages.
 
@@ -108,7 +118,7 @@ class MessageGroup(PythonGroup):
         """The ranks of the group."""
         if self._members is None:
             name, ranks = name_and_ranks(self)
-            self._members = GroupMembers(ranks, self.rank(), name)
+            self._members = GroupMembers(ranks, self.rank(), name, self.check_tensor)
         return self._members
 
     def _set_group_name(self, name: str) -> None:

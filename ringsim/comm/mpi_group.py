@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from ringsim.comm.collectives import Call, GroupMembers, check_dense, for_receiving, for_sending
+from ringsim.comm.collectives import Call, check_dense, for_receiving, for_sending
 from ringsim.comm.handles import Handle
 from ringsim.comm.message_group import MessageGroup, to_seconds
 from ringsim.comm.mpi_collectives import Started, as_bytes, as_mpi, start
@@ -209,14 +209,6 @@ class Job:
                 pass  # the program was told, or did not ask
 
 
-class MpiMembers(GroupMembers):
-    """The ranks of a group on MPI."""
-
-    def check(self, what: str, tensor: Any) -> torch.Tensor:
-        """Returns a tensor that MPI can carry."""
-        return check_dense(what, tensor, "with the mpi backend")
-
-
 class MpiGroup(MessageGroup):
     """The ranks that share a communicator, as a process group of torch.
 
@@ -242,13 +234,9 @@ class MpiGroup(MessageGroup):
         super().__init__(comm.Get_rank(), comm.Get_size(), backend_name="mpi", timeout=timeout)
         self.job, self.comm, self._ranks, self._number = job, comm, tuple(ranks), number
 
-    @property
-    def members(self) -> MpiMembers:
-        """The ranks of the group."""
-        if self._members is None:
-            name = self.group_name if self._number else "world"
-            self._members = MpiMembers(self._ranks, self.rank(), name)
-        return self._members  # type: ignore[return-value]
+    def check_tensor(self, what: str, tensor: Any) -> torch.Tensor:
+        """Returns a tensor that MPI can carry."""
+        return check_dense(what, tensor, "with the mpi backend")
 
     # -- operations
 

@@ -432,9 +432,9 @@ class _Hooks:
 
         Says in the record what their times are.
         """
-        said = self.gpu_times.read()
-        if said:
-            self.say_what_is_missing(*said)
+        sentences = self.gpu_times.read()
+        if sentences:
+            self.say_what_is_missing(*sentences)
 
     # -- the hooks
 
