@@ -199,7 +199,7 @@ class LateWaits:
             taken out.
     """
 
-    def __init__(self, recorder: Recorder, wait: Hook, pending: dict[Work, Any]) -> None:
+    def __init__(self, recorder: Recorder, wait: Hook, pending: dict[Work, int]) -> None:
         self._recorder, self._wait, self._pending = recorder, wait, pending
         self._queues: dict[int, queue.SimpleQueue[_UnderWay | None]] = {}  # by group
         self._threads: list[threading.Thread] = []

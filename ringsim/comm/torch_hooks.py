@@ -231,7 +231,9 @@ class _Hooks:
         compared = check != "off"
         self.checks = checks = Prechecks(recorder) if compared else None
         self.names = Names(recorder, compared)
-        self.pending: dict[Work, int | Pending] = {}  # posted, not yet waited for: a slot, or more
+        # posted and not yet waited for: the slot of an operation, or all that a handle completes
+        self.pending: dict[Work, int] = {}
+        self.others: dict[Work, Pending] = {}
         # what could not be recorded
         self.missing = set() if get_dispatcher().complete else {FROM_CPP}
         self.missing_on_gpus: tuple[str, ...] = ()
@@ -320,11 +322,10 @@ class _Hooks:
         So a long run does not hoard them. Those of operations on GPUs are not asked: that could
         spoil the capture of a CUDA graph.
         """
-        for work, entry in list(self.pending.items()):
-            if isinstance(entry, Pending) and entry.since_ns == NONE:
-                continue
+        given_up = [work for work, other in list(self.others.items()) if other.since_ns != NONE]
+        for work in [*list(self.pending), *given_up]:
             try:
-                if self.is_completed(work) and self.pending.pop(work, None) is not None:
+                if self.is_completed(work) and self.take(work) is not None:
                     self.missing.add(UNAWAITED)
             except RuntimeError:  # it failed, which is for the program to find out
                 continue
@@ -335,11 +336,10 @@ class _Hooks:
 
         An exception ends it now, perhaps that one.
         """
-        for work, entry in list(self.pending.items()):
-            if isinstance(entry, Pending) and entry.since_ns != NONE:
-                del self.pending[work]
-                _begin(self.recorder, entry.slots, entry.since_ns)
-                self.complete(entry.slots, ERROR)
+        for work, other in list(self.others.items()):
+            if other.since_ns != NONE and self.take(work) is not None:
+                _begin(self.recorder, other.slots, other.since_ns)
+                self.complete(other.slots, ERROR)
 
     def complete(self, slots: list[int], status: int = OK) -> None:
         """Completes records."""
@@ -351,28 +351,27 @@ class _Hooks:
 
         It need not wait any more.
         """
-        entry = self.pending.get(work)
-        if isinstance(entry, Pending) and entry.gpu is not None:
+        if work in self.others and self.others[work].gpu is not None:
             return  # its times are read when the program waits
-        pending = self.take(work)
-        if pending is None:
+        other = self.take(work)
+        if other is None:
             return
         try:
             self.wait_unseen(work)
         except Exception:
-            self.pending[work] = pending  # if it failed, that is for the program to find out
+            self.others[work] = other  # if it failed, that is for the program to find out
             return
-        for slot in pending.slots:
-            if pending.since_ns == NONE:
+        for slot in other.slots:
+            if other.since_ns == NONE:
                 self.recorder.complete_at_once(slot)
             else:
-                self.recorder.amend(slot, wait_ns=pending.since_ns)
+                self.recorder.amend(slot, wait_ns=other.since_ns)
                 self.recorder.complete(slot)
 
     def take(self, work: Work) -> Pending | None:
         """Returns what a handle completes, and remembers it no longer; None if it is not known."""
-        entry = self.pending.pop(work, None)
-        return Pending([entry]) if isinstance(entry, int) else entry
+        slot = self.pending.pop(work, None)
+        return self.others.pop(work, None) if slot is None else Pending([slot])
 
     def say_what_is_missing(self, *on_gpus: str) -> None:
         """Writes down what could not be recorded, and that of operations on GPUs."""
@@ -385,11 +384,11 @@ class _Hooks:
 
         False where nobody is known to wait for it.
         """
-        pending = self.take(work) if isinstance(work, Work) else None
-        if pending is None:
+        other = self.take(work) if isinstance(work, Work) else None
+        if other is None:
             return False
-        pending.slots.append(slot)
-        self.pending[work] = pending
+        other.slots.append(slot)
+        self.others[work] = other
         return True
 
     def begin_on_gpu(self, group: int, values: Any) -> Begun | None:
@@ -425,7 +424,7 @@ class _Hooks:
         elif begun is None and not limited and len(slots) == 1:
             self.pending[work] = slots[0]
         else:
-            self.pending[work] = Pending(slots, begun and begun.gpu, limited=limited)
+            self.others[work] = Pending(slots, begun and begun.gpu, limited=limited)
 
     def read_gpu_times(self) -> None:
         """Completes the records of operations on GPUs.
@@ -519,7 +518,7 @@ class _Hooks:
                     fail_posting(recorder, slot, error)
                 raise
             if slot is not None:
-                hooks.pending[work] = Pending([slot], ranks=ranks, limited=group in hooks.limited)
+                hooks.others[work] = Pending([slot], ranks=ranks, limited=group in hooks.limited)
             return work
 
         return recv_anysource
@@ -567,7 +566,7 @@ class _Hooks:
             options = args[-1] if args else kwargs.get("opts")
             if (
                 getattr(options, "asyncOp", False)
-                and pending.get(work) == slot
+                and work in pending
                 and _is_called_by_torch(sys._getframe(1))
             ):
                 hooks.late.add(work, slot, group)
@@ -648,10 +647,9 @@ class _Hooks:
         recorder, begin, complete = self.recorder, self.recorder.wait, self.recorder.complete
 
         def wait(self: Work, timeout: Any = _UNSET) -> Any:
-            slot: Any = None if timeout is not _UNSET else take(self, None)
-            if slot.__class__ is not int:
-                limit = () if timeout is _UNSET else (timeout,)
-                return wait_for_other(call, self, slot or take(self, None), *limit)
+            slot = None if timeout is not _UNSET else take(self, None)
+            if slot is None:
+                return wait_for_other(call, self, *(() if timeout is _UNSET else (timeout,)))
             begin(slot)
             try:
                 result = call(self)
@@ -692,13 +690,12 @@ class _Hooks:
 
         The wait for a future may be in C++, as for collectives that C++ issues.
         """
-        call, pending, late = Work.get_future, self.pending, self.late
+        call, take, late = Work.get_future, self.pending.pop, self.late
         futures, recorder = self.futures, self.recorder
 
         def get_future(self: Work) -> Any:
-            future, slot = call(self), pending.get(self)
-            if isinstance(slot, int):
-                del pending[self]
+            future = call(self)
+            if (slot := take(self, None)) is not None:
                 late.add(self, slot, recorder.group_of(slot))
                 futures[future] = [slot]
             return future
@@ -743,23 +740,20 @@ class _Hooks:
             (torch.futures, "collect_all"): functools.update_wrapper(collect_all, collect),
         }
 
-    def wait_for_other(
-        self, call: Hook, work: Work, entry: int | Pending | None, *limit: Any
-    ) -> Any:
+    def wait_for_other(self, call: Hook, work: Work, *limit: Any) -> Any:
         """Waits with a limit, or for a recv from any source, or a batch.
 
         Or for a handle that was waited for or posted before recording.
         """
-        recorder = self.recorder
-        if entry is None:
+        recorder, other = self.recorder, self.take(work)
+        if other is None:
             # A second wait for a message of Gloo would hang, and then break the connection.
             if is_message(work) and work.is_completed() and work not in self.failed:
                 return True
             return call(work, *limit)
-        pending = Pending([entry]) if isinstance(entry, int) else entry
-        slots, since_ns = pending.slots, pending.since_ns
-        begun = None if pending.gpu is None else self.gpu_times.begin(pending.gpu)
-        limited = pending.limited or any(limit)
+        slots, since_ns = other.slots, other.since_ns
+        begun = None if other.gpu is None else self.gpu_times.begin(other.gpu)
+        limited = other.limited or any(limit)
         if since_ns == NONE:
             since_ns = time.monotonic_ns()
             for slot in () if limited else slots:
@@ -771,7 +765,7 @@ class _Hooks:
         except BaseException:
             goes_on = begun is None and not is_message(work) and not self.is_completed(work)
             if limited and goes_on:
-                self.pending[work] = pending._replace(since_ns=since_ns)
+                self.others[work] = other._replace(since_ns=since_ns)
                 raise
             self.failed.add(work)
             if limited:
@@ -782,8 +776,8 @@ class _Hooks:
             raise
         if limited:
             _begin(recorder, slots, since_ns)
-        if pending.ranks:
-            recorder.amend(slots[0], peer=pending.ranks.get(source_rank(work), ANY_SOURCE))
+        if other.ranks:
+            recorder.amend(slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))
         self.complete(slots)
         if begun is not None:
             self.gpu_times.end(begun, slots)
