@@ -85,9 +85,17 @@ from ringsim.traces.runs import join_events, read_parts
 from ringsim.traces.spans import label_in_force
 from ringsim.traces.units import bytes_text, rate_text, time_text
 
-_SWITCHES: Final = ("enabled", "prof_all", "verbose", "debug")
-_SETTINGS: Final = ("enabled", "prof_all", "prof_ops", "verbose", "debug", "style")
-_STYLES: Final = ("ringsim", "deepspeed")
+_RULES: Final[dict[str, tuple[Any, str]]] = {  # of the settings
+    **dict.fromkeys(
+        ("enabled", "prof_all", "verbose", "debug"),
+        (lambda value: isinstance(value, bool), "True or False"),
+    ),
+    "prof_ops": (
+        lambda value: not isinstance(value, str) and all(isinstance(each, str) for each in value),
+        "a list of names",
+    ),
+    "style": (lambda value: value in ("ringsim", "deepspeed"), '"ringsim" or "deepspeed"'),
+}
 _LOGGER: Final = logging.getLogger("ringsim.comm")
 # a recorder of our own may begin before this rank knows how many there are
 _ANY_WORLD: Final = 1 << 16
@@ -123,33 +131,19 @@ def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
     else:
         section = getattr(getattr(deepspeed_config, "comms_config", None), "comms_logger", {})
     if not isinstance(section, Mapping):
-        section = {name: getattr(section, name, None) for name in _SETTINGS}
+        section = {name: getattr(section, name, None) for name in _RULES}
     given = {name: value for name, value in arguments.items() if value is not None}
     merged = {**section, **given}
-    settings = {name: merged[name] for name in _SETTINGS if merged.get(name) is not None}
-    for name in _SWITCHES:
-        if not isinstance(settings.get(name, True), bool):
+    settings = {name: merged[name] for name in _RULES if merged.get(name) is not None}
+    for name, value in settings.items():
+        keeps_rule, rule = _RULES[name]
+        if not keeps_rule(value):
             raise ArgumentError(
-                f"{name} must be True or False, got {settings[name]!r} (configure). Leave it out "
-                "to keep it as it is."
+                f"{name} must be {rule}, got {value!r} (configure). Leave it out to keep it as it "
+                "is."
             )
-    if settings.get("style", "ringsim") not in _STYLES:
-        raise ArgumentError(
-            f'style must be "ringsim" or "deepspeed", got {settings["style"]!r} (configure). '
-            "Leave it out for ringsim's."
-        )
     if "prof_ops" in settings:
-        names = settings["prof_ops"]
-        if (
-            isinstance(names, str)
-            or not isinstance(names, Iterable)
-            or not all(isinstance(name, str) for name in names)
-        ):
-            raise ArgumentError(
-                f"prof_ops must be a list of names, got {names!r} (configure). Write "
-                'prof_ops=["all_reduce"].'
-            )
-        settings["prof_ops"] = frozenset(names)
+        settings["prof_ops"] = frozenset(settings["prof_ops"])
     return settings
 
 

@@ -179,15 +179,15 @@ class MessageGroup(PythonGroup):
             if missing:
                 raise RunTimeout(
                     f"all ranks must come to monitored_barrier within {limit_s:g} s, got none of "
-                    f"{name_ranks(missing)} ({self.members.here()}). See where they are."
-                )
+                    f"{name_ranks([*missing])} ({self.members.here()}). See where they are."
+                ) from next(iter(missing.values()))
             status = OK
         finally:
             if begun is not None:
                 begun[0].complete(begun[1], status)
 
-    def _find_missing(self, limit_s: float, wait_all_ranks: bool) -> list[int]:
-        """Returns the global ranks that have not come in time.
+    def _find_missing(self, limit_s: float, wait_all_ranks: bool) -> dict[int, Exception]:
+        """Returns the global ranks that have not come in time, with the errors that say so.
 
         The first rank looks for all, the others for the first.
         """
@@ -200,18 +200,18 @@ class MessageGroup(PythonGroup):
             words = [word(self.irecv, place) for place in others]
         else:
             words = [word(self.isend, 0), word(self.irecv, 0)]
-        missing: dict[int, None] = {}
+        missing: dict[int, Exception] = {}
         for place, work in words:
             try:
                 work.wait(timedelta(seconds=max(deadline_s - time.monotonic(), 0.001)))
-            except (RuntimeError, OSError):
-                missing[self.members.ranks[place]] = None
+            except (RuntimeError, OSError) as error:
+                missing[self.members.ranks[place]] = error
                 if not wait_all_ranks:
                     break
         if self.rank() == 0 and not missing:
             for _, work in [word(self.isend, place) for place in others]:
                 work.wait()
-        return [*missing]
+        return missing
 
     # -- the record
 
