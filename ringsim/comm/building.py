@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch.distributed import ProcessGroup
 
-from ringsim.comm.collectives import Call, Tensors, for_receiving, for_sending
+from ringsim.comm.calls import Call, Tensors, for_receiving, for_sending
 from ringsim.comm.handles import Handle
 from ringsim.comm.reductions import check_reduction, reduce_parts
 

@@ -39,7 +39,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ringsim.comm.backends import CurrentBackend
 from ringsim.comm.backends import set_backend as _set_backend
 from ringsim.comm.bootstrap import Card, build_default_group, finishing, meet
-from ringsim.comm.collectives import make_signature, name_function
+from ringsim.comm.calls import make_signature, name_function
 from ringsim.comm.deepspeed_log import describe
 from ringsim.comm.functions import FUNCTIONS, MANAGING
 from ringsim.comm.handles import Handle
@@ -183,14 +183,9 @@ def all_gather_coalesced(
     Torch's function of this name takes lists of lists.
 
     Raises:
-        ArgumentError: the lists differ in length.
+        ValueError: the lists differ in length.
     """
-    if len(output_tensors) != len(input_tensors):
-        raise ArgumentError(
-            f"output_tensors must be as many as input_tensors, got {len(output_tensors)} and "
-            f"{len(input_tensors)} (all_gather_coalesced). Pass one output for each input."
-        )
-    pairs = zip(output_tensors, input_tensors, strict=True)
+    pairs = list(zip(output_tensors, input_tensors, strict=True))
     works = [
         FUNCTIONS["all_gather_into_tensor"](
             output, each, group, True, log_name="all_gather_coalesced"

@@ -34,7 +34,7 @@ import torch
 from torch.distributed import ProcessGroup, Work
 
 from ringsim.comm.bootstrap import leave_thread
-from ringsim.comm.collectives import METHODS, Reading, find_tensors
+from ringsim.comm.calls import METHODS, Reading, find_tensors
 from ringsim.comm.torch_private import Hook, keys_below_backend_select, tree_leaves
 from ringsim.traces.events import ERROR, NONE, OK
 from ringsim.traces.recorder import Recorder

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from ringsim.comm.building import build, warn_once
-from ringsim.comm.collectives import (
+from ringsim.comm.calls import (
     READINGS,
     GroupMembers,
     make_signature,

@@ -55,7 +55,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim.comm import torch_hooks
-from ringsim.comm.collectives import describe
+from ringsim.comm.calls import describe
 from ringsim.comm.deepspeed_log import write_line, write_table
 from ringsim.comm.log_table import LogTable, is_operation, make_rows, name_operations
 from ringsim.comm.numbering import name_and_ranks

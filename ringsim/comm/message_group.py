@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from ringsim.comm.building import FALLBACK_TAG, build, warn_once
-from ringsim.comm.collectives import (
+from ringsim.comm.calls import (
     READINGS,
     Call,
     GroupMembers,

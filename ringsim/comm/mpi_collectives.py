@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from ringsim.comm.collectives import (
+from ringsim.comm.calls import (
     Call,
     Tensors,
     for_receiving,

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from ringsim.comm.collectives import Call, check_dense, for_receiving, for_sending
+from ringsim.comm.calls import Call, check_dense, for_receiving, for_sending
 from ringsim.comm.handles import Handle
 from ringsim.comm.message_group import MessageGroup, to_seconds
 from ringsim.comm.mpi_collectives import Started, as_bytes, as_mpi, start

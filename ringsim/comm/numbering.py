@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from ringsim.comm.collectives import (
+from ringsim.comm.calls import (
     Reading,
     describe,
     find_reduction,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.distributed import ReduceOp
 
-from ringsim.comm.collectives import name_of_reduction
+from ringsim.comm.calls import name_of_reduction
 from ringsim.errors import ArgumentError
 
 __all__ = ["check_reduction", "find_refusal", "reduce_parts"]

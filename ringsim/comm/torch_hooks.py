@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, c10d_logger, distributed_c10d
 
 from ringsim.comm import handed_over, program_spans
+from ringsim.comm.calls import METHODS, Reading, find_splits
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
-from ringsim.comm.collectives import METHODS, Reading, find_splits
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.comm.group_order import record_end_of_groups, record_new_groups

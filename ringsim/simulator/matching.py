@@ -34,7 +34,7 @@ from typing import Any, Final
 import torch
 from torch.distributed import Work
 
-from ringsim.comm.collectives import Members, check_dense
+from ringsim.comm.calls import Members, check_dense
 from ringsim.comm.torch_private import in_backward, outside_modes, run_after_backward
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, name_ranks, say

@@ -3,7 +3,7 @@
 What each is called, what it does, how much traffic it makes, and of which messages it can be made.
 Everything that must know one collective from another reads this table: the recorder, the analysis
 of traces, the simulator, the formats of other tools and, with torch's arguments added, the backends
-(``ringsim.comm.collectives``).
+(``ringsim.comm.calls``).
 
 Two bandwidths are usual. The algorithm bandwidth says how fast the program's own buffer moved, S /
 t. The bus bandwidth multiplies it by what the operation must at least move over the slowest link,

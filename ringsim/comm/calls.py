@@ -1,10 +1,10 @@
-"""The table of collectives, torch's side.
+"""How a call of a collective is read, checked and brought into one form for every backend.
 
-How a call is read, checked and brought into one form for every backend. ``read_call`` turns a call
-of a function of ``torch.distributed`` into a ``Call``: what this rank gives, what it gets, who the
-root is, how values are reduced. Checks stand here and nowhere else. What is one tensor in the call
-(``all_gather_into_tensor``, ``all_to_all_single``, ...) is cut into one a rank, so that a backend
-has to know nine families only::
+``read_call`` turns a call of a function of ``torch.distributed`` into a ``Call``: what this rank
+gives, what it gets, which rank is the root, how values are reduced. Checks are here and nowhere
+else. A single tensor in the call (``all_gather_into_tensor``, ``all_to_all_single``, ...) is cut
+into one tensor per rank, so that a backend only has
+to know nine families::
 
     family          inputs                  outputs                   what happens
     broadcast       [tensor]                [tensor]                  outputs <- the root's inputs
