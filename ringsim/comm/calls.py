@@ -237,7 +237,7 @@ class Reading:
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name.
 
-        Raises TypeError where torch's function does not take them.
+        Raises TypeError if torch's function does not take them.
         """
         values = {**dict(zip(self._defaults, args, strict=False)), **kwargs}
         if (
@@ -360,9 +360,9 @@ class Call:
         carried: the tensors that the size is computed from.
         copies: how many times they count: the group size where they are one rank's share.
         results: the tensors of the user that hold the result.
-        root: the root, NONE where there is none.
-        op: how values are reduced, None where they are not.
-        cut_given: cuts the one tensor that is given into one for each rank; None where they are
+        root: the root, NONE if there is none.
+        op: how values are reduced, None if they are not.
+        cut_given: cuts the one tensor that is given into one for each rank; None if they are
             several.
         cut_taken: the same of what is taken.
     """
@@ -381,22 +381,22 @@ class Call:
 
     @property
     def collective(self) -> Collective:
-        """What kind of collective it is."""
+        """The kind of collective."""
         return COLLECTIVES[self.name]
 
     @property
     def tensors(self) -> Tensors:
-        """What this rank gives and gets; once what is both."""
+        """The tensors that this rank gives and gets; those that are both, once."""
         return self.given if self.given is self.taken else (*self.given, *self.taken)
 
     @property
     def recorded_name(self) -> str:
-        """What it is called in a trace, which knows no newer spelling of a gather."""
+        """The name in a trace, which does not know the newer spellings of a gather."""
         return self.name if self.name in OP_CODES else self.collective.name
 
     @cached_property
     def inputs(self) -> Tensors:
-        """What this rank gives, as in the table above."""
+        """The tensors that this rank gives, as in the table above."""
         return self.cut_given(self.given[0]) if self.cut_given and self.given else self.given
 
     @cached_property
@@ -639,12 +639,12 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def for_sending(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor itself where it is plain, else a copy that is."""
+    """Returns the tensor itself if it is plain, else a copy that is."""
     return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def for_receiving(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor itself where it is plain.
+    """Returns the tensor itself if it is plain.
 
     Else a plain one to receive into, whose elements are then copied.
     """

@@ -204,7 +204,7 @@ def all_reduce_coalesced(
     log_name: str = "all_reduce",
     debug: Any = None,
 ) -> Handle | None:
-    """Reduces each of several tensors, all under way together."""
+    """Reduces each of several tensors, all in flight together."""
     works = [
         FUNCTIONS["all_reduce"](
             tensor, to_torch(op), group, True, prof=prof, log_name=log_name, debug=debug

@@ -111,7 +111,7 @@ def make_function(
     Args:
         name: of the function.
         signature: torch's.
-        native: torch's function; None where torch has it not.
+        native: torch's function; None if torch lacks it.
 
     Returns:
         The function, with the log's ``prof``, ``log_name`` and ``debug`` besides.

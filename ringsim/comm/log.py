@@ -160,7 +160,7 @@ class Records:
 
 
 class Recorded(NamedTuple):
-    """What a rank has recorded since its log first began."""
+    """The operations that a rank has recorded since its log first began."""
 
     events: Events  # its operations, in order of posting
     logged: Ints  # bool, as long: the others are kept to tell which are first ones
@@ -269,7 +269,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What is logged, and what has been."""
+    """The settings of the log, and what was logged before."""
 
     prof_all: bool = True  # whether all operations are selected
     prof_ops: frozenset[str] = frozenset()  # names of operations, or of the log, that are selected
@@ -347,7 +347,7 @@ def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], 
 def _write_lines(style: str, recorder: Recorder, before: int) -> None:
     """Logs a line for each operation that this thread has posted since the bookmark ``before``.
 
-    In DeepSpeed's style rank 0 alone does.
+    In DeepSpeed's style only rank 0 does.
     """
     if style == "deepspeed" and find_place()[0] != 0:
         return

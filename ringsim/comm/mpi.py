@@ -46,7 +46,7 @@ _CODE: Final[Any] = vars(SystemExit)["code"]
 
 
 class _Exit(SystemExit):
-    """What ``sys.exit`` raises while the job lasts."""
+    """The exception that ``sys.exit`` raises while the job lasts."""
 
     on_end: Callable[[Any], None]
 

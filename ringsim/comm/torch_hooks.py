@@ -188,9 +188,9 @@ _OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 
 
 def _is_called_by_torch(frame: FrameType | None) -> bool:
-    """Tells whether torch's own code called a function of torch.distributed.
+    """Returns whether torch's own code called a function of torch.distributed.
 
-    What becomes of its handle is not the program's doing.
+    The program does not decide what happens to its handle.
     """
     while frame is not None and frame.f_code.co_filename in _OF_SPEAKER:
         frame = frame.f_back
@@ -198,7 +198,7 @@ def _is_called_by_torch(frame: FrameType | None) -> bool:
 
 
 def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> bool:
-    """Tells whether a monitored barrier was given a time-out, from what torch passes on.
+    """Returns whether a monitored barrier was given a time-out, from what torch passes on.
 
     The default is torch's own.
     """
@@ -382,7 +382,7 @@ class _Hooks:
     def complete_with(self, work: Any, slot: int) -> bool:
         """Makes the wait for ``work`` complete the record at ``slot`` too.
 
-        False where nobody is known to wait for it.
+        False if nothing is known to wait for it.
         """
         other = self.take(work) if isinstance(work, Work) else None
         if other is None:

@@ -349,7 +349,7 @@ def destroy_group(group: dist.ProcessGroup | None) -> None:
 
 
 def _builds_privately() -> bool:
-    """Tells whether members can build a group by themselves with this torch.
+    """Returns whether members can build a group by themselves with this torch.
 
     A known version that has all private names.
     """
