@@ -133,6 +133,7 @@ def use_many_names() -> None:
     with ringsim.span("no operation"):
         ringsim.mark("nor this")
     mine(tensor)
+    mine(tensor)
     with contextlib.suppress(KeyError):
         mine(tensor, fails=True)
 
@@ -151,7 +152,8 @@ def test_rows_are_by_name_operation_group_size_and_size() -> None:
     scattered = keys["reduce_scatter_tensor", "reduce_scatter_tensor", 4, 4000]
     assert scattered.busbw_gb_per_s == pytest.approx(scattered.algbw_gb_per_s * 3 / 4)
     own = keys["mine", "span", 4, 1000]
-    assert (own.count, own.failed, own.in_flight) == (2, RANKS, 0)
+    assert (own.count, own.failed, own.in_flight) == (3, RANKS, 0)
+    assert own.straggler_mean_us == pytest.approx(0)
     assert {"monitored_barrier", "all_gather_object"} <= {row.name for row in rows}
     assert not {"no operation", "nor this"} & {row.name for row in rows}
 

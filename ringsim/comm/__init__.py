@@ -15,7 +15,7 @@ import torch.distributed as _torch
 from ringsim.comm.backends import current_backend as _current_backend
 from ringsim.comm.backends import set_backend as set_backend
 from ringsim.comm.building import FALLBACK_TAG as FALLBACK_TAG
-from ringsim.comm.deepspeed import OPERATIONS as _OPERATIONS
+from ringsim.comm.deepspeed import allgather_fn as allgather_fn
 from ringsim.comm.deepspeed import enable_symm_mem_for_group as enable_symm_mem_for_group
 from ringsim.comm.deepspeed import get_all_ranks_from_group as get_all_ranks_from_group
 from ringsim.comm.deepspeed import get_local_rank as get_local_rank
@@ -27,6 +27,7 @@ from ringsim.comm.deepspeed import has_reduce_scatter_tensor as has_reduce_scatt
 from ringsim.comm.deepspeed import in_aml as in_aml
 from ringsim.comm.deepspeed import in_aws_sm as in_aws_sm
 from ringsim.comm.deepspeed import in_dlts as in_dlts
+from ringsim.comm.deepspeed import inference_all_reduce as inference_all_reduce
 from ringsim.comm.deepspeed import init_distributed as init_distributed
 from ringsim.comm.deepspeed import initialize_mesh_device as initialize_mesh_device
 from ringsim.comm.deepspeed import mpi_discovery as mpi_discovery
@@ -36,6 +37,7 @@ from ringsim.comm.deepspeed import (
 from ringsim.comm.deepspeed import (
     patch_aws_sm_env_for_torch_nccl_backend as patch_aws_sm_env_for_torch_nccl_backend,
 )
+from ringsim.comm.deepspeed import reduce_scatter_fn as reduce_scatter_fn
 from ringsim.comm.functions import FUNCTIONS as _FUNCTIONS
 from ringsim.comm.functions import MANAGING as _MANAGING
 from ringsim.comm.functions import P2POp as P2POp
@@ -58,11 +60,9 @@ if TYPE_CHECKING:
     cdb: _CurrentBackend
 
 _register_mpi()
+# those of the torch that is installed: type checkers and editors have their names from above
 globals().update(_FUNCTIONS)
 globals().update(_MANAGING)
-allgather_fn = _OPERATIONS["allgather_fn"]
-inference_all_reduce = _OPERATIONS["inference_all_reduce"]
-reduce_scatter_fn = _OPERATIONS["reduce_scatter_fn"]
 
 
 def __getattr__(name: str) -> Any:

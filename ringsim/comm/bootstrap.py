@@ -68,7 +68,7 @@ class BackgroundCall(Generic[T]):
     def result(self, limit_s: float) -> T:
         """Returns what the call returned, or raises what it raised.
 
-        TimeoutError where it has not ended within ``limit_s``, and goes on.
+        TimeoutError if it has not ended within ``limit_s``, and goes on.
         """
         try:
             return self._future.result(max(limit_s, 0.0))
@@ -108,7 +108,7 @@ class LeftAlready(Exception):
 
 @dataclass(frozen=True)
 class Card:
-    """What a rank says of itself at the roll-call."""
+    """A rank's description of itself for the roll-call."""
 
     world_size: int  # how many ranks it expects
     comm_device: str  # "cpu" or "gpu"
@@ -147,9 +147,9 @@ def in_words(ranks: list[int]) -> str:
 
 
 def find_fault(cards: list[Card]) -> str | None:
-    """Says what is wrong with a full set of cards, one for each rank in order.
+    """Returns what is wrong with a full set of cards, one for each rank in order.
 
-    None where all is well.
+    None if nothing is wrong.
     """
     users: dict[str, int] = {}
     for rank, card in enumerate(cards):
@@ -191,7 +191,7 @@ def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
 
 
 def _disagreement(head: Card, card: Card, rank: int) -> str | None:
-    """Says what differs between rank 0's card and that of ``rank``, None where they agree."""
+    """Returns how the card of ``rank`` differs from rank 0's, None if they agree."""
     for name in ("world_size", "comm_device"):
         ours, theirs = getattr(head, name), getattr(card, name)
         if ours != theirs:
@@ -241,8 +241,8 @@ class RollCall:
         self._listed = False  # this process has this rank's number, and no other has it
         # All ranks take part in a roll-call before any can begin the next, so this count is the
         # same number of full rounds on each of them.
-        generation = (store.add("ringsim/arrivals", 1) - 1) // world_size if reused else 0
-        self.store = PrefixStore(f"ringsim/{generation}", store)
+        number = (store.add("ringsim/arrivals", 1) - 1) // world_size if reused else 0
+        self.store = PrefixStore(f"ringsim/{number}", store)
         if not reused and self.store.add("left", 0) > 0:
             raise LeftAlready
 
@@ -317,7 +317,7 @@ class RollCall:
             self._verdict("built", deadline)
 
     def leave(self, limit_s: float) -> None:
-        """Says that this rank is done with the store.
+        """Announces that this rank is done with the store.
 
         The host stays until all are, at most ``limit_s`` seconds.
         """
@@ -331,7 +331,7 @@ class RollCall:
 
     @contextmanager
     def _connection(self) -> Iterator[None]:
-        """Says in ringsim's words that the store was lost."""
+        """Raises RendezvousFailed if the store is lost."""
         try:
             yield
         except RendezvousFailed:
@@ -375,9 +375,9 @@ class RollCall:
         if self._wait(f"{stage}/verdict", deadline):
             verdict: dict[str, Any] = json.loads(self.store.get(f"{stage}/verdict"))
         else:
-            here = self.store.add(f"{stage}/count", 0)
+            arrived = self.store.add(f"{stage}/count", 0)
             why = "every rank must be there in time, got a time-out" + self._attendance(stage)
-            verdict = self._publish(stage, {"error": why, "readers": here})
+            verdict = self._publish(stage, {"error": why, "readers": arrived})
         if "error" in verdict:
             self._end(stage, verdict)
         return verdict
@@ -433,7 +433,7 @@ class Rendezvous:
     roll: RollCall  # this rank's part in the roll-call; its ``store`` is theirs alone
     rings: list[tuple[int, ...]]  # every ring of this world, as its global ranks in order
     loopback: bool  # all of them are on this machine, and say so
-    # the file descriptor this process listens on, None where another does
+    # the file descriptor this process listens on, None if another process does
     listener: int | None = None
 
 
@@ -612,7 +612,7 @@ def close_door(descriptor: int, address: str, port: int) -> socket.socket | None
 
     Returns:
         A socket that holds the port and does not listen, for ``host`` to open another store on;
-        None where somebody was quicker.
+        None if another process was quicker.
     """
     _stop_listening(descriptor)
     holder = socket.socket()
@@ -656,6 +656,25 @@ def build_default_group(
         undo()
         raise
     return undo
+
+
+@contextmanager
+def finishing(rendezvous: Rendezvous, timeout_s: float) -> Iterator[None]:
+    """Waits at the end of a with block until all ranks have built their groups.
+
+    A group that cannot be built within ends all ranks with the same words.
+    """
+    roll, why, failure = rendezvous.roll, None, None
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        failure = error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        why = f"rank {roll.rank} must reach its peers, got {reason}"
+    try:
+        roll.finish(time.monotonic() + timeout_s, why)
+    except RendezvousFailed as error:
+        raise error from failure
 
 
 def leave(rendezvous: Rendezvous, timeout_s: float) -> None:
@@ -721,7 +740,7 @@ def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _leads_alike(host: str) -> bool:
-    """Tells whether a host that leads to loopback here does so on every machine.
+    """Returns whether a host that leads to loopback here does so on every machine.
 
     An address, or "localhost". A machine's own name does not: its /etc/hosts may lead to loopback
     (Debian: 127.0.1.1) where the others find its address on the network.
@@ -757,7 +776,7 @@ def _resolve(host: str, deadline: float) -> list[Address]:
 def loopback_interface() -> str | None:
     """Returns the name of this machine's loopback interface.
 
-    "lo" on Linux, "lo0" on macOS; None where it has another.
+    "lo" on Linux, "lo0" on macOS; None if it has another name.
     """
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)

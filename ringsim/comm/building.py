@@ -11,17 +11,16 @@ import os
 import sys
 import warnings
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.distributed import ProcessGroup
 
-from ringsim.comm.collectives import Call, Tensors, for_receiving, for_sending
+from ringsim.comm.calls import Call, Tensors, for_receiving, for_sending
 from ringsim.comm.handles import Handle
 from ringsim.comm.reductions import check_reduction, reduce_parts
-from ringsim.errors import RingError
 
-__all__ = ["FALLBACK_TAG", "build", "build_monitored_barrier", "warn_once"]
+__all__ = ["FALLBACK_TAG", "build", "warn_once"]
 
 FALLBACK_TAG: Final = 31_717  # below 2**15, which every MPI can carry
 _LIBRARIES: Final = (
@@ -134,41 +133,3 @@ def _places_for(call: Call, rank: int) -> Tensors:
 
 def _empty(tensors: Tensors) -> list[torch.Tensor]:
     return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
-
-
-def build_monitored_barrier(group: ProcessGroup, timeout: Any, wait_all_ranks: bool) -> None:
-    """Blocks until every rank has come: each reports to the first, which answers all.
-
-    Args:
-        group: whose ranks meet.
-        timeout: limit of each message; None for the group's.
-        wait_all_ranks: whether the first rank names all missing ranks, or one.
-
-    Raises:
-        RingError: on the first rank, a rank did not come in time.
-    """
-    others = range(1, group.size())
-
-    def report(place: int) -> Any:
-        return group.send([torch.zeros(1, dtype=torch.int32)], place, FALLBACK_TAG)
-
-    def listen(place: int) -> Any:
-        return group.recv([torch.zeros(1, dtype=torch.int32)], place, FALLBACK_TAG)
-
-    if group.rank() > 0:
-        Handle([report(0), listen(0)]).wait(timeout)
-        return
-    missing: dict[int, Exception] = {}
-    for place, work in [(place, listen(place)) for place in others]:
-        try:
-            Handle([work]).wait(timeout)
-        except (RuntimeError, OSError, RingError) as error:
-            missing[place] = error
-            if not wait_all_ranks:
-                break
-    if missing:
-        raise RingError(
-            f"all ranks must reach monitored_barrier, got none of ranks {list(missing)} in time. "
-            "Look where they are."
-        ) from next(iter(missing.values()))
-    Handle([report(place) for place in others]).wait(timeout)

@@ -91,7 +91,7 @@ class Prechecks:
     def check_message(
         self, attempt: Attempt, tensors: Any, rank: Any, size: int, post: Post
     ) -> None:
-        """Raises ArgumentError where a message's other side is not in its group.
+        """Raises ArgumentError if a message's other side is not in its group.
 
         Or its tensors hold no data; see ``explain`` for the rest.
 
@@ -140,7 +140,7 @@ class Prechecks:
         self.refuse(what, "Use tensor.contiguous(), and copy the result back", attempt, post)
 
     def refuse_outsider(self, op_name: str) -> None:
-        """Raises ArgumentError where a message on a group that this rank is not in would be lost.
+        """Raises ArgumentError if a message on a group that this rank is not in would be lost.
 
         That is in place of torch's warning. A collective outside its group does nothing, on purpose
         in many programs, which call it on all ranks: there the warning is enough.
@@ -154,7 +154,7 @@ class Prechecks:
         )
 
     def check_not_self(self, group: ProcessGroup | int, rank: int, what: str) -> None:
-        """Raises ArgumentError where a rank sends to itself, or is an outsider.
+        """Raises ArgumentError if a rank sends to itself, or is an outsider.
 
         Torch's own function of that name raises ValueError.
         """
@@ -331,7 +331,7 @@ class BufferGuard:
     def _begin(self, tensors: Any, sends: bool) -> _Use | None:
         """Returns the use of a buffer that a message is about to make.
 
-        None where there is none to be guarded.
+        None if there is nothing to guard.
         """
         tensor = tensors[0] if tensors else None
         if (
@@ -373,7 +373,7 @@ class BufferGuard:
         return [use for use in self.uses.values() if use.first < end and first < use.end]
 
     def look_at(self, tensor: torch.Tensor, operation: str, *, writes: bool) -> None:
-        """Raises where an operation uses a tensor in a buffer that a message is using."""
+        """Raises an error if an operation uses a tensor in a buffer that a message is using."""
         if not _in_memory(tensor):
             return
         first = tensor.data_ptr()
@@ -388,7 +388,7 @@ class BufferGuard:
                 self._complain("buffer_hazard", what, use.what, "Call wait() on the handle first")
 
     def check_end(self) -> None:
-        """Raises where messages were posted and never waited for."""
+        """Raises an error if messages were posted and never waited for."""
         if self.uses:
             use, more = next(iter(self.uses.values())), len(self.uses) - 1
             self.uses.clear()

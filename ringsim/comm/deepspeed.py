@@ -25,7 +25,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -39,15 +38,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ringsim.comm.backends import CurrentBackend
 from ringsim.comm.backends import set_backend as _set_backend
-from ringsim.comm.bootstrap import Card, build_default_group, meet
-from ringsim.comm.collectives import make_signature, name_function
+from ringsim.comm.bootstrap import Card, build_default_group, finishing, meet
+from ringsim.comm.calls import make_signature, name_function
 from ringsim.comm.deepspeed_log import describe
 from ringsim.comm.functions import FUNCTIONS, MANAGING
 from ringsim.comm.handles import Handle
 from ringsim.comm.log import configure, find_place
 from ringsim.comm.log import log_summary as _log_summary
 from ringsim.environment import Discovery, discover
-from ringsim.errors import ArgumentError, RendezvousFailed, RingError
+from ringsim.errors import ArgumentError, RingError
 from ringsim.state import get_state
 
 TorchBackend = CurrentBackend  # DeepSpeed's name
@@ -96,64 +95,81 @@ def to_torch(op: Any) -> Any:
 
 
 _REST: Final = "group=None, async_op=False"
-# by name: DeepSpeed's arguments, in torch's order, without those of the log
-_SPELLINGS: Final = {
-    "send": "tensor, dst, group=None, tag=0",
-    "recv": "tensor, src=None, group=None, tag=0",
-    "isend": "tensor, dst, group=None, tag=0",
-    "irecv": "tensor, src=None, group=None, tag=0",
-    "broadcast": f"tensor, src, {_REST}",
-    "broadcast_object_list": "object_list, src, group=None, device=None",
-    "all_gather": f"tensor_list, tensor, {_REST}",
-    "all_gather_object": "object_list, obj, group=None",
-    "all_gather_into_tensor": f"output_tensor, tensor, {_REST}",
-    "allgather_fn": f"output_tensor, input_tensor, {_REST}",
-    "gather": f"tensor, gather_list=None, dst=0, {_REST}",
-    "scatter": f"tensor, scatter_list=None, src=0, {_REST}",
-    "all_reduce": f"tensor, op=SUM, {_REST}",
-    "inference_all_reduce": f"tensor, op=SUM, {_REST}",
-    "reduce": f"tensor, dst, op=SUM, {_REST}",
-    "reduce_scatter": f"output, input_list, op=SUM, {_REST}",
-    "reduce_scatter_tensor": f"output_tensor, tensor, op=SUM, {_REST}",
-    "reduce_scatter_fn": f"output_tensor, tensor, op=SUM, {_REST}",
-    "all_to_all_single": (
-        f"output, tensor, output_split_sizes=None, input_split_sizes=None, {_REST}"
-    ),
-    "all_to_all": f"output_tensor_list, input_tensor_list, {_REST}",
-    "barrier": f"{_REST}, device_ids=None",
-    "monitored_barrier": "group=None, timeout=None, wait_all_ranks=False",
-    "batch_isend_irecv": "p2p_op_list",
-}
-# torch's names, where they differ
-_NATIVE: Final = {
-    "allgather_fn": "all_gather_into_tensor",
-    "inference_all_reduce": "all_reduce",
-    "reduce_scatter_fn": "reduce_scatter_tensor",
-}
-# arguments of the log; others have all three
-_EXTRAS: Final = {"allgather_fn": "debug=None", "reduce_scatter_fn": "prof=False, debug=None"}
+_EXTRAS: Final = "prof=False, log_name=NAME, debug=None"  # arguments of the log
 
 
-def _make_operation(name: str) -> Callable[..., Any]:
-    """Makes DeepSpeed's function: it binds the arguments, and calls that of ``ringsim.comm``."""
-    native = _NATIVE.get(name, name)
-    extras = {"prof": False, "log_name": native, "debug": None}
-    added = _EXTRAS.get(name, "prof=False, log_name=NAME, debug=None")
-    signature = make_signature(f"{_SPELLINGS[name]}, {added}", SUM=ReduceOp.SUM, NAME=native)
-    own = [each for each in signature.parameters if each not in extras]
+def _make_operation(
+    name: str, arguments: str, native: str = "", extras: str = _EXTRAS
+) -> Callable[..., Any]:
+    """Makes DeepSpeed's function: it binds the arguments, and calls that of ``ringsim.comm``.
+
+    Args:
+        name: of the function.
+        arguments: DeepSpeed's, in torch's order, without those of the log.
+        native: torch's name, if it differs.
+        extras: the arguments of the log that it takes.
+    """
+    native = native or name
+    options = {"prof": False, "log_name": native, "debug": None}
+    signature = make_signature(f"{arguments}, {extras}", SUM=ReduceOp.SUM, NAME=native)
+    own = [each for each in signature.parameters if each not in options]
 
     def operation(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        options = extras | bound.arguments
-        values = [to_torch(options.pop(each)) for each in own]
-        return FUNCTIONS[native](*values, **options)
+        given = options | bound.arguments
+        values = [to_torch(given.pop(each)) for each in own]
+        return FUNCTIONS[native](*values, **given)
 
     doc = (
         f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by "
         "DeepSpeed's arguments."
     )
     return name_function(operation, name, doc, signature, __name__)
+
+
+send = _make_operation("send", "tensor, dst, group=None, tag=0")
+recv = _make_operation("recv", "tensor, src=None, group=None, tag=0")
+isend = _make_operation("isend", "tensor, dst, group=None, tag=0")
+irecv = _make_operation("irecv", "tensor, src=None, group=None, tag=0")
+broadcast = _make_operation("broadcast", f"tensor, src, {_REST}")
+broadcast_object_list = _make_operation(
+    "broadcast_object_list", "object_list, src, group=None, device=None"
+)
+all_gather = _make_operation("all_gather", f"tensor_list, tensor, {_REST}")
+all_gather_object = _make_operation("all_gather_object", "object_list, obj, group=None")
+all_gather_into_tensor = _make_operation(
+    "all_gather_into_tensor", f"output_tensor, tensor, {_REST}"
+)
+allgather_fn = _make_operation(
+    "allgather_fn", f"output_tensor, input_tensor, {_REST}", "all_gather_into_tensor", "debug=None"
+)
+gather = _make_operation("gather", f"tensor, gather_list=None, dst=0, {_REST}")
+scatter = _make_operation("scatter", f"tensor, scatter_list=None, src=0, {_REST}")
+all_reduce = _make_operation("all_reduce", f"tensor, op=SUM, {_REST}")
+inference_all_reduce = _make_operation(
+    "inference_all_reduce", f"tensor, op=SUM, {_REST}", "all_reduce"
+)
+reduce = _make_operation("reduce", f"tensor, dst, op=SUM, {_REST}")
+reduce_scatter = _make_operation("reduce_scatter", f"output, input_list, op=SUM, {_REST}")
+reduce_scatter_tensor = _make_operation(
+    "reduce_scatter_tensor", f"output_tensor, tensor, op=SUM, {_REST}"
+)
+reduce_scatter_fn = _make_operation(
+    "reduce_scatter_fn",
+    f"output_tensor, tensor, op=SUM, {_REST}",
+    "reduce_scatter_tensor",
+    "prof=False, debug=None",
+)
+all_to_all_single = _make_operation(
+    "all_to_all_single", f"output, tensor, output_split_sizes=None, input_split_sizes=None, {_REST}"
+)
+all_to_all = _make_operation("all_to_all", f"output_tensor_list, input_tensor_list, {_REST}")
+barrier = _make_operation("barrier", f"{_REST}, device_ids=None")
+monitored_barrier = _make_operation(
+    "monitored_barrier", "group=None, timeout=None, wait_all_ranks=False"
+)
+batch_isend_irecv = _make_operation("batch_isend_irecv", "p2p_op_list")
 
 
 def all_gather_coalesced(
@@ -167,14 +183,9 @@ def all_gather_coalesced(
     Torch's function of this name takes lists of lists.
 
     Raises:
-        ArgumentError: the lists differ in length.
+        ValueError: the lists differ in length.
     """
-    if len(output_tensors) != len(input_tensors):
-        raise ArgumentError(
-            f"output_tensors must be as many as input_tensors, got {len(output_tensors)} and "
-            f"{len(input_tensors)} (all_gather_coalesced). Pass one output for each input."
-        )
-    pairs = zip(output_tensors, input_tensors, strict=True)
+    pairs = list(zip(output_tensors, input_tensors, strict=True))
     works = [
         FUNCTIONS["all_gather_into_tensor"](
             output, each, group, True, log_name="all_gather_coalesced"
@@ -193,7 +204,7 @@ def all_reduce_coalesced(
     log_name: str = "all_reduce",
     debug: Any = None,
 ) -> Handle | None:
-    """Reduces each of several tensors, all under way together."""
+    """Reduces each of several tensors, all in flight together."""
     works = [
         FUNCTIONS["all_reduce"](
             tensor, to_torch(op), group, True, prof=prof, log_name=log_name, debug=debug
@@ -212,16 +223,6 @@ def _wait_for_all(
         return handle
     handle.wait()
     return None
-
-
-OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
-    **{name: _make_operation(name) for name in _SPELLINGS},
-    "all_gather_coalesced": all_gather_coalesced,
-    "all_reduce_coalesced": all_reduce_coalesced,
-}
-
-
-globals().update(OPERATIONS)
 
 
 # -- groups, and questions
@@ -363,9 +364,9 @@ def get_local_rank() -> int:
     Raises:
         RingError: nothing says it.
     """
-    said = os.environ.get("LOCAL_RANK", "")
-    if said.isdecimal():
-        return int(said)
+    variable = os.environ.get("LOCAL_RANK", "")
+    if variable.isdecimal():
+        return int(variable)
     ring = get_state().ring
     return discover(ask_mpi=False).local_rank if ring is None else ring.local_rank
 
@@ -517,16 +518,8 @@ def _join(name: str, found: Discovery, timeout: timedelta) -> None:
     rendezvous = meet(
         found.head_ip, found.port, found.rank, found.world_size, card, timeout.total_seconds()
     )
-    failure = why = None
-    try:
+    with finishing(rendezvous, timeout.total_seconds()):
         build_default_group(rendezvous, found.rank, found.world_size, name, timeout)
-    except (RuntimeError, ValueError) as error:
-        failure = error
-        why = f"rank {found.rank} must build its process group, got {error}"
-    try:
-        rendezvous.roll.finish(time.monotonic() + timeout.total_seconds(), why)
-    except RendezvousFailed as error:
-        raise error from failure
 
 
 def mpi_discovery(

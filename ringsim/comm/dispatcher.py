@@ -34,7 +34,7 @@ import torch
 from torch.distributed import ProcessGroup, Work
 
 from ringsim.comm.bootstrap import leave_thread
-from ringsim.comm.collectives import METHODS, Reading, find_tensors
+from ringsim.comm.calls import METHODS, Reading, find_tensors
 from ringsim.comm.torch_private import Hook, keys_below_backend_select, tree_leaves
 from ringsim.traces.events import ERROR, NONE, OK
 from ringsim.traces.recorder import Recorder
@@ -45,7 +45,7 @@ __all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
 RETURN_S: Final = 0.001
 LOOK_S: Final = 0.003  # how often to look whether one has that does
 NOTICED_S: Final = 0.5  # C++ may wait for so long unseen
-JOIN_S: Final = 2.0  # what is still under way when recording ends gets this long
+JOIN_S: Final = 2.0  # what is still in flight when recording ends gets this long
 _DONE: Final = object()
 
 
@@ -58,7 +58,7 @@ class Issued(NamedTuple):
         args: the others.
         tensors: those that its size is reckoned from.
         made: those that it fills.
-        root: the group rank of its root, NONE where it has none.
+        root: the group rank of its root, NONE if it has none.
         hand_on: does it; what it returns is to be returned.
     """
 

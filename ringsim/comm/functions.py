@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from ringsim.comm.building import build, warn_once
-from ringsim.comm.collectives import (
+from ringsim.comm.calls import (
     READINGS,
     GroupMembers,
     make_signature,
@@ -76,6 +76,9 @@ def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     group: Any = arguments["group"] or dist.group.WORLD
     if dist.get_rank(group) < 0:
         return None
+    root = READINGS[name].collective.root
+    if root and arguments[f"group_{root}"] is None:
+        arguments[f"group_{root}"] = dist.get_group_rank(group, arguments[root] or 0)
     if isinstance(group, PythonGroup):
         handle = group.begin_collective(name, arguments)
     else:
@@ -108,7 +111,7 @@ def make_function(
     Args:
         name: of the function.
         signature: torch's.
-        native: torch's function; None where torch has it not.
+        native: torch's function; None if torch lacks it.
 
     Returns:
         The function, with the log's ``prof``, ``log_name`` and ``debug`` besides.

@@ -177,7 +177,7 @@ class GpuTimes:
 
 
 class _GpuClock:
-    """What is known of one GPU.
+    """The state of one GPU.
 
     Attributes:
         gpu: which.
@@ -220,7 +220,7 @@ class _GpuClock:
     def tie(self) -> _Anchor | None:
         """Makes an anchor.
 
-        None where its stream, which others may have got from torch's pool too, is busy.
+        None if its stream is busy: others may have got the same one from torch's pool.
         """
         anchors: list[_Anchor] = []
         deadline = self._now() + _TIE_NS
@@ -260,7 +260,7 @@ def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple
 def is_nccl(group: ProcessGroup) -> bool:
     """Returns whether a group's operations on GPUs are NCCL's.
 
-    Whatever it has for tensors of the host.
+    Independent of the backend for tensors of the host.
     """
     return "nccl" in gpu_backend(group)
 
@@ -268,7 +268,7 @@ def is_nccl(group: ProcessGroup) -> bool:
 def find_gpu(value: Any) -> torch.device | None:
     """Returns the GPU of the first tensor on one, in lists and tuples of any depth too.
 
-    None where there is none.
+    None if there is none.
     """
     if isinstance(value, torch.Tensor):
         return value.device if value.is_cuda else None

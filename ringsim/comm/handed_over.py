@@ -1,4 +1,4 @@
-"""Tells the line of an operation that is handed straight to a thread.
+"""Finds the line of an operation that is handed straight to a thread.
 
 As in ``pool.submit(dist.recv, tensor, 0)``. No frame of that thread is the user's. So while
 something is recorded, the line that starts a thread, or hands a function of the library to one, is

@@ -23,7 +23,7 @@ __all__ = ["Handle"]
 
 
 class Handle(Work):
-    """Stands for several operations under way, and for what is left to do once they are complete.
+    """Stands for several operations in flight, and for what is left to do once they are complete.
 
     Args:
         works: handles of the operations; None among them is passed over.

@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from ringsim.comm.collectives import METHODS
+from ringsim.comm.calls import METHODS
 from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.python_group import PythonGroup
 from ringsim.comm.torch_hooks import find_handle_types, install, put

@@ -55,7 +55,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringsim.comm import torch_hooks
-from ringsim.comm.collectives import describe
+from ringsim.comm.calls import describe
 from ringsim.comm.deepspeed_log import write_line, write_table
 from ringsim.comm.log_table import LogTable, is_operation, make_rows, name_operations
 from ringsim.comm.numbering import name_and_ranks
@@ -85,9 +85,17 @@ from ringsim.traces.runs import join_events, read_parts
 from ringsim.traces.spans import label_in_force
 from ringsim.traces.units import bytes_text, rate_text, time_text
 
-_SWITCHES: Final = ("enabled", "prof_all", "verbose", "debug")
-_SETTINGS: Final = ("enabled", "prof_all", "prof_ops", "verbose", "debug", "style")
-_STYLES: Final = ("ringsim", "deepspeed")
+_RULES: Final[dict[str, tuple[Any, str]]] = {  # of the settings
+    **dict.fromkeys(
+        ("enabled", "prof_all", "verbose", "debug"),
+        (lambda value: isinstance(value, bool), "True or False"),
+    ),
+    "prof_ops": (
+        lambda value: not isinstance(value, str) and all(isinstance(each, str) for each in value),
+        "a list of names",
+    ),
+    "style": (lambda value: value in ("ringsim", "deepspeed"), '"ringsim" or "deepspeed"'),
+}
 _LOGGER: Final = logging.getLogger("ringsim.comm")
 # a recorder of our own may begin before this rank knows how many there are
 _ANY_WORLD: Final = 1 << 16
@@ -123,33 +131,19 @@ def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
     else:
         section = getattr(getattr(deepspeed_config, "comms_config", None), "comms_logger", {})
     if not isinstance(section, Mapping):
-        section = {name: getattr(section, name, None) for name in _SETTINGS}
+        section = {name: getattr(section, name, None) for name in _RULES}
     given = {name: value for name, value in arguments.items() if value is not None}
     merged = {**section, **given}
-    settings = {name: merged[name] for name in _SETTINGS if merged.get(name) is not None}
-    for name in _SWITCHES:
-        if not isinstance(settings.get(name, True), bool):
+    settings = {name: merged[name] for name in _RULES if merged.get(name) is not None}
+    for name, value in settings.items():
+        keeps_rule, rule = _RULES[name]
+        if not keeps_rule(value):
             raise ArgumentError(
-                f"{name} must be True or False, got {settings[name]!r} (configure). Leave it out "
-                "to keep it as it is."
+                f"{name} must be {rule}, got {value!r} (configure). Leave it out to keep it as it "
+                "is."
             )
-    if settings.get("style", "ringsim") not in _STYLES:
-        raise ArgumentError(
-            f'style must be "ringsim" or "deepspeed", got {settings["style"]!r} (configure). '
-            "Leave it out for ringsim's."
-        )
     if "prof_ops" in settings:
-        names = settings["prof_ops"]
-        if (
-            isinstance(names, str)
-            or not isinstance(names, Iterable)
-            or not all(isinstance(name, str) for name in names)
-        ):
-            raise ArgumentError(
-                f"prof_ops must be a list of names, got {names!r} (configure). Write "
-                'prof_ops=["all_reduce"].'
-            )
-        settings["prof_ops"] = frozenset(names)
+        settings["prof_ops"] = frozenset(settings["prof_ops"])
     return settings
 
 
@@ -166,7 +160,7 @@ class Records:
 
 
 class Recorded(NamedTuple):
-    """What a rank has recorded since its log first began."""
+    """The operations that a rank has recorded since its log first began."""
 
     events: Events  # its operations, in order of posting
     logged: Ints  # bool, as long: the others are kept to tell which are first ones
@@ -275,7 +269,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What is logged, and what has been."""
+    """The settings of the log, and what was logged before."""
 
     prof_all: bool = True  # whether all operations are selected
     prof_ops: frozenset[str] = frozenset()  # names of operations, or of the log, that are selected
@@ -353,7 +347,7 @@ def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], 
 def _write_lines(style: str, recorder: Recorder, before: int) -> None:
     """Logs a line for each operation that this thread has posted since the bookmark ``before``.
 
-    In DeepSpeed's style rank 0 alone does.
+    In DeepSpeed's style only rank 0 does.
     """
     if style == "deepspeed" and find_place()[0] != 0:
         return
@@ -666,10 +660,10 @@ def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str]) -> Lo
         one_clock=one_clock,
         by_tag=facts[0]["backend"] != "nccl",
     )
-    said = dict.fromkeys(note for each in facts for note in each["notes"])
+    noted = dict.fromkeys(note for each in facts for note in each["notes"])
     unaligned = "the ranks ran on several hosts, whose clocks are not aligned: no straggler time"
     ranks = tuple(each["rank"] for each in facts)
-    return LogTable(rows, world_size, ranks, (*said, *([] if one_clock else [unaligned]), *notes))
+    return LogTable(rows, world_size, ranks, (*noted, *([] if one_clock else [unaligned]), *notes))
 
 
 def _pack(logged: Logged) -> bytes:

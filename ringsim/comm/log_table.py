@@ -111,7 +111,7 @@ _STRAGGLER = ("straggler us", "straggler_mean_us", 14, 1)
 
 @dataclass(frozen=True)
 class LogTable:
-    """What ``log_summary`` found, the same on every rank.
+    """The table that ``log_summary`` makes, the same on every rank.
 
     Attributes:
         rows: one for each name, operation, group size and message size.

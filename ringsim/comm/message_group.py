@@ -7,15 +7,18 @@ are posted: patching the class ``ProcessGroup`` does not see a subclass in Pytho
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from ringsim.comm.building import build, build_monitored_barrier, warn_once
-from ringsim.comm.collectives import (
+from ringsim.comm.building import FALLBACK_TAG, build, warn_once
+from ringsim.comm.calls import (
     READINGS,
     Call,
     GroupMembers,
@@ -26,12 +29,12 @@ from ringsim.comm.collectives import (
 from ringsim.comm.handles import Handle
 from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES, name_and_ranks
 from ringsim.comm.python_group import PythonGroup
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, RunTimeout, name_ranks
 from ringsim.state import get_state
-from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, OP_CODES
 from ringsim.traces.recorder import Post, Recorder
 
-__all__ = ["MessageGroup"]
+__all__ = ["MessageGroup", "to_seconds"]
 
 Begun = tuple[Recorder, int] | None  # who recorded an operation, and where
 
@@ -89,6 +92,16 @@ class MessageGroup(PythonGroup):
             A handle, whose method ``_source_rank`` returns the sender's rank in the group.
         """
 
+    def check_tensor(self, what: str, tensor: Any) -> Tensor:
+        """Returns a tensor that the backend can carry; raises an error if it cannot.
+
+        Args:
+            what: the name of the argument.
+            tensor: the argument.
+        """
+        detached: Tensor = tensor.detach()
+        return detached
+
     def start(self, call: Call) -> Work:
         """Begins a collective; one of a group without this method is built from messages.
 
@@ -105,7 +118,7 @@ class MessageGroup(PythonGroup):
         """The ranks of the group."""
         if self._members is None:
             name, ranks = name_and_ranks(self)
-            self._members = GroupMembers(ranks, self.rank(), name)
+            self._members = GroupMembers(ranks, self.rank(), name, self.check_tensor)
         return self._members
 
     def _set_group_name(self, name: str) -> None:
@@ -124,15 +137,11 @@ class MessageGroup(PythonGroup):
             )
         peer = ANY_SOURCE if place is None else members.ranks[place]
         begun = self._post("isend" if sends else "irecv", members, peer, tag, [tensor])
-        try:
-            work = self.isend(tensor, place or 0, tag) if sends else self.irecv(tensor, place, tag)
-        except BaseException:
-            _fail(begun)
-            raise
-        handle = work if isinstance(work, Handle) else Handle([work], results=[tensor])
-        if begun is not None:
-            handle.record(*begun, () if sends else members.ranks)
-        return handle
+
+        def begin() -> Work:
+            return self.isend(tensor, place or 0, tag) if sends else self.irecv(tensor, place, tag)
+
+        return _begin(begin, begun, [tensor], () if sends else members.ranks)
 
     def begin_collective(
         self, name: str, arguments: Mapping[str, Any], carried: Sequence[Tensor] | None = None
@@ -146,19 +155,63 @@ class MessageGroup(PythonGroup):
         how = "" if call.op is None else name_of_reduction(call.op)
         tensors = carried or call.carried
         begun = self._post(call.recorded_name, members, peer, NONE, tensors, call.copies, how)
-        try:
-            work = self.start(call)
-        except BaseException:
-            _fail(begun)
-            raise
-        handle = work if isinstance(work, Handle) else Handle([work], results=call.results)
-        if begun is not None:
-            handle.record(*begun)
-        return handle
+        return _begin(lambda: self.start(call), begun, call.results)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has come here."""
-        build_monitored_barrier(self, timeout, wait_all_ranks)
+        """Blocks until every rank of the group has come here.
+
+        Each rank reports to the first, which answers all.
+
+        Args:
+            timeout: limit, a timedelta or seconds; None for the group's.
+            wait_all_ranks: whether the first rank names all missing ranks, or one.
+
+        Raises:
+            RunTimeout: a rank has not come.
+        """
+        limit_s = to_seconds(timeout or self.timeout)
+        begun = self._post("monitored_barrier", self.members, NONE, NONE, [])
+        if begun is not None:
+            begun[0].wait(begun[1])
+        status = ERROR
+        try:
+            missing = self._find_missing(limit_s, wait_all_ranks)
+            if missing:
+                raise RunTimeout(
+                    f"all ranks must come to monitored_barrier within {limit_s:g} s, got none of "
+                    f"{name_ranks([*missing])} ({self.members.here()}). See where they are."
+                ) from next(iter(missing.values()))
+            status = OK
+        finally:
+            if begun is not None:
+                begun[0].complete(begun[1], status)
+
+    def _find_missing(self, limit_s: float, wait_all_ranks: bool) -> dict[int, Exception]:
+        """Returns the global ranks that have not come in time, with the errors that say so.
+
+        The first rank looks for all, the others for the first.
+        """
+        deadline_s, others = time.monotonic() + limit_s, range(1, self.size())
+
+        def word(begin: Callable[[Tensor, int, int], Work], place: int) -> tuple[int, Work]:
+            return place, begin(torch.zeros(1, dtype=torch.int32), place, FALLBACK_TAG)
+
+        if self.rank() == 0:
+            words = [word(self.irecv, place) for place in others]
+        else:
+            words = [word(self.isend, 0), word(self.irecv, 0)]
+        missing: dict[int, Exception] = {}
+        for place, work in words:
+            try:
+                work.wait(timedelta(seconds=max(deadline_s - time.monotonic(), 0.001)))
+            except (RuntimeError, OSError) as error:
+                missing[self.members.ranks[place]] = error
+                if not wait_all_ranks:
+                    break
+        if self.rank() == 0 and not missing:
+            for _, work in [word(self.isend, place) for place in others]:
+                work.wait()
+        return missing
 
     # -- the record
 
@@ -193,7 +246,23 @@ class MessageGroup(PythonGroup):
         return None if slot is None else (recorder, slot)
 
 
-def _fail(begun: Begun) -> None:
+def _begin(
+    begin: Callable[[], Work], begun: Begun, results: Sequence[Tensor], ranks: Sequence[int] = ()
+) -> Handle:
+    """Begins an operation, whose end is written down where its beginning was."""
+    try:
+        work = begin()
+    except BaseException:
+        if begun is not None:
+            recorder, slot = begun
+            recorder.complete(slot, ERROR)
+        raise
+    handle = work if isinstance(work, Handle) else Handle([work], results=results)
     if begun is not None:
-        recorder, slot = begun
-        recorder.complete(slot, ERROR)
+        handle.record(*begun, ranks)
+    return handle
+
+
+def to_seconds(timeout: timedelta | float) -> float:
+    """Returns a limit in seconds."""
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)

@@ -46,7 +46,7 @@ _CODE: Final[Any] = vars(SystemExit)["code"]
 
 
 class _Exit(SystemExit):
-    """What ``sys.exit`` raises while the job lasts."""
+    """The exception that ``sys.exit`` raises while the job lasts."""
 
     on_end: Callable[[Any], None]
 
@@ -185,7 +185,6 @@ def enter_job(everybody: Any) -> Callable[[], None]:
 _MPI_CLASS: Final = (dist.distributed_c10d, "ProcessGroupMPI")
 _LEFT: Final = "ringsim/left"
 _LOOK_S: Final = 0.002
-_NAME_BYTES: Final = 256  # of a machine's name, or an address and a port
 
 
 class _Maker:
@@ -217,10 +216,9 @@ class _Maker:
         rank, size = everybody.Get_rank(), everybody.Get_size()
         job = Job(mpi, everybody, None, itertools.count(1), {}, lambda: None)
         world = MpiGroup(job, everybody, range(size), 0, timeout)
-        what = f"init_process_group (rank {rank} of {size})"
-        world.complete(everybody.Ibarrier(), what)
+        world.complete(everybody.Ibarrier(), f"init_process_group (rank {rank} of {size})")
         world.comm, job.control = everybody.Dup(), everybody.Dup()
-        job.store = _share_store(world, what)
+        job.store = _share_store(world)
         undo = enter_job(everybody)
 
         def leave() -> None:
@@ -269,28 +267,26 @@ class _Maker:
         return make_group
 
 
-def _share_store(world: MpiGroup, what: str) -> Any:
+def _share_store(world: MpiGroup) -> Any:
     """Returns a store that all ranks share; rank 0 hosts it, on loopback if all are there."""
-    mpi, rank, size = world.job.mpi, world.rank(), world.size()
-    if size == 1:
+    control, rank = world.job.control, world.rank()
+    if world.size() == 1:
         return HashStore()
     limit_s = world.timeout.total_seconds()
-    mine = mpi.Get_processor_name().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
-    names = bytearray(_NAME_BYTES * size)
-    world.complete(world.job.control.Iallgather(mine, names), what, (mine, names))
-    machines = [names[_NAME_BYTES * i : _NAME_BYTES * (i + 1)].rstrip(b"\0") for i in range(size)]
-    others = [machine.decode() for machine in machines if machine != machines[0]]
-    place, store = bytearray(_NAME_BYTES), None
-    if rank == 0:
-        listener = listen(address_towards(others[0]) if others else HERE, 0)
-        address, port = listener.getsockname()[:2]
-        store = host(listener, limit_s)
-        place[:] = f"{address} {port}".encode().ljust(_NAME_BYTES, b"\0")
-    world.complete(world.job.control.Ibcast(place, 0), what, place)
-    if rank > 0:
-        address, _, port = place.rstrip(b"\0").decode().partition(" ")
-        store = reach(address, int(port), limit_s)
-    return store
+    machines = control.allgather(world.job.mpi.Get_processor_name())
+    others = [machine for machine in machines if machine != machines[0]]
+    place = store = None
+    try:
+        if rank == 0:
+            listener = listen(address_towards(others[0]) if others else HERE, 0)
+            place = listener.getsockname()[:2]
+            store = host(listener, limit_s)
+    finally:
+        place = control.bcast(place)
+    if place is None:
+        raise RingError("rank 0 must host the store that all ranks share, got an error there.")
+    address, port = place
+    return store or reach(address, port, limit_s)
 
 
 def _leave_store(store: Any, rank: int, size: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from ringsim.comm.collectives import (
+from ringsim.comm.calls import (
     Call,
     Tensors,
     for_receiving,
@@ -40,7 +40,7 @@ _OPS: Final = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names
 
 
 class Started(NamedTuple):
-    """What MPI has begun.
+    """An operation that MPI has begun.
 
     Its request, what must live until it is done, and what brings the result to its place.
     """
@@ -103,7 +103,7 @@ def _move(mpi: Any, comm: Any, call: Call) -> Started:
 
 
 def _gathers_in_place(call: Call) -> bool:
-    """Tells whether what is given lies in its place in what is taken, as FSDP gathers."""
+    """Returns whether what is given lies in its place in what is taken, as FSDP gathers."""
     if len(call.taken) != 1 or len(call.given) != 1:
         return False
     whole, mine = call.taken[0], call.given[0]
@@ -247,7 +247,7 @@ def _flatten(tensors: Tensors) -> torch.Tensor:
 def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
     """Returns the bytes to be filled for what is taken, shape (bytes), and what brings them there.
 
-    None where they are there already.
+    None if they are there already.
     """
     taken = call.taken
     # which MPI forbids to be filled

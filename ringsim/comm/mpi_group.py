@@ -18,15 +18,14 @@ from typing import Any, Final
 
 import torch
 
-from ringsim.comm.collectives import Call, GroupMembers, check_dense, for_receiving, for_sending
+from ringsim.comm.calls import Call, check_dense, for_receiving, for_sending
 from ringsim.comm.handles import Handle
-from ringsim.comm.message_group import MessageGroup
+from ringsim.comm.message_group import MessageGroup, to_seconds
 from ringsim.comm.mpi_collectives import Started, as_bytes, as_mpi, start
 from ringsim.comm.python_group import DEFAULT_TIMEOUT
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
-from ringsim.traces.events import ERROR, NONE, OK
 
-__all__ = ["LEAVE_S", "Job", "MpiGroup", "MpiWork", "to_seconds"]
+__all__ = ["LEAVE_S", "Job", "MpiGroup", "MpiWork"]
 
 # looks at a request with nothing but a step aside between them, before sleeping
 _YIELDS: Final = 200
@@ -104,7 +103,7 @@ class MpiWork(Handle):
             MessageMismatch: the message has another size than the tensor.
             RingError: MPI reports something else.
         """
-        limit_s = to_seconds(timeout) or self.group.timeout.total_seconds()
+        limit_s = to_seconds(timeout or self.group.timeout)
         begin, looks, sleep_s = time.monotonic(), 0, _FIRST_SLEEP_S
         while not self._test():
             looks += 1
@@ -181,22 +180,6 @@ class MpiWork(Handle):
         )
 
 
-def to_seconds(timeout: timedelta | float | None) -> float:
-    """Returns a limit in seconds, 0 if there is none.
-
-    Raises ArgumentError if it is no time, or negative.
-    """
-    if timeout is None:
-        return 0.0
-    seconds: Any = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise ArgumentError(
-            f"timeout must be a number of seconds or a timedelta, 0 or more, got {timeout!r}. Or "
-            "leave it out."
-        )
-    return float(seconds)
-
-
 @dataclass(eq=False)
 class Job:
     """The process's part in MPI, from ``init_process_group`` to ``destroy_process_group``."""
@@ -226,14 +209,6 @@ class Job:
                 pass  # the program was told, or did not ask
 
 
-class MpiMembers(GroupMembers):
-    """The ranks of a group on MPI."""
-
-    def check(self, what: str, tensor: Any) -> torch.Tensor:
-        """Returns a tensor that MPI can carry."""
-        return check_dense(what, tensor, "with the mpi backend")
-
-
 class MpiGroup(MessageGroup):
     """The ranks that share a communicator, as a process group of torch.
 
@@ -259,13 +234,9 @@ class MpiGroup(MessageGroup):
         super().__init__(comm.Get_rank(), comm.Get_size(), backend_name="mpi", timeout=timeout)
         self.job, self.comm, self._ranks, self._number = job, comm, tuple(ranks), number
 
-    @property
-    def members(self) -> MpiMembers:
-        """The ranks of the group."""
-        if self._members is None:
-            name = self.group_name if self._number else "world"
-            self._members = MpiMembers(self._ranks, self.rank(), name)
-        return self._members  # type: ignore[return-value]
+    def check_tensor(self, what: str, tensor: Any) -> torch.Tensor:
+        """Returns a tensor that MPI can carry."""
+        return check_dense(what, tensor, "with the mpi backend")
 
     # -- operations
 
@@ -333,78 +304,11 @@ class MpiGroup(MessageGroup):
         version = str(self.job.mpi.Get_library_version())
         return {"backend": "mpi", "mpi_library": version.splitlines()[0].strip("\0 ")}
 
-    # -- barriers that name who is missing
-
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has come here.
-
-        If one does not, rank 0 of the group says which.
-
-        Args:
-            timeout: limit, a timedelta or seconds; None for the group's.
-            wait_all_ranks: whether rank 0 names all missing ranks, or the first one.
-
-        Raises:
-            RunTimeout: a rank has not come.
-        """
-        limit_s = to_seconds(timeout) or self.timeout.total_seconds()
-        begun = self._post("monitored_barrier", self.members, NONE, NONE, [])
-        if begun is not None:
-            begun[0].wait(begun[1])
-        status = ERROR
-        try:
-            if self.rank() == 0:
-                self._count_all(limit_s, wait_all_ranks)
-            else:
-                what = f"monitored_barrier (rank {self.rank()} of {self.size()})"
-                self.tell(self._ranks[0], what, limit_s)
-                self.hear(self._ranks[0], what, limit_s)
-            status = OK
-        finally:
-            if begun is not None:
-                begun[0].complete(begun[1], status)
-
-    def _count_all(self, limit_s: float, all_missing: bool) -> None:
-        """Waits, on rank 0 of the group, for a word of each other rank, and answers all of them."""
-        deadline, missing = time.monotonic() + limit_s, []
-        for rank in self._ranks[1:]:
-            left_s = max(deadline - time.monotonic(), 0.001)
-            try:
-                self.hear(rank, f"monitored_barrier for rank {rank}", left_s)
-            except RunTimeout:
-                missing.append(rank)
-                if not all_missing:
-                    break
-        if missing:
-            raise RunTimeout(
-                f'all ranks of group "{self.members.group_name}" must come to monitored_barrier '
-                f"within {limit_s:g} s, got none of {'ranks' if len(missing) > 1 else 'rank'} "
-                f"{', '.join(map(str, missing))} ({self.members.here()}). See where they are."
-            )
-        for rank in self._ranks[1:]:
-            self.tell(rank, "monitored_barrier", limit_s)
+    # -- ringsim's own
 
     def complete(self, request: Any, what: str, keep: Any = None) -> None:
         """Waits for an operation of ringsim's own, within the group's limit."""
         MpiWork(self, Started(request, keep), what).wait()
-
-    def tell(self, rank: int, what: str, limit_s: float) -> None:
-        """Sends a word without content to a global rank."""
-        request = self.job.control.Isend(b"", rank, self._number)
-        MpiWork(self, Started(request), what).wait(limit_s)
-
-    def hear(self, rank: int, what: str, limit_s: float) -> None:
-        """Waits for such a word.
-
-        Takes the recv back if none comes within the limit, and raises RunTimeout.
-        """
-        request = self.job.control.Irecv(bytearray(0), rank, self._number)
-        word = MpiWork(self, Started(request), what, size_bytes=0)
-        try:
-            word.wait(limit_s)
-        except RunTimeout:
-            word.abandon()
-            raise
 
     # -- groups
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from ringsim.comm.collectives import (
+from ringsim.comm.calls import (
     Reading,
     describe,
     find_reduction,
@@ -85,7 +85,7 @@ class Names:
         self.groups: dict[int, tuple[int, dict[int, int]]] = {}
         self.payloads: dict[torch.dtype | None, dict[torch.Size, int]] = {}
         self._of_collectives: dict[Any, int] = {}
-        self._met: set[tuple[str, int]] = set()  # names of groups, and their worlds
+        self._seen: set[tuple[str, int]] = set()  # names of groups, and their worlds
         self._used_before: set[str] = set()  # likewise
         self._from_any: dict[int, str] = {}  # groups on which this rank receives from any source
         # two threads may meet a group at the same time: it has one number
@@ -106,8 +106,8 @@ class Names:
         # Only where all of a group's operations are recorded is the k-th of one rank the k-th of
         # the others.
         key = name, self._recorder.world
-        fresh = self._compared and key not in self._met and is_unused(group)
-        self._met.add(key)
+        fresh = self._compared and key not in self._seen and is_unused(group)
+        self._seen.add(key)
         if self._compared and not fresh:
             self._used_before.add(name)
             self._recorder.set_meta("used_before", sorted(self._used_before))

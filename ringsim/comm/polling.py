@@ -105,7 +105,7 @@ def make_is_completed(
 
 
 def _never_ends(file: str, line: int) -> bool:
-    """Tells whether a line is the condition of a loop that only asks for completed messages.
+    """Returns whether a line is the condition of a loop that only asks for completed messages.
 
     Such a loop may also sleep, count or print.
     """

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.distributed import ReduceOp
 
-from ringsim.comm.collectives import name_of_reduction
+from ringsim.comm.calls import name_of_reduction
 from ringsim.errors import ArgumentError
 
 __all__ = ["check_reduction", "find_refusal", "reduce_parts"]
@@ -46,7 +46,7 @@ def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
 @functools.cache
 def find_refusal(dtype: torch.dtype, how: str) -> str:
-    """Returns why torch does not reduce tensors of a dtype in a way, "" where it does.
+    """Returns why torch does not reduce tensors of a dtype in a way, "" if it does.
 
     It is asked to do so with one number.
 

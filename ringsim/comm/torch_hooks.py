@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, c10d_logger, distributed_c10d
 
 from ringsim.comm import handed_over, program_spans
+from ringsim.comm.calls import METHODS, Reading, find_splits
 from ringsim.comm.checks import Attempt, BufferGuard, Prechecks
-from ringsim.comm.collectives import METHODS, Reading, find_splits
 from ringsim.comm.dispatcher import Issued, LateWaits, get_dispatcher
 from ringsim.comm.gpu_times import NO_EVENT, NOT_READ, Begun, GpuTimes, find_gpu, is_nccl
 from ringsim.comm.group_order import record_end_of_groups, record_new_groups
@@ -47,7 +47,7 @@ from ringsim.comm.torch_private import (
 )
 from ringsim.errors import RingError
 from ringsim.state import change_state, get_state
-from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_NAMES
+from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, OP_NAMES
 from ringsim.traces.recorder import Hooks, Post, Recorder, fail_posting
 
 FROM_CPP: Final = (
@@ -188,9 +188,9 @@ _OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 
 
 def _is_called_by_torch(frame: FrameType | None) -> bool:
-    """Tells whether torch's own code called a function of torch.distributed.
+    """Returns whether torch's own code called a function of torch.distributed.
 
-    What becomes of its handle is not the program's doing.
+    The program does not decide what happens to its handle.
     """
     while frame is not None and frame.f_code.co_filename in _OF_SPEAKER:
         frame = frame.f_back
@@ -198,15 +198,15 @@ def _is_called_by_torch(frame: FrameType | None) -> bool:
 
 
 def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> bool:
-    """Tells whether a monitored barrier was given a time-out, from what torch passes on.
+    """Returns whether a monitored barrier was given a time-out, from what torch passes on.
 
     The default is torch's own.
     """
     return timeout not in (timedelta(0), distributed_c10d.default_pg_timeout)
 
 
-class _Others(NamedTuple):
-    """What one handle completes, where that is not one operation of the host with a known peer.
+class Pending(NamedTuple):
+    """What a handle completes, if that is more than one operation of the host with a known peer.
 
     ``since_ns`` is when the program first waited for it, if a limit of its own ended that wait.
     """
@@ -231,8 +231,9 @@ class _Hooks:
         compared = check != "off"
         self.checks = checks = Prechecks(recorder) if compared else None
         self.names = Names(recorder, compared)
-        self.pending: dict[Work, int] = {}  # posted, not yet waited for: its slot
-        self.others: dict[Work, _Others] = {}  # likewise
+        # posted and not yet waited for: the slot of an operation, or all that a handle completes
+        self.pending: dict[Work, int] = {}
+        self.others: dict[Work, Pending] = {}
         # what could not be recorded
         self.missing = set() if get_dispatcher().complete else {FROM_CPP}
         self.missing_on_gpus: tuple[str, ...] = ()
@@ -338,8 +339,12 @@ class _Hooks:
         for work, other in list(self.others.items()):
             if other.since_ns != NONE and self.take(work) is not None:
                 _begin(self.recorder, other.slots, other.since_ns)
-                for slot in other.slots:
-                    self.recorder.complete(slot, ERROR)
+                self.complete(other.slots, ERROR)
+
+    def complete(self, slots: list[int], status: int = OK) -> None:
+        """Completes records."""
+        for slot in slots:
+            self.recorder.complete(slot, status)
 
     def finish(self, work: Work) -> None:
         """Completes the record of an operation that the program has found to be completed.
@@ -363,10 +368,10 @@ class _Hooks:
                 self.recorder.amend(slot, wait_ns=other.since_ns)
                 self.recorder.complete(slot)
 
-    def take(self, work: Work) -> _Others | None:
+    def take(self, work: Work) -> Pending | None:
         """Returns what a handle completes, and remembers it no longer; None if it is not known."""
         slot = self.pending.pop(work, None)
-        return self.others.pop(work, None) if slot is None else _Others([slot])
+        return self.others.pop(work, None) if slot is None else Pending([slot])
 
     def say_what_is_missing(self, *on_gpus: str) -> None:
         """Writes down what could not be recorded, and that of operations on GPUs."""
@@ -377,7 +382,7 @@ class _Hooks:
     def complete_with(self, work: Any, slot: int) -> bool:
         """Makes the wait for ``work`` complete the record at ``slot`` too.
 
-        False where nobody is known to wait for it.
+        False if nothing is known to wait for it.
         """
         other = self.take(work) if isinstance(work, Work) else None
         if other is None:
@@ -416,21 +421,19 @@ class _Hooks:
                 self.recorder.complete(slot, waited=False)
             if begun is not None:
                 self.gpu_times.end(begun, slots)
-        elif begun is not None:
-            self.others[work] = _Others(slots, begun.gpu, limited=limited)
-        elif limited or len(slots) != 1:
-            self.others[work] = _Others(slots, limited=limited)
-        else:
+        elif begun is None and not limited and len(slots) == 1:
             self.pending[work] = slots[0]
+        else:
+            self.others[work] = Pending(slots, begun and begun.gpu, limited=limited)
 
     def read_gpu_times(self) -> None:
         """Completes the records of operations on GPUs.
 
         Says in the record what their times are.
         """
-        said = self.gpu_times.read()
-        if said:
-            self.say_what_is_missing(*said)
+        sentences = self.gpu_times.read()
+        if sentences:
+            self.say_what_is_missing(*sentences)
 
     # -- the hooks
 
@@ -515,7 +518,7 @@ class _Hooks:
                     fail_posting(recorder, slot, error)
                 raise
             if slot is not None:
-                hooks.others[work] = _Others([slot], ranks=ranks, limited=group in hooks.limited)
+                hooks.others[work] = Pending([slot], ranks=ranks, limited=group in hooks.limited)
             return work
 
         return recv_anysource
@@ -621,7 +624,7 @@ class _Hooks:
 
     def make_end_coalescing(self) -> Hook:
         """Makes the hook for the end of a batch: its operations are done when the one handle is."""
-        call, recorder, keep_all = getattr(*END_COALESCING), self.recorder, self.keep_all
+        call, complete, keep_all = getattr(*END_COALESCING), self.complete, self.keep_all
         groups, open_batches = self.names.groups, self.open_batches
 
         def end_coalescing(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -630,8 +633,7 @@ class _Hooks:
             try:
                 work = call(self, *args, **kwargs)
             except BaseException:
-                for slot in slots:
-                    recorder.complete(slot, ERROR)
+                complete(slots, ERROR)
                 raise
             group, _ = groups.get(id(self), (NONE, {}))
             keep_all(work, slots, group, next((begun for _, begun in batch if begun), None))
@@ -738,7 +740,7 @@ class _Hooks:
             (torch.futures, "collect_all"): functools.update_wrapper(collect_all, collect),
         }
 
-    def wait_for_other(self, call: Hook, work: Work, *timeout: Any) -> Any:
+    def wait_for_other(self, call: Hook, work: Work, *limit: Any) -> Any:
         """Waits with a limit, or for a recv from any source, or a batch.
 
         Or for a handle that was waited for or posted before recording.
@@ -748,17 +750,18 @@ class _Hooks:
             # A second wait for a message of Gloo would hang, and then break the connection.
             if is_message(work) and work.is_completed() and work not in self.failed:
                 return True
-            return call(work, *timeout)
+            return call(work, *limit)
+        slots, since_ns = other.slots, other.since_ns
         begun = None if other.gpu is None else self.gpu_times.begin(other.gpu)
-        limited = other.limited or any(timeout)
-        since_ns = time.monotonic_ns() if other.since_ns == NONE else other.since_ns
-        if not limited and other.since_ns == NONE:
-            for slot in other.slots:
+        limited = other.limited or any(limit)
+        if since_ns == NONE:
+            since_ns = time.monotonic_ns()
+            for slot in () if limited else slots:
                 recorder.wait(slot)
         elif not limited:
-            _begin(recorder, other.slots, since_ns)
+            _begin(recorder, slots, since_ns)
         try:
-            result = call(work, *timeout)
+            result = call(work, *limit)
         except BaseException:
             goes_on = begun is None and not is_message(work) and not self.is_completed(work)
             if limited and goes_on:
@@ -766,18 +769,16 @@ class _Hooks:
                 raise
             self.failed.add(work)
             if limited:
-                _begin(recorder, other.slots, since_ns)
+                _begin(recorder, slots, since_ns)
             else:
                 recorder.on_failure()
-            for slot in other.slots:
-                recorder.complete(slot, ERROR)
+            self.complete(slots, ERROR)
             raise
         if limited:
-            _begin(recorder, other.slots, since_ns)
+            _begin(recorder, slots, since_ns)
         if other.ranks:
-            recorder.amend(other.slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))
-        for slot in other.slots:
-            recorder.complete(slot)
+            recorder.amend(slots[0], peer=other.ranks.get(source_rank(work), ANY_SOURCE))
+        self.complete(slots)
         if begun is not None:
-            self.gpu_times.end(begun, other.slots)
+            self.gpu_times.end(begun, slots)
         return result

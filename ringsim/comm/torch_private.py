@@ -57,7 +57,7 @@ def present(replacements: dict[Place, Any]) -> dict[Place, Any]:
 
 
 def default_store() -> Store | None:
-    """Returns the store of the default process group, None where torch hides it."""
+    """Returns the store of the default process group, None if torch hides it."""
     ask = getattr(distributed_c10d, "_get_default_store", None)
     return None if ask is None else ask()
 
@@ -65,7 +65,7 @@ def default_store() -> Store | None:
 def default_timeout_s() -> float | None:
     """Returns how long an operation of the default process group may wait on CPUs.
 
-    None where torch hides it.
+    None if torch hides it.
     """
     try:
         return float(
@@ -86,7 +86,7 @@ def count_groups() -> int:
 
 
 def is_registered(group: ProcessGroup) -> bool:
-    """Returns whether torch has taken a group into its tables; True where torch hides them."""
+    """Returns whether torch has taken a group into its tables; True if torch hides them."""
     known = getattr(getattr(distributed_c10d, "_world", None), "pg_map", None)
     return known is None or group in known
 
@@ -94,7 +94,7 @@ def is_registered(group: ProcessGroup) -> bool:
 def is_unused(group: ProcessGroup) -> bool:
     """Returns whether no operation has been posted on a group.
 
-    False where that is not known (Gloo alone counts them).
+    False if that is unknown (only Gloo counts them).
     """
     count = getattr(group, "_get_sequence_number_for_group", lambda: None)
     try:
@@ -106,7 +106,7 @@ def is_unused(group: ProcessGroup) -> bool:
 def gpu_backend(group: ProcessGroup) -> str:
     """Returns the name of what carries a group's operations on GPUs.
 
-    Whatever it has for tensors of the host; empty where there is none.
+    Independent of the backend for tensors of the host; empty if there is none.
     """
     ask = getattr(group, "_get_backend", None)
     try:
@@ -123,7 +123,7 @@ def is_message(work: Work) -> bool:
 def source_rank(work: Any) -> int:
     """Returns the group rank that a message came from, once it is there.
 
-    -1 where torch does not say.
+    -1 if torch does not know.
     """
     try:
         return int(getattr(work, "_source_rank", lambda: -1)())
@@ -134,7 +134,7 @@ def source_rank(work: Any) -> int:
 def keys_below_backend_select() -> Any:
     """Returns the set of the dispatcher's keys that come after ``BackendSelect``.
 
-    None where torch has no such key, or does not say.
+    None if torch has no such key, or hides it.
     """
     key = getattr(getattr(torch._C, "DispatchKey", None), "BackendSelect", None)
     ask = getattr(torch._C, "_dispatch_keyset_full_after", None)

@@ -45,7 +45,6 @@ import functools
 import itertools
 import os
 import socket
-import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -66,6 +65,7 @@ from ringsim.comm.bootstrap import (
     Card,
     build_default_group,
     find_fault,
+    finishing,
     leave,
     list_rings,
     meet,
@@ -295,8 +295,8 @@ def build_pair_groups(
         return None, None
     device = _gloo_device()
     builds = [_GlooBuild(rank, pair, device, timeout) for pair in pairs]
-    keys = [f"{build.name}/{build.here}" for build in builds]
-    peer_keys = [f"{build.name}/{build.there}" for build in builds]
+    keys = [f"{build.name}/{build.place}" for build in builds]
+    peer_keys = [f"{build.name}/{build.peer_place}" for build in builds]
     store.set_timeout(timeout)
     # not in torch's stubs
     store.multi_set(keys, [build.address() for build in builds])  # type: ignore[attr-defined]
@@ -349,7 +349,7 @@ def destroy_group(group: dist.ProcessGroup | None) -> None:
 
 
 def _builds_privately() -> bool:
-    """Tells whether members can build a group by themselves with this torch.
+    """Returns whether members can build a group by themselves with this torch.
 
     A known version that has all private names.
     """
@@ -403,8 +403,8 @@ class _GlooBuild:
     def __init__(self, rank: int, pair: Pair, device: object, timeout: timedelta) -> None:
         self.name = GroupName(pair_name(pair))
         self.members = sorted(pair)
-        self.here = self.members.index(rank)
-        self.there = 1 - self.here
+        self.place = self.members.index(rank)
+        self.peer_place = 1 - self.place
         self._timeout = timeout
         self._store = HashStore()
         # not in torch's stubs
@@ -415,21 +415,21 @@ class _GlooBuild:
         options.global_ranks_in_group = self.members
         options.group_name = self.name
         self._backend = BackgroundCall(
-            lambda: dist.ProcessGroupGloo(self._store, self.here, len(self.members), options)
+            lambda: dist.ProcessGroupGloo(self._store, self.place, len(self.members), options)
         )
 
     # In its first group over a store, Gloo keeps the address of member i under "0/i".
 
     def address(self) -> bytes:
         """Waits for the address that Gloo has for the other member, and returns it."""
-        self._store.wait([f"0/{self.here}"], self._timeout)
-        address: bytes = self._store.get(f"0/{self.here}")
+        self._store.wait([f"0/{self.place}"], self._timeout)
+        address: bytes = self._store.get(f"0/{self.place}")
         return address
 
     def meet(self, address: bytes) -> None:
         """Hands the other member's address to Gloo, which connects."""
         # torch takes bytes as well as text
-        self._store.set(f"0/{self.there}", address)  # type: ignore[arg-type]
+        self._store.set(f"0/{self.peer_place}", address)  # type: ignore[arg-type]
 
     def group(self, store: Store) -> dist.ProcessGroup:
         """Waits until the two are connected.
@@ -438,7 +438,7 @@ class _GlooBuild:
         """
         backend = self._backend.result(self._timeout.total_seconds())
         group_store = PrefixStore(f"{self.name}/", store)
-        group = dist.ProcessGroup(group_store, self.here, len(self.members))
+        group = dist.ProcessGroup(group_store, self.place, len(self.members))
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
         group._set_group_name(self.name)
@@ -500,10 +500,8 @@ def build_on_torch(
     else:
         rendezvous = meet_over(_store_of_default_group(wanted), rank, world_size, card, timeout_s)
     undo.callback(leave, rendezvous, timeout_s)
-    failure: RuntimeError | None = None
-    groups: PairGroups = (None, None)
     ranks = next(ring for ring in rendezvous.rings if rank in ring)
-    try:
+    with finishing(rendezvous, timeout_s):
         if builds_default:
             undo.callback(build_default_group(rendezvous, rank, world_size, backend, timeout))
             undo.callback(destroy_group, dist.group.WORLD)
@@ -512,16 +510,6 @@ def build_on_torch(
         )
         for group in groups:
             undo.callback(destroy_group, group)
-    except RuntimeError as error:
-        failure = error
-    try:
-        why = (
-            f"rank {rank} must reach its peers, got "
-            f"{next(iter(str(failure).splitlines()), type(failure).__name__)}"
-        )
-        rendezvous.roll.finish(time.monotonic() + timeout_s, None if failure is None else why)
-    except RendezvousFailed as error:
-        raise error from failure
     return groups, ranks
 
 
@@ -581,12 +569,12 @@ def _ask_for_rings(wanted: RingArguments) -> list[tuple[int, ...]]:
     rows = [torch.empty_like(row) for _ in range(size)]
     with pause_log():  # the program did not ask for it
         dist.all_gather(rows, row)
-    said = [tuple(each[each >= 0].tolist()) for each in rows]
-    hosts = [str(ring[0]) if ring[0] >= size else "" for ring in said]
+    asked = [tuple(each[each >= 0].tolist()) for each in rows]
+    hosts = [str(ring[0]) if ring[0] >= size else "" for ring in asked]
     whole = tuple(range(size))
     cards = [
         Card(size, wanted.comm_device, whole if host else ring, host=host)
-        for ring, host in zip(said, hosts, strict=True)
+        for ring, host in zip(asked, hosts, strict=True)
     ]
     fault = find_fault(cards)
     if fault is not None:

@@ -43,7 +43,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ringsim.comm.collectives import Call
+from ringsim.comm.calls import Call
 from ringsim.comm.reductions import find_refusal, reduce_parts
 from ringsim.comm.torch_private import outside_modes
 from ringsim.diagnose.mismatches import disagreement

@@ -34,10 +34,10 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.distributed import Work
 
-from ringsim.comm.collectives import Members, check_dense, shorten
+from ringsim.comm.calls import Members, check_dense
 from ringsim.comm.torch_private import in_backward, outside_modes, run_after_backward
 from ringsim.diagnose.mismatches import disagreement
-from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, say
+from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, name_ranks, say
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.simulator.links import Arrived, Links, SharedCores
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, Payload
@@ -69,7 +69,7 @@ class Team(Members):
         self.meetings: Any = None
 
     def __repr__(self) -> str:
-        return f'Team("{self.group_name}", {shorten(self.ranks)})'
+        return f'Team("{self.group_name}", {name_ranks(self.ranks)})'
 
     def rank(self) -> int:
         """Returns the calling rank's place in the group, -1 outside."""

@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ringsim.comm.checks import Attempt, Prechecks, find_fault
-from ringsim.comm.collectives import (
+from ringsim.comm.calls import (
     READINGS,
     Call,
     describe,
@@ -24,6 +23,7 @@ from ringsim.comm.collectives import (
     name_of_reduction,
     read_call,
 )
+from ringsim.comm.checks import Attempt, Prechecks, find_fault
 from ringsim.comm.numbering import COLLECTIVE_NAMES, RECV_NAMES, SEND_NAMES
 from ringsim.comm.reductions import check_reduction
 from ringsim.compute_costs import PostingCosts

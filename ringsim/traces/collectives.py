@@ -3,7 +3,7 @@
 It lists the names of each, its purpose, its traffic, and the messages that it can be made of.
 Everything that must know one collective from another reads this table: the recorder, the analysis
 of traces, the simulator, the formats of other tools and, with torch's arguments added, the backends
-(``ringsim.comm.collectives``).
+(``ringsim.comm.calls``).
 
 Two bandwidths are usual. The algorithm bandwidth says how fast the program's own buffer moved, S /
 t. The bus bandwidth multiplies it by what the operation must at least move over the slowest link,

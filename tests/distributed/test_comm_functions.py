@@ -25,7 +25,7 @@ import ringsim
 from ringsim import Trace
 from ringsim import comm as dist
 from ringsim.comm import functions
-from ringsim.errors import ArgumentError
+from ringsim.errors import ArgumentError, RingError
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "coming-from-torch.md"
 
@@ -70,6 +70,12 @@ def talk() -> list[Any]:
     rounded = torch.tensor([2048 if ring.rank == 0 else 1], dtype=torch.float16)
     dist.all_reduce(rounded, group=modest)  # built
     assert rounded.item() == 2048
+    if ring.rank == 1:
+        with pytest.raises(ValueError, match="rank"):  # what torch refuses has no place in an order
+            dist.new_group([9])
+    if ring.rank < 2:  # nor has what its members alone make
+        dist.new_group([0, 1], use_local_synchronization=True)
+    dist.new_group([0, 2])
     premultiplied = native._make_nccl_premul_sum(2.0)
     with pytest.raises(ArgumentError, match="op must be one of SUM, AVG"):
         dist.all_reduce(torch.ones(3), premultiplied, group=modest)
@@ -176,6 +182,18 @@ def test_a_built_operation_warns_once_at_the_users_line() -> None:
         assert words in message
         assert file == __file__
         assert "# warned of" in Path(file).read_text().splitlines()[line - 1]
+
+
+def drop_a_handle() -> None:
+    if native.get_rank() == 0:
+        native.isend(torch.ones(3), 1)
+    else:
+        native.recv(torch.empty(3), 0)
+
+
+def test_the_teaching_mode_raises_for_a_handle_that_is_dropped() -> None:
+    with pytest.raises(RingError, match="every handle must be waited for, got one that never was"):
+        ringsim.trace(drop_a_handle, world_size=2, check="full")
 
 
 def test_mixing_with_torchs_own_class_needs_torchs_own_names() -> None:

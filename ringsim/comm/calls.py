@@ -1,10 +1,10 @@
-"""The table of collectives, torch's side.
+"""How a call of a collective is read, checked and brought into one form for every backend.
 
-How a call is read, checked and brought into one form for every backend. ``read_call`` turns a call
-of a function of ``torch.distributed`` into a ``Call``: what this rank gives, what it gets, who the
-root is, how values are reduced. Checks stand here and nowhere else. What is one tensor in the call
-(``all_gather_into_tensor``, ``all_to_all_single``, ...) is cut into one a rank, so that a backend
-has to know nine families only::
+``read_call`` turns a call of a function of ``torch.distributed`` into a ``Call``: what this rank
+gives, what it gets, which rank is the root, how values are reduced. Checks are here and nowhere
+else. A single tensor in the call (``all_gather_into_tensor``, ``all_to_all_single``, ...) is cut
+into one tensor per rank, so that a backend only has
+to know nine families::
 
     family          inputs                  outputs                   what happens
     broadcast       [tensor]                [tensor]                  outputs <- the root's inputs
@@ -33,9 +33,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from operator import index
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.distributed import ReduceOp
@@ -52,7 +51,6 @@ __all__ = [
     "Members",
     "Reading",
     "check_dense",
-    "check_list",
     "describe",
     "find_reduction",
     "find_root",
@@ -66,9 +64,6 @@ __all__ = [
     "name_function",
     "name_of_reduction",
     "read_call",
-    "root_of",
-    "shorten",
-    "to_index",
 ]
 
 
@@ -80,12 +75,10 @@ class Members(ABC):
 
     Attributes:
         ranks: the members, global ranks, in the group's order.
-        places: the place of each member, by its global rank.
         group_name: "world", "ring:2>3", ...; the same on all members.
     """
 
     ranks: Sequence[int]
-    places: Mapping[int, int]
     group_name: str
 
     @abstractmethod
@@ -101,40 +94,7 @@ class Members(ABC):
 
         Raises Refused for anything else.
         """
-        return check_tensor(what, tensor).detach()
-
-    def place_of(self, what: str, global_rank: Any, group_rank: Any) -> int:
-        """Returns the rank within the group that one of the two means.
-
-        Args:
-            what: "dst" or "src", for the error.
-            global_rank: a global rank, or None.
-            group_rank: a rank within the group, or None.
-
-        Raises:
-            Refused: both or none are given, or the group has no such rank.
-        """
-        if (global_rank is None) == (group_rank is None):
-            given = "none" if global_rank is None else f"{global_rank} and {group_rank}"
-            raise Refused(
-                f"{what} or group_{what} must be given, one of the two, got {given} "
-                f"({self.here()}). Give one."
-            )
-        if global_rank is None:
-            place = to_index(f"group_{what}", group_rank)
-            if not 0 <= place < len(self.ranks):
-                raise Refused(
-                    f"group_{what} must be a rank of the group, from 0 to {len(self.ranks) - 1}, "
-                    f"got {place} ({self.here()}). Its global ranks are {shorten(self.ranks)}."
-                )
-            return place
-        rank = to_index(what, global_rank)
-        if rank not in self.places:
-            raise Refused(
-                f"{what} must be a global rank of the group, one of {shorten(self.ranks)}, got "
-                f"{rank} ({self.here()}). To count within the group, use group_{what}."
-            )
-        return self.places[rank]
+        return cast(torch.Tensor, tensor.detach())
 
     def here(self) -> str:
         """Returns which rank this is, for errors."""
@@ -148,43 +108,23 @@ class GroupMembers(Members):
         ranks: global ranks of its members.
         rank: this rank's place in it.
         name: of the group.
+        check: replaces the method of that name.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, name: str) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        name: str,
+        check: Callable[[str, Any], torch.Tensor] | None = None,
+    ) -> None:
         self.ranks, self._rank, self.group_name = ranks, rank, name
-        self.places = {each: place for place, each in enumerate(ranks)}
+        if check is not None:
+            self.check = check  # type: ignore[assignment, method-assign]
 
     def rank(self) -> int:
         """Returns this rank's place in the group."""
         return self._rank
-
-
-def root_of(group: Members, what: str, global_rank: Any, group_rank: Any) -> int:
-    """Returns an operation's root.
-
-    It is rank 0 of all ranks where none is given, as torch has it.
-    """
-    if global_rank is None and group_rank is None:
-        global_rank = 0
-    return group.place_of(what, global_rank, group_rank)
-
-
-def shorten(ranks: Sequence[int]) -> str:
-    """Returns ranks in words: all of them, or the first of many.
-
-    Example:
-        >>> shorten([0, 2]), shorten(range(100))
-        ('[0, 2]', '[0, 1, 2, 3, 4, 5, 6, 7] and 92 more')
-    """
-    return f"{list(ranks[:8])} and {len(ranks) - 8} more" if len(ranks) > 16 else str(list(ranks))
-
-
-def to_index(what: str, value: Any) -> int:
-    """Returns an argument as an integer; raises Refused where it is none."""
-    try:
-        return index(value)
-    except TypeError:
-        raise Refused(f"{what} must be an integer, got {value!r}. Give a rank's number.") from None
 
 
 # -- the table
@@ -297,7 +237,7 @@ class Reading:
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name.
 
-        Raises TypeError where torch's function does not take them.
+        Raises TypeError if torch's function does not take them.
         """
         values = {**dict(zip(self._defaults, args, strict=False)), **kwargs}
         if (
@@ -420,9 +360,9 @@ class Call:
         carried: the tensors that the size is computed from.
         copies: how many times they count: the group size where they are one rank's share.
         results: the tensors of the user that hold the result.
-        root: the root, NONE where there is none.
-        op: how values are reduced, None where they are not.
-        cut_given: cuts the one tensor that is given into one for each rank; None where they are
+        root: the root, NONE if there is none.
+        op: how values are reduced, None if they are not.
+        cut_given: cuts the one tensor that is given into one for each rank; None if they are
             several.
         cut_taken: the same of what is taken.
     """
@@ -441,22 +381,22 @@ class Call:
 
     @property
     def collective(self) -> Collective:
-        """What kind of collective it is."""
+        """The kind of collective."""
         return COLLECTIVES[self.name]
 
     @property
     def tensors(self) -> Tensors:
-        """What this rank gives and gets; once what is both."""
+        """The tensors that this rank gives and gets; those that are both, once."""
         return self.given if self.given is self.taken else (*self.given, *self.taken)
 
     @property
     def recorded_name(self) -> str:
-        """What it is called in a trace, which knows no newer spelling of a gather."""
+        """The name in a trace, which does not know the newer spellings of a gather."""
         return self.name if self.name in OP_CODES else self.collective.name
 
     @cached_property
     def inputs(self) -> Tensors:
-        """What this rank gives, as in the table above."""
+        """The tensors that this rank gives, as in the table above."""
         return self.cut_given(self.given[0]) if self.cut_given and self.given else self.given
 
     @cached_property
@@ -470,7 +410,7 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
 
     Args:
         name: of the function.
-        arguments: all that it has, by name; see ``Reading.bind``. Of a root, one of the two.
+        arguments: all that it has, by name; see ``Reading.bind``. A root is a rank of the group.
         group: its group, in which this rank is.
 
     Raises:
@@ -482,9 +422,12 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
     if row.family == "barrier":
         return call
     if row.root:
-        find_root = root_of if reading.shards else Members.place_of
-        ranks = arguments.get(row.root), arguments.get(f"group_{row.root}")
-        call.root = find_root(group, row.root, *ranks)
+        call.root = arguments[f"group_{row.root}"]
+        if not 0 <= call.root < group.size():
+            raise Refused(
+                f"group_{row.root} must be a rank of the group, from 0 to {group.size() - 1}, got "
+                f"{call.root} ({group.here()}). Count ranks from 0."
+            )
     if row.reduces:
         call.op = arguments["op"]
     if reading.in_place and gives[1] == _ONE:
@@ -512,23 +455,18 @@ def _read_side(
     group: Members,
     side: _Side,
     arguments: Mapping[str, Any],
-    here: bool,
+    is_held: bool,
     given: Tensors = (),
 ) -> Tensors:
     """Returns the tensors in an argument, checked; none where only the root has them."""
     what, form = side
     value = arguments[what]
-    if not here:
-        if form == _LIST and value:
-            raise Refused(
-                f"{what} must be left out on all ranks but the root, got {len(value)} tensors "
-                f"({group.here()}). Pass None."
-            )
+    if not is_held:
         return ()
     if form == _LIST:
         return check_tensors(group, what, value, group.size())
     if form == _SOME:
-        tensors = check_tensors(group, what, [value] if isinstance(value, torch.Tensor) else value)
+        tensors = check_tensors(group, what, value)
         if not tensors:
             raise Refused(
                 f"{what} must be at least one, got an empty list ({group.here()}). Leave the "
@@ -536,12 +474,12 @@ def _read_side(
             )
         return tensors
     if form == _LISTS:
-        rows = enumerate(check_list(group, what, value, group.size()))
-        return [
-            tensor
-            for place, row in rows
-            for tensor in check_tensors(group, f"{what}[{place}]", row, len(given))
-        ]
+        _check_count(group, what, value, group.size())
+        rows = (
+            check_tensors(group, f"{what}[{place}]", row, len(given))
+            for place, row in enumerate(value)
+        )
+        return [tensor for row in rows for tensor in row]
     return [group.check(what, value)]
 
 
@@ -590,17 +528,7 @@ def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Te
 # -- checks
 
 
-def check_tensor(what: str, tensor: Any) -> torch.Tensor:
-    """Returns an argument that is a tensor; raises Refused for any other."""
-    if not isinstance(tensor, torch.Tensor):
-        raise Refused(
-            f"{what} must be a torch.Tensor, got {type(tensor).__name__}. Make it one: "
-            "torch.tensor(value)."
-        )
-    return tensor
-
-
-def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> torch.Tensor:
+def check_dense(what: str, tensor: torch.Tensor, where: str, *, meta: bool = False) -> torch.Tensor:
     """Returns a dense tensor on the CPU, detached from its history.
 
     Args:
@@ -610,9 +538,8 @@ def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> to
         meta: whether it may be on the meta device as well.
 
     Raises:
-        Refused: it is no tensor, or another kind of tensor.
+        Refused: it is another kind of tensor.
     """
-    tensor = check_tensor(what, tensor)
     if (
         not (tensor.is_cpu or (meta and tensor.is_meta))
         or tensor.layout is not torch.strided
@@ -629,35 +556,21 @@ def check_dense(what: str, tensor: Any, where: str, *, meta: bool = False) -> to
     return tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
 
 
-def check_list(group: Members, what: str, values: Any, count: int | None = None) -> list[Any]:
-    """Returns an argument as a list, of ``count`` entries where that is given.
-
-    Raises Refused for anything else.
-    """
-    if not isinstance(values, list | tuple):
-        raise Refused(
-            f"{what} must be a list, got {type(values).__name__} ({group.here()}). Put the "
-            "values into a list."
-        )
+def _check_count(group: Members, what: str, values: Sequence[Any], count: int | None) -> None:
+    """Raises Refused unless an argument has ``count`` entries, where that is given."""
     if count is not None and len(values) != count:
         raise Refused(
             f"{what} must have {count} entries, got {len(values)} ({group.here()}). Fill it up: "
             "one for each rank, in order."
         )
-    return list(values)
 
 
 def check_tensors(
-    group: Members, what: str, tensors: Any, count: int | None = None
+    group: Members, what: str, tensors: Sequence[Any], count: int | None = None
 ) -> list[torch.Tensor]:
-    """Returns a list of tensors that the backend can carry.
-
-    See ``check_list`` and ``Members.check``.
-    """
-    return [
-        group.check(f"{what}[{place}]", tensor)
-        for place, tensor in enumerate(check_list(group, what, tensors, count))
-    ]
+    """Returns tensors that the backend can carry, ``count`` of them where that is given."""
+    _check_count(group, what, tensors, count)
+    return [group.check(f"{what}[{place}]", tensor) for place, tensor in enumerate(tensors)]
 
 
 def _check_together(reading: Reading, call: Call) -> None:
@@ -668,7 +581,7 @@ def _check_together(reading: Reading, call: Call) -> None:
     Raises:
         Refused: they do not.
     """
-    group, here, given, taken = call.group, call.group.here, call.given, call.taken
+    group, given, taken = call.group, call.given, call.taken
     family = reading.collective.family
     (gives, gives_form), (takes, takes_form) = reading.gives, reading.takes
     like = (given or taken)[0]
@@ -677,7 +590,7 @@ def _check_together(reading: Reading, call: Call) -> None:
             if tensor.dtype != like.dtype:
                 raise Refused(
                     f"{what}[{place}] must be {like.dtype} as the other tensors of the call, got "
-                    f"{tensor.dtype} ({here()}). Make them alike."
+                    f"{tensor.dtype} ({group.here()}). Make them alike."
                 )
     if reading.in_place or not given or not taken:
         return
@@ -689,11 +602,11 @@ def _check_together(reading: Reading, call: Call) -> None:
         if whole.numel() != part.numel() * group.size():
             raise Refused(
                 f"{what} must have {group.size()} times the {part.numel()} elements of {other}, "
-                f"got {whole.numel()} ({here()}). Make it so large."
+                f"got {whole.numel()} ({group.here()}). Make it so large."
             )
         if whole is taken[0] and not whole.is_contiguous() and whole.shape[0] % group.size():
             raise Refused(
-                f"{what} must be contiguous, got strides {whole.stride()} ({here()}). Pass "
+                f"{what} must be contiguous, got strides {whole.stride()} ({group.here()}). Pass "
                 "tensor.contiguous()."
             )
     elif family in ("reduce_scatter", "all_to_all"):
@@ -702,7 +615,7 @@ def _check_together(reading: Reading, call: Call) -> None:
         if gift != room:
             raise Refused(
                 f"{takes} must have a place for the {gift} elements that this rank gives itself, "
-                f"got one for {room} ({here()}). Make both the same."
+                f"got one for {room} ({group.here()}). Make both the same."
             )
     else:
         what, many, few = takes, taken, given
@@ -713,7 +626,7 @@ def _check_together(reading: Reading, call: Call) -> None:
             if tensor.shape != shape:
                 raise Refused(
                     f"{what}[{place}] must have the shape {tuple(shape)} of the other tensor of "
-                    f"the call, got {tuple(tensor.shape)} ({here()}). Make them alike."
+                    f"the call, got {tuple(tensor.shape)} ({group.here()}). Make them alike."
                 )
 
 
@@ -726,12 +639,12 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def for_sending(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor itself where it is plain, else a copy that is."""
+    """Returns the tensor itself if it is plain, else a copy that is."""
     return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def for_receiving(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor itself where it is plain.
+    """Returns the tensor itself if it is plain.
 
     Else a plain one to receive into, whose elements are then copied.
     """
