@@ -37,7 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("ring",),
     ("launch", "pipeline"),
     ("simulator",),
-    ("prediction", "links", "exchange", "plot", "view", "check", "magics"),
+    ("prediction", "measuring", "exchange", "plot", "view", "check", "magics"),
     ("cli", "explore"),
     ("__main__",),
 )
@@ -57,7 +57,7 @@ LIBRARIES: dict[str, set[str]] = {
     "pipeline": {"torch", "transformers"},
     "simulator": {"torch"},
     "prediction": {"pandas"},
-    "links": {"torch"},
+    "measuring": {"torch"},
     "exchange": DATA | {"google"},
     "plot": {"matplotlib", "networkx"},
     "view": {"anywidget", "ipywidgets", "traitlets", "IPython", "pandas"},

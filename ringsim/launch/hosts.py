@@ -40,7 +40,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.torch_private import default_timeout_s
-from ringsim.diagnose.links import STALL_BYTES_PER_S
+from ringsim.diagnose.host_links import STALL_BYTES_PER_S
 from ringsim.diagnose.snapshot import read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
 from ringsim.diagnose.waitfor import analyse, hindering
@@ -159,7 +159,8 @@ class HostWatch:
         for rank in ranks:
             place = self._places.get(rank)
             if place and place["id"] in hosts & self._silent.keys():
-                about = f"went silent: nothing has come from host {place['host']} for {LOST_S:.0f} s"
+                host = place["host"]
+                about = f"went silent: nothing has come from host {host} for {LOST_S:.0f} s"
                 ends.append(
                     {"rank": rank, "state": "unknown", "about": about, "error": "", "how": LOST}
                 )

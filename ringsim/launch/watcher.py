@@ -49,7 +49,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ringsim.diagnose.failure import Verdict, place_text
-from ringsim.diagnose.links import STALL_BYTES_PER_S
+from ringsim.diagnose.host_links import STALL_BYTES_PER_S
 from ringsim.diagnose.mismatches import find_new_mismatches
 from ringsim.diagnose.snapshot import GONE, Head, Snapshot, SnapshotBuilder
 from ringsim.diagnose.verdict import blame_threads, judge, waiting_text, waits_text

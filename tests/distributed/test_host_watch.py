@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 import ringsim
 from ringsim import Trace
-from ringsim.diagnose.links import STALL_BYTES_PER_S
+from ringsim.diagnose.host_links import STALL_BYTES_PER_S
 from ringsim.launch import hosts, joined
 from ringsim.launch.gathering import Store, place_of
 from ringsim.traces.events import IN_FLIGHT, OP_CODES, Group, Payload, Tables, make_events
