@@ -124,7 +124,7 @@ def bandwidth(
         timeout_s=timeout_s,
     )
     if simulated:
-        from ringsim.measuring.joined import measure_simulated  # needs torch
+        from ringsim.measuring.running_ranks import measure_simulated  # needs torch
 
         return measure_simulated(world_size, comm_device, link, topology, make)
     return _measure_links(world_size, comm_device, timeout_s, make)
@@ -144,7 +144,7 @@ def _measure_links(
     load = _load()
     notes: list[str] = []
     if _ranks_run_already():
-        from ringsim.measuring.joined import measure_here  # needs torch
+        from ringsim.measuring.running_ranks import measure_here  # needs torch
 
         ring, plan, results = measure_here(world_size, comm_device, lambda ring: make(ring.ranks))
         ranks, samples = list(ring.ranks), join_samples([result["times_ns"] for result in results])
