@@ -90,9 +90,9 @@ _CONTENTS: Final = {
     "Slow": "ringsim.faults",
     "Trace": "ringsim.traces.value",
     "__version__": "ringsim.provenance",
-    "bandwidth": "ringsim.links.api",
+    "bandwidth": "ringsim.measuring.api",
     "calibrate": "ringsim.prediction.calibration",
-    "calibration_worker": "ringsim.links.calibrating",
+    "calibration_worker": "ringsim.measuring.calibrating",
     "check": "ringsim.check",
     "comm": "ringsim.comm",
     "compare": "ringsim.prediction.comparison",
@@ -139,9 +139,9 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.launch.api import trace as trace
     from ringsim.launch.api import traced as traced
     from ringsim.link import Link as Link
-    from ringsim.links.api import bandwidth as bandwidth
-    from ringsim.links.calibrating import calibration_worker as calibration_worker
     from ringsim.magics import load_ipython_extension as load_ipython_extension
+    from ringsim.measuring.api import bandwidth as bandwidth
+    from ringsim.measuring.calibrating import calibration_worker as calibration_worker
     from ringsim.prediction.calibration import calibrate as calibrate
     from ringsim.prediction.comparison import compare as compare
     from ringsim.prediction.scaling import predict as predict

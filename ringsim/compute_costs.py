@@ -62,7 +62,7 @@ class Clock(Protocol):
         """Lets ``seconds`` pass on the calling rank; others may run meanwhile."""
 
     def work(self, seconds: float) -> None:
-        """The same, for what needs a core: it waits for one where the ranks share them."""
+        """Like ``advance``, but occupies a core, and waits for a free one."""
 
 
 def compute(seconds: float) -> None:
@@ -121,7 +121,7 @@ def stretched() -> Iterator[None]:
 
 
 def stretch(seconds: float) -> float:
-    """Returns how long a computation takes on the calling rank with what is injected there.
+    """Returns the length of a computation on the calling rank with what is injected there.
 
     It is given in seconds; draws where something jitters.
 
@@ -167,7 +167,7 @@ class Flops(NamedTuple):
     weight_grad: int
 
     def of(self, kind: str) -> int:
-        """Returns how many operations an action is.
+        """Returns the number of operations of an action.
 
         "F", "I", "W", or "B" for the last two together.
         """
@@ -230,7 +230,7 @@ class PostingCosts(Protocol):
         ...
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
-        """Returns what posting a message takes of its rank's time, in seconds.
+        """Returns the time that posting a message takes of its rank, in seconds.
 
         ``met``: whether a send's receive is posted already.
         """
@@ -288,7 +288,7 @@ def charge(kind: str, stage: int, microbatch: int, count: Callable[[], Flops]) -
 
     Nothing on a real rank, or where no table is in force. Who computes a stage calls it; a
     simulated rank goes on when that much time has passed, and others may run meanwhile. ``count``
-    counts the operations of the stage, and is called where somebody is charged.
+    counts the operations of the stage, and is called only if a rank is charged.
 
     Example:
         >>> charge("F", 0, 0, count=lambda: Flops(1, 1, 1))  # a real rank

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 from ringsim.errors import ArgumentError, RankFailed, is_number, say
 
@@ -49,8 +50,7 @@ class Slow:
     factor: float
 
     def __post_init__(self) -> None:
-        _check_number("rank", self.rank, self)
-        _check_factor(self.factor, self)
+        _check(self)
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,12 @@ class Degrade:
     factor: float
 
     def __post_init__(self) -> None:
-        _check_number("src", self.src, self)
-        _check_number("dst", self.dst, self)
+        _check(self)
         if self.src == self.dst:
             raise ArgumentError(
                 f"src and dst must be two ranks, got {self!r}. A link "
                 "leads from one rank to another."
             )
-        _check_factor(self.factor, self)
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,7 @@ class Fail:
     at_op: int
 
     def __post_init__(self) -> None:
-        _check_number("rank", self.rank, self)
-        _check_number("at_op", self.at_op, self)
+        _check(self)
 
 
 @dataclass(frozen=True)
@@ -142,17 +139,7 @@ class Jitter:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        fraction: object = self.fraction
-        if (
-            not isinstance(fraction, int | float)
-            or isinstance(fraction, bool)
-            or not 0 < fraction <= 1
-        ):
-            raise ArgumentError(
-                f"fraction must be above 0 and at most 1, got {say(fraction)} (Jitter). 0.1 is a "
-                "tenth, up and down."
-            )
-        _check_number("seed", self.seed, self)
+        _check(self)
 
 
 Injection = Slow | Degrade | Fail | Jitter
@@ -241,17 +228,27 @@ def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
     )
 
 
-def _check_number(name: str, value: object, where: Injection) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ArgumentError(
-            f"{name} must be an integer from 0, got {say(value)} ({type(where).__name__}). Count "
-            "from 0."
-        )
+# of the fields that are numbers: from where to where, the rule in words, and the remedy
+_NUMBERS: Final = {
+    "factor": (1, math.inf, "a number from 1", "2 makes it take twice as long."),
+    "fraction": (
+        math.ulp(0.0),
+        1,
+        "above 0 and at most 1",
+        "0.1 is a tenth, up and down.",
+    ),
+}
 
 
-def _check_factor(value: object, where: Injection) -> None:
-    if not isinstance(value, int | float) or not is_number(value) or not value >= 1:
-        raise ArgumentError(
-            f"factor must be a number from 1, got {say(value)} ({type(where).__name__}). 2 makes "
-            "it take twice as long."
-        )
+def _check(injection: Injection) -> None:
+    """Raises ArgumentError unless each field follows its rule; all others count from 0."""
+    for name, value in vars(injection).items():
+        if name in _NUMBERS:
+            least, most, rule, remedy = _NUMBERS[name]
+            right = isinstance(value, int | float) and is_number(value) and least <= value <= most
+        else:
+            rule, remedy = "an integer from 0", "Count from 0."
+            right = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if not right:
+            where = type(injection).__name__
+            raise ArgumentError(f"{name} must be {rule}, got {say(value)} ({where}). {remedy}")

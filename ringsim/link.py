@@ -76,7 +76,7 @@ class Link:
     def bandwidth_gb_per_s(self) -> float:
         """The bandwidth that large messages approach, 1 / beta, in GB/s (1 GB = 10**9 bytes).
 
-        Infinite where beta is 0.
+        Infinite if beta is 0.
         """
         return 1e-9 / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
@@ -84,7 +84,7 @@ class Link:
     def n_half_bytes(self) -> float:
         """The size in bytes that reaches half the bandwidth, alpha / beta.
 
-        Infinite where beta is 0.
+        Infinite if beta is 0.
         """
         return self.alpha_s / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
@@ -122,7 +122,7 @@ def check_links(link: object, world_size: int | None = None) -> None:
 
     Args:
         link: what was passed.
-        world_size: how many ranks there are; None where nobody says.
+        world_size: how many ranks there are; None if unknown.
 
     Raises:
         ArgumentError: it is neither, or a pair is not of such ranks.

@@ -110,7 +110,7 @@ class RingLinks(_Roomy):
         check_link("link", self.link)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Goes the shorter way round, and onwards where both are equally long."""
+        """Goes the shorter way round, and onwards if both are equally long."""
         onwards = (dst - src) % world_size
         step = 1 if 2 * onwards <= world_size else -1
         passed = [
@@ -125,7 +125,7 @@ class Hosts(_Roomy):
     """Hosts of several ranks each.
 
     Between two ranks of a host a link of their own, out of each host and into it one link for all.
-    Rank r is on host ``r // ranks_per_host``. A message that nobody disturbs takes ``inner.time_s``
+    Rank r is on host ``r // ranks_per_host``. An undisturbed message takes ``inner.time_s``
     within a host, and ``outer.time_s`` between two.
 
     Args:
@@ -152,7 +152,7 @@ class Hosts(_Roomy):
         check_link("outer", self.outer)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Stays within a host where it can."""
+        """Stays within a host if it can."""
         here, there = src // self.ranks_per_host, dst // self.ranks_per_host
         if here == there:
             return [Hop((src, dst), self.inner)]
@@ -215,7 +215,7 @@ class OneMachine(_Roomy):
         link: what a message costs that is alone.
         cores: how many there are, from 1.
         gloo: what else Gloo costs; collectives then go as Gloo's do. None: a message takes a core
-            for as long as it is under way.
+            for as long as it is in flight.
 
     Raises:
         ArgumentError: a value breaks its rule.
@@ -344,7 +344,7 @@ class GraphLinks:
             )
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Takes the way with the least latency; raises ArgumentError where there is none."""
+        """Takes the way with the least latency; raises ArgumentError if there is none."""
         tree = self._trees.get(src)
         if tree is None:
             tree = self._trees[src] = _cheapest_ways(self._out, src)

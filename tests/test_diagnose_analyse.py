@@ -19,7 +19,7 @@ from part_writer import Writer
 from synthetic import Story
 
 from ringsim.diagnose import waitfor
-from ringsim.diagnose.snapshot import Posted, RankSnapshot, Snapshot, snapshot_of_events
+from ringsim.diagnose.snapshot import OpenOperation, RankSnapshot, Snapshot, snapshot_of_events
 from ringsim.diagnose.verdict import judge
 from ringsim.diagnose.waitfor import Hindrance, analyse, find_cycle
 from ringsim.launch.watcher import LiveRecords
@@ -32,11 +32,15 @@ WORLD, PAIR = Group("world", (0, 1, 2, 3)), Group("pair", (0, 1))
 RUNS, LEFT, KILLED, FAILED = map(RankSnapshot, ("running", "exited", "killed", "failed"))
 
 
-def post(rank: int, op: str, peer: int, group: Group = WORLD, tag: int = 0, **more: Any) -> Posted:
-    return Posted(Operation(rank, op, peer=peer, tag=tag), group, **{"awaited": True, **more})
+def post(
+    rank: int, op: str, peer: int, group: Group = WORLD, tag: int = 0, **more: Any
+) -> OpenOperation:
+    return OpenOperation(
+        Operation(rank, op, peer=peer, tag=tag), group, **{"awaited": True, **more}
+    )
 
 
-def waits(*posted: Posted) -> RankSnapshot:
+def waits(*posted: OpenOperation) -> RankSnapshot:
     return RankSnapshot("blocked", posted)
 
 
@@ -59,7 +63,7 @@ def makes(
 ) -> RankSnapshot:
     others = tuple(Operation(other, "new_group", shape=theirs) for other, theirs in entered)
     mine = Operation(rank, "new_group", shape=members)
-    return waits(Posted(mine, WORLD, awaited=True, entered=others))
+    return waits(OpenOperation(mine, WORLD, awaited=True, entered=others))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +277,7 @@ def in_a_call(size: int, missing: tuple[int, ...], state: str, *, kinds: int = 1
         tuple(
             RankSnapshot(state)
             if one.rank in missing
-            else waits(Posted(one, group, awaited=True, entered=entered))
+            else waits(OpenOperation(one, group, awaited=True, entered=entered))
             for one in posted
         )
     )

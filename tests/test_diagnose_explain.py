@@ -408,6 +408,13 @@ def test_what_ended_a_thread_is_why_others_wait_and_by_itself_no_finding() -> No
         "a thread of rank 0 raised ValueError: no more batches.",
     )
     assert [one.kind for one in finding.consequences] == ["peer_exited"]
+    story = Story(3)  # that a thread of rank 2 ended may be why the others stand still
+    story.op(0, "recv", (4, 4, -1), peer=1, tag=0, group="world")
+    story.op(2, "mark", (1, -1, -1), label=mark["label"])
+    running = [{"rank": rank, "state": "running"} for rank in (1, 2)]
+    (finding,) = story.trace(complete=False, ends=running).explain().findings
+    assert (finding.kind, finding.ranks) == ("rank_failed", (2,))
+    assert [one.kind for one in finding.consequences] == ["stalled"]
 
 
 def test_ranks_that_raised_the_same_are_one_finding() -> None:

@@ -207,16 +207,6 @@ def test_who_waits_for_another_message_too_may_have_got_the_one_in_doubt() -> No
 # -- the programs themselves
 
 
-def test_messages_of_two_groups_never_meet() -> None:
-    machine = run_to_the_end(
-        [[("send", 1, 0, 0)], [("recv", 0, 0, 1)]],
-        (Group("world", (0, 1)), Group("ring:0>1", (0, 1))),
-    )
-    assert [(one.rank, one.peer) for one in sorted(awaited(machine))] == [(0, 1), (1, 0)]
-    agree(diagnosis_of(machine), machine)
-    assert diagnosis_of(machine).kind == "group_mismatch"
-
-
 @pytest.mark.parametrize("collectives", [False, True])
 def test_drawn_programs_end_in_all_ways(collectives: bool) -> None:
     """The properties would say little of programs that all end alike.

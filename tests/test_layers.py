@@ -38,7 +38,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("ring",),
     ("launch", "pipeline"),
     ("simulator",),
-    ("prediction", "links", "exchange", "plot", "view", "check", "magics"),
+    ("prediction", "measuring", "exchange", "plot", "view", "check", "magics"),
     ("cli", "explore"),
     ("__main__",),
 )
@@ -66,7 +66,7 @@ LIBRARIES: dict[str, set[str]] = {
     "pipeline": {"torch", "transformers"},
     "simulator": {"torch", "greenlet"},
     "prediction": {"pandas"},
-    "links": {"torch"},
+    "measuring": {"torch"},
     "exchange": DATA | {"google"},
     "plot": {"matplotlib", "networkx"},
     "view": {"anywidget", "ipywidgets", "traitlets", "IPython", "pandas"},

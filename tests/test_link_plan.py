@@ -14,9 +14,9 @@ import torch
 from synthetic import Story
 
 from ringsim.errors import ArgumentError
-from ringsim.links import worker
-from ringsim.links.api import _gpus
-from ringsim.links.plan import Block, is_steady, make_plan, make_rows, samples_of, steps_wanted
+from ringsim.measuring import worker
+from ringsim.measuring.api import _gpus
+from ringsim.measuring.plan import Block, is_steady, make_plan, make_rows, samples_of, steps_wanted
 
 
 def test_a_plan_goes_by_size_then_pattern_then_edge() -> None:

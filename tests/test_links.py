@@ -61,7 +61,7 @@ def test_ctrl_c_before_anything_was_measured(monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: Any) -> None:
         raise Interrupted("the run was interrupted after 0.1 s.")
 
-    monkeypatch.setattr("ringsim.links.api.run", interrupted)
+    monkeypatch.setattr("ringsim.measuring.api.run", interrupted)
     with pytest.raises(Interrupted):
         ringsim.bandwidth(sizes=[8])
 

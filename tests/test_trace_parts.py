@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from part_writer import Writer
 
 from ringsim.diagnose.mismatches import find_new_mismatches
-from ringsim.diagnose.snapshot import Posted, Snapshot, snapshot_of_events
+from ringsim.diagnose.snapshot import OpenOperation, Snapshot, snapshot_of_events
 from ringsim.diagnose.waitfor import analyse
 from ringsim.launch.watcher import LiveRecords
 from ringsim.traces.events import (
@@ -293,7 +293,7 @@ def agree(live: Snapshot, whole: Snapshot) -> None:
         )
 
 
-def _name(one: Posted) -> tuple[object, ...]:
+def _name(one: OpenOperation) -> tuple[object, ...]:
     return one.operation.op, one.operation.group, one.operation.peer, one.operation.tag, one.index
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ringsim.diagnose.failure import LOST_PEERS
+from ringsim.diagnose.host_links import find_links
 from ringsim.diagnose.lateness import Activity, describe_waiting, find_lateness
-from ringsim.diagnose.links import find_links
 from ringsim.diagnose.mismatches import (
     find_collective_mismatches,
     find_failed_threads,
@@ -64,7 +64,7 @@ _AT_WORK: Final = (*_ABLE, "stopped")
 
 
 def explain(trace: Trace) -> Diagnosis:
-    """Says why a run ended as it did, or what made it slow.
+    """Explains why a run ended as it did, or what made it slow.
 
     Everything is read from the trace, so the answer is the same for a run of just now and for a
     file of last year.
@@ -102,15 +102,11 @@ def explain(trace: Trace) -> Diagnosis:
             trace=trace,
         )
     whole, end_ns, size = trace, read_end_ns(trace.metadata), trace.world_size
-    if (
-        end_ns is not None
-        and "given_up_ns" in trace.metadata
-        and (events := until(trace.events, end_ns)) is not trace.events
-    ):
-        trace = replace(trace, events=events)
+    if end_ns is not None and "given_up_ns" in trace.metadata:
+        trace = replace(trace, events=until(trace.events, end_ns))
     events, told = trace.events, read_ends(trace.metadata, size)
     ends = {rank: end for rank, end in told.items() if end.state != "unknown"}
-    # what they waited for says why, where it does
+    # why these ended is read from what they waited for, if from anything
     lost = {rank: end for rank, end in told.items() if rank not in ends and end.about}
     snapshot, judged = _judge(trace, ends, end_ns)
     messages = find_message_mismatches(trace)
@@ -152,7 +148,7 @@ def explain(trace: Trace) -> Diagnosis:
 
 
 def _judge(trace: Trace, ends: Mapping[int, End], end_ns: int | None) -> tuple[Snapshot, Diagnosis]:
-    """Returns what the ranks had posted at the end of a run, and what follows from that."""
+    """Returns the operations that ranks had open at the end of a run, and the verdict on them."""
     snapshot = snapshot_of_events(trace.events, trace.world_size, ends, end_ns=end_ns)
     judged = judge(snapshot)
     # At the end of a simulated run nothing was on its way any more; of a real one the watcher says
@@ -218,7 +214,7 @@ def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
 
 
 def _count_retries(events: Events, rank: int, at_ns: int) -> int:
-    """Returns how often a rank posted again what it waited for at a moment.
+    """Counts how often a rank posted again what it waited for at a moment.
 
     0 if it has done anything else since.
     """
@@ -278,7 +274,7 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
 
 
 def _restates(failure: Finding) -> bool:
-    """Tells whether a rank failed with an error of ringsim that a finding explains better."""
+    """Returns whether a rank failed with an error of ringsim that a finding explains better."""
     return failure.end is not None and failure.end.error in _OUR_ERRORS
 
 
@@ -325,9 +321,9 @@ def _find_leavers(snapshot: Snapshot) -> list[Finding]:
 def _find_stall(
     trace: Trace, snapshot: Snapshot, lost: Mapping[int, End]
 ) -> tuple[list[Finding], tuple[Edge, ...]]:
-    """Says who waited in a run that was ended from outside, and what the others did.
+    """Finds the ranks that waited in a run that was ended from outside, and what the others did.
 
-    Where nobody waits, what ranks raised (``lost``).
+    If none waits, what ranks raised (``lost``).
     """
     if trace.metadata.get("complete") is True:
         return [], ()
@@ -443,7 +439,7 @@ def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
 
 
 def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
-    """Says what a rank that did not wait was doing.
+    """Describes what a rank that did not wait was doing.
 
     "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)".
     """

@@ -155,7 +155,7 @@ def text_of(error: BaseException) -> str:
 
 
 def is_internal(filename: str) -> bool:
-    """Tells whether a file is ringsim's, torch's and its decorators', or of Python's own start-up.
+    """Returns whether a file is of ringsim, torch, its decorators, or the start-up of Python.
 
     Example:
         >>> is_internal(__file__), is_internal("/home/me/torch/train.py")
@@ -192,7 +192,7 @@ def _root(error: BaseException) -> BaseException | None:
 
 
 def _echo_of(error: BaseException) -> str:
-    """Returns what a single exception is the echo of."""
+    """Returns the kind of echo that a single exception is."""
     if isinstance(error, BaseExceptionGroup):
         kinds = [_echo_of(_chain(one)[0]) for one in error.exceptions]
         return kinds[0] if all(kinds) else OWN
@@ -214,13 +214,13 @@ def _echo_of(error: BaseException) -> str:
 
 
 def _raised_inside(error: BaseException) -> bool:
-    """Tells whether an exception was raised in the code of ringsim or torch itself."""
+    """Returns whether an exception was raised in the code of ringsim or torch itself."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and is_internal(frames[-1].f_code.co_filename)
 
 
 def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
-    """Tells whether an exception was passing through when later ones were raised.
+    """Returns whether an exception was passing through when later ones were raised.
 
     Through a ``finally`` or an ``__exit__``.
     """
@@ -235,7 +235,7 @@ def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
 
 
 def _is_kept(filename: str, raised_at: int, line: int) -> bool:
-    """Tells whether a line is in an ``except`` clause that deals with another line's error.
+    """Returns whether a line is in an ``except`` clause that deals with another line's error.
 
     Or the source is not available.
     """
@@ -332,7 +332,7 @@ def _name(error: BaseException) -> str:
 def _users_place(error: BaseException) -> str:
     """Returns "file, line n, in function" of the user's innermost line in an exception's way.
 
-    "" where there is none.
+    "" if there is none.
     """
     return _summarize(error)[1]
 
@@ -468,7 +468,7 @@ def call_to_end(function: Callable[[], Any]) -> Any:
 
 
 def describe_end(report: Report) -> dict[str, Any]:
-    """Says how a rank ended, as a trace keeps it for ``explain``.
+    """Describes how a rank ended, as a trace keeps it for ``explain``.
 
     As "unknown" if what it waited for says why.
 
@@ -514,7 +514,7 @@ def describe_end(report: Report) -> dict[str, Any]:
 def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
     """Writes down from now on what ends a thread: others may wait for what it was to do.
 
-    Returns what ends that.
+    Returns a function that ends that.
     """
     hand_on = threading.excepthook
 
@@ -538,7 +538,7 @@ def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
 
 
 def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) -> dict[str, Any]:
-    """Says what a rank that had not ended was doing, and at which file and line.
+    """Describes what a rank that had not ended was doing, and at which file and line.
 
     As a trace keeps it for ``explain``.
 
@@ -625,7 +625,7 @@ def make_error(
 
 
 def describe_death(report: Report) -> str:
-    """Returns what is known of a process that died without an exception, and what it printed."""
+    """Describes the death of a process without an exception, with its last lines of output."""
     last = f". It last printed:\n{indent(report.printed)}" if report.printed else ""
     return f"its process {report.text}{last}"
 
@@ -708,7 +708,7 @@ def error_of_kind(kind: str) -> type[RingError]:
 
 
 def impose(kind: str, text: str) -> RingError:
-    """Returns what a rank raises because of what became of others, marked as such."""
+    """Returns the error that a rank raises because of what became of others, marked as such."""
     error = error_of_kind(kind)(text)
     # its traceback does not show what it cuts short
     error.imposed = error.__suppress_context__ = True
@@ -729,7 +729,7 @@ def clear_verdict(directory: Path) -> None:
 
 
 def read_verdict(directory: Path) -> Verdict | None:
-    """Returns the verdict of a run, None where there is none."""
+    """Returns the verdict of a run, None if there is none."""
     try:
         said = json.loads((directory / _FILE).read_bytes())
     except OSError:
@@ -772,7 +772,7 @@ def _read_operation(said: dict[str, Any]) -> Operation:
 def raise_verdict(directory: Path, rank: int) -> None:
     """Raises the verdict on a rank whose wait has failed.
 
-    Returns where there is none, or it concerns others.
+    Returns if there is none, or it concerns others.
     """
     verdict = read_verdict(directory)
     if verdict is not None and rank in verdict.ranks:

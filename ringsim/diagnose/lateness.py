@@ -42,7 +42,7 @@ _KINDS: Final = ("late_sender", "late_receiver", "straggler")
 
 
 class _Waits(NamedTuple):
-    """Waits for somebody late, as columns of one length."""
+    """Waits for late ranks, as columns of one length."""
 
     waiter: Ints  # rank
     late: Ints  # rank
@@ -160,7 +160,7 @@ class _Blame(NamedTuple):
 
 
 def describe_waiting(trace: Trace) -> str:
-    """Says how long ranks waited for late ones, for which of them most of it, and how steadily.
+    """Describes how long ranks waited for late ones, for which of them most, and how steadily.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -223,12 +223,11 @@ def _find_straggler(
     doing = activity.doing(worst, int(waits.start_ns[longest]), int(waits.end_ns[longest]))
     message = (
         f"rank {worst} made others wait for {time_text(blame[worst])} in all, "
-        f"{100 * found.share:.0f} % of all waiting for somebody late, "
-        f"{count(int(times[worst]), 'time')}, "
-        f"and was waited for most in {found.leads}: it was busy for {100 * busy[worst]:.0f} % of "
-        "the run, "
-        f"the others for {100 * others:.0f} % (median). In the longest "
-        f"of these waits it was {doing}."
+        f"{100 * found.share:.0f} % of all waiting for late ranks, "
+        f"{count(int(times[worst]), 'time')}. "
+        f"It was waited for most in {found.leads}. "
+        f"It was busy for {100 * busy[worst]:.0f} % of the run, the others for "
+        f"{100 * others:.0f} % (median). In the longest of these waits it was {doing}."
     )
     operations = (operation_of(trace.events, int(waits.event[longest])),)
     return Finding(
@@ -384,7 +383,7 @@ class Activity:
         )
 
     def doing(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Says what a rank did for most of a stretch of time.
+        """Describes what a rank did for most of a stretch of time.
 
         "still computing stage 1, microbatch 3".
         """
@@ -400,7 +399,7 @@ class Activity:
         return "busy with something that no span names"
 
     def in_span(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Says in which span a rank was for most of a stretch of time; empty if in none."""
+        """Describes the span that a rank was in for most of a stretch of time, "" if none."""
         events, spans = self._events, self._spans
         mine = spans[events.rank[spans] == rank]
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])

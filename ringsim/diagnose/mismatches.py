@@ -1,7 +1,7 @@
-"""What is wrong though nobody need be stuck: sides that disagree, and what a run left behind.
+"""Mistakes that need not block any rank: sides that disagree, and what a run left behind.
 
 Messages and collectives whose sides disagree may abort a process inside Gloo, and mostly go
-unnoticed. They are found in the records: while the ranks run, by whoever watches them; when they
+unnoticed. They are found in the records: while the ranks run, by the watcher; when they
 have ended; and in any trace. The k-th send of a channel is compared with its k-th recv, the k-th
 collective of a group on one rank with the k-th on the others.
 
@@ -13,8 +13,8 @@ catch the error and try again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,7 @@ _UNEVEN: Final = [
 _SAME_CALLS: Final = (
     "Let all ranks of a group call the same collectives, with the same arguments, in one order."
 )
+_OWN_MISTAKES: Final = ("invalid_argument", "buffer_hazard")  # of one rank alone
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
 _EFFECTS: Final = {
     "size": (
@@ -73,7 +74,7 @@ _EFFECTS: Final = {
 def disagreement(mine: Payload, theirs: Payload) -> str:
     """Returns in what the two sides of an operation disagree.
 
-    "size", "dtype", "reduction" or "shape"; empty where they do not. One side may see the elements
+    "size", "dtype", "reduction" or "shape"; empty if they do not. One side may see the elements
     in a row where the other sees a shape, and dimensions of 1 do not count: both are common and
     harmless.
 
@@ -216,8 +217,8 @@ def is_recorded_whole(trace: Trace) -> Ints:
 
 def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, ...]:
     """Makes a finding of each pair of lines and payloads that disagree."""
-    mine, theirs = events.payload[send], events.payload[recv]
-    differ = (mine != theirs) & (mine != NONE) & (theirs != NONE)
+    given, wanted = events.payload[send], events.payload[recv]
+    differ = (given != wanted) & (given != NONE) & (wanted != NONE)
     send, recv = send[differ], recv[differ]
     if len(send) == 0:
         return ()
@@ -226,17 +227,27 @@ def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, 
         for column in (events.rank, events.payload, events.file, events.line)
         for side in (send, recv)
     ]
-    _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
     payloads = events.tables.payloads
     found = []
-    for index, number in zip(first.tolist(), times.tolist(), strict=True):
-        what = disagreement(
-            payloads[events.payload[send[index]]], payloads[events.payload[recv[index]]]
-        )
+    for index, times in _count_alike(columns):
+        sides = int(send[index]), int(recv[index])
+        what = disagreement(*(payloads[events.payload[side]] for side in sides))
         if what:
-            sides = operation_of(events, int(send[index])), operation_of(events, int(recv[index]))
-            found.append((_SEVERITY.index(what), index, _message_finding(*sides, what, number)))
-    return tuple(finding for *_, finding in sorted(found, key=lambda one: one[:2])[:MOST_FINDINGS])
+            mine, theirs = (operation_of(events, side) for side in sides)
+            finding = _message_finding(mine, theirs, what, times)
+            found.append((_SEVERITY.index(what), index, finding))
+    return _worst(found)
+
+
+def _count_alike(columns: Sequence[Ints]) -> Iterator[tuple[int, int]]:
+    """Yields the first of the rows of columns that are alike, and how many these are."""
+    _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
+    yield from zip(first.tolist(), times.tolist(), strict=True)
+
+
+def _worst(found: Iterable[tuple[Any, Any, Finding]]) -> tuple[Finding, ...]:
+    """Returns ``MOST_FINDINGS`` findings at most, ordered by what stands before them."""
+    return tuple(one[-1] for one in sorted(found, key=lambda one: one[:2])[:MOST_FINDINGS])
 
 
 def _message_finding(send: Operation, recv: Operation, what: str, times: int) -> Finding:
@@ -278,6 +289,15 @@ def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
     return _call_findings(events, calls, np.ones(len(calls.event), dtype=bool))
 
 
+class _WrongCall(NamedTuple):
+    """A call of a collective in which members differ: its place in its group, and who does."""
+
+    place: int
+    events: list[int]
+    differs: str  # a clause
+    roots: bool = False  # whether it is the root
+
+
 def _call_findings(
     events: Events,
     calls: CollectiveCalls,
@@ -289,52 +309,42 @@ def _call_findings(
     Of those of its events that are ``compared``. ``count_before`` tells how many calls of an
     event's group stand before those of ``events``.
     """
-    event, call = calls.event[compared], calls.call[compared]
+    event, call, place = (column[compared] for column in (calls.event, calls.call, calls.place))
     if len(event) == 0:
         return ()
     first = np.zeros(len(calls.last), dtype=np.int64)
     first[call[::-1]] = event[::-1]
     mine = first[call]
     # Few combinations occur, and most are of one and the same call.
-    sides = np.stack(
-        [
-            column[side]
-            for column in (events.op, events.payload, events.peer)
-            for side in (mine, event)
-        ]
-    )
+    columns = (events.op, events.payload, events.peer)
+    sides = np.stack([column[side] for column in columns for side in (mine, event)])
     number = number_rows(*sides)
     example = np.zeros(int(number.max()) + 1, dtype=np.int64)
     example[number] = np.arange(len(number))
     said = [_call_difference(events, *column) for column in sides[:, example].T.tolist()]
-    wrong = np.flatnonzero(np.array([bool(what) for what in said])[number])
-    place = calls.place[compared]
-    earliest: dict[int, int] = {}  # by group, the place of its first call that is wrong
-    for index in wrong.tolist():
-        group = int(events.group[event[index]])
-        earliest[group] = min(int(place[index]), earliest.get(group, int(place[index])))
-    findings = []
-    for first_of, both, what in _find_unfit_splits(events, event, call):
-        if place[first_of] < earliest.get(int(events.group[event[first_of]]), len(place)):
-            earliest[int(events.group[event[first_of]])] = -1
-            operations = tuple(operation_of(events, int(one)) for one in event[both])
-            before = count_before(events, int(event[first_of]))
-            findings.append(_call_finding(operations, int(place[first_of]) + before, what))
-    for group, its in earliest.items():
-        some = [
-            index
-            for index in wrong.tolist()
-            if events.group[event[index]] == group and place[index] == its
-        ]
-        if some:
-            operations = tuple(
-                operation_of(events, int(one)) for one in (mine[some[0]], *event[some])
-            )
-            what = said[number[some[0]]]
-            differs = f"the {what} differ{'' if what == 'members' else 's'}"
-            before = count_before(events, int(event[some[0]]))
-            findings.append(_call_finding(operations, its + before, differs, roots=what == "root"))
-    return tuple(findings)
+    wrong: dict[int, _WrongCall] = {}  # by call
+    for index in np.flatnonzero(np.array([bool(what) for what in said])[number]).tolist():
+        what = said[number[index]]
+        differs = f"the {what} differ{'' if what == 'members' else 's'}"
+        known = _WrongCall(int(place[index]), [int(mine[index])], differs, what == "root")
+        wrong.setdefault(int(call[index]), known).events.append(int(event[index]))
+    for index, both, differs in _find_unfit_splits(events, event, call):
+        found = _WrongCall(int(place[index]), event[both].tolist(), differs)
+        wrong.setdefault(int(call[index]), found)
+    earliest: dict[int, _WrongCall] = {}  # by group
+    for one in wrong.values():
+        group = int(events.group[one.events[0]])
+        if one.place < earliest.get(group, one._replace(place=len(events))).place:
+            earliest[group] = one
+    return tuple(
+        _call_finding(
+            tuple(operation_of(events, each) for each in one.events),
+            one.place + count_before(events, one.events[0]),
+            one.differs,
+            roots=one.roots,
+        )
+        for one in earliest.values()
+    )
 
 
 def _find_unfit_splits(
@@ -379,7 +389,7 @@ def _call_difference(
     root: int,
     other_root: int,
 ) -> str:
-    """Returns in what two ranks' calls of one collective differ, empty where they do not."""
+    """Returns in what two ranks' calls of one collective differ, empty if they do not."""
     if not same_collective(OP_NAMES[op], OP_NAMES[other_op]):
         return "kind"
     if root != other_root:
@@ -423,7 +433,7 @@ def _call_finding(
 
 
 def find_notices(events: Events) -> tuple[Finding, ...]:
-    """Returns what was refused while the program ran: the trace has marks of it.
+    """Finds operations that were refused while the program ran: the trace has marks of them.
 
     Example:
         >>> from ringsim.traces.events import Tables, make_events
@@ -432,60 +442,47 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         >>> find_notices(make_events({"rank": [1], "op": [_MARK], "label": [0]}, names))[0].message
         'rank 1: two buffers overlap.'
     """
-    labels = {
-        number: said for number, said in _read_labels(events).items() if said[0] != THREAD_FAILED
-    }
     # who found it, whom it concerns, what shows it
     told: dict[tuple[str, str], tuple[set[int], set[int], list[Operation]]] = {}
-    for event in np.flatnonzero(
-        (events.op == _MARK) & np.isin(events.label, list(labels))
-    ).tolist():
-        kind, _ = labels[int(events.label[event])]
-        finders, ranks, operations = told.setdefault(
-            labels[int(events.label[event])], (set(), set(), [])
-        )
+    for event, said in _list_notices(events):
+        if said[0] == THREAD_FAILED:
+            continue
+        finders, ranks, operations = told.setdefault(said, (set(), set(), []))
         about = _refused_before(events, event)
-        mine = (
-            []
-            if about is None
-            else [operation_of(events, one) for one in (about, *_others_in(events, about))]
-        )
+        shown = [] if about is None else [about, *_others_in(events, about)]
+        mine = [operation_of(events, one) for one in shown]
         finders.add(int(events.rank[event]))
         ranks |= {int(events.rank[event]), *(one.rank for one in mine)}
-        if kind != "buffer_hazard":  # it is about a rank's own memory
+        if said[0] != "buffer_hazard":  # it is about a rank's own memory
             ranks |= {one.peer for one in mine if one.peer >= 0 and one.kind != COLLECTIVE}
         operations += mine
     findings = []
     for (kind, message), (finders, ranks, operations) in told.items():
         # a mismatch names all sides, a rank's own mistake that rank
-        named = sorted(ranks if kind.endswith("_mismatch") else finders)
+        named = sorted(finders if kind in _OWN_MISTAKES else ranks)
         concerned = tuple(dict.fromkeys([*named, *sorted(ranks)]))
-        findings.append(
-            Finding(kind, concerned, tuple(operations), f"{name_ranks(named)}: {message}")
-        )
+        text = f"{name_ranks(named)}: {message}"
+        findings.append(Finding(kind, concerned, tuple(operations), text))
     return tuple(findings)
 
 
 def find_failed_threads(events: Events) -> dict[int, str]:
     """Returns by rank what ended the first of its threads that failed."""
-    said = {
-        number: message
-        for number, (kind, message) in _read_labels(events).items()
-        if kind == THREAD_FAILED
-    }
-    marks: list[int] = np.flatnonzero(
-        (events.op == _MARK) & np.isin(events.label, list(said))
-    ).tolist()
-    return {int(events.rank[mark]): said[int(events.label[mark])] for mark in reversed(marks)}
+    failed = [
+        (event, text) for event, (kind, text) in _list_notices(events) if kind == THREAD_FAILED
+    ]
+    return {int(events.rank[event]): text for event, text in reversed(failed)}
 
 
-def _read_labels(events: Events) -> dict[int, tuple[str, str]]:
-    """Returns kind and message of the labels that are notices."""
-    return {
+def _list_notices(events: Events) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Yields the marks that are notices, each with its kind and message."""
+    labels = {
         number: said
         for number, label in enumerate(events.tables.labels)
         if (said := read_notice(label)) is not None
     }
+    marks = np.flatnonzero((events.op == _MARK) & np.isin(events.label, list(labels)))
+    yield from ((event, labels[int(events.label[event])]) for event in marks.tolist())
 
 
 def _refused_before(events: Events, mark: int) -> int | None:
@@ -501,7 +498,7 @@ def _refused_before(events: Events, mark: int) -> int | None:
 
 
 def _others_in(events: Events, event: int) -> tuple[int, ...]:
-    """Returns what other ranks posted in the place of a collective that was refused."""
+    """Returns the calls of other ranks in the place of a collective that was refused."""
     if events.kind[event] != COLLECTIVE:
         return ()
     group = np.flatnonzero((events.kind == COLLECTIVE) & (events.group == events.group[event]))
@@ -546,19 +543,9 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
     found = []
     if len(open_ops) == 0:
         return ()
-    columns = [
-        column[open_ops]
-        for column in (
-            events.rank,
-            events.op,
-            events.file,
-            events.line,
-            met,
-            events.wait_ns != NONE,
-        )
-    ]
-    _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
-    for index, number in zip(first.tolist(), times.tolist(), strict=True):
+    about = (events.rank, events.op, events.file, events.line, met, events.wait_ns != NONE)
+    columns = [column[open_ops] for column in about]
+    for index, number in _count_alike(columns):
         event = int(open_ops[index])
         operation = operation_of(events, event)
         hint = (
@@ -577,14 +564,9 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
             )
         if number > 1:
             message += f" ({count(number, 'time')})"
-        found.append(
-            (
-                bool(met[event]),
-                -number,
-                Finding("leaked_request", (operation.rank,), (operation,), f"{message}.", hint),
-            )
-        )
-    return tuple(finding for *_, finding in sorted(found, key=lambda one: one[:2])[:MOST_FINDINGS])
+        leak = Finding("leaked_request", (operation.rank,), (operation,), f"{message}.", hint)
+        found.append((bool(met[event]), -number, leak))
+    return _worst(found)
 
 
 def find_missing(events: Events) -> tuple[Finding, ...]:

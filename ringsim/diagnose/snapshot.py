@@ -12,8 +12,8 @@ what a look costs depends on what is open, not on how long the run has lasted::
 
 A recv from any source and one from a particular rank, both open under one tag, may get the same
 message. Which of them did is not recorded before the former is done. Each may hope until then,
-unless the snapshot is *settled*: nothing is on its way any more, so whoever still waits has not got
-it.
+unless the snapshot is *settled*: nothing is on its way any more, so a rank that still waits has not
+got it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from ringsim.traces.matching import CollectiveCalls, number_places, number_rows,
 
 STATES: Final = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
 GONE: Final = frozenset({"exited", "failed", "killed"})  # will post nothing more
-# operations of a rank that nobody waits for: enough to find what nearly fits
+# operations of a rank that it does not wait for: enough to find what nearly fits
 MOST_POSTED: Final = 1000
 MOST_REFUSED: Final = 100  # operations of a rank that were refused
 # messages that keep their thread until they are done
@@ -72,7 +72,7 @@ _ABLE: Final = ("unknown", "running")  # states of a finished trace of which the
 
 
 @dataclass(frozen=True)
-class Posted:
+class OpenOperation:
     """An operation that a rank has posted and that is not done.
 
     Attributes:
@@ -135,14 +135,14 @@ class RankSnapshot:
     """
 
     state: str
-    posted: tuple[Posted, ...] = ()
+    posted: tuple[OpenOperation, ...] = ()
     end: End = _UNKNOWN
-    refused: tuple[Posted, ...] = ()
+    refused: tuple[OpenOperation, ...] = ()
     last: Operation | None = None
 
     @property
-    def awaited(self) -> tuple[Posted, ...]:
-        """What it is blocked in; empty where it is not blocked."""
+    def awaited(self) -> tuple[OpenOperation, ...]:
+        """The operations that it is blocked in; empty if it is not blocked."""
         return tuple(one for one in self.posted if one.awaited) if self.state == "blocked" else ()
 
     @property
@@ -170,7 +170,7 @@ class Snapshot:
     ranks: tuple[RankSnapshot, ...]
 
     def settle(self) -> Snapshot:
-        """Returns the same moment, where nothing is on its way any more.
+        """Returns the same moment, knowing that nothing is on its way any more.
 
         An operation that is awaited and ``doubtful`` is then ``taken``. Of several that a rank
         awaits at once, as those of a batch under one handle, any other may be what is missing:
@@ -179,7 +179,7 @@ class Snapshot:
         Example:
             >>> from ringsim.diagnose.waitfor import analyse
             >>> operation = Operation(rank=0, op="recv", peer=1, tag=0, group="world")
-            >>> mine = Posted(
+            >>> mine = OpenOperation(
             ...     operation, Group("world", (0, 1)), awaited=True, counterparts=1, contested=1
             ... )
             >>> snapshot = Snapshot((RankSnapshot("blocked", (mine,)), RankSnapshot("exited")))
@@ -335,7 +335,7 @@ class SnapshotBuilder:
         return self._numbers["group"].setdefault(group, len(self._numbers["group"]))
 
     def head(self, rank: int) -> Head:
-        """Returns how far a rank has come."""
+        """Returns the progress of a rank."""
         its = self._ranks[rank]
         return Head(
             its.written,
@@ -453,7 +453,7 @@ def snapshot_of_events(
     """Makes the snapshot of the last moment of a trace, finished, failed or loaded.
 
     An operation that ended with an error while its rank waited for it, as the last that its thread
-    did, counts as awaited still: whoever ended the wait did so because it would not end by itself.
+    did, counts as awaited still: its wait was ended because it would not end by itself.
 
     Args:
         events: what was recorded.
@@ -533,7 +533,7 @@ def _make_snapshot(
     kept = open_ops & (awaited | (counterparts <= index)) & (events.rank < len(ends))
     calls = CollectiveCalls.of(events)
     index[calls.event] = calls.place
-    posted: list[list[Posted]] = [[] for _ in ends]
+    posted: list[list[OpenOperation]] = [[] for _ in ends]
     idle = [0 for _ in ends]
     # by call; one tuple for all who wait in it
     entered: dict[int, tuple[Operation, ...]] = {NONE: ()}
@@ -547,7 +547,7 @@ def _make_snapshot(
             entered[call] = tuple(operation_of(events, one) for one in calls.events_of(call))
         before = dropped.get(_channel_key(events, event), 0)
         posted[rank].append(
-            Posted(
+            OpenOperation(
                 operation_of(events, event, last_ns),
                 _group(events, event),
                 awaited=bool(awaited[event]),
@@ -565,7 +565,9 @@ def _make_snapshot(
         for one in raised[events.rank[raised] == rank][-MOST_REFUSED:].tolist():
             place = _place_of_refused(events, one) + dropped.get(_channel_key(events, one), 0)
             turned_down.append(
-                Posted(operation_of(events, one), _group(events, one), awaited=False, index=place)
+                OpenOperation(
+                    operation_of(events, one), _group(events, one), awaited=False, index=place
+                )
             )
         ranks.append(
             RankSnapshot(
@@ -822,7 +824,7 @@ def _group(events: Events, event: int) -> Group:
 
 
 def _channel_key(events: Events, event: int) -> tuple[int, ...]:
-    """Returns what tells the channel of a message, or the group of a collective, from others."""
+    """Returns a key for the channel of a message, or for the group of a collective."""
     group, rank, peer = int(events.group[event]), int(events.rank[event]), int(events.peer[event])
     if events.kind[event] == COLLECTIVE:
         return (group,)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from ringsim.diagnose.snapshot import BLOCKING, GONE, Posted, Snapshot
+from ringsim.diagnose.snapshot import BLOCKING, GONE, OpenOperation, Snapshot
 from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
 from ringsim.errors import name_ranks
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
@@ -37,18 +37,18 @@ _STATE_WORDS: Final = {
 
 
 def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
-    """Says why ranks can never go on, given what ``analyse`` returns, which is asked by default.
+    """Explains why ranks can never go on, given the result of ``analyse``, called by default.
 
     Root causes come first: failures, earliest first, then circles, then ranks that left too early.
     There are no findings if all can go on and none failed.
 
     Example:
-        >>> from ringsim.diagnose.snapshot import Posted, RankSnapshot
+        >>> from ringsim.diagnose.snapshot import OpenOperation, RankSnapshot
         >>> from ringsim.traces.events import Group
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0)
         ...     return RankSnapshot(
-        ...         "blocked", (Posted(operation, Group("world", (0, 1)), awaited=True),)
+        ...         "blocked", (OpenOperation(operation, Group("world", (0, 1)), awaited=True),)
         ...     )
         >>> print(judge(Snapshot((receives(0, 1), receives(1, 0)))))
         deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (tag 0); rank 1 waits in recv from 0 (tag 0).
@@ -174,7 +174,7 @@ def _circles(stuck: Stuck) -> list[tuple[int, ...]]:
 
 
 def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], list[Hindrance]]:
-    """Returns who waits for ranks that are not stuck and yet never help, by those ranks.
+    """Returns the waits for ranks that are not stuck and yet never help, by those ranks.
 
     They have left or died, or posted another collective.
     """
@@ -191,7 +191,7 @@ def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], l
 def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
     """Names a circle.
 
-    A mismatch if two of its ranks look for each other in vain, else a deadlock.
+    A mismatch if two of its ranks wait for each other under different names, else a deadlock.
     """
     pairs = zip(circle, (*circle[1:], circle[0]), strict=True)
     links = [
@@ -228,7 +228,7 @@ def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -
 
 
 def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Finding:
-    """Says which operations of a circle miss each other.
+    """Names the operations of a circle that miss each other.
 
     The plainest case, and others of its kind.
     """
@@ -301,7 +301,7 @@ def _collective_finding(
 
 
 def _mismatched_call(link: Hindrance) -> Finding | None:
-    """Says which of the missing ranks call another collective, or make another group.
+    """Names the missing ranks that call another collective, or make another group.
 
     None if none does.
     """
@@ -327,7 +327,7 @@ def _mismatched_call(link: Hindrance) -> Finding | None:
 
 
 def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
-    """Says who waits directly for ranks that are gone."""
+    """Names the ranks that wait directly for ranks that are gone."""
     operations = tuple(one.posted.operation for one in waits)
     mine = operations[0]
     ranks = tuple(dict.fromkeys([*gone, *sorted(one.rank for one in waits)]))
@@ -383,7 +383,7 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
 
 
 def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
-    """Says what ranks that are gone did last: where else they were is not recorded."""
+    """Names the last operations of ranks that are gone: nothing later is recorded."""
     said = ""
     for rank in gone[:_MOST_WAITS]:
         if (last := snapshot.ranks[rank].last) is not None:
@@ -394,7 +394,7 @@ def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
 
 
 def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
-    """Adds where threads of its ranks wait that are in no operation."""
+    """Adds the places at which threads of its ranks wait outside of operations."""
     said = [
         f"rank {rank} {view.end.about}"
         for rank in root.ranks
@@ -482,7 +482,7 @@ _TAKEN: Final = (
 class Counterpart(NamedTuple):
     """What the other side posted instead: the operation, the kind of the mismatch, what to do."""
 
-    posted: Posted
+    posted: OpenOperation
     kind: str
     hint: str
 
@@ -527,8 +527,8 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
     )
 
 
-def _faces(mine: Posted, theirs: Posted) -> bool:
-    """Tells whether one is a send and the other a recv that fits but for tag and group."""
+def _faces(mine: OpenOperation, theirs: OpenOperation) -> bool:
+    """Returns whether one is a send and the other a recv that fits but for tag and group."""
     send, recv = (mine, theirs) if mine.operation.kind == SEND else (theirs, mine)
     if (send.operation.kind, recv.operation.kind) != (
         SEND,
@@ -541,8 +541,8 @@ def _faces(mine: Posted, theirs: Posted) -> bool:
     )
 
 
-def _doubt(mine: Posted, theirs: Posted) -> str:
-    """Says what else two operations that miss each other may mean; nothing if both are awaited."""
+def _doubt(mine: OpenOperation, theirs: OpenOperation) -> str:
+    """Adds what else two operations that miss each other may mean; "" if both are awaited."""
     if theirs.awaited:
         return ""
     send = mine.operation if mine.operation.kind == SEND else theirs.operation
@@ -553,7 +553,7 @@ def _doubt(mine: Posted, theirs: Posted) -> str:
 
 
 def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
-    """Says how the two sides of a message miss each other."""
+    """Describes how the two sides of a message miss each other."""
     send, recv = (mine, theirs) if mine.kind == SEND else (theirs, mine)
     differ = (
         f"tag {send.tag} is not tag {recv.tag}"
@@ -687,7 +687,7 @@ def _tried(snapshot: Snapshot, link: Hindrance) -> str:
 
 
 def _counted(link: Hindrance) -> str:
-    """Says how many operations the peer has posted, and which are missing."""
+    """Counts the operations that the peer has posted, and names the missing ones."""
     if link.posted.matched:
         return f"The message was on its way when rank {link.posted.operation.peer} ended."
     return f"{_counted_words(link)}: add the missing {_other_side(link)}, or leave this one out."
@@ -708,7 +708,7 @@ def _other_side(link: Hindrance) -> str:
 
 
 def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
-    """Says which other rank waits in, or has posted, what fits: the peer may be the wrong one."""
+    """Names another rank that waits in, or has posted, the other side: the peer may be wrong."""
     mine = link.posted.operation
     if (
         mine.kind == COLLECTIVE
@@ -738,7 +738,7 @@ def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
 
 
 def _has_both_tags(snapshot: Snapshot, mine: Operation, theirs: Operation) -> bool:
-    """Tells whether a side has posted the other tag, too.
+    """Returns whether a side has posted the other tag, too.
 
     Then the order differs rather than the tag.
     """
@@ -751,5 +751,5 @@ def _has_both_tags(snapshot: Snapshot, mine: Operation, theirs: Operation) -> bo
     )
 
 
-def _group_name(posted: Posted) -> str:
+def _group_name(posted: OpenOperation) -> str:
     return f"group {posted.group.name}" if posted.group.name else "the group"

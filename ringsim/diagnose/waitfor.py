@@ -29,7 +29,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ringsim.diagnose.snapshot import Posted, Snapshot
+from ringsim.diagnose.snapshot import OpenOperation, Snapshot
 from ringsim.traces.collectives import same_collective
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE
 from ringsim.traces.findings import Operation
@@ -43,7 +43,7 @@ class Hindrance:
     """Why a rank cannot go on: one operation, and the ranks that will not do their part."""
 
     rank: int
-    posted: Posted
+    posted: OpenOperation
     # ascending. One of them would do for a recv from any source; a collective needs them all
     peers: tuple[int, ...]
 
@@ -60,7 +60,7 @@ class Stuck:
 
 
 def meets(mine: Operation, theirs: Operation) -> bool:
-    """Tells whether two calls of a collective belong together.
+    """Returns whether two calls of a collective belong together.
 
     Those that make groups must make the same one.
     """
@@ -86,7 +86,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         >>> def receives(rank, peer):
         ...     operation = Operation(rank=rank, op="recv", peer=peer, tag=0, group="world")
         ...     return RankSnapshot(
-        ...         "blocked", (Posted(operation, Group("world", both), awaited=True),)
+        ...         "blocked", (OpenOperation(operation, Group("world", both), awaited=True),)
         ...     )
         >>> stuck = analyse(Snapshot((receives(0, 1), receives(1, 0))))
         >>> stuck.ranks, stuck.cycle
@@ -137,7 +137,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
     return Stuck(stuck, find_cycle(hindrances), hindrances)
 
 
-def hindering(snapshot: Snapshot, rank: int, one: Posted) -> tuple[int, ...]:
+def hindering(snapshot: Snapshot, rank: int, one: OpenOperation) -> tuple[int, ...]:
     """Returns the ranks that must act before a rank's operation can finish, ascending.
 
     Of a recv from any source, one of them.
@@ -188,7 +188,7 @@ class _Need:
         return found
 
     def hindering(self, rank: int) -> tuple[int, ...]:
-        """Returns who keeps an operation of a rank from finishing, ascending.
+        """Returns the ranks that keep an operation of a rank from finishing, ascending.
 
         No rank may be set free after the first call.
         """
@@ -202,7 +202,7 @@ class _Need:
         )
 
 
-def _need_key(one: Posted) -> Hashable:
+def _need_key(one: OpenOperation) -> Hashable:
     """Returns a key that operations share if they wait for the same."""
     operation = one.operation
     if operation.kind == COLLECTIVE:
@@ -216,7 +216,7 @@ def _need_key(one: Posted) -> Hashable:
     )
 
 
-def _make_need(snapshot: Snapshot, rank: int, one: Posted) -> _Need:
+def _make_need(snapshot: Snapshot, rank: int, one: OpenOperation) -> _Need:
     peer = one.operation.peer
     if one.operation.kind == COLLECTIVE:
         entered = {other.rank: other for other in one.entered}

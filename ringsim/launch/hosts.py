@@ -50,7 +50,7 @@ import numpy as np
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.torch_private import default_timeout_s
-from ringsim.diagnose.links import STALL_BYTES_PER_S
+from ringsim.diagnose.host_links import STALL_BYTES_PER_S
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
 from ringsim.diagnose.waitfor import analyse, hindering

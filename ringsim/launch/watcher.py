@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Final
 
 from ringsim.diagnose.failure import Verdict, place_text, write_verdict
-from ringsim.diagnose.links import STALL_BYTES_PER_S
+from ringsim.diagnose.host_links import STALL_BYTES_PER_S
 from ringsim.diagnose.mismatches import find_new_mismatches
 from ringsim.diagnose.snapshot import GONE, Head, Snapshot, SnapshotBuilder
 from ringsim.diagnose.verdict import blame_threads, judge, waiting_text, waits_text

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["Calibration", "Moment", "calibrate", "list_moments", "median_costs"]
 
 LEAST_MESSAGES: Final = 3  # of one size, seen from beginning to end
-# nine in ten sleeps end within this much of one in ten, where the machine is idle
+# nine in ten sleeps end within this much of one in ten, if the machine is idle
 WIDEST_SLEEP_S: Final = 1e-3
-# nine in ten receives are posted within this, where the rank has a core
+# nine in ten receives are posted within this, if the rank has a core
 SLOWEST_POST_S: Final = 0.5e-3
 # that ranks without anything to compute take between two operations
 LONGEST_BETWEEN_S: Final = 1e-3
@@ -155,7 +155,7 @@ class Calibration:
         return replace(self, gloo=gloo, **_scale(self, times, factor))
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
-        """Returns what posting a message takes of its rank's time, in seconds.
+        """Returns the time that posting a message takes of its rank, in seconds.
 
         Args:
             sends: whether it is a send.
@@ -355,7 +355,7 @@ def find_asked(events: Events) -> Ints:
 def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
     """Messages that were seen from beginning to end (all, if those are too few).
 
-    Bytes, seconds, and if others had just been under way.
+    Bytes, seconds, and whether others had just been in flight.
     """
     events, messages = trace.events, trace.messages
     ready = np.maximum(events.post_ns[messages.send], events.post_ns[messages.recv])
@@ -467,7 +467,7 @@ def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _measure_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns what happens at each moment, the seconds until the next, and the event's bytes."""
+    """Returns the kind of each moment, the seconds until the next, and the event's bytes."""
     event, kind, seconds = list_moments(trace)
     return kind, seconds, trace.events.size_bytes[event]
 
@@ -505,7 +505,7 @@ def median_costs(stage: Ints, kind: Ints, took: Ints) -> Costs:
 
     Args:
         stage: of each computation.
-        kind: likewise, "F", "B", "I" or "W".
+        kind: of each computation, "F", "B", "I" or "W".
         took: how long it took, in any unit.
 
     Example:

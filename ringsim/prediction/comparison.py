@@ -18,7 +18,7 @@ import numpy as np
 from ringsim.errors import ArgumentError, RingError
 from ringsim.prediction.calibration import find_asked, median_costs
 from ringsim.prediction.differences import Differences, differ, pair
-from ringsim.prediction.parts import Parts, share_out
+from ringsim.prediction.time_shares import Parts, share_out
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.display import Bundle, Style, bundle

@@ -3,7 +3,7 @@
 What each operation of each stage took itself, and how much of it was waiting for others. On every
 rank, the time of a step is shared out: each moment belongs to the innermost span or blocked
 operation at that moment, and else to the program. A wait for a rank that is late is set apart, so
-that a delay is charged to whoever began it and not to those that it reached::
+that a delay is charged to the rank that began it and not to those that it reached::
 
     rank 0   [forward .......... 2 ms longer ]         itself +2 ms
     rank 1   recv ====================== | forward     waited +2 ms
@@ -71,11 +71,11 @@ class Differences:
         operation: name of the span, operation as torch spells it, or "(program)" for what lies
             outside of them.
         counts: how many there were, in the first and in the second run; shape (rows, 2).
-        own_s: what they took themselves, likewise.
-        waited_s: how long they waited for others, likewise.
+        own_s: what they took themselves, in both runs.
+        waited_s: how long they waited for others, in both runs.
         later_s: how much later the last of them ends in the second run, from the beginning of the
-            step on; NaN where one run has none.
-        began: place in the second run's events of the first that took longer (or shorter); -1 where
+            step on; NaN if one run has none.
+        began: place in the second run's events of the first that took longer (or shorter); -1 if
             none is alike in the first run.
         line: file and line of that event, or of the first event of a row that only one run has; ""
             if unknown.

@@ -5,9 +5,9 @@ The constants of `ringsim.topologies.GlooCosts`. Each is measured where it shows
 
     carrying      processor time of a few ping-pongs beyond that of the main threads, a message:
                   `calibration_worker` marks it
-    collective    what a collective of two ranks takes beyond its messages, where nothing stalled
+    collective    what a collective of two ranks takes beyond its messages, if nothing stalled
     first use     processor time of the first few ping-pongs beyond that of those that follow
-    stalls        messages that arrive a millisecond later than usual, where both ranks were at work
+    stalls        messages that arrive a millisecond later than usual, while both ranks were at work
                   on one connection
 """
 

@@ -49,7 +49,7 @@ from ringsim.traces.rows import Rows
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-__all__ = ["Step", "make_programs", "replay"]
+__all__ = ["ProgramStep", "make_programs", "replay"]
 
 WORK, SEND, RECV, TOGETHER = "work", "send", "recv", "together"
 # more are gathered in a step without work: otherwise each of many steps could name each of many
@@ -59,7 +59,7 @@ _POST, _JOIN, _OPEN, _CLOSE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProgramStep:
     """One step of a program: "work", "send", "recv", or "together" for a collective.
 
     Attributes:
@@ -88,7 +88,7 @@ class Step:
     thread: int = 0
 
 
-def make_programs(trace: Trace) -> list[list[Step]]:
+def make_programs(trace: Trace) -> list[list[ProgramStep]]:
     """Finds the program of each rank of a trace.
 
     Operations without a partner are left out, because no replay could get past them: unmatched
@@ -127,20 +127,20 @@ def make_programs(trace: Trace) -> list[list[Step]]:
     events = trace.events
     operations = _messages(trace) | _collectives(events, trace.world_size)
     first = int(events.post_ns.min()) if len(events) else 0
-    programs: list[list[Step]] = [[] for _ in range(trace.world_size)]
+    programs: list[list[ProgramStep]] = [[] for _ in range(trace.world_size)]
     for rank, _, mine in events.by_thread():
         _follow(programs[rank], events, mine.tolist(), operations, first)
     return programs
 
 
-def _messages(trace: Trace) -> dict[int, Step]:
+def _messages(trace: Trace) -> dict[int, ProgramStep]:
     """Returns a step for each matched send and recv, by its place among the events."""
     events, found = trace.events, trace.messages
     groups, sizes = (*events.tables.groups, None), events.size_bytes  # no group at NONE
     steps = {}
     for at, (send, recv) in enumerate(zip(found.send.tolist(), found.recv.tolist(), strict=True)):
         for kind, peer, index in ((SEND, found.dst, send), (RECV, found.src, recv)):
-            steps[index] = Step(
+            steps[index] = ProgramStep(
                 kind,
                 peer=int(peer[at]),
                 tag=int(found.tag[at]),
@@ -154,7 +154,7 @@ def _messages(trace: Trace) -> dict[int, Step]:
     return steps
 
 
-def _collectives(events: Events, world_size: int) -> dict[int, Step]:
+def _collectives(events: Events, world_size: int) -> dict[int, ProgramStep]:
     """Returns a step for each call of a collective that all members of its group made.
 
     By its place among the events.
@@ -180,7 +180,7 @@ def _collectives(events: Events, world_size: int) -> dict[int, Step]:
                 break  # from here on the members call different operations
             size = max(int(sizes[list(same)].max()), 0)
             for index in same:
-                steps[index] = Step(
+                steps[index] = ProgramStep(
                     TOGETHER,
                     peer=int(events.peer[index]),
                     size_bytes=size,
@@ -192,7 +192,11 @@ def _collectives(events: Events, world_size: int) -> dict[int, Step]:
 
 
 def _follow(
-    program: list[Step], events: Events, mine: list[int], operations: dict[int, Step], first: int
+    program: list[ProgramStep],
+    events: Events,
+    mine: list[int],
+    operations: dict[int, ProgramStep],
+    first: int,
 ) -> None:
     labels, clock, ready = (*events.tables.labels, ""), first, list[int]()
     numbers: dict[int, int] = {}  # of the events, as steps
@@ -203,7 +207,7 @@ def _follow(
         nonlocal clock, ready
         if until <= clock:
             return
-        step = Step(WORK, tuple(sorted(ready)), until - clock, thread=thread)
+        step = ProgramStep(WORK, tuple(sorted(ready)), until - clock, thread=thread)
         if spans:
             step = replace(
                 step,
@@ -218,7 +222,7 @@ def _follow(
         if kind == _POST:
             work(time)
             if len(ready) > _MOST_NEEDS:
-                program.append(Step(WORK, needs=tuple(sorted(ready)), thread=thread))
+                program.append(ProgramStep(WORK, needs=tuple(sorted(ready)), thread=thread))
                 ready = [len(program) - 1]
             numbers[index] = len(program)
             program.append(replace(operations[index], needs=tuple(sorted(ready))))
@@ -235,7 +239,7 @@ def _follow(
 
 
 def _moments(
-    events: Events, mine: list[int], operations: dict[int, Step]
+    events: Events, mine: list[int], operations: dict[int, ProgramStep]
 ) -> list[tuple[int, int, int]]:
     """Returns the moments of a thread in order of time.
 
@@ -259,7 +263,7 @@ _OPS: Final = {WORK: "span", SEND: "isend", RECV: "irecv"}  # of steps that have
 _Channel = tuple[int, int, Group | None, int]  # from, to, group, tag
 
 
-def replay(programs: list[list[Step]], link: Link) -> Trace:
+def replay(programs: list[list[ProgramStep]], link: Link) -> Trace:
     """Runs programs on the virtual clock.
 
     Args:
@@ -276,8 +280,11 @@ def replay(programs: list[list[Step]], link: Link) -> Trace:
 
     Example:
         >>> programs = [
-        ...     [Step("work", work_ns=500), Step("send", needs=(0,), peer=1, size_bytes=1000)],
-        ...     [Step("recv", peer=0)],
+        ...     [
+        ...         ProgramStep("work", work_ns=500),
+        ...         ProgramStep("send", needs=(0,), peer=1, size_bytes=1000),
+        ...     ],
+        ...     [ProgramStep("recv", peer=0)],
         ... ]
         >>> replay(programs, Link(alpha_s=1e-6, beta_s_per_byte=1e-9)).events.done_ns.tolist()
         [500, 1500, 2500]
@@ -295,7 +302,7 @@ class _Node:
     """
 
     rank: int
-    step: Step
+    step: ProgramStep
     missing: int
     ready_s: float = 0.0
     begun_s: float | None = None
@@ -304,7 +311,7 @@ class _Node:
 
 
 class _Replay:
-    def __init__(self, programs: list[list[Step]], link: Link) -> None:
+    def __init__(self, programs: list[list[ProgramStep]], link: Link) -> None:
         self._link, self._carrier = link, PrivateLinks(link)
         self._world = Group("world", tuple(range(len(programs))))
         self._nodes = [
@@ -383,7 +390,7 @@ class _Replay:
                 heappush(self._due, (waiting.ready_s, self._count(), waiting))
 
     def trace(self) -> Trace:
-        """Returns what happened."""
+        """Returns the trace of the run."""
         rows = Rows()
         for mine in self._nodes:
             waits = _find_waits(mine)

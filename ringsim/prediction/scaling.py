@@ -305,7 +305,7 @@ def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: An
 
 
 def _factors(calibration: Calibration) -> tuple[float, float, float]:
-    """Returns how many times as long constants may be.
+    """Returns the factors by which constants may be longer.
 
     As found, and by how far parts of the calibration differ.
     """

@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from ringsim import Trace
-from ringsim.diagnose.links import STALL_BYTES_PER_S
+from ringsim.diagnose.host_links import STALL_BYTES_PER_S
 from ringsim.launch import hosts
 from ringsim.launch.block import Store, place_of
 from ringsim.traces.events import IN_FLIGHT, OP_CODES, Group, Payload, Tables, make_events

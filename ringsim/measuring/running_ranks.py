@@ -18,8 +18,16 @@ from ringsim.comm.log import begin_records, end_records
 from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind
 from ringsim.link import Link
-from ringsim.links.plan import Block, Floats, Plan, join_samples, make_rows, parts_of, timed_ranks
-from ringsim.links.worker import make_step, measure
+from ringsim.measuring.plan import (
+    Block,
+    Floats,
+    Plan,
+    join_samples,
+    make_rows,
+    parts_of,
+    timed_ranks,
+)
+from ringsim.measuring.worker import make_step, measure
 from ringsim.provenance import __version__
 from ringsim.ring import Ring, current_ring, destroy_distributed, initialize_distributed
 from ringsim.simulator.api import simulate
@@ -86,13 +94,11 @@ def check_ring(ring: Ring, world_size: int | None, comm_device: str) -> None:
 
 _SIMULATED: Final = "simulated"
 
-Links = Link | Mapping[tuple[int, int], Link]
-
 
 def measure_simulated(
     world_size: int | None,
     comm_device: str,
-    link: Links | None,
+    link: Link | Mapping[tuple[int, int], Link] | None,
     topology: Topology | None,
     make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:

@@ -31,7 +31,7 @@ import torch
 from ringsim import comm as dist
 from ringsim.comm import torch_hooks
 from ringsim.errors import ArgumentError
-from ringsim.links.plan import (
+from ringsim.measuring.plan import (
     STREAM,
     Block,
     Floats,
@@ -47,8 +47,6 @@ from ringsim.state import get_state
 from ringsim.traces.bandwidths import ONE_GPU
 from ringsim.traces.recorder import Recorder
 
-Step = Callable[[], None]
-
 
 def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
     """Returns the pair group of a block's edge, which this rank must be at an end of."""
@@ -59,8 +57,8 @@ def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
 
 def make_step(
     block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor
-) -> Step | None:
-    """Returns the function that does this rank's part of one step; None where it has none.
+) -> Callable[[], None] | None:
+    """Returns the function that does this rank's part of one step; None if it has none.
 
     All ranks that have one call it equally often; it blocks until the step is done.
 
@@ -192,7 +190,7 @@ class Loopback:
 
 
 def _accept(server: socket.socket, secret: bytes, timeout_s: float) -> socket.socket:
-    """Returns the connection of whoever knows the secret; strangers are turned away."""
+    """Returns the connection of the peer that knows the secret; others are closed."""
     while True:
         connection, _ = server.accept()
         connection.settimeout(timeout_s)
@@ -242,7 +240,7 @@ def check_gpus(world_size: int) -> None:
 
 
 def place_of(local_rank: int) -> dict[str, Any]:
-    """Returns where this rank's GPU is, as JSON values.
+    """Returns the place of this rank's GPU, as JSON values.
 
     Returns:
         ``host``, the same for all ranks of a machine; ``gpu``, its number there; ``name``;
@@ -319,7 +317,7 @@ def measure(plan: Plan) -> dict[str, Any]:
 
 @contextmanager
 def not_recorded(recorder: Recorder) -> Iterator[None]:
-    """Removes the recorder's hooks for the length of the block, whoever installed them."""
+    """Removes the recorder's hooks for the length of the block."""
     users = recorder.users
     for _ in range(users):
         torch_hooks.uninstall(recorder)
@@ -395,8 +393,8 @@ class _Meter:
         if tells:
             self._times_ns[block] = found
 
-    def _step_of(self, block: Block) -> Step | None:
-        """Returns this rank's part of a step of a block; None where it has none."""
+    def _step_of(self, block: Block) -> Callable[[], None] | None:
+        """Returns this rank's part of a step of a block; None if it has none."""
         rank = self._ring.rank
         if (block.src >= 0 and rank not in (block.src, block.dst)) or (
             block.pattern == "copy" and rank != self._ring.ranks[0]
@@ -427,7 +425,9 @@ class _Meter:
             torch.empty(size, dtype=torch.uint8, device=self._device).fill_(0) for _ in range(2)
         ]
 
-    def _repeat(self, block: Block, step: Step, count: int, name: str | None) -> Floats:
+    def _repeat(
+        self, block: Block, step: Callable[[], None], count: int, name: str | None
+    ) -> Floats:
         """Runs ``count`` steps.
 
         Records each as a span if there is a name, and returns the times in ns.

@@ -18,7 +18,7 @@ from ringsim.launch.api import make_kind
 from ringsim.launch.job import Kind, pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.link import Link
-from ringsim.links.plan import (
+from ringsim.measuring.plan import (
     LINK,
     STEADY,
     STEADY_S,
@@ -124,7 +124,7 @@ def bandwidth(
         timeout_s=timeout_s,
     )
     if simulated:
-        from ringsim.links.joined import measure_simulated  # needs torch
+        from ringsim.measuring.running_ranks import measure_simulated  # needs torch
 
         return measure_simulated(world_size, comm_device, link, topology, make)
     return _measure_links(world_size, comm_device, timeout_s, make)
@@ -144,7 +144,7 @@ def _measure_links(
     load = _load()
     notes: list[str] = []
     if _ranks_run_already():
-        from ringsim.links.joined import measure_here  # needs torch
+        from ringsim.measuring.running_ranks import measure_here  # needs torch
 
         ring, plan, results = measure_here(world_size, comm_device, lambda ring: make(ring.ranks))
         ranks, samples = list(ring.ranks), join_samples([result["times_ns"] for result in results])
@@ -186,7 +186,7 @@ def _check_memory(plan: Plan, ranks: int) -> None:
 
 
 def _ranks_run_already() -> bool:
-    """Tells whether this process is one of several ranks that somebody else started."""
+    """Returns whether this process is one of several ranks that another program started."""
     torch_distributed: Any = sys.modules.get("torch.distributed")
     if (
         torch_distributed
@@ -203,7 +203,7 @@ def _launch(
 ) -> tuple[Plan, Samples, list[Any], list[str]]:
     """Starts ranks and measures in them; keeps what was measured before Ctrl-C."""
     if kind.comm_device == "gpu":
-        from ringsim.links.worker import check_gpus  # needs torch
+        from ringsim.measuring.worker import check_gpus  # needs torch
 
         check_gpus(kind.world_size)
     plan = make(range(kind.world_size))
@@ -225,13 +225,13 @@ def _launch(
 
 def _measure(plan: Plan) -> dict[str, Any]:
     """What the ranks run; torch is loaded there, not in the process that starts them."""
-    from ringsim.links.worker import measure
+    from ringsim.measuring.worker import measure
 
     return measure(plan)
 
 
 def _doing(directory: Path, total: int) -> str:
-    """Says how far the ranks are, for the progress line.
+    """Describes the progress of the ranks, for the progress line.
 
     A label is written when its block begins.
     """
@@ -248,11 +248,11 @@ def _doing(directory: Path, total: int) -> str:
 
 
 def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
-    """Says which GPUs were measured, and how they are connected; nothing on Gloo."""
+    """Lists the GPUs that were measured, and their connections; nothing on Gloo."""
     places = [result["place"] for result in results]
     if not places or places[0] is None:
         return {}
-    from ringsim.links.worker import paths_between
+    from ringsim.measuring.worker import paths_between
 
     return {"gpus": [place["name"] for place in places], "paths": paths_between(ranks, places)}
 

@@ -299,7 +299,7 @@ def _find_slow(trace: Trace, ways: Sequence[_Way]) -> list[Finding]:
 def _median_of_others(ascending: Sequence[int], own: int) -> int | None:
     """Returns the median, of two the lower one, of numbers without one of them.
 
-    None where it is the only one.
+    None if it is the only one.
 
     Example:
         >>> (

@@ -211,7 +211,7 @@ def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
 
 
 def parts_of(block: Block) -> int:
-    """Returns how many messages follow each other in a step: its time is divided by that."""
+    """Returns the number of messages in a row in a step: its time is divided by that."""
     return {"pingpong": 2, "oneway": STREAM, "copy": block.copies}.get(block.pattern, 1)
 
 
@@ -228,7 +228,7 @@ def combine(by_rank: list[Floats]) -> Floats:
 
 
 def is_steady(samples: Floats) -> bool:
-    """Tells whether more repetitions would hardly change the median.
+    """Returns whether more repetitions would hardly change the median.
 
     From 10 on, when its 95 % interval is within 2.5 % on either side.
 
@@ -251,7 +251,7 @@ def is_steady(samples: Floats) -> bool:
 
 
 def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> int:
-    """Returns how many steps should follow.
+    """Returns the number of steps that should follow.
 
     None when the estimate is steady, or the time of the block is up.
 
